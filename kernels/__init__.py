@@ -1,0 +1,1 @@
+"""Arithmetic: Triton for GPUs, Numba for CPUs, and a plain torch twin of each as the reference."""

@@ -1,0 +1,1 @@
+"""Time and tensors: requests, scheduling, models, sampling and constraints."""

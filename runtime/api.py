@@ -1,0 +1,499 @@
+"""The contract between programs and the runtime: plain data, one error tree, one protocol.
+
+Knows the standard library only, so that importing the language never loads torch. Everything that crosses the
+seam between `lang` and a backend is defined here; nothing here does model work.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
+
+log = logging.getLogger("niwaki")
+
+# ---------------------------------------------------------------------------------------------------------------
+# Errors
+# ---------------------------------------------------------------------------------------------------------------
+
+
+class NiwakiError(Exception):
+    """Root of every error that niwaki raises on purpose. Messages say what, which value, and what to do."""
+
+
+class ConfigError(NiwakiError, ValueError):
+    """An engine or program option is unknown, of the wrong type, or impossible."""
+
+
+class ModelError(NiwakiError):
+    """A model folder is missing, incomplete, truncated or of an unsupported architecture."""
+
+
+class RequestError(NiwakiError, ValueError):
+    """A generation request has an invalid field."""
+
+
+class ConstraintError(NiwakiError, ValueError):
+    """A constraint is malformed, cannot be enforced exactly, or admits no text."""
+
+
+class CapacityError(NiwakiError):
+    """A request needs more tokens than an empty pool, or the model's context, can hold."""
+
+
+class GenerationError(NiwakiError):
+    """One request failed inside the runtime; its neighbours did not."""
+
+
+class EngineStopped(NiwakiError):
+    """The backend was shut down, or died, before the request ended."""
+
+
+class Cancelled(NiwakiError):
+    """The request or the program was cancelled before it ended."""
+
+
+class TimedOut(NiwakiError, TimeoutError):
+    """A result did not arrive within the time that the caller gave."""
+
+
+class UnsupportedByBackend(NiwakiError):
+    """The backend cannot do what was asked; raised before any work is done."""
+
+
+class ProgramError(NiwakiError):
+    """A program misused the language (nested roles, joined twice, ...)."""
+
+
+class UnknownVariable(ProgramError, KeyError):
+    """A program state has no variable of that name."""
+
+    def __str__(self) -> str:  # KeyError would show the repr of the message
+        return str(self.args[0]) if self.args else ""
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Constraints, as plain data. The runtime compiles them (runtime/constraints); programs only name them.
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """The whole generated text matches `pattern` (full match, Unicode)."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The generated text is one of `choices`."""
+
+    choices: tuple[str, ...]
+
+
+Constraint = Regex | Choices
+
+# ---------------------------------------------------------------------------------------------------------------
+# Sampling
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one generation samples and when it ends. Every field resolved and in bounds (see `SamplingOptions`)."""
+
+    max_new_tokens: int = 128
+    min_tokens: int = 0
+    n: int = 1
+    temperature: float = 1.0  # below 1e-6: greedy
+    top_p: float = 1.0
+    top_k: int = -1  # -1: off (the field's spelling, kept on the wire)
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    return_logprob: bool = False
+    top_logprobs_num: int = 0
+    constraint: Constraint | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """The same fields as `SamplingParams`, None where the caller leaves it to whoever stands behind.
+
+    The order is: what `gen` says, over what `run` says, over the model's own generation_config, over the defaults.
+    """
+
+    max_new_tokens: int | None = None
+    min_tokens: int | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Mapping[int, float] | None = None
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool | None = None
+    return_logprob: bool | None = None
+    top_logprobs_num: int | None = None
+    constraint: Constraint | None = None
+
+    def over(self, base: SamplingOptions) -> SamplingOptions:
+        """These options, and those of `base` where this one says nothing."""
+        said = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        return replace(base, **said)
+
+    def resolve(self) -> SamplingParams:
+        """Fill in the defaults and check every bound.
+
+        Raises:
+            RequestError: naming the field, its value and its bounds.
+        """
+        said: dict[str, object] = {
+            f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None
+        }
+        if self.stop is not None:
+            said["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if self.stop_token_ids is not None:
+            said["stop_token_ids"] = tuple(self.stop_token_ids)
+        if self.logit_bias is not None:
+            said["logit_bias"] = tuple(sorted(self.logit_bias.items()))
+        params = SamplingParams(**said)  # type: ignore[arg-type]  # names and types are those of the twin class
+        _check_bounds(params)
+        return params
+
+
+# field -> (low, high), both allowed. Integers must be ints (a bool is refused), floats finite.
+INT_BOUNDS: dict[str, tuple[int, int]] = {
+    "max_new_tokens": (0, 1_000_000),
+    "min_tokens": (0, 1_000_000),
+    "n": (1, 16),
+    "top_k": (-1, 1_000_000),
+    "top_logprobs_num": (0, 20),
+}
+FLOAT_BOUNDS: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.01, 10.0),
+}
+MAX_STOPS = 32
+MAX_LOGIT_BIAS = 300
+
+
+def _check_bounds(params: SamplingParams) -> None:
+    for name, (low, high) in INT_BOUNDS.items():
+        value = getattr(params, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise RequestError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
+    for name, (lowest, highest) in FLOAT_BOUNDS.items():
+        value = getattr(params, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value <= highest:
+            raise RequestError(f"{name} must be a number from {lowest} to {highest}, got {value!r}")
+    if params.top_p == 0.0:
+        raise RequestError("top_p must be above 0, got 0.0; for greedy text set temperature=0")
+    if params.top_k == 0:
+        raise RequestError("top_k must be -1 (off) or at least 1, got 0")
+    if params.seed is not None and (isinstance(params.seed, bool) or not 0 <= params.seed < 2**63):
+        raise RequestError(f"seed must be a whole number from 0 to 2**63 - 1, got {params.seed!r}")
+    if len(params.stop) > MAX_STOPS:
+        raise RequestError(f"at most {MAX_STOPS} stop strings, got {len(params.stop)}")
+    for text in params.stop:
+        if not isinstance(text, str) or not text:
+            raise RequestError(f"stop strings must be non-empty strings, got {text!r}")
+    if len(params.logit_bias) > MAX_LOGIT_BIAS:
+        raise RequestError(f"at most {MAX_LOGIT_BIAS} logit_bias entries, got {len(params.logit_bias)}")
+    for token_id, bias in params.logit_bias:
+        if not -100.0 <= bias <= 100.0:
+            raise RequestError(f"logit_bias[{token_id}] must be from -100 to 100, got {bias!r}")
+    if params.min_tokens > params.max_new_tokens:
+        raise RequestError(f"min_tokens {params.min_tokens} is above max_new_tokens {params.max_new_tokens}")
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Text going in, text coming out
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of prompt text. Only `control` segments may produce special tokens (they come from a template)."""
+
+    text: str
+    control: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One finished chat turn."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class FinishReason:
+    """Why a generation ended. `matched` is the stop string or the token id that ended it."""
+
+    type: Literal["stop", "length", "abort"]
+    matched: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log-probability of one token. `logprob` is None for the first token of a prompt."""
+
+    logprob: float | None
+    token_id: int
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of generated text as it arrives. The texts of all deltas add up to the final text."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One finished generation (one of the n of a request)."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    prompt_tokens: int
+    cached_tokens: int
+    complete: bool = True  # False: the budget ran out before the constraint was satisfied
+    logprobs: tuple[TokenLogprob, ...] = ()
+    top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # from the position on that the request asked for
+    seconds: float = 0.0
+
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The log-probabilities of one continuation's tokens, given what stands before it."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...]
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BackendInfo:
+    """What a program may ask about its backend."""
+
+    model: str
+    context_length: int
+    defaults: SamplingOptions = field(default_factory=SamplingOptions)  # the model's own generation_config
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Waiting for a result: one class for every backend, sync and by callback
+# ---------------------------------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+class Pending(Generic[T]):
+    """A result that will arrive. Written once by a backend (`succeed` or `fail`), read by anyone, any number of times.
+
+    `add_done_callback` calls back at once when already done; otherwise on the thread that finishes it, so a
+    callback must be short and must not wait.
+    """
+
+    def __init__(self, cancel: Callable[[], None] | None = None) -> None:
+        self._changed = threading.Condition()
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._done = False
+        self._callbacks: list[Callable[[], None]] = []
+        self._cancel = cancel
+
+    @property
+    def is_done(self) -> bool:
+        return self._done
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the value. Raises what the backend failed with, or TimedOut (the work goes on)."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._done, timeout):
+                raise TimedOut(f"no result within {timeout} s")
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]  # done without an error means that the value was set
+
+    def error(self) -> BaseException | None:
+        """What it failed with, or None (also while it still runs)."""
+        return self._error
+
+    def add_done_callback(self, callback: Callable[[], None]) -> None:
+        with self._changed:
+            if not self._done:
+                self._callbacks.append(callback)
+                return
+        _guarded(callback)
+
+    def cancel(self) -> None:
+        """Ask the backend to stop. The result becomes `Cancelled` unless it was already there."""
+        if self._cancel is not None and not self._done:
+            self._cancel()
+
+    def succeed(self, value: T) -> None:
+        """Backend side: set the value. Ignored when already done (a cancel may race with the last token)."""
+        self._end(value, None)
+
+    def fail(self, error: BaseException) -> None:
+        """Backend side: set the error. Ignored when already done."""
+        self._end(None, error)
+
+    def _end(self, value: T | None, error: BaseException | None) -> None:
+        with self._changed:
+            if self._done:
+                return
+            self._value, self._error, self._done = value, error, True
+            callbacks, self._callbacks = self._callbacks, []
+            self._changed.notify_all()
+        for callback in callbacks:
+            _guarded(callback)
+
+
+def _guarded(callback: Callable[[], None]) -> None:
+    """Run a waiter's callback. Its fault is its own: it must never stop the backend that brings the result."""
+    try:
+        callback()
+    except Exception:
+        log.exception("a callback on a result failed")
+
+
+class Generation(Pending[tuple[Output, ...]]):
+    """A running generation: `result()` is a tuple of n outputs, `deltas()` streams the first of them."""
+
+    def __init__(self, cancel: Callable[[], None] | None = None) -> None:
+        super().__init__(cancel)
+        self._deltas: list[Delta] = []
+        self._delta_callbacks: list[Callable[[Delta], None]] = []
+
+    def push(self, delta: Delta) -> None:
+        """Backend side: one more piece of text."""
+        with self._changed:
+            self._deltas.append(delta)
+            callbacks = tuple(self._delta_callbacks)
+            self._changed.notify_all()
+        for callback in callbacks:
+            _guarded(lambda callback=callback: callback(delta))
+
+    def add_delta_callback(self, callback: Callable[[Delta], None]) -> None:
+        """Call back with every delta, those that already came included, in order."""
+        with self._changed:
+            seen = tuple(self._deltas)
+            self._delta_callbacks.append(callback)
+            for delta in seen:  # under the lock: a push from the backend must not overtake the past
+                callback(delta)
+
+    def deltas(self, timeout: float | None = None) -> Iterator[Delta]:
+        """All deltas from the first on, also when called late. Raises what the generation failed with.
+
+        `timeout` bounds the wait for each next delta.
+        """
+        position = 0
+        while True:
+            with self._changed:
+                arrived = self._changed.wait_for(lambda: self._done or len(self._deltas) > position, timeout)
+                if not arrived:
+                    raise TimedOut(f"no text within {timeout} s")
+                new = self._deltas[position:]
+            if not new:
+                break
+            position += len(new)
+            yield from new
+        if self._error is not None:
+            raise self._error
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The protocol
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class Branch(Protocol):
+    """A place in the runtime: the token ids so far, their path in the tree locked while the branch is open."""
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+
+
+class Backend(Protocol):
+    """What runs programs. A branch is used by one caller at a time; different branches may run at once.
+
+    `Delta in`: every method that takes `delta` first appends that text to the branch, tokenized on its own, so
+    nothing that was already there is tokenized again.
+    """
+
+    def info(self) -> BackendInfo: ...
+
+    def open(self, *, namespace: str = "") -> Branch:
+        """A new, empty branch. Branches of different namespaces share no cache."""
+        ...
+
+    def fork(self, branch: Branch) -> Branch:
+        """A second handle on the same text, in O(1)."""
+        ...
+
+    def close(self, branch: Branch) -> None:
+        """Unlock the branch's path. Closing twice is allowed. Running work of the branch is cancelled."""
+        ...
+
+    def append(self, branch: Branch, delta: Sequence[Segment]) -> None:
+        """Add text without generating."""
+        ...
+
+    def generate(self, branch: Branch, delta: Sequence[Segment], params: SamplingParams) -> Generation:
+        """Add text, then generate. When it is done the branch ends with the first output's text (stop strings and
+        end tokens left out). Raises RequestError, ConstraintError or CapacityError at once where it can tell."""
+        ...
+
+    def score(
+        self, branch: Branch, delta: Sequence[Segment], continuations: Sequence[str]
+    ) -> Pending[tuple[Score, ...]]:
+        """Add text, then score each continuation on it, all in one request. The branch does not move."""
+        ...
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        """The model's own chat template over `messages`; template text and contents in one string.
+
+        Raises:
+            UnsupportedByBackend: the model has no chat template.
+        """
+        ...
+
+    def usage(self) -> Mapping[str, float]:
+        """Counters since the start: prefilled, cached, generated tokens; pages free, in the tree, held."""
+        ...
