@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 log = logging.getLogger("niwaki")
@@ -165,9 +166,7 @@ class SamplingOptions:
         Raises:
             RequestError: naming the field, its value and its bounds.
         """
-        said: dict[str, object] = {
-            f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None
-        }
+        said: dict[str, object] = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
         if self.stop is not None:
             said["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if self.stop_token_ids is not None:
@@ -407,7 +406,7 @@ class Generation(Pending[tuple[Output, ...]]):
             callbacks = tuple(self._delta_callbacks)
             self._changed.notify_all()
         for callback in callbacks:
-            _guarded(lambda callback=callback: callback(delta))
+            _guarded(partial(callback, delta))
 
     def add_delta_callback(self, callback: Callable[[Delta], None]) -> None:
         """Call back with every delta, those that already came included, in order."""

@@ -1,0 +1,61 @@
+"""The engine's options: one frozen object, resolved and checked once at the door. Nothing below reads flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from niwaki.runtime.api import ConfigError
+
+DEVICES = ("auto", "cpu")
+DTYPES = ("auto", "float32", "bfloat16")
+POLICIES = ("lpm", "fcfs")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Options of `Engine`. `model=None` is the bundled model; `kv_tokens=None` sizes the pool from free memory."""
+
+    model: str | Path | None = None
+    device: str = "auto"
+    dtype: str = "auto"  # "auto": the checkpoint's own
+    kv_tokens: int | None = None
+    page_size: int = 16
+    max_running_requests: int = 256
+    chunked_prefill_size: int = 512  # tokens a step at most; longer prompts are split, so decoding rows never wait long
+    schedule_policy: str = "lpm"
+    enable_prefix_cache: bool = True
+    seed: int | None = None  # of the seeds that requests without one are given
+
+    def __post_init__(self) -> None:
+        _one_of("device", self.device, DEVICES)
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("schedule_policy", self.schedule_policy, POLICIES)
+        _whole("page_size", self.page_size, 1, 1024)
+        _whole("max_running_requests", self.max_running_requests, 1, 100_000)
+        _whole("chunked_prefill_size", self.chunked_prefill_size, 16, 1_000_000)
+        if self.kv_tokens is not None:
+            _whole("kv_tokens", self.kv_tokens, self.page_size, 2**40)
+        if self.seed is not None:
+            _whole("seed", self.seed, 0, 2**63 - 1)
+        if not isinstance(self.enable_prefix_cache, bool):
+            raise ConfigError(f"enable_prefix_cache must be True or False, got {self.enable_prefix_cache!r}")
+
+    @classmethod
+    def of(cls, model: str | Path | None, options: dict[str, object]) -> EngineConfig:
+        """A config from keyword options. Raises ConfigError for an unknown one, naming those that exist."""
+        known = [f.name for f in fields(cls)]
+        for name in options:
+            if name not in known:
+                raise ConfigError(f"Engine has no option {name!r}; it has {', '.join(known)}")
+        return cls(model=model, **options)  # type: ignore[arg-type]  # __post_init__ checks the values
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def _whole(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"{name} must be a whole number from {low} to {high}, got {value!r}")

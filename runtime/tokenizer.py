@@ -1,0 +1,234 @@
+"""Text to token ids and back: encoding, incremental decoding, and the model's own chat template.
+
+Reads tokenizer.json and tokenizer_config.json of a model folder. Text of users is encoded with special tokens off:
+only `control` segments, which come from a template, may produce them.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+
+import tokenizers
+from jinja2 import Template, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from niwaki.runtime.api import Message, ModelError, ProgramError, RequestError, Segment, UnsupportedByBackend
+
+
+class Tokenizer:
+    """The tokenizer of one model folder. Immutable after construction, safe to use from several threads.
+
+    Raises:
+        ModelError: a file is missing or is not what it should be.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        try:
+            self._control = tokenizers.Tokenizer.from_file(str(path))
+            self._content = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception for a missing or malformed file
+            raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from None
+        self._content.encode_special_tokens = True
+        self._config = _read_json(folder / "tokenizer_config.json")
+        self._file = json.loads(path.read_text(encoding="utf-8"))
+        template_file = folder / "chat_template.jinja"
+        self._template_source = (
+            template_file.read_text(encoding="utf-8") if template_file.exists() else self._config.get("chat_template")
+        )
+        self.bos_ids: tuple[int, ...] = tuple(self._control.encode("", add_special_tokens=True).ids)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids that stand for something, special ones included."""
+        return int(self._control.get_vocab_size(with_added_tokens=True))
+
+    def token_id(self, token: str) -> int | None:
+        """The id of one exact token, or None."""
+        found = self._control.token_to_id(token)
+        return None if found is None else int(found)
+
+    def encode(self, segments: Sequence[Segment], *, at_start: bool = False) -> list[int]:
+        """Token ids of the segments. `at_start` adds the beginning-of-text token unless a template wrote it."""
+        ids: list[int] = []
+        for text, control in _merged(segments):
+            encoder = self._control if control else self._content
+            ids += encoder.encode(_valid_text(text), add_special_tokens=False).ids
+        if at_start and self.bos_ids and tuple(ids[: len(self.bos_ids)]) != self.bos_ids:
+            ids[:0] = self.bos_ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of the tokens, special tokens left out."""
+        return b"".join(self.token_bytes[i] or b"" for i in token_ids).decode("utf-8", errors="replace")
+
+    def token_text(self, token_id: int) -> str:
+        """One token as text, for log-probabilities: bytes that are no character alone show as U+FFFD."""
+        piece = self.token_bytes[token_id] if token_id < len(self.token_bytes) else None
+        return str(self._control.id_to_token(token_id) or "") if piece is None else piece.decode("utf-8", "replace")
+
+    @cached_property
+    def token_bytes(self) -> tuple[bytes | None, ...]:
+        """The bytes that each token id stands for; None for special tokens and unused ids."""
+        to_bytes = _byte_reader(self._file.get("decoder"))
+        added = {entry["id"]: entry for entry in self._file.get("added_tokens", [])}
+        table: list[bytes | None] = []
+        for token_id in range(self.vocab_size):
+            token = self._control.id_to_token(token_id)
+            if token is None or (token_id in added and added[token_id].get("special", False)):
+                table.append(None)
+            elif token_id in added:
+                table.append(token.encode("utf-8"))
+            else:
+                table.append(to_bytes(token))
+        return tuple(table)
+
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer(self.token_bytes)
+
+    # -- chat -----------------------------------------------------------------------------------------------------
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        """The model's chat template (Jinja, sandboxed) over `messages`.
+
+        Raises:
+            UnsupportedByBackend: the model folder has no chat template.
+            ProgramError: the template refuses these messages (roles out of order, say).
+        """
+        template = self._template
+        try:
+            return str(
+                template.render(
+                    messages=[{"role": m.role, "content": m.content} for m in messages],
+                    add_generation_prompt=add_generation_prompt,
+                    **self._special_tokens,
+                )
+            )
+        except TemplateError as error:
+            roles = [m.role for m in messages]
+            raise ProgramError(f"the model's chat template refuses the roles {roles}: {error}") from None
+
+    @cached_property
+    def _template(self) -> Template:
+        source = self._template_source
+        if isinstance(source, list):  # several named templates: the default one
+            source = next((entry["template"] for entry in source if entry.get("name") == "default"), None)
+        if not isinstance(source, str):
+            raise UnsupportedByBackend(
+                "this model has no chat template; write its prompt as plain text instead of roles"
+            )
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+        environment.globals["raise_exception"] = _raise_template_error
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        return environment.from_string(source)
+
+    @cached_property
+    def _special_tokens(self) -> dict[str, str]:
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        found: dict[str, str] = {}
+        for name in names:
+            value = self._config.get(name)
+            if isinstance(value, Mapping):
+                value = value.get("content")
+            if isinstance(value, str):
+                found[name] = value
+        return found
+
+
+class Detokenizer:
+    """Bytes of tokens to text as they come: never half a character, and the pieces add up to the whole."""
+
+    def __init__(self, token_bytes: Sequence[bytes | None]) -> None:
+        self._token_bytes = token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes; empty while a character is unfinished, and for special tokens."""
+        piece = self._token_bytes[token_id] if token_id < len(self._token_bytes) else None
+        return self._decoder.decode(piece) if piece else ""
+
+    @property
+    def is_between_characters(self) -> bool:
+        return not self._decoder.getstate()[0]
+
+    def finish(self) -> str:
+        """What an unfinished character at the very end is shown as."""
+        return self._decoder.decode(b"", final=True)
+
+
+def _merged(segments: Sequence[Segment]) -> list[tuple[str, bool]]:
+    """Neighbouring segments of one kind as one text: how a program cut its text must not show in the tokens."""
+    merged: list[tuple[str, bool]] = []
+    for segment in segments:
+        if merged and merged[-1][1] == segment.control:
+            merged[-1] = (merged[-1][0] + segment.text, segment.control)
+        else:
+            merged.append((segment.text, segment.control))
+    return merged
+
+
+def _valid_text(text: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the text has a lone surrogate at character {error.start}: it is not valid Unicode"
+        ) from None
+    return text
+
+
+def _byte_reader(decoder: object) -> Callable[[str], bytes]:
+    """How this tokenizer's tokens spell bytes: GPT-2's byte alphabet, or SentencePiece's blank and <0xNN>."""
+    kinds = _decoder_kinds(decoder)
+    if "ByteLevel" in kinds:
+        alphabet = byte_alphabet()
+        return lambda token: bytes(alphabet[character] for character in token)
+    if "ByteFallback" in kinds or "Metaspace" in kinds:
+        return _sentencepiece_bytes
+    raise ModelError(f"the tokenizer's decoder {sorted(kinds)} is not supported; ByteLevel and SentencePiece's are")
+
+
+def _decoder_kinds(decoder: object) -> set[str]:
+    if not isinstance(decoder, Mapping):
+        return set()
+    kinds = {str(decoder.get("type"))}
+    for inner in decoder.get("decoders", ()):
+        kinds |= _decoder_kinds(inner)
+    return kinds
+
+
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins: the character that each byte is written as in a byte-level vocabulary."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(rest)}
+
+
+def _sentencepiece_bytes(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes([int(token[3:5], 16)])
+    return token.replace("\u2581", " ").encode("utf-8")
+
+
+def _raise_template_error(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} is not readable JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ModelError(f"{path} must hold a JSON object")
+    return found

@@ -1,0 +1,124 @@
+"""The tokenizer: special tokens only from templates, characters never cut, bytes exact for both families of vocabulary."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from niwaki.runtime.api import Message, ModelError, ProgramError, RequestError, Segment, UnsupportedByBackend
+from niwaki.runtime.tokenizer import Tokenizer, byte_alphabet
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m.role not in ['system', 'user', 'assistant'] %}{{ raise_exception('no role ' + m.role) }}{% endif %}"
+    "<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIALS = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+
+
+def make_folder(folder: Path, *, template: str | None = TEMPLATE) -> Path:
+    built = tokenizers.Tokenizer(models.BPE())
+    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    built.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=SPECIALS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    built.train_from_iterator(["the cat sat on the mat", "naïve café, 東京 and Zürich", "a b c 1 2 3"] * 20, trainer)
+    built.post_processor = processors.TemplateProcessing(
+        single="<|bos|> $A", pair=None, special_tokens=[("<|bos|>", built.token_to_id("<|bos|>"))]
+    )
+    built.save(str(folder / "tokenizer.json"))
+    config: dict[str, object] = {"bos_token": "<|bos|>", "eos_token": {"content": "<|end|>"}}
+    if template is not None:
+        config["chat_template"] = template
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    return Tokenizer(make_folder(tmp_path))
+
+
+def test_user_text_never_becomes_a_special_token(tokenizer: Tokenizer) -> None:
+    end = tokenizer.token_id("<|end|>")
+    assert end in tokenizer.encode([Segment("<|end|>", control=True)])
+    ids = tokenizer.encode([Segment("<|end|> <|user|>")])
+    assert end not in ids and tokenizer.decode(ids) == "<|end|> <|user|>"
+
+
+def test_text_round_trips_and_pieces_of_one_kind_are_encoded_together(tokenizer: Tokenizer) -> None:
+    text = "the naïve café 東京 🦊 <|x|>"
+    ids = tokenizer.encode([Segment(text)])
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.encode([Segment("the na"), Segment("ïve café 東京 🦊 <|x|>")]) == ids
+
+
+def test_beginning_of_text_is_added_once(tokenizer: Tokenizer) -> None:
+    bos = tokenizer.bos_ids
+    assert len(bos) == 1
+    assert tuple(tokenizer.encode([Segment("cat")], at_start=True)[:1]) == bos
+    assert tuple(tokenizer.encode([Segment("cat")])[:1]) != bos
+    templated = tokenizer.encode([Segment("<|bos|><|user|>", control=True), Segment("cat")], at_start=True)
+    assert templated.count(bos[0]) == 1
+
+
+def test_pieces_of_incremental_decoding_add_up_and_are_whole_characters(tokenizer: Tokenizer) -> None:
+    draw = random.Random(3)
+    for _ in range(300):
+        ids = [draw.randrange(tokenizer.vocab_size) for _ in range(draw.randint(0, 20))]
+        incremental = tokenizer.detokenizer()
+        pieces = [incremental.push(i) for i in ids]
+        assert "".join(pieces) + incremental.finish() == tokenizer.decode(ids)
+    ids = tokenizer.encode([Segment("🦊東京")])
+    incremental = tokenizer.detokenizer()
+    assert all("\ufffd" not in incremental.push(i) for i in ids)
+
+
+def test_byte_alphabet_is_a_bijection_on_all_bytes() -> None:
+    alphabet = byte_alphabet()
+    assert sorted(alphabet.values()) == list(range(256)) and alphabet["Ġ"] == 32 and alphabet["A"] == 65
+
+
+def test_sentencepiece_vocabularies_are_read_as_bytes(tmp_path: Path) -> None:
+    vocab = {"<unk>": 0, "<0xE6>": 1, "<0x9D>": 2, "<0xB1>": 3, "\u2581cat": 4, "s": 5}
+    built = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    built.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    built.add_special_tokens(["<unk>"])
+    built.save(str(tmp_path / "tokenizer.json"))
+    loaded = Tokenizer(tmp_path)
+    assert loaded.token_bytes[:6] == (None, b"\xe6", b"\x9d", b"\xb1", b" cat", b"s")
+    assert loaded.decode([4, 5, 1, 2, 3]) == " cats東"
+
+
+def test_the_chat_template_renders_and_refuses(tokenizer: Tokenizer) -> None:
+    rendered = tokenizer.render([Message("user", "hi")], add_generation_prompt=True)
+    assert rendered == "<|bos|><|user|>hi<|end|><|assistant|>"
+    with pytest.raises(ProgramError, match="no role wizard"):
+        tokenizer.render([Message("wizard", "hi")], add_generation_prompt=False)
+
+
+def test_a_model_without_template_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedByBackend, match="no chat template"):
+        Tokenizer(make_folder(tmp_path, template=None)).render([Message("user", "hi")], add_generation_prompt=True)
+
+
+def test_templates_run_in_a_sandbox(tmp_path: Path) -> None:
+    evil = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
+    with pytest.raises(ProgramError):
+        Tokenizer(make_folder(tmp_path, template=evil)).render([Message("user", "hi")], add_generation_prompt=False)
+
+
+def test_bad_input_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="lone surrogate at character 2"):
+        tokenizer.encode([Segment("ab\ud800")])
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        Tokenizer(tmp_path / "nowhere")
