@@ -1,0 +1,532 @@
+"""The cache: who holds which page. Knows token ids and page ids; never sees a tensor.
+
+Every page is free, in the tree, or held by one lease, and only this class moves pages between the three. `check()`
+proves it. Not thread-safe: its owner is the engine loop.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from niwaki.radix.pages import PageCopy, PagePool
+from niwaki.radix.tree import TOKEN_BYTES, Node, Tree, common_pages
+
+TokenIds = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """The pages of one running request. Owned by the cache: read the first three fields, change nothing.
+
+    `page_ids[i]` holds tokens `i * page_size` and following. `commit` may replace a page by an equal one of the tree,
+    so read `page_ids` anew for each step. `num_cached` tokens need no computing once `copies` have been carried out.
+    """
+
+    page_ids: list[int]
+    num_cached: int
+    copies: tuple[PageCopy, ...]
+    _node: Node = field(repr=False)  # locked; the path down to it holds the first `_num_shared` pages
+    _num_shared: int = field(repr=False)
+    _source: Node | None = field(default=None, repr=False)  # locked; holds the page to be copied from
+    _tail: Node | None = field(default=None, repr=False)  # locked; offers the page after the shared ones, being written
+    _is_open: bool = field(default=True, repr=False)
+
+
+@dataclass(slots=True, eq=False)
+class Pin:
+    """A wish to keep a prefix, by `Cache.pin`. Opaque."""
+
+    _node: Node = field(repr=False)
+    _is_open: bool = field(default=True, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What the cache holds of a prompt, for planning: nothing is locked, so it may be gone a moment later."""
+
+    num_cached: int  # tokens
+    num_locked_pages: int  # full pages among them that running requests hold already: acquiring these takes no room
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """Where the pages are now, and counters since the start."""
+
+    num_pages: int
+    free_pages: int
+    tree_pages: int
+    held_pages: int  # by leases, not (yet) shared
+    evictable_pages: int  # those of `tree_pages` that eviction could free now
+    tree_tokens: int
+    tree_nodes: int
+    namespaces: int
+    leases: int
+    pins: int
+    lookups: int
+    hits: int  # lookups that found at least one token
+    looked_up_tokens: int
+    cached_tokens: int
+    evicted_pages: int
+
+
+class Cache:
+    """Shares the pages of equal prefixes among requests.
+
+    Life of a request: `acquire` locks the longest cached prefix, `reserve` grows the lease, `commit` shares what has
+    been computed, `release` (or `discard`) ends it. Token ids are int32 arrays of one dimension, always the whole
+    sequence from its first token on.
+    """
+
+    def __init__(self, num_pages: int, page_size: int = 16, *, enabled: bool = True) -> None:
+        """A cache over pages 0 to `num_pages - 1`. With `enabled` off nothing is ever shared.
+
+        Raises:
+            ValueError: `num_pages` or `page_size` is below 1.
+        """
+        for name, value in (("num_pages", num_pages), ("page_size", page_size)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.enabled = enabled
+        self._pool = PagePool(num_pages)
+        self._tree = Tree(page_size)
+        self._leases: dict[Lease, None] = {}
+        self._pins: dict[Pin, None] = {}
+        self._clock = 0
+        self._lookups = self._hits = self._looked_up_tokens = self._cached_tokens = self._evicted_pages = 0
+
+    # -- looking ----------------------------------------------------------------------------------------------------
+
+    @property
+    def num_free(self) -> int:
+        """Pages that nobody uses."""
+        return self._pool.num_free
+
+    @property
+    def num_evictable(self) -> int:
+        """Pages in the tree that eviction could free now; `num_free + num_evictable` is the room for new leases."""
+        return self._tree.num_evictable
+
+    def stats(self) -> CacheStats:
+        return CacheStats(
+            num_pages=self.num_pages,
+            free_pages=self.num_free,
+            tree_pages=self._tree.num_pages,
+            held_pages=self.num_pages - self.num_free - self._tree.num_pages,
+            evictable_pages=self.num_evictable,
+            tree_tokens=self._tree.num_key_bytes // TOKEN_BYTES,
+            tree_nodes=self._tree.num_nodes,
+            namespaces=len(self._tree.roots),
+            leases=len(self._leases),
+            pins=len(self._pins),
+            lookups=self._lookups,
+            hits=self._hits,
+            looked_up_tokens=self._looked_up_tokens,
+            cached_tokens=self._cached_tokens,
+            evicted_pages=self._evicted_pages,
+        )
+
+    def match(self, ids: TokenIds, namespace: str = "") -> int:
+        """How many tokens at the start of `ids` are cached. Locks, touches and counts nothing."""
+        query = _pack(ids)
+        root = self._tree.roots.get(namespace)
+        if root is None:
+            return 0
+        found = self._tree.find(root, query)
+        return found.num_pages * self.page_size + found.num_tail_tokens
+
+    def peek(self, ids: TokenIds, namespace: str = "") -> Match:
+        """`match`, and how much of it is locked already."""
+        query = _pack(ids)
+        root = self._tree.roots.get(namespace)
+        if root is None:
+            return Match(0, 0)
+        found = self._tree.find(root, query)
+        node, locked = found.node, found.num_pages
+        in_node = found.num_node_pages
+        while node.parent is not None and not node.protected:
+            locked -= in_node
+            node = node.parent
+            in_node = len(node.pages)
+        return Match(found.num_pages * self.page_size + found.num_tail_tokens, locked)
+
+    def num_exclusive(self, lease: Lease) -> int:
+        """How many pages would become free or evictable if `lease` ended now: those that nobody else locks."""
+        self._demand_open(lease)
+        tail = lease._tail
+        count = len(lease.page_ids) - lease._num_shared - (tail is not None and tail.protected > 1)
+        node, own_locks = lease._node, 1 if tail is None else 2
+        while node.parent is not None and node.protected == own_locks:
+            count += len(node.pages)
+            node, own_locks = node.parent, 1
+        return count
+
+    # -- the life of a lease ----------------------------------------------------------------------------------------
+
+    def acquire(
+        self, ids: TokenIds, namespace: str = "", *, max_cached: int | None = None, room_for: int = 0
+    ) -> Lease | None:
+        """Lock the longest cached prefix of `ids[:max_cached]`, with pages for `room_for` tokens in all.
+
+        Where the prefix ends inside a page, its head is reused by copy on write: the lease gets a fresh page and one
+        `PageCopy`, to be carried out before the first forward pass; the source stays locked until the first commit,
+        release or discard. Where that copy would not leave enough room, it is given up: `num_cached` then ends on a
+        page boundary. None if there is no room for `room_for` tokens even so (never when it is 0).
+        """
+        query = _pack(ids if max_cached is None else ids[: max(0, max_cached)])
+        if room_for < 0:
+            raise ValueError(f"room_for must be at least 0, got {room_for}")
+        tree = self._tree
+        root = tree.root(namespace)
+        if self.enabled:
+            self._clock += 1
+            found = tree.find(root, query, self._clock)
+            node = found.node
+            if found.num_node_pages < len(node.pages):
+                node = tree.split(node, found.num_node_pages)  # so that the lock covers what is used and no more
+            source, num_shared, num_tail = found.source, found.num_pages, found.num_tail_tokens
+        else:
+            node, source, num_shared, num_tail = root, None, 0, 0
+        tree.lock(node)
+        if source is not None:
+            tree.lock(source)
+        num_own = max(0, self._pages_for(room_for) - num_shared)
+        own = self._take(max(num_own, 1 if source is not None else 0))
+        if own is None and source is not None:
+            self._unlock(source)
+            source, num_tail = None, 0
+            own = self._take(num_own)
+        if own is None:
+            self._unlock(node)
+            return None
+        copies = () if source is None else (PageCopy(source.pages[0], own[0], num_tail),)
+        num_cached = num_shared * self.page_size + num_tail
+        lease = Lease(_path_pages(node) + own, num_cached, copies, node, num_shared, source)
+        self._leases[lease] = None
+        self._lookups += 1
+        self._hits += num_cached > 0
+        self._looked_up_tokens += len(query) // TOKEN_BYTES
+        self._cached_tokens += num_cached
+        return lease
+
+    def reserve(self, lease: Lease, num_tokens: int) -> bool:
+        """Grow the lease so that it has pages for `num_tokens` tokens, evicting as needed.
+
+        False, with nothing changed, when there are not enough pages that nobody locks.
+        """
+        self._demand_open(lease)
+        more = self._take(max(0, self._pages_for(num_tokens) - len(lease.page_ids)))
+        if more is None:
+            return False
+        lease.page_ids += more
+        return True
+
+    def commit(self, lease: Lease, ids: TokenIds, num_written: int, *, share_tail: bool = False) -> None:
+        """The KV of `ids[:num_written]` is fully written: its full pages go into the tree, shared from now on.
+
+        Where the tree already has an equal page, the lease switches to it and its own goes free. With `share_tail` the
+        written head of the last, unfinished page is offered too (worth it at the end of a prefill, when others may be
+        waiting for the same prompt): others copy it, this lease goes on writing behind it.
+
+        Raises:
+            ValueError: the lease is closed, `ids` or the lease's pages are too few for `num_written`, or `num_written`
+                falls short of what is shared already.
+        """
+        self._demand_written(lease, ids, num_written)
+        self._end_copies(lease)
+        if not self.enabled:
+            return
+        self._clock += 1
+        lease._node.stamp = self._clock
+        num_full = num_written // self.page_size
+        if num_full > lease._num_shared and not self._is_tail_in_use(lease):
+            self._share_full_pages(lease, ids, num_full)
+        if share_tail and num_written % self.page_size and num_full == lease._num_shared:
+            self._offer_tail(lease, ids, num_written)
+
+    def release(self, lease: Lease, ids: TokenIds, num_written: int) -> None:
+        """The request is over, or preempted: what it wrote goes into the tree, the partial last page included.
+
+        Raises:
+            ValueError: as `commit`.
+        """
+        self.commit(lease, ids, num_written)
+        is_partial = num_written % self.page_size != 0
+        if self.enabled and is_partial and num_written // self.page_size == lease._num_shared:
+            self._offer_tail(lease, ids, num_written)
+        self._close(lease)
+
+    def discard(self, lease: Lease) -> None:
+        """Abort: nothing is trusted beyond what was committed.
+
+        Raises:
+            ValueError: the lease is closed.
+        """
+        self._demand_open(lease)
+        self._end_copies(lease)
+        self._close(lease)
+
+    # -- pins -------------------------------------------------------------------------------------------------------
+
+    def pin(self, ids: TokenIds, namespace: str = "") -> Pin:
+        """Keep the cached part of `ids` as long as anything else can be evicted instead.
+
+        Soft: it takes no room away. Under pressure a pinned prefix shrinks from its end, and the pin with it.
+        """
+        tree = self._tree
+        found = tree.find(tree.root(namespace), _pack(ids))
+        node = found.node
+        if found.num_node_pages < len(node.pages):
+            node = tree.split(node, found.num_node_pages)
+        if found.source is not None:
+            node = self._first_page_node(found.source)
+        return self._pin_node(node)
+
+    def clone_pin(self, pin: Pin) -> Pin:
+        """A second pin on the same prefix, in O(1)."""
+        self._demand_open(pin)
+        return self._pin_node(_home(pin))
+
+    def unpin(self, pin: Pin) -> None:
+        """Give up a pin. Twice is an error (ValueError)."""
+        self._demand_open(pin)
+        pin._is_open = False
+        del self._pins[pin]
+        node = _home(pin)
+        self._tree.unpin(node)
+        self._tree.drop_if_idle(node)
+
+    def flush(self) -> bool:
+        """Drop everything that is not locked, pinned or not. True if the tree is empty now."""
+        self._evict(self.num_evictable)
+        return self._tree.num_pages == 0
+
+    # -- invariants -------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Prove that every page is in one place, and that the tree and the locks are what leases and pins say.
+
+        Raises:
+            AssertionError: with the reason.
+        """
+        locks: Counter[Node] = Counter()
+        held: list[int] = []
+        for lease in self._leases:
+            assert lease._is_open, "only open leases are known"
+            nodes = (lease._node, lease._source, lease._tail)
+            locks.update(node for node in nodes if node is not None)
+            shared = _path_pages(lease._node)
+            assert len(shared) == lease._num_shared, f"{len(shared)} shared pages, lease says {lease._num_shared}"
+            if lease._tail is not None:
+                assert lease._tail.parent is lease._node, "a tail stands below the pages before it"
+                shared = shared + lease._tail.pages
+            assert lease.page_ids[: len(shared)] == shared, "the page table starts with the shared pages"
+            held += lease.page_ids[len(shared) :]
+            for copy in lease.copies:
+                assert lease._source is not None, "the source of a copy is locked"
+                assert copy.src in _path_pages(lease._source), "the source of a copy holds the page"
+                assert copy.dst == lease.page_ids[lease._num_shared], "a copy goes to the page after the shared ones"
+        for pin in self._pins:
+            assert pin._is_open, "only open pins are known"
+        self._tree.check(locks, Counter(_home(pin) for pin in self._pins))
+        in_tree = [page for node in self._tree.nodes() for page in node.pages]
+        everywhere = [*self._pool.snapshot(), *in_tree, *held]
+        assert len(everywhere) == self.num_pages, (
+            f"free {self.num_free} + tree {len(in_tree)} + held {len(held)} != {self.num_pages} pages"
+        )
+        assert set(everywhere) == set(range(self.num_pages)), "no page is in two places"
+
+    # -- sharing what was written -----------------------------------------------------------------------------------
+
+    def _share_full_pages(self, lease: Lease, ids: TokenIds, num_full: int) -> None:
+        """Move the lock of `lease` down to page `num_full`: through equal pages of the tree, then through its own."""
+        tree, page_bytes = self._tree, self._tree.page_bytes
+        self._demand_same_path(lease, ids)
+        query = _pack(ids[lease._num_shared * self.page_size : num_full * self.page_size])
+        node, index, pos = lease._node, lease._num_shared, 0
+        duplicates: list[int] = []
+        while index < num_full:
+            child = tree.child_with(node, query[pos : pos + page_bytes])
+            if child is None:
+                node = self._grow(node, query[pos:], lease.page_ids[index:num_full], int(node is lease._node))
+                break
+            num_same = common_pages(child.key, query, pos, page_bytes)
+            duplicates += lease.page_ids[index : index + num_same]
+            lease.page_ids[index : index + num_same] = child.pages[:num_same]
+            node = child if num_same == len(child.pages) else tree.split(child, num_same)
+            index += num_same
+            pos += num_same * page_bytes
+        node.stamp = self._clock
+        if lease._tail is not None:
+            self._withdraw(lease._tail)
+            lease._tail = None
+        if node is not lease._node:
+            tree.lock(node)
+            self._unlock(lease._node)
+            lease._node = node
+        lease._num_shared = num_full
+        self._pool.give(duplicates)
+
+    def _grow(self, node: Node, key: bytes, pages: list[int], own_locks: int) -> Node:
+        """Put `pages` below `node`, in place of the partial leaves that they make superfluous. Returns the last node.
+
+        A leaf that nobody else locks or pins is extended instead, so that a sequence that grows stays one node.
+        """
+        tree = self._tree
+        head = key[: tree.page_bytes]
+        absorbed = tree.absorbed_by(node, head)
+        if any(leaf.pins for leaf in absorbed):
+            # The heir of the pins is one page long, so that they keep no more than they did.
+            heir = tree.attach(node, head, pages[:1], self._clock)
+            for leaf in absorbed:
+                self._pool.give(tree.detach(leaf, heir))
+            return heir if len(pages) == 1 else tree.attach(heir, key[len(head) :], pages[1:], self._clock)
+        for leaf in absorbed:
+            self._pool.give(tree.detach(leaf, heir=node))
+        if node.parent is None or node.children or node.pins or node.protected != own_locks:
+            return tree.attach(node, key, pages, self._clock)
+        tree.extend(node, key, pages)
+        return node
+
+    def _offer_tail(self, lease: Lease, ids: TokenIds, num_written: int) -> None:
+        """Put the unfinished page of `lease` into the tree as a leaf that it keeps locked, and goes on writing."""
+        tree, index, offered = self._tree, lease._num_shared, lease._tail
+        self._demand_same_path(lease, ids)
+        tail = _pack(ids[index * self.page_size : num_written])
+        if offered is not None and (offered.key == tail or self._is_tail_in_use(lease)):
+            return  # the shorter offer stands
+        lease._tail = None
+        if not tree.has_head(lease._node, tail):
+            absorbed = tree.absorbed_by(lease._node, tail)
+            leaf = lease._tail = tree.attach(lease._node, tail, [lease.page_ids[index]], self._clock)
+            tree.lock(leaf)
+            for old in absorbed:
+                self._pool.give(tree.detach(old, heir=leaf))
+        if offered is not None:
+            self._withdraw(offered)
+
+    def _is_tail_in_use(self, lease: Lease) -> bool:
+        """Whether someone is about to copy from the offered tail: then its page stays where it is for now."""
+        return lease._tail is not None and lease._tail.protected > 1
+
+    def _withdraw(self, offered: Node) -> None:
+        """Take an offered tail out of the tree. Its page is not dropped: by now it is accounted for elsewhere."""
+        tree = self._tree
+        tree.unlock(offered)
+        assert offered.parent is not None
+        tree.detach(offered, self._heir_of_subsumed(offered) if tree.is_subsumed(offered) else offered.parent)
+
+    # -- small steps ------------------------------------------------------------------------------------------------
+
+    def _pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+    def _take(self, num_pages: int) -> list[int] | None:
+        """Pages from the pool, after evicting as many as it lacks; None, and nothing evicted, if there are too few."""
+        missing = num_pages - self._pool.num_free
+        if missing > self.num_evictable:
+            return None
+        if missing > 0:
+            self._evict(missing)
+        return self._pool.take(num_pages)
+
+    def _evict(self, num_pages: int) -> None:
+        self._pool.give(self._tree.evict(num_pages))
+        self._evicted_pages += num_pages
+
+    def _close(self, lease: Lease) -> None:
+        lease._is_open = False
+        del self._leases[lease]
+        num_in_tree = lease._num_shared
+        if lease._tail is not None:
+            num_in_tree += 1
+            self._unlock(lease._tail)
+        self._unlock(lease._node)
+        self._pool.give(lease.page_ids[num_in_tree:])
+
+    def _end_copies(self, lease: Lease) -> None:
+        lease.copies = ()
+        if lease._source is not None:
+            self._unlock(lease._source)
+            lease._source = None
+
+    def _unlock(self, node: Node) -> None:
+        tree = self._tree
+        tree.unlock(node)
+        if not node.protected and tree.is_subsumed(node):
+            self._pool.give(tree.detach(node, self._heir_of_subsumed(node)))
+        tree.drop_if_idle(node)
+
+    def _heir_of_subsumed(self, leaf: Node) -> Node:
+        """Who inherits the pins of a leaf that its next sibling subsumes: of that sibling, the first page alone."""
+        sibling = self._tree.next_sibling(leaf)
+        return self._first_page_node(sibling) if leaf.pins else sibling
+
+    def _first_page_node(self, node: Node) -> Node:
+        return node if len(node.pages) == 1 else self._tree.split(node, 1)
+
+    def _pin_node(self, node: Node) -> Pin:
+        node.pins += 1
+        pin = Pin(node)
+        self._pins[pin] = None
+        return pin
+
+    # -- what callers may not do ------------------------------------------------------------------------------------
+
+    def _demand_open(self, handle: Lease | Pin) -> None:
+        if not handle._is_open:
+            what = "lease" if isinstance(handle, Lease) else "pin"
+            raise ValueError(f"the {what} is closed: it was released, discarded or unpinned before")
+
+    def _demand_written(self, lease: Lease, ids: TokenIds, num_written: int) -> None:
+        self._demand_open(lease)
+        _demand_token_ids(ids)
+        least = lease._num_shared * self.page_size
+        most = min(len(ids), len(lease.page_ids) * self.page_size)
+        if not least <= num_written <= most:
+            raise ValueError(
+                f"num_written must be from {least} (shared already) to {most} (there are {len(ids)} ids and "
+                f"{len(lease.page_ids)} pages), got {num_written}"
+            )
+
+    def _demand_same_path(self, lease: Lease, ids: TokenIds) -> None:
+        """Refuse ids that cannot be those of the lease, by its last shared page: a cheap guard for a costly mistake."""
+        stop = lease._num_shared * self.page_size
+        if stop and not lease._node.key.endswith(_pack(ids[stop - self.page_size : stop])):
+            raise ValueError(f"ids[{stop - self.page_size}:{stop}] are not the tokens that this lease shares there")
+
+
+def _demand_token_ids(ids: TokenIds) -> None:
+    if not isinstance(ids, np.ndarray) or ids.dtype != np.int32 or ids.ndim != 1:
+        shown = f"{ids.dtype} of shape {ids.shape}" if isinstance(ids, np.ndarray) else type(ids).__name__
+        raise TypeError(f"token ids must be a NumPy array of int32 with one dimension, got {shown}")
+
+
+def _pack(ids: TokenIds) -> bytes:
+    """Tokens as bytes in memory order, 4 each."""
+    _demand_token_ids(ids)
+    return ids.tobytes()
+
+
+def _path_pages(node: Node) -> list[int]:
+    """The pages from the root down to the end of `node`."""
+    parts: list[list[int]] = []
+    step: Node | None = node
+    while step is not None:
+        parts.append(step.pages)
+        step = step.parent
+    return [page for part in reversed(parts) for page in part]
+
+
+def _home(pin: Pin) -> Node:
+    """The node that a pin keeps now: eviction and absorption hand pins on."""
+    node = pin._node
+    while node.moved_to is not None:
+        node = node.moved_to
+    pin._node = node
+    return node

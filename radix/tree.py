@@ -1,0 +1,416 @@
+"""The radix tree: which page holds the KV of which tokens after which prefix. Knows packed token ids and page ids.
+
+Nodes are page-aligned: a node holds whole pages, and only the last page of a leaf may be partial. A node's children are
+kept sorted by the bytes of their first page, so that `bisect` finds the exact child, or the two neighbours one of which
+shares the longest head with the page looked for. Tokens are compared as bytes, 4 to a token in memory order: equal
+tokens are equal bytes, so a common head of bytes, rounded down to whole tokens, is the common head of tokens.
+
+The tree moves no pages: what it drops it returns, and `cache.Cache` gives it back to the pool.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
+from typing import NamedTuple
+
+TOKEN_BYTES = 4  # token ids are int32
+
+# Added to the stamp of a pinned leaf, so that it sorts behind every unpinned one in the eviction heap.
+PINNED = 1 << 60
+
+
+class Node:
+    """A run of pages. `len(key)` is that of its tokens in bytes; a root has neither key, pages nor parent."""
+
+    __slots__ = (
+        "child_keys",
+        "children",
+        "entry",
+        "key",
+        "moved_to",
+        "pages",
+        "parent",
+        "pins",
+        "protected",
+        "stamp",
+    )
+
+    def __init__(self, key: bytes, pages: list[int], parent: Node | None, stamp: int) -> None:
+        self.key = key
+        self.pages = pages
+        self.parent = parent
+        self.stamp = stamp  # logical time of the last use; a parent's may be older than its child's
+        self.child_keys: list[bytes] = []  # first page of each child, sorted, all different
+        self.children: list[Node] = []
+        self.protected = 0  # own hard locks + protected children; 0: may be evicted once it is a leaf
+        self.pins = 0  # soft: evicted only when nothing else is left
+        self.entry = 0  # the serial number of its valid entry in the eviction heap, 0 if it has none
+        self.moved_to: Node | None = None  # set when the node left the tree: who inherited its pins
+
+
+class Root(Node):
+    """The top of one namespace."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, namespace: str) -> None:
+        super().__init__(b"", [], None, 0)
+        self.namespace = namespace
+
+
+class Found(NamedTuple):
+    """How far a query of tokens is in the tree.
+
+    `node` is the deepest node of which `num_node_pages` >= 1 full pages matched (or the root); `num_pages` full pages
+    matched in all; then `num_tail_tokens` more tokens match the head of a page of `source`: of page `num_node_pages`
+    where that is `node` itself, of the first one where it is a child of it.
+    """
+
+    node: Node
+    num_node_pages: int
+    num_pages: int
+    source: Node | None
+    num_tail_tokens: int
+
+
+class Tree:
+    """The nodes of all namespaces, their locks and pins, and the order in which leaves are evicted."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.page_bytes = page_size * TOKEN_BYTES
+        self.roots: dict[str, Root] = {}
+        self.num_pages = 0
+        self.num_protected_pages = 0  # pages of nodes with protected > 0
+        self.num_nodes = 0  # roots not counted
+        self.num_key_bytes = 0
+        self._heap: list[tuple[int, int, Node]] = []  # (rank, serial number, leaf), with stale entries
+        self._serial = 0
+
+    # -- looking up -------------------------------------------------------------------------------------------------
+
+    def find(self, root: Node, query: bytes, stamp: int = 0) -> Found:
+        """The longest prefix of `query` in the tree. With a `stamp`, what it passes counts as used then."""
+        page_bytes = self.page_bytes
+        node, pos, num_pages = root, 0, 0
+        while True:
+            if stamp:
+                node.stamp = stamp
+            head = query[pos : pos + page_bytes]
+            index = bisect_left(node.child_keys, head)
+            if len(head) < page_bytes or index == len(node.children) or node.child_keys[index] != head:
+                source, num_tail = _longest_head(node, index, head)
+                return Found(node, len(node.pages), num_pages, source, num_tail)
+            child = node.children[index]
+            key = child.key
+            if query.startswith(key, pos) and len(key) % page_bytes == 0:
+                node = child
+                pos += len(key)
+                num_pages += len(child.pages)
+                continue
+            # The query ends or parts inside `child`, after its first page at the earliest.
+            if stamp:
+                child.stamp = stamp
+            num_same = common_pages(key, query, pos, page_bytes)
+            at = num_same * page_bytes
+            num_tail = common_tokens(key[at : at + page_bytes], query[pos + at : pos + at + page_bytes])
+            return Found(child, num_same, num_pages + num_same, child if num_tail else None, num_tail)
+
+    def child_with(self, node: Node, first_page: bytes) -> Node | None:
+        """The child whose first page is exactly `first_page`."""
+        index = bisect_left(node.child_keys, first_page)
+        if index < len(node.children) and node.child_keys[index] == first_page:
+            return node.children[index]
+        return None
+
+    def has_head(self, node: Node, head: bytes) -> bool:
+        """Whether some child of `node` starts with `head`."""
+        index = bisect_left(node.child_keys, head)
+        return index < len(node.children) and node.child_keys[index].startswith(head)
+
+    def is_partial(self, node: Node) -> bool:
+        return len(node.key) % self.page_bytes != 0
+
+    # -- changing the shape -----------------------------------------------------------------------------------------
+
+    def root(self, namespace: str) -> Root:
+        """The root of a namespace, made on first use; `drop_if_idle` takes it away."""
+        root = self.roots.get(namespace)
+        if root is None:
+            root = self.roots[namespace] = Root(namespace)
+        return root
+
+    def drop_if_idle(self, node: Node) -> None:
+        """Forget a root that holds nothing: tenants come and go, and must leave nothing behind."""
+        if isinstance(node, Root) and not node.children and not node.protected and not node.pins:
+            self.roots.pop(node.namespace, None)
+
+    def split(self, node: Node, num_pages: int) -> Node:
+        """Make the first `num_pages` pages of `node` a node of their own, and return it.
+
+        The lower part stays the same object, so that locks and pins on it hold on without being told.
+        """
+        parent = node.parent
+        assert parent is not None
+        assert 0 < num_pages < len(node.pages)
+        at = num_pages * self.page_bytes
+        upper = Node(node.key[:at], node.pages[:num_pages], parent, node.stamp)
+        upper.children = [node]
+        upper.child_keys = [node.key[at : at + self.page_bytes]]
+        upper.protected = 1 if node.protected else 0
+        parent.children[self._index(node)] = upper
+        node.key = node.key[at:]
+        node.pages = node.pages[num_pages:]
+        node.parent = upper
+        self.num_nodes += 1
+        return upper
+
+    def attach(self, parent: Node, key: bytes, pages: list[int], stamp: int) -> Node:
+        """Add a leaf. No child of `parent` may start with the same page."""
+        node = Node(key, pages, parent, stamp)
+        first = key[: self.page_bytes]
+        index = bisect_left(parent.child_keys, first)
+        parent.child_keys.insert(index, first)
+        parent.children.insert(index, node)
+        self.num_nodes += 1
+        self.num_pages += len(pages)
+        self.num_key_bytes += len(key)
+        self.enqueue(node)
+        return node
+
+    def extend(self, leaf: Node, key: bytes, pages: list[int]) -> None:
+        """Add pages at the end of a leaf that ends on a page boundary."""
+        assert leaf.parent is not None
+        assert not leaf.children
+        assert not self.is_partial(leaf)
+        leaf.key += key
+        leaf.pages.extend(pages)
+        self.num_pages += len(pages)
+        self.num_key_bytes += len(key)
+        if leaf.protected:
+            self.num_protected_pages += len(pages)
+
+    def detach(self, leaf: Node, heir: Node) -> list[int]:
+        """Take an unprotected leaf out of the tree; `heir` inherits its pins. Returns its pages."""
+        parent = leaf.parent
+        assert parent is not None
+        assert not leaf.children
+        assert not leaf.protected
+        index = self._index(leaf)
+        del parent.children[index], parent.child_keys[index]
+        leaf.parent, leaf.moved_to, leaf.entry = None, heir, 0
+        heir.pins += leaf.pins
+        self.num_nodes -= 1
+        self.num_pages -= len(leaf.pages)
+        self.num_key_bytes -= len(leaf.key)
+        pages, leaf.pages, leaf.key = leaf.pages, [], b""
+        return pages
+
+    def absorbed_by(self, node: Node, head: bytes) -> list[Node]:
+        """Unlocked partial leaves below `node` that hold nothing but a shorter head of page `head`.
+
+        Sorted order puts every key between such a leaf and `head` under that leaf's own head too, so walking back from
+        `head` until one is no head of it finds all of them that are not already under a longer sibling.
+        """
+        found = []
+        index = bisect_left(node.child_keys, head) - 1
+        while index >= 0 and head.startswith(node.child_keys[index]):
+            if not node.children[index].protected:
+                found.append(node.children[index])
+            index -= 1
+        return found
+
+    def is_subsumed(self, leaf: Node) -> bool:
+        """Whether a sibling holds all that this leaf holds: it is one partial page, and the next key starts with it."""
+        parent = leaf.parent
+        if parent is None or leaf.children or len(leaf.key) >= self.page_bytes:
+            return False
+        index = self._index(leaf) + 1
+        return index < len(parent.children) and parent.child_keys[index].startswith(leaf.key)
+
+    def next_sibling(self, leaf: Node) -> Node:
+        assert leaf.parent is not None
+        return leaf.parent.children[self._index(leaf) + 1]
+
+    def _index(self, node: Node) -> int:
+        assert node.parent is not None
+        return bisect_left(node.parent.child_keys, node.key[: self.page_bytes])
+
+    # -- locks and pins ---------------------------------------------------------------------------------------------
+
+    def lock(self, node: Node) -> None:
+        """Protect `node` and, since only leaves are evicted, everything above it.
+
+        Walks up only as far as the path was not protected yet, to keep the count of protected pages exact: a second
+        lock on a hot prefix is O(1).
+        """
+        step: Node | None = node
+        while step is not None:
+            step.protected += 1
+            if step.protected > 1:
+                return
+            self.num_protected_pages += len(step.pages)
+            step = step.parent
+
+    def unlock(self, node: Node) -> None:
+        step: Node | None = node
+        while step is not None:
+            assert step.protected > 0, "unlocked more often than locked"
+            step.protected -= 1
+            if step.protected:
+                return
+            self.num_protected_pages -= len(step.pages)
+            self.enqueue(step)
+            step = step.parent
+
+    def unpin(self, node: Node) -> None:
+        assert node.pins > 0, "unpinned more often than pinned"
+        node.pins -= 1
+        if not node.pins and node.entry:
+            node.entry = 0  # its entry ranks it behind all unpinned leaves: queue it anew
+            self.enqueue(node)
+
+    # -- eviction ---------------------------------------------------------------------------------------------------
+
+    @property
+    def num_evictable(self) -> int:
+        """Pages that `evict` could free now, pinned ones included."""
+        return self.num_pages - self.num_protected_pages
+
+    def enqueue(self, node: Node) -> None:
+        """Put a node that may be evicted into the heap, unless it is there: `evict` corrects a rank that has grown."""
+        if node.entry or node.children or node.protected or node.parent is None:
+            return
+        if len(self._heap) > 2 * self.num_nodes + 64:
+            self._heap = [item for item in self._heap if item[2].entry == item[1]]
+            heapify(self._heap)
+        self._serial += 1
+        node.entry = self._serial
+        heappush(self._heap, (_rank(node), self._serial, node))
+
+    def evict(self, num_pages: int) -> list[int]:
+        """Drop `num_pages` pages, at most `num_evictable`: least recently used leaves first, each from its end."""
+        dropped: list[int] = []
+        while len(dropped) < num_pages:
+            rank, serial, leaf = heappop(self._heap)
+            if leaf.entry != serial:
+                continue
+            leaf.entry = 0
+            if leaf.children or leaf.protected:
+                continue  # queued again when that ends
+            if _rank(leaf) != rank:
+                self.enqueue(leaf)
+                continue
+            wanted = num_pages - len(dropped)
+            if wanted < len(leaf.pages):
+                dropped += self._trim(leaf, wanted)
+                self.enqueue(leaf)
+                continue
+            parent = leaf.parent
+            assert parent is not None
+            parent.stamp = max(parent.stamp, leaf.stamp)  # whoever used the leaf used all above it
+            dropped += self.detach(leaf, heir=parent)
+            self.enqueue(parent)
+            self.drop_if_idle(parent)
+        return dropped
+
+    def _trim(self, leaf: Node, num_pages: int) -> list[int]:
+        keep = len(leaf.pages) - num_pages
+        pages = leaf.pages[keep:]
+        del leaf.pages[keep:]
+        self.num_pages -= num_pages
+        self.num_key_bytes -= len(leaf.key) - keep * self.page_bytes
+        leaf.key = leaf.key[: keep * self.page_bytes]
+        return pages
+
+    # -- invariants -------------------------------------------------------------------------------------------------
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the roots, parents first."""
+        stack = [child for root in self.roots.values() for child in root.children]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children)
+
+    def check(self, locks: dict[Node, int], pins: dict[Node, int]) -> None:
+        """Prove the shape and the counts, given every lock and every pin that is held.
+
+        Raises:
+            AssertionError: with the reason.
+        """
+        queued = {node for _, serial, node in self._heap if node.entry == serial}
+        num_nodes = num_pages = num_protected_pages = num_key_bytes = 0
+        everything = [*self.roots.values(), *self.nodes()]
+        for node in everything:
+            keys = node.child_keys
+            assert len(keys) == len(node.children), "as many child keys as children"
+            assert all(a < b for a, b in pairwise(keys)), "child keys sorted, all different"
+            for key, child in zip(keys, node.children, strict=True):
+                assert child.parent is node, "a child knows its parent"
+                assert key == child.key[: self.page_bytes], "a child key is the first page of the child"
+            expected = locks.get(node, 0) + sum(child.protected > 0 for child in node.children)
+            assert node.protected == expected, f"protected is {node.protected}, the locks say {expected}"
+            assert node.pins == pins.get(node, 0), f"pins is {node.pins}, the handles say {pins.get(node, 0)}"
+            assert node.moved_to is None, "a node in the tree has not moved"
+            if isinstance(node, Root):
+                assert node.children or node.protected or node.pins, f"namespace {node.namespace!r} is not idle"
+                continue
+            num_nodes += 1
+            num_pages += len(node.pages)
+            num_key_bytes += len(node.key)
+            num_protected_pages += len(node.pages) if node.protected else 0
+            assert node.key, "a node holds tokens"
+            assert len(node.key) % TOKEN_BYTES == 0, "a node holds whole tokens"
+            assert len(node.pages) == -(-len(node.key) // self.page_bytes), "a page per page of tokens"
+            if self.is_partial(node):
+                assert not node.children, "partial pages only at leaves"
+                assert node.protected or not self.is_subsumed(node), "a partial leaf that a sibling subsumes is gone"
+            if not node.children and not node.protected:
+                assert node in queued, "an evictable leaf is queued"
+        known = set(everything)
+        assert all(node in known for node in (*locks, *pins)), "locked and pinned nodes are in the tree"
+        assert num_nodes == self.num_nodes, f"{num_nodes} nodes, counted {self.num_nodes}"
+        assert num_pages == self.num_pages, f"{num_pages} pages, counted {self.num_pages}"
+        assert num_key_bytes == self.num_key_bytes, f"{num_key_bytes} key bytes, counted {self.num_key_bytes}"
+        assert num_protected_pages == self.num_protected_pages, (
+            f"{num_protected_pages} protected pages, counted {self.num_protected_pages}"
+        )
+
+
+def common_pages(key: bytes, query: bytes, pos: int, page_bytes: int) -> int:
+    """How many full pages at the start of `key` equal those of `query` from `pos` on."""
+    low, high = 0, min(len(key), len(query) - pos) // page_bytes
+    while low < high:  # binary search: a handful of memcmp calls instead of one comparison a page
+        middle = (low + high + 1) // 2
+        start, stop = low * page_bytes, middle * page_bytes
+        if key[start:stop] == query[pos + start : pos + stop]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def common_tokens(a: bytes, b: bytes) -> int:
+    """How many tokens at the start of `a` and `b` are equal; meant for a page or less."""
+    size = min(len(a), len(b))
+    difference = int.from_bytes(a[:size], "big") ^ int.from_bytes(b[:size], "big")
+    return (size * 8 - difference.bit_length()) // (8 * TOKEN_BYTES)
+
+
+def _longest_head(node: Node, index: int, head: bytes) -> tuple[Node | None, int]:
+    """The child that shares the longest head with `head` (sorted position `index`), and how many tokens of it."""
+    best, best_tokens = None, 0
+    for neighbour in (index, index - 1):
+        if 0 <= neighbour < len(node.children):
+            tokens = common_tokens(node.child_keys[neighbour], head)
+            if tokens > best_tokens:
+                best, best_tokens = node.children[neighbour], tokens
+    return best, best_tokens
+
+
+def _rank(leaf: Node) -> int:
+    return leaf.stamp + PINNED if leaf.pins else leaf.stamp
