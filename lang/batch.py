@@ -1,0 +1,271 @@
+"""Many rows through one program: bounded concurrency, results in order, and a journal that survives a kill.
+
+`run_rows` owns the threads of one batch; `Journal` owns one output file, its lock and its sidecar. Neither knows
+what a program is or what a backend does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal, Self, TypeVar
+
+from niwaki.runtime.api import ConfigError, NiwakiError, ProgramError
+
+RowT = TypeVar("RowT")
+ResultT = TypeVar("ResultT")
+
+DEFAULT_CONCURRENCY = 32
+
+# How far the row being read may run ahead of the oldest unfinished one, in multiples of the concurrency. It bounds
+# memory, and the work that a kill can cost; at 1 a single slow row would idle every other thread.
+WINDOW = 4
+
+FSYNC_SECONDS = 1.0
+
+
+def run_rows(
+    run_one: Callable[[RowT], ResultT],
+    rows: Iterable[RowT],
+    *,
+    num_threads: int = DEFAULT_CONCURRENCY,
+    on_error: Literal["return", "raise"] = "return",
+    progress_bar: bool = False,
+    total: int | None = None,
+) -> Iterator[ResultT | Exception]:
+    """Call `run_one` for every row on `num_threads` threads and yield its results in the order of the rows.
+
+    A row that raises yields its exception and the others go on; with on_error="raise" the first such exception, in
+    row order, is raised instead. `rows` is read lazily, at most `WINDOW * num_threads` rows ahead of the oldest
+    unfinished one, so memory does not grow with the number of rows. When `rows` itself raises, what was read before
+    is finished and yielded first. Closing the iterator drops the rows that have not started and does not wait
+    for those that have.
+
+    Raises:
+        ConfigError: num_threads is below 1, or on_error is unknown. Raised at once, not at the first result.
+    """
+    if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
+        raise ConfigError(f"num_threads must be a whole number of at least 1, got {num_threads!r}")
+    if on_error not in ("return", "raise"):
+        raise ConfigError(f"on_error must be 'return' or 'raise', got {on_error!r}")
+    results = _run_ordered(run_one, rows, num_threads)
+    if on_error == "raise":
+        results = _raise_errors(results)
+    return _with_progress_bar(results, total) if progress_bar else results
+
+
+def _run_ordered(
+    run_one: Callable[[RowT], ResultT], rows: Iterable[RowT], num_threads: int
+) -> Iterator[ResultT | Exception]:
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="niwaki-row")
+    window: deque[Future[ResultT | Exception]] = deque()
+    source = iter(rows)
+    source_error: Exception | None = None
+    try:
+        while True:
+            try:
+                row = next(source)
+            except StopIteration:
+                break
+            except Exception as error:  # kept until the rows before it are out
+                source_error = error
+                break
+            window.append(pool.submit(_attempt, run_one, row))
+            # Deliver what is ready before reading on, so that a journal never lags behind the work.
+            while window and (len(window) >= WINDOW * num_threads or window[0].done()):
+                yield window.popleft().result()
+        while window:
+            yield window.popleft().result()
+        if source_error is not None:
+            raise source_error
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _attempt(run_one: Callable[[RowT], ResultT], row: RowT) -> ResultT | Exception:
+    try:
+        return run_one(row)
+    except Exception as error:  # the row's own outcome
+        return error
+    except SystemExit as stop:  # a program that calls sys.exit() fails its own row, not the batch
+        return ProgramError(f"the program raised SystemExit({stop.code!r})")
+
+
+def _raise_errors(results: Iterator[ResultT | Exception]) -> Iterator[ResultT | Exception]:
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+        yield result
+
+
+def _with_progress_bar(results: Iterator[ResultT | Exception], total: int | None) -> Iterator[ResultT | Exception]:
+    from tqdm import tqdm  # heavy, and most callers show no bar
+
+    with tqdm(results, total=total, unit="row", dynamic_ncols=True) as bar:
+        yield from bar
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The journal
+# ---------------------------------------------------------------------------------------------------------------
+
+
+class JournalError(NiwakiError):
+    """An output file cannot be continued: it belongs to another run, is in use, or is damaged."""
+
+
+class Journal:
+    """An output file of JSON lines, one per row and in row order, from which a killed run continues.
+
+    Because lines stand in row order, the number of whole lines is all the state there is: `num_done` rows are
+    finished, and the next one to write has that index. Each line is handed to the operating system at once (a kill
+    loses nothing that was written) and is synced to the disk at least every second and at `finish` (a power cut
+    loses at most that second). A half-written last line is cut off when the file is opened again.
+
+    `fingerprint` names what the rows depend on (the input, the program, the options) by hashes. It is kept in
+    PATH.meta, and a run with another fingerprint is refused. A path that is no regular file (/dev/stdout, a pipe)
+    is only written: no lock, no sidecar, nothing to continue.
+
+    Opening changes nothing on disk but creating an empty file; `begin` prepares it for writing.
+
+    Raises:
+        JournalError: the rows in the file were made by another run, another process writes it, or it is damaged.
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path, fingerprint: Mapping[str, str], *, restart: bool = False) -> None:
+        self.path = path
+        self.meta_path = path.with_name(path.name + ".meta")
+        self.num_done = 0
+        self._fingerprint = dict(fingerprint)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._end = 0  # bytes of whole lines
+        self._synced_at = time.monotonic()
+        self.is_resumable = stat.S_ISREG(os.fstat(self._fd).st_mode)
+        try:
+            if self.is_resumable:
+                self._lock()
+                if not restart:
+                    self._recover()
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(self) -> None:
+        """Cut off what is not kept (a half line; with restart everything) and write the sidecar."""
+        if self.is_resumable:
+            os.ftruncate(self._fd, self._end)
+            os.lseek(self._fd, self._end, os.SEEK_SET)
+            self._write_meta(finished=False)
+
+    def write(self, row: Mapping[str, object]) -> None:
+        """Append the next row: JSON values only, under the index `num_done`.
+
+        Raises:
+            OSError: it could not be written whole; the file still ends with the row before it.
+            ValueError: the row is not JSON (a float that is not finite, a lone surrogate).
+        """
+        text = json.dumps({"index": self.num_done, **row}, ensure_ascii=False, allow_nan=False)
+        line = memoryview(text.encode("utf-8") + b"\n")
+        num_bytes = len(line)
+        try:
+            while line:
+                line = line[os.write(self._fd, line) :]
+            if self.is_resumable and time.monotonic() - self._synced_at > FSYNC_SECONDS:
+                self._sync()
+        except OSError:
+            self._cut_off_half_line()
+            raise
+        self._end += num_bytes
+        self.num_done += 1
+
+    def finish(self) -> None:
+        """Every row of the input is written: sync, and say so in the sidecar."""
+        if self.is_resumable:
+            self._sync()
+            self._write_meta(finished=True)
+
+    def close(self) -> None:
+        """Sync what is written and give the file free. Closing twice is allowed."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)  # gives up the lock as well
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise JournalError(
+                f"{self.path} is being written by another run; wait for it or name another output"
+            ) from None
+
+    def _recover(self) -> None:
+        """Count the whole lines and check that they are rows of this very run."""
+        with open(self._fd, "rb", closefd=False) as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                if _index_of(line) != self.num_done:
+                    raise JournalError(
+                        f"line {self.num_done + 1} of {self.path} is not row {self.num_done} of a run: "
+                        "restart, or name another output"
+                    )
+                self.num_done += 1
+                self._end += len(line)
+        if self.num_done:
+            self._check_fingerprint()
+
+    def _check_fingerprint(self) -> None:
+        try:
+            meta = json.loads(self.meta_path.read_text("utf-8"))
+            before = dict(meta["fingerprint"])
+        except (OSError, ValueError, KeyError, TypeError):
+            raise JournalError(
+                f"{self.path} holds {self.num_done} rows, but {self.meta_path.name}, which says from which run, "
+                "is missing or unreadable: restart, or name another output"
+            ) from None
+        changed = [name for name in {**before, **self._fingerprint} if before.get(name) != self._fingerprint.get(name)]
+        if changed:
+            raise JournalError(
+                f"{self.path} holds {self.num_done} rows of a run with another {' and '.join(changed)}: "
+                "restart, or name another output"
+            )
+
+    def _write_meta(self, *, finished: bool) -> None:
+        text = json.dumps({"fingerprint": self._fingerprint, "finished": finished}, indent=2) + "\n"
+        partial = self.meta_path.with_name(self.meta_path.name + ".partial")
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self.meta_path)
+
+    def _sync(self) -> None:
+        os.fsync(self._fd)
+        self._synced_at = time.monotonic()
+
+    def _cut_off_half_line(self) -> None:
+        if self.is_resumable:
+            os.ftruncate(self._fd, self._end)
+            os.lseek(self._fd, self._end, os.SEEK_SET)
+
+
+def _index_of(line: bytes) -> object:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row.get("index") if isinstance(row, dict) else None

@@ -1,0 +1,215 @@
+"""Records read from a file: JSON lines, CSV, or text. One bad record never costs its neighbours.
+
+Reads as a stream, so the file may be larger than memory. Knows nothing of programs: a record is a text or an object.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from niwaki.runtime.api import ConfigError, NiwakiError
+
+# Longer records are refused before they are decoded: no context holds them, and a file without line ends must not
+# be read into memory whole.
+MAX_RECORD_BYTES = 16 * 1024 * 1024
+
+Format = Literal["jsonl", "csv", "txt"]
+_FORMATS: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".txt": "txt"}
+_BOM = b"\xef\xbb\xbf"
+
+
+class RecordError(NiwakiError, ValueError):
+    """One record of the input cannot be read."""
+
+
+Record = str | Mapping[str, object] | RecordError
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFile:
+    """A file of records. Iterating yields each record, or the RecordError that stands for it.
+
+    .jsonl: an object per line. .csv: the first row names the columns, and values are texts. .txt: a record per line
+    or, with `separator`, the lines between lines that equal it. With `column` the record is that field's text alone.
+    """
+
+    path: Path
+    format: Format
+    separator: str | None = None
+    column: str | None = None
+
+    @classmethod
+    def open(cls, path: Path, *, separator: str | None = None, column: str | None = None) -> RecordFile:
+        """Raises ConfigError where the name and the options do not fit, OSError where the file cannot be read."""
+        form = _FORMATS.get(path.suffix.lower())
+        if form is None:
+            raise ConfigError(f"{path}: unknown kind of input; name it {', '.join(_FORMATS)}")
+        if separator is not None and form != "txt":
+            raise ConfigError(f"a record separator is for .txt files, and {path.name} is not one")
+        if separator is not None and not separator.strip():
+            raise ConfigError("the record separator is empty")
+        if column is not None and form == "txt":
+            raise ConfigError(f"a column is for .jsonl and .csv files, and {path.name} is neither")
+        records = cls(path, form, separator, column)
+        header = records.columns()  # a missing file or a folder fails here, by name
+        if header is not None and column is not None and column not in header:
+            raise ConfigError(f"{path} has no column {column!r}; it has {', '.join(header)}")
+        return records
+
+    def columns(self) -> tuple[str, ...] | None:
+        """The column names of a .csv file; None where each record has its own."""
+        with self.path.open("rb") as file:
+            return _header(self.path, _csv_rows(file)) if self.format == "csv" else None
+
+    def digest(self) -> str:
+        """The SHA-256 of the file's bytes."""
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def count(self) -> int:
+        """How many records iteration will yield (reads the file once)."""
+        return sum(1 for _ in self)
+
+    def __iter__(self) -> Iterator[Record]:
+        with self.path.open("rb") as file:
+            for line_number, read in _csv_records(self.path, file) if self.format == "csv" else self._records(file):
+                if isinstance(read, RecordError):
+                    yield RecordError(f"line {line_number} of {self.path.name} {read}")
+                elif isinstance(read, str) or self.column is None:
+                    yield read
+                elif isinstance(value := read.get(self.column), str):
+                    yield value
+                else:
+                    yield RecordError(f"line {line_number} of {self.path.name} has no text in {self.column!r}")
+
+    def _records(self, file: BinaryIO) -> Iterator[tuple[int, Record]]:
+        chunks = _lines(file) if self.separator is None else _chunks(file, self.separator)
+        for line_number, chunk in chunks:
+            try:
+                text = _decoded(chunk)
+                yield line_number, text if self.format == "txt" else _json_object(text)
+            except RecordError as error:
+                yield line_number, error
+
+
+# A chunk is the bytes of one record, or None where they are more than MAX_RECORD_BYTES.
+_Chunk = bytes | None
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, _Chunk]]:
+    """(line number from 1, the line without its end)."""
+    number = 0
+    while line := file.readline(MAX_RECORD_BYTES + 1):
+        number += 1
+        if len(line) > MAX_RECORD_BYTES and not line.endswith(b"\n"):
+            _skip_to_line_end(file)
+            yield number, None
+        else:
+            yield number, (line.removeprefix(_BOM) if number == 1 else line).rstrip(b"\r\n")
+
+
+def _skip_to_line_end(file: BinaryIO) -> None:
+    while (rest := file.readline(MAX_RECORD_BYTES)) and not rest.endswith(b"\n"):
+        pass
+
+
+def _chunks(file: BinaryIO, separator: str) -> Iterator[tuple[int, _Chunk]]:
+    """(number of its first line, the lines between two separator lines). Nothing before the first or after the last
+    separator is no record."""
+    mark = separator.strip().encode()
+    first, lines, size = 1, list[bytes](), 0
+    has_seen_mark = False
+    for number, line in _lines(file):
+        if line is not None and line.strip() == mark:
+            if has_seen_mark or size > MAX_RECORD_BYTES or any(line.strip() for line in lines):
+                yield first, b"\n".join(lines) if size <= MAX_RECORD_BYTES else None
+            first, lines, size, has_seen_mark = number + 1, [], 0, True
+        else:
+            size += MAX_RECORD_BYTES + 1 if line is None else len(line) + bool(lines)
+            if size <= MAX_RECORD_BYTES and line is not None:
+                lines.append(line)
+    if any(line.strip() for line in lines) or size > MAX_RECORD_BYTES:
+        yield first, b"\n".join(lines) if size <= MAX_RECORD_BYTES else None
+
+
+def _decoded(chunk: _Chunk) -> str:
+    if chunk is None:
+        raise RecordError(f"is longer than {MAX_RECORD_BYTES:,} bytes")
+    try:
+        text = chunk.decode("utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise RecordError(f"is not valid UTF-8 at byte {error.start}") from None
+    if not text:
+        raise RecordError("is empty")
+    return text
+
+
+def _json_object(text: str) -> Mapping[str, object]:
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise RecordError(f"is not valid JSON: {error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise RecordError("is JSON nested too deeply") from None
+    if not isinstance(value, dict):
+        raise RecordError(f"is not a JSON object but {type(value).__name__}")
+    return value
+
+
+def _refuse_constant(name: str) -> object:
+    raise RecordError(f"is not valid JSON: {name} is no JSON number")
+
+
+def _csv_records(path: Path, file: BinaryIO) -> Iterator[tuple[int, Record]]:
+    rows = _csv_rows(file)
+    header = _header(path, rows)
+    for line_number, row in rows:
+        if isinstance(row, RecordError):
+            yield line_number, row
+        elif not row:
+            yield line_number, RecordError("is empty")
+        elif len(row) != len(header):
+            yield line_number, RecordError(f"has {len(row)} fields, and the header has {len(header)}")
+        else:
+            yield line_number, dict(zip(header, row, strict=True))
+
+
+def _header(path: Path, rows: Iterator[tuple[int, list[str] | RecordError]]) -> tuple[str, ...]:
+    _, header = next(rows, (0, None))
+    if header is None:
+        raise ConfigError(f"{path} is empty; its first row must name the columns")
+    if isinstance(header, RecordError):
+        raise ConfigError(f"the header of {path} {header}")
+    if len(set(header)) != len(header) or not all(header):
+        raise ConfigError(f"the header of {path} must name each column once, got {header}")
+    return tuple(header)
+
+
+def _csv_rows(file: BinaryIO) -> Iterator[tuple[int, list[str] | RecordError]]:
+    """(number of its last line, the fields of the row)."""
+    csv.field_size_limit(MAX_RECORD_BYTES)  # process-wide; the default refuses fields above 128 KiB
+    reader = csv.reader(_csv_text(file), strict=True)
+    while True:
+        try:
+            row = next(reader)
+            for value in row:
+                value.encode("utf-8")
+            yield reader.line_num, row
+        except StopIteration:
+            return
+        except UnicodeEncodeError:
+            yield reader.line_num, RecordError("is not valid UTF-8")
+        except csv.Error as error:
+            yield reader.line_num, RecordError(f"is not valid CSV: {error}")
+
+
+def _csv_text(file: BinaryIO) -> Iterator[str]:
+    """Lines with their ends (a quoted field may hold some); bytes that are no UTF-8 become lone surrogates."""
+    for number, line in enumerate(iter(lambda: file.readline(MAX_RECORD_BYTES), b""), start=1):
+        yield (line.removeprefix(_BOM) if number == 1 else line).decode("utf-8", "surrogateescape")

@@ -1,0 +1,284 @@
+"""Rows through a function: order, bounds, errors; and the journal that a killed run continues from."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from niwaki.lang.batch import WINDOW, Journal, JournalError, run_rows
+from niwaki.runtime.api import ConfigError, ProgramError
+
+FINGERPRINT = {"input": "a1", "program": "b2"}
+
+
+def double(row: int) -> int:
+    return 2 * row
+
+
+def fail_on_three(row: int) -> int:
+    if row == 3:
+        raise ValueError("three is refused")
+    return row
+
+
+def outcomes(results: Iterator[int | Exception]) -> list[int | str]:
+    return [repr(result) if isinstance(result, Exception) else result for result in results]
+
+
+def test_results_come_in_row_order_whatever_order_they_finish_in() -> None:
+    last_is_done = threading.Event()
+
+    def run_one(row: int) -> int:
+        if row == 0:
+            last_is_done.wait(10)
+        if row == 7:
+            last_is_done.set()
+        return row
+
+    assert list(run_rows(run_one, range(8), num_threads=4)) == list(range(8))
+
+
+def test_a_row_that_raises_yields_its_exception_and_the_others_go_on() -> None:
+    results = outcomes(run_rows(fail_on_three, range(6), num_threads=2))
+    assert results == [0, 1, 2, "ValueError('three is refused')", 4, 5]
+
+
+def test_on_error_raise_delivers_what_stood_before_the_first_failure() -> None:
+    results = run_rows(fail_on_three, range(6), num_threads=2, on_error="raise")
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="three is refused"):
+        next(results)
+
+
+def test_a_row_that_exits_the_interpreter_fails_alone() -> None:
+    def run_one(row: int) -> int:
+        if row == 1:
+            raise SystemExit(3)
+        return row
+
+    first, second, third = run_rows(run_one, range(3), num_threads=1)
+    assert (first, third) == (0, 2)
+    assert isinstance(second, ProgramError)
+    assert "SystemExit(3)" in str(second)
+
+
+def test_no_more_rows_run_at_once_than_threads() -> None:
+    lock, running, most = threading.Lock(), 0, 0
+    barrier = threading.Barrier(4)  # breaks the test where fewer than four run at once
+
+    def run_one(row: int) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        barrier.wait(10)
+        with lock:
+            running -= 1
+
+    assert len(list(run_rows(run_one, range(40), num_threads=4))) == 40
+    assert most == 4
+
+
+def test_rows_are_read_only_a_window_ahead_of_the_oldest_unfinished_one() -> None:
+    release = threading.Event()
+    num_read = 0
+
+    def rows() -> Iterator[int]:
+        nonlocal num_read
+        for row in range(1000):
+            num_read += 1
+            if num_read == WINDOW * 2:
+                release.set()  # the window is full: only now may the first row end
+            yield row
+
+    def run_one(row: int) -> int:
+        if row == 0:
+            assert release.wait(10)
+        return row
+
+    results = run_rows(run_one, rows(), num_threads=2)
+    assert next(results) == 0
+    assert num_read <= WINDOW * 2
+    assert list(results) == list(range(1, 1000))
+
+
+def test_an_input_that_breaks_off_raises_after_the_rows_before_it() -> None:
+    def rows() -> Iterator[int]:
+        yield from range(3)
+        raise OSError("the disk went away")
+
+    results = run_rows(double, rows(), num_threads=2)
+    assert [next(results) for _ in range(3)] == [0, 2, 4]
+    with pytest.raises(OSError, match="went away"):
+        next(results)
+
+
+def test_closing_the_iterator_starts_no_further_row() -> None:
+    started: list[int] = []
+    results = run_rows(lambda row: started.append(row), iter(range(10_000)), num_threads=1)
+    next(results)
+    results.close()  # type: ignore[attr-defined]  # a generator, which the signature does not promise
+    assert len(started) <= WINDOW + 2
+
+
+@pytest.mark.parametrize(("option", "value"), [("num_threads", 0), ("num_threads", True), ("on_error", "ignore")])
+def test_an_impossible_option_is_refused_at_once(option: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=option):
+        run_rows(double, [1], **{option: value})  # type: ignore[arg-type]
+
+
+def test_the_progress_bar_counts_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(run_rows(double, range(5), num_threads=2, progress_bar=True, total=5)) == [0, 2, 4, 6, 8]
+    assert "5/5" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The journal
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def write_rows(path: Path, upto: int, *, restart: bool = False, finish: bool = False) -> int:
+    """Continue the journal up to `upto` rows; returns how many it held before."""
+    with Journal(path, FINGERPRINT, restart=restart) as journal:
+        held = journal.num_done
+        journal.begin()
+        for value in range(held, upto):
+            journal.write({"value": value})
+        if finish:
+            journal.finish()
+    return held
+
+
+def values(path: Path) -> list[int]:
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    assert [row["index"] for row in rows] == list(range(len(rows)))
+    return [row["value"] for row in rows]
+
+
+def test_a_journal_continues_after_its_last_row(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    assert write_rows(path, 3) == 0
+    assert write_rows(path, 8) == 3
+    assert values(path) == list(range(8))
+
+
+def test_cut_at_any_byte_a_journal_continues_without_losing_or_repeating_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    write_rows(path, 12)
+    whole = path.read_bytes()
+    for cut in random.Random(1).sample(range(len(whole) + 1), 60):
+        path.write_bytes(whole[:cut])
+        assert write_rows(path, 12) == whole[:cut].count(b"\n")
+        assert path.read_bytes() == whole
+
+
+def test_opening_alone_changes_no_byte(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    write_rows(path, 2)
+    with path.open("ab") as file:
+        file.write(b'{"index": 2, "val')
+    before = path.read_bytes()
+    for restart in (False, True):
+        with Journal(path, FINGERPRINT, restart=restart) as journal:
+            assert journal.num_done == (0 if restart else 2)
+    assert path.read_bytes() == before
+
+
+def test_restart_begins_again(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    write_rows(path, 5)
+    assert write_rows(path, 2, restart=True) == 0
+    assert values(path) == [0, 1]
+
+
+def test_a_changed_input_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    write_rows(path, 2)
+    with pytest.raises(JournalError, match=r"holds 2 rows of a run with another input: restart"):
+        Journal(path, {**FINGERPRINT, "input": "zz"})
+    assert values(path) == [0, 1]
+
+
+def test_a_file_of_someone_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_text('{"name": "mine"}\n')
+    with pytest.raises(JournalError, match=r"line 1 of .* is not row 0"):
+        Journal(path, FINGERPRINT)
+    assert path.read_text() == '{"name": "mine"}\n'
+
+
+def test_rows_without_their_sidecar_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    write_rows(path, 2)
+    path.with_name("out.jsonl.meta").unlink()
+    with pytest.raises(JournalError, match=r"out\.jsonl\.meta.* is missing"):
+        Journal(path, FINGERPRINT)
+
+
+def test_two_runs_never_write_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with Journal(path, FINGERPRINT), pytest.raises(JournalError, match="being written by another run"):
+        Journal(path, FINGERPRINT)
+    assert write_rows(path, 1) == 0  # free again
+
+
+def test_only_a_finished_run_is_called_finished(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    meta = tmp_path / "out.jsonl.meta"
+    write_rows(path, 2)
+    assert json.loads(meta.read_text())["finished"] is False
+    write_rows(path, 3, finish=True)
+    assert json.loads(meta.read_text())["finished"] is True
+
+
+def test_a_row_that_is_no_json_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with Journal(path, FINGERPRINT) as journal:
+        journal.begin()
+        journal.write({"value": 0})
+        for bad in (float("nan"), "\ud800"):
+            with pytest.raises(ValueError):  # noqa: PT011  # two kinds of ValueError, worded by the standard library
+                journal.write({"value": bad})
+        journal.write({"value": 1})
+    assert values(path) == [0, 1]
+
+
+def test_a_full_disk_leaves_whole_lines_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out.jsonl"
+    room = 100
+    real_write = os.write
+
+    def write_while_there_is_room(fd: int, data: memoryview) -> int:
+        nonlocal room
+        if room == 0:
+            raise OSError(28, "No space left on device")
+        written = real_write(fd, data[:room])
+        room -= written
+        return written
+
+    with Journal(path, FINGERPRINT) as journal:
+        journal.begin()
+        monkeypatch.setattr(os, "write", write_while_there_is_room)
+        with pytest.raises(OSError, match="No space left"):  # noqa: PT012  # which of the rows hits the limit is open
+            for value in range(20):
+                journal.write({"value": value})
+        monkeypatch.undo()
+        held = journal.num_done
+    assert values(path) == list(range(held))
+    assert write_rows(path, 20) == held
+    assert values(path) == list(range(20))
+
+
+def test_a_device_is_written_but_never_continued() -> None:
+    with Journal(Path(os.devnull), FINGERPRINT) as journal:
+        assert not journal.is_resumable
+        journal.begin()
+        journal.write({"value": 1})
+        journal.finish()
+    assert not Path(os.devnull + ".meta").exists()

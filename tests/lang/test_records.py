@@ -1,0 +1,141 @@
+"""Records out of files: every kind, every way in which one record can be bad."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from niwaki.lang import records
+from niwaki.lang.records import Record, RecordError, RecordFile
+from niwaki.runtime.api import ConfigError
+
+
+def read(path: Path, content: bytes, *, separator: str | None = None, column: str | None = None) -> list[Record]:
+    path.write_bytes(content)
+    file = RecordFile.open(path, separator=separator, column=column)
+    found = list(file)
+    assert file.count() == len(found)
+    return [str(record) if isinstance(record, RecordError) else record for record in found]
+
+
+def test_a_text_file_has_a_record_per_line(tmp_path: Path) -> None:
+    assert read(tmp_path / "in.txt", b"\xef\xbb\xbfone\r\n two \nthree") == ["one", "two", "three"]
+
+
+def test_an_empty_line_is_that_records_error(tmp_path: Path) -> None:
+    assert read(tmp_path / "in.txt", b"one\n\nthree\n") == ["one", "line 2 of in.txt is empty", "three"]
+
+
+def test_invalid_utf8_is_that_records_error(tmp_path: Path) -> None:
+    found = read(tmp_path / "in.txt", b"one\ncaf\xe9 two\nthree\n")
+    assert found == ["one", "line 2 of in.txt is not valid UTF-8 at byte 3", "three"]
+
+
+def test_an_empty_file_has_no_records(tmp_path: Path) -> None:
+    assert read(tmp_path / "in.txt", b"") == []
+    assert read(tmp_path / "in.txt", b"\n \n", separator="---") == []
+
+
+def test_a_separator_line_parts_records_of_several_lines(tmp_path: Path) -> None:
+    found = read(
+        tmp_path / "in.txt", b"---\none\n\nmore -- of --- one\n --- \r\ntwo\n---\n\n---\nfour\n---\n", separator="---"
+    )
+    assert found == ["one\n\nmore -- of --- one", "two", "line 8 of in.txt is empty", "four"]
+
+
+def test_json_lines_are_objects_and_others_are_errors(tmp_path: Path) -> None:
+    deep = b"[" * 100_000
+    content = b'{"a": 1}\n[1]\n{"a": NaN}\n{"a"\n\n' + deep + b'\n{"a": "\xc3\xa9"}\n'
+    assert read(tmp_path / "in.jsonl", content) == [
+        {"a": 1},
+        "line 2 of in.jsonl is not a JSON object but list",
+        "line 3 of in.jsonl is not valid JSON: NaN is no JSON number",
+        "line 4 of in.jsonl is not valid JSON: Expecting ':' delimiter at character 4",
+        "line 5 of in.jsonl is empty",
+        "line 6 of in.jsonl is JSON nested too deeply",
+        {"a": "é"},
+    ]
+
+
+def test_a_column_of_json_lines_is_text(tmp_path: Path) -> None:
+    content = b'{"a": "x", "b": 1}\n{"b": 2}\n{"a": 3}\n'
+    missing = "line {} of in.jsonl has no text in 'a'"
+    assert read(tmp_path / "in.jsonl", content, column="a") == ["x", missing.format(2), missing.format(3)]
+
+
+def test_csv_rows_are_named_by_the_header(tmp_path: Path) -> None:
+    content = b'\xef\xbb\xbfname,note\nAda,"two\nlines, quoted"\nBo\n\n\xff,x\nCy,y\n'
+    assert read(tmp_path / "in.csv", content) == [
+        {"name": "Ada", "note": "two\nlines, quoted"},
+        "line 4 of in.csv has 1 fields, and the header has 2",
+        "line 5 of in.csv is empty",
+        "line 6 of in.csv is not valid UTF-8",
+        {"name": "Cy", "note": "y"},
+    ]
+    assert read(tmp_path / "in.csv", b"a,b\n1,2\n", column="b") == ["2"]
+
+
+def test_a_csv_quote_that_never_closes_is_an_error(tmp_path: Path) -> None:
+    found = read(tmp_path / "in.csv", b'a,b\n1,2\n3,"4\n')
+    assert found[0] == {"a": "1", "b": "2"}
+    assert "is not valid CSV: unexpected end of data" in str(found[1])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"", "is empty"), (b"a,a\n", "each column once"), (b"\xff\n", "not valid UTF-8")]
+)
+def test_a_csv_without_a_usable_header_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "in.csv"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        RecordFile.open(path)
+
+
+def test_a_record_above_the_limit_is_an_error_and_the_next_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "MAX_RECORD_BYTES", 8)
+    long = "is longer than 8 bytes"
+    assert read(tmp_path / "in.txt", b"12345678\n123456789\n" + b"x" * 50 + b"\nok") == [
+        "12345678",
+        f"line 2 of in.txt {long}",
+        f"line 3 of in.txt {long}",
+        "ok",
+    ]
+    content = b"1234\n123\n---\n1234\n1234\n1234\n---\nok\n---\n" + b"y" * 20
+    assert read(tmp_path / "in.txt", content, separator="---") == [
+        "1234\n123",
+        f"line 4 of in.txt {long}",
+        "ok",
+        f"line 10 of in.txt {long}",
+    ]
+
+
+def test_the_last_line_needs_no_end_even_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "MAX_RECORD_BYTES", 4)
+    assert read(tmp_path / "in.txt", b"1234") == ["1234"]
+    assert read(tmp_path / "in.txt", b"12345") == ["line 1 of in.txt is longer than 4 bytes"]
+
+
+def test_options_that_do_not_fit_the_file_are_refused(tmp_path: Path) -> None:
+    for name in ("in.txt", "in.jsonl", "in.csv"):
+        (tmp_path / name).write_text("a,b\n")
+    with pytest.raises(ConfigError, match="unknown kind of input"):
+        RecordFile.open(tmp_path / "in.pdf")
+    with pytest.raises(ConfigError, match=r"separator is for \.txt"):
+        RecordFile.open(tmp_path / "in.jsonl", separator="---")
+    with pytest.raises(ConfigError, match="separator is empty"):
+        RecordFile.open(tmp_path / "in.txt", separator=" ")
+    with pytest.raises(ConfigError, match=r"column is for \.jsonl and \.csv"):
+        RecordFile.open(tmp_path / "in.txt", column="a")
+    with pytest.raises(ConfigError, match="no column 'c'; it has a, b"):
+        RecordFile.open(tmp_path / "in.csv", column="c")
+    with pytest.raises(FileNotFoundError):
+        RecordFile.open(tmp_path / "gone.txt")
+
+
+def test_the_digest_is_that_of_the_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"abc")
+    assert RecordFile.open(path).digest() == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
