@@ -1,0 +1,178 @@
+"""From a constraint as data to a compiled one: the walls, the compile, the cache. The one door for all kinds."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Final, assert_never
+
+import numpy as np
+
+from niwaki.runtime.api import Choices, Constraint, ConstraintError, Regex
+from niwaki.runtime.constraints import worker
+from niwaki.runtime.constraints.automaton import ByteDfa, from_edges, from_texts
+from niwaki.runtime.constraints.matcher import AutomatonConstraint
+from niwaki.runtime.constraints.pattern import parse, shown
+from niwaki.runtime.constraints.process import CompileProcess, TookTooLong
+from niwaki.runtime.constraints.protocol import CompiledConstraint
+from niwaki.runtime.constraints.vocabulary import Vocabulary
+
+MAX_COST: Final = 12_000  # states before making deterministic; the worker does about 10,000 a second
+MAX_CHOICES: Final = 100_000
+MAX_CHOICES_BYTES: Final = 4 * 1024 * 1024
+
+
+class ConstraintCompiler:
+    """Compiles constraints over one vocabulary, and keeps the last ones used within `max_bytes`.
+
+    Safe to use from several threads; may take `seconds`, so never call it on the engine's loop. Close it when done:
+    it may own a process.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, seconds: float = 1.0, max_bytes: int = 256 * 1024 * 1024) -> None:
+        self.vocabulary = vocabulary
+        self._max_bytes = max_bytes
+        self._seconds = seconds
+        self._process = CompileProcess(seconds)
+        self._lock = threading.Lock()
+        self._known: OrderedDict[Constraint, CompiledConstraint | str] = OrderedDict()  # a str: why it is refused
+
+    def compile(self, constraint: Constraint) -> CompiledConstraint:
+        """The constraint, compiled now or before.
+
+        Raises:
+            ConstraintError: malformed, not enforceable exactly, too large, or admitting no text.
+        """
+        with self._lock:
+            known = self._known.get(constraint)
+            if known is not None:
+                self._known.move_to_end(constraint)
+        if isinstance(known, str):
+            raise ConstraintError(known)
+        if known is not None:
+            return known
+        try:
+            compiled: CompiledConstraint = self._compiled(constraint)
+        except TookTooLong:  # not remembered: it says as much about the machine's load as about the constraint
+            raise ConstraintError(
+                f"{_named(constraint)} is too complex to compile within {self._seconds:g} s; simplify it"
+            ) from None
+        except ConstraintError as error:
+            self._remember(constraint, str(error))
+            raise
+        self._remember(constraint, compiled)
+        return compiled
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held by the cache."""
+        with self._lock:
+            return self._num_bytes()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def close(self) -> None:
+        """End the compile process, if one runs."""
+        self._process.close()
+
+    def _compiled(self, constraint: Constraint) -> AutomatonConstraint:
+        match constraint:
+            case Regex(pattern):
+                dfa = self._regex(pattern)
+            case Choices(choices):
+                dfa = choices_automaton(choices)
+            case _:
+                assert_never(constraint)
+        try:
+            return AutomatonConstraint(dfa, self.vocabulary)
+        except ConstraintError as error:
+            raise ConstraintError(f"{_named(constraint)} cannot be used: {error}") from None
+
+    def _regex(self, text: str) -> ByteDfa:
+        pattern = parse(text)
+        if pattern.cost > MAX_COST:
+            raise ConstraintError(
+                f"regex {shown(text)} is too large: about {pattern.cost} states written out, at most {MAX_COST}; "
+                "use smaller counts"
+            )
+        build = worker.transitions_of if pattern.is_harmless else self._process.compile
+        try:
+            found = build(pattern.source)
+        except ValueError as error:
+            raise ConstraintError(f"regex {shown(text)} cannot be compiled: {error}") from None
+        dfa = from_edges(
+            np.frombuffer(found.accepting, np.uint8).astype(np.bool_),
+            np.array(found.sources, np.int32),
+            np.frombuffer(found.labels, np.uint8),
+            np.array(found.targets, np.int32),
+        )
+        if dfa is None:
+            raise ConstraintError(f"regex {shown(text)} matches no text")
+        return dfa
+
+    def _remember(self, constraint: Constraint, outcome: CompiledConstraint | str) -> None:
+        with self._lock:
+            self._known[constraint] = outcome
+            self._known.move_to_end(constraint)
+            while len(self._known) > 1 and self._num_bytes() > self._max_bytes:
+                self._known.popitem(last=False)
+
+    def _num_bytes(self) -> int:
+        return sum(
+            _source_bytes(constraint) + (len(outcome) if isinstance(outcome, str) else outcome.num_bytes)
+            for constraint, outcome in self._known.items()
+        )
+
+
+def compile_constraint(constraint: Constraint, vocabulary: Vocabulary, *, seconds: float = 1.0) -> CompiledConstraint:
+    """Compile once, without a cache. Raises ConstraintError as `ConstraintCompiler.compile` does."""
+    compiler = ConstraintCompiler(vocabulary, seconds=seconds)
+    try:
+        return compiler.compile(constraint)
+    finally:
+        compiler.close()
+
+
+def choices_automaton(choices: tuple[str, ...]) -> ByteDfa:
+    """The automaton of a finite set of texts. An empty text is allowed among others.
+
+    Raises:
+        ConstraintError: no choices, too many, only the empty text, or one that is not text.
+    """
+    if not choices:
+        raise ConstraintError("choices must hold at least one text, got none")
+    if len(choices) > MAX_CHOICES:
+        raise ConstraintError(f"at most {MAX_CHOICES} choices, got {len(choices)}")
+    texts = []
+    for choice in choices:
+        if not isinstance(choice, str):
+            raise ConstraintError(f"choices must be strings, got {choice!r}")
+        try:
+            texts.append(choice.encode())
+        except UnicodeEncodeError:
+            raise ConstraintError(f"the choice {shown(choice)} holds a lone surrogate, which is not text") from None
+    size = sum(map(len, texts))
+    if size > MAX_CHOICES_BYTES:
+        raise ConstraintError(f"the choices hold {size} bytes together, at most {MAX_CHOICES_BYTES}")
+    return from_texts(texts)
+
+
+def _named(constraint: Constraint) -> str:
+    match constraint:
+        case Regex(pattern):
+            return f"regex {shown(pattern)}"
+        case Choices(choices):
+            return f"the set of {len(choices)} choices"
+        case _:
+            assert_never(constraint)
+
+
+def _source_bytes(constraint: Constraint) -> int:
+    match constraint:
+        case Regex(pattern):
+            return 4 * len(pattern)
+        case Choices(choices):
+            return sum(4 * len(choice) + 50 for choice in choices)
+        case _:
+            assert_never(constraint)

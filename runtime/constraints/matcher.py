@@ -1,0 +1,355 @@
+"""The byte automaton over a vocabulary: masks, distances to the end, and the matcher that follows one text.
+
+An `AutomatonConstraint` owns what is shared by all texts of a constraint (rows of masks, filled on first use); a
+matcher owns the states of one text.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+import numpy as np
+
+from niwaki.runtime.api import ConstraintError
+from niwaki.runtime.constraints import kernels
+from niwaki.runtime.constraints.automaton import DEAD, START, ByteDfa
+from niwaki.runtime.constraints.kernels import UNREACHABLE, Ints, Words
+from niwaki.runtime.constraints.protocol import MaskRow
+from niwaki.runtime.constraints.vocabulary import Vocabulary
+
+ENDED: Final = -1  # in a matcher's states: an end token was accepted
+MAX_VISITS: Final = 20_000_000  # trie nodes visited before measuring is given up: about 0.1 s
+MAX_EDGES: Final = 4_000_000  # of the token graph
+
+
+class AutomatonConstraint:
+    """A byte automaton over a vocabulary.
+
+    Raises:
+        ConstraintError: no sequence of tokens makes a text that the automaton accepts, or the vocabulary lacks single
+            bytes and the automaton is too large to find out.
+    """
+
+    def __init__(self, dfa: ByteDfa, vocabulary: Vocabulary, max_row_bytes: int = 32 * 1024 * 1024) -> None:
+        self.dfa = dfa
+        self.vocabulary = vocabulary
+        self._max_row_bytes = max_row_bytes
+        self._node_classes = dfa.byte_classes[vocabulary.node_bytes]
+        self._lock = threading.Lock()  # guards the rows, not the automaton, which never changes
+        self._rows: dict[int, Words] = {}  # state -> its mask
+        self._counts: dict[int, int] = {}  # state -> how many tokens may follow, end tokens left out
+        self._distinct: dict[bytes, Words] = {}  # equal rows are kept once
+        exact = self._measured()
+        self.is_exact = exact is not None
+        if exact is None:
+            if not vocabulary.has_every_byte:
+                raise ConstraintError(
+                    f"an automaton of {dfa.num_states} states is too large for a vocabulary without all single bytes"
+                )
+            exact = self._byte_distances()
+        # Tokens (or, where not exact, bytes: never fewer) from each state to the nearest end.
+        self.distances: Ints = exact
+        if self.distances[START] == UNREACHABLE:
+            raise ConstraintError("the vocabulary has no sequence of tokens for any text that the constraint allows")
+        finite = self.distances[self.distances != UNREACHABLE]
+        self.longest_distance = int(finite.max())
+
+    @property
+    def num_states(self) -> int:
+        return self.dfa.num_states
+
+    @property
+    def num_bytes(self) -> int:
+        return self.dfa.num_bytes + self._node_classes.nbytes + self.distances.nbytes + self._row_bytes()
+
+    def matcher(self) -> AutomatonMatcher:
+        return AutomatonMatcher(self, [START])
+
+    def row(self, state: int) -> Words:
+        """The mask after `state`; do not write to it."""
+        row = self._rows.get(state)
+        if row is not None:
+            return row
+        row, count = self._walk(state, UNREACHABLE - 1)
+        with self._lock:
+            if self._row_bytes() > self._max_row_bytes:
+                self._rows.clear()
+                self._counts.clear()
+                self._distinct.clear()
+            row = self._distinct.setdefault(row.tobytes(), row)
+            self._rows[state] = row
+            self._counts[state] = count
+        return row
+
+    def num_followers(self, state: int) -> int:
+        """How many tokens may follow, end tokens left out."""
+        count = self._counts.get(state)
+        if count is None:
+            count = int(np.bitwise_count(self.row(state) & ~self.vocabulary.eos_words).sum())
+        return count
+
+    def row_within(self, state: int, remaining: int) -> Words:
+        """The mask of the tokens after which at most remaining - 1 more complete the text; end tokens as in `row`."""
+        if self.longest_distance < remaining:
+            return self.row(state)
+        row, count = self._walk(state, remaining - 1) if remaining > 0 else self._walk(state, -1)
+        if count or self.dfa.accepting[state]:
+            return row
+        # Nothing fits by what is measured. Where that is exact nothing does; else look for the way itself.
+        path = None if self.is_exact else self.shortest_path(state, remaining)
+        if path is None:
+            return self.row(state)
+        row[path[0] >> 5] |= np.uint32(1 << (path[0] & 31))
+        return row
+
+    def step(self, state: int, token_id: int) -> int:
+        """The state after the token, DEAD where it may not follow. Not for end tokens."""
+        text = self.vocabulary.bytes_of(token_id)
+        if text is None:
+            return DEAD
+        after = self.dfa.run(text, state)
+        return after if self.distances[after] != UNREACHABLE else DEAD
+
+    def shortest_path(self, state: int, budget: int) -> tuple[int, ...] | None:
+        """Fewest tokens from `state` to an end; None when they are more than `budget`."""
+        if not self.is_exact:
+            return self._searched_path(state, budget)
+        if self.distances[state] > budget:
+            return None
+        path = []
+        while self.distances[state] > 0:
+            row, _ = self._walk(state, int(self.distances[state]) - 1, with_end=False)
+            path.append(first_bit(row))
+            state = self.step(state, path[-1])
+        return tuple(path)
+
+    # -- measuring
+
+    def _measured(self) -> Ints | None:
+        """Exact distances in tokens for all states, or None where the token graph is too large to look at."""
+        dfa, vocabulary = self.dfa, self.vocabulary
+        num_states = len(dfa.accepting)
+        edge_starts = np.zeros(num_states + 1, np.int64)
+        edges = np.empty(4 * num_states + 1024, np.int32)
+        seen = np.full(num_states, -1, np.int32)
+        state, num_edges, visits_left = START, 0, MAX_VISITS
+        while True:
+            state, num_edges, visits = kernels.walk_edges(
+                state,
+                num_states,
+                self._node_classes,
+                vocabulary.node_depths,
+                vocabulary.node_skips,
+                vocabulary.node_tokens,
+                dfa.num_classes,
+                dfa.row_starts,
+                dfa.labels,
+                dfa.targets,
+                self._scratch(),
+                seen,
+                edge_starts,
+                edges,
+                num_edges,
+                visits_left,
+            )
+            visits_left -= visits
+            if state == num_states:
+                return kernels.distances_to(dfa.accepting, edge_starts, edges)
+            if visits_left < 0 or len(edges) > MAX_EDGES:
+                return None
+            edges = np.concatenate((edges, np.empty_like(edges)))
+
+    def _byte_distances(self) -> Ints:
+        dfa = self.dfa
+        degrees = np.diff(dfa.row_starts)
+        real = dfa.targets != DEAD  # dense rows have gaps
+        sources = np.repeat(np.arange(len(degrees)), degrees)[real]
+        edge_starts = np.zeros(len(degrees) + 1, np.int64)
+        np.cumsum(np.bincount(sources, minlength=len(degrees)), out=edge_starts[1:])
+        return kernels.distances_to(dfa.accepting, edge_starts, dfa.targets[real])
+
+    def _searched_path(self, start: int, budget: int) -> tuple[int, ...] | None:
+        """`shortest_path` forwards, breadth first: only as far as the end is away."""
+        if self.dfa.accepting[start]:
+            return ()
+        token_to = np.full(len(self.dfa.accepting), -1, np.int32)
+        found = np.empty(len(self.dfa.accepting), np.int32)
+        came_from: dict[int, int] = {}
+        token_to[start] = 0  # met already; it has no way back
+        level = [start]
+        visits_left = MAX_VISITS
+        for _ in range(budget):
+            next_level: list[int] = []
+            for state in level:
+                visits_left -= self._successors(state, token_to, found, next_level, came_from)
+                if visits_left < 0:
+                    return self._byte_path(start, budget)
+            for state in next_level:
+                if self.dfa.accepting[state]:
+                    path = []
+                    while state != start:
+                        path.append(int(token_to[state]))
+                        state = came_from[state]
+                    return tuple(reversed(path))
+            level = next_level
+        return None
+
+    def _successors(
+        self, state: int, token_to: Ints, found: Ints, next_level: list[int], came_from: dict[int, int]
+    ) -> int:
+        """Add the states not met before that a token leads to. Returns the work it took."""
+        dfa, vocabulary = self.dfa, self.vocabulary
+        count, visits = kernels.walk_successors(
+            state,
+            self._node_classes,
+            vocabulary.node_depths,
+            vocabulary.node_skips,
+            vocabulary.node_tokens,
+            vocabulary.tokens,
+            dfa.num_classes,
+            dfa.row_starts,
+            dfa.labels,
+            dfa.targets,
+            self._scratch(),
+            token_to,
+            found,
+        )
+        for after in found[:count].tolist():
+            next_level.append(after)
+            came_from[after] = state
+        return visits
+
+    def _byte_path(self, state: int, budget: int) -> tuple[int, ...] | None:
+        """An ending by tokens that each come nearest to the end: what is left when a search takes too long."""
+        path: list[int] = []
+        while self.distances[state] > 0:
+            limit = int(self.distances[state]) - 1
+            row, _ = self._walk(state, limit, with_end=False)
+            low = 0
+            while low < limit:  # the nearest that any token reaches, by bisection
+                middle = (low + limit) // 2
+                nearer, nearer_count = self._walk(state, middle, with_end=False)
+                if nearer_count:
+                    row, limit = nearer, middle
+                else:
+                    low = middle + 1
+            path.append(first_bit(row))
+            state = self.step(state, path[-1])
+            if len(path) > budget:
+                return None
+        return tuple(path)
+
+    # -- rows
+
+    def _walk(self, state: int, limit: int, with_end: bool = True) -> tuple[Words, int]:
+        """The mask of the tokens that lead to a distance of at most `limit`, and how many they are; end tokens are
+        set too where the text may end, but not counted."""
+        dfa, vocabulary = self.dfa, self.vocabulary
+        ends_here = with_end and dfa.accepting[state]
+        row = vocabulary.eos_words.copy() if ends_here else np.zeros(vocabulary.num_words, np.uint32)
+        count = kernels.walk_row(
+            state,
+            self._node_classes,
+            vocabulary.node_depths,
+            vocabulary.node_skips,
+            vocabulary.node_tokens,
+            vocabulary.tokens,
+            dfa.num_classes,
+            dfa.row_starts,
+            dfa.labels,
+            dfa.targets,
+            self.distances,
+            limit,
+            self._scratch(),
+            row,
+        )
+        return row, count
+
+    def _scratch(self) -> Ints:
+        return np.empty(self.vocabulary.max_token_bytes + 1, np.int32)
+
+    def _row_bytes(self) -> int:
+        return 2 * 4 * self.vocabulary.num_words * len(self._distinct)  # the row, and its bytes as a key
+
+
+class AutomatonMatcher:
+    """See `protocol.Matcher`."""
+
+    __slots__ = ("_constraint", "_states")
+
+    def __init__(self, constraint: AutomatonConstraint, states: list[int]) -> None:
+        self._constraint = constraint
+        self._states = states  # one more than accepted tokens
+
+    @property
+    def is_done(self) -> bool:
+        state = self._states[-1]
+        if state == ENDED:
+            return True
+        dfa = self._constraint.dfa
+        return bool(dfa.accepting[state]) and (
+            dfa.row_starts[state] == dfa.row_starts[state + 1] or self._constraint.num_followers(state) == 0
+        )
+
+    @property
+    def can_end(self) -> bool:
+        state = self._states[-1]
+        return state == ENDED or bool(self._constraint.dfa.accepting[state])
+
+    @property
+    def distance(self) -> int:
+        state = self._states[-1]
+        return 0 if state == ENDED else int(self._constraint.distances[state])
+
+    def fill_mask(self, row: MaskRow) -> None:
+        state = self._states[-1]
+        constraint = self._constraint
+        row.view(np.uint32)[:] = constraint.vocabulary.eos_words if state == ENDED else constraint.row(state)
+
+    def fill_mask_within(self, row: MaskRow, remaining: int) -> None:
+        state = self._states[-1]
+        if state == ENDED:
+            self.fill_mask(row)
+        else:
+            row.view(np.uint32)[:] = self._constraint.row_within(state, remaining)
+
+    def accept(self, token_id: int) -> None:
+        state = self._states[-1]
+        if token_id in self._constraint.vocabulary.eos_ids:
+            after = ENDED if self.can_end else DEAD
+        else:
+            after = DEAD if state == ENDED else self._constraint.step(state, token_id)
+        if after == DEAD:
+            place = len(self._states) - 1
+            raise ConstraintError(f"token {token_id} is not allowed by the constraint after {place} tokens")
+        self._states.append(after)
+
+    def forced(self) -> tuple[int, ...]:
+        run: list[int] = []
+        state = self._states[-1]
+        constraint = self._constraint
+        while state != ENDED and not constraint.dfa.accepting[state] and constraint.num_followers(state) == 1:
+            run.append(first_bit(constraint.row(state)))
+            state = constraint.step(state, run[-1])
+        return tuple(run)
+
+    def rollback(self, count: int) -> None:
+        if not 0 <= count < len(self._states):
+            raise ConstraintError(f"cannot take back {count} tokens of {len(self._states) - 1}")
+        if count:
+            del self._states[-count:]
+
+    def clone(self) -> AutomatonMatcher:
+        return AutomatonMatcher(self._constraint, self._states.copy())
+
+    def shortest_ending(self, budget: int) -> tuple[int, ...] | None:
+        state = self._states[-1]
+        return () if state == ENDED else self._constraint.shortest_path(state, budget)
+
+
+def first_bit(row: Words) -> int:
+    """The lowest token of a mask that is not empty."""
+    word = int(np.flatnonzero(row)[0])
+    bits = int(row[word])
+    return 32 * word + (bits & -bits).bit_length() - 1

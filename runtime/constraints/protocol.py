@@ -1,0 +1,95 @@
+"""What every engine of constraints looks like from outside: a compiled constraint, and a matcher for each text.
+
+The byte automaton (`matcher.py`) stands behind it; engines for schemas and grammars can too.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+MaskRow = npt.NDArray[np.uint32] | npt.NDArray[np.int32]
+
+
+class Matcher(Protocol):
+    """Follows one text token by token. Used by one thread at a time; clones are independent.
+
+    A mask row is [ceil(vocabulary.size / 32)] of 32-bit words; bit t % 32 of word t // 32 is 1 where token t may
+    follow. Where no other token may follow, the text may end: a row is empty
+    only when `is_done` and the vocabulary has no end tokens.
+    """
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing may follow but the end (also once an end token was accepted)."""
+        ...
+
+    @property
+    def can_end(self) -> bool:
+        """The text so far is complete."""
+        ...
+
+    @property
+    def distance(self) -> int:
+        """In how many tokens the text can be complete: 0 where `can_end`. The fewest there are, or for a constraint too
+        large to measure a few more; `shortest_ending` is exact. The end token is not counted."""
+        ...
+
+    def fill_mask(self, row: MaskRow) -> None:
+        """Overwrite `row` with what may follow. End tokens are allowed exactly where the text may end."""
+        ...
+
+    def fill_mask_within(self, row: MaskRow, remaining: int) -> None:
+        """Like `fill_mask`, but only tokens after which the text can still be completed within `remaining` tokens,
+        the next one included. Who fills every mask of a text with it, counting `remaining` down, ends complete if
+        any text fits in the first `remaining`: at the latest the shortest ending is all that is left. Where no
+        completion fits any more it is `fill_mask`, and the text will stay incomplete.
+        """
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """Append a token.
+
+        Raises:
+            ConstraintError: it is not allowed here; the matcher is as before.
+        """
+        ...
+
+    def forced(self) -> tuple[int, ...]:
+        """The tokens that must follow: at each of them the mask has this one bit. Often empty, also where the text is
+        determined, since most texts can be cut into tokens in several ways."""
+        ...
+
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` accepted tokens.
+
+        Raises:
+            ConstraintError: fewer were accepted.
+        """
+        ...
+
+    def clone(self) -> Matcher:
+        """A matcher at the same place."""
+        ...
+
+    def shortest_ending(self, budget: int) -> tuple[int, ...] | None:
+        """Fewest tokens that complete the text; None when they are more than `budget`."""
+        ...
+
+
+class CompiledConstraint(Protocol):
+    """A constraint over one vocabulary. Safe to share between threads."""
+
+    @property
+    def num_states(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held now; grows with use, within the compiler's limit."""
+        ...
+
+    def matcher(self) -> Matcher:
+        """A matcher at the start of a text."""
+        ...
