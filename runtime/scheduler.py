@@ -1,0 +1,296 @@
+"""What the next step computes: a pure function from what waits, what runs and what room there is to a plan.
+
+Knows token counts and page counts. Never touches the cache, a tensor or the clock: the engine core asks, then acts.
+Every step is one ragged batch: a row is a request and how many tokens it contributes. Rows that decode come first (one
+token each, or a short run of forced ones), then chunks of prefills that are under way, then admissions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+TokenIds = npt.NDArray[np.int32]
+Policy = Literal["lpm", "fcfs"]
+
+# A request that has waited this many steps goes before any longer prefix match of its priority.
+AGED_STEPS = 64
+# ... and after this many more it counts as one priority higher, again and again: nothing waits for ever.
+PRIORITY_STEPS = 1024
+# Of the tokens that a running request may still generate, this share has its pages kept free when others are admitted.
+# 0 would admit until decoding itself preempts; 1 would leave most of the pool idle, since few use all their budget.
+GROWTH_SHARE = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request that holds no pages. `waiting` lists stand in order of arrival; a preempted one keeps its old place."""
+
+    id: int
+    ids: TokenIds  # all known tokens: the prompt, and what it had generated before a preemption
+    max_new_tokens: int  # still to come
+    num_cached: int = 0  # of `ids`, by `Cache.peek`; at most len(ids) - 1 are used
+    num_locked_pages: int = 0  # of these, full pages that running requests hold already (`Cache.peek`)
+    priority: int = 0  # higher goes first
+    waited_steps: int = 0
+    namespace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A request that holds pages. `running` lists stand in order of admission."""
+
+    id: int
+    num_tokens: int  # known
+    num_computed: int  # of these, whose KV is written; less than num_tokens: the newest has always yet to be computed
+    num_pages: int  # held
+    max_new_tokens: int  # still to come
+    num_exclusive_pages: int | None = None  # pages that preempting it gives back (`Cache.num_exclusive`); None: all
+    priority: int = 0
+    ids: TokenIds | None = None  # known tokens, while it prefills: what others wait for instead of repeating it
+    namespace: str = ""
+
+    @property
+    def num_pending(self) -> int:
+        return self.num_tokens - self.num_computed
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a step may use."""
+
+    free_pages: int  # free and evictable
+    page_size: int
+    max_batch_tokens: int  # rows of one step, all together
+    max_running: int
+    shares_prefixes: bool = True  # off: the prefix cache is, and nobody waits for what another computes
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Compute the next `num_tokens` tokens of request `id`."""
+
+    id: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Preempt, then admit, then run the rows. Admitted requests have a row, preempted ones have none."""
+
+    rows: tuple[Row, ...] = ()
+    admit: tuple[int, ...] = ()
+    preempt: tuple[int, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.rows)
+
+
+def plan(waiting: Sequence[Waiting], running: Sequence[Running], room: Room, policy: Policy = "lpm") -> Plan:
+    """The next step.
+
+    Progress: while anything runs, somebody gets a row, and the first admitted of the highest priority is never
+    preempted, so requests end; when nothing runs, the first request that fits an empty pool is admitted. A plan without
+    rows means that there is nothing to do, or nothing that could ever fit (`fits_pool` tells that beforehand).
+    """
+    step = _Step(room)
+    kept, preempted = _make_room(running, room)
+    step.free_pages = room.free_pages + sum(_gain(request) for request in preempted)
+    decoding = [request for request in kept if is_decoding(request, room.page_size)]
+    prefilling = [request for request in kept if not is_decoding(request, room.page_size)]
+    for request in (*decoding, *prefilling):
+        step.add_running(request)
+    admitted: tuple[int, ...] = ()
+    if not preempted:  # what was just given up must not be taken by a newcomer
+        admitted = _admit(waiting, kept, step, policy)
+    return Plan(tuple(step.rows), admitted, tuple(request.id for request in preempted))
+
+
+def is_decoding(request: Running, page_size: int) -> bool:
+    """Whether its next row is short: the last sampled token, or a run of forced ones of at most a page."""
+    return request.num_pending <= page_size
+
+
+def fits_pool(num_tokens: int, num_pages: int, page_size: int) -> bool:
+    """Whether the KV of `num_tokens` tokens fits an empty pool of `num_pages` pages.
+
+    A request writes len(prompt) + max_new_tokens - 1 tokens at most: the KV of the last one is never needed.
+    """
+    return pages_for(num_tokens, page_size) <= num_pages
+
+
+def pages_for(num_tokens: int, page_size: int) -> int:
+    return -(-num_tokens // page_size)
+
+
+def next_victim(running: Sequence[Running]) -> Running | None:
+    """Whom to preempt: of the lowest priority, who loses the fewest computed tokens, the latest admitted on a tie.
+
+    Never the first admitted of the highest priority, so that at least this one always ends; None if it is alone.
+    """
+    if len(running) < 2:
+        return None
+    protected = max(range(len(running)), key=lambda index: (running[index].priority, -index))
+    others = [index for index in range(len(running)) if index != protected]
+    chosen = min(others, key=lambda index: (running[index].priority, _gain(running[index]), -index))
+    return running[chosen]
+
+
+# -- running requests --------------------------------------------------------------------------------------------------
+
+
+class _Step:
+    """The step being planned: its rows, and what is left of the room."""
+
+    def __init__(self, room: Room) -> None:
+        self.page_size = room.page_size
+        self.shares_prefixes = room.shares_prefixes
+        self.tokens_left = room.max_batch_tokens
+        self.slots_left = room.max_running
+        self.free_pages = room.free_pages
+        self.rows: list[Row] = []
+        self.promised_pages = 0  # of running requests: the rest of their prompts, and some growth
+
+    def add_running(self, request: Running) -> None:
+        """A row of as many pending tokens as budget and pages allow, none if that is none."""
+        self.slots_left -= 1
+        on_pages = (request.num_pages + max(0, self.free_pages)) * self.page_size - request.num_computed
+        num_tokens = max(0, min(request.num_pending, self.tokens_left, on_pages))
+        if num_tokens:
+            self.rows.append(Row(request.id, num_tokens))
+            self.tokens_left -= num_tokens
+        new_pages = _missing_pages(request, request.num_computed + num_tokens, self.page_size)
+        self.free_pages -= new_pages
+        expected = request.num_tokens + growth_tokens(request.max_new_tokens, self.page_size)
+        self.promised_pages += _missing_pages(request, expected, self.page_size) - new_pages
+
+
+def growth_tokens(max_new_tokens: int, page_size: int) -> int:
+    """Room for how many more tokens is kept for a request: a share of what it may generate, a page at least."""
+    return min(max_new_tokens, max(page_size, int(max_new_tokens * GROWTH_SHARE)))
+
+
+def _missing_pages(request: Running, num_tokens: int, page_size: int) -> int:
+    return max(0, pages_for(num_tokens, page_size) - request.num_pages)
+
+
+def _gain(request: Running) -> int:
+    """Pages that preempting `request` gives back."""
+    return request.num_pages if request.num_exclusive_pages is None else request.num_exclusive_pages
+
+
+def _make_room(running: Sequence[Running], room: Room) -> tuple[list[Running], list[Running]]:
+    """Who stays and who is preempted, so that every decoding row finds its next page.
+
+    When nobody decodes, the first prefill must be able to go on: prefills that hold all pages between them and wait for
+    each other would be a deadlock.
+    """
+    kept, preempted = list(running), list[Running]()
+    free_pages = room.free_pages
+    while kept and _demand(kept, room) > free_pages:
+        victim = next_victim(kept)
+        if victim is None:
+            break
+        kept.remove(victim)
+        preempted.append(victim)
+        free_pages += _gain(victim)
+    return kept, preempted
+
+
+def _demand(running: list[Running], room: Room) -> int:
+    """Pages without which this step would stall somebody."""
+    page_size = room.page_size
+    decoding = [request for request in running if is_decoding(request, page_size)]
+    if decoding:
+        return sum(_missing_pages(request, request.num_tokens, page_size) for request in decoding)
+    return min(_missing_pages(request, request.num_computed + 1, page_size) for request in running)
+
+
+# -- admissions -------------------------------------------------------------------------------------------------------
+
+
+def _admit(waiting: Sequence[Waiting], running: list[Running], step: _Step, policy: Policy) -> tuple[int, ...]:
+    """Admit in order while there are slots, tokens and pages. Adds the rows to `step`."""
+    admitted: list[Waiting] = []
+    # Whose prefill goes on after this step, and whoever is admitted in it: a request with the same prefix waits.
+    prefilling = [(request.ids, request.namespace) for request in running if request.ids is not None]
+    shares = step.shares_prefixes
+    for request in _in_order(waiting, policy):
+        if step.slots_left <= 0 or step.tokens_left <= 0:
+            break
+        if shares and any(_had_better_wait(request, ids, namespace, step.page_size) for ids, namespace in prefilling):
+            continue
+        num_cached = min(request.num_cached, len(request.ids) - 1)
+        num_pages = pages_for(len(request.ids), step.page_size)
+        new_pages = num_pages - _shared_pages(request, admitted, step.page_size)
+        growth = growth_tokens(request.max_new_tokens, step.page_size)
+        growth_pages = pages_for(len(request.ids) + growth, step.page_size) - num_pages
+        is_alone = not running and not admitted
+        wanted = new_pages if is_alone else new_pages + growth_pages + step.promised_pages
+        if wanted > step.free_pages:
+            if not is_alone and (policy == "fcfs" or request.waited_steps >= AGED_STEPS):
+                break  # let the pool drain for it: overtaking would starve it
+            continue
+        num_tokens = min(len(request.ids) - num_cached, step.tokens_left)
+        step.rows.append(Row(request.id, num_tokens))
+        step.tokens_left -= num_tokens
+        step.slots_left -= 1
+        step.free_pages -= new_pages
+        step.promised_pages += growth_pages
+        admitted.append(request)
+        prefilling.append((request.ids, request.namespace))
+    return tuple(request.id for request in admitted)
+
+
+def _in_order(waiting: Sequence[Waiting], policy: Policy) -> list[Waiting]:
+    """Who is considered first. Sorting is stable: equals stay in order of arrival."""
+    if policy == "fcfs":
+        return sorted(waiting, key=lambda request: -_effective_priority(request))
+    return sorted(waiting, key=_lpm_rank)
+
+
+def _lpm_rank(request: Waiting) -> tuple[int, int, int]:
+    if request.waited_steps >= AGED_STEPS:
+        return (-_effective_priority(request), 0, -request.waited_steps)
+    return (-_effective_priority(request), 1, -request.num_cached)
+
+
+def _effective_priority(request: Waiting) -> int:
+    return request.priority + request.waited_steps // PRIORITY_STEPS
+
+
+def _had_better_wait(request: Waiting, ids: TokenIds, namespace: str, page_size: int) -> bool:
+    """Whether a prefill under way (or one just admitted) will soon have computed what `request` would compute again.
+
+    The gain must be a page at least, or else the whole prompt, as for many samples of a short one.
+    """
+    last = len(request.ids) - 1  # is computed in any case: it gives the first logits
+    start = min(request.num_cached, last)
+    stop = start + page_size
+    if stop > last:
+        stop = last
+        if len(ids) <= last or start == last:
+            return False
+    if namespace != request.namespace or len(ids) < stop:
+        return False
+    return np.array_equal(ids[start:stop], request.ids[start:stop]) and np.array_equal(ids[:start], request.ids[:start])
+
+
+def _shared_pages(request: Waiting, admitted: list[Waiting], page_size: int) -> int:
+    """How many of its cached pages are held already, by running requests or by those admitted in this very plan."""
+    most = min(request.num_cached, len(request.ids) - 1) // page_size
+    shared = min(request.num_locked_pages, most)
+    for other in admitted:
+        if shared == most:
+            break
+        if other.namespace == request.namespace:
+            size = min(most * page_size, min(other.num_cached, len(other.ids) - 1) // page_size * page_size)
+            different = np.flatnonzero(other.ids[:size] != request.ids[:size])
+            same = int(different[0]) if len(different) else size
+            shared = max(shared, same // page_size)
+    return shared
