@@ -1,0 +1,27 @@
+"""You will see one passage read once, four branches that guess an answer each, and a judge that picks the best guess."""
+
+import niwaki as nw
+
+PASSAGE = """Context:
+Mira lives in Porto. Mira works for Lantern Labs. Jonas lives in Bergen. Jonas works for Quarry Foods.
+Edda lives in Leeds. Edda works for Harbor Media. Tom lives in Graz. Tom works for Pebble Systems."""
+
+
+@nw.function
+def answer(s, question: str, num_branches: int = 4):
+    s += nw.system("Answer from the context.")
+    s += nw.user(f"{PASSAGE}\nQuestion: {question}")
+    forks = s.fork(num_branches)  # the passage is in the cache: a branch costs its own tokens only
+    forks += lambda i: nw.assistant(nw.gen("guess", temperature=1.5, seed=i, max_new_tokens=12))
+    forks.join()  # the guesses of all branches, as a list
+    guesses = sorted({guess.strip() for guess in s["guess"]} - {""})
+    s += nw.assistant(nw.select("best", choices=guesses))
+
+
+if __name__ == "__main__":
+    for question in ("Where does Jonas live?", "Who works for Harbor Media?"):
+        state = answer.run(question=question)
+        print(question)
+        for index, guess in enumerate(state["guess"]):
+            print(f"  branch {index}: {guess.strip()}")
+        print(f"  judge: {state['best']}\n")

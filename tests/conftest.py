@@ -1,0 +1,25 @@
+"""What all tests share: seeded property tests, and one engine on the bundled model for those that need a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import hypothesis
+import pytest
+
+if TYPE_CHECKING:
+    from niwaki.runtime.engine import Engine
+
+# The same examples on every machine and in every run; a slow machine is no failure.
+hypothesis.settings.register_profile("niwaki", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("niwaki")
+
+
+@pytest.fixture(scope="session")
+def bundled_engine() -> Iterator[Engine]:
+    """The bundled model, loaded once for the whole run."""
+    from niwaki.runtime.engine import Engine  # loads torch, which most tests do without
+
+    with Engine() as engine:
+        yield engine

@@ -1,0 +1,107 @@
+"""Every code block of README and docs/ runs, and prints what stands below it.
+
+The ```python blocks of a page share one namespace, as a reader would type them. A ```text block right behind one is
+what it prints. In ```console blocks the lines that start with `$ niwaki` or `$ python` are run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    line: int
+    language: str
+    code: str
+    output: str | None  # of the ```text block that follows with nothing but blank lines between
+
+
+def blocks(text: str) -> list[Block]:
+    fences = list(FENCE.finditer(text))
+    found = []
+    for position, fence in enumerate(fences):
+        following = fences[position + 1] if position + 1 < len(fences) else None
+        is_answered = following is not None and following[1] == "text" and not text[fence.end() : following.start()].strip()
+        output = following[2] if following is not None and is_answered else None
+        found.append(Block(text.count("\n", 0, fence.start()) + 1, fence[1], fence[2], output))
+    return found
+
+
+def run_python(page: Path, block: Block, namespace: dict[str, object]) -> str:
+    printed = io.StringIO()
+    code = compile("\n" * block.line + block.code, str(page), "exec")  # errors then name the page's own line
+    with contextlib.redirect_stdout(printed):
+        exec(code, namespace)
+    return printed.getvalue()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that looks like the checkout to a reader's commands, and may be written to."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_python_block_runs_and_prints_what_the_page_says(page: Path, checkout: Path) -> None:
+    namespace: dict[str, object] = {"__name__": "__doc__"}
+    for block in blocks(page.read_text("utf-8")):
+        if block.language == "python":
+            printed = run_python(page, block, namespace)
+            if block.output is not None:
+                assert printed == block.output, f"{page.name}:{block.line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_of_ours_succeeds(page: Path, checkout: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for block in blocks(page.read_text("utf-8")):
+        if block.language != "console":
+            continue
+        for line in block.code.replace("\\\n", " ").splitlines():
+            words = shlex.split(line.removeprefix("$ "), comments=True)
+            if not line.startswith("$ ") or words[0] not in ("niwaki", "python"):
+                continue
+            command = [sys.executable, *(["-m", "niwaki"] if words[0] == "niwaki" else []), *words[1:]]
+            done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+            assert done.returncode == 0, f"{page.name}: {line}\n{done.stderr}"
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_readme_starts_with_the_two_commands() -> None:
+    commands = [
+        line.removeprefix("$ ").split("#")[0].strip()
+        for block in blocks((ROOT / "README.md").read_text("utf-8"))
+        if block.language == "console"
+        for line in block.code.splitlines()
+    ]
+    assert commands[:2] == ["make demo", "make test"]
+
+
+def test_a_block_that_prints_something_else_is_seen() -> None:
+    page = "```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n\n```python\npass\n```\n"
+    first, second, third = blocks(page)
+    assert (first.line, first.output, third.output) == (1, "3\n", None)
+    assert second.language == "text"
+    assert run_python(Path("page"), first, {}) == "2\n"
