@@ -1,0 +1,118 @@
+"""The functions that a model's forward pass is made of, behind one protocol, chosen by device.
+
+Models call these and torch's matrix products, nothing else, so a new device is one more class here. Attention has two
+paths behind `attend`, told apart by the plan; a third (a shared prefix read once, merged by log-sum-exp) fits beside them.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from niwaki.kernels.operand import Array, Operand
+from niwaki.kernels.paged_decode import paged_decode_attention, paged_decode_attention_torch
+from niwaki.kernels.plan import AttentionPlan
+from niwaki.kernels.prefill import prefill_attention, prefill_attention_torch
+from niwaki.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_torch
+from niwaki.kernels.silu_mul import silu_mul, silu_mul_torch
+from niwaki.kernels.store_kv import rope_store_kv, rope_store_kv_torch
+
+
+class Ops(Protocol):
+    """Shapes and dtypes as in the kernels' own files. Every operand of a call lives on the same device."""
+
+    def rms_norm(self, x: Operand, weight: Operand, eps: float, out: Operand) -> None: ...
+
+    def add_rms_norm(self, x: Operand, delta: Operand, weight: Operand, eps: float, out: Operand) -> None: ...
+
+    def silu_mul(self, gate_up: Operand, out: Operand) -> None: ...
+
+    def rope_store_kv(
+        self, qkv: Operand, cos: Operand, sin: Operand, plan: AttentionPlan, k_pool: Operand, v_pool: Operand
+    ) -> None: ...
+
+    def attend(
+        self, q: Operand, k_pool: Operand, v_pool: Operand, plan: AttentionPlan, out: Operand
+    ) -> None:
+        """out[t] = attention of q[t] over the keys that the plan lets token t see. q, out [tokens, heads, head_dim]."""
+        ...
+
+
+def ops_for(device: torch.device) -> Ops:
+    """Numba on the CPU; elsewhere the torch references, which run on any device."""
+    return NumbaOps() if device.type == "cpu" else TorchOps()
+
+
+def _array(operand: Operand) -> Array:
+    if operand.array is None:
+        raise TypeError(f"a CPU kernel was given a tensor on {operand.tensor.device}")
+    return operand.array
+
+
+class NumbaOps:
+    """The CPU kernels."""
+
+    def rms_norm(self, x: Operand, weight: Operand, eps: float, out: Operand) -> None:
+        rms_norm(_array(x), _array(weight), eps, _array(out))
+
+    def add_rms_norm(self, x: Operand, delta: Operand, weight: Operand, eps: float, out: Operand) -> None:
+        add_rms_norm(_array(x), _array(delta), _array(weight), eps, _array(out))
+
+    def silu_mul(self, gate_up: Operand, out: Operand) -> None:
+        silu_mul(_array(gate_up), _array(out))
+
+    def rope_store_kv(
+        self, qkv: Operand, cos: Operand, sin: Operand, plan: AttentionPlan, k_pool: Operand, v_pool: Operand
+    ) -> None:
+        rope_store_kv(
+            _array(qkv), _array(cos), _array(sin), plan.positions, plan.slots, _array(k_pool), _array(v_pool)
+        )
+
+    def attend(
+        self, q: Operand, k_pool: Operand, v_pool: Operand, plan: AttentionPlan, out: Operand
+    ) -> None:
+        if len(plan.decode.token):
+            paged_decode_attention(
+                _array(q), _array(k_pool), _array(v_pool), plan.page_table, plan.decode, _array(out)
+            )
+        if plan.prefill:
+            prefill_attention(q.tensor, k_pool.tensor, v_pool.tensor, plan.prefill, out.tensor)
+
+
+class TorchOps:
+    """The references, behind the same protocol."""
+
+    def rms_norm(self, x: Operand, weight: Operand, eps: float, out: Operand) -> None:
+        out.tensor.copy_(rms_norm_torch(x.tensor, weight.tensor, eps))
+
+    def add_rms_norm(self, x: Operand, delta: Operand, weight: Operand, eps: float, out: Operand) -> None:
+        x.tensor.add_(delta.tensor)
+        self.rms_norm(x, weight, eps, out)
+
+    def silu_mul(self, gate_up: Operand, out: Operand) -> None:
+        out.tensor.copy_(silu_mul_torch(gate_up.tensor))
+
+    def rope_store_kv(
+        self, qkv: Operand, cos: Operand, sin: Operand, plan: AttentionPlan, k_pool: Operand, v_pool: Operand
+    ) -> None:
+        device = qkv.tensor.device
+        positions = torch.from_numpy(plan.positions).to(device)
+        slots = torch.from_numpy(plan.slots).to(device)
+        rope_store_kv_torch(qkv.tensor, cos.tensor, sin.tensor, positions, slots, k_pool.tensor, v_pool.tensor)
+
+    def attend(
+        self, q: Operand, k_pool: Operand, v_pool: Operand, plan: AttentionPlan, out: Operand
+    ) -> None:
+        device = q.tensor.device
+        paged_decode_attention_torch(
+            q.tensor,
+            k_pool.tensor,
+            v_pool.tensor,
+            torch.from_numpy(plan.page_table).to(device),
+            torch.from_numpy(plan.decode.token).to(device),
+            torch.from_numpy(plan.decode.table_row).to(device),
+            torch.from_numpy(plan.decode.length).to(device),
+            out.tensor,
+        )
+        prefill_attention_torch(q.tensor, k_pool.tensor, v_pool.tensor, plan.prefill, out.tensor)

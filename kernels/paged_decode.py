@@ -1,0 +1,196 @@
+"""Attention of single queries over paged keys: out = softmax(q k^T / sqrt(head_dim)) v, for each query over its pages.
+
+Parallel over (query, kv head); each work item streams its keys once, a block of BLOCK positions at a time from
+position 0 on, with an online softmax between blocks, so the result depends on nothing but the query and its keys.
+All query heads of a group share each loaded key. A bfloat16 pool is read as uint16 and shifted to float32.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from numba import prange
+
+from niwaki.kernels.checks import check_arrays
+from niwaki.kernels.jit import get_num_threads, jit
+from niwaki.kernels.numeric import exp_f32, load, store
+from niwaki.kernels.operand import Array
+from niwaki.kernels.plan import DecodeQueries, Int32s, Int64s
+
+Float32s = npt.NDArray[np.float32]
+
+BLOCK = 64  # keys between two rescalings of the running sum
+
+# Below this many key elements read (keys x kv heads x head_dim) one thread is faster than waking a second, about 50 us.
+MIN_PARALLEL_ELEMENTS = 400_000
+
+
+def paged_decode_attention(
+    q: Array, k_pool: Array, v_pool: Array, page_table: Int32s, queries: DecodeQueries, out: Array
+) -> None:
+    """out[token[i]] = attention of q[token[i]] over the first length[i] keys of table row table_row[i], for every i.
+
+    q, out [tokens, heads, head_dim], any strides but elements side by side; k_pool, v_pool contiguous [pages, page_size,
+    kv_heads, head_dim]; all of one dtype; heads a multiple of kv_heads. Rows of `out` that no query names stay as they
+    are. Indices come from an `AttentionPlan`, which has checked them.
+    """
+    kv_heads, head_dim = k_pool.shape[2:]
+    check_arrays(
+        "paged_decode_attention",
+        q.dtype,
+        q=(q, out.shape),
+        out=(out, (q.shape[0], q.shape[1], head_dim)),
+        k_pool=(k_pool, v_pool.shape),
+        v_pool=(v_pool, k_pool.shape),
+    )
+    if q.shape[1] % kv_heads:
+        raise ValueError(f"paged_decode_attention: {q.shape[1]} query heads are no multiple of {kv_heads} kv heads")
+    args = (q, k_pool, v_pool, page_table, queries.token, queries.table_row, queries.length, out)
+    threads = get_num_threads()
+    if threads == 1 or int(queries.length.sum()) * kv_heads * head_dim < MIN_PARALLEL_ELEMENTS:
+        _decode_serial(*args)
+    else:
+        _decode_parallel(*args, _equal_shares(queries.length, kv_heads, threads))
+
+
+def paged_decode_attention_torch(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    token: torch.Tensor,
+    table_row: torch.Tensor,
+    length: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """The reference of `paged_decode_attention`, on any device; index tensors int64."""
+    _, page_size, kv_heads, head_dim = k_pool.shape
+    group = q.shape[1] // kv_heads
+    for i in range(len(token)):
+        used = int(length[i])
+        pages = page_table[table_row[i], : -(-used // page_size)]
+        k = k_pool[pages].reshape(-1, kv_heads, head_dim)[:used].float()
+        v = v_pool[pages].reshape(-1, kv_heads, head_dim)[:used].float()
+        grouped = q[token[i]].float().view(kv_heads, group, head_dim)
+        scores = torch.einsum("hgd,khd->hgk", grouped, k) / math.sqrt(head_dim)
+        mixed = torch.einsum("hgk,khd->hgd", scores.softmax(-1), v)
+        out[token[i]] = mixed.reshape(-1, head_dim).to(out.dtype)
+
+
+def _equal_shares(length: Int32s, kv_heads: int, threads: int) -> Int64s:
+    """Bounds [threads + 1] of runs of work items (query x kv_heads + head) that read about equally many keys."""
+    ends = np.repeat(length, kv_heads).cumsum(dtype=np.int64)
+    targets = ends[-1] * np.arange(1, threads) // threads
+    inner = np.searchsorted(ends, targets, side="left") + 1
+    return np.concatenate(([0], np.minimum(inner, len(ends)), [len(ends)])).astype(np.int64)
+
+
+@jit()
+def _decode_serial(
+    q: Array,
+    k_pool: Array,
+    v_pool: Array,
+    page_table: Int32s,
+    token: Int32s,
+    table_row: Int32s,
+    length: Int32s,
+    out: Array,
+) -> None:
+    items = token.shape[0] * k_pool.shape[2]
+    _decode_items(q, k_pool, v_pool, page_table, token, table_row, length, out, 0, items)
+
+
+@jit(parallel=True)
+def _decode_parallel(
+    q: Array,
+    k_pool: Array,
+    v_pool: Array,
+    page_table: Int32s,
+    token: Int32s,
+    table_row: Int32s,
+    length: Int32s,
+    out: Array,
+    bounds: Int64s,
+) -> None:
+    for part in prange(bounds.shape[0] - 1):
+        _decode_items(
+            q, k_pool, v_pool, page_table, token, table_row, length, out, bounds[part], bounds[part + 1]
+        )
+
+
+@jit()
+def _decode_items(
+    q: Array,
+    k_pool: Array,
+    v_pool: Array,
+    page_table: Int32s,
+    token: Int32s,
+    table_row: Int32s,
+    length: Int32s,
+    out: Array,
+    first_item: int,
+    last_item: int,
+) -> None:
+    page_size, kv_heads, head_dim = k_pool.shape[1:]
+    group = q.shape[1] // kv_heads
+    scale = np.float32(1.0 / math.sqrt(head_dim))
+    query = np.empty((group, head_dim), np.float32)
+    mixed = np.empty((group, head_dim), np.float32)  # sum of weight x value so far
+    weights = np.empty((group, BLOCK), np.float32)  # of the block at hand: scores, then their exponentials
+    highest = np.empty(group, np.float32)
+    total = np.empty(group, np.float32)
+    wide = np.empty(head_dim, np.float32)  # one key or value
+    for item in range(first_item, last_item):
+        i = item // kv_heads
+        head = item % kv_heads
+        pages = page_table[table_row[i]]
+        for g in range(group):
+            source = q[token[i], head * group + g]
+            for d in range(head_dim):
+                query[g, d] = load(source[d]) * scale
+                mixed[g, d] = np.float32(0.0)
+            highest[g] = np.float32(-1e30)
+            total[g] = np.float32(0.0)
+        for block in range(0, length[i], BLOCK):
+            count = min(BLOCK, length[i] - block)
+            for j in range(count):
+                position = block + j
+                key = k_pool[pages[position // page_size], position % page_size, head]
+                for d in range(head_dim):
+                    wide[d] = load(key[d])
+                for g in range(group):
+                    score = np.float32(0.0)
+                    for d in range(head_dim):
+                        score += query[g, d] * wide[d]
+                    weights[g, j] = score
+            for g in range(group):
+                top = highest[g]
+                for j in range(count):
+                    top = max(top, weights[g, j])
+                shrink = exp_f32(highest[g] - top)
+                block_total = np.float32(0.0)
+                for j in range(count):
+                    weight = exp_f32(weights[g, j] - top)
+                    weights[g, j] = weight
+                    block_total += weight
+                highest[g] = top
+                total[g] = total[g] * shrink + block_total
+                for d in range(head_dim):
+                    mixed[g, d] *= shrink
+            for j in range(count):
+                position = block + j
+                value = v_pool[pages[position // page_size], position % page_size, head]
+                for d in range(head_dim):
+                    wide[d] = load(value[d])
+                for g in range(group):
+                    weight = weights[g, j]
+                    for d in range(head_dim):
+                        mixed[g, d] += weight * wide[d]
+        for g in range(group):
+            target = out[token[i], head * group + g]
+            inverse = np.float32(1.0) / total[g]
+            for d in range(head_dim):
+                target[d] = store(mixed[g, d] * inverse, q[0, 0, 0])

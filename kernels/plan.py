@@ -1,0 +1,177 @@
+"""What one step's attention needs to know about its ragged batch; made once a step, used by every layer.
+
+Knows counts, positions and page ids; never sees a query or a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from niwaki.kernels.jit import jit
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+# A row of at most this many new tokens goes through the decode kernel, each token a query of its own that sees one
+# key more than the one before; longer rows gather their keys and go through dense attention. See bench_kernels.py.
+MAX_DECODE_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One row of the batch: `count` new tokens after `start` cached ones, in the pages `page_ids`."""
+
+    start: int
+    count: int
+    page_ids: Sequence[int] | Int32s
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeQueries:
+    """Single queries over paged keys. Query i is token `token[i]`; it sees the first `length[i]` keys of table row
+    `table_row[i]`, its own key being the last."""
+
+    token: Int32s  # [queries]
+    table_row: Int32s  # [queries]
+    length: Int32s  # [queries]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRow:
+    """Tokens `first` to `first + count` of the batch over the first `start + count` keys of `pages`, causally."""
+
+    first: int
+    count: int
+    start: int
+    pages: torch.Tensor  # int64 [pages], on the pool's device
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Where each token's key and value go, and which rows take which path. Keys are stored before attention reads."""
+
+    num_tokens: int
+    page_size: int
+    num_pages: int
+    positions: Int64s  # [tokens] position in its own sequence
+    slots: Int64s  # [tokens] page id x page size + offset, where its key and value go
+    page_table: Int32s  # [rows, widest], padded with 0, which is never read
+    decode: DecodeQueries
+    prefill: tuple[PrefillRow, ...]
+
+
+def make_plan(spans: Sequence[Span], *, page_size: int, num_pages: int, device: torch.device) -> AttentionPlan:
+    """Lay out one step.
+
+    Raises:
+        ValueError: a span is empty, its pages do not cover its tokens, or a page id is outside the pool. Kernels
+            address memory by these numbers unchecked, so nothing gets past here.
+    """
+    num_rows = len(spans)
+    starts = np.fromiter([span.start for span in spans], np.int64, num_rows)
+    counts = np.fromiter([span.count for span in spans], np.int64, num_rows)
+    widest = max((len(span.page_ids) for span in spans), default=0)
+    table = np.zeros((num_rows, max(widest, 1)), np.int32)
+    held = np.empty(num_rows, np.int64)  # pages of each row
+    for row, span in enumerate(spans):
+        held[row] = len(span.page_ids)
+        table[row, : held[row]] = span.page_ids
+    num_tokens = int(counts.sum())
+    positions = np.empty(num_tokens, np.int64)
+    slots = np.empty(num_tokens, np.int64)
+    is_decode = counts <= MAX_DECODE_TOKENS
+    num_queries = int(counts[is_decode].sum())
+    queries = DecodeQueries(
+        np.empty(num_queries, np.int32), np.empty(num_queries, np.int32), np.empty(num_queries, np.int32)
+    )
+    bad_row = int(
+        _fill(
+            starts,
+            counts,
+            held,
+            table,
+            page_size,
+            num_pages,
+            positions,
+            slots,
+            queries.token,
+            queries.table_row,
+            queries.length,
+        )
+    )
+    if bad_row < num_rows:
+        _explain(spans[bad_row], bad_row, page_size, num_pages)
+    prefill: tuple[PrefillRow, ...] = ()
+    if num_queries < num_tokens:
+        firsts = np.cumsum(counts) - counts
+        prefill = tuple(
+            PrefillRow(
+                int(firsts[row]),
+                int(counts[row]),
+                int(starts[row]),
+                torch.from_numpy(
+                    table[row, : _pages_for(int(starts[row] + counts[row]), page_size)].astype(np.int64)
+                ).to(device),
+            )
+            for row in np.flatnonzero(~is_decode)
+        )
+    return AttentionPlan(num_tokens, page_size, num_pages, positions, slots, table, queries, prefill)
+
+
+def _pages_for(tokens: int, page_size: int) -> int:
+    return -(-tokens // page_size)
+
+
+def _explain(span: Span, row: int, page_size: int, num_pages: int) -> None:
+    if span.start < 0 or span.count < 1:
+        raise ValueError(f"row {row} must have at least one new token at a position >= 0, got {span}")
+    needed = _pages_for(span.start + span.count, page_size)
+    if len(span.page_ids) < needed:
+        raise ValueError(
+            f"row {row} needs {needed} pages of {page_size} for {span.start} cached and {span.count} new tokens, "
+            f"got {len(span.page_ids)}"
+        )
+    raise ValueError(f"row {row} names a page outside the pool of {num_pages}: {list(span.page_ids)}")
+
+
+@jit()
+def _fill(
+    starts: Int64s,
+    counts: Int64s,
+    held: Int64s,
+    table: Int32s,
+    page_size: int,
+    num_pages: int,
+    positions: Int64s,
+    slots: Int64s,
+    query_token: Int32s,
+    query_row: Int32s,
+    query_length: Int32s,
+) -> int:
+    """Fill the arrays from `positions` on. Returns the first row that is invalid, or the number of rows."""
+    num_rows = starts.shape[0]
+    token = 0
+    query = 0
+    for row in range(num_rows):
+        start = starts[row]
+        count = counts[row]
+        if start < 0 or count < 1 or held[row] * page_size < start + count:
+            return row
+        for index in range(held[row]):
+            if table[row, index] < 0 or table[row, index] >= num_pages:
+                return row
+        for position in range(start, start + count):
+            positions[token] = position
+            slots[token] = np.int64(table[row, position // page_size]) * page_size + position % page_size
+            if count <= MAX_DECODE_TOKENS:
+                query_token[query] = token
+                query_row[query] = row
+                query_length[query] = position + 1
+                query += 1
+            token += 1
+    return num_rows

@@ -1,0 +1,113 @@
+"""Rotate the new queries and keys, and write the new keys and values to their slots in the paged pool.
+
+One pass over the fused projection: in torch this is about a dozen operators, 60 us a layer for one token; here 1 us.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from niwaki.kernels.checks import check_arrays
+from niwaki.kernels.jit import jit
+from niwaki.kernels.numeric import load, store
+from niwaki.kernels.operand import Array
+from niwaki.kernels.plan import Int64s
+from niwaki.kernels.rope import rotate_torch
+
+Float32s = npt.NDArray[np.float32]
+
+
+def rope_store_kv(
+    qkv: Array,
+    cos: Float32s,
+    sin: Float32s,
+    positions: Int64s,
+    slots: Int64s,
+    k_pool: Array,
+    v_pool: Array,
+) -> None:
+    """Turn the queries in `qkv` in place; store the turned keys, and the values, at `slots`.
+
+    qkv [tokens, (heads + 2 kv_heads) x head_dim]: queries, keys, values. cos, sin float32 [positions, head_dim / 2].
+    k_pool, v_pool [pages, page_size, kv_heads, head_dim], contiguous, of qkv's dtype. positions, slots int64 [tokens],
+    taken from an `AttentionPlan`, which has checked the slots; positions are checked here against the tables.
+    """
+    check_arrays("rope_store_kv", qkv.dtype, qkv=(qkv, qkv.shape), k_pool=(k_pool, v_pool.shape), v_pool=(v_pool, k_pool.shape))
+    if not (positions.shape == slots.shape == qkv.shape[:1]):
+        raise ValueError(f"rope_store_kv: {len(qkv)} tokens, but {len(positions)} positions and {len(slots)} slots")
+    if not _rope_store_kv(qkv, cos, sin, positions, slots, k_pool, v_pool):
+        raise ValueError(f"rope_store_kv: position {positions.max()} is beyond the {len(cos)} positions of the model")
+
+
+def store_kv_torch(
+    k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor
+) -> None:
+    """Write k, v [tokens, kv_heads, head_dim] at slots int64 [tokens]: the reference of the store."""
+    k_pool.view(-1, *k_pool.shape[2:]).index_copy_(0, slots, k)
+    v_pool.view(-1, *v_pool.shape[2:]).index_copy_(0, slots, v)
+
+
+def rope_store_kv_torch(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+) -> None:
+    """The reference of `rope_store_kv`, on any device."""
+    kv_heads, head_dim = k_pool.shape[2:]
+    heads = qkv.shape[1] // head_dim - 2 * kv_heads
+    q, k, v = qkv.view(len(qkv), -1, head_dim).split((heads, kv_heads, kv_heads), 1)
+    q.copy_(rotate_torch(q, cos, sin, positions))
+    store_kv_torch(rotate_torch(k, cos, sin, positions), v, slots, k_pool, v_pool)
+
+
+@jit()
+def _rope_store_kv(
+    qkv: Array,
+    cos: Float32s,
+    sin: Float32s,
+    positions: Int64s,
+    slots: Int64s,
+    k_pool: Array,
+    v_pool: Array,
+) -> bool:
+    """False, with nothing written, where a position lies outside the tables."""
+    page_size, kv_heads, head_dim = k_pool.shape[1:]
+    half = head_dim // 2
+    heads = qkv.shape[1] // head_dim - 2 * kv_heads
+    num_tokens = qkv.shape[0]
+    for t in range(num_tokens):
+        if positions[t] < 0 or positions[t] >= cos.shape[0]:
+            return False
+    for t in range(num_tokens):
+        c = cos[positions[t]]
+        s = sin[positions[t]]
+        page = slots[t] // page_size
+        offset = slots[t] % page_size
+        row = qkv[t]
+        for head in range(heads):
+            first = row[head * head_dim : head * head_dim + half]
+            second = row[head * head_dim + half : (head + 1) * head_dim]
+            for i in range(half):
+                a = load(first[i])
+                b = load(second[i])
+                first[i] = store(a * c[i] - b * s[i], row[0])
+                second[i] = store(b * c[i] + a * s[i], row[0])
+        for head in range(kv_heads):
+            base = (heads + head) * head_dim
+            key = k_pool[page, offset, head]
+            for i in range(half):
+                a = load(row[base + i])
+                b = load(row[base + half + i])
+                key[i] = store(a * c[i] - b * s[i], row[0])
+                key[half + i] = store(b * c[i] + a * s[i], row[0])
+            base += kv_heads * head_dim
+            value = v_pool[page, offset, head]
+            for i in range(head_dim):
+                value[i] = row[base + i]
+    return True

@@ -1,0 +1,151 @@
+"""Runs the model over one ragged batch a step. Owns the model and its KV pool; knows pages by id, requests not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from niwaki.kernels import jit
+from niwaki.kernels.plan import Int32s, Span, make_plan
+from niwaki.radix.pages import PageCopy
+from niwaki.runtime.api import ConfigError
+from niwaki.runtime.loader import Checkpoint, read_model_folder
+from niwaki.runtime.models import model_class
+from niwaki.runtime.models.config import DTYPE_BYTES, ModelConfig
+from niwaki.runtime.models.llama import expected_tensors
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request's part of a step: q >= 1 new tokens behind `start` tokens whose keys and values are cached."""
+
+    token_ids: Int32s  # [q]
+    start: int
+    page_ids: Sequence[int]  # its page table, covering start + q tokens
+    num_logits: int = 1  # the last positions whose logits are wanted; 0 for a prefill chunk that is not the last
+
+
+class Runner:
+    """A loaded model. `forward` and `copy_pages` are called by one thread at a time."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        read: Callable[[str], torch.Tensor],
+        *,
+        device: str = "cpu",
+        dtype: str = "auto",
+        num_pages: int,
+        page_size: int = 16,
+    ) -> None:
+        """`read(name)` gives each tensor of `expected_tensors(config)`; it is converted to `dtype`.
+
+        Raises:
+            ConfigError: an unknown device or dtype.
+        """
+        wanted = config.dtype if dtype == "auto" else dtype
+        if wanted not in TORCH_DTYPES:
+            raise ConfigError(f"dtype must be auto, {' or '.join(TORCH_DTYPES)}, got {dtype!r}")
+        self._device = torch.device(_resolve_device(device))
+        torch_dtype = TORCH_DTYPES[wanted]
+        self.config = config
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.kv_bytes_per_token = config.kv_bytes_per_token(wanted)
+        self._model = model_class(config.architecture)(
+            config,
+            lambda name: read(name).to(device=self._device, dtype=torch_dtype),
+            num_pages=num_pages,
+            page_size=page_size,
+            device=self._device,
+            dtype=torch_dtype,
+        )
+
+    @classmethod
+    def load(
+        cls, model_dir: Path, *, device: str = "cpu", dtype: str = "auto", num_pages: int, page_size: int = 16
+    ) -> Runner:
+        """A runner of a Hugging Face folder.
+
+        Raises:
+            ModelError: the folder is missing, incomplete, damaged or of an unsupported architecture.
+            ConfigError: an unknown device or dtype.
+        """
+        folder = read_model_folder(model_dir)
+        checkpoint = Checkpoint(model_dir, expected_tensors(folder.config))
+        return cls(folder.config, checkpoint.read, device=device, dtype=dtype, num_pages=num_pages, page_size=page_size)
+
+    @classmethod
+    def random(
+        cls,
+        config: ModelConfig,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+        dtype: str = "auto",
+        num_pages: int,
+        page_size: int = 16,
+    ) -> Runner:
+        """A runner of seeded random weights, for tests and benchmarks: matrices scaled to keep activations near 1."""
+        shapes = expected_tensors(config)
+        generator = torch.Generator().manual_seed(seed)
+
+        def read(name: str) -> torch.Tensor:
+            if name.endswith("norm.weight"):
+                return torch.ones(shapes[name])
+            return torch.randn(shapes[name], generator=generator) / shapes[name][-1] ** 0.5
+
+        return cls(config, read, device=device, dtype=dtype, num_pages=num_pages, page_size=page_size)
+
+    def forward(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Run one step: store the keys and values of all new tokens, return the logits asked for.
+
+        Returns:
+            float32 [sum of num_logits, vocab_size], in row order, positions ascending within a row.
+
+        Raises:
+            ValueError: a row is empty, its pages do not cover it or are outside the pool, num_logits is not from 0 to q,
+                or a position is beyond the model's context. Nothing was stored then.
+            IndexError: a token id is outside the vocabulary.
+        """
+        if not rows:
+            return torch.empty((0, self.config.vocab_size), dtype=torch.float32)
+        spans = [Span(row.start, len(row.token_ids), row.page_ids) for row in rows]
+        plan = make_plan(spans, page_size=self.page_size, num_pages=self.num_pages, device=self._device)
+        token_ids = torch.from_numpy(np.concatenate([row.token_ids for row in rows])).to(self._device)
+        return self._model.forward(token_ids, plan, _wanted(rows, plan.num_tokens))
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """Carry out copies on write, in order, in all layers."""
+        self._model.copy_pages([(copy.src, copy.dst, copy.num_tokens) for copy in copies])
+
+
+def _wanted(rows: Sequence[Row], num_tokens: int) -> npt.NDArray[np.int64] | None:
+    """Indices of the tokens whose logits are wanted; None for all."""
+    counts = [row.num_logits for row in rows]
+    if num_tokens == len(rows) and min(counts) == max(counts) == 1:
+        return None  # every row decodes one token
+    wanted: list[int] = []
+    end = 0
+    for row, count in zip(rows, counts, strict=True):
+        if not 0 <= count <= len(row.token_ids):
+            raise ValueError(f"num_logits must be from 0 to the row's {len(row.token_ids)} tokens, got {count}")
+        end += len(row.token_ids)
+        wanted.extend(range(end - count, end))
+    return None if len(wanted) == num_tokens else np.array(wanted, np.int64)
+
+
+def _resolve_device(device: str) -> str:
+    if device == "auto":
+        return "cpu"  # the GPU kernels are not here yet
+    try:
+        return torch.device(device).type
+    except RuntimeError as error:
+        raise ConfigError(f"device must be auto or cpu, got {device!r}") from error
