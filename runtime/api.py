@@ -424,8 +424,8 @@ class Generation(Pending[tuple[Output, ...]]):
         position = 0
         while True:
             with self._changed:
-                arrived = self._changed.wait_for(lambda: self._done or len(self._deltas) > position, timeout)
-                if not arrived:
+                start = position
+                if not self._changed.wait_for(lambda start=start: self._done or len(self._deltas) > start, timeout):
                     raise TimedOut(f"no text within {timeout} s")
                 new = self._deltas[position:]
             if not new:

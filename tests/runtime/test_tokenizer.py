@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
 import pytest
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import decoders, models
 
 from niwaki.runtime.api import Message, ModelError, ProgramError, RequestError, Segment, UnsupportedByBackend
 from niwaki.runtime.tokenizer import Tokenizer, byte_alphabet
-
-TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}"
-    "{% if m.role not in ['system', 'user', 'assistant'] %}{{ raise_exception('no role ' + m.role) }}{% endif %}"
-    "<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-SPECIALS = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
-
-
-def make_folder(folder: Path, *, template: str | None = TEMPLATE) -> Path:
-    built = tokenizers.Tokenizer(models.BPE())
-    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    built.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=SPECIALS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    built.train_from_iterator(["the cat sat on the mat", "naïve café, 東京 and Zürich", "a b c 1 2 3"] * 20, trainer)
-    built.post_processor = processors.TemplateProcessing(
-        single="<|bos|> $A", pair=None, special_tokens=[("<|bos|>", built.token_to_id("<|bos|>"))]
-    )
-    built.save(str(folder / "tokenizer.json"))
-    config: dict[str, object] = {"bos_token": "<|bos|>", "eos_token": {"content": "<|end|>"}}
-    if template is not None:
-        config["chat_template"] = template
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
+from tests.toy import make_tokenizer
 
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Tokenizer:
-    return Tokenizer(make_folder(tmp_path))
+    return Tokenizer(make_tokenizer(tmp_path))
 
 
 def test_user_text_never_becomes_a_special_token(tokenizer: Tokenizer) -> None:
@@ -108,13 +79,13 @@ def test_the_chat_template_renders_and_refuses(tokenizer: Tokenizer) -> None:
 
 def test_a_model_without_template_says_so(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedByBackend, match="no chat template"):
-        Tokenizer(make_folder(tmp_path, template=None)).render([Message("user", "hi")], add_generation_prompt=True)
+        Tokenizer(make_tokenizer(tmp_path, template=None)).render([Message("user", "hi")], add_generation_prompt=True)
 
 
 def test_templates_run_in_a_sandbox(tmp_path: Path) -> None:
     evil = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
     with pytest.raises(ProgramError):
-        Tokenizer(make_folder(tmp_path, template=evil)).render([Message("user", "hi")], add_generation_prompt=False)
+        Tokenizer(make_tokenizer(tmp_path, template=evil)).render([Message("user", "hi")], add_generation_prompt=False)
 
 
 def test_bad_input_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:

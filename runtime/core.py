@@ -1,0 +1,377 @@
+"""The engine core: one plain object with `step()`. Owns the requests, the cache and the model runner; no threads.
+
+A step reads: plan, make room, run the model, take what it says. Whoever hosts the core (`engine.Engine`) calls every
+method from one thread.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from niwaki.radix.cache import Cache, Pin
+from niwaki.runtime import scheduler
+from niwaki.runtime.api import (
+    Cancelled,
+    CapacityError,
+    FinishReason,
+    GenerationError,
+    NiwakiError,
+    TokenLogprob,
+)
+from niwaki.runtime.config import EngineConfig
+from niwaki.runtime.request import GenerateJob, Job, Request, ScoreJob, TokenIds
+from niwaki.runtime.runner import Row, Runner
+from niwaki.runtime.sampler import Sampled, SampleRow, sample, token_logprobs
+from niwaki.runtime.tokenizer import Tokenizer
+
+log = logging.getLogger("niwaki.engine")
+
+# A waiting request's match is looked up every step for the first so many in line; the rest wait their turn anyway.
+MAX_MATCHED_WAITING = 256
+
+
+@dataclass(slots=True)
+class Counters:
+    """Tokens and requests since the start."""
+
+    steps: int = 0
+    prefilled_tokens: int = 0  # prompt tokens that the model computed
+    cached_tokens: int = 0  # prompt tokens that the cache gave
+    generated_tokens: int = 0
+    recomputed_tokens: int = 0  # computed a second time after a preemption
+    preemptions: int = 0
+    finished: int = 0
+    failed: int = 0
+
+
+class EngineCore:
+    """Runs requests to their end, one ragged batch a step."""
+
+    def __init__(self, runner: Runner, tokenizer: Tokenizer, config: EngineConfig, num_pages: int) -> None:
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._config = config
+        self._end_ids = frozenset(runner.config.eos_ids)
+        self._policy: scheduler.Policy = "fcfs" if config.schedule_policy == "fcfs" else "lpm"
+        self._cache = Cache(num_pages, config.page_size, enabled=config.enable_prefix_cache)
+        self._waiting: list[Request] = []  # in order of arrival
+        self._running: dict[int, Request] = {}
+        self.counters = Counters()
+
+    # -- what a host may do -----------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def cache(self) -> Cache:
+        """For reading: `stats()` and `check()`."""
+        return self._cache
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self._waiting.extend(requests)
+
+    def abort(self, job: Job, error: NiwakiError | None = None) -> None:
+        """End every request of the job. What it had computed stays in the tree, as far as it was fully written."""
+        for request in [r for r in self._waiting if r.job is job]:
+            self._waiting.remove(request)
+        for request in [r for r in self._running.values() if r.job is job]:
+            self._leave(request)
+        _fail(job, error or Cancelled("the request was cancelled"))
+
+    def abort_all(self, error: NiwakiError) -> None:
+        for job in {id(r.job): r.job for r in (*self._waiting, *self._running.values())}.values():
+            self.abort(job, error)
+
+    def pin(self, ids: TokenIds, namespace: str) -> Pin:
+        """Keep the cached path of these tokens while a branch stands on it."""
+        return self._cache.pin(ids, namespace)
+
+    def unpin(self, pin: Pin) -> None:
+        self._cache.unpin(pin)
+
+    def flush(self) -> bool:
+        return self._cache.flush()
+
+    def step(self) -> None:
+        """Run one ragged batch and tell whoever waits for its tokens."""
+        batch = self._make_batch()
+        if not batch:
+            self._refuse_the_impossible()
+            return
+        self.counters.steps += 1
+        rows = [row for _, row in batch]
+        try:
+            logits = self._runner.forward(rows)
+        except Exception as error:  # the whole batch is lost, the engine is not
+            log.exception("a step failed")
+            self._fail_batch([request for request, _ in batch], error)
+            return
+        self._commit(batch)
+        self._take_logits(batch, logits)
+
+    # -- the batch --------------------------------------------------------------------------------------------------
+
+    def _make_batch(self) -> list[tuple[Request, Row]]:
+        plan = self._plan()
+        for request_id in plan.preempt:
+            self._preempt(self._running[request_id])
+        by_id = {request.id: request for request in self._waiting} if plan.admit else {}
+        for request_id in plan.admit:
+            self._admit(by_id[request_id])
+        for request in self._waiting:
+            request.waited_steps += 1
+        batch: list[tuple[Request, Row]] = []
+        for step in plan.rows:
+            if step.id not in self._running:  # its admission failed for want of a page
+                continue
+            request = self._running[step.id]
+            assert request.lease is not None, "running requests hold a lease"
+            num_tokens = min(step.num_tokens, request.num_to_compute - request.num_computed)
+            end = request.num_computed + num_tokens
+            if num_tokens > 0 and self._cache.reserve(request.lease, end):
+                num_logits = max(0, end - max(request.num_computed, request.logits_from))
+                ids = request.ids[request.num_computed : end]
+                batch.append((request, Row(ids, request.num_computed, request.lease.page_ids, num_logits)))
+        return batch
+
+    def _plan(self) -> scheduler.Plan:
+        page_size = self._config.page_size
+        room = scheduler.Room(
+            free_pages=self._cache.num_free + self._cache.num_evictable,
+            page_size=page_size,
+            max_batch_tokens=self._config.chunked_prefill_size,
+            max_running=self._config.max_running_requests,
+            shares_prefixes=self._config.enable_prefix_cache,
+        )
+        running = [self._as_running(request) for request in self._running.values()]
+        waiting = [self._as_waiting(request) for request in self._waiting[:MAX_MATCHED_WAITING]]
+        return scheduler.plan(waiting, running, room, self._policy)
+
+    def _as_running(self, request: Request) -> scheduler.Running:
+        assert request.lease is not None, "running requests hold a lease"
+        num_tokens = request.num_to_compute
+        return scheduler.Running(
+            id=request.id,
+            num_tokens=num_tokens,
+            num_computed=request.num_computed,
+            num_pages=len(request.lease.page_ids),
+            max_new_tokens=request.remaining_new,
+            ids=request.ids[:num_tokens] if request.num_computed + 1 < num_tokens else None,
+            namespace=request.namespace,
+        )
+
+    def _as_waiting(self, request: Request) -> scheduler.Waiting:
+        match = self._cache.peek(request.ids[: self._max_cached(request)], request.namespace)
+        return scheduler.Waiting(
+            id=request.id,
+            ids=request.ids[: request.num_to_compute],
+            max_new_tokens=request.remaining_new,
+            num_cached=match.num_cached,
+            num_locked_pages=match.num_locked_pages,
+            waited_steps=request.waited_steps,
+            namespace=request.namespace,
+        )
+
+    def _max_cached(self, request: Request) -> int:
+        # Leave at least one token uncached: attention needs a query row to give logits. Where the prompt's own
+        # log-probabilities are asked for, all positions from `logits_from` on must run.
+        return max(0, min(request.logits_from, request.num_to_compute - 1))
+
+    def _admit(self, request: Request) -> None:
+        num_tokens = request.num_to_compute
+        lease = self._cache.acquire(
+            request.ids, request.namespace, max_cached=self._max_cached(request), room_for=num_tokens
+        )
+        if lease is None:
+            return
+        if lease.copies:
+            self._runner.copy_pages(lease.copies)
+        self._waiting.remove(request)
+        request.lease = lease
+        request.num_computed = lease.num_cached
+        if request.num_cached is None:
+            request.num_cached = lease.num_cached
+            self.counters.cached_tokens += lease.num_cached
+        self._running[request.id] = request
+
+    def _preempt(self, request: Request) -> None:
+        """Give the pages back; the tokens stay known, and what the tree keeps need not be computed again."""
+        self._leave(request)
+        request.was_preempted = True
+        self.counters.preemptions += 1
+        bisect.insort(self._waiting, request, key=lambda waiting: waiting.id)  # its old place: ids ascend with arrival
+
+    def _leave(self, request: Request) -> None:
+        """Out of the running ones. What it had computed goes into the tree."""
+        if request.lease is not None:
+            self._cache.release(request.lease, request.ids, request.num_computed)
+            request.lease = None
+            request.num_computed = 0
+        self._running.pop(request.id, None)
+
+    def _refuse_the_impossible(self) -> None:
+        """Nothing could run. With requests in the pool one is set back; alone, the first in line can never fit."""
+        if self._running:
+            self._preempt(next(reversed(self._running.values())))
+        elif self._waiting:
+            request = self._waiting[0]
+            self.abort(
+                request.job,
+                CapacityError(
+                    f"{request.length} tokens do not fit in the KV pool beside what is pinned; raise kv_tokens"
+                ),
+            )
+
+    def _fail_batch(self, requests: Sequence[Request], cause: Exception) -> None:
+        for request in requests:
+            self._drop(request)
+            self.abort(request.job, GenerationError(f"the engine's step failed: {type(cause).__name__}: {cause}"))
+
+    def _drop(self, request: Request) -> None:
+        """Leave without giving the tree anything that was not committed before."""
+        if request.lease is not None:
+            self._cache.discard(request.lease)
+            request.lease = None
+        self._running.pop(request.id, None)
+        self.counters.failed += 1
+
+    # -- after the forward pass -------------------------------------------------------------------------------------
+
+    def _commit(self, batch: Sequence[tuple[Request, Row]]) -> None:
+        for request, row in batch:
+            assert request.lease is not None
+            was_prefilling = request.num_computed < request.num_prompt
+            request.num_computed += len(row.token_ids)
+            if request.was_preempted and was_prefilling:
+                self.counters.recomputed_tokens += len(row.token_ids)
+            if was_prefilling:
+                self.counters.prefilled_tokens += len(row.token_ids)
+                # Share the prompt at once; generated tokens go into the tree when the request ends.
+                is_whole = request.num_computed >= request.num_prompt
+                self._cache.commit(request.lease, request.ids, request.num_computed, share_tail=is_whole)
+
+    def _take_logits(self, batch: Sequence[tuple[Request, Row]], logits: torch.Tensor) -> None:
+        drawing: list[tuple[Request, int]] = []  # (request, its row in logits)
+        reading: list[tuple[Request, int, int, int]] = []  # (request, first row, first position, count)
+        at = 0
+        for request, row in batch:
+            if row.num_logits:
+                first = request.num_computed - row.num_logits
+                last_is_new = request.num_computed == request.length
+                count = row.num_logits - last_is_new
+                if count:
+                    reading.append((request, at, first, count))
+                request.logits_from = request.num_computed - (1 if last_is_new else 0)
+                if last_is_new and request.samples:
+                    drawing.append((request, at + row.num_logits - 1))
+                at += row.num_logits
+        if reading:
+            self._read_prompt(reading, logits)
+        if drawing:
+            self._draw(drawing, logits if len(drawing) == len(logits) else logits[[row for _, row in drawing]])
+        for request, _ in batch:
+            if not request.samples and request.num_computed == request.num_to_compute and request.id in self._running:
+                self._finish(request, FinishReason("length"))
+
+    def _read_prompt(self, reading: Sequence[tuple[Request, int, int, int]], logits: torch.Tensor) -> None:
+        for request, first_row, first, count in reading:
+            targets = request.ids[first + 1 : first + 1 + count]
+            read = token_logprobs(logits[first_row : first_row + count], targets, 0)
+            for offset, (target, entry) in enumerate(zip(targets.tolist(), read, strict=True)):
+                text = self._tokenizer.token_text(target)
+                request.prompt_logprobs[first + 1 + offset] = TokenLogprob(entry.logprob, target, text)
+
+    def _draw(self, drawing: Sequence[tuple[Request, int]], logits: torch.Tensor) -> None:
+        ready: list[Request] = []
+        rows: list[SampleRow] = []
+        kept: list[int] = []
+        for place, (request, _) in enumerate(drawing):
+            try:
+                rows.append(self._sample_row(request))
+            except NiwakiError as error:  # a fault belongs to its request
+                self._fail_request(request, error)
+                continue
+            ready.append(request)
+            kept.append(place)
+        if not ready:
+            return
+        drawn = sample(logits if len(kept) == len(drawing) else logits[kept], rows)
+        for request, sampled in zip(ready, drawn, strict=True):
+            if isinstance(sampled, GenerationError):
+                self._fail_request(request, sampled)
+            else:
+                self._take(request, sampled)
+
+    def _sample_row(self, request: Request) -> SampleRow:
+        params = request.params
+        mask = None
+        if request.matcher is not None:
+            mask = np.zeros((self._runner.config.vocab_size + 31) // 32, dtype=np.uint32)
+            request.matcher.fill_mask_within(mask, request.remaining_new)
+        penalised = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
+        forbid = self._end_ids if request.num_generated < params.min_tokens else ()
+        return SampleRow(
+            params=params,
+            seed=request.seed,
+            position=request.num_generated,
+            mask=mask,
+            prompt_ids=request.ids[: request.num_prompt] if penalised else None,
+            output_ids=request.output_ids if penalised else None,
+            forbid=tuple(forbid) + (params.stop_token_ids if forbid else ()),
+        )
+
+    def _take(self, request: Request, sampled: Sampled) -> None:
+        try:
+            reason = request.take(sampled, self._end_ids)
+        except NiwakiError as error:
+            self._fail_request(request, error)
+            return
+        self.counters.generated_tokens += 1
+        if reason is not None:
+            self._finish(request, reason)
+        elif isinstance(request.job, GenerateJob) and request.index == 0:
+            delta = request.next_delta()
+            if delta is not None:
+                request.job.generation.push(delta)
+
+    def _fail_request(self, request: Request, error: NiwakiError) -> None:
+        self._drop(request)
+        self.abort(request.job, error)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        self._leave(request)
+        self.counters.finished += 1
+        job = request.job
+        if isinstance(job, ScoreJob):
+            job.scores[request.index] = request.score()
+            if len(job.scores) == job.num_scores:
+                job.pending.succeed(tuple(job.scores[i] for i in range(job.num_scores)))
+            return
+        delta = request.next_delta(is_last=True)
+        if delta is not None and request.index == 0:
+            job.generation.push(delta)
+        job.outputs[request.index] = request.output(reason)
+        if request.index == 0:
+            job.moved(request.kept_ids(reason))
+        if len(job.outputs) == job.num_outputs:
+            job.generation.succeed(tuple(job.outputs[i] for i in range(job.num_outputs)))
+
+
+def _fail(job: Job, error: NiwakiError) -> None:
+    (job.generation if isinstance(job, GenerateJob) else job.pending).fail(error)

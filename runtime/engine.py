@@ -1,0 +1,321 @@
+"""The engine for users: loads a model folder, sizes the pool, and answers in plain dicts, as SGLang's engine does.
+
+Programs run on its `backend`; `generate` is for those who want no language around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import psutil
+
+from niwaki.runtime import bundled
+from niwaki.runtime.api import (
+    BackendInfo,
+    Choices,
+    Constraint,
+    Delta,
+    Generation,
+    Output,
+    Regex,
+    RequestError,
+    SamplingOptions,
+    SamplingParams,
+    Segment,
+    TokenLogprob,
+)
+from niwaki.runtime.config import EngineConfig
+from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
+from niwaki.runtime.core import EngineCore
+from niwaki.runtime.loader import read_model_folder
+from niwaki.runtime.local import LocalBackend
+from niwaki.runtime.request import TokenIds
+from niwaki.runtime.runner import Runner
+from niwaki.runtime.tokenizer import Tokenizer
+
+Result = dict[str, object]
+
+# The share of free memory that the KV pool takes unless `kv_tokens` says otherwise. A laptop's user has other programs
+# open, so a quarter; and a pool of more tokens than this helps no batch that a CPU can run.
+POOL_SHARE = 0.25
+MAX_POOL_TOKENS = 262_144
+
+# Spellings of SGLang's wire, beside our own names.
+WIRE_NAMES = {"min_new_tokens": "min_tokens", "max_tokens": "max_new_tokens", "sampling_seed": "seed"}
+CONSTRAINT_NAMES = ("regex", "choices")
+
+
+class Engine:
+    """A model in this process.
+
+    `Engine()` runs the bundled model, `Engine("path")` any Hugging Face folder of a supported architecture. Options
+    are those of `EngineConfig`; an unknown one is a ConfigError. A context manager; or call `shutdown()`.
+
+    Raises:
+        ConfigError, ModelError: at construction, in one line.
+    """
+
+    def __init__(self, model: str | Path | None = None, **options: object) -> None:
+        self.config = EngineConfig.of(model, options)
+        is_bundled = self.config.model is None
+        folder = Path(bundled.MODEL_DIR if self.config.model is None else self.config.model)
+        contents = read_model_folder(folder)
+        self.tokenizer = Tokenizer(folder)
+        page_size = self.config.page_size
+        per_token = contents.config.kv_bytes_per_token(self.config.dtype)
+        num_pages = -(-(self.config.kv_tokens or _pool_tokens(per_token, contents.config.context_length)) // page_size)
+        runner = Runner.load(
+            folder, device=self.config.device, dtype=self.config.dtype, num_pages=num_pages, page_size=page_size
+        )
+        model_config = runner.config
+        self._info = BackendInfo(
+            "niwaki-tiny" if is_bundled else folder.name, model_config.context_length, contents.generation_defaults
+        )
+        vocabulary = Vocabulary(self.tokenizer.token_bytes, frozenset(model_config.eos_ids), model_config.vocab_size)
+        self.backend = LocalBackend(
+            EngineCore(runner, self.tokenizer, self.config, num_pages),
+            self.tokenizer,
+            ConstraintCompiler(vocabulary),
+            self._info,
+            pool_tokens=num_pages * page_size,
+            seed=self.config.seed,
+        )
+        self._pool_tokens = num_pages * page_size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+
+    def generate(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        sampling_params: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
+        *,
+        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        return_logprob: bool = False,
+        logprob_start_len: int = -1,
+        top_logprobs_num: int = 0,
+        stream: bool = False,
+    ) -> Result | list[Result] | Iterator[Result]:
+        """Generate from one prompt or a list of them, all in one continuous batch.
+
+        Each result is `{"text", "output_ids", "meta_info"}` in the order of the prompts (n > 1: n results a prompt).
+        `logprob_start_len` is the first prompt position whose log-probability is wanted (-1: none). With `stream`, an
+        iterator of results whose text grows.
+
+        Raises:
+            RequestError, ConstraintError, CapacityError: before anything runs, naming the field or the size needed.
+        """
+        prompts, is_batch = self._prompts(prompt, input_ids)
+        if stream and is_batch:
+            raise RequestError("stream=True takes one prompt; start several streams for several prompts")
+        params = self._all_params(sampling_params, len(prompts), return_logprob, top_logprobs_num)
+        logits_from = max(0, logprob_start_len - 1) if return_logprob and logprob_start_len >= 0 else None
+        self._check_start(logprob_start_len, prompts)
+        running = [
+            self.backend.start(ids, one, logits_from=logits_from) for ids, one in zip(prompts, params, strict=True)
+        ]
+        if stream:
+            return self._stream(running[0])
+        results = [
+            self._result(output, one, logits_from)
+            for generation, one in zip(running, params, strict=True)
+            for output in generation.result()
+        ]
+        return results if is_batch or params[0].n > 1 else results[0]
+
+    async def async_generate(
+        self,
+        prompt: str | None = None,
+        sampling_params: Mapping[str, object] | None = None,
+        *,
+        input_ids: Sequence[int] | None = None,
+        stream: bool = False,
+    ) -> Result | list[Result] | AsyncIterator[Result]:
+        """`generate` for one prompt without blocking the event loop."""
+        prompts, _ = self._prompts(prompt, input_ids)
+        params = self._all_params(sampling_params, 1, False, 0)
+        generation = self.backend.start(prompts[0], params[0])
+        if stream:
+            return self._astream(generation)
+        await _finished(generation)
+        results = [self._result(output, params[0], None) for output in generation.result()]
+        return results if params[0].n > 1 else results[0]
+
+    def stats(self) -> Mapping[str, float]:
+        """Tokens prefilled, cached and generated since the start; pages free, in the tree and held; queues."""
+        return self.backend.usage()
+
+    def flush_cache(self) -> bool:
+        """Forget every cached prefix that nothing runs on."""
+        return self.backend.flush()
+
+    def get_server_info(self) -> dict[str, object]:
+        """The model and the engine's settings, resolved."""
+        return {
+            "model": self._info.model,
+            "context_length": self._info.context_length,
+            "kv_tokens": self._pool_tokens,
+            "page_size": self.config.page_size,
+            "schedule_policy": self.config.schedule_policy,
+            "enable_prefix_cache": self.config.enable_prefix_cache,
+        }
+
+    def shutdown(self) -> None:
+        """End the engine's thread. What still runs fails with EngineStopped. Calling it twice is allowed."""
+        self.backend.shutdown()
+
+    # -- between dicts and the backend --------------------------------------------------------------------------------
+
+    def _prompts(
+        self, prompt: str | Sequence[str] | None, input_ids: Sequence[int] | Sequence[Sequence[int]] | None
+    ) -> tuple[list[TokenIds], bool]:
+        if (prompt is None) == (input_ids is None):
+            raise RequestError("give either a prompt or input_ids")
+        if prompt is not None:
+            texts = [prompt] if isinstance(prompt, str) else list(prompt)
+            if any(not isinstance(text, str) for text in texts):
+                raise RequestError("a prompt must be a string or a list of strings")
+            encoded = [self.tokenizer.encode([Segment(text)], at_start=True) for text in texts]
+            return [np.array(ids, dtype=np.int32) for ids in encoded], not isinstance(prompt, str)
+        assert input_ids is not None
+        is_batch = len(input_ids) > 0 and not isinstance(input_ids[0], int | np.integer)
+        try:
+            rows = [np.array(ids, dtype=np.int64) for ids in (input_ids if is_batch else [input_ids])]
+        except (TypeError, ValueError, OverflowError):
+            raise RequestError("input_ids must be a list of whole numbers, or a list of such lists") from None
+        for row in rows:
+            if row.ndim != 1 or (len(row) and (row.min() < 0 or row.max() >= self.tokenizer.vocab_size)):
+                raise RequestError(f"input_ids must be whole numbers from 0 to {self.tokenizer.vocab_size - 1}")
+        return [row.astype(np.int32) for row in rows], is_batch
+
+    def _all_params(
+        self,
+        given: Mapping[str, object] | Sequence[Mapping[str, object]] | None,
+        count: int,
+        return_logprob: bool,
+        top_logprobs_num: int,
+    ) -> list[SamplingParams]:
+        if given is None or isinstance(given, Mapping):
+            given = [given or {}] * count
+        if len(given) != count:
+            raise RequestError(f"{len(given)} sampling_params for {count} prompts; give one, or one a prompt")
+        asked = SamplingOptions(return_logprob=return_logprob or None, top_logprobs_num=top_logprobs_num or None)
+        return [asked.over(options_from_dict(one)).over(self._info.defaults).resolve() for one in given]
+
+    def _check_start(self, logprob_start_len: int, prompts: Sequence[TokenIds]) -> None:
+        shortest = min((len(ids) for ids in prompts), default=0)
+        if logprob_start_len > shortest:
+            raise RequestError(
+                f"logprob_start_len {logprob_start_len} is behind the end of a prompt of {shortest} tokens"
+            )
+
+    def _result(self, output: Output, params: SamplingParams, logits_from: int | None) -> Result:
+        reason = output.finish_reason
+        finish: dict[str, object] = {"type": reason.type}
+        if reason.type == "length":
+            finish["length"] = output.completion_tokens
+        elif reason.matched is not None:
+            finish["matched"] = reason.matched
+        meta: dict[str, object] = {
+            "finish_reason": finish,
+            "prompt_tokens": output.prompt_tokens,
+            "completion_tokens": output.completion_tokens,
+            "cached_tokens": output.cached_tokens,
+            "complete": output.complete,
+            "e2e_latency": output.seconds,
+        }
+        if params.return_logprob:
+            meta["output_token_logprobs"] = _triples(output.logprobs)
+            if params.top_logprobs_num:
+                meta["output_top_logprobs"] = [_triples(top) for top in output.top_logprobs]
+            if logits_from is not None:
+                meta["input_token_logprobs"] = _triples(output.prompt_logprobs)
+        return {"text": output.text, "output_ids": list(output.token_ids), "meta_info": meta}
+
+    def _stream(self, generation: Generation) -> Iterator[Result]:
+        text, ids = "", list[int]()
+        try:
+            for delta in generation.deltas():
+                text += delta.text
+                ids += delta.token_ids
+                yield {"text": text, "output_ids": list(ids), "meta_info": {"completion_tokens": len(ids)}}
+        finally:
+            generation.cancel()  # a reader that stops early stops the generation; after the end this does nothing
+
+    async def _astream(self, generation: Generation) -> AsyncIterator[Result]:
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Queue[Delta | None] = asyncio.Queue()
+
+        def tell(item: Delta | None) -> None:
+            loop.call_soon_threadsafe(arrived.put_nowait, item)
+
+        generation.add_delta_callback(tell)
+        generation.add_done_callback(lambda: tell(None))
+        text, ids = "", list[int]()
+        try:
+            while (delta := await arrived.get()) is not None:
+                text += delta.text
+                ids += delta.token_ids
+                yield {"text": text, "output_ids": list(ids), "meta_info": {"completion_tokens": len(ids)}}
+            generation.result()  # raises what it failed with
+        finally:
+            generation.cancel()
+
+
+def options_from_dict(given: Mapping[str, object]) -> SamplingOptions:
+    """Sampling options from a dict of our names or SGLang's, `regex` and `choices` among them.
+
+    Raises:
+        RequestError: an unknown name, or two constraints at once.
+    """
+    known = SamplingOptions.__dataclass_fields__
+    said: dict[str, object] = {}
+    for name, value in given.items():
+        name = WIRE_NAMES.get(name, name)
+        if name not in known and name not in CONSTRAINT_NAMES:
+            raise RequestError(f"unknown sampling parameter {name!r}; known: {', '.join((*known, *CONSTRAINT_NAMES))}")
+        if value is not None:
+            said[name] = value
+    constraints: list[Constraint] = []
+    if (pattern := said.pop("regex", None)) is not None:
+        constraints.append(Regex(str(pattern)))
+    if (choices := said.pop("choices", None)) is not None:
+        if not isinstance(choices, list | tuple):
+            raise RequestError(f"choices must be a list of strings, got {choices!r}")
+        constraints.append(Choices(tuple(str(choice) for choice in choices)))
+    if len(constraints) + ("constraint" in said) > 1:
+        raise RequestError("at most one constraint: regex, choices or constraint")
+    if constraints:
+        said["constraint"] = constraints[0]
+    return SamplingOptions(**said)  # type: ignore[arg-type]  # `resolve` checks the values
+
+
+def _triples(logprobs: Sequence[TokenLogprob]) -> list[tuple[float | None, int, str | None]]:
+    return [(entry.logprob, entry.token_id, entry.text) for entry in logprobs]
+
+
+def _pool_tokens(bytes_per_token: int, context_length: int) -> int:
+    affordable = int(psutil.virtual_memory().available * POOL_SHARE) // bytes_per_token
+    return max(min(affordable, MAX_POOL_TOKENS), min(context_length, 2048))
+
+
+async def _finished(generation: Generation) -> None:
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+
+    def tell() -> None:
+        loop.call_soon_threadsafe(done.set)
+
+    generation.add_done_callback(tell)
+    try:
+        await done.wait()
+    except asyncio.CancelledError:
+        generation.cancel()
+        raise

@@ -1,0 +1,377 @@
+"""The backend in this process: hosts the engine core on one thread and gives programs their branches.
+
+Callers tokenize, check and compile on their own thread; only the engine thread touches the core. Results are handed
+over on the engine thread, so that what a program appends next rides in the very next step.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+
+import numpy as np
+
+from niwaki.radix.cache import Pin
+from niwaki.runtime.api import (
+    BackendInfo,
+    Branch,
+    CapacityError,
+    Constraint,
+    EngineStopped,
+    Generation,
+    GenerationError,
+    Message,
+    NiwakiError,
+    Pending,
+    ProgramError,
+    RequestError,
+    SamplingParams,
+    Score,
+    Segment,
+)
+from niwaki.runtime.constraints import ConstraintCompiler, Matcher
+from niwaki.runtime.core import EngineCore
+from niwaki.runtime.request import GenerateJob, Job, Request, ScoreJob, TokenIds
+from niwaki.runtime.tokenizer import Tokenizer
+
+log = logging.getLogger("niwaki.engine")
+
+
+class LocalBranch:
+    """A place in this engine: token ids, and a share of a pin on their path in the tree. Made by `LocalBackend`."""
+
+    __slots__ = ("ids", "is_closed", "jobs", "namespace", "pin")
+
+    def __init__(self, ids: TokenIds, namespace: str, pin: SharedPin | None) -> None:
+        self.ids = ids
+        self.pin = pin
+        self.jobs: list[Job] = []
+        self.namespace = namespace
+        self.is_closed = False
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        return list(self.ids.tolist())
+
+
+class SharedPin:
+    """One pin of the tree, held by every branch that forked while standing on it; the backend's lock guards it."""
+
+    __slots__ = ("holders", "pin")
+
+    def __init__(self, pin: Pin) -> None:
+        self.pin = pin
+        self.holders = 1
+
+
+class LocalBackend:
+    """The `Backend` protocol on an `EngineCore`. Thread-safe, except that one branch has one user at a time."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        tokenizer: Tokenizer,
+        compiler: ConstraintCompiler,
+        info: BackendInfo,
+        *,
+        pool_tokens: int,
+        seed: int | None = None,
+    ) -> None:
+        self._core = core
+        self._tokenizer = tokenizer
+        self._compiler = compiler
+        self._info = info
+        self._longest = min(info.context_length, pool_tokens)
+        self._random = random.Random(seed)
+        self._next_id = 0
+        self._lock = threading.Lock()  # request ids, random seeds, holders of pins
+        self._wake = threading.Condition()
+        self._inbox: list[Callable[[], None]] = []
+        self._is_stopping = False
+        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="niwaki-compile")
+        self._thread = threading.Thread(target=self._run, name="niwaki-engine", daemon=True)
+        self._thread.start()
+
+    # -- branches ---------------------------------------------------------------------------------------------------
+
+    def info(self) -> BackendInfo:
+        return self._info
+
+    def open(self, *, namespace: str = "") -> LocalBranch:
+        return LocalBranch(np.empty(0, dtype=np.int32), namespace, None)
+
+    def fork(self, branch: Branch) -> LocalBranch:
+        """A second handle on the same tokens: no token is copied, the tree is not touched."""
+        own = _open_branch(branch)
+        with self._lock:
+            if own.pin is not None:
+                own.pin.holders += 1
+            return LocalBranch(own.ids, own.namespace, own.pin)
+
+    def close(self, branch: Branch) -> None:
+        own = _own(branch)
+        if own.is_closed:
+            return
+        own.is_closed = True
+        for job in tuple(own.jobs):
+            self.cancel(job)
+        self._move_pin(own, None)
+
+    def append(self, branch: Branch, delta: Sequence[Segment]) -> None:
+        own = _open_branch(branch)
+        own.ids = self._extended(own.ids, delta)
+
+    def generate(self, branch: Branch, delta: Sequence[Segment], params: SamplingParams) -> Generation:
+        own = _open_branch(branch)
+        ids = self._extended(own.ids, delta)
+        generation = self.start(ids, params, own.namespace, own)
+        own.ids = ids
+        return generation
+
+    def score(
+        self, branch: Branch, delta: Sequence[Segment], continuations: Sequence[str]
+    ) -> Pending[tuple[Score, ...]]:
+        own = _open_branch(branch)
+        own.ids = self._extended(own.ids, delta)
+        if not continuations:
+            raise RequestError("score needs at least one continuation")
+        pending: Pending[tuple[Score, ...]] = Pending(lambda: self.cancel(job))
+        job = ScoreJob(pending, len(continuations))
+        params = SamplingParams(max_new_tokens=0)
+        requests = []
+        for index, text in enumerate(continuations):
+            tail = self._tokenizer.encode([Segment(text)])
+            if not tail:
+                raise RequestError(f"continuation {index} is empty: there is nothing to score")
+            ids = np.concatenate([own.ids, np.array(tail, dtype=np.int32)])
+            self._check_room(len(ids), 0)
+            logits_from = max(0, len(own.ids) - 1)
+            requests.append(self._request(job, index, ids, params, own.namespace, logits_from=logits_from))
+        self._track(own, job)
+        self._post(lambda: self._core.submit(requests))
+        return pending
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        return self._tokenizer.render(messages, add_generation_prompt=add_generation_prompt)
+
+    def usage(self) -> Mapping[str, float]:
+        """Counters since the start, and the pool and the queues as they stand."""
+        cache = self._core.cache.stats()
+        return {
+            **asdict(self._core.counters),
+            "pages_free": cache.free_pages,
+            "pages_tree": cache.tree_pages,
+            "pages_held": cache.held_pages,
+            "requests_running": self._core.num_running,
+            "requests_waiting": self._core.num_waiting,
+        }
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        ids: TokenIds,
+        params: SamplingParams,
+        namespace: str = "",
+        branch: LocalBranch | None = None,
+        *,
+        logits_from: int | None = None,
+    ) -> Generation:
+        """Generate from token ids. `logits_from`: the first position whose next-token log-probability is wanted.
+
+        Raises:
+            CapacityError: the tokens can never fit. RequestError: a token id, stop or bias is outside the vocabulary.
+            ConstraintError: the constraint cannot be enforced (when it is compiled on the caller's thread).
+        """
+        self._check_ids(ids, params)
+        self._check_room(len(ids), params.max_new_tokens)
+        generation = Generation(lambda: self.cancel(job))
+        job = GenerateJob(generation, params.n)
+        seeds = self._seeds(params)
+        if branch is not None:
+            self._track(branch, job)
+            job.moved = lambda kept: self._move(branch, kept)
+
+        def submit(matchers: Sequence[Matcher | None]) -> None:
+            requests = [
+                self._request(
+                    job,
+                    index,
+                    ids,
+                    params,
+                    namespace,
+                    seed=seeds[index],
+                    matcher=matchers[index],
+                    logits_from=logits_from,
+                )
+                for index in range(params.n)
+            ]
+            self._post(lambda: self._core.submit(requests))
+
+        constraint = params.constraint
+        if constraint is None:
+            submit([None] * params.n)
+        elif threading.current_thread() is not self._thread or self._compiler.is_compiled(constraint):
+            submit(self._matchers(constraint, params.n))
+        else:  # nothing compiles on the engine's own thread: it would stall every other request
+
+            def compile_and_submit() -> None:
+                try:
+                    submit(self._matchers(constraint, params.n))
+                except NiwakiError as error:
+                    generation.fail(error)
+
+            self._compiling.submit(compile_and_submit)
+        return generation
+
+    def cancel(self, job: Job) -> None:
+        """End a job's requests; its result becomes `Cancelled` unless it was there before."""
+        self._post(lambda: self._core.abort(job))
+
+    def flush(self) -> bool:
+        """Drop everything from the cache that nothing runs on; False when something still runs."""
+        done: Pending[bool] = Pending()
+        self._post(lambda: done.succeed(self._core.flush()))
+        return done.result(timeout=60)
+
+    def check(self) -> None:
+        """Prove the cache's invariants (on the engine thread). Raises AssertionError with the reason."""
+        done: Pending[None] = Pending()
+
+        def run() -> None:
+            try:
+                self._core.cache.check()
+            except AssertionError as error:
+                done.fail(error)
+            else:
+                done.succeed(None)
+
+        self._post(run)
+        done.result(timeout=60)
+
+    def shutdown(self) -> None:
+        """Fail what still runs with EngineStopped, and end the engine thread. Calling it twice is allowed."""
+        with self._wake:
+            self._is_stopping = True
+            self._wake.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._compiling.shutdown(wait=False, cancel_futures=True)
+        self._compiler.close()
+
+    # -- helpers of the caller's side -------------------------------------------------------------------------------
+
+    def _extended(self, ids: TokenIds, delta: Sequence[Segment]) -> TokenIds:
+        new = self._tokenizer.encode(delta, at_start=len(ids) == 0) if delta or not len(ids) else []
+        return np.concatenate([ids, np.array(new, dtype=np.int32)]) if new else ids
+
+    def _check_ids(self, ids: TokenIds, params: SamplingParams) -> None:
+        size = self._tokenizer.vocab_size
+        if not len(ids):
+            raise RequestError("the prompt has no token; this model adds none by itself, so give it some text")
+        if int(ids.min()) < 0 or int(ids.max()) >= size:
+            raise RequestError(f"token ids must be from 0 to {size - 1}, got {int(ids.min())} to {int(ids.max())}")
+        for token_id in (*params.stop_token_ids, *(token_id for token_id, _ in params.logit_bias)):
+            if not 0 <= token_id < size:
+                raise RequestError(f"token id {token_id} is not in the vocabulary of {size}")
+
+    def _check_room(self, num_prompt: int, num_new: int) -> None:
+        if num_prompt + num_new > self._longest:
+            what = "context" if self._longest == self._info.context_length else "KV pool (raise kv_tokens)"
+            raise CapacityError(
+                f"{num_prompt} prompt tokens and {num_new} new ones need {num_prompt + num_new} tokens; "
+                f"the {what} holds {self._longest}"
+            )
+
+    def _seeds(self, params: SamplingParams) -> list[int]:
+        with self._lock:
+            first = params.seed if params.seed is not None else self._random.getrandbits(62)
+        return [(first + index) % 2**63 for index in range(params.n)]
+
+    def _matchers(self, constraint: Constraint, count: int) -> list[Matcher | None]:
+        compiled = self._compiler.compile(constraint)
+        return [compiled.matcher() for _ in range(count)]
+
+    def _request(
+        self,
+        job: Job,
+        index: int,
+        ids: TokenIds,
+        params: SamplingParams,
+        namespace: str,
+        *,
+        seed: int = 0,
+        matcher: Matcher | None = None,
+        logits_from: int | None = None,
+    ) -> Request:
+        with self._lock:
+            self._next_id += 1
+            number = self._next_id
+        return Request(
+            number, job, index, ids, params, self._tokenizer,
+            namespace=namespace, seed=seed, matcher=matcher, logits_from=logits_from,
+        )  # fmt: skip
+
+    def _track(self, branch: LocalBranch, job: Job) -> None:
+        branch.jobs.append(job)
+        result: Pending[tuple[Score, ...]] | Generation = job.pending if isinstance(job, ScoreJob) else job.generation
+        result.add_done_callback(lambda: branch.jobs.remove(job))
+
+    # -- the engine thread ------------------------------------------------------------------------------------------
+
+    def _post(self, command: Callable[[], None]) -> None:
+        with self._wake:
+            if self._is_stopping:
+                raise EngineStopped("the engine was shut down")
+            self._inbox.append(command)
+            self._wake.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._inbox or self._core.has_work or self._is_stopping)
+                commands, self._inbox = self._inbox, []
+                is_stopping = self._is_stopping
+            for command in commands:
+                command()
+            if is_stopping:
+                self._core.abort_all(EngineStopped("the engine was shut down before the request ended"))
+                return
+            try:
+                self._core.step()
+            except Exception as error:  # a bug of ours: its requests are told, the engine goes on
+                log.exception("the engine's step failed")
+                self._core.abort_all(GenerationError(f"the engine's step failed: {type(error).__name__}: {error}"))
+
+    def _move(self, branch: LocalBranch, kept: TokenIds) -> None:
+        """On the engine thread: a generation ended, its branch now stands behind the text."""
+        branch.ids = kept
+        if not branch.is_closed:
+            self._move_pin(branch, SharedPin(self._core.pin(kept, branch.namespace)))
+
+    def _move_pin(self, branch: LocalBranch, pin: SharedPin | None) -> None:
+        with self._lock:
+            old, branch.pin = branch.pin, pin
+            if old is None:
+                return
+            old.holders -= 1
+            is_free = old.holders == 0
+        if is_free and not self._is_stopping:
+            self._post(lambda: self._core.unpin(old.pin))
+
+
+def _own(branch: Branch) -> LocalBranch:
+    if not isinstance(branch, LocalBranch):
+        raise ProgramError(f"this branch belongs to another backend: {type(branch).__name__}")
+    return branch
+
+
+def _open_branch(branch: Branch) -> LocalBranch:
+    own = _own(branch)
+    if own.is_closed:
+        raise ProgramError("the branch is closed")
+    return own

@@ -1,0 +1,252 @@
+"""One sequence in the engine: its tokens, how far it has come, and the job that it answers.
+
+Owned by `core.EngineCore`; nobody else changes a request. Tokens live in one growing int32 buffer so that the cache,
+the scheduler and the model runner read slices of it without copying.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from niwaki.radix.cache import Lease
+from niwaki.runtime.api import (
+    Delta,
+    FinishReason,
+    Generation,
+    Output,
+    Pending,
+    SamplingParams,
+    Score,
+    Segment,
+    TokenLogprob,
+)
+from niwaki.runtime.constraints import Matcher
+from niwaki.runtime.sampler import Sampled
+from niwaki.runtime.stops import StopText
+from niwaki.runtime.tokenizer import Tokenizer
+
+TokenIds = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class GenerateJob:
+    """n generations from one prompt. `moved` is told the tokens that stay on the branch, before the result is set."""
+
+    generation: Generation
+    num_outputs: int
+    moved: Callable[[TokenIds], None] = lambda kept: None
+    outputs: dict[int, Output] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class ScoreJob:
+    """The continuations of one prompt, each scored."""
+
+    pending: Pending[tuple[Score, ...]]
+    num_scores: int
+    scores: dict[int, Score] = field(default_factory=dict)
+
+
+Job = GenerateJob | ScoreJob
+
+
+class Request:
+    """One sequence. `ids` are all its known tokens; `num_computed` of them have their KV written.
+
+    `logits_from` is the first position whose logits are still needed: the last prompt token's for a generation, an
+    earlier one when the log-probabilities of the prompt are asked for.
+    """
+
+    __slots__ = (
+        "id", "job", "index", "params", "namespace", "seed", "num_prompt", "num_computed", "num_cached", "logits_from",
+        "lease", "matcher", "stops", "detokenizer", "waited_steps", "arrived", "was_preempted", "logprobs",
+        "top_logprobs", "prompt_logprobs", "_buffer", "_length", "_tokenizer", "_text", "_text_ends",
+        "_unsent_text", "_unsent_ids", "_unsent_logprobs",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request_id: int,
+        job: Job,
+        index: int,
+        ids: TokenIds,
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        *,
+        namespace: str = "",
+        seed: int = 0,
+        logits_from: int | None = None,
+        matcher: Matcher | None = None,
+    ) -> None:
+        self.id = request_id
+        self.job = job
+        self.index = index
+        self.params = params
+        self.namespace = namespace
+        self.seed = seed
+        self.num_prompt = len(ids)
+        self.num_computed = 0
+        self.num_cached: int | None = None  # of the prompt, at the first admission
+        self.logits_from = len(ids) - 1 if logits_from is None else logits_from
+        self.lease: Lease | None = None
+        self.matcher = matcher
+        self.stops = StopText(params.stop)
+        self.detokenizer = tokenizer.detokenizer()
+        self.waited_steps = 0
+        self.arrived = time.perf_counter()
+        self.was_preempted = False
+        self.logprobs: list[TokenLogprob] = []
+        self.top_logprobs: list[tuple[TokenLogprob, ...]] = []
+        self.prompt_logprobs: dict[int, TokenLogprob] = {}
+        if self.samples and logits_from == 0:  # the whole prompt's log-probabilities; nothing stands before the first
+            self.prompt_logprobs[0] = TokenLogprob(None, int(ids[0]), tokenizer.token_text(int(ids[0])))
+        self._buffer = np.array(ids, dtype=np.int32)
+        self._length = len(ids)
+        self._tokenizer = tokenizer
+        self._text: list[str] = []
+        self._text_ends: list[int] = []  # text length after each generated token; -1 inside a character
+        self._unsent_text: list[str] = []
+        self._unsent_ids: list[int] = []
+        self._unsent_logprobs: list[TokenLogprob] = []
+
+    # -- tokens ---------------------------------------------------------------------------------------------------
+
+    @property
+    def ids(self) -> TokenIds:
+        return self._buffer[: self._length]
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def num_generated(self) -> int:
+        return self._length - self.num_prompt
+
+    @property
+    def output_ids(self) -> TokenIds:
+        return self._buffer[self.num_prompt : self._length]
+
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are to be drawn after the prompt; scoring requests and max_new_tokens=0 draw none."""
+        return isinstance(self.job, GenerateJob) and self.params.max_new_tokens > 0
+
+    @property
+    def num_to_compute(self) -> int:
+        """Tokens whose KV this request wants now. Scoring needs no logits after its last token, so leaves it out."""
+        return self._length - 1 if isinstance(self.job, ScoreJob) else self._length
+
+    @property
+    def remaining_new(self) -> int:
+        return self.params.max_new_tokens - self.num_generated if self.samples else 0
+
+    def append(self, token_id: int) -> None:
+        if self._length == len(self._buffer):
+            grown = np.empty(max(64, 2 * self._length), dtype=np.int32)
+            grown[: self._length] = self._buffer
+            self._buffer = grown
+        self._buffer[self._length] = token_id
+        self._length += 1
+
+    # -- taking a sampled token -------------------------------------------------------------------------------------
+
+    def take(self, sampled: Sampled, end_ids: frozenset[int]) -> FinishReason | None:
+        """Add a sampled token and its text; returns why the request ends, if it does.
+
+        A stop string goes before an end token, that before the budget, that before a finished constraint.
+        """
+        token_id = sampled.token_id
+        self.append(token_id)
+        logprob = self._note_logprob(sampled)
+        ends = (token_id in end_ids and not self.params.ignore_eos) or token_id in self.params.stop_token_ids
+        text = "" if ends else self.stops.push(self.detokenizer.push(token_id))
+        is_boundary = self.detokenizer.is_between_characters and self.stops.matched is None
+        self._text_ends.append(self.stops.length if is_boundary else -1)
+        self._add_text(text)
+        self._unsent_ids.append(token_id)
+        if logprob is not None:
+            self._unsent_logprobs.append(logprob)
+        if self.matcher is not None and not ends:
+            self.matcher.accept(token_id)
+        if self.stops.matched is not None:
+            return FinishReason("stop", self.stops.matched)
+        if ends:
+            return FinishReason("stop", token_id)
+        if self.matcher is not None and self.matcher.is_done:
+            return FinishReason("stop")
+        if self.num_generated >= self.params.max_new_tokens:
+            return FinishReason("length")
+        return None
+
+    def _note_logprob(self, sampled: Sampled) -> TokenLogprob | None:
+        if not (self.params.return_logprob or self.params.top_logprobs_num):
+            return None
+        named = TokenLogprob(sampled.logprob, sampled.token_id, self._tokenizer.token_text(sampled.token_id))
+        self.logprobs.append(named)
+        self.top_logprobs.append(self.named(sampled.top))
+        return named
+
+    def named(self, top: tuple[tuple[int, float], ...]) -> tuple[TokenLogprob, ...]:
+        return tuple(TokenLogprob(value, token_id, self._tokenizer.token_text(token_id)) for token_id, value in top)
+
+    # -- telling whoever waits --------------------------------------------------------------------------------------
+
+    def next_delta(self, *, is_last: bool = False) -> Delta | None:
+        """The text that has become safe to show since the last delta; None while there is none.
+
+        Tokens travel with the text that they complete, so a delta's ids and log-probabilities always line up.
+        """
+        if is_last and self.stops.matched is None:
+            self._add_text(self.stops.push(self.detokenizer.finish()) + self.stops.finish())
+        if not (any(self._unsent_text) or (is_last and self._unsent_ids)):
+            return None
+        delta = Delta("".join(self._unsent_text), tuple(self._unsent_ids), tuple(self._unsent_logprobs))
+        self._unsent_text, self._unsent_ids, self._unsent_logprobs = [], [], []
+        return delta
+
+    def output(self, reason: FinishReason) -> Output:
+        """The finished generation; call after the last delta."""
+        return Output(
+            text="".join(self._text),
+            token_ids=tuple(self.output_ids.tolist()),
+            finish_reason=reason,
+            prompt_tokens=self.num_prompt,
+            cached_tokens=self.num_cached or 0,
+            complete=self.matcher is None or self.matcher.can_end,
+            logprobs=tuple(self.logprobs),
+            top_logprobs=tuple(self.top_logprobs),
+            prompt_logprobs=tuple(self.prompt_logprobs[i] for i in sorted(self.prompt_logprobs)),
+            seconds=time.perf_counter() - self.arrived,
+        )
+
+    def score(self) -> Score:
+        """The log-probabilities of a finished scoring request's continuation."""
+        logprobs = tuple(self.prompt_logprobs[i] for i in sorted(self.prompt_logprobs))
+        text = "".join(entry.text or "" for entry in logprobs)
+        return Score(text, logprobs, prompt_tokens=self.num_prompt, cached_tokens=self.num_cached or 0)
+
+    def kept_ids(self, reason: FinishReason) -> TokenIds:
+        """The tokens of the prompt and of the final text: end tokens and stop strings are cut off.
+
+        Where a stop string begins inside a token, the text left of it is tokenized again: a few characters at most.
+        """
+        if isinstance(reason.matched, int):
+            return self.ids[:-1].copy()
+        if self.stops.matched is None:
+            return self.ids.copy()
+        cut = self.stops.length
+        kept = next((n for n in range(len(self._text_ends), 0, -1) if 0 <= self._text_ends[n - 1] <= cut), 0)
+        kept_length = self._text_ends[kept - 1] if kept else 0
+        rest = "".join(self._text)[kept_length:cut]
+        tail = np.array(self._tokenizer.encode([Segment(rest)]) if rest else [], dtype=np.int32)
+        return np.concatenate([self.ids[: self.num_prompt + kept], tail])
+
+    def _add_text(self, text: str) -> None:
+        self._text.append(text)
+        self._unsent_text.append(text)
