@@ -2,4 +2,145 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING
+
 __version__ = "0.1.0"
+
+# Name -> the module that it comes from. Importing niwaki imports none of them.
+_HOMES = {
+    "niwaki.lang.program": ("Program", "function"),
+    "niwaki.lang.state": ("ForkGroup", "State"),
+    "niwaki.lang.expressions": (
+        "assistant",
+        "assistant_begin",
+        "assistant_end",
+        "gen",
+        "gen_bool",
+        "gen_float",
+        "gen_int",
+        "gen_string",
+        "select",
+        "system",
+        "system_begin",
+        "system_end",
+        "user",
+        "user_begin",
+        "user_end",
+    ),
+    "niwaki.lang.choices": ("token_length_normalized",),
+    "niwaki.lang.backends": ("flush_cache", "get_server_info", "set_default_backend"),
+    "niwaki.lang.scripted": ("ScriptedBackend",),
+    "niwaki.runtime.engine": ("Engine",),
+    "niwaki.runtime.api": (
+        "Cancelled",
+        "CapacityError",
+        "ConfigError",
+        "ConstraintError",
+        "EngineStopped",
+        "GenerationError",
+        "ModelError",
+        "NiwakiError",
+        "ProgramError",
+        "RequestError",
+        "TimedOut",
+        "UnknownVariable",
+        "UnsupportedByBackend",
+    ),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+if TYPE_CHECKING:
+    from niwaki.lang.backends import flush_cache, get_server_info, set_default_backend
+    from niwaki.lang.choices import token_length_normalized
+    from niwaki.lang.expressions import (
+        assistant,
+        assistant_begin,
+        assistant_end,
+        gen,
+        gen_bool,
+        gen_float,
+        gen_int,
+        gen_string,
+        select,
+        system,
+        system_begin,
+        system_end,
+        user,
+        user_begin,
+        user_end,
+    )
+    from niwaki.lang.program import Program, function
+    from niwaki.lang.scripted import ScriptedBackend
+    from niwaki.lang.state import ForkGroup, State
+    from niwaki.runtime.api import (
+        Cancelled,
+        CapacityError,
+        ConfigError,
+        ConstraintError,
+        EngineStopped,
+        GenerationError,
+        ModelError,
+        NiwakiError,
+        ProgramError,
+        RequestError,
+        TimedOut,
+        UnknownVariable,
+        UnsupportedByBackend,
+    )
+    from niwaki.runtime.engine import Engine
+
+__all__ = [
+    "Cancelled",
+    "CapacityError",
+    "ConfigError",
+    "ConstraintError",
+    "Engine",
+    "EngineStopped",
+    "ForkGroup",
+    "GenerationError",
+    "ModelError",
+    "NiwakiError",
+    "Program",
+    "ProgramError",
+    "RequestError",
+    "ScriptedBackend",
+    "State",
+    "TimedOut",
+    "UnknownVariable",
+    "UnsupportedByBackend",
+    "__version__",
+    "assistant",
+    "assistant_begin",
+    "assistant_end",
+    "flush_cache",
+    "function",
+    "gen",
+    "gen_bool",
+    "gen_float",
+    "gen_int",
+    "gen_string",
+    "get_server_info",
+    "select",
+    "set_default_backend",
+    "system",
+    "system_begin",
+    "system_end",
+    "token_length_normalized",
+    "user",
+    "user_begin",
+    "user_end",
+]
+
+
+def __getattr__(name: str) -> object:
+    module = _HOME_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'niwaki' has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(module), name)
+    globals()[name] = value  # found without this function from now on
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,154 @@
+"""Which backend runs a program that names none, and how branches are given back."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import queue
+import threading
+from collections.abc import Mapping
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from niwaki.runtime.api import Backend, Branch, ConfigError, UnsupportedByBackend
+
+log = logging.getLogger("niwaki.lang")
+
+
+@runtime_checkable
+class HasBackend(Protocol):
+    """An engine: what owns a backend, and is told of by its own name."""
+
+    @property
+    def backend(self) -> Backend: ...
+
+
+@runtime_checkable
+class Administered(Protocol):
+    """What `flush_cache` and `get_server_info` ask of a backend or of the engine that owns it."""
+
+    def flush_cache(self) -> object: ...
+
+    def get_server_info(self) -> Mapping[str, object]: ...
+
+
+Host: TypeAlias = Backend | HasBackend
+
+
+def backend_of(host: Host) -> Backend:
+    """The backend itself: `host`, or what the engine `host` owns.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    owned = host.backend if isinstance(host, HasBackend) else host
+    missing = [name for name in ("open", "fork", "append", "generate", "score") if not hasattr(owned, name)]
+    if missing:
+        raise ConfigError(
+            f"{host!r} is no backend (it has no {', '.join(missing)}); use an Engine, a ScriptedBackend, "
+            "or another object with the methods of niwaki.runtime.api.Backend"
+        )
+    return owned
+
+
+def set_default_backend(backend: Host | None) -> None:
+    """What programs run on unless `backend=` is given. None: the bundled model, loaded when it is first needed."""
+    if backend is not None:
+        backend_of(backend)
+    with _default.lock:
+        _default.host = backend
+
+
+def default_host() -> Host:
+    """The default backend. Loads the bundled model the first time that nothing was set."""
+    with _default.lock:
+        if _default.host is None:
+            # By name: a static import would make the language depend on the engine, and load torch with it.
+            _default.host = importlib.import_module("niwaki.runtime.engine").Engine()
+        host = _default.host
+    assert host is not None
+    return host
+
+
+def flush_cache() -> bool:
+    """Empty the default backend's prefix cache. False: it was busy and kept it."""
+    return _administered().flush_cache() is not False
+
+
+def get_server_info() -> Mapping[str, object]:
+    """What the default backend says about itself: model, configuration, counters."""
+    return _administered().get_server_info()
+
+
+def _administered() -> Administered:
+    host = default_host()
+    if isinstance(host, Administered):
+        return host
+    raise UnsupportedByBackend(f"{type(host).__name__} has no flush_cache and no get_server_info")
+
+
+class _Default:
+    """The process-wide choice."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.host: Host | None = None
+
+
+_default = _Default()
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Giving branches back
+# ---------------------------------------------------------------------------------------------------------------
+
+
+class _Closer:
+    """Closes branches on a thread of its own.
+
+    A state that nobody holds any more is found by the garbage collector, which may run anywhere: on the engine's own
+    thread, or inside a lock of the backend. Only putting into a SimpleQueue is safe there.
+    """
+
+    def __init__(self) -> None:
+        self._branches: queue.SimpleQueue[tuple[Backend, Branch]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Called where branches are opened: a thread cannot be started from inside the garbage collector."""
+        if self._thread is not None:
+            return
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="niwaki-closer", daemon=True)
+                self._thread.start()
+
+    def retire(self, backend: Backend, branch: Branch) -> None:
+        self._branches.put((backend, branch))
+
+    def _run(self) -> None:
+        while True:
+            backend, branch = self._branches.get()
+            try:
+                backend.close(branch)
+            except Exception:  # a backend that is shut down holds nothing any more; others must still be closed
+                log.debug("closing a branch failed", exc_info=True)
+            del backend, branch  # or the last one closed would live until the next
+
+
+closer = _Closer()
+
+
+class Lease:
+    """A branch that a state holds. Dropping the lease closes the branch, soon and on the closer's thread."""
+
+    __slots__ = ("_retire", "backend", "branch")
+
+    def __init__(self, backend: Backend, branch: Branch) -> None:
+        closer.start()
+        self.backend = backend
+        self.branch = branch
+        self._retire = closer.retire  # bound here: module globals may be gone when the interpreter ends
+
+    def __del__(self) -> None:
+        self._retire(self.backend, self.branch)

@@ -1,0 +1,95 @@
+"""Chat turns in the model's own template, one piece at a time.
+
+A template renders whole conversations; a program writes turns as it goes. So the template is rendered with
+placeholders in place of the contents, and what stands between two placeholders is the text of one boundary. The
+template never sees a content, and a content can never forge a boundary.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+from niwaki.runtime.api import Backend, Message, UnsupportedByBackend
+
+# A conversation's rendering grows with its turns; this many are kept for each backend.
+MAX_CACHED_RENDERINGS = 256
+
+
+class ChatTemplate:
+    """The boundaries between turns, for one backend. Thread-safe."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = weakref.ref(backend)
+        self._renderings: dict[tuple[tuple[str, ...], bool], str] = {}
+
+    def opening(self, before: tuple[str, ...], role: str, tail: str, *, generates: bool) -> str:
+        """The text between the last turn's content and the new one's, without `tail`, which is written already.
+
+        `before` holds the roles of the turns so far. An assistant turn that generates starts with the generation
+        prompt, which some templates write otherwise than the start of a finished turn.
+
+        Raises:
+            UnsupportedByBackend: there is no template, or it does not write turns one after the other.
+        """
+        if role == "assistant" and generates:
+            start = self._after(self._render(before, True), before)
+        else:
+            start = self._after(self._render((*before, role), False), before)
+            start = start[: self._find(start, len(before), role)]
+        if not start.startswith(tail):
+            raise UnsupportedByBackend(
+                f"the chat template rewrites what stands before a {role} turn ({tail!r} becomes {start!r}), "
+                "so turns cannot be appended one by one"
+            )
+        return start[len(tail) :]
+
+    def closing(self, before: tuple[str, ...], role: str) -> str:
+        """The text after the content of a turn that is the last so far."""
+        return self._after(self._render((*before, role), False), (*before, role))
+
+    def _after(self, rendering: str, roles: tuple[str, ...]) -> str:
+        """What follows the content of the last of `roles`."""
+        if not roles:
+            return rendering
+        last = len(roles) - 1
+        return rendering[self._find(rendering, last, roles[last]) + len(_placeholder(last)) :]
+
+    def _find(self, rendering: str, index: int, role: str) -> int:
+        if rendering.count(_placeholder(index)) != 1:
+            raise UnsupportedByBackend(
+                f"the model's chat template does not write turn {index + 1} ({role}) as one piece of text; "
+                "use other roles, or plain text"
+            )
+        return rendering.index(_placeholder(index))
+
+    def _render(self, roles: tuple[str, ...], add_generation_prompt: bool) -> str:
+        key = (roles, add_generation_prompt)
+        rendering = self._renderings.get(key)
+        if rendering is None:
+            backend = self._backend()
+            assert backend is not None, "the caller runs on this backend, so it is alive"
+            messages = [Message(role, _placeholder(index)) for index, role in enumerate(roles)]
+            rendering = backend.render(messages, add_generation_prompt=add_generation_prompt)
+            if len(self._renderings) >= MAX_CACHED_RENDERINGS:
+                self._renderings.clear()
+            self._renderings[key] = rendering
+        return rendering
+
+
+def template_of(backend: Backend) -> ChatTemplate:
+    """The one ChatTemplate of a backend, kept while the backend lives."""
+    with _lock:
+        template = _templates.get(backend)
+        if template is None:
+            template = _templates[backend] = ChatTemplate(backend)
+        return template
+
+
+_lock = threading.Lock()
+_templates: weakref.WeakKeyDictionary[Backend, ChatTemplate] = weakref.WeakKeyDictionary()
+
+
+def _placeholder(index: int) -> str:
+    """Of Unicode's private use area, where no template text stands."""
+    return f"\ue000{index}\ue001"

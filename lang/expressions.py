@@ -1,0 +1,217 @@
+"""What authors write: `gen`, `select`, roles. A misuse that can be seen here is refused here, on the author's line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from niwaki.lang.choices import ChoicesMethod, token_length_normalized
+from niwaki.lang.nodes import Chain, Content, Gen, RoleBegin, RoleEnd, Select, Text, as_nodes
+from niwaki.lang.types import regex_type, value_type
+from niwaki.runtime.api import ProgramError, SamplingOptions
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    repetition_penalty: float | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    seed: int | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    top_logprobs_num: int | None = None,
+    dtype: object = None,
+    choices: Sequence[str] | None = None,
+    choices_method: ChoicesMethod | None = None,
+    regex: str | None = None,
+    max_new_tokens: int | None = None,
+) -> Gen | Select:
+    """Generate text into the variable `name`. What is None comes from `run`, then from the model, then our defaults.
+
+    At most one of `dtype`, `regex` and `choices`. With `dtype` the variable's value is of that type; with `choices`
+    this is `select`. With n > 1 the value is a list of n, and the text goes on with the first.
+
+    Raises:
+        RequestError: an option is out of its bounds.
+        ConstraintError: the regex is malformed, or the type cannot be enforced exactly.
+        ProgramError: options that exclude each other.
+    """
+    _check_name(name)
+    if max_tokens is not None and max_new_tokens is not None:
+        raise ProgramError("max_tokens and max_new_tokens are the same option; give one of them")
+    options = SamplingOptions(
+        max_new_tokens=max_new_tokens if max_tokens is None else max_tokens,
+        min_tokens=min_tokens,
+        n=n,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        repetition_penalty=repetition_penalty,
+        logit_bias=logit_bias,
+        seed=seed,
+        stop=stop,
+        stop_token_ids=stop_token_ids,
+        ignore_eos=ignore_eos,
+        return_logprob=return_logprob,
+        top_logprobs_num=top_logprobs_num,
+    )
+    given = [k for k, v in (("dtype", dtype), ("regex", regex), ("choices", choices)) if v is not None]
+    if len(given) > 1:
+        raise ProgramError(f"a gen takes one constraint, got {' and '.join(given)}; keep one")
+    if choices is not None:
+        return _select_of_gen(name, choices, choices_method, options)
+    if choices_method is not None:
+        raise ProgramError("choices_method needs choices")
+    check_options(options)
+    if regex is not None:
+        return Gen(name, options, regex_type(regex))
+    return Gen(name, options, None if dtype is None else value_type(dtype))
+
+
+def gen_int(name: str | None = None, **options: object) -> Gen:
+    """`gen(dtype=int)`."""
+    return _typed(int, name, options)
+
+
+def gen_float(name: str | None = None, **options: object) -> Gen:
+    """`gen(dtype=float)`."""
+    return _typed(float, name, options)
+
+
+def gen_bool(name: str | None = None, **options: object) -> Gen:
+    """`gen(dtype=bool)`."""
+    return _typed(bool, name, options)
+
+
+def gen_string(name: str | None = None, **options: object) -> Gen:
+    """`gen(dtype=str)`: a JSON string in the text, its content as the value."""
+    return _typed(str, name, options)
+
+
+def select(
+    name: str | None = None,
+    choices: Sequence[str] | None = None,
+    temperature: float = 0.0,
+    choices_method: ChoicesMethod = token_length_normalized,
+) -> Select:
+    """Append the choice that the model finds likeliest, by `choices_method`, and set the variable `name` to it.
+
+    Raises:
+        ProgramError: no choices, an empty or repeated one, or a temperature above 0 (scores are compared, not sampled).
+    """
+    _check_name(name)
+    if isinstance(choices, str) or not isinstance(choices, Sequence) or not choices:
+        raise ProgramError(f"select needs a list of choices, got {choices!r}")
+    for choice in choices:
+        if not isinstance(choice, str) or not choice:
+            raise ProgramError(f"choices must be non-empty strings, got {choice!r}")
+    if len(set(choices)) < len(choices):
+        repeated = next(choice for choice in choices if choices.count(choice) > 1)
+        raise ProgramError(f"choice {repeated!r} is given twice")
+    if temperature > 1e-5:
+        raise ProgramError(f"select compares scores and does not sample: temperature must be 0, got {temperature}")
+    if not isinstance(choices_method, ChoicesMethod):
+        raise ProgramError(
+            f"choices_method must be a ChoicesMethod such as token_length_normalized, got {choices_method!r}"
+        )
+    return Select(name, tuple(choices), choices_method)
+
+
+def system(content: Content | None = None) -> Chain:
+    """A system turn in the model's own chat template."""
+    return role("system", content)
+
+
+def user(content: Content | None = None) -> Chain:
+    """A user turn in the model's own chat template."""
+    return role("user", content)
+
+
+def assistant(content: Content | None = None) -> Chain:
+    """An assistant turn in the model's own chat template; a `gen` inside starts from the generation prompt."""
+    return role("assistant", content)
+
+
+def system_begin() -> RoleBegin:
+    return RoleBegin("system")
+
+
+def system_end() -> RoleEnd:
+    return RoleEnd("system")
+
+
+def user_begin() -> RoleBegin:
+    return RoleBegin("user")
+
+
+def user_end() -> RoleEnd:
+    return RoleEnd("user")
+
+
+def assistant_begin() -> RoleBegin:
+    return RoleBegin("assistant")
+
+
+def assistant_end() -> RoleEnd:
+    return RoleEnd("assistant")
+
+
+def role(name: str, content: Content | None) -> Chain:
+    nodes = () if content is None else as_nodes(content)
+    for node in nodes:
+        if isinstance(node, RoleBegin | RoleEnd):
+            raise ProgramError(
+                f"a {node.role} turn stands inside a {name} turn; turns follow each other, they do not nest"
+            )
+    generates = any(not isinstance(node, Text) for node in nodes)
+    return Chain((RoleBegin(name, generates), *nodes, RoleEnd(name)))
+
+
+def check_options(options: SamplingOptions) -> None:
+    """Check each option by itself: what is left open here may come from elsewhere.
+
+    Raises:
+        RequestError: naming the option, its value and its bounds.
+    """
+    # min_tokens may be below a max_new_tokens that only `run` gives.
+    free = options.max_new_tokens if options.max_new_tokens is not None else 1_000_000
+    replace(options, max_new_tokens=free).resolve()
+
+
+def _typed(dtype: type, name: str | None, options: dict[str, object]) -> Gen:
+    for excluded in ("dtype", "regex", "choices", "choices_method"):
+        if excluded in options:
+            raise ProgramError(f"gen_{dtype.__name__} is typed already and takes no {excluded}")
+    try:
+        node = gen(name, dtype=dtype, **options)  # type: ignore[arg-type]  # names and types are gen's, which checks them
+    except TypeError as error:
+        raise ProgramError(f"gen of {dtype.__name__}: {error}") from error
+    assert isinstance(node, Gen)
+    return node
+
+
+def _select_of_gen(
+    name: str | None, choices: Sequence[str], method: ChoicesMethod | None, options: SamplingOptions
+) -> Select:
+    said = [f for f in SamplingOptions.__slots__ if getattr(options, f) is not None and f != "temperature"]
+    if said:
+        raise ProgramError(f"a gen with choices is a select, which takes no {', '.join(said)}; leave it out")
+    return select(name, choices, options.temperature or 0.0, method or token_length_normalized)
+
+
+def _check_name(name: object) -> None:
+    if name is not None and (not isinstance(name, str) or not name):
+        raise ProgramError(f"a variable's name must be a non-empty string, got {name!r}")

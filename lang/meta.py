@@ -1,0 +1,99 @@
+"""What is told about how a variable was made: plain dicts with SGLang's keys, and ours beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from niwaki.lang.choices import Decision
+from niwaki.runtime.api import FinishReason, Output, Score, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """The scores that a select saw, and its decision."""
+
+    choices: tuple[str, ...]
+    scores: tuple[Score, ...]
+    decision: Decision
+
+
+Outcome: TypeAlias = tuple[Output, ...] | Selected
+MetaInfo: TypeAlias = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Sums over the calls of one state. A later call's prompt holds the earlier text, so prompt tokens count it again.
+
+    What was really computed is prompt_tokens - cached_tokens + generated_tokens.
+    """
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+
+    def plus(self, other: Usage) -> Usage:
+        return Usage(
+            self.calls + other.calls,
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.generated_tokens + other.generated_tokens,
+        )
+
+
+def usage_of(outcome: Outcome) -> Usage:
+    if isinstance(outcome, Selected):
+        first = outcome.scores[0]
+        return Usage(1, first.prompt_tokens, first.cached_tokens, 0)
+    generated = sum(output.completion_tokens for output in outcome)
+    return Usage(1, outcome[0].prompt_tokens, outcome[0].cached_tokens, generated)
+
+
+def meta_info(outcome: Outcome) -> MetaInfo:
+    """The dict of `get_meta_info`. With n > 1: that of the first output, and all of them under "samples"."""
+    if isinstance(outcome, Selected):
+        return _of_selected(outcome)
+    info = _of_output(outcome[0])
+    if len(outcome) > 1:
+        info["samples"] = [_of_output(output) for output in outcome]
+    return info
+
+
+def _of_output(output: Output) -> MetaInfo:
+    info: MetaInfo = {
+        "finish_reason": _finish(output.finish_reason, output),
+        "prompt_tokens": output.prompt_tokens,
+        "cached_tokens": output.cached_tokens,
+        "completion_tokens": output.completion_tokens,
+        "complete": output.complete,
+        "seconds": output.seconds,
+    }
+    if output.logprobs:
+        info["output_token_logprobs"] = _triples(output.logprobs)
+    if output.top_logprobs:
+        info["output_top_logprobs"] = [_triples(top) for top in output.top_logprobs]
+    return info
+
+
+def _of_selected(outcome: Selected) -> MetaInfo:
+    first = outcome.scores[0]
+    return {
+        **outcome.decision.meta,
+        "choices": list(outcome.choices),
+        "input_token_logprobs": [_triples(score.logprobs) for score in outcome.scores],
+        "output_token_logprobs": [[] for _ in outcome.scores],
+        "prompt_tokens": first.prompt_tokens,
+        "cached_tokens": first.cached_tokens,
+    }
+
+
+def _finish(reason: FinishReason, output: Output) -> dict[str, object]:
+    if reason.type == "length":
+        return {"type": "length", "length": output.completion_tokens}
+    return {"type": reason.type} if reason.matched is None else {"type": reason.type, "matched": reason.matched}
+
+
+def _triples(logprobs: tuple[TokenLogprob, ...]) -> list[tuple[float | None, int, str | None]]:
+    return [(token.logprob, token.token_id, token.text) for token in logprobs]

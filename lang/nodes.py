@@ -1,0 +1,129 @@
+"""What a program is made of: frozen nodes and how they add up. Knows nothing of states or backends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from niwaki.lang.choices import ChoicesMethod
+from niwaki.lang.types import ValueType
+from niwaki.runtime.api import ProgramError, SamplingOptions
+
+ROLES: Final = ("system", "user", "assistant")
+
+
+class Expression:
+    """Anything that `state += ...` takes beside plain text. Expressions and text add up with `+`, in order."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Content) -> Chain:
+        return Chain(as_nodes(self) + as_nodes(other))
+
+    def __radd__(self, other: Content) -> Chain:
+        return Chain(as_nodes(other) + as_nodes(self))
+
+    def __format__(self, spec: str) -> str:
+        raise ProgramError(
+            f"a {type(self).__name__.lower()} cannot stand inside an f-string, where only its repr would be left; "
+            "write s += 'text' + gen('x') instead"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Expression):
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gen(Expression):
+    """Generate text into the variable `name` (None: nobody reads it). `type` constrains it and reads it back."""
+
+    name: str | None
+    options: SamplingOptions
+    type: ValueType | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Select(Expression):
+    """Score every choice and append the best."""
+
+    name: str | None
+    choices: tuple[str, ...]
+    method: ChoicesMethod
+
+
+@dataclass(frozen=True, slots=True)
+class RoleBegin(Expression):
+    """Open a chat turn. `generates` is False where the turn is known to hold no generation."""
+
+    role: str
+    generates: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RoleEnd(Expression):
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeBegin(Expression):
+    """From here to the end of the scope, text is also the value of the variable `name`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeEnd(Expression):
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetVariable(Expression):
+    name: str
+    value: object
+
+
+Node: TypeAlias = Text | Gen | Select | RoleBegin | RoleEnd | ScopeBegin | ScopeEnd | SetVariable
+
+
+@dataclass(frozen=True, slots=True)
+class Chain(Expression):
+    """Nodes in order: what `+` makes."""
+
+    nodes: tuple[Node, ...]
+
+
+Content: TypeAlias = "str | Expression | Sequence[Content]"
+
+
+def as_nodes(content: Content) -> tuple[Node, ...]:
+    """The nodes of a text, an expression, or a list of them.
+
+    Raises:
+        ProgramError: for anything else.
+    """
+    match content:
+        case str():
+            return (Text(content),) if content else ()
+        case Chain(nodes=nodes):
+            return nodes
+        case (Text() | Gen() | Select() | RoleBegin() | RoleEnd() | ScopeBegin() | ScopeEnd() | SetVariable()) as node:
+            return (node,)
+        case list() | tuple():
+            return tuple(node for part in content for node in as_nodes(part))
+        case _:
+            remedy = "; write str(...) around it" if isinstance(content, int | float) else ""
+            raise ProgramError(f"a program is made of text, nodes and lists of them, got {content!r}{remedy}")
+
+
+def variables_of(node: Node) -> tuple[str, ...]:
+    """The variables that the node sets when it runs."""
+    match node:
+        case Gen(name=name) | Select(name=name):
+            return () if name is None else (name,)
+        case ScopeEnd(name=name) | SetVariable(name=name):
+            return (name,)
+        case _:
+            return ()

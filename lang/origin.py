@@ -1,0 +1,37 @@
+"""Where a program wrote something: remembered cheaply at `+=`, put into words only when it fails."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from dataclasses import dataclass
+
+_NOTE = "in program "
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A line of the author's code."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        code = linecache.getline(self.file, self.line).strip()
+        return f"{os.path.basename(self.file)}:{self.line}" + (f": {code}" if code else "")
+
+
+def here() -> Origin:
+    """The innermost line outside this package."""
+    frame = sys._getframe(1)
+    # contextlib stands between a `with` statement and a context manager of ours.
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("niwaki.lang", "contextlib")):
+        frame = frame.f_back
+    return Origin(frame.f_code.co_filename, frame.f_lineno)
+
+
+def add_origin(error: BaseException, program: str, origin: Origin) -> None:
+    """Tell the error which line of the program it comes from. The first to know the line is the one that says it."""
+    if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
+        error.add_note(f"{_NOTE}{program}, {origin}")

@@ -1,0 +1,296 @@
+"""`@function`: a Python function becomes a program, and a call of it a run."""
+
+from __future__ import annotations
+
+import contextvars
+import difflib
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from functools import update_wrapper
+from typing import Literal, TypeAlias, cast, overload
+
+from niwaki.lang.backends import Host
+from niwaki.lang.batch import DEFAULT_CONCURRENCY, run_rows
+from niwaki.lang.executor import Executor, Run
+from niwaki.lang.expressions import check_options
+from niwaki.lang.state import State
+from niwaki.runtime.api import ProgramError, SamplingOptions
+
+Row: TypeAlias = Mapping[str, object] | tuple[object, ...]
+
+SAMPLING_NAMES = frozenset(f.name for f in fields(SamplingOptions)) - {"constraint"}
+RUN_NAMES = SAMPLING_NAMES | {"backend", "stream", "timeout"}
+
+# The run around the code that runs now: a program called inside another one is part of its run.
+_current_run: contextvars.ContextVar[Run | None] = contextvars.ContextVar("niwaki_current_run", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call, taken apart: what the function gets, and what the run gets."""
+
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
+    options: SamplingOptions
+    backend: Host | None
+    stream: bool
+    timeout: float | None
+
+
+class Program:
+    """A function whose first parameter is the state. Made by `@function`; calling it runs it."""
+
+    def __init__(self, func: Callable[..., object], bound: Mapping[str, object] | None = None) -> None:
+        self.func = func
+        self.name = getattr(func, "__name__", repr(func))
+        self._bound = dict(bound or {})
+        self._signature = _signature(func, self.name)
+        self._parameters = tuple(self._signature.parameters.values())[1:]
+        update_wrapper(self, func)
+
+    def __call__(self, *args: object, **kwargs: object) -> State:
+        return self.run(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<program {self.name}{self._signature}>"
+
+    def run(self, *args: object, **kwargs: object) -> State:
+        """Run the program and return its state when the body has returned; generations may go on, and reads wait.
+
+        Takes the program's own arguments, and the options of the run: any field of `SamplingOptions` (temperature,
+        max_new_tokens, stop, ...), `backend`, `stream` (see `stream`) and `timeout` in seconds for the whole run.
+        Where the program has a parameter of such a name, it gets the value; the run's option then goes into
+        `options={...}`.
+
+        Raises:
+            ProgramError: the arguments do not fit the program.
+            RequestError: an option is out of its bounds.
+            What the body raises.
+        """
+        call = self._call(args, kwargs)
+        return self._stream(call) if call.stream else self._run(call)
+
+    def stream(self, *args: object, **kwargs: object) -> State:
+        """Run the program on a thread of its own and return its state at once: for `text_iter` while it runs."""
+        return self._stream(self._call(args, kwargs))
+
+    @overload
+    def run_batch(
+        self,
+        rows: Iterable[Row],
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: Literal[False] = False,
+        on_error: Literal["return", "raise"] = "return",
+        **kwargs: object,
+    ) -> list[State | Exception]: ...
+    @overload
+    def run_batch(
+        self,
+        rows: Iterable[Row],
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: Literal[True],
+        on_error: Literal["return", "raise"] = "return",
+        **kwargs: object,
+    ) -> Iterator[State | Exception]: ...
+    def run_batch(
+        self,
+        rows: Iterable[Row],
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: bool = False,
+        on_error: Literal["return", "raise"] = "return",
+        **kwargs: object,
+    ) -> list[State | Exception] | Iterator[State | Exception]:
+        """Run the program once for each row: a mapping of arguments, or a tuple of them in order.
+
+        Returns the finished states in the order of the rows, and in the place of a row that failed its exception;
+        on_error="raise" raises the first one instead. `generator_style` yields them as they come, in constant memory.
+        The options of `run` hold for every row.
+
+        Raises:
+            ConfigError: num_threads or on_error is not valid.
+            ProgramError, RequestError: an option of the run is not valid. At once, before any row.
+        """
+        if "stream" in kwargs:
+            raise ProgramError("run_batch cannot stream; generator_style=True yields states as they finish")
+        options = {**_mapping(kwargs.pop("options", None)), **kwargs}
+        _run_options(options)  # once, here, instead of in every row
+        num = DEFAULT_CONCURRENCY if num_threads == "auto" else num_threads
+
+        def run_one(row: Row) -> State:
+            args, named = _row_arguments(row, self.name)
+            state = self.run(*args, **named, options=options)
+            state._executor.sync()
+            state._executor.release()
+            return state
+
+        total = len(rows) if isinstance(rows, Sequence) else None
+        results = run_rows(run_one, rows, num_threads=num, on_error=on_error, progress_bar=progress_bar, total=total)
+        return results if generator_style else list(results)
+
+    def bind(self, **arguments: object) -> Program:
+        """The same program with defaults for some of its arguments or options; a call may override them.
+
+        Raises:
+            ProgramError: the program has no such parameter, and no run such an option.
+        """
+        for name in arguments:
+            if not self._takes(name) and name not in RUN_NAMES | {"options"}:
+                raise self._unknown(name)
+        return Program(self.func, {**self._bound, **arguments})
+
+    # -- one call -----------------------------------------------------------------------------------------------------
+
+    def _run(self, call: _Call) -> State:
+        executor = Executor(self._new_run(call))
+        state = State(executor)
+        self._run_body(state, call)
+        return state
+
+    def _stream(self, call: _Call) -> State:
+        executor = Executor(self._new_run(call))
+        context = contextvars.copy_context()
+
+        def run() -> None:
+            with suppress(BaseException):  # the state holds it, and every read raises it
+                context.run(self._run_body, State(executor), call)
+
+        threading.Thread(target=run, name=f"niwaki-{self.name}", daemon=True).start()
+        return State(executor, is_outside=True)
+
+    def _run_body(self, state: State, call: _Call) -> None:
+        executor = state._executor
+        token = _current_run.set(executor.run)
+        try:
+            executor.end_body(self.func(state, *call.args, **call.kwargs))
+        except BaseException as error:
+            executor.abort(error)
+            raise
+        finally:
+            _current_run.reset(token)
+
+    def _new_run(self, call: _Call) -> Run:
+        around = _current_run.get()
+        if around is None:
+            return Run(self.name, call.options, call.backend, call.timeout)
+        host = around.backend if call.backend is None else call.backend
+        return Run(self.name, call.options.over(around.options), host, call.timeout, around.deadline)
+
+    def _call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> _Call:
+        """Sort what was given into arguments of the program and options of the run."""
+        named, options = dict(self._bound), _mapping(self._bound.get("options"))
+        named.pop("options", None)
+        options |= _mapping(kwargs.pop("options", None))
+        # What is given by position overrides what was bound by name.
+        for parameter in self._parameters[: len(args)]:
+            named.pop(parameter.name, None)
+        named |= kwargs
+        arguments = {name: value for name, value in named.items() if self._takes(name, is_option=name in RUN_NAMES)}
+        for name, value in named.items():
+            if name in arguments:
+                continue
+            if name not in RUN_NAMES:
+                raise self._unknown(name)
+            options[name] = value
+        try:
+            bound = self._signature.bind(None, *args, **arguments)
+        except TypeError as error:
+            raise ProgramError(f"program {self.name}{self._shown()}: {error}") from None
+        sampling, backend, stream, timeout = _run_options(options)
+        return _Call(bound.args[1:], bound.kwargs, sampling, backend, stream, timeout)
+
+    def _takes(self, name: str, *, is_option: bool = False) -> bool:
+        """Is it an argument of the program? One that takes **anything leaves options to the run."""
+        for parameter in self._parameters:
+            if parameter.kind is parameter.VAR_KEYWORD:
+                if not is_option:
+                    return True
+            elif parameter.name == name and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                return True
+        return False
+
+    def _unknown(self, name: str) -> ProgramError:
+        known = [parameter.name for parameter in self._parameters]
+        close = difflib.get_close_matches(name, [*known, *RUN_NAMES], 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return ProgramError(
+            f"program {self.name}{self._shown()} has no parameter {name!r}, and it is no option of a run{hint}"
+        )
+
+    def _shown(self) -> str:
+        return "(" + ", ".join(str(parameter) for parameter in self._parameters) + ")"
+
+
+def function(func: Callable[..., object]) -> Program:
+    """Make a program of a function whose first parameter is the state.
+
+    Raises:
+        ProgramError: the function cannot be a program.
+    """
+    return Program(func)
+
+
+def _signature(func: Callable[..., object], name: str) -> inspect.Signature:
+    if not callable(func):
+        raise ProgramError(f"@function goes above a def, got {func!r}")
+    if inspect.iscoroutinefunction(func) or inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+        raise ProgramError(
+            f"program {name} must be a plain def without yield; it is run on a thread of the caller's choice"
+        )
+    signature = inspect.signature(func)
+    parameters = tuple(signature.parameters.values())
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if not parameters or parameters[0].kind not in by_position:
+        raise ProgramError(f"program {name}{signature} needs the state as its first parameter: def {name}(s, ...)")
+    if "options" in (parameter.name for parameter in parameters[1:]):
+        raise ProgramError(f"program {name}: a parameter may not be called 'options', where a run's options go")
+    return signature
+
+
+def _run_options(options: Mapping[str, object]) -> tuple[SamplingOptions, Host | None, bool, float | None]:
+    """Check the options of a run, one by one.
+
+    Raises:
+        ProgramError: an unknown name, or a value of the wrong type.
+        RequestError: a sampling option is out of its bounds.
+    """
+    for name in options:
+        if name not in RUN_NAMES:
+            close = difflib.get_close_matches(name, RUN_NAMES, 1)
+            raise ProgramError(f"a run has no option {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+    said = {name: value for name, value in options.items() if name in SAMPLING_NAMES}
+    sampling = SamplingOptions(**said)  # type: ignore[arg-type]  # names are fields; values are checked on the next line
+    check_options(sampling)
+    timeout = options.get("timeout")
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0):
+        raise ProgramError(f"timeout must be a number of seconds, got {timeout!r}")
+    stream = options.get("stream", False)
+    if not isinstance(stream, bool):
+        raise ProgramError(f"stream must be True or False, got {stream!r}")
+    return sampling, cast("Host | None", options.get("backend")), stream, timeout
+
+
+def _mapping(options: object) -> dict[str, object]:
+    if options is None:
+        return {}
+    if isinstance(options, SamplingOptions):
+        return {name: value for name in SAMPLING_NAMES if (value := getattr(options, name)) is not None}
+    if isinstance(options, Mapping):
+        return dict(options)
+    raise ProgramError(f"options must be a mapping of option names to values, got {options!r}")
+
+
+def _row_arguments(row: Row, program: str) -> tuple[tuple[object, ...], dict[str, object]]:
+    if isinstance(row, Mapping):
+        return (), dict(row)
+    if isinstance(row, tuple):
+        return row, {}
+    raise ProgramError(f"a row of program {program} is a mapping of arguments or a tuple of them, got {row!r}")

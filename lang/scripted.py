@@ -1,0 +1,367 @@
+"""A backend that answers from a script: for tests of programs, without a model.
+
+It keeps branches, tokens, budgets, stops and constraints as a real backend does, so a program that misuses one of
+them fails here too. A token is a word with the blank before it, a run of blanks, or one other character.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from niwaki.runtime.api import (
+    BackendInfo,
+    Branch,
+    Cancelled,
+    Choices,
+    ConstraintError,
+    Delta,
+    EngineStopped,
+    FinishReason,
+    Generation,
+    GenerationError,
+    Message,
+    Output,
+    Pending,
+    ProgramError,
+    Regex,
+    SamplingOptions,
+    SamplingParams,
+    Score,
+    Segment,
+    TokenLogprob,
+)
+
+Answer: TypeAlias = str | BaseException | Callable[[str], str]
+Script: TypeAlias = (
+    Mapping[str | re.Pattern[str], "Answer | Sequence[Answer]"] | Sequence[Answer] | Callable[[str], str]
+)
+
+CHOSEN_LOGPROB = -0.1  # of each token of the choice that the script names
+OTHER_LOGPROB = -5.0
+
+_TOKEN = re.compile(r" ?\w+|\s+|[^\w\s]")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call that a program made: the whole prompt, and what was asked of it."""
+
+    kind: Literal["generate", "score"]
+    prompt: str
+    params: SamplingParams | None = None
+    choices: tuple[str, ...] = ()
+
+
+class ScriptedBranch:
+    """A place in a scripted backend. Made by `ScriptedBackend`."""
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
+        self.text = ""
+        self.ids: list[int] = []
+        self.num_cached = 0  # tokens that an earlier call, or the branch this one was forked from, has seen
+        self.is_closed = False
+        self.running: list[Generation] = []
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        return tuple(self.ids)
+
+
+class ScriptedBackend:
+    """Answers every generation and every select from `script`.
+
+    script is one of
+    - a mapping: the first key that the prompt ends with (a string) or that is found in it (a compiled regex) answers;
+      a list of answers is used up one by one,
+    - a sequence: answers in the order of the calls,
+    - a function from the prompt to the answer.
+
+    An answer is a text, a function from the prompt to the text, or an exception, which fails that call. A select is
+    answered with the choice that the script names. An answer that the call's constraint excludes is an error.
+
+    `defaults` are the options that stand behind a program's own, as a model's generation_config would. With
+    `threads` > 0 answers come from that many threads, each after `delay` seconds (a number, or a function that draws
+    one) before every token; with 0 they are there when the call returns.
+    """
+
+    def __init__(
+        self,
+        script: Script = (),
+        *,
+        defaults: SamplingOptions | None = None,
+        context_length: int = 1_000_000,
+        threads: int = 0,
+        delay: float | Callable[[], float] = 0.0,
+    ) -> None:
+        self.calls: list[Call] = []
+        self._script = _Script(script)
+        self._info = BackendInfo("scripted", context_length, defaults or SamplingOptions())
+        self._delay = delay
+        self._lock = threading.Lock()  # calls, vocabulary, branches, counters
+        self._vocabulary: dict[str, int] = {}
+        self._open: set[ScriptedBranch] = set()
+        self._usage = {"prefilled_tokens": 0.0, "cached_tokens": 0.0, "generated_tokens": 0.0}
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="niwaki-scripted") if threads else None
+        self._is_stopped = False
+
+    # -- the protocol -------------------------------------------------------------------------------------------------
+
+    def info(self) -> BackendInfo:
+        return self._info
+
+    def open(self, *, namespace: str = "") -> ScriptedBranch:
+        return self._keep(ScriptedBranch(namespace))
+
+    def fork(self, branch: Branch) -> ScriptedBranch:
+        own = self._own(branch)
+        copy = ScriptedBranch(own.namespace)
+        copy.text, copy.ids, copy.num_cached = own.text, list(own.ids), own.num_cached
+        return self._keep(copy)
+
+    def close(self, branch: Branch) -> None:
+        if not isinstance(branch, ScriptedBranch):
+            raise ProgramError(f"not a branch of this backend: {branch!r}")
+        with self._lock:
+            branch.is_closed = True
+            self._open.discard(branch)
+            running = tuple(branch.running)
+        for generation in running:
+            generation.cancel()
+
+    def append(self, branch: Branch, delta: Sequence[Segment]) -> None:
+        own = self._own(branch)
+        self._extend(own, delta)
+        with self._lock:
+            self._prefill(own)
+
+    def generate(self, branch: Branch, delta: Sequence[Segment], params: SamplingParams) -> Generation:
+        own = self._own(branch)
+        self._extend(own, delta)
+        with self._lock:
+            self.calls.append(Call("generate", own.text, params))
+            num_cached = self._prefill(own)
+        stopping = threading.Event()
+        generation = Generation(cancel=stopping.set)
+        own.running.append(generation)
+        generation.add_done_callback(lambda: own.running.remove(generation))
+        prompt, num_prompt = own.text, len(own.ids)
+
+        def work() -> None:
+            try:
+                outputs = tuple(self._answer(prompt, params, num_prompt, num_cached) for _ in range(params.n))
+                self._play(generation, outputs[0], stopping)
+                self._extend(own, [Segment(outputs[0].text)])
+                with self._lock:
+                    own.num_cached = len(own.ids)
+                    self._usage["generated_tokens"] += sum(output.completion_tokens for output in outputs)
+                generation.succeed(outputs)
+            except BaseException as error:  # whatever it is, somebody waits for it
+                generation.fail(error)
+
+        self._start(work)
+        return generation
+
+    def score(
+        self, branch: Branch, delta: Sequence[Segment], continuations: Sequence[str]
+    ) -> Pending[tuple[Score, ...]]:
+        own = self._own(branch)
+        self._extend(own, delta)
+        with self._lock:
+            self.calls.append(Call("score", own.text, choices=tuple(continuations)))
+            num_cached = self._prefill(own)
+        scoring: Pending[tuple[Score, ...]] = Pending(
+            cancel=lambda: scoring.fail(Cancelled("the select was cancelled"))
+        )
+        prompt, num_prompt = own.text, len(own.ids)
+
+        def work() -> None:
+            try:
+                self._wait(threading.Event())
+                chosen = self._script.answer(prompt)
+                if chosen not in continuations:
+                    raise ConstraintError(
+                        f"the scripted answer {chosen!r} is none of the choices {list(continuations)!r}"
+                    )
+                scores = tuple(self._score_of(text, text == chosen, num_prompt, num_cached) for text in continuations)
+                scoring.succeed(scores)
+            except BaseException as error:  # whatever it is, somebody waits for it
+                scoring.fail(error)
+
+        self._start(work)
+        return scoring
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        turns = "".join(f"<|{message.role}|>\n{message.content}<|end|>\n" for message in messages)
+        return turns + ("<|assistant|>\n" if add_generation_prompt else "")
+
+    def usage(self) -> Mapping[str, float]:
+        with self._lock:
+            return dict(self._usage)
+
+    # -- what an engine has beside it ---------------------------------------------------------------------------------
+
+    @property
+    def num_open_branches(self) -> int:
+        """0 when every state that ran here is gone."""
+        with self._lock:
+            return len(self._open)
+
+    def flush_cache(self) -> bool:
+        """There is no cache to keep."""
+        return True
+
+    def get_server_info(self) -> Mapping[str, object]:
+        return {"model": self._info.model, "context_length": self._info.context_length, **self.usage()}
+
+    def shutdown(self) -> None:
+        """End the threads. Later calls fail with EngineStopped."""
+        self._is_stopped = True
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=False)
+
+    # -- branches and tokens ------------------------------------------------------------------------------------------
+
+    def _keep(self, branch: ScriptedBranch) -> ScriptedBranch:
+        if self._is_stopped:
+            raise EngineStopped("the scripted backend was shut down")
+        with self._lock:
+            self._open.add(branch)
+        return branch
+
+    def _own(self, branch: Branch) -> ScriptedBranch:
+        if self._is_stopped:
+            raise EngineStopped("the scripted backend was shut down")
+        if not isinstance(branch, ScriptedBranch):
+            raise ProgramError(f"not a branch of this backend: {branch!r}")
+        if branch.is_closed:
+            raise ProgramError("the branch is closed")
+        return branch
+
+    def _extend(self, branch: ScriptedBranch, delta: Sequence[Segment]) -> None:
+        for segment in delta:
+            branch.text += segment.text
+            branch.ids += self._ids(segment.text)
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        with self._lock:
+            return tuple(self._vocabulary.setdefault(piece, len(self._vocabulary)) for piece in _TOKEN.findall(text))
+
+    def _prefill(self, branch: ScriptedBranch) -> int:
+        """Count the tokens that are new. Returns how many were there before. With the lock held."""
+        num_cached = branch.num_cached
+        self._usage["cached_tokens"] += num_cached
+        self._usage["prefilled_tokens"] += len(branch.ids) - num_cached
+        branch.num_cached = len(branch.ids)
+        return num_cached
+
+    # -- answers ------------------------------------------------------------------------------------------------------
+
+    def _start(self, work: Callable[[], None]) -> None:
+        if self._pool is None:
+            work()
+        else:
+            self._pool.submit(work)
+
+    def _wait(self, stopping: threading.Event) -> None:
+        seconds = self._delay() if callable(self._delay) else self._delay
+        if seconds:
+            stopping.wait(seconds) if self._pool is not None else time.sleep(seconds)
+        if stopping.is_set():
+            raise Cancelled("the generation was cancelled")
+
+    def _play(self, generation: Generation, output: Output, stopping: threading.Event) -> None:
+        """Push the text token by token."""
+        self._wait(stopping)
+        for piece in _TOKEN.findall(output.text):
+            generation.push(Delta(piece, self._ids(piece)))
+            self._wait(stopping)
+
+    def _answer(self, prompt: str, params: SamplingParams, num_prompt: int, num_cached: int) -> Output:
+        text = self._script.answer(prompt)
+        _check_constraint(text, params)
+        stop = min((s for s in params.stop if s in text), key=text.index, default=None)
+        reason = FinishReason("stop", stop)
+        if stop is not None:
+            text = text[: text.index(stop)]
+        pieces = _TOKEN.findall(text)
+        is_cut = len(pieces) > params.max_new_tokens
+        if is_cut:
+            pieces = pieces[: params.max_new_tokens]
+            text, reason = "".join(pieces), FinishReason("length")
+        ids = self._ids(text)
+        logprobs = tuple(TokenLogprob(CHOSEN_LOGPROB, i, piece) for i, piece in zip(ids, pieces, strict=True))
+        return Output(
+            text,
+            ids,
+            reason,
+            num_prompt,
+            num_cached,
+            complete=not (is_cut and params.constraint is not None),
+            logprobs=logprobs if params.return_logprob else (),
+        )
+
+    def _score_of(self, text: str, is_chosen: bool, num_prompt: int, num_cached: int) -> Score:
+        logprob = CHOSEN_LOGPROB if is_chosen else OTHER_LOGPROB
+        pieces = _TOKEN.findall(text)
+        tokens = tuple(TokenLogprob(logprob, i, piece) for i, piece in zip(self._ids(text), pieces, strict=True))
+        return Score(text, tokens, num_prompt, num_cached)
+
+
+class _Script:
+    """The script, and how far its lists are used up."""
+
+    def __init__(self, script: Script) -> None:
+        self._script: Mapping[str | re.Pattern[str], Answer | Sequence[Answer]] | Callable[[str], str]
+        if callable(script) or isinstance(script, Mapping):
+            self._script = script
+        elif isinstance(script, Sequence) and not isinstance(script, str):
+            self._script = {"": script}  # every prompt ends with nothing
+        else:
+            raise ProgramError(f"a script is a mapping, a list of answers or a function, got {script!r}")
+        self._lock = threading.Lock()
+        self._num_used: dict[str | re.Pattern[str], int] = {}
+
+    def answer(self, prompt: str) -> str:
+        """The text that answers the prompt. Raises an answer that is an exception."""
+        answer = self._script if callable(self._script) else self._find(self._script, prompt)
+        if isinstance(answer, BaseException):
+            raise answer
+        text = answer(prompt) if callable(answer) else answer
+        if not isinstance(text, str):
+            raise GenerationError(f"a scripted answer must be text, got {text!r}")
+        return text
+
+    def _find(self, script: Mapping[str | re.Pattern[str], Answer | Sequence[Answer]], prompt: str) -> Answer:
+        for key, answer in script.items():
+            is_match = prompt.endswith(key) if isinstance(key, str) else key.search(prompt) is not None
+            if not is_match:
+                continue
+            if isinstance(answer, str | BaseException) or callable(answer):
+                return answer
+            with self._lock:
+                used = self._num_used.get(key, 0)
+                self._num_used[key] = used + 1
+            if used >= len(answer):
+                raise GenerationError(
+                    f"the script's {len(answer)} answers to {key!r} are used up; prompt: ...{prompt[-80:]!r}"
+                )
+            return answer[used]
+        keys = ", ".join(repr(key if isinstance(key, str) else key.pattern) for key in script)
+        raise GenerationError(f"the script has no answer to a prompt that ends with {prompt[-80:]!r}; it knows: {keys}")
+
+
+def _check_constraint(text: str, params: SamplingParams) -> None:
+    match params.constraint:
+        case Regex(pattern=pattern) if re.fullmatch(pattern, text) is None:
+            raise ConstraintError(f"the scripted answer {text!r} does not match the regex {pattern!r}")
+        case Choices(choices=choices) if text not in choices:
+            raise ConstraintError(f"the scripted answer {text!r} is none of the choices {list(choices)!r}")
+        case _:
+            pass

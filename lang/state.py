@@ -1,0 +1,253 @@
+"""The state of a running program, as its author sees it. All it knows is its executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Self, TypeAlias, overload
+
+from niwaki.lang.executor import Executor, Join
+from niwaki.lang.expressions import role
+from niwaki.lang.meta import MetaInfo, Usage, meta_info
+from niwaki.lang.nodes import Content, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, SetVariable, as_nodes
+from niwaki.lang.origin import here
+from niwaki.runtime.api import ProgramError
+
+MAX_FORKS = 10_000
+
+
+class State:
+    """A text in the making, and its variables.
+
+    `state += content` returns at once. Every read waits for what it reads; when the state has failed, every read
+    raises the original error. Safe to use from several threads.
+    """
+
+    def __init__(self, executor: Executor, *, is_outside: bool = False) -> None:
+        self._executor = executor
+        # A state handed out while its program still runs elsewhere: its readers wait for the program too.
+        self._is_outside = is_outside
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def __iadd__(self, content: Content) -> Self:
+        self._executor.submit(as_nodes(content), here())
+        return self
+
+    def __setitem__(self, name: str, value: object) -> None:
+        self._executor.submit((SetVariable(_variable_name(name), value),), here())
+
+    def set_var(self, name: str, value: object) -> None:
+        """The same as `state[name] = value`."""
+        self[name] = value
+
+    @overload
+    def system(self, content: Content) -> None: ...
+    @overload
+    def system(self) -> Block: ...
+    def system(self, content: Content | None = None) -> Block | None:
+        """Append a system turn; without content, `with state.system():` holds the turn open."""
+        return self._turn("system", content)
+
+    @overload
+    def user(self, content: Content) -> None: ...
+    @overload
+    def user(self) -> Block: ...
+    def user(self, content: Content | None = None) -> Block | None:
+        """Append a user turn; without content, `with state.user():` holds the turn open."""
+        return self._turn("user", content)
+
+    @overload
+    def assistant(self, content: Content) -> None: ...
+    @overload
+    def assistant(self) -> Block: ...
+    def assistant(self, content: Content | None = None) -> Block | None:
+        """Append an assistant turn; without content, `with state.assistant():` holds the turn open."""
+        return self._turn("assistant", content)
+
+    def var_scope(self, name: str) -> Block:
+        """`with state.var_scope("x"):` the text that comes inside is the value of x."""
+        _variable_name(name)
+        return Block(self._executor, ScopeBegin(name), ScopeEnd(name))
+
+    def fork(self, count: int = 1) -> ForkGroup:
+        """`count` states that start with everything that this one has. They run at the same time, on a shared prefix.
+
+        Raises:
+            ProgramError: the count is not from 1 to 10,000.
+        """
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_FORKS:
+            raise ProgramError(f"fork needs a count from 1 to {MAX_FORKS}, got {count!r}")
+        return ForkGroup(self._executor, self._executor.fork(count, here()))
+
+    @contextmanager
+    def copy(self) -> Iterator[State]:
+        """`with state.copy() as c:` a fork of one, joined when the block ends."""
+        group = self.fork(1)
+        yield group[0]
+        group.join()
+
+    def cancel(self) -> None:
+        """Stop this state and its forks. Their running generations end, and every read raises Cancelled."""
+        self._executor.cancel()
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> object:
+        return self._executor.variable(_variable_name(name), outside=self._is_outside)
+
+    def get_var(self, name: str) -> object:
+        """The same as `state[name]`."""
+        return self[name]
+
+    def __contains__(self, name: object) -> bool:
+        """Is the variable set, or will something that was appended set it? Does not wait for generations."""
+        return isinstance(name, str) and self._executor.has_variable(name, outside=self._is_outside)
+
+    def __iter__(self) -> Iterator[str]:
+        # Without this, `"x" in list(state)` and `for ... in state` would call state[0], state[1], ...
+        raise TypeError("a state is not iterable; use text_iter() for its text or fork(n) for forks")
+
+    def text(self) -> str:
+        """The whole text, template text included."""
+        return self._executor.text(outside=self._is_outside)
+
+    def messages(self) -> list[dict[str, str]]:
+        """The finished chat turns, as {"role", "content"}."""
+        messages = self._executor.messages(outside=self._is_outside)
+        return [{"role": message.role, "content": message.content} for message in messages]
+
+    def sync(self) -> None:
+        """Wait until everything appended so far has run."""
+        self._executor.sync(outside=self._is_outside)
+
+    def error(self) -> BaseException | None:
+        """Wait, and return the error that the state failed with, or None."""
+        return self._executor.error(outside=self._is_outside)
+
+    def get_meta_info(self, name: str) -> MetaInfo:
+        """How the variable was generated or selected: finish reason, tokens, log-probabilities."""
+        return meta_info(self._executor.outcome(_variable_name(name), outside=self._is_outside))
+
+    def text_iter(self, name: str | None = None) -> Iterator[str]:
+        """Pieces of the text, or of one variable's text, as they come; they add up to the whole, also when asked late."""
+        return self._executor.iterate(name, outside=self._is_outside)
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The token ids of the whole text."""
+        return self._executor.token_ids(outside=self._is_outside)
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens that this state's own calls used."""
+        return self._executor.usage(outside=self._is_outside)
+
+    @property
+    def ret_value(self) -> object:
+        """What the program's body returned."""
+        return self._executor.ret_value()
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        text = self._executor.text_so_far()  # a debugger must not have to wait
+        shown = text if len(text) <= 200 else "..." + text[-200:]
+        return f"<State of {self._executor.run.program}: {shown!r}>"
+
+    def _turn(self, name: str, content: Content | None) -> Block | None:
+        if content is None:
+            return Block(self._executor, RoleBegin(name), RoleEnd(name))
+        self._executor.submit(role(name, content).nodes, here())
+        return None
+
+
+class Block:
+    """What `with state.user():` and `with state.var_scope("x"):` enter: one node at the start, one at the end."""
+
+    def __init__(self, executor: Executor, begin: RoleBegin | ScopeBegin, end: RoleEnd | ScopeEnd) -> None:
+        self._executor = executor
+        self._begin = begin
+        self._end = end
+
+    def __enter__(self) -> None:
+        self._executor.submit((self._begin,), here())
+
+    def __exit__(self, *error: object) -> None:
+        # Also after an exception: whoever catches it finds no turn left open.
+        self._executor.submit((self._end,), here())
+
+
+ForkContent: TypeAlias = "Content | Callable[[int], Content]"
+
+
+class ForkGroup(Sequence[State]):
+    """The states that `fork` made, in order."""
+
+    def __init__(self, parent: Executor, children: Sequence[Executor]) -> None:
+        self._parent = parent
+        self._states = tuple(State(child) for child in children)
+        self._is_joined = False
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[State]:
+        return iter(self._states)
+
+    @overload
+    def __getitem__(self, index: int) -> State: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[State]: ...
+    def __getitem__(self, index: int | slice) -> State | Sequence[State]:
+        return self._states[index]
+
+    def __setitem__(self, index: int, state: State) -> None:
+        """Only what `forks[i] += ...` needs: the same state back in its place."""
+        if state is not self._states[index]:
+            raise ProgramError(f"fork {index} cannot be replaced; append to it with forks[{index}] += ...")
+
+    def __iadd__(self, content: ForkContent) -> Self:
+        """Append to every fork: the same text or expression to each, one item of a list to each, or f(i) to fork i.
+
+        Raises:
+            ProgramError: a list of another length than the group.
+            What f raises, before anything is appended to any fork.
+        """
+        origin = here()
+        if callable(content):
+            each = [as_nodes(content(index)) for index in range(len(self))]
+        elif isinstance(content, list | tuple):
+            if len(content) != len(self):
+                raise ProgramError(f"a list of {len(content)} items cannot be spread over {len(self)} forks")
+            each = [as_nodes(item) for item in content]
+        else:
+            each = [as_nodes(content)] * len(self)
+        for state, nodes in zip(self._states, each, strict=True):
+            state._executor.submit(nodes, origin)
+        return self
+
+    def join(self, mode: str = "gather_variable") -> None:
+        """Bring the forks' work home, when they are done with what they have been given so far.
+
+        "gather_variable": each variable that is new in the forks becomes a list in the parent, with None for a fork
+        that did not set it. "concate_and_append", or "concat": their texts are appended to the parent's, in order.
+
+        Raises:
+            ProgramError: joined twice, or an unknown mode.
+        """
+        if mode not in ("gather_variable", "concate_and_append", "concat"):
+            raise ProgramError(f"join knows 'gather_variable', 'concate_and_append' and 'concat', got {mode!r}")
+        if self._is_joined:
+            raise ProgramError("these forks are joined already; fork again for another round")
+        self._is_joined = True
+        origin = here()
+        marks = tuple(state._executor.mark(origin) for state in self._states)
+        self._parent.submit((Join(marks, appends=mode != "gather_variable"),), origin)
+
+
+def _variable_name(name: object) -> str:
+    if isinstance(name, str) and name:
+        return name
+    raise ProgramError(f"a variable's name must be a non-empty string, got {name!r}")

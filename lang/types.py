@@ -1,0 +1,375 @@
+"""Types of generated values: each becomes a constraint that admits its JSON and a parser that reads the value back.
+
+A type that a regular expression cannot hold exactly is refused when the program is defined, naming the field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal, Union, get_args, get_origin
+
+from niwaki.runtime.api import Choices, Constraint, ConstraintError, Regex
+
+# Where a type sets no limit we do: a text without an end would run into the token budget instead of a closing quote.
+MAX_STRING_CHARS = 128
+MAX_LIST_ITEMS = 16
+MAX_DIGITS = 18  # before the point; a 64-bit integer holds every number of 18 digits
+MAX_DECIMALS = 17  # a float64 has no more
+LONGEST_STRING_CHARS = 1_000  # what `max_length` may ask for: every character costs states of the automaton
+
+# One character of a JSON string: itself, or an escape. Lone surrogates are no characters, so their escapes are out.
+JSON_CHAR = r'(?:[^"\\\x00-\x1f\x7f]|\\["\\/bfnrt]|\\u(?:[0-9a-cefA-CEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))'
+
+# A number has no closing mark, and a model that wants to write ", " after it must not be pushed into one more digit.
+# So one of these may follow, with whatever its token holds beside it; it is a stop string, and cut off again.
+_AFTER_NUMBER = (" ", "\n", ",", ";", ")", "]", "}")
+_AFTER_NUMBER_PATTERN = r"(?:[ \n,;)\]}][ -~\n]{0,16})?"
+
+
+@dataclass(frozen=True, slots=True)
+class ValueType:
+    """What a typed `gen` needs: `constraint` admits exactly the texts that `parse` reads.
+
+    `stop` ends the text of a type that has no end of its own; the stop string is never part of it.
+    """
+
+    name: str
+    constraint: Constraint
+    parse: Callable[[str], object]
+    stop: tuple[str, ...] = ()
+
+
+def value_type(dtype: object) -> ValueType:
+    """The `ValueType` of a Python type.
+
+    int, float, bool, str and everything composed are written as compact JSON (`{"name":"Ada","age":36}`, keys in the
+    order of the fields). Literal and Enum are written bare: `positive`, not `"positive"`.
+
+    Raises:
+        ConstraintError: the type, or a field of it, cannot be enforced exactly. Names the field.
+    """
+    name = _name(dtype)
+    if dtype is int:
+        return ValueType(name, Regex(_int_pattern(None, None) + _AFTER_NUMBER_PATTERN), _read_int, _AFTER_NUMBER)
+    if dtype is float:
+        return ValueType(name, Regex(_float_pattern(True) + _AFTER_NUMBER_PATTERN), _read_float, _AFTER_NUMBER)
+    if dtype is bool:
+        return ValueType(name, Choices(("true", "false")), json.loads)
+    if dtype is str:
+        return ValueType(name, Regex(_string_pattern(0, MAX_STRING_CHARS)), json.loads)
+    if get_origin(dtype) is Literal or _is_enum(dtype):
+        return _bare_choices(dtype, name)
+    pattern = _pattern(dtype, name, ())
+    return ValueType(name, Regex(pattern), _reader(dtype))
+
+
+def regex_type(pattern: str) -> ValueType:
+    """The whole text matches `pattern`; the value is the text.
+
+    Raises:
+        ConstraintError: the pattern is not a valid regular expression, at the place that the message names.
+    """
+    if not isinstance(pattern, str):
+        raise ConstraintError(f"regex must be a string, got {pattern!r}")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ConstraintError(f"regex {pattern!r} is not valid at {error.pos}: {error.msg}") from error
+    return ValueType(f"regex {pattern!r}", Regex(pattern), str)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Types that stand bare
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def _bare_choices(dtype: object, name: str) -> ValueType:
+    values = {str(_plain(value, name)): value for value in _members(dtype)}
+    if len(values) < len(_members(dtype)):
+        raise ConstraintError(f"dtype {name}: two of its values are written alike; make their texts differ")
+    if not values or "" in values:
+        raise ConstraintError(f"dtype {name}: an empty text cannot be generated; leave it out of the values")
+    return ValueType(name, Choices(tuple(values)), values.__getitem__)
+
+
+def _members(dtype: object) -> tuple[object, ...]:
+    return tuple(dtype) if isinstance(dtype, type) and issubclass(dtype, enum.Enum) else get_args(dtype)
+
+
+def _plain(value: object, where: str) -> str | int | bool | None:
+    inner = value.value if isinstance(value, enum.Enum) else value
+    if inner is None or isinstance(inner, str | int):  # a bool is an int
+        return inner
+    raise ConstraintError(f"dtype {where}: the value {inner!r} is neither text, a whole number, a bool nor None")
+
+
+def _is_enum(dtype: object) -> bool:
+    return isinstance(dtype, type) and issubclass(dtype, enum.Enum)
+
+
+def _read_int(text: str) -> object:
+    return int(text.strip())
+
+
+def _read_float(text: str) -> object:
+    return float(text.strip())
+
+
+def _reader(dtype: object) -> Callable[[str], object]:
+    from pydantic import TypeAdapter  # heavy: only programs with composed types load it
+
+    adapter: TypeAdapter[object] = TypeAdapter(dtype)  # type: ignore[arg-type]  # a type, known only at run time
+    return adapter.validate_json
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Patterns of JSON
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """The limits that a type's annotations set. None: no limit."""
+
+    low: int | None = None
+    high: int | None = None
+    min_length: int | None = None
+    max_length: int | None = None
+
+
+def _pattern(dtype: object, where: str, inside: tuple[object, ...]) -> str:
+    """The regex of the JSON of `dtype`. `where` names the place for errors, `inside` the classes being described."""
+    base, metadata = _without_annotations(dtype)
+    bounds = _bounds(metadata, base, where)
+    if base is bool:
+        return "(?:true|false)"
+    if base is int:
+        return f"(?:{_int_pattern(bounds.low, bounds.high)})"
+    if base is float:
+        return _float_pattern(is_signed=bounds.low is None)
+    if base is str:
+        return _string_field(bounds, where)
+    if base is None or base is type(None):
+        return "null"
+    origin = get_origin(base)
+    if origin is Literal or _is_enum(base):
+        return _any_of(_escaped(json.dumps(_plain(v, where), ensure_ascii=False)) for v in _members(base))
+    if origin is Union or origin is types.UnionType:
+        return _any_of(_pattern(part, where, inside) for part in get_args(base))
+    if origin is list:
+        return _list_pattern(base, bounds, where, inside)
+    if isinstance(base, type):
+        fields = _fields(base, where)
+        if fields is not None:
+            if base in inside:
+                raise ConstraintError(f"dtype {where}: {base.__name__} contains itself, which no regex can express")
+            return _object_pattern(fields, where, (*inside, base))
+    raise ConstraintError(
+        f"dtype {where}: {_name(base)} cannot be enforced; use int, float, bool, str, Literal, Enum, None, unions and "
+        "lists of these, or a Pydantic model, dataclass or TypedDict of such fields"
+    )
+
+
+def _without_annotations(dtype: object) -> tuple[object, tuple[object, ...]]:
+    """The bare type, and what Annotated and Field say about it."""
+    metadata: tuple[object, ...] = ()
+    while get_origin(dtype) is Annotated:
+        dtype, *extra = get_args(dtype)
+        metadata = (*extra, *metadata)
+    return dtype, metadata
+
+
+def _bounds(metadata: Iterable[object], base: object, where: str) -> _Bounds:
+    """Raises ConstraintError for a limit that a regex over the type's JSON cannot express exactly."""
+    bounds = _Bounds()
+    for item in metadata:
+        inner = getattr(item, "metadata", None)  # a Field() holds its limits in a list
+        if isinstance(inner, list):
+            limits = [*inner]
+        elif hasattr(item, "__iter__") and not isinstance(item, str):
+            limits = [*item]  # annotated_types' Interval and Len are groups
+        else:
+            limits = [item]
+        for limit in limits:
+            bounds = _with_limit(bounds, limit, base, where)
+    return bounds
+
+
+def _with_limit(bounds: _Bounds, limit: object, base: object, where: str) -> _Bounds:
+    kind = type(limit).__name__
+    low, high = bounds.low, bounds.high
+    match kind:
+        case "Ge" | "Gt" if base is int:
+            value = _whole(getattr(limit, kind.lower()), kind, where) + (kind == "Gt")
+            return dataclasses.replace(bounds, low=value if low is None else max(low, value))
+        case "Le" | "Lt" if base is int:
+            value = _whole(getattr(limit, kind.lower()), kind, where) - (kind == "Lt")
+            return dataclasses.replace(bounds, high=value if high is None else min(high, value))
+        case "Ge" if base is float and getattr(limit, "ge", None) == 0:
+            return dataclasses.replace(bounds, low=0)
+        case "MinLen" if base is str or get_origin(base) is list:
+            return dataclasses.replace(bounds, min_length=getattr(limit, "min_length", None))
+        case "MaxLen" if base is str or get_origin(base) is list:
+            return dataclasses.replace(bounds, max_length=getattr(limit, "max_length", None))
+        case "Strict" | "BeforeValidator" | "AfterValidator" | "PlainValidator" | "WrapValidator" | "str":
+            return bounds  # validators run on the finished value; a bare string is a comment
+    raise ConstraintError(
+        f"dtype {where}: {limit!r} on {_name(base)} cannot be enforced exactly; take it out and check the value"
+    )
+
+
+def _whole(value: object, kind: str, where: str) -> int:
+    if isinstance(value, int):
+        return value
+    raise ConstraintError(f"dtype {where}: {kind.lower()}={value!r} on int must be a whole number")
+
+
+def _string_field(bounds: _Bounds, where: str) -> str:
+    low = bounds.min_length or 0
+    high = MAX_STRING_CHARS if bounds.max_length is None else bounds.max_length
+    if bounds.max_length is None:
+        high = max(high, low)
+    if not low <= high <= LONGEST_STRING_CHARS:
+        raise ConstraintError(
+            f"dtype {where}: a text of {low} to {high} characters; at most {LONGEST_STRING_CHARS} can be enforced"
+        )
+    return _string_pattern(low, high)
+
+
+def _string_pattern(low: int, high: int) -> str:
+    return f'"{JSON_CHAR}{{{low},{high}}}"'
+
+
+def _list_pattern(base: object, bounds: _Bounds, where: str, inside: tuple[object, ...]) -> str:
+    (item_type,) = get_args(base) or (None,)
+    if item_type is None:
+        raise ConstraintError(f"dtype {where}: a list needs the type of its items, such as list[str]")
+    item = _pattern(item_type, f"{where}[]", inside)
+    low = bounds.min_length or 0
+    high = max(MAX_LIST_ITEMS, low) if bounds.max_length is None else bounds.max_length
+    if not low <= high <= LONGEST_STRING_CHARS:
+        raise ConstraintError(f"dtype {where}: a list of {low} to {high} items cannot be enforced")
+    if high == 0:
+        return r"\[\]"
+    items = rf"{item}(?:,{item}){{{max(low - 1, 0)},{high - 1}}}"
+    return rf"\[(?:{items})?\]" if low == 0 else rf"\[{items}\]"
+
+
+def _object_pattern(fields: Mapping[str, object], where: str, inside: tuple[object, ...]) -> str:
+    parts = [
+        _escaped(json.dumps(key, ensure_ascii=False)) + ":" + _pattern(field, f"{where}, field {key!r}", inside)
+        for key, field in fields.items()
+    ]
+    return r"\{" + ",".join(parts) + r"\}"
+
+
+def _fields(base: type, where: str) -> dict[str, object] | None:
+    """JSON key -> type of a class with fields, or None where it has none that we know."""
+    if hasattr(base, "model_fields"):
+        return _model_fields(base, where)
+    if dataclasses.is_dataclass(base):
+        hints = typing.get_type_hints(base, include_extras=True)
+        return {field.name: hints[field.name] for field in dataclasses.fields(base) if field.init}
+    if typing.is_typeddict(base):
+        hints = typing.get_type_hints(base, include_extras=True)
+        return {key: _required(hint) for key, hint in hints.items()}
+    return None
+
+
+def _required(hint: object) -> object:
+    """A TypedDict's keys are always written, so Required and NotRequired say nothing."""
+    return get_args(hint)[0] if get_origin(hint) in (typing.Required, typing.NotRequired) else hint
+
+
+def _model_fields(model: type, where: str) -> dict[str, object]:
+    fields: dict[str, object] = {}
+    declared: Mapping[str, object] = model.model_fields  # type: ignore[attr-defined]  # a Pydantic model, seen by its shape
+    for name, field in declared.items():
+        alias = getattr(field, "validation_alias", None)
+        if alias is not None and not isinstance(alias, str):
+            raise ConstraintError(f"dtype {where}, field {name!r}: only an alias that is one string is supported")
+        metadata = tuple(getattr(field, "metadata", ()))
+        annotation: object = getattr(field, "annotation", None)
+        fields[alias or name] = Annotated[(annotation, *metadata)] if metadata else annotation
+    return fields
+
+
+def _any_of(patterns: Iterable[str]) -> str:
+    return "(?:" + "|".join(patterns) + ")"
+
+
+def _escaped(text: str) -> str:
+    """`re.escape` would also escape what Rust's dialect does not know how to unescape."""
+    return "".join("\\" + char if char in r"\.+*?()|[]{}^$" else char for char in text)
+
+
+def _name(dtype: object) -> str:
+    return dtype.__name__ if isinstance(dtype, type) and not get_args(dtype) else str(dtype).replace("typing.", "")
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Numbers
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def _float_pattern(is_signed: bool) -> str:
+    whole = rf"(?:0|[1-9][0-9]{{0,{MAX_DIGITS - 1}}})"
+    return rf"{'-?' if is_signed else ''}{whole}(?:\.[0-9]{{1,{MAX_DECIMALS}}})?"
+
+
+def _int_pattern(low: int | None, high: int | None) -> str:
+    """The decimal numbers from `low` to `high`, both included, without leading zeros, plus signs or -0."""
+    if low is None and high is None:
+        return rf"(?:0|-?[1-9][0-9]{{0,{MAX_DIGITS - 1}}})"
+    largest = 10**MAX_DIGITS - 1
+    low = -largest if low is None else max(low, -largest)
+    high = largest if high is None else min(high, largest)
+    if low > high:
+        raise ConstraintError(f"no whole number of at most {MAX_DIGITS} digits lies from {low} to {high}")
+    parts = []
+    if low < 0:
+        parts.append(f"-(?:{_natural_pattern(max(1, -high), -low)})")
+    if low <= 0 <= high:
+        parts.append("0")
+    if high > 0:
+        parts.append(_natural_pattern(max(1, low), high))
+    return _any_of(parts)
+
+
+def _natural_pattern(low: int, high: int) -> str:
+    """Numbers from `low` >= 1 to `high`, one alternative for each count of digits."""
+    parts = []
+    for length in range(len(str(low)), len(str(high)) + 1):
+        first, last = max(low, 10 ** (length - 1)), min(high, 10**length - 1)
+        parts.append(_same_length_pattern(str(first), str(last)))
+    return "|".join(parts)
+
+
+def _same_length_pattern(low: str, high: str) -> str:
+    """Digit strings from `low` to `high`, which have the same length."""
+    rest = len(low) - 1
+    if not low:
+        return ""
+    if low == high:
+        return low
+    if low[0] == high[0]:
+        return low[0] + f"(?:{_same_length_pattern(low[1:], high[1:])})"
+    start, stop = int(low[0]), int(high[0])
+    parts = []
+    if low[1:] != "0" * rest:
+        parts.append(f"{start}(?:{_same_length_pattern(low[1:], '9' * rest)})")
+        start += 1
+    if high[1:] != "9" * rest:
+        parts.append(f"{stop}(?:{_same_length_pattern('0' * rest, high[1:])})")
+        stop -= 1
+    if start <= stop:
+        digit = str(start) if start == stop else f"[{start}-{stop}]"
+        parts.append(digit + (f"[0-9]{{{rest}}}" if rest else ""))
+    return "|".join(parts)
