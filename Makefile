@@ -8,7 +8,7 @@ INSTALLED := .venv/.installed
 
 demo: $(INSTALLED)
 	@if grep -qs '"finished": true' contacts.jsonl.meta; then rm -f contacts.jsonl contacts.jsonl.meta; fi
-	$(BIN)/niwaki run examples/extract.py:extract --input examples/data/inbox.txt --record-separator=--- --output contacts.jsonl
+	$(BIN)/niwaki run examples/extract.py:extract --input examples/data/inbox.txt --record-separator --- --output contacts.jsonl
 	@echo
 	@echo 'The first three of them (contacts.jsonl has one line per record of examples/data/inbox.txt):'
 	@head -n 3 contacts.jsonl

@@ -1,6 +1,6 @@
 """You will see each message of an inbox become one typed contact.
 
-    niwaki run examples/extract.py:extract --input examples/data/inbox.txt --record-separator=--- --output contacts.jsonl
+niwaki run examples/extract.py:extract --input examples/data/inbox.txt --record-separator --- --output contacts.jsonl
 """
 
 from pydantic import BaseModel

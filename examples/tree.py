@@ -1,4 +1,4 @@
-"""You will see one passage read once, four branches that guess an answer each, and a judge that picks the best guess."""
+"""You will see a passage read once, four branches that each guess an answer, and a judge that picks the best guess."""
 
 import niwaki as nw
 

@@ -79,7 +79,7 @@ def faults_of_safety(source: str) -> list[str]:
             case ast.Attribute(value=ast.Name(id=module), attr=attribute) if (module, attribute) in BANNED_ATTRIBUTES:
                 faults.append(f"{node.lineno}: uses {module}.{attribute}")
             case ast.keyword(arg=str(name), value=ast.Constant(value=value)) if (name, value) in BANNED_KEYWORDS:
-                faults.append(f"{node.lineno}: passes {name}={value}")
+                faults.append(f"{node.lineno}: passes {name}={value!r}")
     return faults
 
 

@@ -1,0 +1,388 @@
+"""The command line: `niwaki run FILE.py:FUNCTION` sends every record of a file through a program.
+
+Exit codes: 0 the run is done (records may have failed, see --strict), 1 it failed, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import inspect
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, TextIO
+
+from niwaki import __version__
+from niwaki.lang.batch import DEFAULT_CONCURRENCY, Journal, run_rows
+from niwaki.lang.export import exported
+from niwaki.lang.program import Program
+from niwaki.lang.records import Record, RecordError, RecordFile
+from niwaki.runtime.api import ConfigError, EngineStopped, NiwakiError
+
+if TYPE_CHECKING:
+    from niwaki.runtime.engine import Engine
+
+JsonObject = Mapping[str, object]
+
+PLAIN_PROGRESS_SECONDS = 5.0
+RESERVED_NAMES = ("index", "error")  # what the output line itself says
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console command. Returns the exit code; argparse exits by itself on wrong usage."""
+    parser = _parser()
+    arguments = parser.parse_args(_with_joined_separator(sys.argv[1:] if argv is None else argv))
+    try:
+        options = RunOptions.of(arguments)
+    except ConfigError as error:
+        parser.exit(2, f"niwaki: {error}\n")
+    try:
+        return run(options)
+    except KeyboardInterrupt:
+        return _fail("interrupted before the first record", 130)
+    except (NiwakiError, OSError) as error:
+        return _fail(_one_line(error))
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What `niwaki run` was asked to do."""
+
+    program_file: Path
+    function: str
+    input: Path
+    output: Path
+    model: Path | None
+    limit: int | None
+    concurrency: int
+    record_separator: str | None
+    column: str | None
+    restart: bool
+    strict: bool
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> RunOptions:
+        """Raises ConfigError for a target that is no FILE.py:FUNCTION."""
+        program_file, _, function = arguments.program.rpartition(":")
+        if not program_file or not function.isidentifier():
+            raise ConfigError(f"{arguments.program!r} is not FILE.py:FUNCTION, as in examples/extract.py:extract")
+        given = {name: value for name, value in vars(arguments).items() if name not in ("program", "command")}
+        return cls(program_file=Path(program_file), function=function, **given)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="niwaki", description="Programs for language models.")
+    parser.add_argument("--version", action="version", version=f"niwaki {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run_parser = commands.add_parser(
+        "run",
+        help="run a program on every record of a file",
+        description="Run a program on every record of a file. A run that was stopped goes on where it was when the "
+        "same command is given again.",
+    )
+    add = run_parser.add_argument
+    add("program", metavar="FILE.py:FUNCTION", help="a function made with @niwaki.function")
+    add("--input", required=True, type=Path, metavar="PATH", help=".jsonl, .csv or .txt")
+    add("--output", required=True, type=Path, metavar="PATH", help="JSON lines, one per record, in input order")
+    add("--model", type=Path, metavar="DIR", help="a Hugging Face model folder (default: the bundled model)")
+    add("--limit", type=_positive, metavar="N", help="only the first N records")
+    add(
+        "--concurrency",
+        type=_positive,
+        default=DEFAULT_CONCURRENCY,
+        metavar="N",
+        help="records in flight (%(default)s)",
+    )
+    add("--record-separator", metavar="STR", help="in a .txt file, records end at lines that equal STR")
+    add("--column", metavar="NAME", help="give the program this field of each .jsonl or .csv record as its text")
+    add("--restart", action="store_true", help="throw away what the output holds and begin again")
+    add("--strict", action="store_true", help="exit with 1 when any record failed")
+    return parser
+
+
+def _with_joined_separator(argv: Sequence[str]) -> list[str]:
+    """argparse takes the --- of `--record-separator ---` for an option; with = between them it does not."""
+    joined: list[str] = []
+    for word in argv:
+        if joined and joined[-1] == "--record-separator":
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return value
+
+
+def _fail(message: str, code: int = 1) -> int:
+    print("niwaki:", " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The run
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def run(options: RunOptions) -> int:
+    """Run the program over the records and report. Everything that can be refused is refused before work begins."""
+    records = RecordFile.open(options.input, separator=options.record_separator, column=options.column)
+    program = load_program(options.program_file, options.function)
+    to_parameters = parameters_of(program, records)
+    num_records = records.count()
+    last = num_records if options.limit is None else min(options.limit, num_records)
+    with Journal(options.output, _fingerprint(options, records), restart=options.restart) as journal:
+        if journal.num_done >= last:
+            if last == num_records:
+                journal.finish()
+            print(f"nothing to do: {journal.path} has all {last} records (--restart begins again)")
+            return 0
+        from niwaki.runtime.engine import Engine  # loads torch: only once it is clear that there is work
+
+        with Engine(options.model) as engine:
+            journal.begin()
+            tally = Tally(num_before=journal.num_done, num_records=last, usage=engine.stats)
+            rows = islice(records, journal.num_done, last)
+            try:
+                _write_rows(journal, tally, program, to_parameters, rows, engine, options.concurrency)
+                if last == num_records:
+                    journal.finish()
+            except KeyboardInterrupt:
+                return _fail(f"interrupted; {_how_to_continue(journal)}", 130)
+            except OSError as error:
+                return _fail(f"{error.strerror or error}: {journal.path}; {_how_to_continue(journal)}")
+            except NiwakiError as error:
+                return _fail(f"{_one_line(error)}; {_how_to_continue(journal)}")
+            report = tally.report(journal.path)
+    print(report, file=sys.stdout if journal.is_resumable else sys.stderr)
+    return 1 if tally.num_errors and (options.strict or tally.num_errors == tally.num_rows) else 0
+
+
+def _write_rows(
+    journal: Journal,
+    tally: Tally,
+    program: Program,
+    to_parameters: Callable[[str | JsonObject], JsonObject],
+    rows: Iterator[Record],
+    engine: Engine,
+    concurrency: int,
+) -> None:
+    def run_one(record: Record) -> JsonObject:
+        if isinstance(record, RecordError):
+            raise record
+        state = program.run(**to_parameters(record), options={"backend": engine})
+        return exported(state, reserved=RESERVED_NAMES)
+
+    with Progress(tally, sys.stderr) as progress:
+        for result in run_rows(run_one, rows, num_threads=concurrency):
+            if isinstance(result, EngineStopped):
+                raise result  # no record can be run any more: stop here, so that a restart finds them undone
+            error = result if isinstance(result, Exception) else _write_row(journal, result)
+            if error is not None:
+                journal.write({"error": {"type": type(error).__name__, "message": _one_line(error)}})
+            tally.count(error)
+            progress.show()
+
+
+def _write_row(journal: Journal, row: JsonObject) -> ValueError | None:
+    """Write it, or return why it is no JSON (a float that is not finite, a lone surrogate)."""
+    try:
+        journal.write(row)
+    except ValueError as error:
+        return error
+    return None
+
+
+def _how_to_continue(journal: Journal) -> str:
+    if not journal.is_resumable:
+        return f"{journal.num_done} rows were written"
+    return f"{journal.num_done} rows stand in {journal.path}; give the same command again to continue"
+
+
+def _fingerprint(options: RunOptions, records: RecordFile) -> Mapping[str, str]:
+    """What the output depends on. The modules that the program imports are not looked at."""
+    source = options.program_file.read_bytes()
+    return {
+        "input": records.digest(),
+        "program": hashlib.sha256(source).hexdigest() + ":" + options.function,
+        "model": "niwaki-tiny" if options.model is None else str(options.model.resolve()),
+        "reading of the input": repr((options.record_separator, options.column)),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The program and its values
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def load_program(path: Path, function: str) -> Program:
+    """Import the file as `python FILE.py` would and take the program of that name out of it.
+
+    Raises:
+        ConfigError: there is no such file or program, or the file does not import.
+    """
+    if not path.is_file():
+        raise ConfigError(f"no program file {path}")
+    name = f"niwaki_program_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is no Python file; its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # annotations of its classes are looked up there
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{path} does not import: {type(error).__name__}: {error}{_line_in(path, error)}") from error
+    found = getattr(module, function, None)
+    if not isinstance(found, Program):
+        programs = [key for key, value in vars(module).items() if isinstance(value, Program)]
+        what = "is not a program" if found is not None else "is not defined"
+        raise ConfigError(f"{function} {what} in {path}; programs there: {', '.join(programs) or 'none'}")
+    return found
+
+
+def _line_in(path: Path, error: BaseException) -> str:
+    line, trace = None, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path.resolve()) or trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return "" if line is None else f" (line {line})"
+
+
+def parameters_of(program: Program, records: RecordFile) -> Callable[[str | JsonObject], JsonObject]:
+    """How a record becomes the arguments of the program: an object by its keys, a text as the only parameter.
+
+    Raises:
+        ConfigError: the program does not fit the kind of record.
+    """
+    parameters = list(inspect.signature(program.func).parameters.values())[1:]  # without the state
+    required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    columns = records.columns()
+    if records.format == "txt" or records.column is not None:
+        named = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+        takers = required or named[:1]
+        if len(takers) != 1 or takers[0] not in named:
+            raise ConfigError(f"{program!r} must have one parameter for the text of a record; give it .jsonl or .csv")
+        text_name = takers[0]
+    else:
+        text_name = ""
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        known = {parameter.name for parameter in parameters}
+        unknown = [] if columns is None or takes_any else [name for name in columns if name not in known]
+        if unknown:
+            raise ConfigError(
+                f"{records.path} has a column {unknown[0]!r}, and {program!r} no such parameter; "
+                "--column NAME gives it one column alone"
+            )
+    return lambda record: {text_name: record} if isinstance(record, str) else record
+
+
+def _one_line(error: BaseException) -> str:
+    """The message, and the program's line where the error knows it."""
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    return " ".join(f"{error}{notes}".split())
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What it says while it runs, and at the end
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of this run. `usage` reads the engine's counters, which started at zero with it."""
+
+    num_before: int
+    num_records: int
+    usage: Callable[[], Mapping[str, float]]
+    num_rows: int = 0
+    num_errors: int = 0
+    first_error: str = ""
+    started_at: float = field(default_factory=time.perf_counter)
+
+    def count(self, error: Exception | None) -> None:
+        if error is not None:
+            self.num_errors += 1
+            self.first_error = (
+                self.first_error
+                or f"record {self.num_before + self.num_rows}: {type(error).__name__}: {_one_line(error)}"
+            )
+        self.num_rows += 1
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started_at
+
+    def speed(self) -> str:
+        usage = self.usage()
+        return f"{usage['generated_tokens'] / self.seconds:,.0f} tok/s, {_hit_rate(usage):.0%} cached"
+
+    def report(self, path: Path) -> str:
+        usage = self.usage()
+        failed = (
+            f", {self.num_errors} of them with an error (the first is {self.first_error})" if self.num_errors else ""
+        )
+        before = f" ({self.num_before} stood there already)" if self.num_before else ""
+        return (
+            f"{self.num_rows} records in {self.seconds:.1f} s ({self.num_rows / self.seconds:.1f} a second){failed}\n"
+            f"tokens: {usage['prefilled_tokens']:,.0f} prefilled, {usage['cached_tokens']:,.0f} cached, "
+            f"{usage['generated_tokens']:,.0f} generated; cache hit rate {_hit_rate(usage):.1%}\n"
+            f"written to {path}{before}"
+        )
+
+
+def _hit_rate(usage: Mapping[str, float]) -> float:
+    """The share of prompt tokens that were not computed again."""
+    cached = usage["cached_tokens"]
+    return cached / max(1.0, cached + usage["prefilled_tokens"])
+
+
+class Progress:
+    """A bar on a terminal; elsewhere a plain line every few seconds."""
+
+    def __init__(self, tally: Tally, stream: TextIO) -> None:
+        self._tally = tally
+        self._stream = stream
+        self._shown_at = time.monotonic()
+        self._bar = None
+        if stream.isatty():
+            from tqdm import tqdm  # only a terminal needs it
+
+            self._bar = tqdm(
+                initial=tally.num_before, total=tally.num_records, unit="record", dynamic_ncols=True, file=stream
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self) -> None:
+        """Call after each record."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(self._tally.speed(), refresh=False)
+            self._bar.update()
+        elif time.monotonic() - self._shown_at > PLAIN_PROGRESS_SECONDS:
+            self._shown_at = time.monotonic()
+            done = self._tally.num_before + self._tally.num_rows
+            print(f"{done}/{self._tally.num_records} records, {self._tally.speed()}", file=self._stream, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""W1 and W13: what the prefix cache brings where prompts share, and what it costs where nothing is shared.
+
+python -m tests.benchmarks.bench_prefix --json build/bench_prefix.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from niwaki.runtime.engine import Engine
+from tests.benchmarks.harness import MIN_PAIRS, Comparison, compare, table, write_json
+
+Prompts = list[list[int]]
+
+SEED = 20
+NUM_RESERVED = 300  # ids below: special tokens and single bytes
+
+
+class Workload:
+    """Runs prompts of random ids through an engine, all at once. Every run begins with an empty cache.
+
+    Random ids, so that nothing is shared but what is meant to be; ignore_eos, so that both sides do equal work.
+    """
+
+    def __init__(self, engine: Engine, prompts: Prompts, num_new_tokens: int) -> None:
+        self._engine = engine
+        self._prompts = prompts
+        self._params = {"temperature": 0, "max_new_tokens": num_new_tokens, "ignore_eos": True}
+        self.counts: dict[str, float] = {}
+
+    def __call__(self) -> None:
+        before = dict(self._engine.stats())
+        answers = self._engine.generate(input_ids=self._prompts, sampling_params=self._params)
+        assert isinstance(answers, list)
+        assert len(answers) == len(self._prompts)
+        after = self._engine.stats()
+        self.counts = {name: after[name] - before[name] for name in ("prefilled_tokens", "cached_tokens")}
+        self._engine.flush_cache()
+
+
+def few_shot(vocab_size: int, *, num_prompts: int, num_shared: int, num_own: int) -> Prompts:
+    random = np.random.default_rng(SEED)
+    shared = random.integers(NUM_RESERVED, vocab_size, num_shared).tolist()
+    return [shared + random.integers(NUM_RESERVED, vocab_size, num_own).tolist() for _ in range(num_prompts)]
+
+
+def unique(vocab_size: int, *, num_prompts: int, length: int) -> Prompts:
+    random = np.random.default_rng(SEED + 1)
+    return [random.integers(NUM_RESERVED, vocab_size, length).tolist() for _ in range(num_prompts)]
+
+
+def cache_on_off(
+    engines: tuple[Engine, Engine], workload: str, shape: str, prompts: Prompts, num_new: int, aim: str, pairs: int
+) -> Comparison:
+    cached, plain = (Workload(engine, prompts, num_new) for engine in engines)
+
+    def notes() -> Mapping[str, float]:
+        return {
+            "tokens prefilled with the cache": cached.counts["prefilled_tokens"],
+            "without": plain.counts["prefilled_tokens"],
+            "ratio of the work": plain.counts["prefilled_tokens"] / cached.counts["prefilled_tokens"],
+        }
+
+    return compare(workload, shape, ("cache on", cached), ("cache off", plain), aim=aim, pairs=pairs, notes=notes)
+
+
+def w1(engines: tuple[Engine, Engine], vocab_size: int, pairs: int) -> Comparison:
+    """Few-shot, one token: 200 prompts that share 512 tokens and differ in 48."""
+    prompts = few_shot(vocab_size, num_prompts=200, num_shared=512, num_own=48)
+    return cache_on_off(engines, "W1", "200 x (512 shared + 48), 1 new", prompts, 1, ">= 9", pairs)
+
+
+def w13(engines: tuple[Engine, Engine], vocab_size: int, pairs: int) -> Comparison:
+    """Nothing shared: 64 prompts of 256 tokens, 32 new each. B / A below 1 is what the cache costs."""
+    prompts = unique(vocab_size, num_prompts=64, length=256)
+    return cache_on_off(engines, "W13", "64 x 256 unique, 32 new", prompts, 32, ">= 1 / 1.003", pairs)
+
+
+WORKLOADS: Mapping[str, Callable[[tuple[Engine, Engine], int, int], Comparison]] = {"w1": w1, "w13": w13}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the results there as well")
+    parser.add_argument("--pairs", type=int, default=MIN_PAIRS + 2)
+    parser.add_argument("--only", choices=sorted(WORKLOADS), action="append")
+    options = parser.parse_args(argv)
+    results = []
+    with Engine(enable_prefix_cache=True) as cached, Engine(enable_prefix_cache=False) as plain:
+        vocab_size = cached.tokenizer.vocab_size
+        for name in options.only or WORKLOADS:
+            results.append(WORKLOADS[name]((cached, plain), vocab_size, options.pairs))
+            print(table(results[-1:]), flush=True)
+    if options.json is not None:
+        write_json(options.json, results, machine())
+        print(f"written to {options.json}")
+    return 0
+
+
+def machine() -> Mapping[str, object]:
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "cpus": os.cpu_count(),
+        "processor": platform.machine(),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

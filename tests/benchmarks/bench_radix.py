@@ -1,0 +1,159 @@
+"""Prints what the radix cache costs: microseconds per match, insert, evicted node, and per step of a decoding request.
+
+Run it as `python tests/benchmarks/bench_radix.py [--nodes 100000] [--json PATH]`. Goals: match at most 1 us + 1 us per 64
+tokens, insert at most 5 us, evict at most 2 us a node, all of that with 100,000 nodes in the tree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from niwaki.radix import Cache, Lease, TokenIds
+
+PAGE_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    name: str
+    microseconds: float
+    goal: float | None  # microseconds
+
+
+def measure(actions: Iterable[Callable[[], object]]) -> float:
+    """Microseconds per action, the garbage collector out of the way."""
+    todo = list(actions)
+    gc.disable()
+    start = time.perf_counter()
+    for action in todo:
+        action()
+    seconds = time.perf_counter() - start
+    gc.enable()
+    return seconds / len(todo) * 1e6
+
+
+def insert(cache: Cache, ids: TokenIds) -> None:
+    lease = cache.acquire(ids, room_for=len(ids))
+    assert lease is not None
+    cache.release(lease, ids, len(ids))
+
+
+def wide_tree(num_nodes: int, rng: np.random.Generator) -> tuple[Cache, TokenIds]:
+    """`num_nodes` prompts of two pages that have nothing in common: all of them children of the root."""
+    cache = Cache(3 * num_nodes, PAGE_SIZE)
+    prompts = rng.integers(0, 32_000, (num_nodes, 2 * PAGE_SIZE), dtype=np.int32)
+    for prompt in prompts:
+        insert(cache, prompt)
+    return cache, prompts
+
+
+def deep_tree(num_nodes: int, rng: np.random.Generator) -> tuple[Cache, list[TokenIds]]:
+    """Conversations: 100 system prompts, under each many users, each with a tree of turns; paths of 512 tokens and more."""
+    cache = Cache(4 * num_nodes, PAGE_SIZE)
+    paths: list[TokenIds] = [rng.integers(0, 32_000, 256, dtype=np.int32) for _ in range(100)]
+    for path in paths:
+        insert(cache, path)
+    while cache.stats().tree_nodes < num_nodes:
+        old = paths[int(rng.integers(len(paths)))]
+        turn = rng.integers(0, 32_000, int(rng.integers(16, 48)), dtype=np.int32)
+        path = np.concatenate([old, turn])
+        insert(cache, path)
+        paths.append(path)
+    return cache, paths
+
+
+def match_costs(num_nodes: int, rng: np.random.Generator) -> list[Measurement]:
+    cache, _ = wide_tree(num_nodes, rng)
+    measured = []
+    for size in (64, 512, 4096):
+        prompts = [rng.integers(0, 32_000, size, dtype=np.int32) for _ in range(200)]
+        for prompt in prompts:
+            insert(cache, prompt)
+        cost = measure([lambda p=prompt: cache.match(p) for prompt in prompts] * 20)
+        measured.append(Measurement(f"match, hit of {size} tokens, wide tree", cost, 1 + size / 64))
+    misses = list(rng.integers(0, 32_000, (4000, 64), dtype=np.int32))
+    cost = measure([lambda p=prompt: cache.match(p) for prompt in misses])
+    measured.append(Measurement("match, miss, wide tree", cost, 2.0))
+    return measured
+
+
+def deep_match_cost(num_nodes: int, rng: np.random.Generator) -> list[Measurement]:
+    cache, paths = deep_tree(num_nodes, rng)
+    chosen = [paths[int(i)] for i in rng.integers(0, len(paths), 2000)]
+    size = sum(len(path) for path in chosen) / len(chosen)
+    cost = measure([lambda p=path: cache.match(p) for path in chosen])
+    return [Measurement(f"match, hit of {size:.0f} tokens on average, deep tree", cost, 1 + size / 64)]
+
+
+def insert_and_evict_costs(num_nodes: int, rng: np.random.Generator) -> list[Measurement]:
+    cache, _ = wide_tree(num_nodes, rng)
+    prompts = list(rng.integers(0, 32_000, (4000, 2 * PAGE_SIZE), dtype=np.int32))
+    leases = [cache.acquire(prompt, room_for=len(prompt)) for prompt in prompts]
+    held: list[tuple[Lease, TokenIds]] = [
+        (lease, prompt) for lease, prompt in zip(leases, prompts, strict=True) if lease is not None
+    ]
+    assert len(held) == len(prompts)
+    committed = measure([lambda one=one: cache.commit(one[0], one[1], len(one[1])) for one in held])
+    released = measure([lambda one=one: cache.release(one[0], one[1], len(one[1])) for one in held])
+    before = cache.stats().tree_nodes
+    count = num_nodes // 2
+    evicted = measure([lambda: cache._evict(2)] * count)
+    assert before - cache.stats().tree_nodes == count
+    return [
+        Measurement("insert a leaf of 2 pages (commit), wide tree", committed, 5.0),
+        Measurement("release, all committed", released, None),
+        Measurement("evict a leaf, wide tree", evicted, 2.0),
+    ]
+
+
+def request_costs(num_nodes: int, rng: np.random.Generator) -> list[Measurement]:
+    cache, paths = deep_tree(num_nodes, rng)
+    prompt = np.concatenate([paths[-1], rng.integers(0, 32_000, 400, dtype=np.int32)])
+    lease = cache.acquire(prompt)
+    assert lease is not None
+    steps = range(lease.num_cached + 1, len(prompt) + 1)
+
+    def decode(stop: int) -> None:
+        cache.reserve(lease, stop)
+        cache.commit(lease, prompt, stop)
+
+    decoded = measure([lambda stop=stop: decode(stop) for stop in steps])
+    cache.release(lease, prompt, len(prompt))
+    chosen = [paths[int(i)] for i in rng.integers(0, len(paths), 2000)]
+    cycles = measure([lambda p=path: insert(cache, p) for path in chosen])
+    pin = cache.pin(paths[-1])
+    cloned = measure([lambda: cache.clone_pin(pin)] * 2000)
+    return [
+        Measurement("reserve + commit of one decoded token", decoded, None),
+        Measurement("acquire + release of a cached conversation", cycles, None),
+        Measurement("clone a pin", cloned, None),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--nodes", type=int, default=100_000, help="nodes in the tree")
+    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    arguments = parser.parse_args()
+    measured: list[Measurement] = []
+    for part in (match_costs, deep_match_cost, insert_and_evict_costs, request_costs):
+        measured += part(arguments.nodes, np.random.default_rng(0))
+    print(f"{'microseconds':>12}  {'goal':>6}  with {arguments.nodes} nodes in the tree")
+    for one in measured:
+        goal = "" if one.goal is None else f"{one.goal:.1f}"
+        missed = " (missed)" if one.goal is not None and one.microseconds > one.goal else ""
+        print(f"{one.microseconds:12.2f}  {goal:>6}  {one.name}{missed}")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({"nodes": arguments.nodes, "rows": [asdict(one) for one in measured]}))
+
+
+if __name__ == "__main__":
+    main()

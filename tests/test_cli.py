@@ -1,0 +1,438 @@
+"""`niwaki run`: what comes out, what goes wrong in one line, and a kill that costs nothing.
+
+The programs here set variables and generate nothing, so an engine that is only counted stands in for the real one.
+The demo itself, on the real engine, is in test_examples.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from niwaki.__main__ import main
+from niwaki.lang.scripted import ScriptedBackend
+from niwaki.runtime.api import ModelError
+
+ROOT = Path(__file__).parent.parent
+
+PROGRAM = """
+import datetime, enum, time
+from pydantic import BaseModel
+import niwaki as nw
+from niwaki.runtime.api import CapacityError, EngineStopped
+
+class Color(enum.Enum):
+    RED = "red"
+
+class Person(BaseModel):
+    name: str
+    born: datetime.date | None
+
+@nw.function
+def shout(s, text):
+    if "slow" in text:
+        time.sleep(0.02)
+    if "fail" in text:
+        raise ValueError("refused:\\n" + text)
+    if len(text) > 100_000:
+        raise CapacityError(f"{len(text)} characters do not fit")
+    if "die" in text:
+        raise EngineStopped("the engine died")
+    s["loud"] = text.upper()
+
+@nw.function
+def typed(s, name, day="2024-02-29"):
+    s["person"] = Person(name=name, born=datetime.date.fromisoformat(day))
+    s["color"] = Color.RED
+
+@nw.function
+def returning(s, text):
+    s["ignored"] = 1
+    return Person(name=text, born=None)
+
+@nw.function
+def number(s, text):
+    return float(text)
+
+@nw.function
+def reserved(s, text):
+    s["index"] = text
+
+@nw.function
+def two(s, text, other):
+    pass
+
+not_a_program = 3
+"""
+
+
+class CountedEngine:
+    """Owns a backend that no program here asks for anything; refuses a model folder that is not there."""
+
+    def __init__(self, model: Path | None = None) -> None:
+        if model is not None and not model.is_dir():
+            raise ModelError(f"no model folder {model}")
+        self.backend = ScriptedBackend({})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def stats(self) -> Mapping[str, float]:
+        return {"prefilled_tokens": 1000.0, "cached_tokens": 3000.0, "generated_tokens": 500.0}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the program, and the counted engine in place of the real one (which would load torch)."""
+    engine = types.ModuleType("niwaki.runtime.engine")
+    engine.Engine = CountedEngine  # type: ignore[attr-defined]  # a module made here
+    monkeypatch.setitem(sys.modules, "niwaki.runtime.engine", engine)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def run(function: str, source: str, *more: str, output: str = "out.jsonl") -> int:
+    return main(["run", f"program.py:{function}", "--input", source, "--output", output, *more])
+
+
+def rows(path: str = "out.jsonl") -> list[dict[str, object]]:
+    found = [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
+    assert [row["index"] for row in found] == list(range(len(found)))
+    return found
+
+
+def one_line(captured: str) -> str:
+    [line] = captured.splitlines()
+    assert line.startswith("niwaki: ")
+    return line
+
+
+# -- what comes out -------------------------------------------------------------------------------------------------
+
+
+def test_each_record_becomes_one_line_in_input_order(folder: Path) -> None:
+    texts = [f"text {index} {'slow' if index % 5 == 0 else ''}".strip() for index in range(60)]
+    Path("in.txt").write_text("\n".join(texts))
+    assert run("shout", "in.txt", "--concurrency", "8") == 0
+    assert [row["loud"] for row in rows()] == [text.upper() for text in texts]
+
+
+def test_the_report_tells_records_time_and_tokens(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("in.txt").write_text("a\nb\nfail\n")
+    assert run("shout", "in.txt") == 0
+    report = capsys.readouterr().out
+    assert "3 records in " in report
+    assert "1 of them with an error (the first is record 2: ValueError: refused: fail" in report
+    assert "1,000 prefilled, 3,000 cached, 500 generated; cache hit rate 75.0%" in report
+
+
+def test_typed_values_are_written_as_json(folder: Path) -> None:
+    Path("in.jsonl").write_text('{"name": "Zoë"}\n{"name": "Bo", "day": "2001-01-31"}\n')
+    assert run("typed", "in.jsonl") == 0
+    assert rows() == [
+        {"index": 0, "person": {"name": "Zoë", "born": "2024-02-29"}, "color": "red"},
+        {"index": 1, "person": {"name": "Bo", "born": "2001-01-31"}, "color": "red"},
+    ]
+
+
+def test_a_returned_model_gives_its_fields_and_a_returned_number_its_value(folder: Path) -> None:
+    Path("in.txt").write_text("1.5\nnan\n")
+    assert run("returning", "in.txt") == 0
+    assert rows()[0] == {"index": 0, "name": "1.5", "born": None}
+    assert run("number", "in.txt", output="numbers.jsonl") == 0
+    first, second = rows("numbers.jsonl")
+    assert first == {"index": 0, "value": 1.5}
+    assert "error" in second  # JSON has no NaN
+
+
+def test_csv_columns_are_parameters_and_one_may_be_picked(folder: Path) -> None:
+    Path("in.csv").write_text('name,day\n"Ann, the first",2020-05-01\n')
+    assert run("typed", "in.csv") == 0
+    assert rows()[0]["person"] == {"name": "Ann, the first", "born": "2020-05-01"}
+    assert run("shout", "in.csv", "--column", "name", output="picked.jsonl") == 0
+    assert rows("picked.jsonl") == [{"index": 0, "loud": "ANN, THE FIRST"}]
+
+
+def test_a_limit_stops_early_and_the_rest_continues_without_it(folder: Path) -> None:
+    Path("in.txt").write_text("a\nb\nc\nd\n")
+    assert run("shout", "in.txt", "--limit", "2") == 0
+    assert len(rows()) == 2
+    assert run("shout", "in.txt") == 0
+    assert [row["loud"] for row in rows()] == ["A", "B", "C", "D"]
+
+
+def test_a_finished_run_has_nothing_to_do(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("in.txt").write_text("a\nb\n")
+    assert run("shout", "in.txt") == 0
+    before = Path("out.jsonl").stat()
+    capsys.readouterr()
+    assert run("shout", "in.txt") == 0
+    assert "nothing to do: out.jsonl has all 2 records" in capsys.readouterr().out
+    assert Path("out.jsonl").stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_an_empty_input_gives_an_empty_output(folder: Path) -> None:
+    Path("in.txt").write_text("")
+    assert run("shout", "in.txt") == 0
+    assert rows() == []
+
+
+# -- records that fail ----------------------------------------------------------------------------------------------
+
+
+def test_a_bad_record_is_an_error_line_and_the_others_go_on(folder: Path) -> None:
+    Path("in.txt").write_bytes(b"one\n\ncaf\xe9\n" + b"x" * 1_000_000 + b"\nplease fail\nlast\n")
+    assert run("shout", "in.txt") == 0
+    found = rows()
+    assert (found[0]["loud"], found[5]["loud"]) == ("ONE", "LAST")
+    errors = [row["error"] for row in found[1:5]]
+    assert errors[0] == {"type": "RecordError", "message": "line 2 of in.txt is empty"}
+    assert errors[1] == {"type": "RecordError", "message": "line 3 of in.txt is not valid UTF-8 at byte 3"}
+    assert errors[2] == {"type": "CapacityError", "message": "1000000 characters do not fit"}
+    assert errors[3] == {"type": "ValueError", "message": "refused: please fail"}
+
+
+def test_strict_turns_a_failed_record_into_a_failed_run(folder: Path) -> None:
+    Path("in.txt").write_text("a\nfail\n")
+    assert run("shout", "in.txt", "--strict") == 1
+    assert len(rows()) == 2
+
+
+def test_a_run_in_which_every_record_failed_has_failed(folder: Path) -> None:
+    Path("in.txt").write_text("fail\nfail\n")
+    assert run("shout", "in.txt") == 1
+
+
+def test_a_variable_that_the_output_line_needs_is_an_error(folder: Path) -> None:
+    Path("in.txt").write_text("a\n")
+    assert run("reserved", "in.txt") == 1
+    assert "has its own 'index'" in json.dumps(rows()[0]["error"])
+
+
+def test_json_lines_with_a_strange_key_fail_alone(folder: Path) -> None:
+    Path("in.jsonl").write_text('{"name": "a"}\n{"nam": "b"}\n{"name": "c"}\n')
+    assert run("typed", "in.jsonl") == 0
+    first, second, third = rows()
+    assert "person" in first
+    assert "person" in third
+    assert "nam" in json.dumps(second["error"])
+
+
+# -- runs that fail -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["program.py:shout", "--input", "gone.txt"], 1, "No such file or directory: 'gone.txt'"),
+        (["program.py:shout", "--input", "."], 1, "unknown kind of input"),
+        (["program.py:shout", "--input", "in.pdf"], 1, "unknown kind of input"),
+        (["program.py:missing", "--input", "in.txt"], 1, "missing is not defined in program.py; programs there: shout"),
+        (["program.py:not_a_program", "--input", "in.txt"], 1, "not_a_program is not a program"),
+        (["program.py:two", "--input", "in.txt"], 1, "must have one parameter for the text"),
+        (["program.py:shout", "--input", "in.csv"], 1, "has a column 'name'"),
+        (["gone.py:shout", "--input", "in.txt"], 1, "no program file gone.py"),
+        (["broken.py:shout", "--input", "in.txt"], 1, "broken.py does not import: ZeroDivisionError: division by zero"),
+        (["syntax.py:shout", "--input", "in.txt"], 1, "syntax.py does not import: SyntaxError"),
+        (["exits.py:shout", "--input", "in.txt"], 1, "exits.py does not import: SystemExit: 7"),
+        (["program.py:shout", "--input", "in.txt", "--model", "nowhere"], 1, "no model folder nowhere"),
+        (["program.py:shout", "--input", "in.txt", "--output", "no/folder/out.jsonl"], 1, "No such file or directory"),
+        (["program.py", "--input", "in.txt"], 2, "'program.py' is not FILE.py:FUNCTION"),
+    ],
+)
+def test_a_run_that_cannot_start_says_why_in_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, says: str
+) -> None:
+    Path("in.txt").write_text("a\n")
+    Path("in.csv").write_text("name\nAda\n")
+    Path("in.pdf").write_text("a")
+    Path("broken.py").write_text("x = 1\ny = x / 0\n")
+    Path("syntax.py").write_text("def f(:\n")
+    Path("exits.py").write_text("raise SystemExit(7)\n")
+    if "--output" not in arguments:
+        arguments = [*arguments, "--output", "out.jsonl"]
+    try:
+        got = main(["run", *arguments])
+    except SystemExit as stop:
+        got = int(str(stop.code))
+    assert got == code
+    assert says in one_line(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["run"],
+        ["run", "p.py:f", "--input", "a.txt"],
+        ["run", "p.py:f", "--input", "a", "--output", "b", "--limit", "0"],
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert "usage: niwaki" in capsys.readouterr().err
+
+
+def test_a_failed_start_leaves_an_earlier_output_alone(folder: Path) -> None:
+    Path("in.txt").write_text("a\nb\n")
+    assert run("shout", "in.txt", "--limit", "1") == 0
+    before = Path("out.jsonl").read_bytes()
+    assert run("shout", "in.txt", "--model", "nowhere", "--restart") == 1
+    assert run("missing", "in.txt", "--restart") == 1
+    assert Path("out.jsonl").read_bytes() == before
+
+
+def test_a_changed_input_program_or_reading_is_refused_until_restart(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("in.txt").write_text("a\n---\nb\n")
+    assert run("shout", "in.txt", "--limit", "1") == 0
+    capsys.readouterr()
+    assert run("shout", "in.txt", "--record-separator", "---") == 1
+    assert "another reading of the input: restart" in one_line(capsys.readouterr().err)
+    Path("in.txt").write_text("a\nb\nc\n")
+    assert run("shout", "in.txt") == 1
+    assert "holds 1 rows of a run with another input: restart" in one_line(capsys.readouterr().err)
+    Path("program.py").write_text(PROGRAM.replace("upper", "lower"))
+    assert run("shout", "in.txt") == 1
+    assert "another input and program" in one_line(capsys.readouterr().err)
+    assert run("shout", "in.txt", "--restart") == 0
+    assert [row["loud"] for row in rows()] == ["a", "b", "c"]
+
+
+def test_a_dead_engine_stops_the_run_and_keeps_what_was_written(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("in.txt").write_text("a\nb\ndie\nc\n")
+    assert run("shout", "in.txt", "--concurrency", "1") == 1
+    assert "the engine died" in one_line(capsys.readouterr().err)
+    assert [row["loud"] for row in rows()] == ["A", "B"]  # the third is no error line: a restart runs it again
+
+
+def test_a_full_device_fails_the_run_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("in.txt").write_text("a\nb\n")
+    assert run("shout", "in.txt", output="/dev/full") == 1
+    assert "No space left on device: /dev/full; 0 rows were written" in one_line(capsys.readouterr().err)
+
+
+def test_the_output_may_be_a_pipe(folder: Path) -> None:
+    Path("in.txt").write_text("a\nfail\n")
+    done = command("run", "program.py:shout", "--input", "in.txt", "--output", "/dev/stdout")
+    text, _ = done.communicate(timeout=60)
+    assert done.returncode == 0
+    assert [json.loads(line)["index"] for line in text.splitlines()] == [0, 1]
+
+
+# -- kills ----------------------------------------------------------------------------------------------------------
+
+# `niwaki` in a process of its own, with the counted engine; arguments: those of the command.
+LAUNCHER = """
+import sys, types
+sys.path.insert(0, {root!r})
+engine = types.ModuleType("niwaki.runtime.engine")
+from tests.test_cli import CountedEngine
+engine.Engine = CountedEngine
+sys.modules["niwaki.runtime.engine"] = engine
+from niwaki.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def command(*arguments: str, max_file_bytes: int | None = None) -> subprocess.Popen[str]:
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes or 0, max_file_bytes or 0))
+
+    launcher = textwrap.dedent(LAUNCHER.format(root=str(ROOT)))
+    return subprocess.Popen(
+        [sys.executable, "-c", launcher, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=None if max_file_bytes is None else limit,
+    )
+
+
+def wait_for_lines(process: subprocess.Popen[str], path: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_killed_again_and_again_a_run_loses_and_repeats_no_row(folder: Path) -> None:
+    texts = [f"slow record {index}" for index in range(200)]
+    Path("in.txt").write_text("\n".join(texts))
+    run_it = ("run", "program.py:shout", "--input", "in.txt", "--output", "out.jsonl", "--concurrency", "4")
+    pause = random.Random(3)
+    for at_least in (1, 60, 120):
+        process = command(*run_it)
+        wait_for_lines(process, Path("out.jsonl"), at_least)
+        time.sleep(pause.random() * 0.02)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        assert at_least <= len(Path("out.jsonl").read_bytes().splitlines()) < len(texts)
+    finished = command(*run_it)
+    out, error = finished.communicate(timeout=60)
+    assert finished.returncode == 0, error
+    assert "stood there already" in out
+    assert [row["loud"] for row in rows()] == [text.upper() for text in texts]
+
+
+def test_control_c_says_how_to_go_on_and_exits_with_130(folder: Path) -> None:
+    Path("in.txt").write_text("\n".join(f"slow {index}" for index in range(400)))
+    process = command("run", "program.py:shout", "--input", "in.txt", "--output", "out.jsonl", "--concurrency", "2")
+    wait_for_lines(process, Path("out.jsonl"), 3)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "give the same command again to continue" in one_line(error)
+    assert len(rows()) >= 3
+
+
+def test_a_disk_that_fills_up_fails_the_run_and_keeps_whole_lines(folder: Path) -> None:
+    Path("in.txt").write_text("\n".join(f"record {index}" for index in range(200)))
+    run_it = ("run", "program.py:shout", "--input", "in.txt", "--output", "out.jsonl")
+    process = command(*run_it, max_file_bytes=1000)  # what a file may grow to: stands for a disk that is full
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "File too large: out.jsonl" in one_line(error)
+    held = len(rows())
+    assert 0 < held < 200
+    assert main(list(run_it)) == 0
+    assert [row["loud"] for row in rows()] == [f"RECORD {index}" for index in range(200)]
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = itertools.count(step=3)
+    monkeypatch.setattr("niwaki.__main__.time.monotonic", lambda: float(next(ticks)))
+    Path("in.txt").write_text("a\nb\nc\nd\n")
+    assert run("shout", "in.txt", "--concurrency", "1") == 0
+    shown = capsys.readouterr().err.splitlines()
+    assert shown
+    assert all("/4 records, " in line and "75% cached" in line for line in shown)
