@@ -63,6 +63,16 @@ class ConstraintCompiler:
         self._remember(constraint, compiled)
         return compiled
 
+    def is_known(self, constraint: Constraint) -> bool:
+        """Whether `compile` would answer at once, from the cache."""
+        with self._lock:
+            return constraint in self._known
+
+    def is_compiled(self, constraint: Constraint) -> bool:
+        """Whether `compile` answers at once, from the cache."""
+        with self._lock:
+            return constraint in self._known
+
     @property
     def num_bytes(self) -> int:
         """Memory held by the cache."""
