@@ -72,6 +72,7 @@ class Engine:
             folder, device=self.config.device, dtype=self.config.dtype, num_pages=num_pages, page_size=page_size
         )
         model_config = runner.config
+        self._vocab_size = model_config.vocab_size  # may exceed the tokenizer's: some models pad their embeddings
         self._info = BackendInfo(
             "niwaki-tiny" if is_bundled else folder.name, model_config.context_length, contents.generation_defaults
         )
@@ -191,8 +192,8 @@ class Engine:
         except (TypeError, ValueError, OverflowError):
             raise RequestError("input_ids must be a list of whole numbers, or a list of such lists") from None
         for row in rows:
-            if row.ndim != 1 or (len(row) and (row.min() < 0 or row.max() >= self.tokenizer.vocab_size)):
-                raise RequestError(f"input_ids must be whole numbers from 0 to {self.tokenizer.vocab_size - 1}")
+            if row.ndim != 1 or (len(row) and (row.min() < 0 or row.max() >= self._vocab_size)):
+                raise RequestError(f"input_ids must be whole numbers from 0 to {self._vocab_size - 1}")
         return [row.astype(np.int32) for row in rows], is_batch
 
     def _all_params(

@@ -215,7 +215,7 @@ class LocalBackend:
         constraint = params.constraint
         if constraint is None:
             submit([None] * params.n)
-        elif threading.current_thread() is not self._thread or self._compiler.is_compiled(constraint):
+        elif threading.current_thread() is not self._thread or self._compiler.is_known(constraint):
             submit(self._matchers(constraint, params.n))
         else:  # nothing compiles on the engine's own thread: it would stall every other request
 
@@ -270,7 +270,7 @@ class LocalBackend:
         return np.concatenate([ids, np.array(new, dtype=np.int32)]) if new else ids
 
     def _check_ids(self, ids: TokenIds, params: SamplingParams) -> None:
-        size = self._tokenizer.vocab_size
+        size = self._compiler.vocabulary.size
         if not len(ids):
             raise RequestError("the prompt has no token; this model adds none by itself, so give it some text")
         if int(ids.min()) < 0 or int(ids.max()) >= size:

@@ -51,8 +51,7 @@ def make_tokenizer(folder: Path, *, template: str | None = TEMPLATE) -> Path:
 def make_model(folder: Path, *, seed: int = 0, sharpness: float = 1.0, **changes: object) -> Path:
     """A random Llama of two layers with the toy tokenizer, as a Hugging Face folder.
 
-    `sharpness` scales the embeddings: above 1 the model is surer of itself, so that greedy text depends on the prompt
-    and not on rounding.
+    `sharpness` scales the logits: above 1 the model is surer of itself, so that greedy text is no matter of rounding.
     """
     make_tokenizer(folder)
     config: dict[str, object] = {
@@ -69,7 +68,7 @@ def make_model(folder: Path, *, seed: int = 0, sharpness: float = 1.0, **changes
         "max_position_embeddings": 512,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": False,
         "attention_bias": False,
         "mlp_bias": False,
         "bos_token_id": 0,
@@ -87,7 +86,8 @@ def make_model(folder: Path, *, seed: int = 0, sharpness: float = 1.0, **changes
     head_dim = int(str(config["head_dim"]))
     query, value = (int(str(config[name])) * head_dim for name in ("num_attention_heads", "num_key_value_heads"))
     weights = {
-        "model.embed_tokens.weight": torch.randn(VOCAB_SIZE, hidden, generator=generator) * sharpness,
+        "model.embed_tokens.weight": torch.randn(VOCAB_SIZE, hidden, generator=generator),
+        "lm_head.weight": draw(VOCAB_SIZE, hidden) * sharpness,
         "model.norm.weight": torch.ones(hidden),
     }
     for layer in range(int(str(config["num_hidden_layers"]))):
