@@ -419,7 +419,7 @@ class Cache:
         tree = self._tree
         tree.unlock(offered)
         assert offered.parent is not None
-        tree.detach(offered, self._heir_of_subsumed(offered) if tree.is_subsumed(offered) else offered.parent)
+        tree.detach(offered, self._heir_of_subsumed(offered) or offered.parent)
 
     # -- small steps ------------------------------------------------------------------------------------------------
 
@@ -458,14 +458,15 @@ class Cache:
     def _unlock(self, node: Node) -> None:
         tree = self._tree
         tree.unlock(node)
-        if not node.protected and tree.is_subsumed(node):
-            self._pool.give(tree.detach(node, self._heir_of_subsumed(node)))
+        heir = None if node.protected else self._heir_of_subsumed(node)
+        if heir is not None:
+            self._pool.give(tree.detach(node, heir))
         tree.drop_if_idle(node)
 
-    def _heir_of_subsumed(self, leaf: Node) -> Node:
-        """Who inherits the pins of a leaf that its next sibling subsumes: of that sibling, the first page alone."""
-        sibling = self._tree.next_sibling(leaf)
-        return self._first_page_node(sibling) if leaf.pins else sibling
+    def _heir_of_subsumed(self, leaf: Node) -> Node | None:
+        """Who inherits the pins of a leaf that a sibling subsumes: of that sibling, the first page alone."""
+        sibling = self._tree.subsumer(leaf)
+        return self._first_page_node(sibling) if sibling is not None and leaf.pins else sibling
 
     def _first_page_node(self, node: Node) -> Node:
         return node if len(node.pages) == 1 else self._tree.split(node, 1)

@@ -1,8 +1,8 @@
 """The radix tree: which page holds the KV of which tokens after which prefix. Knows packed token ids and page ids.
 
-Nodes are page-aligned: a node holds whole pages, and only the last page of a leaf may be partial. A node's children are
-kept sorted by the bytes of their first page, so that `bisect` finds the exact child, or the two neighbours one of which
-shares the longest head with the page looked for. Tokens are compared as bytes, 4 to a token in memory order: equal
+Nodes are page-aligned: a node holds whole pages, but for partial leaves, which are one unfinished page. A node's children
+are kept sorted by the bytes of their first page, so that a search finds the exact child, or the two neighbours one of
+which shares the longest head with the page looked for. Tokens are compared as bytes, 4 to a token in memory order: equal
 tokens are equal bytes, so a common head of bytes, rounded down to whole tokens, is the common head of tokens.
 
 The tree moves no pages: what it drops it returns, and `cache.Cache` gives it back to the pool.
@@ -10,11 +10,11 @@ The tree moves no pages: what it drops it returns, and `cache.Cache` gives it ba
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
 from typing import NamedTuple
+
+from niwaki.radix.children import Children
 
 TOKEN_BYTES = 4  # token ids are int32
 
@@ -26,7 +26,6 @@ class Node:
     """A run of pages. `len(key)` is that of its tokens in bytes; a root has neither key, pages nor parent."""
 
     __slots__ = (
-        "child_keys",
         "children",
         "entry",
         "key",
@@ -42,9 +41,10 @@ class Node:
         self.key = key
         self.pages = pages
         self.parent = parent
-        self.stamp = stamp  # logical time of the last use; a parent's may be older than its child's
-        self.child_keys: list[bytes] = []  # first page of each child, sorted, all different
-        self.children: list[Node] = []
+        self.stamp = (
+            stamp  # logical time of the last use; a parent's may be older, but it cannot leave before its children
+        )
+        self.children: Children[Node] | None = None  # by first page; None rather than empty
         self.protected = 0  # own hard locks + protected children; 0: may be evicted once it is a leaf
         self.pins = 0  # soft: evicted only when nothing else is left
         self.entry = 0  # the serial number of its valid entry in the eviction heap, 0 if it has none
@@ -99,14 +99,16 @@ class Tree:
         while True:
             if stamp:
                 node.stamp = stamp
+            children = node.children
+            if children is None:
+                return Found(node, len(node.pages), num_pages, None, 0)
             head = query[pos : pos + page_bytes]
-            index = bisect_left(node.child_keys, head)
-            if len(head) < page_bytes or index == len(node.children) or node.child_keys[index] != head:
-                source, num_tail = _longest_head(node, index, head)
+            child = children.get(head)
+            if child is None or len(head) < page_bytes:
+                source, num_tail = _longest_head(children, head)
                 return Found(node, len(node.pages), num_pages, source, num_tail)
-            child = node.children[index]
             key = child.key
-            if query.startswith(key, pos) and len(key) % page_bytes == 0:
+            if query.startswith(key, pos):
                 node = child
                 pos += len(key)
                 num_pages += len(child.pages)
@@ -121,18 +123,12 @@ class Tree:
 
     def child_with(self, node: Node, first_page: bytes) -> Node | None:
         """The child whose first page is exactly `first_page`."""
-        index = bisect_left(node.child_keys, first_page)
-        if index < len(node.children) and node.child_keys[index] == first_page:
-            return node.children[index]
-        return None
+        return None if node.children is None else node.children.get(first_page)
 
     def has_head(self, node: Node, head: bytes) -> bool:
         """Whether some child of `node` starts with `head`."""
-        index = bisect_left(node.child_keys, head)
-        return index < len(node.children) and node.child_keys[index].startswith(head)
-
-    def is_partial(self, node: Node) -> bool:
-        return len(node.key) % self.page_bytes != 0
+        found = None if node.children is None else node.children.after(head)
+        return found is not None and found[0].startswith(head)
 
     # -- changing the shape -----------------------------------------------------------------------------------------
 
@@ -158,10 +154,11 @@ class Tree:
         assert 0 < num_pages < len(node.pages)
         at = num_pages * self.page_bytes
         upper = Node(node.key[:at], node.pages[:num_pages], parent, node.stamp)
-        upper.children = [node]
-        upper.child_keys = [node.key[at : at + self.page_bytes]]
+        upper.children = Children()
+        upper.children.add(node.key[at : at + self.page_bytes], node)
         upper.protected = 1 if node.protected else 0
-        parent.children[self._index(node)] = upper
+        assert parent.children is not None
+        parent.children.replace(node.key[: self.page_bytes], upper)
         node.key = node.key[at:]
         node.pages = node.pages[num_pages:]
         node.parent = upper
@@ -169,23 +166,20 @@ class Tree:
         return upper
 
     def attach(self, parent: Node, key: bytes, pages: list[int], stamp: int) -> Node:
-        """Add a leaf. No child of `parent` may start with the same page."""
+        """Add a leaf, to be locked or given a child next. No child of `parent` may start with the same page."""
         node = Node(key, pages, parent, stamp)
-        first = key[: self.page_bytes]
-        index = bisect_left(parent.child_keys, first)
-        parent.child_keys.insert(index, first)
-        parent.children.insert(index, node)
+        if parent.children is None:
+            parent.children = Children()
+        parent.children.add(key[: self.page_bytes], node)
         self.num_nodes += 1
         self.num_pages += len(pages)
         self.num_key_bytes += len(key)
-        self.enqueue(node)
         return node
 
     def extend(self, leaf: Node, key: bytes, pages: list[int]) -> None:
-        """Add pages at the end of a leaf that ends on a page boundary."""
+        """Add pages at the end of a leaf of full pages."""
         assert leaf.parent is not None
         assert not leaf.children
-        assert not self.is_partial(leaf)
         leaf.key += key
         leaf.pages.extend(pages)
         self.num_pages += len(pages)
@@ -199,8 +193,10 @@ class Tree:
         assert parent is not None
         assert not leaf.children
         assert not leaf.protected
-        index = self._index(leaf)
-        del parent.children[index], parent.child_keys[index]
+        assert parent.children is not None
+        parent.children.remove(leaf.key[: self.page_bytes])
+        if not parent.children:
+            parent.children = None
         leaf.parent, leaf.moved_to, leaf.entry = None, heir, 0
         heir.pins += leaf.pins
         self.num_nodes -= 1
@@ -215,29 +211,23 @@ class Tree:
         Sorted order puts every key between such a leaf and `head` under that leaf's own head too, so walking back from
         `head` until one is no head of it finds all of them that are not already under a longer sibling.
         """
-        found = []
-        index = bisect_left(node.child_keys, head) - 1
-        while index >= 0 and head.startswith(node.child_keys[index]):
-            if not node.children[index].protected:
-                found.append(node.children[index])
-            index -= 1
+        found: list[Node] = []
+        entry = None if node.children is None else node.children.before(head)
+        while entry is not None and head.startswith(entry[0]):
+            key, leaf = entry
+            if not leaf.protected:
+                found.append(leaf)
+            assert node.children is not None
+            entry = node.children.before(key)
         return found
 
-    def is_subsumed(self, leaf: Node) -> bool:
-        """Whether a sibling holds all that this leaf holds: it is one partial page, and the next key starts with it."""
-        parent = leaf.parent
-        if parent is None or leaf.children or len(leaf.key) >= self.page_bytes:
-            return False
-        index = self._index(leaf) + 1
-        return index < len(parent.children) and parent.child_keys[index].startswith(leaf.key)
-
-    def next_sibling(self, leaf: Node) -> Node:
-        assert leaf.parent is not None
-        return leaf.parent.children[self._index(leaf) + 1]
-
-    def _index(self, node: Node) -> int:
-        assert node.parent is not None
-        return bisect_left(node.parent.child_keys, node.key[: self.page_bytes])
+    def subsumer(self, leaf: Node) -> Node | None:
+        """The sibling that holds all that `leaf`, one partial page, holds: if there is one, it comes next in order."""
+        if leaf.parent is None or len(leaf.key) >= self.page_bytes:
+            return None
+        assert leaf.parent.children is not None
+        entry = leaf.parent.children.after(leaf.key + b"\0")  # the least key that is greater
+        return entry[1] if entry is not None and entry[0].startswith(leaf.key) else None
 
     # -- locks and pins ---------------------------------------------------------------------------------------------
 
@@ -311,7 +301,6 @@ class Tree:
                 continue
             parent = leaf.parent
             assert parent is not None
-            parent.stamp = max(parent.stamp, leaf.stamp)  # whoever used the leaf used all above it
             dropped += self.detach(leaf, heir=parent)
             self.enqueue(parent)
             self.drop_if_idle(parent)
@@ -330,11 +319,11 @@ class Tree:
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the roots, parents first."""
-        stack = [child for root in self.roots.values() for child in root.children]
+        stack = [child for root in self.roots.values() for child in root.children or ()]
         while stack:
             node = stack.pop()
             yield node
-            stack.extend(node.children)
+            stack.extend(node.children or ())
 
     def check(self, locks: dict[Node, int], pins: dict[Node, int]) -> None:
         """Prove the shape and the counts, given every lock and every pin that is held.
@@ -346,13 +335,14 @@ class Tree:
         num_nodes = num_pages = num_protected_pages = num_key_bytes = 0
         everything = [*self.roots.values(), *self.nodes()]
         for node in everything:
-            keys = node.child_keys
-            assert len(keys) == len(node.children), "as many child keys as children"
-            assert all(a < b for a, b in pairwise(keys)), "child keys sorted, all different"
-            for key, child in zip(keys, node.children, strict=True):
-                assert child.parent is node, "a child knows its parent"
-                assert key == child.key[: self.page_bytes], "a child key is the first page of the child"
-            expected = locks.get(node, 0) + sum(child.protected > 0 for child in node.children)
+            children = list(node.children or ())
+            if node.children is not None:
+                assert children, "None rather than empty"
+                node.children.check()
+                for key, child in node.children.items():
+                    assert child.parent is node, "a child knows its parent"
+                    assert key == child.key[: self.page_bytes], "a child key is the first page of the child"
+            expected = locks.get(node, 0) + sum(child.protected > 0 for child in children)
             assert node.protected == expected, f"protected is {node.protected}, the locks say {expected}"
             assert node.pins == pins.get(node, 0), f"pins is {node.pins}, the handles say {pins.get(node, 0)}"
             assert node.moved_to is None, "a node in the tree has not moved"
@@ -366,9 +356,10 @@ class Tree:
             assert node.key, "a node holds tokens"
             assert len(node.key) % TOKEN_BYTES == 0, "a node holds whole tokens"
             assert len(node.pages) == -(-len(node.key) // self.page_bytes), "a page per page of tokens"
-            if self.is_partial(node):
+            if len(node.key) % self.page_bytes:
                 assert not node.children, "partial pages only at leaves"
-                assert node.protected or not self.is_subsumed(node), "a partial leaf that a sibling subsumes is gone"
+                assert len(node.pages) == 1, "a partial page is a leaf of its own"
+                assert node.protected or self.subsumer(node) is None, "a partial leaf that a sibling subsumes is gone"
             if not node.children and not node.protected:
                 assert node in queued, "an evictable leaf is queued"
         known = set(everything)
@@ -401,14 +392,14 @@ def common_tokens(a: bytes, b: bytes) -> int:
     return (size * 8 - difference.bit_length()) // (8 * TOKEN_BYTES)
 
 
-def _longest_head(node: Node, index: int, head: bytes) -> tuple[Node | None, int]:
-    """The child that shares the longest head with `head` (sorted position `index`), and how many tokens of it."""
+def _longest_head(children: Children[Node], head: bytes) -> tuple[Node | None, int]:
+    """The child that shares the longest head with `head`, and how many tokens of it."""
     best, best_tokens = None, 0
-    for neighbour in (index, index - 1):
-        if 0 <= neighbour < len(node.children):
-            tokens = common_tokens(node.child_keys[neighbour], head)
+    for entry in (children.after(head), children.before(head)):
+        if entry is not None:
+            tokens = common_tokens(entry[0], head)
             if tokens > best_tokens:
-                best, best_tokens = node.children[neighbour], tokens
+                best, best_tokens = entry[1], tokens
     return best, best_tokens
 
 
