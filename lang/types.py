@@ -17,9 +17,8 @@ from typing import Annotated, Literal, Union, get_args, get_origin
 
 from niwaki.runtime.api import Choices, Constraint, ConstraintError, Regex
 
-# Where a type sets no limit we do: a text without an end would run into the token budget instead of a closing quote.
-MAX_STRING_CHARS = 128
-MAX_LIST_ITEMS = 16
+# Where a type sets no limit on a text or a list, neither do we: an automaton that counts characters has a state for
+# each, one that does not has a few in all, and when the budget runs out the runtime closes quotes and brackets itself.
 MAX_DIGITS = 18  # before the point; a 64-bit integer holds every number of 18 digits
 MAX_DECIMALS = 17  # a float64 has no more
 LONGEST_STRING_CHARS = 1_000  # what `max_length` may ask for: every character costs states of the automaton
@@ -63,7 +62,7 @@ def value_type(dtype: object) -> ValueType:
     if dtype is bool:
         return ValueType(name, Choices(("true", "false")), json.loads)
     if dtype is str:
-        return ValueType(name, Regex(_string_pattern(0, MAX_STRING_CHARS)), json.loads)
+        return ValueType(name, Regex(_string_pattern(0, None)), json.loads)
     if get_origin(dtype) is Literal or _is_enum(dtype):
         return _bare_choices(dtype, name)
     pattern = _pattern(dtype, name, ())
@@ -233,18 +232,23 @@ def _whole(value: object, kind: str, where: str) -> int:
 
 def _string_field(bounds: _Bounds, where: str) -> str:
     low = bounds.min_length or 0
-    high = MAX_STRING_CHARS if bounds.max_length is None else bounds.max_length
-    if bounds.max_length is None:
-        high = max(high, low)
-    if not low <= high <= LONGEST_STRING_CHARS:
+    high = bounds.max_length
+    if not low <= (low if high is None else high) <= LONGEST_STRING_CHARS:
         raise ConstraintError(
             f"dtype {where}: a text of {low} to {high} characters; at most {LONGEST_STRING_CHARS} can be enforced"
         )
     return _string_pattern(low, high)
 
 
-def _string_pattern(low: int, high: int) -> str:
-    return f'"{JSON_CHAR}{{{low},{high}}}"'
+def _string_pattern(low: int, high: int | None) -> str:
+    return f'"{JSON_CHAR}{_repeat(low, high)}"'
+
+
+def _repeat(low: int, high: int | None) -> str:
+    """The quantifier for `low` to `high` times; None: without end."""
+    if high is None:
+        return "*" if low == 0 else f"{{{low},}}"
+    return f"{{{low},{high}}}"
 
 
 def _list_pattern(base: object, bounds: _Bounds, where: str, inside: tuple[object, ...]) -> str:
@@ -253,12 +257,12 @@ def _list_pattern(base: object, bounds: _Bounds, where: str, inside: tuple[objec
         raise ConstraintError(f"dtype {where}: a list needs the type of its items, such as list[str]")
     item = _pattern(item_type, f"{where}[]", inside)
     low = bounds.min_length or 0
-    high = max(MAX_LIST_ITEMS, low) if bounds.max_length is None else bounds.max_length
-    if not low <= high <= LONGEST_STRING_CHARS:
+    high = bounds.max_length
+    if not low <= (low if high is None else high) <= LONGEST_STRING_CHARS:
         raise ConstraintError(f"dtype {where}: a list of {low} to {high} items cannot be enforced")
     if high == 0:
         return r"\[\]"
-    items = rf"{item}(?:,{item}){{{max(low - 1, 0)},{high - 1}}}"
+    items = rf"{item}(?:,{item}){_repeat(max(low - 1, 0), None if high is None else high - 1)}"
     return rf"\[(?:{items})?\]" if low == 0 else rf"\[{items}\]"
 
 
