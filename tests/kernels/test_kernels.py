@@ -1,0 +1,315 @@
+"""Every CPU kernel against its torch twin: odd shapes, both dtypes, strides; and what the launch functions refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from niwaki.kernels import jit
+from niwaki.kernels.copy_pages import copy_pages
+from niwaki.kernels.numeric import exp_f32, load, store
+from niwaki.kernels.operand import Array, Operand
+from niwaki.kernels.ops import NumbaOps, TorchOps, ops_for
+from niwaki.kernels.plan import MAX_DECODE_TOKENS, AttentionPlan, Span, make_plan
+from niwaki.kernels.rope import Llama3Scaling, inverse_frequencies, rope_tables, rotate_torch
+
+DTYPES = [torch.float32, torch.bfloat16]
+CPU = torch.device("cpu")
+
+
+def close(got: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Within float32's rounding of a sum, or one step of bfloat16."""
+    tolerance = 1e-5 if got.dtype == torch.float32 else 2**-7
+    return torch.allclose(got.float(), expected.float(), rtol=tolerance, atol=tolerance / 10)
+
+
+def randn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def plan_of(spans: list[tuple[int, int]], page_size: int, num_pages: int, seed: int = 0) -> AttentionPlan:
+    """A plan of (start, count) rows on shuffled pages."""
+    free = [int(page) for page in np.random.default_rng(seed).permutation(num_pages)]
+    rows = []
+    for start, count in spans:
+        needed = -(-(start + count) // page_size)
+        rows.append(Span(start, count, [free.pop() for _ in range(needed)]))
+    return make_plan(rows, page_size=page_size, num_pages=num_pages, device=CPU)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Scalars
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@jit.jit()
+def _exp_all(x: Array, out: Array) -> None:
+    for i in range(len(x)):
+        out[i] = exp_f32(x[i])
+
+
+@jit.jit()
+def _convert(x: Array, out: Array) -> None:
+    for i in range(len(x)):
+        out[i] = store(load(x[i]), out[0])
+
+
+def test_the_exponential_is_exact_to_float32_and_keeps_nan() -> None:
+    x = np.linspace(-87, 88, 200_001, dtype=np.float32)
+    got = np.empty_like(x)
+    _exp_all(x, got)
+    assert np.abs(got / np.exp(x.astype(np.float64)) - 1).max() < 5e-7
+    special = np.array([-np.inf, -1e30, 0.0, 1e30, np.nan], np.float32)
+    got = np.empty_like(special)
+    _exp_all(special, got)
+    assert got[0] == got[1] < 1e-37
+    assert got[2] == 1.0
+    assert 1e38 < got[3] < np.inf
+    assert np.isnan(got[4])
+
+
+def test_bfloat16_rounds_as_torch_does() -> None:
+    x = torch.cat([randn(0, 20_000) * 10.0 ** torch.arange(-20, 20).repeat(500), torch.tensor([0.0, -0.0, torch.inf])])
+    bits = np.empty(len(x), np.uint16)
+    _convert(x.numpy(), bits)
+    expected = x.bfloat16()
+    assert np.array_equal(bits, expected.view(torch.uint16).numpy())
+    back = np.empty(len(x), np.float32)
+    _convert(bits, back)
+    assert np.array_equal(back, expected.float().numpy())
+    nans = np.array([0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF], np.uint32).view(np.float32)
+    _convert(nans, bits[:3])
+    assert torch.from_numpy(bits[:3]).view(torch.bfloat16).isnan().all()
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Row by row
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "width"), [(1, 1), (1, 320), (3, 7), (5, 256), (2, 33)])
+def test_norms_and_gates_match_torch(dtype: torch.dtype, tokens: int, width: int) -> None:
+    x, delta = randn(1, tokens, width, dtype=dtype), randn(2, tokens, width, dtype=dtype)
+    weight = randn(3, width, dtype=dtype)
+    gate_up = 4 * randn(4, tokens, 2 * width, dtype=dtype)
+    results = []
+    for ops in (NumbaOps(), TorchOps()):
+        residual = x.clone()
+        normed, added, gated = (torch.empty_like(x) for _ in range(3))
+        ops.rms_norm(Operand.of(x), Operand.of(weight), 1e-5, Operand.of(normed))
+        ops.add_rms_norm(Operand.of(residual), Operand.of(delta), Operand.of(weight), 1e-5, Operand.of(added))
+        ops.silu_mul(Operand.of(gate_up), Operand.of(gated))
+        results.append((normed, residual, added, gated))
+    for got, expected in zip(*results, strict=True):
+        assert close(got, expected)
+
+
+def test_a_nan_stays_in_its_own_row() -> None:
+    x = randn(0, 3, 64)
+    x[1, 5] = torch.nan
+    out = torch.empty_like(x)
+    NumbaOps().rms_norm(Operand.of(x), Operand.of(torch.ones(64)), 1e-5, Operand.of(out))
+    assert out.isnan().all(1).tolist() == [False, True, False]
+    assert not out[[0, 2]].isnan().any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(1, 1, 2), (4, 2, 16), (8, 1, 32), (6, 6, 80), (8, 2, 128)])
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_rotation_and_store_match_torch(
+    dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, page_size: int
+) -> None:
+    cos, sin = rope_tables(head_dim, 10_000.0, Llama3Scaling(8.0, 1.0, 4.0, 32), 100)
+    plan = plan_of([(0, 3), (61, 1), (17, 9)], page_size, 120)
+    qkv = randn(0, plan.num_tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    results = []
+    for ops in (NumbaOps(), TorchOps()):
+        rotated = qkv.clone()
+        k_pool, v_pool = (torch.full((120, page_size, kv_heads, head_dim), 7.0, dtype=dtype) for _ in range(2))
+        ops.rope_store_kv(
+            Operand.of(rotated), Operand.of(cos), Operand.of(sin), plan, Operand.of(k_pool), Operand.of(v_pool)
+        )
+        results.append((rotated[:, : heads * head_dim], k_pool, v_pool))
+    for got, expected in zip(*results, strict=True):
+        assert close(got, expected)
+    assert torch.equal(results[0][2], results[1][2]), "values are moved, not computed"
+
+
+def test_rotation_keeps_lengths_and_depends_on_distance_alone() -> None:
+    cos, sin = rope_tables(32, 10_000.0, None, 200)
+    q, k = randn(0, 1, 1, 32), randn(1, 1, 1, 32)
+
+    def score(query_at: int, key_at: int) -> float:
+        at = [rotate_torch(x, cos, sin, torch.tensor([p])) for x, p in ((q, query_at), (k, key_at))]
+        return float((at[0] * at[1]).sum())
+
+    assert rotate_torch(q, cos, sin, torch.tensor([150])).norm() == pytest.approx(float(q.norm()), rel=1e-5)
+    assert score(5, 3) == pytest.approx(score(190, 188), abs=1e-3)
+    assert score(5, 3) != pytest.approx(score(5, 4), abs=1e-3)
+
+
+def test_llama3_scaling_keeps_short_wavelengths_and_stretches_long_ones() -> None:
+    plain = inverse_frequencies(64, 500_000.0, None)
+    scaled = inverse_frequencies(64, 500_000.0, Llama3Scaling(8.0, 1.0, 4.0, 8192))
+    assert torch.equal(scaled[:8], plain[:8])
+    assert torch.allclose(scaled[-8:], plain[-8:] / 8)
+    assert ((scaled <= plain) & (scaled >= plain / 8 * 0.999)).all()
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Attention
+# ---------------------------------------------------------------------------------------------------------------
+
+MIXED = [(0, 1), (99, 1), (0, 40), (31, 1), (30, 33), (16, MAX_DECODE_TOKENS), (5, MAX_DECODE_TOKENS + 1), (63, 2)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "page_size"),
+    [(1, 1, 16, 1), (4, 2, 32, 16), (8, 1, 64, 4), (6, 2, 80, 16), (8, 8, 128, 4), (10, 5, 32, 16), (7, 1, 24, 3)],
+)
+def test_a_mixed_batch_attends_as_the_formula_says(
+    dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, page_size: int
+) -> None:
+    num_pages = 600
+    plan = plan_of(MIXED, page_size, num_pages)
+    assert plan.prefill
+    assert len(plan.decode.token)
+    k_pool = randn(1, num_pages, page_size, kv_heads, head_dim, dtype=dtype)
+    v_pool = randn(2, num_pages, page_size, kv_heads, head_dim, dtype=dtype)
+    # Queries lie inside a wider row, as in the fused projection.
+    q = 2 * randn(3, plan.num_tokens, heads + 3, head_dim, dtype=dtype)[:, :heads]
+    got, expected = (torch.full((plan.num_tokens, heads, head_dim), torch.nan, dtype=dtype) for _ in range(2))
+    for ops, out in ((NumbaOps(), got), (TorchOps(), expected)):
+        ops.attend(Operand.of(q), Operand.of(k_pool), Operand.of(v_pool), plan, Operand.of(out))
+    assert not expected.isnan().any()
+    tolerance = 2e-5 if dtype == torch.float32 else 2e-2
+    assert (got.float() - expected.float()).abs().max() < tolerance
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_threads_change_nothing(dtype: torch.dtype) -> None:
+    kv_heads, head_dim, page_size, num_pages = 4, 64, 16, 300
+    plan = plan_of([(1500, 1), (3, 1), (900, 1), (1100, 1)], page_size, num_pages)
+    pools = [Operand.of(randn(i, num_pages, page_size, kv_heads, head_dim, dtype=dtype)) for i in (1, 2)]
+    q = Operand.of(randn(3, 4, 8, head_dim, dtype=dtype))
+    outs = []
+    before = jit.get_num_threads()
+    try:
+        for threads in (1, 2):
+            jit.set_num_threads(threads)
+            out = torch.empty_like(q.tensor)
+            NumbaOps().attend(q, *pools, plan, Operand.of(out))
+            outs.append(out)
+    finally:
+        jit.set_num_threads(before)
+    assert torch.equal(*outs)
+
+
+def test_scores_of_a_thousand_do_not_overflow_and_nan_harms_one_query_only() -> None:
+    plan = plan_of([(70, 1), (70, 1)], 16, 20)
+    k_pool, v_pool = (Operand.of(randn(i, 20, 16, 1, 32)) for i in (1, 2))
+    q = 1000 * randn(3, 2, 2, 32)
+    out, expected = torch.empty_like(q), torch.empty_like(q)
+    NumbaOps().attend(Operand.of(q), k_pool, v_pool, plan, Operand.of(out))
+    TorchOps().attend(Operand.of(q), k_pool, v_pool, plan, Operand.of(expected))
+    assert torch.allclose(out, expected, atol=1e-3)
+    q[1, 0, 3] = torch.nan
+    NumbaOps().attend(Operand.of(q), k_pool, v_pool, plan, Operand.of(out))
+    assert out[1, 0].isnan().all()
+    assert not out[0].isnan().any()
+    assert not out[1, 1].isnan().any()
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Plans and pages
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_places_each_token_on_its_page() -> None:
+    plan = make_plan(
+        [Span(3, 2, [5, 9]), Span(0, 9, [1, 0, 7]), Span(4, 1, [2, 8, 3])], page_size=4, num_pages=10, device=CPU
+    )
+    assert plan.positions.tolist() == [3, 4, *range(9), 4]
+    assert plan.slots.tolist() == [23, 36, 4, 5, 6, 7, 0, 1, 2, 3, 28, 32]
+    assert plan.decode.token.tolist() == [0, 1, 11]
+    assert plan.decode.table_row.tolist() == [0, 0, 2]
+    assert plan.decode.length.tolist() == [4, 5, 5]
+    (row,) = plan.prefill
+    assert (row.first, row.count, row.start, row.pages.tolist()) == (2, 9, 0, [1, 0, 7])
+
+
+@pytest.mark.parametrize(
+    ("span", "message"),
+    [
+        (Span(0, 0, [1]), "at least one new token"),
+        (Span(-1, 1, [1]), "at least one new token"),
+        (Span(3, 2, [1]), "needs 2 pages of 4 for 3 cached and 2 new tokens, got 1"),
+        (Span(0, 1, [10]), "outside the pool of 10"),
+        (Span(0, 1, [0, -1]), "outside the pool of 10"),
+    ],
+)
+def test_a_span_that_would_leave_the_pool_is_refused(span: Span, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_plan([Span(0, 1, [0]), span], page_size=4, num_pages=10, device=CPU)
+
+
+def test_a_page_is_copied_up_to_the_given_token_in_every_layer() -> None:
+    pool = randn(0, 3, 2, 6, 4, 2, 8)
+    before = pool.clone()
+    copy_pages(pool, [(1, 4, 3), (4, 5, 2), (0, 2, 0)])
+    assert torch.equal(pool[:, :, 4, :3], before[:, :, 1, :3])
+    assert torch.equal(pool[:, :, 5, :2], before[:, :, 1, :2])
+    changed = torch.zeros(6, 4, dtype=torch.bool)
+    changed[4, :3] = changed[5, :2] = True
+    assert torch.equal(pool[:, :, ~changed], before[:, :, ~changed])
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Refusals
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_refuses_arrays_that_do_not_fit() -> None:
+    ops = NumbaOps()
+    x, weight = Operand.of(randn(0, 2, 8)), Operand.of(randn(1, 8))
+    with pytest.raises(ValueError, match=r"rms_norm: weight must have the shape \(8,\), got \(7,\)"):
+        ops.rms_norm(x, Operand.of(randn(1, 7)), 1e-5, x)
+    with pytest.raises(TypeError, match="rms_norm: weight must be float32 like the others, got uint16"):
+        ops.rms_norm(x, Operand.of(randn(1, 8, dtype=torch.bfloat16)), 1e-5, x)
+    with pytest.raises(TypeError, match="float32, or bfloat16 seen as uint16"):
+        ops.rms_norm(*(Operand.of(o.tensor.double()) for o in (x, weight)), 1e-5, Operand.of(x.tensor.double()))
+    with pytest.raises(ValueError, match="contiguous in its last dimension"):
+        ops.rms_norm(Operand.of(randn(0, 8, 2).t()), weight, 1e-5, x)
+    with pytest.raises(ValueError, match="silu_mul: gate_up must have the shape"):
+        ops.silu_mul(x, x)
+
+
+def test_attention_refuses_pools_and_queries_that_do_not_fit() -> None:
+    ops = NumbaOps()
+    pool = Operand.of(randn(0, 8, 4, 2, 16))
+    for spans, prefix in (([(9, 1)], "paged_decode_attention"), ([(0, 20)], "prefill_attention")):
+        plan = plan_of(spans, 4, 8)
+        for heads, head_dim, dtype in ((3, 16, torch.float32), (4, 8, torch.float32), (4, 16, torch.bfloat16)):
+            q = Operand.of(randn(1, plan.num_tokens, heads, head_dim, dtype=dtype))
+            with pytest.raises((ValueError, TypeError), match=prefix):
+                ops.attend(q, pool, pool, plan, q)
+
+
+def test_rotation_refuses_positions_beyond_its_tables() -> None:
+    cos, sin = (Operand.of(table) for table in rope_tables(16, 10_000.0, None, 10))
+    pool = Operand.of(torch.zeros(4, 4, 1, 16))
+    qkv = Operand.of(randn(0, 1, 48))
+    with pytest.raises(ValueError, match="position 10 is beyond the 10 positions"):
+        NumbaOps().rope_store_kv(qkv, cos, sin, plan_of([(10, 1)], 4, 4), pool, pool)
+    assert not pool.tensor.any()
+
+
+def test_the_cpu_gets_numba_and_other_devices_the_references() -> None:
+    assert isinstance(ops_for(CPU), NumbaOps)
+    assert isinstance(ops_for(torch.device("meta")), TorchOps)
+    with pytest.raises(TypeError, match="a CPU kernel was given a tensor on meta"):
+        operand = Operand.of(torch.empty(1, 4, device="meta"))
+        NumbaOps().silu_mul(operand, operand)
