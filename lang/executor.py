@@ -458,7 +458,7 @@ class Executor:
             case RoleBegin(role=role):
                 if self._submitted_turn is not None:
                     raise ProgramError(
-                        f"a {role} turn begins inside a {self._submitted_turn} turn; turns do not nest, end that one first"
+                        f"a {role} turn begins inside a {self._submitted_turn} turn; turns do not nest: end that first"
                     )
                 self._submitted_turn = role
             case RoleEnd(role=role):

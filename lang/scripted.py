@@ -321,7 +321,7 @@ class _Script:
         self._script: Mapping[str | re.Pattern[str], Answer | Sequence[Answer]] | Callable[[str], str]
         if callable(script) or isinstance(script, Mapping):
             self._script = script
-        elif isinstance(script, Sequence) and not isinstance(script, str):
+        elif isinstance(script, Sequence) and not isinstance(script, str | bytes):
             self._script = {"": script}  # every prompt ends with nothing
         else:
             raise ProgramError(f"a script is a mapping, a list of answers or a function, got {script!r}")

@@ -130,7 +130,7 @@ class State:
         return meta_info(self._executor.outcome(_variable_name(name), outside=self._is_outside))
 
     def text_iter(self, name: str | None = None) -> Iterator[str]:
-        """Pieces of the text, or of one variable's text, as they come; they add up to the whole, also when asked late."""
+        """The text, or one variable's text, in pieces as they come. They add up to the whole, also when asked late."""
         return self._executor.iterate(name, outside=self._is_outside)
 
     @property

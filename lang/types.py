@@ -172,7 +172,7 @@ def _pattern(dtype: object, where: str, inside: tuple[object, ...]) -> str:
             return _object_pattern(fields, where, (*inside, base))
     raise ConstraintError(
         f"dtype {where}: {_name(base)} cannot be enforced; use int, float, bool, str, Literal, Enum, None, unions and "
-        "lists of these, or a Pydantic model, dataclass or TypedDict of such fields"
+        "lists of these, or a Pydantic model or dataclass of such fields"
     )
 
 
@@ -281,15 +281,7 @@ def _fields(base: type, where: str) -> dict[str, object] | None:
     if dataclasses.is_dataclass(base):
         hints = typing.get_type_hints(base, include_extras=True)
         return {field.name: hints[field.name] for field in dataclasses.fields(base) if field.init}
-    if typing.is_typeddict(base):
-        hints = typing.get_type_hints(base, include_extras=True)
-        return {key: _required(hint) for key, hint in hints.items()}
     return None
-
-
-def _required(hint: object) -> object:
-    """A TypedDict's keys are always written, so Required and NotRequired say nothing."""
-    return get_args(hint)[0] if get_origin(hint) in (typing.Required, typing.NotRequired) else hint
 
 
 def _model_fields(model: type, where: str) -> dict[str, object]:

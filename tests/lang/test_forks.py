@@ -70,7 +70,7 @@ def test_nested_forks_give_nested_lists() -> None:
         forks = s.fork(2)
         for i, fork in enumerate(forks):
             inner = fork.fork(2)
-            inner += lambda j, i=i: f"{i}{j}"
+            inner += [f"{i}0", f"{i}1"]
             inner += nw.gen("x")
             inner.join()
         forks.join()
@@ -241,7 +241,7 @@ def test_64_forks_with_random_delays_all_come_home_twenty_times() -> None:
     backend.shutdown()
 
 
-# -- misuse -------------------------------------------------------------------------------------------------------------
+# -- misuse -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [0, -1, 2.0, True, "3", 10_001])
@@ -270,7 +270,7 @@ def test_an_unknown_way_to_join_is_refused() -> None:
     def f(s: State) -> None:
         s.fork(2).join("zip")
 
-    with pytest.raises(nw.ProgramError, match="join knows .*'zip'"):
+    with pytest.raises(nw.ProgramError, match=r"join knows .*'zip'"):
         f.run(backend=nw.ScriptedBackend())
 
 

@@ -50,7 +50,7 @@ def test_a_program_keeps_the_name_and_docstring_of_its_function() -> None:
     def documented(s: State) -> None:
         """Says so."""
 
-    assert (documented.__name__, documented.__doc__) == ("documented", "Says so.")
+    assert (documented.name, documented.__doc__) == ("documented", "Says so.")
     assert "documented" in repr(documented)
 
 
@@ -143,7 +143,7 @@ def test_text_alone_needs_no_backend() -> None:
     assert (state.text(), state["x"]) == ("abc", 1)
 
 
-# -- batches ------------------------------------------------------------------------------------------------------------
+# -- batches ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_batch_gives_states_in_the_order_of_its_rows(backend: nw.ScriptedBackend) -> None:
@@ -185,7 +185,7 @@ def test_a_backends_failure_is_also_the_exception_of_its_row() -> None:
 
 
 def test_a_batch_can_raise_the_first_error_instead(backend: nw.ScriptedBackend) -> None:
-    with pytest.raises(nw.ProgramError, match="no parameter 'nane'.*did you mean 'name'"):
+    with pytest.raises(nw.ProgramError, match=r"no parameter 'nane'.*did you mean 'name'"):
         greet.run_batch([{"nane": "Ada"}], on_error="raise")
 
 
@@ -210,7 +210,7 @@ def test_a_finished_row_holds_no_branch_and_can_still_be_continued(backend: nw.S
     assert backend.calls[-1].prompt == "Hello Ada: ok "
 
 
-# -- branches -----------------------------------------------------------------------------------------------------------
+# -- branches ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_state_that_nobody_holds_gives_its_branch_back(backend: nw.ScriptedBackend) -> None:
@@ -247,7 +247,7 @@ def test_the_pieces_of_a_text_are_one_text_to_the_backend(backend: nw.ScriptedBa
     assert list(f.run().token_ids) == list(g.run().token_ids)
 
 
-# -- misuse -------------------------------------------------------------------------------------------------------------
+# -- misuse -----------------------------------------------------------------------------------------------------------
 
 
 def no_state() -> None: ...
@@ -331,7 +331,7 @@ def test_what_is_no_backend_is_refused(backend: nw.ScriptedBackend) -> None:
 
 def test_a_batch_cannot_stream(backend: nw.ScriptedBackend) -> None:
     with pytest.raises(nw.ProgramError, match="cannot stream"):
-        greet.run_batch([("Ada",)], stream=True)  # type: ignore[call-overload]  # that is the point
+        greet.run_batch([("Ada",)], stream=True)
 
 
 def test_the_default_backend_answers_for_itself(backend: nw.ScriptedBackend) -> None:

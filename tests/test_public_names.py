@@ -1,0 +1,58 @@
+"""The public face: exactly these names, each there, each documented, and none loaded before it is used."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import niwaki
+
+LANGUAGE = set(
+    "function gen gen_int gen_float gen_bool gen_string select system user assistant system_begin system_end "
+    "user_begin user_end assistant_begin assistant_end token_length_normalized Program State ForkGroup".split()
+)
+BACKENDS = {"Engine", "ScriptedBackend", "set_default_backend", "flush_cache", "get_server_info"}
+ERRORS = set(
+    "NiwakiError ConfigError ModelError RequestError ConstraintError CapacityError GenerationError EngineStopped "
+    "Cancelled TimedOut UnsupportedByBackend ProgramError UnknownVariable".split()
+)
+
+
+def test_the_public_names_are_exactly_these() -> None:
+    assert set(niwaki.__all__) == LANGUAGE | BACKENDS | ERRORS | {"__version__"}
+    assert len(niwaki.__all__) == len(set(niwaki.__all__))
+
+
+@pytest.mark.parametrize("name", niwaki.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(niwaki, name) is not None
+    assert name in dir(niwaki)
+
+
+def test_every_error_is_a_niwaki_error() -> None:
+    for name in ERRORS:
+        assert issubclass(getattr(niwaki, name), niwaki.NiwakiError)
+
+
+def test_every_error_of_the_tree_is_public() -> None:
+    from niwaki.runtime import api
+
+    tree = {name for name, value in vars(api).items() if inspect.isclass(value) and issubclass(value, Exception)}
+    assert tree == ERRORS
+
+
+def test_public_classes_and_functions_say_what_they_do() -> None:
+    begins_and_ends = {name for name in LANGUAGE if name.endswith(("_begin", "_end"))}
+    for name in (LANGUAGE | BACKENDS | ERRORS) - begins_and_ends - {"token_length_normalized"}:
+        assert inspect.getdoc(getattr(niwaki, name)), name
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'niwaki' has no attribute 'gen_json'"):
+        getattr(niwaki, "gen_json")  # noqa: B009  # as a type checker would refuse the plain form
+
+
+def test_a_name_is_the_same_object_every_time() -> None:
+    assert niwaki.gen is niwaki.gen
+    assert niwaki.gen.__module__ == "niwaki.lang.expressions"
