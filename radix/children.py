@@ -1,6 +1,6 @@
 """The children of one node, sorted by the bytes of their first page. Knows keys and nodes; changes no node.
 
-Sorted in blocks: in one list, a root with 100,000 children would move half a megabyte for each child that comes or goes.
+In blocks: in one list, a root with 100,000 children would move half a megabyte for each child that comes or goes.
 """
 
 from __future__ import annotations

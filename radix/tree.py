@@ -1,9 +1,9 @@
 """The radix tree: which page holds the KV of which tokens after which prefix. Knows packed token ids and page ids.
 
-Nodes are page-aligned: a node holds whole pages, but for partial leaves, which are one unfinished page. A node's children
-are kept sorted by the bytes of their first page, so that a search finds the exact child, or the two neighbours one of
-which shares the longest head with the page looked for. Tokens are compared as bytes, 4 to a token in memory order: equal
-tokens are equal bytes, so a common head of bytes, rounded down to whole tokens, is the common head of tokens.
+Nodes are page-aligned: a node holds whole pages, but for partial leaves, which are one unfinished page. The children
+of a node are kept sorted by the bytes of their first page, so that a search finds the exact child, or the two
+neighbours, one of which shares the longest head with the page looked for. Tokens are compared as bytes, 4 to a token in
+memory order: a common head of bytes, rounded down to whole tokens, is the common head of tokens.
 
 The tree moves no pages: what it drops it returns, and `cache.Cache` gives it back to the pool.
 """

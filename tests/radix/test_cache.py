@@ -1,0 +1,397 @@
+"""The cache, claim by claim. Random operations against a naive model are in test_cache_random.py."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from niwaki.radix import Cache, Lease, PageCopy, TokenIds, children
+
+
+def ids(*tokens: int) -> TokenIds:
+    return np.array(tokens, np.int32)
+
+
+def count(start: int, stop: int) -> TokenIds:
+    return np.arange(start, stop, dtype=np.int32)
+
+
+def write(cache: Cache, tokens: TokenIds, namespace: str = "") -> None:
+    """A whole request: computed to its last token, and over."""
+    lease = take(cache, tokens, namespace)
+    cache.release(lease, tokens, len(tokens))
+    cache.check()
+
+
+def take(cache: Cache, tokens: TokenIds, namespace: str = "") -> Lease:
+    lease = cache.acquire(tokens, namespace, room_for=len(tokens))
+    assert lease is not None
+    return lease
+
+
+def room(cache: Cache) -> int:
+    return cache.num_free + cache.num_evictable
+
+
+# -- sharing ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_prefix_is_shared_to_the_token_by_copying_the_head_of_the_page_where_it_ends() -> None:
+    cache = Cache(16, page_size=4)
+    write(cache, count(0, 10))
+    lease = cache.acquire(np.concatenate([count(0, 7), ids(99, 98)]))
+    assert lease is not None
+    assert lease.num_cached == 7
+    assert lease.page_ids[0] == 0
+    assert lease.copies == (PageCopy(src=1, dst=lease.page_ids[1], num_tokens=3),)
+    cache.check()
+
+
+def test_a_partial_last_page_is_found_and_copied_too() -> None:
+    cache = Cache(16, page_size=4)
+    write(cache, count(0, 10))
+    lease = cache.acquire(count(0, 12))
+    assert lease is not None
+    assert lease.num_cached == 10
+    assert [copy.num_tokens for copy in lease.copies] == [2]
+
+
+def test_max_cached_leaves_a_token_to_compute() -> None:
+    cache = Cache(16, page_size=4)
+    write(cache, count(0, 8))
+    lease = cache.acquire(count(0, 8), max_cached=7)
+    assert lease is not None
+    assert lease.num_cached == 7
+    assert cache.match(count(0, 8)) == 8
+
+
+def test_full_pages_are_shared_from_the_commit_on_while_the_request_still_runs() -> None:
+    cache = Cache(16, page_size=4)
+    lease = take(cache, count(0, 10))
+    assert cache.match(count(0, 10)) == 0
+    cache.commit(lease, count(0, 10), 6)
+    assert cache.match(count(0, 10)) == 4
+    cache.commit(lease, count(0, 10), 10)
+    assert cache.match(count(0, 10)) == 8, "the last page is unfinished"
+    cache.commit(lease, count(0, 10), 10, share_tail=True)
+    assert cache.match(count(0, 10)) == 10, "and offered when asked to"
+    cache.check()
+
+
+def test_two_who_computed_the_same_end_up_with_the_same_pages() -> None:
+    cache = Cache(16, page_size=4)
+    first, second = take(cache, count(0, 9)), take(cache, count(0, 9))
+    assert not set(first.page_ids) & set(second.page_ids)
+    cache.commit(first, count(0, 9), 9)
+    cache.commit(second, count(0, 9), 9)
+    assert first.page_ids[:2] == second.page_ids[:2]
+    assert first.page_ids[2] != second.page_ids[2]
+    assert cache.num_free == 16 - 4
+    cache.check()
+
+
+def test_releasing_what_is_there_already_gives_all_own_pages_back() -> None:
+    cache = Cache(16, page_size=4)
+    first, second = take(cache, count(0, 10)), take(cache, count(0, 10))
+    cache.release(first, count(0, 10), 10)
+    cache.release(second, count(0, 10), 10)
+    assert cache.num_free == 16 - 3
+    cache.check()
+
+
+def test_a_partial_page_makes_way_for_the_longer_page_that_says_the_same() -> None:
+    cache = Cache(16, page_size=4)
+    for size in (1, 2, 3, 4, 6, 7, 20):
+        write(cache, count(0, size))
+        assert cache.stats().tree_pages == -(-size // 4)
+        assert cache.stats().tree_tokens == size
+    assert cache.stats().tree_nodes == 1, "a sequence that grows stays one node"
+
+
+def test_a_decoded_sequence_stays_one_node() -> None:
+    cache = Cache(100, page_size=4)
+    lease = take(cache, count(0, 200))
+    for size in range(1, 201):
+        cache.commit(lease, count(0, 200), size)
+    assert cache.stats().tree_nodes == 1
+    cache.check()
+
+
+def test_namespaces_share_nothing_and_leave_nothing_behind() -> None:
+    cache = Cache(16, page_size=4)
+    write(cache, count(0, 8), "a")
+    assert (cache.match(count(0, 8), "a"), cache.match(count(0, 8), "b"), cache.match(count(0, 8))) == (8, 0, 0)
+    write(cache, count(0, 8), "b")
+    assert cache.stats().tree_pages == 4
+    assert cache.flush()
+    assert cache.stats().namespaces == 0
+
+
+def test_match_finds_the_longest_prefix_ever_released_while_nothing_is_evicted() -> None:
+    rng = random.Random(0)
+    cache = Cache(4000, page_size=4)
+    seen: list[list[int]] = [[]]
+
+    def longest(tokens: list[int]) -> int:
+        sizes = [next((i for i, (a, b) in enumerate(zip(old, tokens, strict=False)) if a != b), None) for old in seen]
+        return max(min(len(old), len(tokens)) if size is None else size for old, size in zip(seen, sizes, strict=True))
+
+    for _ in range(400):
+        head = rng.choice(seen)
+        tokens = head[: rng.randint(0, len(head))] + [rng.randint(0, 2) for _ in range(rng.randint(1, 15))]
+        assert cache.match(ids(*tokens)) == longest(tokens)
+        write(cache, ids(*tokens))
+        seen.append(tokens)
+    assert cache.stats().evicted_pages == 0
+
+
+# -- room -------------------------------------------------------------------------------------------------------------
+
+
+def test_eviction_never_frees_a_locked_prefix() -> None:
+    cache = Cache(6, page_size=4)
+    write(cache, count(0, 16))
+    lease = cache.acquire(count(0, 8))
+    assert lease is not None
+    assert cache.num_evictable == 2, "what the lease does not use of the path"
+    other = take(cache, count(100, 116))
+    assert cache.match(count(0, 16)) == 8
+    assert not cache.reserve(other, 17), "all six pages are in use"
+    assert len(other.page_ids) == 4
+    cache.check()
+
+
+def test_the_least_recently_used_goes_first_and_from_its_end() -> None:
+    cache = Cache(9, page_size=4)
+    for start in (0, 100, 200):
+        write(cache, count(start, start + 12))
+    cache.discard(take(cache, count(0, 12)))  # used again: now 100 is the oldest
+    lease = take(cache, count(300, 308))
+    assert [cache.match(count(start, start + 12)) for start in (0, 100, 200)] == [12, 4, 12]
+    assert cache.reserve(lease, 16)
+    assert [cache.match(count(start, start + 12)) for start in (0, 100, 200)] == [12, 0, 8]
+    assert cache.stats().evicted_pages == 4
+    cache.check()
+
+
+def test_a_request_as_large_as_the_pool_runs_again_and_again() -> None:
+    cache = Cache(4, page_size=4)
+    for _ in range(3):
+        lease = cache.acquire(count(0, 16), max_cached=15, room_for=16)
+        assert lease is not None
+        assert lease.num_cached in (0, 12), "no fifth page for the copy: it ends on a page boundary"
+        cache.release(lease, count(0, 16), 16)
+        cache.check()
+    assert cache.acquire(count(0, 17), room_for=17) is None
+    cache.check()
+
+
+def test_the_source_of_a_copy_is_safe_until_the_first_commit() -> None:
+    cache = Cache(5, page_size=4)
+    write(cache, count(0, 3))
+    lease = cache.acquire(ids(0, 1, 7))
+    assert lease is not None
+    assert cache.num_evictable == 0
+    cache.commit(lease, ids(0, 1, 7), 3)
+    assert (cache.num_evictable, lease.copies) == (1, ())
+    cache.check()
+
+
+def test_num_exclusive_says_what_a_preemption_would_give_back() -> None:
+    cache = Cache(20, page_size=4)
+    first = take(cache, count(0, 16))
+    cache.commit(first, count(0, 16), 16)
+    second = take(cache, np.concatenate([count(0, 8), count(50, 60)]))
+    assert (cache.num_exclusive(first), cache.num_exclusive(second)) == (2, 3)
+    before = room(cache)
+    cache.discard(first)
+    assert room(cache) == before + 2
+    assert cache.num_exclusive(second) == 5
+
+
+def test_peek_tells_which_pages_are_locked_already() -> None:
+    cache = Cache(20, page_size=4)
+    write(cache, count(0, 18))
+    assert (cache.peek(count(0, 18)).num_cached, cache.peek(count(0, 18)).num_locked_pages) == (18, 0)
+    lease = cache.acquire(count(0, 8))
+    assert lease is not None
+    assert cache.peek(count(0, 18)).num_locked_pages == 2
+    assert cache.peek(count(0, 5)).num_locked_pages == 1
+    assert cache.stats().lookups == 2, "looking does not count"
+
+
+# -- pins -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_pinned_prefix_outlives_everything_unpinned_and_takes_no_room_away() -> None:
+    cache = Cache(6, page_size=4)
+    write(cache, count(0, 10))
+    pin = cache.pin(count(0, 10))
+    assert room(cache) == 6
+    for start in (100, 200, 300):
+        write(cache, count(start, start + 12))
+        assert cache.match(count(0, 10)) == 10
+    write(cache, count(400, 416))  # four pages: only now something pinned must go
+    assert cache.match(count(0, 10)) == 8
+    cache.unpin(pin)
+    cache.check()
+
+
+def test_a_pin_keeps_no_more_than_its_prefix() -> None:
+    cache = Cache(8, page_size=4)
+    write(cache, count(0, 16))
+    pin = cache.pin(count(0, 6))
+    write(cache, count(100, 124))
+    assert cache.match(count(0, 16)) == 8, "two pages hold the six tokens"
+    write(cache, np.concatenate([count(0, 8), count(50, 58)]))
+    write(cache, count(200, 224))
+    assert cache.match(count(0, 16)) == 8, "not the pages that were added behind it either"
+    cache.unpin(pin)
+    write(cache, count(300, 332))
+    assert cache.match(count(0, 16)) == 0, "unpinned, it goes in its turn"
+
+
+def test_a_pin_moves_on_when_the_page_that_it_keeps_grows() -> None:
+    cache = Cache(8, page_size=4)
+    write(cache, count(0, 6))
+    pin = cache.pin(count(0, 6))
+    write(cache, count(0, 16))
+    write(cache, count(100, 124))
+    assert cache.match(count(0, 16)) == 8
+    cache.unpin(pin)
+    cache.check()
+
+
+def test_a_pin_ranks_a_leaf_by_its_last_use_again_when_it_is_gone() -> None:
+    cache = Cache(4, page_size=4)
+    write(cache, count(0, 8))
+    pin = cache.pin(count(0, 8))
+    write(cache, count(100, 108))
+    lease = take(cache, count(200, 204))  # evicts from 100, and by that ranks the pinned leaf anew
+    cache.discard(lease)
+    write(cache, count(300, 308))
+    cache.unpin(pin)
+    lease = take(cache, count(400, 408))
+    assert [cache.match(count(start, start + 8)) for start in (0, 300)] == [0, 8], "the older one went"
+    cache.discard(lease)
+
+
+def test_clones_of_a_pin_live_on_their_own() -> None:
+    cache = Cache(8, page_size=4)
+    write(cache, count(0, 8))
+    pins = [cache.pin(count(0, 8))]
+    pins += [cache.clone_pin(pins[0]) for _ in range(63)]
+    for pin in pins[:-1]:
+        cache.unpin(pin)
+        cache.check()
+    write(cache, count(100, 124))
+    assert cache.match(count(0, 8)) == 8
+    cache.unpin(pins[-1])
+    assert cache.stats().pins == 0
+
+
+def test_pins_survive_splits_and_a_flush() -> None:
+    cache = Cache(16, page_size=4)
+    write(cache, count(0, 16))
+    pin = cache.pin(count(0, 16))
+    write(cache, np.concatenate([count(0, 8), count(50, 54)]))
+    cache.check()
+    assert cache.flush(), "pins are soft"
+    cache.check()
+    cache.unpin(pin)
+    assert cache.stats().namespaces == 0
+
+
+# -- misuse -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_closed_lease_or_pin_is_refused() -> None:
+    cache = Cache(8, page_size=4)
+    lease = take(cache, count(0, 4))
+    cache.release(lease, count(0, 4), 4)
+    pin = cache.pin(count(0, 4))
+    cache.unpin(pin)
+    for action in (
+        lambda: cache.reserve(lease, 8),
+        lambda: cache.commit(lease, count(0, 4), 4),
+        lambda: cache.release(lease, count(0, 4), 4),
+        lambda: cache.discard(lease),
+        lambda: cache.unpin(pin),
+        lambda: cache.clone_pin(pin),
+    ):
+        with pytest.raises(ValueError, match="is closed"):
+            action()
+    cache.check()
+
+
+def test_what_was_not_written_or_is_not_the_same_sequence_is_refused() -> None:
+    cache = Cache(8, page_size=4)
+    lease = take(cache, count(0, 8))
+    cache.commit(lease, count(0, 8), 4)
+    for num_written in (3, 9):
+        with pytest.raises(ValueError, match="num_written must be from 4"):
+            cache.commit(lease, count(0, 20), num_written)
+    with pytest.raises(ValueError, match="to 6"):
+        cache.commit(lease, count(0, 6), 7)
+    with pytest.raises(ValueError, match="not the tokens that this lease shares"):
+        cache.commit(lease, count(1, 9), 8)
+    cache.check()
+
+
+@pytest.mark.parametrize(
+    "wrong", [[1, 2], np.zeros(3, np.int64), np.zeros((2, 2), np.int32), np.zeros(2, np.float32), None]
+)
+def test_token_ids_of_another_kind_are_refused(wrong: object) -> None:
+    cache = Cache(8, page_size=4)
+    with pytest.raises(TypeError, match="int32 with one dimension"):
+        cache.match(wrong)  # type: ignore[arg-type]  # that is the point
+
+
+def test_an_empty_pool_or_page_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_pages must be at least 1, got 0"):
+        Cache(0)
+    with pytest.raises(ValueError, match="page_size must be at least 1, got -1"):
+        Cache(4, -1)
+
+
+def test_check_finds_a_page_in_two_places_and_a_lost_one() -> None:
+    cache = Cache(8, page_size=4)
+    write(cache, count(0, 8))
+    cache._pool.give([0])
+    with pytest.raises(AssertionError, match=r"free 7 \+ tree 2 \+ held 0 != 8"):
+        cache.check()
+    cache._pool.take(2)
+    with pytest.raises(AssertionError, match=r"free 5 \+ tree 2 \+ held 0 != 8"):
+        cache.check()
+
+
+# -- the sorted blocks of children ------------------------------------------------------------------------------------
+
+
+def test_sorted_children_agree_with_a_sorted_list_through_all_splits_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "MAX_BLOCK", 4)
+    rng = random.Random(0)
+    tested: children.Children[int] = children.Children()
+    model: dict[bytes, int] = {}
+    for number in range(3000):
+        key = bytes(rng.choices(b"\x00\x01\x02\xff", k=rng.randint(1, 5)))
+        if key in model:
+            if rng.random() < 0.5 or number > 2500:
+                tested.remove(key)
+                del model[key]
+            else:
+                tested.replace(key, number)
+                model[key] = number
+        elif number <= 2500:
+            tested.add(key, number)
+            model[key] = number
+        ordered = sorted(model.items())
+        assert tested.after(key) == next((entry for entry in ordered if entry[0] >= key), None)
+        assert tested.before(key) == next((entry for entry in reversed(ordered) if entry[0] < key), None)
+        assert tested.get(key) == model.get(key)
+        if number % 50 == 0:
+            assert list(tested.items()) == ordered
+            assert (len(tested), bool(tested)) == (len(ordered), bool(ordered))
+            tested.check()
