@@ -21,7 +21,7 @@ class Contact(BaseModel):
 def extract(s, text: str):
     s += nw.system("You extract facts as JSON.")
     s += nw.user(text + "\n\nFields: " + ", ".join(Contact.model_fields))
-    s += nw.assistant(nw.gen("contact", dtype=Contact, temperature=0))
+    s += nw.assistant(nw.gen("contact", dtype=Contact, temperature=0, max_new_tokens=256))
 
 
 if __name__ == "__main__":

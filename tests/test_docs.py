@@ -36,7 +36,9 @@ def blocks(text: str) -> list[Block]:
     found = []
     for position, fence in enumerate(fences):
         following = fences[position + 1] if position + 1 < len(fences) else None
-        is_answered = following is not None and following[1] == "text" and not text[fence.end() : following.start()].strip()
+        is_answered = (
+            following is not None and following[1] == "text" and not text[fence.end() : following.start()].strip()
+        )
         output = following[2] if following is not None and is_answered else None
         found.append(Block(text.count("\n", 0, fence.start()) + 1, fence[1], fence[2], output))
     return found

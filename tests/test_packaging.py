@@ -18,7 +18,16 @@ PACKAGES = ("lang", "runtime", "radix", "kernels")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str]]:
     """The file names in (sdist, wheel), the wheel built from the sdist, without the network."""
     out = tmp_path_factory.mktemp("dist")
-    build = [sys.executable, "-m", "build", "--no-isolation", "--skip-dependency-check", "--outdir", str(out), str(ROOT)]
+    build = [
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        "--skip-dependency-check",
+        "--outdir",
+        str(out),
+        str(ROOT),
+    ]
     done = subprocess.run(build, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     [sdist], [wheel] = out.glob("*.tar.gz"), out.glob("*.whl")

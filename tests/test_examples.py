@@ -1,0 +1,137 @@
+"""The examples do on the bundled model what their first line says."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import niwaki as nw
+from niwaki.runtime.engine import Engine
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+INBOX = EXAMPLES / "data" / "inbox.txt"
+EXPECTED = EXAMPLES / "data" / "inbox.expected.jsonl"
+FIELDS = ("name", "email", "phone", "company", "role", "city")
+SCREEN_LINES = 40
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def rows(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def demo(output: Path, *more: str) -> subprocess.Popen[str]:
+    target = f"{EXAMPLES / 'extract.py'}:extract"
+    words = ["run", target, "--input", str(INBOX), "--record-separator", "---", "--output", str(output), *more]
+    return subprocess.Popen(
+        [sys.executable, "-m", "niwaki", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def contacts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
+    """The demo's output, from a run that is killed as soon as it has written something, and run again."""
+    output = tmp_path_factory.mktemp("demo") / "contacts.jsonl"
+    first = demo(output, "--concurrency", "2")
+    deadline = time.monotonic() + 240
+    while not output.exists() or output.read_bytes().count(b"\n") < 3:
+        assert first.poll() is None, first.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+    held = output.read_bytes().count(b"\n")
+    assert 3 <= held < 44, "killed half way"
+    second = demo(output)
+    report, errors = second.communicate(timeout=240)
+    assert second.returncode == 0, errors
+    assert f"{44 - held} records in " in report
+    assert "cache hit rate" in report
+    return rows(output)
+
+
+def test_the_demo_gives_every_record_one_line_though_it_was_killed(contacts: list[dict[str, object]]) -> None:
+    assert [row["index"] for row in contacts] == list(range(44))
+    assert all("error" not in row for row in contacts)
+
+
+def test_every_contact_has_the_fields_of_its_type(contacts: list[dict[str, object]]) -> None:
+    for row in contacts:
+        contact = row["contact"]
+        assert isinstance(contact, dict)
+        assert tuple(contact) == FIELDS
+        assert all(value is None or isinstance(value, str) for value in contact.values())
+
+
+def test_most_facts_of_the_inbox_are_found(contacts: list[dict[str, object]]) -> None:
+    """The inbox was not made by the generator that the model learned from; its right answers were written by hand."""
+    asked = right = 0
+    for row, expected in zip(contacts, rows(EXPECTED), strict=True):
+        contact = row["contact"]
+        assert isinstance(contact, dict)
+        for field in FIELDS:
+            asked += 1
+            right += contact[field] == expected[field]
+    assert right / asked >= 0.75, f"{right} of {asked} fields"
+
+
+def test_the_inbox_has_at_least_40_records_of_few_lines_each() -> None:
+    records = INBOX.read_text("utf-8").split("\n---\n")
+    assert len(records) == len(rows(EXPECTED)) >= 40
+    assert all(1 <= len(record.strip().splitlines()) <= 8 for record in records)
+
+
+def test_the_tree_keeps_a_guess_and_reads_the_passage_once(bundled_engine: Engine) -> None:
+    example = load("tree")
+    before = dict(bundled_engine.stats())
+    state = example.answer.run(question="Where does Jonas live?", num_branches=4, backend=bundled_engine)
+    guesses, best = state["guess"], state["best"]
+    after = bundled_engine.stats()
+    assert len(guesses) == 4
+    assert best in [guess.strip() for guess in guesses]
+    assert best == "Bergen"
+    passage = len(bundled_engine.tokenizer.encode([nw.runtime.api.Segment(example.PASSAGE)]))
+    assert after["prefilled_tokens"] - before["prefilled_tokens"] < 2 * passage  # not once a branch
+
+
+def test_the_chat_remembers_what_it_was_told() -> None:
+    said = "My cat is called Pixel.\nWhat is the name of my cat?\n"
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "chat.py")],
+        input=said,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    told, answer = done.stdout.splitlines()
+    assert told
+    assert "Pixel" in answer
+
+
+@pytest.mark.parametrize("name", ["extract", "chat", "tree"])
+def test_each_example_fits_a_screen_and_begins_with_what_you_will_see(name: str) -> None:
+    text = (EXAMPLES / f"{name}.py").read_text("utf-8")
+    assert len(text.splitlines()) <= SCREEN_LINES
+    assert text.startswith('"""You will see ')
