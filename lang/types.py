@@ -146,6 +146,8 @@ class _Bounds:
 def _pattern(dtype: object, where: str, inside: tuple[object, ...]) -> str:
     """The regex of the JSON of `dtype`. `where` names the place for errors, `inside` the classes being described."""
     base, metadata = _without_annotations(dtype)
+    if metadata and (inner := _optional_inner(base)) is not None:  # Field(ge=0) on `int | None` limits the int
+        return _any_of((_pattern(Annotated[(inner, *metadata)], where, inside), "null"))
     bounds = _bounds(metadata, base, where)
     if base is bool:
         return "(?:true|false)"
@@ -183,6 +185,14 @@ def _without_annotations(dtype: object) -> tuple[object, tuple[object, ...]]:
         dtype, *extra = get_args(dtype)
         metadata = (*extra, *metadata)
     return dtype, metadata
+
+
+def _optional_inner(dtype: object) -> object | None:
+    """X of `X | None`; None for everything else."""
+    if get_origin(dtype) not in (Union, types.UnionType):
+        return None
+    others = [part for part in get_args(dtype) if part is not type(None)]
+    return others[0] if len(others) == 1 else None
 
 
 def _bounds(metadata: Iterable[object], base: object, where: str) -> _Bounds:

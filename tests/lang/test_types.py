@@ -208,11 +208,13 @@ def test_field_constraints_are_enforced_exactly() -> None:
         picks: list[int] = pydantic.Field(min_length=1, max_length=2)
         inner: Annotated[int, annotated_types.Interval(ge=5, le=7)]
         named: int = pydantic.Field(alias="the name")
+        maybe: int | None = pydantic.Field(ge=0, le=9)
 
     kind = value_type(Limited)
-    good = {"age": 119, "positive": 1, "price": 0.5, "code": "ab", "picks": [1], "inner": 5, "the name": 1}
+    good = {"age": 119, "positive": 1, "price": 0.5, "code": "ab", "picks": [1], "inner": 5, "the name": 1, "maybe": 9}
     assert admits(kind, compact(good))
     assert kind.parse(compact(good)) == Limited.model_validate(good)
+    assert admits(kind, compact({**good, "maybe": None}))
     for key, value in [
         ("age", 120),
         ("age", -1),
@@ -223,6 +225,7 @@ def test_field_constraints_are_enforced_exactly() -> None:
         ("picks", []),
         ("picks", [1, 2, 3]),
         ("inner", 8),
+        ("maybe", 10),
     ]:
         assert not admits(kind, compact({**good, key: value})), (key, value)
 
@@ -256,6 +259,7 @@ def model_with(annotation: object, field: object = ...) -> type[pydantic.BaseMod
         (model_with(float, pydantic.Field(gt=0)), "field 'bad'.*cannot be enforced exactly"),
         (model_with(int, pydantic.Field(ge=5, le=4)), "no whole number"),
         (model_with(str, pydantic.Field(max_length=100_000)), "field 'bad'.*at most 1000"),
+        (model_with(int | str, pydantic.Field(ge=5)), "field 'bad'.*cannot be enforced exactly"),
         (model_with(list[datetime.date]), r"field 'bad'\[\]: date"),
         (model_with(int, pydantic.Field(validation_alias=pydantic.AliasPath("a", 0))), "field 'bad'.*alias"),
     ],
