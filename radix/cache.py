@@ -190,11 +190,13 @@ class Cache:
             if found.num_node_pages < len(node.pages):
                 node = tree.split(node, found.num_node_pages)  # so that the lock covers what is used and no more
             source, num_shared, num_tail = found.source, found.num_pages, found.num_tail_tokens
+            node.stamp = self._clock
         else:
             node, source, num_shared, num_tail = root, None, 0, 0
         tree.lock(node)
         if source is not None:
             tree.lock(source)
+            source.stamp = self._clock
         num_own = max(0, self._pages_for(room_for) - num_shared)
         own = self._take(max(num_own, 1 if source is not None else 0))
         if own is None and source is not None:
@@ -242,10 +244,10 @@ class Cache:
         if not self.enabled:
             return
         self._clock += 1
-        lease._node.stamp = self._clock
         num_full = num_written // self.page_size
         if num_full > lease._num_shared and not self._is_tail_in_use(lease):
             self._share_full_pages(lease, ids, num_full)
+        lease._node.stamp = self._clock
         if share_tail and num_written % self.page_size and num_full == lease._num_shared:
             self._offer_tail(lease, ids, num_written)
 
@@ -361,7 +363,6 @@ class Cache:
             node = child if num_same == len(child.pages) else tree.split(child, num_same)
             index += num_same
             pos += num_same * page_bytes
-        node.stamp = self._clock
         if lease._tail is not None:
             self._withdraw(lease._tail)
             lease._tail = None

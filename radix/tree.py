@@ -93,7 +93,7 @@ class Tree:
     # -- looking up -------------------------------------------------------------------------------------------------
 
     def find(self, root: Node, query: bytes, stamp: int = 0) -> Found:
-        """The longest prefix of `query` in the tree. With a `stamp`, what it passes counts as used then."""
+        """The longest prefix of `query` in the tree. With a `stamp`, what it passes whole counts as used then."""
         page_bytes = self.page_bytes
         node, pos, num_pages = root, 0, 0
         while True:
@@ -114,8 +114,6 @@ class Tree:
                 num_pages += len(child.pages)
                 continue
             # The query ends or parts inside `child`, after its first page at the earliest.
-            if stamp:
-                child.stamp = stamp
             num_same = common_pages(key, query, pos, page_bytes)
             at = num_same * page_bytes
             num_tail = common_tokens(key[at : at + page_bytes], query[pos + at : pos + at + page_bytes])

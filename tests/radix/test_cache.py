@@ -176,6 +176,25 @@ def test_the_least_recently_used_goes_first_and_from_its_end() -> None:
     cache.check()
 
 
+def test_a_long_running_request_counts_as_used_when_it_ends() -> None:
+    cache = Cache(8, page_size=4)
+    lease = take(cache, count(0, 12))
+    cache.commit(lease, count(0, 12), 8)
+    write(cache, count(100, 108))
+    cache.release(lease, count(0, 12), 12)
+    cache.discard(take(cache, count(200, 220)))
+    assert [cache.match(count(start, start + 12)) for start in (0, 100)] == [12, 0]
+
+
+def test_a_page_of_which_the_head_was_copied_counts_as_used() -> None:
+    cache = Cache(6, page_size=4)
+    write(cache, count(0, 8))
+    write(cache, count(100, 108))
+    cache.discard(take(cache, ids(0, 1, 2, 50)))
+    cache.discard(take(cache, count(200, 216)))
+    assert [cache.match(count(start, start + 8)) for start in (0, 100)] == [8, 0]
+
+
 def test_a_request_as_large_as_the_pool_runs_again_and_again() -> None:
     cache = Cache(4, page_size=4)
     for _ in range(3):
@@ -253,12 +272,39 @@ def test_a_pin_keeps_no_more_than_its_prefix() -> None:
     assert cache.match(count(0, 16)) == 0, "unpinned, it goes in its turn"
 
 
+def test_a_pinned_end_does_not_pin_what_is_added_behind_it() -> None:
+    cache = Cache(8, page_size=4)
+    write(cache, count(0, 8))
+    pin = cache.pin(count(0, 8))
+    write(cache, count(0, 16))
+    write(cache, count(100, 116))
+    write(cache, count(200, 224))  # all that is not pinned has to go for it
+    assert cache.match(count(0, 16)) == 8
+    cache.unpin(pin)
+
+
 def test_a_pin_moves_on_when_the_page_that_it_keeps_grows() -> None:
     cache = Cache(8, page_size=4)
     write(cache, count(0, 6))
     pin = cache.pin(count(0, 6))
     write(cache, count(0, 16))
-    write(cache, count(100, 124))
+    write(cache, count(100, 116))
+    write(cache, count(200, 224))
+    assert cache.match(count(0, 16)) == 8
+    cache.unpin(pin)
+    cache.check()
+
+
+def test_a_pin_moves_on_when_its_page_had_to_stay_for_a_copy_first() -> None:
+    cache = Cache(8, page_size=4)
+    write(cache, count(0, 6))
+    pin = cache.pin(count(0, 6))
+    reader = cache.acquire(count(0, 7))
+    assert reader is not None
+    write(cache, count(0, 16))
+    cache.discard(reader)
+    write(cache, count(100, 116))
+    write(cache, count(200, 224))
     assert cache.match(count(0, 16)) == 8
     cache.unpin(pin)
     cache.check()
@@ -290,6 +336,15 @@ def test_clones_of_a_pin_live_on_their_own() -> None:
     assert cache.match(count(0, 8)) == 8
     cache.unpin(pins[-1])
     assert cache.stats().pins == 0
+
+
+def test_pinning_and_unpinning_without_end_keeps_the_eviction_heap_small() -> None:
+    cache = Cache(8, page_size=4)
+    write(cache, count(0, 8))
+    for _ in range(1000):
+        cache.unpin(cache.pin(count(0, 8)))
+    assert len(cache._tree._heap) < 100
+    cache.check()
 
 
 def test_pins_survive_splits_and_a_flush() -> None:
