@@ -49,6 +49,15 @@ class Children(Generic[T]):
             return self._nodes[block][index]
         return None
 
+    def around(self, key: bytes) -> tuple[tuple[bytes, T] | None, tuple[bytes, T] | None]:
+        """The last entry before `key`, and the first at it or behind it."""
+        block, index = self._position(key)
+        keys = self._keys[block]
+        if 0 < index < len(keys):
+            nodes = self._nodes[block]
+            return (keys[index - 1], nodes[index - 1]), (keys[index], nodes[index])
+        return self.before(key), self.after(key)
+
     def after(self, key: bytes) -> tuple[bytes, T] | None:
         """The first entry at `key` or behind it."""
         block, index = self._position(key)

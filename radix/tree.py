@@ -10,15 +10,17 @@ The tree moves no pages: what it drops it returns, and `cache.Cache` gives it ba
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 from typing import NamedTuple
 
 from niwaki.radix.children import Children
 
 TOKEN_BYTES = 4  # token ids are int32
 
-# Added to the stamp of a pinned leaf, so that it sorts behind every unpinned one in the eviction heap.
+# Added to the stamp of a pinned leaf, so that it stands behind every unpinned one in the eviction line.
 PINNED = 1 << 60
 
 
@@ -47,7 +49,7 @@ class Node:
         self.children: Children[Node] | None = None  # by first page; None rather than empty
         self.protected = 0  # own hard locks + protected children; 0: may be evicted once it is a leaf
         self.pins = 0  # soft: evicted only when nothing else is left
-        self.entry = 0  # the serial number of its valid entry in the eviction heap, 0 if it has none
+        self.entry = 0  # the serial number of its valid entry in the eviction line, 0 if it has none
         self.moved_to: Node | None = None  # set when the node left the tree: who inherited its pins
 
 
@@ -87,7 +89,11 @@ class Tree:
         self.num_protected_pages = 0  # pages of nodes with protected > 0
         self.num_nodes = 0  # roots not counted
         self.num_key_bytes = 0
-        self._heap: list[tuple[int, int, Node]] = []  # (rank, serial number, leaf), with stale entries
+        # Who may be evicted, as (rank, serial number, leaf), with stale entries. Ranks mostly come in rising order, and
+        # then a queue is all it takes; the rest (parents that become leaves, pinned leaves) goes through the heap.
+        self._queue: deque[tuple[int, int, Node]] = deque()
+        self._heap: list[tuple[int, int, Node]] = []
+        self._last_rank = 0  # of the queue
         self._serial = 0
 
     # -- looking up -------------------------------------------------------------------------------------------------
@@ -103,6 +109,8 @@ class Tree:
             if children is None:
                 return Found(node, len(node.pages), num_pages, None, 0)
             head = query[pos : pos + page_bytes]
+            if not head:
+                return Found(node, len(node.pages), num_pages, None, 0)
             child = children.get(head)
             if child is None or len(head) < page_bytes:
                 source, num_tail = _longest_head(children, head)
@@ -269,21 +277,28 @@ class Tree:
         return self.num_pages - self.num_protected_pages
 
     def enqueue(self, node: Node) -> None:
-        """Put a node that may be evicted into the heap, unless it is there: `evict` corrects a rank that has grown."""
+        """Put a node that may be evicted in line, unless it is there: `evict` corrects a rank that has grown."""
         if node.entry or node.children or node.protected or node.parent is None:
             return
-        if len(self._heap) > 2 * self.num_nodes + 64:
-            self._heap = [item for item in self._heap if item[2].entry == item[1]]
+        if len(self._heap) + len(self._queue) > 2 * self.num_nodes + 64:
+            self._queue = deque(entry for entry in self._queue if entry[2].entry == entry[1])
+            self._heap = [entry for entry in self._heap if entry[2].entry == entry[1]]
             heapify(self._heap)
         self._serial += 1
         node.entry = self._serial
-        heappush(self._heap, (_rank(node), self._serial, node))
+        rank = _rank(node)
+        if self._last_rank <= rank < PINNED:
+            self._last_rank = rank
+            self._queue.append((rank, self._serial, node))
+        else:
+            heappush(self._heap, (rank, self._serial, node))
 
     def evict(self, num_pages: int) -> list[int]:
         """Drop `num_pages` pages, at most `num_evictable`: least recently used leaves first, each from its end."""
         dropped: list[int] = []
         while len(dropped) < num_pages:
-            rank, serial, leaf = heappop(self._heap)
+            from_queue = self._queue and (not self._heap or self._queue[0] < self._heap[0])
+            rank, serial, leaf = self._queue.popleft() if from_queue else heappop(self._heap)
             if leaf.entry != serial:
                 continue
             leaf.entry = 0
@@ -329,7 +344,8 @@ class Tree:
         Raises:
             AssertionError: with the reason.
         """
-        queued = {node for _, serial, node in self._heap if node.entry == serial}
+        queued = {node for _, serial, node in (*self._queue, *self._heap) if node.entry == serial}
+        assert all(a < b for a, b in pairwise(self._queue)), "the eviction queue is in order"
         num_nodes = num_pages = num_protected_pages = num_key_bytes = 0
         everything = [*self.roots.values(), *self.nodes()]
         for node in everything:
@@ -393,8 +409,8 @@ def common_tokens(a: bytes, b: bytes) -> int:
 def _longest_head(children: Children[Node], head: bytes) -> tuple[Node | None, int]:
     """The child that shares the longest head with `head`, and how many tokens of it."""
     best, best_tokens = None, 0
-    for entry in (children.after(head), children.before(head)):
-        if entry is not None:
+    for entry in children.around(head):
+        if entry is not None and entry[0].startswith(head[:TOKEN_BYTES]):
             tokens = common_tokens(entry[0], head)
             if tokens > best_tokens:
                 best, best_tokens = entry[1], tokens
