@@ -25,7 +25,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy tests examples
+	$(BIN)/mypy tests
 
 bench: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_prefix --json build/bench_prefix.json

@@ -139,6 +139,8 @@ def _fail(message: str, code: int = 1) -> int:
 def run(options: RunOptions) -> int:
     """Run the program over the records and report. Everything that can be refused is refused before work begins."""
     records = RecordFile.open(options.input, separator=options.record_separator, column=options.column)
+    if options.output.exists() and any(options.output.samefile(path) for path in (options.input, options.program_file)):
+        raise ConfigError(f"the output {options.output} is the input or the program; name another file")
     program = load_program(options.program_file, options.function)
     to_parameters = parameters_of(program, records)
     num_records = records.count()

@@ -320,6 +320,16 @@ def test_a_changed_input_program_or_reading_is_refused_until_restart(
     assert [row["loud"] for row in rows()] == ["a", "b", "c"]
 
 
+def test_the_input_and_the_program_are_never_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("in.txt").write_text("a\n")
+    Path("link.txt").symlink_to("in.txt")
+    for output in ("in.txt", "link.txt", "program.py"):
+        assert run("shout", "in.txt", "--restart", output=output) == 1
+        assert "name another file" in one_line(capsys.readouterr().err)
+    assert Path("in.txt").read_text() == "a\n"
+    assert Path("program.py").read_text() == PROGRAM
+
+
 def test_a_dead_engine_stops_the_run_and_keeps_what_was_written(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
