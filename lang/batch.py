@@ -161,7 +161,8 @@ class Journal:
     def begin(self) -> None:
         """Cut off what is not kept (a half line; with restart everything) and write the sidecar."""
         if self.is_resumable:
-            os.ftruncate(self._fd, self._end)
+            if os.fstat(self._fd).st_size != self._end:  # a file that is whole keeps its time of change
+                os.ftruncate(self._fd, self._end)
             os.lseek(self._fd, self._end, os.SEEK_SET)
             self._write_meta(finished=False)
 

@@ -147,6 +147,7 @@ def run(options: RunOptions) -> int:
     last = num_records if options.limit is None else min(options.limit, num_records)
     with Journal(options.output, _fingerprint(options, records), restart=options.restart) as journal:
         if journal.num_done >= last:
+            journal.begin()
             if last == num_records:
                 journal.finish()
             print(f"nothing to do: {journal.path} has all {last} records (--restart begins again)")

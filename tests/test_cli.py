@@ -190,8 +190,10 @@ def test_a_finished_run_has_nothing_to_do(folder: Path, capsys: pytest.CaptureFi
 
 
 def test_an_empty_input_gives_an_empty_output(folder: Path) -> None:
-    Path("in.txt").write_text("")
+    Path("in.txt").write_text("a\n")
     assert run("shout", "in.txt") == 0
+    Path("in.txt").write_text("")
+    assert run("shout", "in.txt", "--restart") == 0
     assert rows() == []
 
 
