@@ -33,11 +33,18 @@ class Waiting:
     id: int
     ids: TokenIds  # all known tokens: the prompt, and what it had generated before a preemption
     max_new_tokens: int  # still to come
-    num_cached: int = 0  # of `ids`, by `Cache.peek`; at most len(ids) - 1 are used
+    num_cached: int = 0  # of `ids`, by `Cache.peek`; at most `most_cached` are used
     num_locked_pages: int = 0  # of these, full pages that running requests hold already (`Cache.peek`)
     priority: int = 0  # higher goes first
     waited_steps: int = 0
     namespace: str = ""
+    max_cached: int | None = None  # tokens that it may take from the cache; None: all but the last
+
+    @property
+    def most_cached(self) -> int:
+        """All but the last at most: that one is computed in any case, for its logits."""
+        last = len(self.ids) - 1
+        return last if self.max_cached is None else min(last, self.max_cached)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +232,7 @@ def _admit(waiting: Sequence[Waiting], running: list[Running], step: _Step, poli
             break
         if shares and any(_had_better_wait(request, ids, namespace, step.page_size) for ids, namespace in prefilling):
             continue
-        num_cached = min(request.num_cached, len(request.ids) - 1)
+        num_cached = min(request.num_cached, request.most_cached)
         num_pages = pages_for(len(request.ids), step.page_size)
         new_pages = num_pages - _shared_pages(request, admitted, step.page_size)
         growth = growth_tokens(request.max_new_tokens, step.page_size)
@@ -269,27 +276,27 @@ def _had_better_wait(request: Waiting, ids: TokenIds, namespace: str, page_size:
 
     The gain must be a page at least, or else the whole prompt, as for many samples of a short one.
     """
-    last = len(request.ids) - 1  # is computed in any case: it gives the first logits
-    start = min(request.num_cached, last)
-    stop = start + page_size
-    if stop > last:
-        stop = last
-        if len(ids) <= last or start == last:
-            return False
-    if namespace != request.namespace or len(ids) < stop:
+    if namespace != request.namespace:
+        return False
+    most = request.most_cached
+    start = min(request.num_cached, most)
+    stop = min(start + page_size, most)
+    if stop < start + page_size and (start == most or len(ids) < len(request.ids)):
+        return False
+    if len(ids) < stop or ids[start] != request.ids[start]:
         return False
     return np.array_equal(ids[start:stop], request.ids[start:stop]) and np.array_equal(ids[:start], request.ids[:start])
 
 
 def _shared_pages(request: Waiting, admitted: list[Waiting], page_size: int) -> int:
     """How many of its cached pages are held already, by running requests or by those admitted in this very plan."""
-    most = min(request.num_cached, len(request.ids) - 1) // page_size
+    most = min(request.num_cached, request.most_cached) // page_size
     shared = min(request.num_locked_pages, most)
     for other in admitted:
         if shared == most:
             break
         if other.namespace == request.namespace:
-            size = min(most * page_size, min(other.num_cached, len(other.ids) - 1) // page_size * page_size)
+            size = min(most * page_size, min(other.num_cached, other.most_cached) // page_size * page_size)
             different = np.flatnonzero(other.ids[:size] != request.ids[:size])
             same = int(different[0]) if len(different) else size
             shared = max(shared, same // page_size)

@@ -184,7 +184,7 @@ class Simulation:
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("num_pages", [3, 9, 40])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_request_ever_reads_a_slot_that_was_not_written_for_its_prefix(
     page_size: int, num_pages: int, seed: int
 ) -> None:

@@ -139,6 +139,15 @@ def test_a_request_waits_for_a_prefix_that_is_being_prefilled() -> None:
     assert plan([same], [owner], replace(ROOM, max_batch_tokens=2048, shares_prefixes=False)).admit == (2,)
 
 
+def test_who_may_not_use_the_cache_does_not_wait_for_it_either() -> None:
+    owner = Running(1, 1000, 512, 63, max_new_tokens=8, ids=tokens(0, 1000))
+    scored = Waiting(2, tokens(0, 500), 8, max_cached=0)
+    assert plan([scored], [owner], replace(ROOM, max_batch_tokens=2048)).admit == (2,)
+    assert plan([replace(scored, max_cached=None)], [owner], replace(ROOM, max_batch_tokens=2048)).admit == ()
+    cut = replace(scored, num_cached=500, max_cached=100)
+    assert plan([cut], [], replace(ROOM, max_batch_tokens=2048)).rows == (Row(2, 400),)
+
+
 def test_of_many_equal_prompts_one_is_admitted_and_the_rest_follow_a_step_later() -> None:
     prompt = tokens(0, 40)
     waiting = [Waiting(i, prompt, 8) for i in range(5)]
@@ -354,7 +363,7 @@ def test_every_request_ends_in_a_pool_of_any_size_that_fits_the_largest(
     num_pages: int, page_size: int, policy: Policy
 ) -> None:
     engine = FakeEngine(Cache(num_pages, page_size), policy=policy)
-    load = random_load(num_pages, 300 if num_pages == 400 else 120, longest=min(200, num_pages * page_size))
+    load = random_load(num_pages, 300 if num_pages == 400 else 60, longest=min(200, num_pages * page_size))
     engine.run(load, max_steps=20_000)
     assert len(engine.finished) == len(load)
     stats = engine.cache.stats()
@@ -366,7 +375,7 @@ def test_every_request_ends_in_a_pool_of_any_size_that_fits_the_largest(
 
 def test_every_request_ends_without_a_prefix_cache_too() -> None:
     engine = FakeEngine(Cache(16, 16, enabled=False))
-    load = random_load(5, 80, longest=256)
+    load = random_load(5, 50, longest=256)
     engine.run(load, max_steps=20_000)
     assert len(engine.finished) == len(load)
     assert engine.cache.num_free == 16
@@ -401,7 +410,7 @@ def test_decoding_rows_get_a_token_in_every_step_while_long_prompts_arrive() -> 
 def test_nothing_starves_behind_a_stream_of_better_matches() -> None:
     common = tokens(0, 128)
     stream = [
-        Request(i, np.concatenate([common, tokens(i, 8)]), max_new_tokens=8, arrives=i // 2) for i in range(1, 600)
+        Request(i, np.concatenate([common, tokens(i, 8)]), max_new_tokens=8, arrives=i // 2) for i in range(1, 240)
     ]
     lonely = Request(10_000, tokens(10_000, 100), max_new_tokens=8, arrives=20)
     engine = FakeEngine(Cache(64), max_batch_tokens=64, max_running=4)
@@ -414,7 +423,7 @@ def test_nothing_starves_behind_a_stream_of_better_matches() -> None:
 
 def test_high_priority_is_served_at_once_under_twice_the_load_that_fits() -> None:
     rng = random.Random(1)
-    low = [Request(i, tokens(i, 64), max_new_tokens=16, arrives=i // 2) for i in range(300)]
+    low = [Request(i, tokens(i, 64), max_new_tokens=16, arrives=i // 2) for i in range(200)]
     high = [Request(1000 + i, tokens(1000 + i, 64), 8, arrives=rng.randint(5, 100), priority=1) for i in range(10)]
     engine = FakeEngine(Cache(200), max_batch_tokens=256, max_running=16)
     engine.run([*low, *high], max_steps=3000)
