@@ -462,14 +462,16 @@ def _draw_filtered(
         masses[bucket] += weights[i]
     taken, mass = 0, 0.0
     last_bucket = NUM_BUCKETS - 1
+    has_top_k, has_top_p = top_k < len(values), top_p < 1.0
     for bucket in range(NUM_BUCKETS):
         taken += counts[bucket]
         mass += masses[bucket]
-        # A little more mass than needed: the exact sum below adds in another order.
-        if taken >= top_k or (top_p < 1.0 and mass >= top_p * total * (1.0 + 1e-6)):
-            last_bucket = bucket
-            break
-        if min_p > 0.0 and np.exp(-(bucket + 1) / BUCKETS_PER_UNIT) < min_p * 0.99:
+        # With top-k all k are needed, since top-p is a share of their mass. Else a little more mass than p is: the
+        # exact sum below adds in another order.
+        is_enough = taken >= top_k if has_top_k else has_top_p and mass >= top_p * total * (1.0 + 1e-6)
+        if not (has_top_k and has_top_p) and np.exp(-(bucket + 1) / BUCKETS_PER_UNIT) < min_p * 0.99:
+            is_enough = True
+        if is_enough:
             last_bucket = bucket
             break
     chosen = np.empty(taken, np.int64)
@@ -480,7 +482,7 @@ def _draw_filtered(
             count += 1
     order = np.argsort(-values[chosen], kind="mergesort")  # stable: equal ones by index
     kept = min(top_k, count)
-    if top_k < len(values):  # top-p is a share of what top-k left
+    if has_top_k:
         total = 0.0
         for place in range(kept):
             total += weights[chosen[order[place]]]
@@ -492,7 +494,7 @@ def _draw_filtered(
             kept = place
             break
         mass += weight
-        if top_p < 1.0 and mass >= goal:
+        if has_top_p and mass >= goal:
             kept = place + 1
             break
     goal = uniform_ * mass

@@ -18,6 +18,7 @@ from niwaki.runtime.constraints.protocol import CompiledConstraint
 from niwaki.runtime.constraints.vocabulary import Vocabulary
 
 MAX_COST: Final = 12_000  # states before making deterministic; the worker does about 10,000 a second
+ENTRY_BYTES: Final = 3000  # of a cached constraint beside its arrays: objects, headers, dictionaries
 MAX_CHOICES: Final = 100_000
 MAX_CHOICES_BYTES: Final = 4 * 1024 * 1024
 
@@ -130,7 +131,7 @@ class ConstraintCompiler:
 
     def _num_bytes(self) -> int:
         return sum(
-            _source_bytes(constraint) + (len(outcome) if isinstance(outcome, str) else outcome.num_bytes)
+            ENTRY_BYTES + _source_bytes(constraint) + (len(outcome) if isinstance(outcome, str) else outcome.num_bytes)
             for constraint, outcome in self._known.items()
         )
 

@@ -15,7 +15,9 @@ from niwaki.runtime.api import ConstraintError
 
 MAX_PATTERN_BYTES: Final = 64 * 1024
 MAX_DEPTH: Final = 64
-MAX_CODE_POINT: Final = 0x10FFFF
+# The last two code points of Unicode are noncharacters, and stand for the ends of the text in the automaton builder:
+# no set holds them.
+MAX_CODE_POINT: Final = 0x10FFFD
 
 # ---------------------------------------------------------------------------------------------------------------
 # The tree
@@ -141,6 +143,8 @@ class _Parser:
                 raise invalid(self.text, index, "a NUL character is not allowed")
             if 0xD800 <= ord(character) <= 0xDFFF:
                 raise invalid(self.text, index, "a lone surrogate is not text")
+            if ord(character) > MAX_CODE_POINT:
+                raise invalid(self.text, index, "a noncharacter is not text")
         while (flags := self.global_flags()) is not None:
             self.set_flags(flags)
         node = self.alternatives()
@@ -325,17 +329,24 @@ class _Parser:
     # -- one character
 
     def literal(self, code: int) -> Characters:
-        return self.characters([(code, code)], f"\\x{{{code:X}}}")
+        return self.exactly([(code, code)])
 
     def dot(self) -> Characters:
-        if self.dot_takes_newline:
-            return self.characters(_ANY, "[\\x{0}-\\x{10FFFF}]")
-        return self.characters(((0, 9), (11, MAX_CODE_POINT)), "[^\\n]")
+        return self.exactly(_ANY if self.dot_takes_newline else ((0, 9), (11, MAX_CODE_POINT)))
 
-    def characters(self, ranges: Iterable[tuple[int, int]], source: str, cost: int | None = None) -> Characters:
-        superset = _normalised(ranges)
-        if cost is None:
-            cost = 1 + _BEYOND_ASCII_COST * sum(high >= 0x80 for _, high in superset)
+    def exactly(self, ranges: Iterable[tuple[int, int]]) -> Characters:
+        """A set whose characters are known."""
+        members = _normalised((low, min(high, MAX_CODE_POINT)) for low, high in ranges if low <= MAX_CODE_POINT)
+        if not members:
+            self.fail("no character is in this set", self.at - 1)
+        cost = 1 + _BEYOND_ASCII_COST * sum(high >= 0x80 for _, high in members)
+        return self.characters(members, f"[{_range_source(members)}]", cost)
+
+    def opaquely(self, superset: Ranges, source: str, cost: int) -> Characters:
+        """A set that has a Unicode class in it: the builder knows its characters."""
+        return self.characters(superset, f"[{source}&&[{_range_source(_ANY)}]]", cost)
+
+    def characters(self, superset: Ranges, source: str, cost: int) -> Characters:
         if self.ignores_case:
             return Characters(f"(?i:{source})", _ANY, 2 * cost)
         return Characters(source, superset, cost)
@@ -353,8 +364,7 @@ class _Parser:
                 self.fail("a back-reference is not supported: it cannot be enforced as an automaton", start)
         named = self.named_class(character, start)
         if named is not None:
-            superset, source, cost = named
-            return self.characters(superset, source, cost)
+            return self.opaquely(*named)
         return self.literal(self.escaped_code(character, start))
 
     def named_class(self, character: str, start: int) -> tuple[Ranges, str, int] | None:
@@ -391,7 +401,7 @@ class _Parser:
             if not 1 <= len(digits) <= 8 or not all(d in "0123456789abcdefABCDEF" for d in digits):
                 self.fail(f"{shown(digits, 20)} is not a hexadecimal number", start)
             code = int(digits, 16)
-            if code > MAX_CODE_POINT or 0xD800 <= code <= 0xDFFF:
+            if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
                 self.fail(f"{digits} is not the number of a character", start)
             return code
         if character.isascii() and character.isalnum():
@@ -423,10 +433,7 @@ class _Parser:
                 self.fail(f"the range {self.text[item_start : self.at]} ends below its start", item_start)
             ranges.append((low, high))
         self.at += 1
-        members = self.set_of(negated, ranges, opaque)
-        if not members.superset:
-            self.fail("no character is in this set", start)
-        return members
+        return self.set_of(negated, ranges, opaque)
 
     def member(self, missing: str, opaque: list[tuple[Ranges, str, int]]) -> int | None:
         """One character of a set; None where a class was read, which is then the last in `opaque`."""
@@ -449,19 +456,22 @@ class _Parser:
         self, negated: bool, ranges: Sequence[tuple[int, int]], opaque: Sequence[tuple[Ranges, str, int]]
     ) -> Characters:
         exact = _normalised(ranges)
-        source = "".join(f"\\x{{{low:X}}}-\\x{{{high:X}}}" for low, high in exact)
-        source = f"[{'^' * negated}{source}{''.join(text for _, text, _ in opaque)}]"
         if not opaque:
-            return self.characters(_complement(exact) if negated else exact, source)
+            return self.exactly(_complement(exact) if negated else exact)
+        source = f"[{'^' * negated}{_range_source(exact)}{''.join(text for _, text, _ in opaque)}]"
         cost = sum(cost for _, _, cost in opaque)
         # The ASCII part of \\d, \\s and \\w is known exactly; \\p{...} is known nowhere.
         union = _normalised([*exact, *(r for superset, _, _ in opaque for r in superset)])
         if not negated:
-            return self.characters(union, source, cost)
+            return self.opaquely(union, source, cost)
         if any(superset == _ANY for superset, _, _ in opaque):
-            return self.characters(_ANY, source, cost)
+            return self.opaquely(_ANY, source, cost)
         ascii_part = [r for r in _complement(union) if r[1] < 0x80]
-        return self.characters([*ascii_part, _BEYOND_ASCII], source, cost)
+        return self.opaquely(_normalised([*ascii_part, _BEYOND_ASCII]), source, cost)
+
+
+def _range_source(ranges: Ranges) -> str:
+    return "".join(f"\\x{{{low:X}}}-\\x{{{high:X}}}" for low, high in ranges)
 
 
 def _normalised(ranges: Iterable[tuple[int, int]]) -> Ranges:

@@ -46,6 +46,8 @@ class CompileProcess:
             OSError: no child could be started.
         """
         with self._lock:
+            if self._child is not None and self._child.poll() is not None:  # killed by someone since the last call
+                self._stop()
             child = self._child or self._started()
             try:
                 body = self._exchange(child, source.encode())

@@ -24,13 +24,15 @@ OK, REFUSED = b"\x00", b"\x01"
 LENGTH = struct.Struct("<I")
 HEADER = struct.Struct("<II")
 
-# Matches after the pattern and nowhere else needed: `text` matches P exactly when `text + SENTINEL` matches
-# (?:P)SENTINEL. Reading acceptance from this transition is exact where outlines-core's own final states are not.
-SENTINEL = "\U0010ffff"
-SENTINEL_ID = 256
+# Two noncharacters that no pattern matches (see pattern.py) stand before and after the text. END: `text` matches P
+# exactly when what follows BEGIN takes `text + END`; reading acceptance from this transition is exact where
+# outlines-core's own final states are not. BEGIN: outlines-core also builds the states of a search that may start
+# anywhere, at every byte anew, which for [a-z][a-z0-9]{0,30} are 2**30; with BEGIN a search can start only once.
+BEGIN, END = "\U0010fffe", "\U0010ffff"
+END_ID = 256
 _TOKENS: dict[str | bytes, list[int]] = {bytes([byte]): [byte] for byte in range(256)}
-_TOKENS[SENTINEL.encode()] = [SENTINEL_ID]
-BYTES_VOCABULARY = OutlinesVocabulary(SENTINEL_ID + 1, _TOKENS)
+_TOKENS[END.encode()] = [END_ID]
+BYTES_VOCABULARY = OutlinesVocabulary(END_ID + 1, _TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +71,22 @@ def transitions_of(pattern: str) -> Transitions:
     Raises:
         ValueError: outlines-core refuses the pattern.
     """
-    index = Index(f"(?:{pattern})\\x{{10FFFF}}", BYTES_VOCABULARY)
+    index = Index(f"{BEGIN}(?:{pattern}){END}", BYTES_VOCABULARY)
     final = set(index.get_final_states())
     edges = index.get_transitions()
-    number: dict[int, int] = {index.get_initial_state(): 0}
+    start = index.get_initial_state()
+    for byte in BEGIN.encode():
+        start = edges[start][byte]
+    number: dict[int, int] = {start: 0}
     order = list(number)
     accepting = bytearray()
     sources, labels, targets = array("i"), bytearray(), array("i")
     for state in order:  # grows while we walk: states are numbered as they are met
         row = edges.get(state, {})
         source = number[state]
-        accepting.append(row.get(SENTINEL_ID) in final)
+        accepting.append(row.get(END_ID) in final)
         for token, target in row.items():
-            if token >= SENTINEL_ID:
+            if token >= END_ID:
                 continue
             known = number.get(target)
             if known is None:

@@ -1,0 +1,284 @@
+"""What is refused and how, what hostile patterns cost, what the cache keeps, and what happens when the child dies."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from niwaki.runtime.api import Choices, ConfigError, Constraint, ConstraintError, Regex
+from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary, compile_constraint
+from niwaki.runtime.constraints.pattern import parse
+from niwaki.runtime.constraints.process import CompileProcess, TookTooLong
+from niwaki.runtime.constraints.worker import Transitions, transitions_of
+
+BYTES = Vocabulary([bytes([b]) for b in range(256)], ())
+SECONDS = 1.0
+SLACK = 2.0  # of a busy machine, and for starting a process
+
+
+@pytest.fixture
+def compiler() -> Iterator[ConstraintCompiler]:
+    made = ConstraintCompiler(BYTES, seconds=SECONDS)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("a{3", "regex 'a{3' is not valid at 4: missing '}'"),
+        ("(ab", "regex '(ab' is not valid at 4: missing ')' for the group opened at 1"),
+        ("ab)", "regex 'ab)' is not valid at 3: unmatched ')'"),
+        ("[a-", "regex '[a-' is not valid at 4: missing ']' for the set opened at 1"),
+        ("x[z-a]", "regex 'x[z-a]' is not valid at 3: the range z-a ends below its start"),
+        (r"[\d-z]", r"regex '[\d-z]' is not valid at 2: a range needs a character at both ends"),
+        (r"[^\x00-\U0010FFFF]", "no character is in this set"),
+        ("*a", "regex '*a' is not valid at 1: nothing to repeat before '*'"),
+        ("a**", "regex 'a**' is not valid at 3: a repeat of a repeat needs a group"),
+        ("a{2}{3}", "a repeat of a repeat needs a group"),
+        ("a++", "regex 'a++' is not valid at 3: possessive repeats are not supported"),
+        ("a{5,2}", "regex 'a{5,2}' is not valid at 2: the repeat {5,2} ends below its start"),
+        ("a{12345678}", "the count '12345678' is too large"),
+        ("^*", "regex '^*' is not valid at 1: an anchor cannot be repeated"),
+        ("a^b", "regex 'a^b' is not valid at 2: an anchor for the start can only stand at the start"),
+        ("(a$)*", "an anchor for the end can only stand at the end"),
+        ("(?=a)b", "regex '(?=a)b' is not valid at 1: look-ahead is not supported"),
+        ("(?!a)b", "look-ahead is not supported"),
+        ("(?<=a)b", "look-behind is not supported"),
+        ("(?<!a)b", "look-behind is not supported"),
+        ("(?>a)b", "an atomic group is not supported"),
+        ("(a)(?(1)b|c)", "a conditional is not supported"),
+        ("(?P<x>a)(?P=x)", "regex '(?P<x>a)(?P=x)' is not valid at 9: a back-reference is not supported"),
+        (r"(a)\1", r"regex '(a)\1' is not valid at 4: a back-reference is not supported"),
+        (r"\bfoo", r"regex '\bfoo' is not valid at 1: word boundaries are not supported"),
+        ("(?x)a b", "the flag 'x' is not supported: only i, s and u are"),
+        ("(?m:a)", "the flag 'm' is not supported"),
+        ("a(?i)", "flags for the whole regex must stand at its start"),
+        ("(?&a)", "unknown kind of group"),
+        ("(?<1>a)", "'1' is not a group name"),
+        ("\\", "a backslash at the end"),
+        (r"\q", r"regex '\q' is not valid at 1: unknown escape \q"),
+        (r"\x4", r"\x needs 2 hexadecimal digits"),
+        (r"\x{110000}", "110000 is not the number of a character"),
+        (r"\ud800", "d800 is not the number of a character"),
+        (r"\p{a{b}", "is not a Unicode property"),
+        (r"\p{Nonsense}", "cannot be compiled"),
+        ("[[:alpha:]]", "POSIX classes are not supported"),
+        ("a\0b", "regex 'a\0b' is not valid at 2: a NUL character is not allowed"),
+        ("a\ud800", r"regex 'a\ud800' is not valid at 2: a lone surrogate is not text"),
+        ("\U0010ffff", "a noncharacter is not text"),
+        ("a" * 70_000, "a regex of 70000 bytes is too long: at most 65536"),
+        ("(" * 65 + ")" * 65, "groups are nested deeper than 64"),
+        ("(a{1,1000}){1,1000}", "is too large: about 1000000 states written out"),
+        (".{0,10000}", "is too large: about 70000 states written out"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_with_its_place(
+    pattern: str, message: str, compiler: ConstraintCompiler
+) -> None:
+    with pytest.raises(ConstraintError) as caught:
+        compiler.compile(Regex(pattern))
+    assert message in str(caught.value)
+    str(caught.value).encode()  # can be written to a log
+
+
+def test_a_refusal_of_a_long_pattern_is_short(compiler: ConstraintCompiler) -> None:
+    with pytest.raises(ConstraintError) as caught:
+        compiler.compile(Regex("a" * 5000 + "("))
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("constraint", "message"),
+    [
+        (Choices(()), "choices must hold at least one text"),
+        (Choices(("a", 3)), "choices must be strings, got 3"),  # type: ignore[arg-type]
+        (Choices(("\udc00",)), "lone surrogate"),
+        (Choices(("x",) * 100_001), "at most 100000 choices, got 100001"),
+        (Choices(("x" * 5_000_000,)), "the choices hold 5000000 bytes together"),
+    ],
+)
+def test_choices_that_are_no_texts_are_refused(
+    constraint: Constraint, message: str, compiler: ConstraintCompiler
+) -> None:
+    with pytest.raises(ConstraintError, match=message):
+        compiler.compile(constraint)
+
+
+HOSTILE = [
+    "(a|b)*a(a|b){20}",
+    "(a|b)*a(a|b){300}",
+    "((a{0,30}){0,30}){0,10}",
+    "(a?){50}a{50}",
+    "(.*a){12}.{12}",
+    r"(\w{1,30}|\d{1,30}|[^x]{1,30}){1,5}",
+    "|".join(f"{i:05d}.*" for i in range(1500)),
+    "(x+x+)+y",
+    "(" * 64 + "a" + ")*" * 64,
+]
+
+
+@pytest.mark.parametrize("pattern", HOSTILE, ids=[p[:24] for p in HOSTILE])
+def test_hostile_patterns_are_compiled_or_refused_in_about_a_second(pattern: str, compiler: ConstraintCompiler) -> None:
+    compiler.compile(Regex("(a|b)*a"))  # the process runs
+    began = time.monotonic()
+    try:
+        compiled = compiler.compile(Regex(pattern))
+    except ConstraintError as error:
+        refusal = str(error)
+    else:
+        refusal = ""
+        row = np.zeros(BYTES.num_words, np.uint32)
+        compiled.matcher().fill_mask(row)
+        assert row.any()
+    assert not refusal or "is too complex to compile within 1 s" in refusal or "is too large" in refusal
+    assert time.monotonic() - began < SECONDS + SLACK
+    assert compiler.compile(Regex("(a|b)*b")).num_states > 0  # and the next one finds a process
+
+
+# Simple for a matcher that starts at the start, exponential for a search that may start anywhere.
+@pytest.mark.parametrize(
+    "pattern", ["[a-z][a-z0-9_]{0,60}", "4[0-9]{30}", "[ab]a[ab]{40}", "(ab|a)[ab]{0,40}", "[^a]b.{50}"]
+)
+def test_long_counted_repeats_of_overlapping_sets_stay_small(pattern: str, compiler: ConstraintCompiler) -> None:
+    assert compiler.compile(Regex(pattern)).num_states < 1000
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_harmless"),
+    [
+        (r"\d{4}-\d\d-\d\d", True),
+        (r"[a-z][a-z0-9_]{0,60}", True),
+        (r"(a|b)*c", True),
+        (r"(a|b)*a", False),
+        (r"(ab|ac)", False),
+        (r"a?a", False),
+        (r"(?i:a)(b|c)", True),
+        (r"(?i:a)|b", False),  # what else (?i:...) matches is not worked out
+        (r"\w+é", False),
+        (r"\w+-\W", True),
+        (r"[^\W\d]1|2", True),
+        (r"[^\W\d]1|a2", False),
+        (r"\p{L}|1", False),
+        (r"\w{1,30}", False),  # one-unambiguous, but large
+    ],
+)
+def test_only_patterns_that_provably_stay_small_are_compiled_in_this_process(pattern: str, is_harmless: bool) -> None:
+    assert parse(pattern).is_harmless == is_harmless
+
+
+def test_harmless_patterns_start_no_process(compiler: ConstraintCompiler) -> None:
+    compiler.compile(Regex(r'\{"a": "[a-z ]{0,40}", "b": -?[0-9]{1,9}\}'))
+    assert compiler._process.pid is None
+    compiler.compile(Regex("(a|b)*a"))
+    assert compiler._process.pid is not None
+
+
+def test_harmless_patterns_really_stay_small() -> None:
+    rng = random.Random(0)
+    leaves = ["a", "b", "c", "[ab]", "[^a]", r"\d", "é", "[a-zà-ÿ]", "."]
+    found = 0
+    for _ in range(1000):
+        parts = [
+            "".join(rng.choices(leaves, k=rng.randint(1, 3))) + rng.choice(["", "*", "{0,9}", "{3}"]) for _ in range(3)
+        ]
+        pattern = parse(f"(?:{parts[0]}|{parts[1]}){rng.choice(['', '*', '{1,7}'])}{parts[2]}")
+        if pattern.is_harmless:
+            found += 1
+            assert len(transitions_of(pattern.source).accepting) <= 1500 + 20, pattern
+    assert found > 40
+
+
+def test_time_outs_are_forgotten_and_refusals_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = ConstraintCompiler(BYTES, seconds=0.05)
+    slow = Regex("(a|b)*a(a|b){22}")
+    with pytest.raises(ConstraintError, match="too complex"):
+        compiler.compile(slow)
+    assert not compiler.is_compiled(slow)
+    with pytest.raises(ConstraintError, match="look-ahead"):
+        compiler.compile(Regex("(?=a)"))
+    assert compiler.is_compiled(Regex("(?=a)"))
+    monkeypatch.setattr("niwaki.runtime.constraints.compiler.parse", None)  # nothing is read again
+    with pytest.raises(ConstraintError, match="look-ahead"):
+        compiler.compile(Regex("(?=a)"))
+    compiler.close()
+
+
+def test_the_cache_gives_the_same_object_and_keeps_within_its_bytes() -> None:
+    compiler = ConstraintCompiler(BYTES, max_bytes=300_000)
+    first = compiler.compile(Regex("a[0-9]*"))
+    assert compiler.compile(Regex("a[0-9]*")) is first
+    for number in range(150):
+        compiler.compile(Regex(f"{number}[a-z]{{1,9}}"))
+        compiler.compile(Regex("a[0-9]*"))  # used again and again: the last to go
+        assert compiler.num_bytes <= 300_000
+    assert 2 <= len(compiler) < 120
+    assert compiler.compile(Regex("a[0-9]*")) is first
+    compiler.close()
+
+
+def test_a_killed_process_is_replaced(compiler: ConstraintCompiler) -> None:
+    for number in range(3):
+        compiler.compile(Regex(f"(a|b)*a{number}"))
+        pid = compiler._process.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 5
+        while compiler._process._child is not None and compiler._process._child.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    assert compiler.compile(Regex("(a|b)*ab")).num_states > 0
+
+
+def test_closing_leaves_no_child_and_allows_to_go_on() -> None:
+    process = CompileProcess(seconds=1)
+    assert process.compile("a|ab").accepting
+    pid = process.pid
+    assert pid is not None
+    process.close()
+    assert process.pid is None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert process.compile("a|ab").accepting
+    process.close()
+
+
+def test_a_child_that_runs_out_of_time_is_gone() -> None:
+    process = CompileProcess(seconds=0.1)
+    process.compile("ab")
+    pid = process.pid
+    assert pid is not None
+    with pytest.raises(TookTooLong):
+        process.compile("(?:a|b)*a(?:a|b){25}")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    process.close()
+
+
+def test_what_the_child_answers_is_read_back_the_same_and_a_torn_answer_is_an_error() -> None:
+    found = transitions_of("[ab]c*")
+    assert Transitions.from_bytes(found.to_bytes()) == found
+    with pytest.raises(ValueError, match="cannot hold"):
+        Transitions.from_bytes(found.to_bytes()[:-1])
+
+
+def test_a_constraint_that_no_tokens_can_spell_is_refused() -> None:
+    vocabulary = Vocabulary([b"ab", b"c"], ())
+    assert compile_constraint(Regex("(ab)+c|b"), vocabulary).matcher().distance == 2
+    with pytest.raises(ConstraintError, match="no sequence of tokens"):
+        compile_constraint(Regex("a+c"), vocabulary)
+    with pytest.raises(ConstraintError, match="set of 2 choices cannot be used"):
+        compile_constraint(Choices(("b", "a")), vocabulary)
+
+
+def test_a_vocabulary_that_contradicts_itself_is_refused() -> None:
+    with pytest.raises(ConfigError, match="size 1 is below its 2 tokens"):
+        Vocabulary([b"a", b"b"], (), 1)
+    with pytest.raises(ConfigError, match="end token 7 is outside the vocabulary of 2"):
+        Vocabulary([b"a", b"b"], (7,))
