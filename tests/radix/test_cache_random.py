@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from niwaki.radix import Cache, Lease, Pin, TokenIds
+from niwaki.radix import Cache, Lease, Pin, TokenIds, children
 
 
 def kv_of(namespace: str, ids: TokenIds) -> list[int]:
@@ -201,4 +201,12 @@ def test_a_cache_that_is_off_shares_nothing_and_leaks_nothing(page_size: int) ->
         simulation.step()
     assert simulation.cache.stats().hits == 0
     assert simulation.cache.stats().tree_pages == 0
+    simulation.finish()
+
+
+def test_the_same_holds_when_children_stand_in_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "MAX_BLOCK", 2)
+    simulation = Simulation(random.Random(0), 60, 4)
+    for _ in range(500):
+        simulation.step()
     simulation.finish()
