@@ -1,0 +1,161 @@
+"""The language on a real engine: whatever the model says, branches, types, streams and errors hold."""
+
+from __future__ import annotations
+
+import gc
+import re
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+import pydantic
+import pytest
+
+import niwaki as nw
+from niwaki.lang.state import State
+from niwaki.runtime.api import Segment
+
+if TYPE_CHECKING:
+    from niwaki.runtime.engine import Engine
+
+
+@pytest.fixture
+def engine(bundled_engine: Engine) -> Iterator[Engine]:
+    """The bundled model as the default backend. Afterwards no branch of any state may be left."""
+    nw.set_default_backend(bundled_engine)
+    yield bundled_engine
+    nw.set_default_backend(None)
+    deadline = time.monotonic() + 10
+    while bundled_engine.stats()["pages_held"] and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    assert bundled_engine.stats()["pages_held"] == 0
+    bundled_engine.backend.check()
+
+
+class Person(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=12)
+    age: int | None = pydantic.Field(ge=0, le=120)
+    mood: Literal["good", "bad"]
+
+
+@nw.function
+def interview(s: State, text: str) -> None:
+    s += nw.system("You extract facts as JSON.")
+    s += nw.user(text)
+    s += nw.assistant(nw.gen("person", dtype=Person))
+    forks = s.fork(4)
+    forks += nw.user("And the year?")
+    forks += nw.assistant(nw.gen("year", regex="(19|20)[0-9]{2}"))
+    forks.join()
+    s += nw.user("Positive or negative?")
+    s += nw.assistant(nw.select("label", choices=["positive", "negative"]))
+    s += " " + nw.gen_int("number") + nw.gen("free", max_tokens=5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_value_is_of_its_type_whatever_the_model_says(engine: Engine, temperature: float) -> None:
+    state = interview.run("Ada is 36.", temperature=temperature, max_new_tokens=40)
+    assert isinstance(state["person"], Person)
+    assert isinstance(state["number"], int)
+    assert state["label"] in ("positive", "negative")
+    years = state["year"]
+    assert isinstance(years, list)
+    assert [bool(re.fullmatch("(19|20)[0-9]{2}", str(year))) for year in years] == [True] * 4
+    assert isinstance(state["free"], str)
+
+
+def test_forks_prefill_their_prefix_once(engine: Engine) -> None:
+    words = " ".join(f"unseen{i}" for i in range(150))
+    counts = []
+    for n in (1, 8):
+        nw.flush_cache()
+        before = engine.stats()["prefilled_tokens"]
+
+        @nw.function
+        def f(s: State, n: int) -> None:
+            s += words
+            forks = s.fork(n)
+            forks += "\nNext:" + nw.gen("x", max_tokens=2, temperature=0)
+            forks.join()
+            s.sync()
+
+        f.run(n)
+        counts.append(engine.stats()["prefilled_tokens"] - before)
+    own = len(engine.tokenizer.encode([Segment("\nNext:")]))
+    assert counts[1] - counts[0] <= 7 * (own + 1)
+
+
+def test_what_a_program_generates_is_what_the_engine_generates_from_the_same_tokens(engine: Engine) -> None:
+    @nw.function
+    def f(s: State) -> None:
+        s += "The list: one, two," + nw.gen("x", max_tokens=12, temperature=0)
+
+    state = f.run()
+    direct = engine.generate("The list: one, two,", {"max_new_tokens": 12, "temperature": 0})
+    assert isinstance(direct, dict)
+    assert state["x"] == direct["text"]
+
+
+def test_later_calls_find_their_whole_past_in_the_cache(engine: Engine) -> None:
+    @nw.function
+    def f(s: State) -> None:
+        s += "A story about a tree that grew near the old river."
+        for i in range(4):
+            s += f"\n{i}:" + nw.gen(f"x{i}", max_tokens=8, temperature=0, ignore_eos=True)
+
+    state = f.run()
+    for i in range(1, 4):
+        meta = state.get_meta_info(f"x{i}")
+        prompt, cached = meta["prompt_tokens"], meta["cached_tokens"]
+        assert isinstance(prompt, int)
+        assert isinstance(cached, int)
+        # New are the step's own text and the token sampled last, which no step has been run on yet.
+        assert prompt - cached <= len(engine.tokenizer.encode([Segment(f"\n{i}:")])) + 1
+
+
+def test_the_pieces_of_a_stream_add_up(engine: Engine) -> None:
+    state = interview.stream("Bob is 7.", max_new_tokens=30, temperature=1.0, seed=3)
+    name_pieces = "".join(state.text_iter("person"))
+    assert "".join(state.text_iter()) == state.text()
+    assert name_pieces in state.text()
+
+
+def test_a_batch_runs_on_one_engine(engine: Engine) -> None:
+    results = interview.run_batch([(f"Person {i}",) for i in range(6)], max_new_tokens=30, temperature=1.0)
+    assert [type(result) for result in results] == [State] * 6
+
+
+def test_an_impossible_length_is_refused_with_the_line(engine: Engine) -> None:
+    @nw.function
+    def f(s: State) -> None:
+        s += "word " * 50_000
+        s += nw.gen("x")
+
+    error = f.run().error()
+    assert isinstance(error, nw.CapacityError)
+    assert 's += nw.gen("x")' in error.__notes__[0]
+
+
+def test_a_regex_outside_the_engines_dialect_is_refused_with_the_line(engine: Engine) -> None:
+    @nw.function
+    def f(s: State) -> None:
+        s += nw.gen("x", regex="a(?=b)b")
+
+    error = f.run().error()
+    assert isinstance(error, nw.ConstraintError)
+    assert "in program f, test_on_engine.py" in error.__notes__[0]
+
+
+def test_a_time_out_stops_the_engine_too(engine: Engine) -> None:
+    @nw.function
+    def f(s: State) -> None:
+        s += nw.gen("x", max_tokens=3000, ignore_eos=True)
+
+    state = f.run(timeout=0.2)
+    with pytest.raises(nw.TimedOut):
+        state["x"]
+    deadline = time.monotonic() + 5
+    while engine.stats()["requests_running"] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert engine.stats()["requests_running"] == 0
