@@ -195,6 +195,15 @@ def test_a_page_of_which_the_head_was_copied_counts_as_used() -> None:
     assert [cache.match(count(start, start + 8)) for start in (0, 100)] == [8, 0]
 
 
+def test_a_prefix_that_was_used_outlives_the_rest_of_its_node() -> None:
+    cache = Cache(4, page_size=4)
+    write(cache, count(0, 8))
+    write(cache, count(100, 108))
+    cache.discard(take(cache, count(0, 4)))
+    cache.discard(take(cache, count(200, 212)))
+    assert [cache.match(count(start, start + 8)) for start in (0, 100)] == [4, 0]
+
+
 def test_a_request_as_large_as_the_pool_runs_again_and_again() -> None:
     cache = Cache(4, page_size=4)
     for _ in range(3):
@@ -278,7 +287,7 @@ def test_a_pinned_end_does_not_pin_what_is_added_behind_it() -> None:
     pin = cache.pin(count(0, 8))
     write(cache, count(0, 16))
     write(cache, count(100, 116))
-    write(cache, count(200, 224))  # all that is not pinned has to go for it
+    write(cache, count(200, 220))  # evicts five pages of six that are not pinned, the oldest first
     assert cache.match(count(0, 16)) == 8
     cache.unpin(pin)
 
@@ -289,7 +298,7 @@ def test_a_pin_moves_on_when_the_page_that_it_keeps_grows() -> None:
     pin = cache.pin(count(0, 6))
     write(cache, count(0, 16))
     write(cache, count(100, 116))
-    write(cache, count(200, 224))
+    write(cache, count(200, 220))
     assert cache.match(count(0, 16)) == 8
     cache.unpin(pin)
     cache.check()
@@ -304,7 +313,7 @@ def test_a_pin_moves_on_when_its_page_had_to_stay_for_a_copy_first() -> None:
     write(cache, count(0, 16))
     cache.discard(reader)
     write(cache, count(100, 116))
-    write(cache, count(200, 224))
+    write(cache, count(200, 220))
     assert cache.match(count(0, 16)) == 8
     cache.unpin(pin)
     cache.check()
