@@ -1,0 +1,186 @@
+"""niwaki-tiny: the data, the tokenizer and the template say the same thing, and the shipped folder is complete."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import jinja2.sandbox
+import pytest
+from tokenizers import Tokenizer
+
+from niwaki.runtime.bundled import MODEL_DIR
+from niwaki.runtime.bundled.batches import Encoder, Packer, batch, repeats
+from niwaki.runtime.bundled.generator import MIX, TASKS, stream, stretch
+from niwaki.runtime.bundled.sample import Message, Tool, chat, dumps, tool_call
+from niwaki.runtime.bundled.tasks_plain import sum_pair
+from niwaki.runtime.bundled.tokenizer import SPECIAL
+from niwaki.runtime.bundled.trials import FAR_TASKS, TRIALS, trials
+from niwaki.runtime.bundled.words import CLOSED, OPEN, Words
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+
+
+def render(
+    messages: list[dict[str, object]], tools: list[dict[str, object]] | None = None, prompt: bool = False
+) -> str:
+    """What users of the chat template get."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value, separators=None: json.dumps(
+        value, ensure_ascii=False, separators=separators
+    )
+    config = json.loads((MODEL_DIR / "tokenizer_config.json").read_text())
+    template = environment.from_string(config["chat_template"])
+    return template.render(messages=messages, tools=tools, bos_token=config["bos_token"], add_generation_prompt=prompt)
+
+
+def test_the_folder_is_complete_and_at_most_32_megabytes() -> None:
+    names = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json"}
+    assert names <= {path.name for path in MODEL_DIR.iterdir()}
+    assert sum(path.stat().st_size for path in MODEL_DIR.iterdir()) <= 32 * 2**20
+
+
+def test_the_same_seed_gives_the_same_samples() -> None:
+    first = [sample.text for sample in itertools.islice(stream(3), 50)]
+    assert first == [sample.text for sample in itertools.islice(stream(3), 50)]
+    assert first != [sample.text for sample in itertools.islice(stream(4), 50)]
+
+
+def test_training_and_test_share_no_syllable_and_no_sum() -> None:
+    assert not set(OPEN[True]) & set(OPEN[False])
+    assert not set(CLOSED[True]) & set(CLOSED[False])
+    seen = {sum_pair(Words(random.Random(seed)))[0] for seed in range(3000)}
+    assert not seen & {sum_pair(Words(random.Random(seed), held=True))[0] for seed in range(1000)}
+
+
+def test_chat_samples_read_exactly_as_the_template_renders_them() -> None:
+    tools = [
+        Tool("get_weather", "Current weather of a city", {"city": "string", "days": "integer"}),
+        Tool("now", "The time", {}),
+    ]
+    call = {"name": "get_weather", "arguments": {"city": "Ümla", "days": 2}}
+    talk = [
+        Message("user", "Weather in Ümla?"),
+        Message("assistant", tool_call("get_weather", {"city": "Ümla", "days": 2}), answer=True),
+        Message("tool", dumps({"sky": "rain"})),
+        Message("assistant", "It is rain.", answer=True),
+    ]
+    shown: list[dict[str, object]] = [
+        {"role": "user", "content": "Weather in Ümla?"},
+        {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": call}]},
+        {"role": "tool", "content": '{"sky":"rain"}'},
+        {"role": "assistant", "content": "It is rain."},
+    ]
+    schemas = [tool.schema() for tool in tools]
+    system: list[dict[str, object]] = [{"role": "system", "content": "Be kind."}]
+    assert chat("t", talk).text == render(shown)
+    assert chat("t", talk, tools).text == render(shown, schemas)
+    assert chat("t", [Message("system", "Be kind."), *talk], tools).text == render(system + shown, schemas)
+    assert chat("t", [Message("system", "Be kind."), *talk]).text == render(system + shown)
+    assert render(shown[:1], prompt=True).endswith("<|end|><|assistant|>")
+
+
+def test_a_word_has_the_same_tokens_wherever_it_stands(tokenizer: Tokenizer) -> None:
+    words = Words(random.Random(5), held=True)
+    for value in [words.pick([words.name, words.city, words.company, words.email, words.date])() for _ in range(300)]:
+        alone = tokenizer.encode(value, add_special_tokens=False).ids
+        for before, after in (
+            ("at ", "."),
+            ('{"a":"', '","b":1}'),
+            ("(", ")"),
+            ("\n", "\n"),
+            ('"', '"'),
+            ("x: ", ", y"),
+        ):
+            ids = tokenizer.encode(before + value + after, add_special_tokens=False).ids
+            start = len(tokenizer.encode(before, add_special_tokens=False).ids)
+            assert ids[start : start + len(alone)] == alone, (before, value)
+
+
+def test_text_survives_a_round_trip_and_special_tokens_are_single(tokenizer: Tokenizer) -> None:
+    for text in ("Größe 3,5 °C — naïve 🙂\n\tx", '{"a": [1, 2]}', "  two  blanks "):
+        assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids) == text
+    for token in SPECIAL:
+        assert tokenizer.encode(token, add_special_tokens=False).ids == [tokenizer.token_to_id(token)]
+    assert tokenizer.encode("a").ids[0] == tokenizer.token_to_id("<|bos|>")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_copied_answer_of_a_sample_can_be_found_in_its_prompt(task: str) -> None:
+    for sample in itertools.islice(stream(9, {task: 1.0}), 200):
+        assert any(span.answer for span in sample.spans)
+        if task != "extraction" or "null" in sample.text:
+            continue
+        before = ""
+        for span in sample.spans:
+            answer = span.text.strip().removesuffix("<|end|>")
+            if span.answer and answer.startswith("{"):
+                assert all(str(value) in before for value in json.loads(answer).values())
+            before += span.text
+
+
+def test_filler_moves_the_text_away_and_changes_no_answer() -> None:
+    words = Words(random.Random(2))
+    for sample in itertools.islice(stream(4), 200):
+        far = stretch(sample, words, 10)
+        answers = [span.text for span in sample.spans if span.answer]
+        assert [span.text for span in far.spans if span.answer] == answers
+        assert far is sample or len(far.text) > len(sample.text) + 100
+
+
+def test_rows_are_full_and_hold_whole_samples(tokenizer: Tokenizer) -> None:
+    packer = Packer(tokenizer, 1, 256)
+    rows = [packer.next_row(MIX) for _ in range(20)]
+    made = batch(rows, 256)
+    assert made.ids.shape == made.weights.shape == made.positions.shape == (20, 256)
+    assert sum(len(row.ids) for row in rows) > 0.9 * made.ids.size
+    for row in rows:
+        assert row.ids[0] == 1
+        assert all(a < b for a, b in itertools.pairwise(row.positions))
+
+
+def test_repeats_weigh_only_what_can_be_known() -> None:
+    row = repeats(random.Random(1), 2048, 256)
+    assert len(row.ids) == len(row.weights) == 256
+    seen: set[tuple[int, int]] = set()
+    for index in range(1, 256):
+        pair = (row.ids[index - 1], row.ids[index])
+        assert row.weights[index] == 0 or pair in seen
+        seen.add(pair)
+
+
+def test_loose_encoding_spells_json_punctuation_one_character_a_token(tokenizer: Tokenizer) -> None:
+    encoder = Encoder(tokenizer, random.Random(1))
+    sample = next(iter(stream(1, {"extraction": 1.0})))
+    loose, tight = (encoder.row(sample, jump=False, loose=kind).ids for kind in (True, False))
+    assert len(loose) > len(tight)
+    assert tokenizer.decode(loose) == tokenizer.decode(tight)
+
+
+@pytest.mark.parametrize("task", TRIALS)
+def test_trials_are_reproducible_and_hold_their_answer_after_the_prompt(task: str) -> None:
+    made = trials(task, 20, seed=1, far=0.3)
+    assert made == trials(task, 20, seed=1, far=0.3)
+    assert all(prompt.startswith("<|bos|>") and expected for trial in made for prompt, expected in trial.checks)
+    assert any(trial.far for trial in made) or task not in FAR_TASKS
+
+
+def test_far_trials_have_their_text_1500_tokens_back_within_2048(tokenizer: Tokenizer) -> None:
+    for task in FAR_TASKS:
+        for trial in trials(task, 10, seed=3, far=1.0):
+            prompt, expected = trial.checks[-1]
+            assert 1500 < len(tokenizer.encode(prompt + expected, add_special_tokens=False).ids) <= 2300
+
+
+def test_the_package_names_its_folder_without_torch() -> None:
+    code = "import sys, niwaki.runtime.bundled as b; assert 'torch' not in sys.modules; print(b.MODEL_DIR)"
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
+    assert done.stdout.strip().endswith("niwaki-tiny")
