@@ -11,35 +11,36 @@ from numba.core import config as numba_config
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Sums may be reassociated and contracted, which is what lets LLVM vectorise a dot product. Not "nnan" and "ninf":
-# a NaN in one request's row must come out as NaN, so that the engine can fail that request and no other.
-FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
+# Products and sums may fuse. Not "nnan" and "ninf": a NaN in one request's row must come out as NaN, so that the engine
+# can fail that request and no other. Not "reassoc": Numba optimises a function anew inside each caller, and may then
+# order its sums differently; only the reductions of numeric.py ask for it, because they vectorise by nothing else.
+FASTMATH = frozenset({"contract", "arcp", "nsz"})
+REDUCTION = FASTMATH | {"reassoc"}
 
 # Numba's own pool instead of its OpenMP layer, unless the user chose one: torch brings a second OpenMP runtime, and the
 # two spin against each other. Measured on 2 cores beside one busy process, an empty parallel loop of 2 threads: 8 ms
 # on OpenMP, 0.05 ms on the pool. The pool ends the process when two threads enter it at once; kernels therefore
 # keep the interpreter lock (no `nogil`), which serializes them across all engines of a process.
-if numba_config.THREADING_LAYER == "default":
-    numba_config.THREADING_LAYER = "workqueue"
+SETTINGS = vars(numba_config)
+if SETTINGS["THREADING_LAYER"] == "default":
+    SETTINGS["THREADING_LAYER"] = "workqueue"
 
 
-def jit(*, parallel: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def jit(*, parallel: bool = False, fastmath: frozenset[str] = FASTMATH) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Compile for the CPU on first call, kept on disk where a directory for it can be written."""
 
     def compile_lazily(function: Callable[P, R]) -> Callable[P, R]:
-        options = {"parallel": parallel, "fastmath": FASTMATH}
         try:
-            compiled: Callable[P, R] = numba.njit(cache=True, **options)(function)
+            return numba.njit(cache=True, parallel=parallel, fastmath=set(fastmath))(function)
         except RuntimeError:  # "no locator available": neither the package folder nor the user's cache is writable
-            compiled = numba.njit(**options)(function)
-        return compiled
+            return numba.njit(parallel=parallel, fastmath=set(fastmath))(function)
 
     return compile_lazily
 
 
 def set_num_threads(count: int) -> None:
     """Threads of the next parallel kernels, at most what the machine had when Numba started. Costs about 1 us."""
-    numba.set_num_threads(max(1, min(count, numba_config.NUMBA_NUM_THREADS)))
+    numba.set_num_threads(max(1, min(count, SETTINGS["NUMBA_NUM_THREADS"])))
 
 
 def get_num_threads() -> int:

@@ -10,7 +10,8 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from niwaki.kernels.jit import jit
+from niwaki.kernels.jit import REDUCTION, jit
+from niwaki.kernels.operand import Array
 
 LOG2_E = np.float32(1.4426950408889634)
 LN2_HIGH = np.float32(0.693359375)  # ln 2 in two parts, so that x - n ln 2 keeps all its bits
@@ -73,4 +74,32 @@ def exp_f32(x: np.float32) -> np.float32:
     p = p * r + np.float32(1.0)
     p = p * r + np.float32(1.0)
     power = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
-    return p * power
+    result: np.float32 = p * power
+    return result
+
+
+@jit(fastmath=REDUCTION)
+def dot(a: Array, b: Array) -> np.float32:
+    """Sum of products over the length of `a`; `b`, at least as long, may be bfloat16."""
+    result = np.float32(0.0)
+    for i in range(a.shape[0]):
+        result += a[i] * load(b[i])
+    return result
+
+
+@jit(fastmath=REDUCTION)
+def sum_of(a: Array, count: int) -> np.float32:
+    """The sum of the first `count` float32 elements."""
+    result = np.float32(0.0)
+    for i in range(count):
+        result += a[i]
+    return result
+
+
+@jit(fastmath=REDUCTION | {"nnan"})
+def largest_of(a: Array, count: int, floor: np.float32) -> np.float32:
+    """The largest of `floor` and the first `count` float32 elements; some number where one of them is NaN."""
+    result = floor
+    for i in range(count):
+        result = a[i] if a[i] > result else result
+    return result

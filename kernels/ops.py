@@ -1,7 +1,8 @@
 """The functions that a model's forward pass is made of, behind one protocol, chosen by device.
 
-Models call these and torch's matrix products, nothing else, so a new device is one more class here. Attention has two
-paths behind `attend`, told apart by the plan; a third (a shared prefix read once, merged by log-sum-exp) fits beside them.
+Models call these and torch's row selection, nothing else, so a new device is one more class here. Attention has two
+paths behind `attend`, told apart by the plan; a third (a shared prefix read once, merged by log-sum-exp) fits beside
+them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from niwaki.kernels.linear import MAX_ROWS, linear_few_rows, linear_torch
 from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.paged_decode import paged_decode_attention, paged_decode_attention_torch
 from niwaki.kernels.plan import AttentionPlan
@@ -22,6 +24,10 @@ from niwaki.kernels.store_kv import rope_store_kv, rope_store_kv_torch
 class Ops(Protocol):
     """Shapes and dtypes as in the kernels' own files. Every operand of a call lives on the same device."""
 
+    def linear(self, x: Operand, weight: Operand, bias: Operand | None, out: Operand) -> None:
+        """out = x weight^T + bias. x [tokens, inputs], weight [outputs, inputs]."""
+        ...
+
     def rms_norm(self, x: Operand, weight: Operand, eps: float, out: Operand) -> None: ...
 
     def add_rms_norm(self, x: Operand, delta: Operand, weight: Operand, eps: float, out: Operand) -> None: ...
@@ -32,9 +38,7 @@ class Ops(Protocol):
         self, qkv: Operand, cos: Operand, sin: Operand, plan: AttentionPlan, k_pool: Operand, v_pool: Operand
     ) -> None: ...
 
-    def attend(
-        self, q: Operand, k_pool: Operand, v_pool: Operand, plan: AttentionPlan, out: Operand
-    ) -> None:
+    def attend(self, q: Operand, k_pool: Operand, v_pool: Operand, plan: AttentionPlan, out: Operand) -> None:
         """out[t] = attention of q[t] over the keys that the plan lets token t see. q, out [tokens, heads, head_dim]."""
         ...
 
@@ -51,7 +55,14 @@ def _array(operand: Operand) -> Array:
 
 
 class NumbaOps:
-    """The CPU kernels."""
+    """The CPU kernels; torch for matrix products of many rows."""
+
+    def linear(self, x: Operand, weight: Operand, bias: Operand | None, out: Operand) -> None:
+        rows = _array(x)
+        if len(rows) <= MAX_ROWS[rows.dtype]:
+            linear_few_rows(rows, _array(weight), None if bias is None else _array(bias), _array(out))
+        else:
+            linear_torch(x.tensor, weight.tensor, None if bias is None else bias.tensor, out.tensor)
 
     def rms_norm(self, x: Operand, weight: Operand, eps: float, out: Operand) -> None:
         rms_norm(_array(x), _array(weight), eps, _array(out))
@@ -65,23 +76,20 @@ class NumbaOps:
     def rope_store_kv(
         self, qkv: Operand, cos: Operand, sin: Operand, plan: AttentionPlan, k_pool: Operand, v_pool: Operand
     ) -> None:
-        rope_store_kv(
-            _array(qkv), _array(cos), _array(sin), plan.positions, plan.slots, _array(k_pool), _array(v_pool)
-        )
+        rope_store_kv(_array(qkv), _array(cos), _array(sin), plan.positions, plan.slots, _array(k_pool), _array(v_pool))
 
-    def attend(
-        self, q: Operand, k_pool: Operand, v_pool: Operand, plan: AttentionPlan, out: Operand
-    ) -> None:
+    def attend(self, q: Operand, k_pool: Operand, v_pool: Operand, plan: AttentionPlan, out: Operand) -> None:
         if len(plan.decode.token):
-            paged_decode_attention(
-                _array(q), _array(k_pool), _array(v_pool), plan.page_table, plan.decode, _array(out)
-            )
+            paged_decode_attention(_array(q), _array(k_pool), _array(v_pool), plan.page_table, plan.decode, _array(out))
         if plan.prefill:
             prefill_attention(q.tensor, k_pool.tensor, v_pool.tensor, plan.prefill, out.tensor)
 
 
 class TorchOps:
     """The references, behind the same protocol."""
+
+    def linear(self, x: Operand, weight: Operand, bias: Operand | None, out: Operand) -> None:
+        linear_torch(x.tensor, weight.tensor, None if bias is None else bias.tensor, out.tensor)
 
     def rms_norm(self, x: Operand, weight: Operand, eps: float, out: Operand) -> None:
         out.tensor.copy_(rms_norm_torch(x.tensor, weight.tensor, eps))
@@ -101,9 +109,7 @@ class TorchOps:
         slots = torch.from_numpy(plan.slots).to(device)
         rope_store_kv_torch(qkv.tensor, cos.tensor, sin.tensor, positions, slots, k_pool.tensor, v_pool.tensor)
 
-    def attend(
-        self, q: Operand, k_pool: Operand, v_pool: Operand, plan: AttentionPlan, out: Operand
-    ) -> None:
+    def attend(self, q: Operand, k_pool: Operand, v_pool: Operand, plan: AttentionPlan, out: Operand) -> None:
         device = q.tensor.device
         paged_decode_attention_torch(
             q.tensor,

@@ -16,7 +16,7 @@ from numba import prange
 
 from niwaki.kernels.checks import check_arrays
 from niwaki.kernels.jit import get_num_threads, jit
-from niwaki.kernels.numeric import exp_f32, load, store
+from niwaki.kernels.numeric import dot, exp_f32, largest_of, load, store, sum_of
 from niwaki.kernels.operand import Array
 from niwaki.kernels.plan import DecodeQueries, Int32s, Int64s
 
@@ -24,8 +24,9 @@ Float32s = npt.NDArray[np.float32]
 
 BLOCK = 64  # keys between two rescalings of the running sum
 
-# Below this many key elements read (keys x kv heads x head_dim) one thread is faster than waking a second, about 50 us.
-MIN_PARALLEL_ELEMENTS = 400_000
+# Key elements read (keys x kv heads x head_dim) from which threads pay: about 1.5 ms of work for one. Waking a second
+# costs 0.05 ms on an idle machine, but where other processes hold the cores, milliseconds may pass until it runs.
+MIN_PARALLEL_ELEMENTS = 2_000_000
 
 
 def paged_decode_attention(
@@ -33,9 +34,9 @@ def paged_decode_attention(
 ) -> None:
     """out[token[i]] = attention of q[token[i]] over the first length[i] keys of table row table_row[i], for every i.
 
-    q, out [tokens, heads, head_dim], any strides but elements side by side; k_pool, v_pool contiguous [pages, page_size,
-    kv_heads, head_dim]; all of one dtype; heads a multiple of kv_heads. Rows of `out` that no query names stay as they
-    are. Indices come from an `AttentionPlan`, which has checked them.
+    q, out [tokens, heads, head_dim], elements of a head side by side; k_pool, v_pool contiguous [pages, page_size,
+    kv_heads, head_dim]; all of one dtype; heads a multiple of kv_heads. Rows of `out` that no query names stay as
+    they are. Indices come from an `AttentionPlan`, which has checked them.
     """
     kv_heads, head_dim = k_pool.shape[2:]
     check_arrays(
@@ -51,7 +52,7 @@ def paged_decode_attention(
     args = (q, k_pool, v_pool, page_table, queries.token, queries.table_row, queries.length, out)
     threads = get_num_threads()
     if threads == 1 or int(queries.length.sum()) * kv_heads * head_dim < MIN_PARALLEL_ELEMENTS:
-        _decode_serial(*args)
+        _decode_items(*args, 0, len(queries.token) * kv_heads)
     else:
         _decode_parallel(*args, _equal_shares(queries.length, kv_heads, threads))
 
@@ -88,21 +89,6 @@ def _equal_shares(length: Int32s, kv_heads: int, threads: int) -> Int64s:
     return np.concatenate(([0], np.minimum(inner, len(ends)), [len(ends)])).astype(np.int64)
 
 
-@jit()
-def _decode_serial(
-    q: Array,
-    k_pool: Array,
-    v_pool: Array,
-    page_table: Int32s,
-    token: Int32s,
-    table_row: Int32s,
-    length: Int32s,
-    out: Array,
-) -> None:
-    items = token.shape[0] * k_pool.shape[2]
-    _decode_items(q, k_pool, v_pool, page_table, token, table_row, length, out, 0, items)
-
-
 @jit(parallel=True)
 def _decode_parallel(
     q: Array,
@@ -116,9 +102,7 @@ def _decode_parallel(
     bounds: Int64s,
 ) -> None:
     for part in prange(bounds.shape[0] - 1):
-        _decode_items(
-            q, k_pool, v_pool, page_table, token, table_row, length, out, bounds[part], bounds[part + 1]
-        )
+        _decode_items(q, k_pool, v_pool, page_table, token, table_row, length, out, bounds[part], bounds[part + 1])
 
 
 @jit()
@@ -162,22 +146,14 @@ def _decode_items(
                 for d in range(head_dim):
                     wide[d] = load(key[d])
                 for g in range(group):
-                    score = np.float32(0.0)
-                    for d in range(head_dim):
-                        score += query[g, d] * wide[d]
-                    weights[g, j] = score
+                    weights[g, j] = dot(wide, query[g])
             for g in range(group):
-                top = highest[g]
-                for j in range(count):
-                    top = max(top, weights[g, j])
+                top = largest_of(weights[g], count, highest[g])
                 shrink = exp_f32(highest[g] - top)
-                block_total = np.float32(0.0)
                 for j in range(count):
-                    weight = exp_f32(weights[g, j] - top)
-                    weights[g, j] = weight
-                    block_total += weight
+                    weights[g, j] = exp_f32(weights[g, j] - top)
                 highest[g] = top
-                total[g] = total[g] * shrink + block_total
+                total[g] = total[g] * shrink + sum_of(weights[g], count)
                 for d in range(head_dim):
                     mixed[g, d] *= shrink
             for j in range(count):

@@ -154,7 +154,7 @@ def _fill(
     query_length: Int32s,
 ) -> int:
     """Fill the arrays from `positions` on. Returns the first row that is invalid, or the number of rows."""
-    num_rows = starts.shape[0]
+    num_rows: int = starts.shape[0]
     token = 0
     query = 0
     for row in range(num_rows):

@@ -25,7 +25,9 @@ def prefill_attention(
     """
     kv_heads, head_dim = k_pool.shape[2:]
     if not (q.dtype == k_pool.dtype == v_pool.dtype == out.dtype):
-        raise TypeError(f"prefill_attention: one dtype is needed, got {q.dtype}, {k_pool.dtype}, {v_pool.dtype}, {out.dtype}")
+        raise TypeError(
+            f"prefill_attention: one dtype is needed, got {q.dtype}, {k_pool.dtype}, {v_pool.dtype}, {out.dtype}"
+        )
     if q.shape != out.shape or q.shape[2] != head_dim or q.shape[1] % kv_heads or k_pool.shape != v_pool.shape:
         raise ValueError(
             f"prefill_attention: shapes do not fit: q {tuple(q.shape)}, out {tuple(out.shape)}, "

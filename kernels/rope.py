@@ -33,9 +33,7 @@ class LinearScaling:
 RopeScaling = Llama3Scaling | LinearScaling | None
 
 
-def rope_tables(
-    head_dim: int, theta: float, scaling: RopeScaling, positions: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def rope_tables(head_dim: int, theta: float, scaling: RopeScaling, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin, float32 [positions, head_dim / 2]."""
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse_frequencies(head_dim, theta, scaling))
     return angles.cos(), angles.sin()

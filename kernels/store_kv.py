@@ -6,7 +6,6 @@ One pass over the fused projection: in torch this is about a dozen operators, 60
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from niwaki.kernels.checks import check_arrays
@@ -16,13 +15,11 @@ from niwaki.kernels.operand import Array
 from niwaki.kernels.plan import Int64s
 from niwaki.kernels.rope import rotate_torch
 
-Float32s = npt.NDArray[np.float32]
-
 
 def rope_store_kv(
     qkv: Array,
-    cos: Float32s,
-    sin: Float32s,
+    cos: Array,
+    sin: Array,
     positions: Int64s,
     slots: Int64s,
     k_pool: Array,
@@ -34,7 +31,15 @@ def rope_store_kv(
     k_pool, v_pool [pages, page_size, kv_heads, head_dim], contiguous, of qkv's dtype. positions, slots int64 [tokens],
     taken from an `AttentionPlan`, which has checked the slots; positions are checked here against the tables.
     """
-    check_arrays("rope_store_kv", qkv.dtype, qkv=(qkv, qkv.shape), k_pool=(k_pool, v_pool.shape), v_pool=(v_pool, k_pool.shape))
+    check_arrays(
+        "rope_store_kv", qkv.dtype, qkv=(qkv, qkv.shape), k_pool=(k_pool, v_pool.shape), v_pool=(v_pool, k_pool.shape)
+    )
+    check_arrays(
+        "rope_store_kv", np.dtype(np.float32), cos=(cos, sin.shape), sin=(sin, (len(sin), k_pool.shape[3] // 2))
+    )
+    kv_heads, head_dim = k_pool.shape[2:]
+    if qkv.shape[1] % head_dim or qkv.shape[1] <= 2 * kv_heads * head_dim:
+        raise ValueError(f"rope_store_kv: qkv of width {qkv.shape[1]} does not fit {kv_heads} kv heads of {head_dim}")
     if not (positions.shape == slots.shape == qkv.shape[:1]):
         raise ValueError(f"rope_store_kv: {len(qkv)} tokens, but {len(positions)} positions and {len(slots)} slots")
     if not _rope_store_kv(qkv, cos, sin, positions, slots, k_pool, v_pool):
@@ -61,7 +66,8 @@ def rope_store_kv_torch(
     """The reference of `rope_store_kv`, on any device."""
     kv_heads, head_dim = k_pool.shape[2:]
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
-    q, k, v = qkv.view(len(qkv), -1, head_dim).split((heads, kv_heads, kv_heads), 1)
+    by_head = qkv.view(len(qkv), -1, head_dim)
+    q, k, v = by_head[:, :heads], by_head[:, heads : heads + kv_heads], by_head[:, heads + kv_heads :]
     q.copy_(rotate_torch(q, cos, sin, positions))
     store_kv_torch(rotate_torch(k, cos, sin, positions), v, slots, k_pool, v_pool)
 
@@ -69,8 +75,8 @@ def rope_store_kv_torch(
 @jit()
 def _rope_store_kv(
     qkv: Array,
-    cos: Float32s,
-    sin: Float32s,
+    cos: Array,
+    sin: Array,
     positions: Int64s,
     slots: Int64s,
     k_pool: Array,

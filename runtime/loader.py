@@ -75,7 +75,7 @@ class Checkpoint:
         """Read the headers.
 
         Raises:
-            ModelError: a file is missing, truncated or malformed, or a tensor is missing, superfluous or of a wrong shape.
+            ModelError: a file is missing, truncated or malformed, or a tensor is missing, superfluous or misshapen.
         """
         self._tensors: dict[str, StoredTensor] = {}
         for file, names in _shards(path).items():
@@ -97,7 +97,7 @@ class Checkpoint:
         data = torch.empty(stored.size, dtype=torch.uint8)
         with stored.file.open("rb") as file:
             file.seek(stored.offset)
-            if file.readinto(memoryview(data.numpy())) != stored.size:
+            if file.readinto(data.numpy().data) != stored.size:
                 raise ModelError(f"{stored.file} was cut short while {name} was read")
         return data.view(stored.dtype).view(stored.shape)
 
@@ -231,7 +231,7 @@ def _some(names: list[str]) -> str:
 
 
 def _generation_defaults(raw: Mapping[str, object]) -> SamplingOptions:
-    """The sampling fields that the model's makers recommend. `do_sample: false` means greedy; a top_k of 0 means off."""
+    """The sampling fields that the model's makers recommend. `do_sample: false` means greedy, a top_k of 0 off."""
     greedy = raw.get("do_sample") is False
     options = SamplingOptions(
         temperature=0.0 if greedy else _float(raw, "temperature"),

@@ -1,7 +1,8 @@
-"""Runs the model over one ragged batch a step. Owns the model and its KV pool; knows pages by id, requests not at all."""
+"""Runs the model over one ragged batch a step. Owns the model and its KV pool; knows pages by id, and no requests."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +11,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from niwaki.kernels import jit
 from niwaki.kernels.plan import Int32s, Span, make_plan
 from niwaki.radix.pages import PageCopy
 from niwaki.runtime.api import ConfigError
 from niwaki.runtime.loader import Checkpoint, read_model_folder
 from niwaki.runtime.models import model_class
-from niwaki.runtime.models.config import DTYPE_BYTES, ModelConfig
+from niwaki.runtime.models.config import ModelConfig
 from niwaki.runtime.models.llama import expected_tensors
+
+# Multiply-adds of a step below which torch is held to one thread: 20 to 40 ms of work. Its threads wait for each other
+# actively, so on a machine that also does something else each of a step's 50 products may lose a time slice of 8 ms.
+MIN_PARALLEL_WORK = 2_000_000_000
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -59,6 +63,7 @@ class Runner:
         self.num_pages = num_pages
         self.page_size = page_size
         self.kv_bytes_per_token = config.kv_bytes_per_token(wanted)
+        self._num_weights = sum(math.prod(shape) for shape in expected_tensors(config).values())
         self._model = model_class(config.architecture)(
             config,
             lambda name: read(name).to(device=self._device, dtype=torch_dtype),
@@ -100,7 +105,7 @@ class Runner:
         def read(name: str) -> torch.Tensor:
             if name.endswith("norm.weight"):
                 return torch.ones(shapes[name])
-            return torch.randn(shapes[name], generator=generator) / shapes[name][-1] ** 0.5
+            return torch.randn(shapes[name], generator=generator).div_(shapes[name][-1] ** 0.5)
 
         return cls(config, read, device=device, dtype=dtype, num_pages=num_pages, page_size=page_size)
 
@@ -111,8 +116,8 @@ class Runner:
             float32 [sum of num_logits, vocab_size], in row order, positions ascending within a row.
 
         Raises:
-            ValueError: a row is empty, its pages do not cover it or are outside the pool, num_logits is not from 0 to q,
-                or a position is beyond the model's context. Nothing was stored then.
+            ValueError: a row is empty, its pages do not cover it or are outside the pool, num_logits is not from 0 to
+                q, or a position is beyond the model's context. Nothing was stored then.
             IndexError: a token id is outside the vocabulary.
         """
         if not rows:
@@ -120,7 +125,15 @@ class Runner:
         spans = [Span(row.start, len(row.token_ids), row.page_ids) for row in rows]
         plan = make_plan(spans, page_size=self.page_size, num_pages=self.num_pages, device=self._device)
         token_ids = torch.from_numpy(np.concatenate([row.token_ids for row in rows])).to(self._device)
-        return self._model.forward(token_ids, plan, _wanted(rows, plan.num_tokens))
+        wanted = _wanted(rows, plan.num_tokens)
+        threads = torch.get_num_threads()
+        if threads == 1 or plan.num_tokens * self._num_weights >= MIN_PARALLEL_WORK:
+            return self._model.forward(token_ids, plan, wanted)
+        torch.set_num_threads(1)
+        try:
+            return self._model.forward(token_ids, plan, wanted)
+        finally:
+            torch.set_num_threads(threads)
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Carry out copies on write, in order, in all layers."""

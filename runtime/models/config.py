@@ -50,7 +50,9 @@ class ModelConfig:
             if field.name in SIZES and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ModelError(f"{field.name} must be a whole number of at least 1, got {value!r}")
         if self.num_heads % self.num_kv_heads:
-            raise ModelError(f"{self.num_heads} attention heads cannot be shared by {self.num_kv_heads} key-value heads")
+            raise ModelError(
+                f"{self.num_heads} attention heads cannot be shared by {self.num_kv_heads} key-value heads"
+            )
         if self.head_dim % 2:
             raise ModelError(f"head_dim must be even for rotary positions, got {self.head_dim}")
 
@@ -60,7 +62,16 @@ class ModelConfig:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * item
 
 
-SIZES = {"vocab_size", "num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "context_length"}
+SIZES = {
+    "vocab_size",
+    "num_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "context_length",
+}
 
 
 def parse_config(raw: Mapping[str, object]) -> ModelConfig:
@@ -77,7 +88,9 @@ def parse_config(raw: Mapping[str, object]) -> ModelConfig:
     if raw.get("quantization_config") is not None:
         raise ModelError("quantized weights are not supported; use the unquantized checkpoint")
     if raw.get("head_dim") is None and hidden_size % num_heads:
-        raise ModelError(f"hidden_size {hidden_size} is no multiple of {num_heads} attention heads and there is no head_dim")
+        raise ModelError(
+            f"hidden_size {hidden_size} is no multiple of {num_heads} attention heads and there is no head_dim"
+        )
     theta, scaling = _rope(raw, context_length)
     stored = _text(raw, "dtype", _text(raw, "torch_dtype", "float32")).removeprefix("torch.")
     if stored not in STORED_DTYPES:

@@ -1,7 +1,7 @@
 """The Llama architecture on a paged KV pool: weights as plain tensors, one forward pass over a ragged batch.
 
-Owns the weights, the pool and the step's buffers. Knows pages only through an `AttentionPlan`; arithmetic other than matrix
-products is `kernels.ops`. For a small model a step is mostly launches, so projections that read the same input are
+Owns the weights, the pool and the step's buffers. Knows pages only through an `AttentionPlan`; all arithmetic is
+`kernels.ops`. For a small model a step is mostly launches, so projections that read the same input are
 fused, and every buffer and its NumPy view is made once for each batch size (see kernels/operand.py).
 """
 
@@ -26,16 +26,10 @@ KEPT_BUFFER_SIZES = 256  # batch sizes whose views are kept; making those of a l
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """y = x W^T + bias; `weight` is W^T as a view, [inputs, outputs]."""
+    """y = x weight^T + bias."""
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-
-    def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        if self.bias is None:
-            torch.mm(x, self.weight, out=out)
-        else:
-            torch.addmm(self.bias, x, self.weight, out=out)
+    weight: Operand  # [outputs, inputs]
+    bias: Operand | None  # [outputs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +104,7 @@ class Llama:
         self._device = device
         self._dtype = dtype
         self._ops = ops_for(device)
-        # Zeros, not empty: memory that was never written may hold NaN, and 0 x NaN is NaN for whatever reads past a row.
+        # Zeros, not empty: a page that is gathered whole must not bring a NaN from memory that was never written.
         self._pool = torch.zeros(
             (config.num_layers, 2, num_pages, page_size, config.num_kv_heads, config.head_dim),
             dtype=dtype,
@@ -119,8 +113,7 @@ class Llama:
         self._embedding = read("model.embed_tokens.weight")  # [vocab, hidden]
         self._layers = tuple(self._read_layer(index, read) for index in range(config.num_layers))
         self._norm = Operand.of(read("model.norm.weight"))
-        head = self._embedding if config.tie_embeddings else read("lm_head.weight")
-        self._head = head.t()  # [hidden, vocab]
+        self._head = Operand.of(self._embedding if config.tie_embeddings else read("lm_head.weight"))  # [vocab, hidden]
         # No sequence can be longer than the pool, and a table for 131,072 positions takes 64 MB.
         positions = min(config.context_length, num_pages * page_size)
         cos, sin = rope_tables(config.head_dim, config.rope_theta, config.rope_scaling, positions)
@@ -128,7 +121,6 @@ class Llama:
         self._body = Workspace(config, device, dtype)
         self._tail = Workspace(config, device, dtype)  # the rows whose logits are wanted, from the last layer's end on
 
-    @torch.inference_mode()
     def forward(
         self, token_ids: torch.Tensor, plan: AttentionPlan, wanted: npt.NDArray[np.int64] | None
     ) -> torch.Tensor:
@@ -136,6 +128,12 @@ class Llama:
 
         token_ids int32 or int64 [tokens], in the order of the plan. Keys and values of all tokens are stored.
         """
+        with torch.inference_mode():
+            return self._forward(token_ids, plan, wanted)
+
+    def _forward(
+        self, token_ids: torch.Tensor, plan: AttentionPlan, wanted: npt.NDArray[np.int64] | None
+    ) -> torch.Tensor:
         config, ops, layers = self._config, self._ops, self._layers
         b = self._body.of_size(plan.num_tokens)
         torch.index_select(self._embedding, 0, token_ids, out=b.x.tensor)
@@ -143,7 +141,7 @@ class Llama:
         for index, layer in enumerate(layers):
             if index:
                 ops.add_rms_norm(b.x, b.delta, layer.attention_norm, config.rms_norm_eps, b.normed)
-            layer.qkv.into(b.normed.tensor, b.qkv.tensor)
+            ops.linear(b.normed, layer.qkv.weight, layer.qkv.bias, b.qkv)
             ops.rope_store_kv(b.qkv, self._cos, self._sin, plan, layer.k_pool, layer.v_pool)
             is_last = index == len(layers) - 1
             if is_last and wanted is not None and not len(wanted):
@@ -151,14 +149,16 @@ class Llama:
             ops.attend(b.q, layer.k_pool, layer.v_pool, plan, b.attended_heads)
             if is_last and wanted is not None and len(wanted) < plan.num_tokens:
                 b = self._select(b, wanted)  # nothing after this mixes tokens: the others need no more work
-            layer.attention_out.into(b.attended.tensor, b.delta.tensor)
+            ops.linear(b.attended, layer.attention_out.weight, layer.attention_out.bias, b.delta)
             ops.add_rms_norm(b.x, b.delta, layer.mlp_norm, config.rms_norm_eps, b.normed)
-            layer.gate_up.into(b.normed.tensor, b.gate_up.tensor)
+            ops.linear(b.normed, layer.gate_up.weight, layer.gate_up.bias, b.gate_up)
             ops.silu_mul(b.gate_up, b.activated)
-            layer.down.into(b.activated.tensor, b.delta.tensor)
+            ops.linear(b.activated, layer.down.weight, layer.down.bias, b.delta)
         else:
             ops.add_rms_norm(b.x, b.delta, self._norm, config.rms_norm_eps, b.normed)
-            return torch.mm(b.normed.tensor, self._head).float()
+            logits = torch.empty((len(b.x.tensor), config.vocab_size), dtype=self._dtype, device=self._device)
+            ops.linear(b.normed, self._head, None, Operand.of(logits))
+            return logits.float()
         return torch.empty((0, config.vocab_size), dtype=torch.float32, device=self._device)
 
     def copy_pages(self, copies: list[tuple[int, int, int]]) -> None:
@@ -178,7 +178,7 @@ class Llama:
         def projection(has_bias: bool, *names: str) -> Projection:
             weight = torch.cat([read(f"{prefix}{name}.weight") for name in names])
             bias = torch.cat([read(f"{prefix}{name}.bias") for name in names]) if has_bias else None
-            return Projection(weight.t(), bias)
+            return Projection(Operand.of(weight), None if bias is None else Operand.of(bias))
 
         config = self._config
         return Layer(

@@ -8,6 +8,7 @@ import torch
 
 from niwaki.kernels import jit
 from niwaki.kernels.copy_pages import copy_pages
+from niwaki.kernels.linear import MIN_PARALLEL_ELEMENTS, linear_few_rows
 from niwaki.kernels.numeric import exp_f32, load, store
 from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.ops import NumbaOps, TorchOps, ops_for
@@ -116,7 +117,9 @@ def test_a_nan_stays_in_its_own_row() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(1, 1, 2), (4, 2, 16), (8, 1, 32), (6, 6, 80), (8, 2, 128)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(1, 1, 2), (4, 2, 16), (8, 1, 32), (6, 6, 80), (8, 2, 128)]
+)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_rotation_and_store_match_torch(
     dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, page_size: int
@@ -158,6 +161,36 @@ def test_llama3_scaling_keeps_short_wavelengths_and_stretches_long_ones() -> Non
     assert ((scaled <= plain) & (scaled >= plain / 8 * 0.999)).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (7, 5), (64, 33), (320, 100)])
+def test_a_product_of_few_rows_matches_torch(dtype: torch.dtype, has_bias: bool, inputs: int, outputs: int) -> None:
+    weight = randn(0, outputs, inputs, dtype=dtype)
+    bias = randn(1, outputs, dtype=dtype) if has_bias else None
+    for rows in range(1, 20):  # both sides of the size from which torch takes over
+        x = randn(rows, rows, inputs, dtype=dtype)
+        got, expected = (torch.empty(rows, outputs, dtype=dtype) for _ in range(2))
+        for ops, out in ((NumbaOps(), got), (TorchOps(), expected)):
+            ops.linear(Operand.of(x), Operand.of(weight), None if bias is None else Operand.of(bias), Operand.of(out))
+        tolerance = 1e-5 if dtype == torch.float32 else 2**-7
+        assert torch.allclose(got.float(), expected.float(), rtol=tolerance, atol=tolerance * inputs**0.5)
+
+
+def test_threads_change_no_product() -> None:
+    x, weight = randn(0, 5, 1024), randn(1, MIN_PARALLEL_ELEMENTS // 1024 + 1, 1024)
+    outs = []
+    before = jit.get_num_threads()
+    try:
+        for threads in (1, 2):
+            jit.set_num_threads(threads)
+            out = torch.empty(5, len(weight))
+            linear_few_rows(x.numpy(), weight.numpy(), None, out.numpy())
+            outs.append(out)
+    finally:
+        jit.set_num_threads(before)
+    assert torch.equal(*outs)
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Attention
 # ---------------------------------------------------------------------------------------------------------------
@@ -189,10 +222,9 @@ def test_a_mixed_batch_attends_as_the_formula_says(
     assert (got.float() - expected.float()).abs().max() < tolerance
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_threads_change_nothing(dtype: torch.dtype) -> None:
-    kv_heads, head_dim, page_size, num_pages = 4, 64, 16, 300
-    plan = plan_of([(1500, 1), (3, 1), (900, 1), (1100, 1)], page_size, num_pages)
+def test_threads_change_nothing() -> None:
+    kv_heads, head_dim, page_size, num_pages, dtype = 4, 64, 16, 600, torch.bfloat16
+    plan = plan_of([(4500, 1), (3, 1), (2900, 1), (1100, 1)], page_size, num_pages)
     pools = [Operand.of(randn(i, num_pages, page_size, kv_heads, head_dim, dtype=dtype)) for i in (1, 2)]
     q = Operand.of(randn(3, 4, 8, head_dim, dtype=dtype))
     outs = []
@@ -310,6 +342,6 @@ def test_rotation_refuses_positions_beyond_its_tables() -> None:
 def test_the_cpu_gets_numba_and_other_devices_the_references() -> None:
     assert isinstance(ops_for(CPU), NumbaOps)
     assert isinstance(ops_for(torch.device("meta")), TorchOps)
+    operand = Operand.of(torch.empty(1, 4, device="meta"))
     with pytest.raises(TypeError, match="a CPU kernel was given a tensor on meta"):
-        operand = Operand.of(torch.empty(1, 4, device="meta"))
         NumbaOps().silu_mul(operand, operand)

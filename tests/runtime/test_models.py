@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,7 +49,7 @@ class Pair:
     folder: Path
 
     def in_float32(self) -> Pair:
-        """The same stored weights, computed in float32. (`.float()` on the model would keep its rounded frequencies.)"""
+        """The same stored weights, computed in float32. (`.float()` on the model keeps its rounded frequencies.)"""
         return Pair(LlamaForCausalLM.from_pretrained(self.folder, dtype=torch.float32).eval(), self.folder)
 
     def logits(self, ids: Ids) -> torch.Tensor:
@@ -84,8 +84,8 @@ def make_pair(folder: Path, shape: dict[str, object], dtype: torch.dtype = torch
 
 
 @pytest.fixture(scope="module", params=SHAPES)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    yield make_pair(tmp_path_factory.mktemp("model"), SHAPES[request.param])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair(tmp_path_factory.mktemp("model"), SHAPES[request.param])
 
 
 def load(pair: Pair, dtype: str = "auto", page_size: int = 16) -> Runner:
@@ -107,7 +107,7 @@ class Sequenced:
 
 
 def run(runner: Runner, sequences: Sequence[Sequenced], rng: np.random.Generator, largest: int = 64) -> None:
-    """Feed all sequences to their end: in each step some of them, in shuffled order, each with a chunk of random length."""
+    """Feed all sequences to their end: in each step some of them, shuffled, each with a chunk of random length."""
     while waiting := [s for s in sequences if s.done < len(s.ids)]:
         batch = [waiting[i] for i in rng.permutation(len(waiting))[: rng.integers(1, len(waiting) + 1)]]
         counts = [
@@ -163,9 +163,7 @@ def test_a_cached_prefix_and_a_copied_partial_page_change_no_logits(pair: Pair) 
     first = Sequenced(random_ids(rng, 60), [7, 3, 11, 5])
     run(runner, [first], rng)
     shared = 41  # two whole pages and 9 tokens of the third
-    second = Sequenced(
-        np.concatenate([first.ids[:shared], random_ids(rng, 30)]), [7, 3, 20, 21, 22], done=shared
-    )
+    second = Sequenced(np.concatenate([first.ids[:shared], random_ids(rng, 30)]), [7, 3, 20, 21, 22], done=shared)
     runner.copy_pages([PageCopy(11, 20, shared % 16)])
     run(runner, [second], rng, largest=20)
     assert difference(second, pair.logits(second.ids)) < 1e-4
@@ -222,9 +220,7 @@ def test_float32_asked_of_a_bfloat16_checkpoint_is_the_exact_truth(tmp_path: Pat
         (Row(np.zeros(1, np.int32), 4096, range(257)), "beyond the 4096 positions"),
     ],
 )
-def test_a_row_that_would_read_or_write_outside_its_pages_is_refused(
-    row: Row, message: str, tmp_path: Path
-) -> None:
+def test_a_row_that_would_read_or_write_outside_its_pages_is_refused(row: Row, message: str, tmp_path: Path) -> None:
     runner = load(make_pair(tmp_path, SHAPES["grouped-tied"]))
     with pytest.raises(ValueError, match=message):
         runner.forward([row])
@@ -250,12 +246,16 @@ def test_an_empty_batch_is_no_work(tmp_path: Path) -> None:
 
 def test_random_weights_are_the_same_for_the_same_seed() -> None:
     config = ModelConfig(
-        vocab_size=50, num_layers=2, hidden_size=32, intermediate_size=64, num_heads=2, num_kv_heads=1, head_dim=16,
+        vocab_size=50,
+        num_layers=2,
+        hidden_size=32,
+        intermediate_size=64,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=16,
         context_length=64,
     )
-    runners = [
-        Runner.random(config, seed=seed, num_pages=4) for seed in (1, 1, 2)
-    ]
+    runners = [Runner.random(config, seed=seed, num_pages=4) for seed in (1, 1, 2)]
     a, b, c = (runner.forward([Row(np.arange(5, dtype=np.int32), 0, [0])]) for runner in runners)
     assert torch.equal(a, b)
     assert not torch.equal(a, c)

@@ -1,0 +1,168 @@
+"""Prints what the CPU kernels gain over plain torch, and what a step of a small model costs, weights aside and in all.
+
+Run it as `python -m tests.benchmarks.bench_kernels [--json PATH]`. Ratios are of pairs run in turn; A is ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from niwaki.kernels.operand import Operand
+from niwaki.kernels.ops import NumbaOps, TorchOps
+from niwaki.kernels.plan import AttentionPlan, DecodeQueries, PrefillRow, Span, make_plan
+from niwaki.runtime.models.config import ModelConfig
+from niwaki.runtime.runner import Row, Runner
+from tests.benchmarks.harness import Comparison, compare, table, write_json
+
+CPU = torch.device("cpu")
+SMALL = ModelConfig(
+    vocab_size=2048,
+    num_layers=8,
+    hidden_size=320,
+    intermediate_size=960,
+    num_heads=10,
+    num_kv_heads=5,
+    head_dim=32,
+    context_length=2048,
+    tie_embeddings=True,
+)
+# The same number of launches on almost no weights: what remains is the host's own time.
+HOLLOW = replace(SMALL, vocab_size=64, hidden_size=32, intermediate_size=32, num_heads=2, num_kv_heads=1, head_dim=16)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="also write the ratios here")
+    arguments = parser.parse_args()
+    comparisons = [
+        *(products(rows, dtype) for dtype in (torch.float32, torch.bfloat16) for rows in (1, 4, 8, 32)),
+        *(decode(dtype) for dtype in (torch.float32, torch.bfloat16)),
+        short_rows(),
+    ]
+    print(table(comparisons))
+    print()
+    for name, config, dtype in (
+        ("launches alone", HOLLOW, "float32"),
+        ("10M weights", SMALL, "float32"),
+        ("10M weights", SMALL, "bfloat16"),
+    ):
+        for batch in (1, 8, 32):
+            print(f"decode step, {name}, {dtype}, batch {batch}: {step(config, dtype, batch):.0f} us (median)")
+    if arguments.json:
+        write_json(arguments.json, comparisons, {"cpu": platform.processor(), "threads": torch.get_num_threads()})
+
+
+def times(count: int, action: Callable[[], None]) -> Callable[[], None]:
+    def run() -> None:
+        for _ in range(count):
+            action()
+
+    return run
+
+
+def products(rows: int, dtype: torch.dtype) -> Comparison:
+    """x W^T with weights that are not in the caches of a core, as between the layers of a model."""
+    weights = [Operand.of(torch.randn(1920, 320).to(dtype)) for _ in range(16)]
+    x, out = Operand.of(torch.randn(rows, 320).to(dtype)), Operand.of(torch.empty(rows, 1920, dtype=dtype))
+
+    def all_weights(ops: NumbaOps | TorchOps) -> Callable[[], None]:
+        def run() -> None:
+            for weight in weights:
+                ops.linear(x, weight, None, out)
+
+        return times(4, run)
+
+    return compare(
+        "linear",
+        f"{rows} rows, {dtype}",
+        ("few-rows kernel", all_weights(NumbaOps())),
+        ("torch.mm", all_weights(TorchOps())),
+        aim=">= 1",
+    )
+
+
+def decode(dtype: torch.dtype) -> Comparison:
+    """32 queries over 500 keys each: the paged kernel, against gathering the pages and torch's attention."""
+    rows, keys, heads, kv_heads, head_dim, page_size = 32, 500, 10, 5, 32, 16
+    each = -(-keys // page_size)
+    pool = [torch.randn(rows * each, page_size, kv_heads, head_dim).to(dtype) for _ in range(2)]
+    pages = np.random.default_rng(0).permutation(rows * each).reshape(rows, each)
+    plan = plan_of([Span(keys - 1, 1, row.tolist()) for row in pages], page_size, rows * each)
+    q = torch.randn(rows, heads, head_dim).to(dtype)
+    ours = [Operand.of(tensor) for tensor in (q, *pool)]
+    out = Operand.of(torch.empty_like(q))
+    index = torch.from_numpy(pages)
+    ops = NumbaOps()
+
+    def gather() -> None:
+        k, v = (tensor[index].view(rows, -1, kv_heads, head_dim)[:, :keys].transpose(1, 2) for tensor in pool)
+        torch.nn.functional.scaled_dot_product_attention(q[:, :, None], k, v, enable_gqa=True)
+
+    return compare(
+        "decode",
+        f"32 x {keys} keys, {dtype}",
+        ("paged kernel", lambda: ops.attend(ours[0], ours[1], ours[2], plan, out)),
+        ("gather + SDPA", gather),
+        aim=">= 2",
+    )
+
+
+def short_rows() -> Comparison:
+    """Rows of 8 new tokens behind 300 cached ones, as forced tokens make them: the decode path against the dense."""
+    rows, start, count, page_size = 16, 300, 8, 16
+    each = -(-(start + count) // page_size)
+    spans = [Span(start, count, range(row * each, (row + 1) * each)) for row in range(rows)]
+    plan = plan_of(spans, page_size, rows * each)
+    dense = dense_plan(plan, spans)
+    pool = [Operand.of(torch.randn(rows * each, page_size, 5, 32)) for _ in range(2)]
+    q = Operand.of(torch.randn(rows * count, 10, 32))
+    out = Operand.of(torch.empty_like(q.tensor))
+    ops = NumbaOps()
+    return compare(
+        "short rows",
+        f"{rows} x {count} tokens behind {start}",
+        ("as decode queries", lambda: ops.attend(q, *pool, plan, out)),
+        ("as prefill rows", lambda: ops.attend(q, *pool, dense, out)),
+        aim=">= 1",
+    )
+
+
+def plan_of(spans: list[Span], page_size: int, num_pages: int) -> AttentionPlan:
+    return make_plan(spans, page_size=page_size, num_pages=num_pages, device=CPU)
+
+
+def dense_plan(plan: AttentionPlan, spans: list[Span]) -> AttentionPlan:
+    """The same plan with every row on the prefill path."""
+    none = np.empty(0, np.int32)
+    rows = tuple(
+        PrefillRow(index * span.count, span.count, span.start, torch.tensor(list(span.page_ids)))
+        for index, span in enumerate(spans)
+    )
+    return replace(plan, decode=DecodeQueries(none, none, none), prefill=rows)
+
+
+def step(config: ModelConfig, dtype: str, batch: int) -> float:
+    """Microseconds of one forward pass in which each of `batch` requests decodes one token behind 200."""
+    pages = 200 // 16 + 1
+    runner = Runner.random(config, num_pages=batch * pages, dtype=dtype)
+    token = np.array([5], np.int32)
+    rows = [Row(token, 200, list(range(i * pages, (i + 1) * pages))) for i in range(batch)]
+    seconds = []
+    for _ in range(60):
+        start = time.perf_counter()
+        runner.forward(rows)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[10:]) * 1e6
+
+
+if __name__ == "__main__":
+    main()
