@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -78,10 +79,10 @@ def match_costs(num_nodes: int, rng: np.random.Generator) -> list[Measurement]:
         prompts = [rng.integers(0, 32_000, size, dtype=np.int32) for _ in range(200)]
         for prompt in prompts:
             insert(cache, prompt)
-        cost = measure([lambda p=prompt: cache.match(p) for prompt in prompts] * 20)
+        cost = measure([partial(cache.match, prompt) for prompt in prompts] * 20)
         measured.append(Measurement(f"match, hit of {size} tokens, wide tree", cost, 1 + size / 64))
     misses = list(rng.integers(0, 32_000, (4000, 64), dtype=np.int32))
-    cost = measure([lambda p=prompt: cache.match(p) for prompt in misses])
+    cost = measure([partial(cache.match, prompt) for prompt in misses])
     measured.append(Measurement("match, miss, wide tree", cost, 2.0))
     return measured
 
@@ -90,7 +91,7 @@ def deep_match_cost(num_nodes: int, rng: np.random.Generator) -> list[Measuremen
     cache, paths = deep_tree(num_nodes, rng)
     chosen = [paths[int(i)] for i in rng.integers(0, len(paths), 2000)]
     size = sum(len(path) for path in chosen) / len(chosen)
-    cost = measure([lambda p=path: cache.match(p) for path in chosen])
+    cost = measure([partial(cache.match, path) for path in chosen])
     return [Measurement(f"match, hit of {size:.0f} tokens on average, deep tree", cost, 1 + size / 64)]
 
 
@@ -102,8 +103,8 @@ def insert_and_evict_costs(num_nodes: int, rng: np.random.Generator) -> list[Mea
         (lease, prompt) for lease, prompt in zip(leases, prompts, strict=True) if lease is not None
     ]
     assert len(held) == len(prompts)
-    committed = measure([lambda one=one: cache.commit(one[0], one[1], len(one[1])) for one in held])
-    released = measure([lambda one=one: cache.release(one[0], one[1], len(one[1])) for one in held])
+    committed = measure([partial(cache.commit, lease, ids, len(ids)) for lease, ids in held])
+    released = measure([partial(cache.release, lease, ids, len(ids)) for lease, ids in held])
     before = cache.stats().tree_nodes
     count = num_nodes // 2
     evicted = measure([lambda: cache._evict(2)] * count)
@@ -126,10 +127,10 @@ def request_costs(num_nodes: int, rng: np.random.Generator) -> list[Measurement]
         cache.reserve(lease, stop)
         cache.commit(lease, prompt, stop)
 
-    decoded = measure([lambda stop=stop: decode(stop) for stop in steps])
+    decoded = measure([partial(decode, stop) for stop in steps])
     cache.release(lease, prompt, len(prompt))
     chosen = [paths[int(i)] for i in rng.integers(0, len(paths), 2000)]
-    cycles = measure([lambda p=path: insert(cache, p) for path in chosen])
+    cycles = measure([partial(insert, cache, path) for path in chosen])
     pin = cache.pin(paths[-1])
     cloned = measure([lambda: cache.clone_pin(pin)] * 2000)
     return [
