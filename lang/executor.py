@@ -7,7 +7,6 @@ callback, on whatever thread it comes, records the result and runs on. Only read
 from __future__ import annotations
 
 import threading
-import time
 import types
 import weakref
 from collections import Counter, deque
@@ -17,7 +16,7 @@ from functools import partial
 from itertools import groupby
 from typing import TypeAlias, assert_never
 
-from niwaki.lang.backends import Host, Lease, backend_of, default_host
+from niwaki.lang.backends import Lease
 from niwaki.lang.chat import template_of
 from niwaki.lang.meta import Outcome, Selected, Usage, usage_of
 from niwaki.lang.nodes import (
@@ -33,6 +32,7 @@ from niwaki.lang.nodes import (
     variables_of,
 )
 from niwaki.lang.origin import Origin, add_origin
+from niwaki.lang.run import Run
 from niwaki.runtime.api import (
     Backend,
     Branch,
@@ -44,47 +44,11 @@ from niwaki.runtime.api import (
     Output,
     Pending,
     ProgramError,
-    SamplingOptions,
     SamplingParams,
     Score,
     Segment,
-    TimedOut,
     UnknownVariable,
 )
-
-
-class Run:
-    """What every state of one run shares. `host` None: the default backend, looked up when it is first needed."""
-
-    def __init__(
-        self,
-        program: str,
-        options: SamplingOptions,
-        host: Host | None = None,
-        timeout: float | None = None,
-        deadline: float | None = None,
-    ) -> None:
-        self.program = program
-        self.options = options
-        self.timeout = timeout
-        own = None if timeout is None else time.monotonic() + timeout
-        # A run inside another one may end sooner than that, never later.
-        self.deadline = own if deadline is None else deadline if own is None else min(own, deadline)
-        self._backend: Backend | None = None if host is None else backend_of(host)
-
-    @property
-    def backend(self) -> Backend:
-        if self._backend is None:
-            self._backend = backend_of(default_host())
-        return self._backend
-
-    def remaining(self) -> float | None:
-        """Seconds until the deadline, at least 0. None: there is none."""
-        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
-
-    def timed_out(self) -> TimedOut:
-        limit = "that of the run around it" if self.timeout is None else f"of {self.timeout} s"
-        return TimedOut(f"program {self.program} was not done within its timeout, {limit}")
 
 
 @dataclass(frozen=True, slots=True)

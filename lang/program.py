@@ -14,8 +14,9 @@ from typing import Literal, TypeAlias, cast, overload
 
 from niwaki.lang.backends import Host
 from niwaki.lang.batch import DEFAULT_CONCURRENCY, run_rows
-from niwaki.lang.executor import Executor, Run
+from niwaki.lang.executor import Executor
 from niwaki.lang.expressions import check_options
+from niwaki.lang.run import Run
 from niwaki.lang.state import State
 from niwaki.runtime.api import ProgramError, SamplingOptions
 

@@ -1,0 +1,42 @@
+"""One run of a program: what all of its states share."""
+
+from __future__ import annotations
+
+import time
+
+from niwaki.lang.backends import Host, backend_of, default_host
+from niwaki.runtime.api import Backend, SamplingOptions, TimedOut
+
+
+class Run:
+    """Backend, options and deadline. `host` None: the default backend, looked up when it is first needed."""
+
+    def __init__(
+        self,
+        program: str,
+        options: SamplingOptions,
+        host: Host | None = None,
+        timeout: float | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        self.program = program
+        self.options = options
+        self.timeout = timeout
+        own = None if timeout is None else time.monotonic() + timeout
+        # A run inside another one may end sooner than that, never later.
+        self.deadline = own if deadline is None else deadline if own is None else min(own, deadline)
+        self._backend: Backend | None = None if host is None else backend_of(host)
+
+    @property
+    def backend(self) -> Backend:
+        if self._backend is None:
+            self._backend = backend_of(default_host())
+        return self._backend
+
+    def remaining(self) -> float | None:
+        """Seconds until the deadline, at least 0. None: there is none."""
+        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+
+    def timed_out(self) -> TimedOut:
+        limit = "that of the run around it" if self.timeout is None else f"of {self.timeout} s"
+        return TimedOut(f"program {self.program} was not done within its timeout, {limit}")
