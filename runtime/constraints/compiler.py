@@ -26,8 +26,8 @@ MAX_CHOICES_BYTES: Final = 4 * 1024 * 1024
 class ConstraintCompiler:
     """Compiles constraints over one vocabulary, and keeps the last ones used within `max_bytes`.
 
-    Safe to use from several threads; may take `seconds`, so never call it on the engine's loop. Close it when done:
-    it may own a process.
+    Safe to use from several threads; may take `seconds` of processor time, so never call it on the engine's loop.
+    Close it when done: it may own a process.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, seconds: float = 1.0, max_bytes: int = 256 * 1024 * 1024) -> None:

@@ -20,6 +20,7 @@ from niwaki.runtime.constraints.worker import LENGTH, OK, Transitions
 
 WORKER: Final = Path(__file__).with_name("worker.py")
 START_SECONDS: Final = 30.0  # until the child says that it is ready, on a machine that has other things to do
+PATIENCE: Final = 2.0  # how much slower than alone the child may be on a busy machine
 MAX_MEMORY: Final = 2 * 1024**3  # of the child, address space
 MAX_ANSWER: Final = 256 * 1024**2
 
@@ -29,7 +30,8 @@ class TookTooLong(Exception):
 
 
 class CompileProcess:
-    """Compiles one pattern at a time, each within `seconds`. Any thread may ask; they wait for each other."""
+    """Compiles one pattern at a time, each within `seconds` of processor time, and of the clock within
+    PATIENCE times that. Any thread may ask; they wait for each other."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -69,9 +71,8 @@ class CompileProcess:
         return self._child.pid if self._child is not None else None
 
     def _started(self) -> subprocess.Popen[bytes]:
-        # -P: the script's folder must not come first in sys.path. The child's own timer is the longer one, and only
-        # ends what is left over when this process dies.
-        command = [sys.executable, "-P", str(WORKER), str(2 * self._seconds + 1), str(MAX_MEMORY)]
+        # -P: the script's folder must not come first in sys.path.
+        command = [sys.executable, "-P", str(WORKER), str(self._seconds), str(MAX_MEMORY)]
         child = subprocess.Popen(  # noqa: S603  # our own script, nothing of a user's in it
             command,
             stdin=subprocess.PIPE,
@@ -92,7 +93,7 @@ class CompileProcess:
     def _exchange(self, child: subprocess.Popen[bytes], request: bytes) -> bytes:
         assert child.stdin is not None
         child.stdin.write(LENGTH.pack(len(request)) + request)  # at most 1 MiB, and the child reads all of it
-        return _read_frame(child, time.monotonic() + self._seconds)
+        return _read_frame(child, time.monotonic() + PATIENCE * self._seconds)
 
     def _stop(self) -> None:
         if self._finalizer is not None:

@@ -1,7 +1,7 @@
 """From a pattern to a byte automaton, by outlines-core; also the program of the process that does it under a limit.
 
-Run as a script (`python -P worker.py SECONDS`) it answers requests on its standard input one after the other, and
-is killed by its own timer when one takes too long. Imports the standard library and outlines-core only: it starts in
+Run as a script (`python -P worker.py SECONDS BYTES`) it answers requests on its standard input one after the other,
+and dies by its own timers when one takes too long. Imports the standard library and outlines-core only: it starts in
 tens of milliseconds and never loads NumPy, torch or niwaki.
 
 Frames, both ways: 4 bytes length (little-endian), then the body. A request is a pattern in UTF-8. An answer is one
@@ -104,13 +104,16 @@ def serve(requests: BinaryIO, answers: BinaryIO, seconds: float) -> None:
     answers.flush()
     while len(head := requests.read(LENGTH.size)) == LENGTH.size:
         pattern = requests.read(LENGTH.unpack(head)[0]).decode()
-        # No Python handler can run while outlines-core computes; the default action of SIGALRM ends the process
-        # even then, so that nothing is left behind when the parent died meanwhile.
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        # No Python handler can run while outlines-core computes; the default action of these signals ends the process
+        # even then. Processor time decides, so that a busy machine does not refuse what an idle one compiles; the
+        # clock only ends what is left over when the parent died meanwhile.
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.setitimer(signal.ITIMER_REAL, 20 * seconds)
         try:
             body = OK + transitions_of(pattern).to_bytes()
         except (ValueError, MemoryError) as error:
             body = REFUSED + str(error).encode()
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         answers.write(LENGTH.pack(len(body)) + body)
         answers.flush()
@@ -127,6 +130,7 @@ def limit_memory(num_bytes: int) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent; we end when our input does
     limit_memory(int(sys.argv[2]))
     serve(sys.stdin.buffer, sys.stdout.buffer, float(sys.argv[1]))

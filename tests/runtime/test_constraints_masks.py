@@ -506,12 +506,12 @@ def test_a_constraint_too_large_to_measure_gives_the_same_masks_and_endings(monk
 
 
 def test_rows_are_dropped_when_they_outgrow_their_memory_and_stay_right() -> None:
-    free = compile_constraint(Regex('"[ab]{0,20}é"}'), WIDE, seconds=20)
+    free = compile_constraint(Regex("abcdefghij"), WIDE, seconds=20)
     assert isinstance(free, AutomatonConstraint)
     tight = AutomatonConstraint(free.dfa, WIDE, max_row_bytes=200)
     for _ in range(2):
         pair = free.matcher(), tight.matcher()
-        for token_id in (35, 98, 99, 257, 98, 99):
+        for token_id in range(98, 107):
             for one in pair:
                 one.accept(token_id)
             assert mask_of(pair[0], WIDE) == mask_of(pair[1], WIDE)

@@ -14,12 +14,11 @@ import pytest
 from niwaki.runtime.api import Choices, ConfigError, Constraint, ConstraintError, Regex
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary, compile_constraint
 from niwaki.runtime.constraints.pattern import parse
-from niwaki.runtime.constraints.process import CompileProcess, TookTooLong
+from niwaki.runtime.constraints.process import PATIENCE, CompileProcess, TookTooLong
 from niwaki.runtime.constraints.worker import Transitions, transitions_of
 
 BYTES = Vocabulary([bytes([b]) for b in range(256)], ())
 SECONDS = 1.0
-SLACK = 2.0  # of a busy machine, and for starting a process
 
 
 @pytest.fixture
@@ -138,7 +137,7 @@ def test_hostile_patterns_are_compiled_or_refused_in_about_a_second(pattern: str
         compiled.matcher().fill_mask(row)
         assert row.any()
     assert not refusal or "is too complex to compile within 1 s" in refusal or "is too large" in refusal
-    assert time.monotonic() - began < SECONDS + SLACK
+    assert time.monotonic() - began < PATIENCE * SECONDS + 2  # of a busy machine; alone it is SECONDS
     assert compiler.compile(Regex("(a|b)*b")).num_states > 0  # and the next one finds a process
 
 
