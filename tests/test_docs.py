@@ -13,10 +13,17 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+import niwaki as nw
+
+if TYPE_CHECKING:
+    from niwaki.runtime.engine import Engine
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -60,8 +67,18 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def bundled_backend(bundled_engine: Engine) -> Iterator[None]:
+    """Programs run on the bundled model, whatever default another page has set."""
+    nw.set_default_backend(bundled_engine)
+    yield
+    nw.set_default_backend(None)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_python_block_runs_and_prints_what_the_page_says(page: Path, checkout: Path) -> None:
+def test_every_python_block_runs_and_prints_what_the_page_says(
+    page: Path, checkout: Path, bundled_backend: None
+) -> None:
     namespace: dict[str, object] = {"__name__": "__doc__"}
     for block in blocks(page.read_text("utf-8")):
         if block.language == "python":
