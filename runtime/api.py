@@ -272,6 +272,7 @@ class Delta:
     text: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +288,7 @@ class Output:
     logprobs: tuple[TokenLogprob, ...] = ()
     top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # from the position on that the request asked for
+    prompt_top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()  # the likeliest tokens at the same positions
     seconds: float = 0.0
 
     @property

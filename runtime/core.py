@@ -159,11 +159,13 @@ class EngineCore:
             max_running=self._config.max_running_requests,
             shares_prefixes=self._config.enable_prefix_cache,
         )
-        running = [self._as_running(request) for request in self._running.values()]
+        # Whom to preempt matters only when pages are short; measuring it for every row of every step would cost time.
+        is_short = room.free_pages < 2 * len(self._running)
+        running = [self._as_running(request, is_short=is_short) for request in self._running.values()]
         waiting = [self._as_waiting(request) for request in self._waiting[:MAX_MATCHED_WAITING]]
         return scheduler.plan(waiting, running, room, self._policy)
 
-    def _as_running(self, request: Request) -> scheduler.Running:
+    def _as_running(self, request: Request, *, is_short: bool) -> scheduler.Running:
         assert request.lease is not None, "running requests hold a lease"
         num_tokens = request.num_to_compute
         return scheduler.Running(
@@ -172,6 +174,7 @@ class EngineCore:
             num_computed=request.num_computed,
             num_pages=len(request.lease.page_ids),
             max_new_tokens=request.remaining_new,
+            num_exclusive_pages=self._cache.num_exclusive(request.lease) if is_short else None,
             ids=request.ids[:num_tokens] if request.num_computed + 1 < num_tokens else None,
             namespace=request.namespace,
         )
@@ -184,6 +187,7 @@ class EngineCore:
             max_new_tokens=request.remaining_new,
             num_cached=match.num_cached,
             num_locked_pages=match.num_locked_pages,
+            max_cached=self._max_cached(request),
             waited_steps=request.waited_steps,
             namespace=request.namespace,
         )
@@ -292,10 +296,12 @@ class EngineCore:
     def _read_prompt(self, reading: Sequence[tuple[Request, int, int, int]], logits: torch.Tensor) -> None:
         for request, first_row, first, count in reading:
             targets = request.ids[first + 1 : first + 1 + count]
-            read = token_logprobs(logits[first_row : first_row + count], targets, 0)
+            read = token_logprobs(logits[first_row : first_row + count], targets, request.params.top_logprobs_num)
             for offset, (target, entry) in enumerate(zip(targets.tolist(), read, strict=True)):
                 text = self._tokenizer.token_text(target)
                 request.prompt_logprobs[first + 1 + offset] = TokenLogprob(entry.logprob, target, text)
+                if entry.top:
+                    request.prompt_top[first + 1 + offset] = request.named(entry.top)
 
     def _draw(self, drawing: Sequence[tuple[Request, int]], logits: torch.Tensor) -> None:
         ready: list[Request] = []

@@ -253,6 +253,11 @@ class LocalBackend:
         self._post(run)
         done.result(timeout=60)
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine's thread runs. False after a shutdown."""
+        return self._thread.is_alive() and not self._is_stopping
+
     def shutdown(self) -> None:
         """Fail what still runs with EngineStopped, and end the engine thread. Calling it twice is allowed."""
         with self._wake:

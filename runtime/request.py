@@ -65,8 +65,8 @@ class Request:
     __slots__ = (
         "id", "job", "index", "params", "namespace", "seed", "num_prompt", "num_computed", "num_cached", "logits_from",
         "lease", "matcher", "stops", "detokenizer", "waited_steps", "arrived", "was_preempted", "logprobs",
-        "top_logprobs", "prompt_logprobs", "_buffer", "_length", "_tokenizer", "_text", "_text_ends",
-        "_unsent_text", "_unsent_ids", "_unsent_logprobs",
+        "top_logprobs", "prompt_logprobs", "prompt_top", "_buffer", "_length", "_tokenizer", "_text", "_text_ends",
+        "_unsent_text", "_unsent_ids", "_unsent_logprobs", "_unsent_top",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +103,7 @@ class Request:
         self.logprobs: list[TokenLogprob] = []
         self.top_logprobs: list[tuple[TokenLogprob, ...]] = []
         self.prompt_logprobs: dict[int, TokenLogprob] = {}
+        self.prompt_top: dict[int, tuple[TokenLogprob, ...]] = {}
         if self.samples and logits_from == 0:  # the whole prompt's log-probabilities; nothing stands before the first
             self.prompt_logprobs[0] = TokenLogprob(None, int(ids[0]), tokenizer.token_text(int(ids[0])))
         self._buffer = np.array(ids, dtype=np.int32)
@@ -113,6 +114,7 @@ class Request:
         self._unsent_text: list[str] = []
         self._unsent_ids: list[int] = []
         self._unsent_logprobs: list[TokenLogprob] = []
+        self._unsent_top: list[tuple[TokenLogprob, ...]] = []
 
     # -- tokens ---------------------------------------------------------------------------------------------------
 
@@ -172,6 +174,7 @@ class Request:
         self._unsent_ids.append(token_id)
         if logprob is not None:
             self._unsent_logprobs.append(logprob)
+            self._unsent_top.append(self.top_logprobs[-1])
         if self.matcher is not None and not ends:
             self.matcher.accept(token_id)
         if self.stops.matched is not None:
@@ -206,8 +209,10 @@ class Request:
             self._add_text(self.stops.push(self.detokenizer.finish()) + self.stops.finish())
         if not (any(self._unsent_text) or (is_last and self._unsent_ids)):
             return None
-        delta = Delta("".join(self._unsent_text), tuple(self._unsent_ids), tuple(self._unsent_logprobs))
-        self._unsent_text, self._unsent_ids, self._unsent_logprobs = [], [], []
+        delta = Delta(
+            "".join(self._unsent_text), tuple(self._unsent_ids), tuple(self._unsent_logprobs), tuple(self._unsent_top)
+        )
+        self._unsent_text, self._unsent_ids, self._unsent_logprobs, self._unsent_top = [], [], [], []
         return delta
 
     def output(self, reason: FinishReason) -> Output:
@@ -222,6 +227,7 @@ class Request:
             logprobs=tuple(self.logprobs),
             top_logprobs=tuple(self.top_logprobs),
             prompt_logprobs=tuple(self.prompt_logprobs[i] for i in sorted(self.prompt_logprobs)),
+            prompt_top_logprobs=tuple(self.prompt_top.get(i, ()) for i in sorted(self.prompt_logprobs)),
             seconds=time.perf_counter() - self.arrived,
         )
 
