@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -77,3 +79,22 @@ def test_every_pin_is_exact_and_every_dependency_is_pinned() -> None:
     names = {pin.split("==")[0].lower().replace("_", "-") for pin in pins}
     assert len(names) == len(pins)
     assert {"torch", "numpy", "numba", "safetensors", "tokenizers", "pydantic", "pytest", "mypy", "ruff"} <= names
+
+
+# Modules that come with a distribution of another name.
+DISTRIBUTION_OF = {"pydantic_core": "pydantic", "outlines_core": "outlines-core", "llvmlite": "numba"}
+
+
+def test_what_the_package_imports_is_what_it_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    asked = {dependency.split(">=")[0] for dependency in project["dependencies"]}
+    imported: set[str] = set()
+    for package in (*PACKAGES, "niwaki"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                if isinstance(node, ast.ImportFrom) and node.module is not None:
+                    names = [node.module]
+                imported |= {name.split(".")[0] for name in names}
+    third_party = imported - set(sys.stdlib_module_names) - {"niwaki"}
+    assert {DISTRIBUTION_OF.get(name, name) for name in third_party} == asked
