@@ -340,8 +340,7 @@ def test_choices_are_exactly_the_texts_given(compilers: list[ConstraintCompiler]
 
 def test_a_choice_that_begins_another_may_end_or_go_on() -> None:
     matcher = compile_constraint(Choices(("a", "ab", "")), BYTES_AND_WORDS).matcher()
-    assert matcher.can_end
-    assert not matcher.is_done
+    assert (matcher.can_end, matcher.is_done) == (True, False)
     assert mask_of(matcher, BYTES_AND_WORDS) == {END, 1, 6, 12}
     matcher.accept(1)
     assert mask_of(matcher, BYTES_AND_WORDS) == {END, 2}
@@ -368,8 +367,7 @@ def test_an_end_token_ends_the_text_and_can_be_taken_back() -> None:
         matcher.accept(END)
     matcher.accept(1)
     matcher.accept(END)
-    assert matcher.is_done
-    assert matcher.distance == 0
+    assert (matcher.is_done, matcher.distance) == (True, 0)
     assert mask_of(matcher, BYTES_AND_WORDS) == {END}
     with pytest.raises(ConstraintError):
         matcher.accept(1)

@@ -48,7 +48,7 @@ def reference(
         before = np.cumsum(probs[order]) - probs[order]
         probs[order[before >= params.top_p]] = 0
     probs[probs < params.min_p * probs.max()] = 0
-    return probs / probs.sum()
+    return np.asarray(probs / probs.sum(), np.float64)
 
 
 def chi_square_fits(counts: npt.NDArray[np.int64], probs: npt.NDArray[np.float64]) -> bool:
@@ -246,7 +246,7 @@ def test_penalties_bias_and_forbidden_tokens_change_the_logits_by_their_formulas
         return np.bincount(tokens_of(drawn), minlength=4) / draws
 
     def softmax(values: list[float]) -> npt.NDArray[np.float64]:
-        return np.exp(values) / np.exp(values).sum()
+        return np.asarray(np.exp(values) / np.exp(values).sum(), np.float64)
 
     cases: list[tuple[SamplingParams, list[float]]] = [
         (SamplingParams(repetition_penalty=2.0), [1.0, 0.5, -2.0, 0.5]),
