@@ -87,7 +87,9 @@ DISTRIBUTION_OF = {"pydantic_core": "pydantic", "outlines_core": "outlines-core"
 
 def test_what_the_package_imports_is_what_it_asks_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    asked = {dependency.split(">=")[0] for dependency in project["dependencies"]}
+    needed = {dependency.split(">=")[0] for dependency in project["dependencies"]}
+    extras = {name: found for name, found in project["optional-dependencies"].items() if name != "dev"}
+    optional = {dependency.split(">=")[0] for found in extras.values() for dependency in found}
     imported: set[str] = set()
     for package in (*PACKAGES, "niwaki"):
         for path in (ROOT / package).rglob("*.py"):
@@ -97,4 +99,5 @@ def test_what_the_package_imports_is_what_it_asks_for() -> None:
                     names = [node.module]
                 imported |= {name.split(".")[0] for name in names}
     third_party = imported - set(sys.stdlib_module_names) - {"niwaki"}
-    assert {DISTRIBUTION_OF.get(name, name) for name in third_party} == asked
+    used = {DISTRIBUTION_OF.get(name, name) for name in third_party}
+    assert used == needed | optional
