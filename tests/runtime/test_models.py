@@ -13,6 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from niwaki.radix.pages import PageCopy
+from niwaki.runtime.bundled import MODEL_DIR
 from niwaki.runtime.models.config import ModelConfig
 from niwaki.runtime.runner import Row, Runner
 
@@ -169,6 +170,17 @@ def test_a_cached_prefix_and_a_copied_partial_page_change_no_logits(pair: Pair) 
     assert difference(second, pair.logits(second.ids)) < 1e-4
     again = runner.forward([Row(first.ids[-1:], len(first.ids) - 1, first.page_ids)])
     assert (again[0] - first.logits[-1][-1]).abs().max() < 1e-4, "the first request's pages were written"
+
+
+def test_the_bundled_model_gives_the_logits_of_transformers() -> None:
+    pair = Pair(LlamaForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32).eval(), MODEL_DIR)
+    rng = np.random.default_rng(9)
+    runner = load(pair, dtype="float32")
+    sequences = [Sequenced(random_ids(rng, n), list(range(start, start + 20))) for start, n in ((0, 70), (20, 250))]
+    run(runner, sequences, rng)
+    for sequence in sequences:
+        expected = pair.logits(sequence.ids)
+        assert difference(sequence, expected) < 1e-4 * max(1.0, float(expected.abs().max()))
 
 
 def test_only_the_positions_that_are_asked_for_get_logits(pair: Pair) -> None:
