@@ -116,7 +116,9 @@ _SIMPLE_ESCAPES: Final = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11, "a": 7}
 _HEX_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
 _BEYOND_ASCII: Final = (0x80, MAX_CODE_POINT)
 _ANY: Final[Ranges] = ((0, MAX_CODE_POINT),)
-# escape -> its ASCII members, and the cost of one occurrence (states of the automaton that outlines-core builds)
+# escape -> its ASCII members, and the cost of one occurrence (states of the automaton that outlines-core builds).
+# Dialects differ beyond ASCII: Python's \d takes every Unicode digit (of its own Unicode version), ECMAScript's ten. What
+# all of them accept is generated: the ASCII members where a class is allowed, none of Unicode's where it is excluded.
 _CLASSES: Final[dict[str, tuple[Ranges, int]]] = {
     "d": (((0x30, 0x39),), 60),
     "s": (((9, 13), (32, 32)), 10),
@@ -362,6 +364,8 @@ class _Parser:
                 self.fail("word boundaries are not supported: they cannot be enforced as an automaton", start)
             case _ if character in "123456789":
                 self.fail("a back-reference is not supported: it cannot be enforced as an automaton", start)
+        if character in _CLASSES:
+            return self.exactly(_CLASSES[character][0])
         named = self.named_class(character, start)
         if named is not None:
             return self.opaquely(*named)
@@ -455,6 +459,11 @@ class _Parser:
     def set_of(
         self, negated: bool, ranges: Sequence[tuple[int, int]], opaque: Sequence[tuple[Ranges, str, int]]
     ) -> Characters:
+        # Allowed is what every dialect allows, so excluded is what any of them excludes (see _CLASSES).
+        narrow = {f"\\{name.upper() if negated else name}": members for name, (members, _) in _CLASSES.items()}
+        for members in (narrow[text] for _, text, _ in opaque if text in narrow):
+            ranges = [*ranges, *(_complement(members) if negated else members)]
+        opaque = [named for named in opaque if named[1] not in narrow]
         exact = _normalised(ranges)
         if not opaque:
             return self.exactly(_complement(exact) if negated else exact)
