@@ -117,8 +117,8 @@ _HEX_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
 _BEYOND_ASCII: Final = (0x80, MAX_CODE_POINT)
 _ANY: Final[Ranges] = ((0, MAX_CODE_POINT),)
 # escape -> its ASCII members, and the cost of one occurrence (states of the automaton that outlines-core builds).
-# Dialects differ beyond ASCII: Python's \d takes every Unicode digit (of its own Unicode version), ECMAScript's ten. What
-# all of them accept is generated: the ASCII members where a class is allowed, none of Unicode's where it is excluded.
+# Dialects differ beyond ASCII: Python's \d takes every Unicode digit (of its own Unicode version), ECMAScript's ten.
+# What all of them accept is generated: ASCII where a class is allowed, none of Unicode's where it is excluded.
 _CLASSES: Final[dict[str, tuple[Ranges, int]]] = {
     "d": (((0x30, 0x39),), 60),
     "s": (((9, 13), (32, 32)), 10),
