@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import logging
 import queue
@@ -63,7 +64,9 @@ def default_host() -> Host:
     with _default.lock:
         if _default.host is None:
             # By name: a static import would make the language depend on the engine, and load torch with it.
-            _default.host = importlib.import_module("niwaki.runtime.engine").Engine()
+            engine = importlib.import_module("niwaki.runtime.engine").Engine()
+            atexit.register(engine.shutdown)  # nobody else knows of it
+            _default.host = engine
         host = _default.host
     assert host is not None
     return host
@@ -110,7 +113,7 @@ class _Closer:
     """
 
     def __init__(self) -> None:
-        self._branches: queue.SimpleQueue[tuple[Backend, Branch]] = queue.SimpleQueue()
+        self._branches: queue.SimpleQueue[tuple[Backend, Branch] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -122,18 +125,25 @@ class _Closer:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="niwaki-closer", daemon=True)
                 self._thread.start()
+                # The thread may hold the last reference to an engine. One that is still freeing tensors when the
+                # interpreter ends is killed inside C++, which aborts the process.
+                atexit.register(self._stop, self._thread)
 
     def retire(self, backend: Backend, branch: Branch) -> None:
         self._branches.put((backend, branch))
 
+    def _stop(self, thread: threading.Thread) -> None:
+        self._branches.put(None)
+        thread.join(timeout=5)  # a backend that hangs must not keep the process from ending
+
     def _run(self) -> None:
-        while True:
-            backend, branch = self._branches.get()
+        while (retired := self._branches.get()) is not None:
+            backend, branch = retired
             try:
                 backend.close(branch)
             except Exception:  # a backend that is shut down holds nothing any more; others must still be closed
                 log.debug("closing a branch failed", exc_info=True)
-            del backend, branch  # or the last one closed would live until the next
+            del retired, backend, branch  # or the last one closed would live until the next
 
 
 closer = _Closer()

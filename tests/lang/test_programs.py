@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +15,9 @@ from niwaki.lang.program import Program
 from niwaki.lang.scripted import Call
 from niwaki.lang.state import State
 from niwaki.runtime.api import SamplingOptions, SamplingParams
+
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture
@@ -354,3 +360,29 @@ def wait_for_no_branches(backend: nw.ScriptedBackend) -> None:
 
 def test_program_is_the_type_of_a_program() -> None:
     assert isinstance(greet, Program)
+
+
+def test_the_end_of_the_process_waits_for_branches_that_are_being_closed() -> None:
+    """A thread that is killed while it frees an engine's tensors aborts the process."""
+    code = """
+import sys, time
+import niwaki as nw
+
+class Slow(nw.ScriptedBackend):
+    def close(self, branch):
+        time.sleep(0.2)
+        super().close(branch)
+
+    def __del__(self):
+        time.sleep(0.2)
+        sys.stdout.write("freed")
+        sys.stdout.flush()
+
+@nw.function
+def f(s):
+    s += nw.gen("x")
+
+f.run(backend=Slow(lambda prompt: "ok")).sync()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "freed", "")
