@@ -16,7 +16,6 @@ from niwaki.lang.scripted import Call
 from niwaki.lang.state import State
 from niwaki.runtime.api import SamplingOptions, SamplingParams
 
-
 ROOT = Path(__file__).parent.parent.parent
 
 
