@@ -1,4 +1,5 @@
-"""The command line: `niwaki run FILE.py:FUNCTION` sends every record of a file through a program.
+"""The command line: `niwaki run FILE.py:FUNCTION` sends every record of a file through a program, `niwaki serve`
+answers over HTTP.
 
 Exit codes: 0 the run is done (records may have failed, see --strict), 1 it failed, 2 wrong usage, 130 interrupted.
 """
@@ -37,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The console command. Returns the exit code; argparse exits by itself on wrong usage."""
     parser = _parser()
     arguments = parser.parse_args(_with_joined_separator(sys.argv[1:] if argv is None else argv))
+    if arguments.command == "serve":
+        return serve(arguments)
     try:
         options = RunOptions.of(arguments)
     except ConfigError as error:
@@ -102,7 +105,56 @@ def _parser() -> argparse.ArgumentParser:
     add("--column", metavar="NAME", help="give the program this field of each .jsonl or .csv record as its text")
     add("--restart", action="store_true", help="throw away what the output holds and begin again")
     add("--strict", action="store_true", help="exit with 1 when any record failed")
+    _add_serve(commands)
     return parser
+
+
+def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    serve_parser = commands.add_parser(
+        "serve",
+        help="answer over HTTP: OpenAI's API and SGLang's /generate",
+        description="Answer over HTTP until SIGTERM or Ctrl-C: OpenAI's chat and completions, SGLang's /generate.",
+    )
+    add = serve_parser.add_argument
+    add("--model", type=Path, metavar="DIR", help="a Hugging Face model folder (default: the bundled model)")
+    add("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (%(default)s)")
+    add("--port", type=int, default=30000, metavar="N", help="%(default)s; 0 takes a free one and says which")
+    add("--api-key", action="append", default=[], metavar="KEY", help="answer only who has it; may be given again")
+    add("--api-key-file", type=Path, metavar="PATH", help="one key a line; other users cannot read it off `ps`")
+    add("--admin-key", metavar="KEY", help="who has it may also flush the cache")
+    add("--allowed-host", action="append", default=[], metavar="NAME", help="a name that clients may call the server")
+    add("--max-queued", type=int, default=1024, metavar="N", help="sequences that may wait (%(default)s), then 503")
+    add("--drain-seconds", type=float, default=30.0, metavar="S", help="for requests to end at SIGTERM (%(default)s)")
+    add("--kv-tokens", type=_positive, metavar="N", help="tokens that the KV cache holds (default: by free memory)")
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Answer until told to stop. Returns the exit code: 0 when every request was answered or told."""
+    try:
+        from niwaki.runtime.server.config import ServerConfig, digests
+        from niwaki.runtime.server.serve import serve as serve_until_stopped
+    except ModuleNotFoundError as error:
+        return _fail(f"the server needs {error.name}; install niwaki[server]")
+    try:
+        keys = list(arguments.api_key)
+        if arguments.api_key_file is not None:
+            keys += arguments.api_key_file.read_text("utf-8").split()
+        config = ServerConfig(
+            host=arguments.host,
+            port=arguments.port,
+            key_digests=digests(keys),
+            admin_digest=digests([arguments.admin_key])[0] if arguments.admin_key is not None else None,
+            allowed_hosts=tuple(arguments.allowed_host),
+            max_queued=arguments.max_queued,
+            drain_seconds=arguments.drain_seconds,
+        )
+        options = {} if arguments.kv_tokens is None else {"kv_tokens": arguments.kv_tokens}
+        serve_until_stopped(config, arguments.model, options)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except (NiwakiError, OSError) as error:
+        return _fail(_one_line(error))
+    return 0
 
 
 def _with_joined_separator(argv: Sequence[str]) -> list[str]:

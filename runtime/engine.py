@@ -6,6 +6,7 @@ Programs run on its `backend`; `generate` is for those who want no language arou
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
@@ -20,13 +21,11 @@ from niwaki.runtime.api import (
     Constraint,
     Delta,
     Generation,
-    Output,
     Regex,
     RequestError,
     SamplingOptions,
     SamplingParams,
     Segment,
-    TokenLogprob,
 )
 from niwaki.runtime.config import EngineConfig
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
@@ -34,10 +33,9 @@ from niwaki.runtime.core import EngineCore
 from niwaki.runtime.loader import read_model_folder
 from niwaki.runtime.local import LocalBackend
 from niwaki.runtime.request import TokenIds
+from niwaki.runtime.results import Result, result_of
 from niwaki.runtime.runner import Runner
 from niwaki.runtime.tokenizer import Tokenizer
-
-Result = dict[str, object]
 
 # The share of free memory that the KV pool takes unless `kv_tokens` says otherwise. A laptop's user has other programs
 # open, so a quarter; and a pool of more tokens than this helps no batch that a CPU can run.
@@ -86,6 +84,8 @@ class Engine:
             seed=self.config.seed,
         )
         self._pool_tokens = num_pages * page_size
+        # Also at the interpreter's end: a thread inside torch while the process goes down aborts it.
+        self._close = weakref.finalize(self, self.backend.shutdown)
 
     def __enter__(self) -> Self:
         return self
@@ -125,7 +125,7 @@ class Engine:
         if stream:
             return self._stream(running[0])
         results = [
-            self._result(output, one, logits_from)
+            result_of(output, one, logits_from)
             for generation, one in zip(running, params, strict=True)
             for output in generation.result()
         ]
@@ -146,8 +146,13 @@ class Engine:
         if stream:
             return self._astream(generation)
         await _finished(generation)
-        results = [self._result(output, params[0], None) for output in generation.result()]
+        results = [result_of(output, params[0], None) for output in generation.result()]
         return results if params[0].n > 1 else results[0]
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of logits: token ids are below this. May exceed the tokenizer's own, where a model pads it."""
+        return self._vocab_size
 
     def stats(self) -> Mapping[str, float]:
         """Tokens prefilled, cached and generated since the start; pages free, in the tree and held; queues."""
@@ -170,7 +175,7 @@ class Engine:
 
     def shutdown(self) -> None:
         """End the engine's thread. What still runs fails with EngineStopped. Calling it twice is allowed."""
-        self.backend.shutdown()
+        self._close()
 
     # -- between dicts and the backend --------------------------------------------------------------------------------
 
@@ -216,29 +221,6 @@ class Engine:
             raise RequestError(
                 f"logprob_start_len {logprob_start_len} is behind the end of a prompt of {shortest} tokens"
             )
-
-    def _result(self, output: Output, params: SamplingParams, logits_from: int | None) -> Result:
-        reason = output.finish_reason
-        finish: dict[str, object] = {"type": reason.type}
-        if reason.type == "length":
-            finish["length"] = output.completion_tokens
-        elif reason.matched is not None:
-            finish["matched"] = reason.matched
-        meta: dict[str, object] = {
-            "finish_reason": finish,
-            "prompt_tokens": output.prompt_tokens,
-            "completion_tokens": output.completion_tokens,
-            "cached_tokens": output.cached_tokens,
-            "complete": output.complete,
-            "e2e_latency": output.seconds,
-        }
-        if params.return_logprob:
-            meta["output_token_logprobs"] = _triples(output.logprobs)
-            if params.top_logprobs_num:
-                meta["output_top_logprobs"] = [_triples(top) for top in output.top_logprobs]
-            if logits_from is not None:
-                meta["input_token_logprobs"] = _triples(output.prompt_logprobs)
-        return {"text": output.text, "output_ids": list(output.token_ids), "meta_info": meta}
 
     def _stream(self, generation: Generation) -> Iterator[Result]:
         text, ids = "", list[int]()
@@ -296,10 +278,6 @@ def options_from_dict(given: Mapping[str, object]) -> SamplingOptions:
     if constraints:
         said["constraint"] = constraints[0]
     return SamplingOptions(**said)  # type: ignore[arg-type]  # `resolve` checks the values
-
-
-def _triples(logprobs: Sequence[TokenLogprob]) -> list[tuple[float | None, int, str | None]]:
-    return [(entry.logprob, entry.token_id, entry.text) for entry in logprobs]
 
 
 def _pool_tokens(bytes_per_token: int, context_length: int) -> int:

@@ -65,14 +65,15 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the tokens, special tokens left out."""
-        return b"".join(self._bytes_of(i) or b"" for i in token_ids).decode("utf-8", errors="replace")
+        return b"".join(self.bytes_of(i) or b"" for i in token_ids).decode("utf-8", errors="replace")
 
     def token_text(self, token_id: int) -> str:
         """One token as text, for log-probabilities: bytes that are no character alone show as U+FFFD."""
-        piece = self._bytes_of(token_id)
+        piece = self.bytes_of(token_id)
         return str(self._control.id_to_token(token_id) or "") if piece is None else piece.decode("utf-8", "replace")
 
-    def _bytes_of(self, token_id: int) -> bytes | None:
+    def bytes_of(self, token_id: int) -> bytes | None:
+        """The bytes that one token writes; None for a special token and an unused id."""
         # A model may have more rows of logits than its tokenizer has tokens (padded embeddings): those write nothing.
         return self.token_bytes[token_id] if token_id < len(self.token_bytes) else None
 

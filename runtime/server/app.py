@@ -1,0 +1,142 @@
+"""The application: routes, who may use them, how errors leave, and what is counted. Knows nothing of sockets."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from niwaki.runtime.api import NiwakiError
+from niwaki.runtime.server import native, openai_routes
+from niwaki.runtime.server.access import authenticated, service_of
+from niwaki.runtime.server.errors import ApiError, ClientGone, as_api_error
+from niwaki.runtime.server.metrics import CONTENT_TYPE
+from niwaki.runtime.server.service import Service
+from niwaki.runtime.server.wire import json_response, schemas
+
+MAX_REQUEST_ID = 128
+CLIENT_CLOSED = 499  # nobody reads it; the field's number for it in counts
+
+
+def make_app(service: Service, version: str) -> FastAPI:
+    """The ASGI application in front of one service. Its lifespan closes the service."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.close()
+
+    # The documentation pages of FastAPI load scripts from elsewhere; /openapi.json is a route of ours, behind the key.
+    app = FastAPI(title="niwaki", version=version, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.service = service
+    app.include_router(_public)
+    guarded = APIRouter(dependencies=[Depends(authenticated)])
+    for router in (_private, openai_routes.router, native.router):
+        guarded.include_router(router)
+    app.include_router(guarded)
+    app.include_router(native.admin_router)
+    for kind in (NiwakiError, HTTPException):
+        app.add_exception_handler(kind, _answer_error)
+    app.add_middleware(_Door, service=service)
+    return app
+
+
+_public = APIRouter()
+_private = APIRouter()
+
+
+@_public.get("/health")
+async def health(request: Request) -> Response:
+    """Liveness: the engine's thread runs. Does no model work."""
+    is_alive = service_of(request).engine.is_alive
+    return json_response({"status": "ok" if is_alive else "engine stopped"}, 200 if is_alive else 503)
+
+
+@_public.get("/ready")
+async def ready(request: Request) -> Response:
+    """Readiness: new requests are taken."""
+    is_ready = service_of(request).is_ready
+    return json_response({"status": "ok" if is_ready else "not ready"}, 200 if is_ready else 503)
+
+
+@_private.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Prometheus's text format."""
+    return Response(service_of(request).metrics.text(), media_type=CONTENT_TYPE)
+
+
+@_private.get("/openapi.json")
+async def openapi(request: Request) -> Response:
+    app: FastAPI = request.app
+    document = app.openapi()
+    document.setdefault("components", {})["schemas"] = schemas()
+    return json_response(document)
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, ClientGone):
+        return Response(status_code=CLIENT_CLOSED)
+    if isinstance(error, HTTPException):  # the framework's own: no such path, no such method
+        what = {404: "no such page", 405: "this page does not take that method"}.get(error.status_code, error.detail)
+        error = ApiError(error.status_code, what, code="not_found" if error.status_code == 404 else None)
+    return _response(as_api_error(error))
+
+
+def _response(error: ApiError) -> Response:
+    return Response(error.content(), error.status, error.headers(), media_type="application/json")
+
+
+class _Door:
+    """Around every route: refuses foreign Host names, gives each answer its request id, counts answers by status, and
+    answers for what no route expected."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+        self._names = service.config.host_names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        request_id = _request_id(headers.get(b"x-request-id"))
+        has_begun = False
+
+        async def send_named(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+                self._service.metrics.answers.labels(str(message["status"])).inc()
+            await send(message)
+
+        if self._names and _host_name(headers.get(b"host", b"")) not in self._names:
+            error = ApiError(400, "this server is not known by that host name", code="invalid_host")
+            await _response(error)(scope, receive, send_named)
+            return
+        try:
+            await self._app(scope, receive, send_named)
+        except Exception as unexpected:
+            told = as_api_error(unexpected)  # logs it
+            if not has_begun:
+                await _response(told)(scope, receive, send_named)
+
+
+def _request_id(given: bytes | None) -> bytes:
+    """The client's own, if it is one that may stand in a header; it is echoed only, never looked anything up by."""
+    if given is not None and 0 < len(given) <= MAX_REQUEST_ID and all(33 <= byte < 127 for byte in given):
+        return given
+    return uuid.uuid4().hex.encode()
+
+
+def _host_name(header: bytes) -> str:
+    """The name in a Host header, without the port."""
+    text = header.decode("latin-1").lower()
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.rpartition(":")[0] if ":" in text else text

@@ -1,0 +1,154 @@
+"""One request's generations on their way from the engine's thread to the event loop, in order, and cancelled as one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+
+from niwaki.runtime.api import Delta, EngineStopped, Generation, Output
+from niwaki.runtime.server.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """More text of the generation at `index`."""
+
+    index: int
+    delta: Delta
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The generation at `index` is done."""
+
+    index: int
+    output: Output
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The generation at `index` failed, and with it the request."""
+
+    index: int
+    error: BaseException
+
+
+Event = Piece | Ended | Failed
+
+
+class Feed:
+    """The events of `size` generations. Made and read on the event loop; `add` and the engine's callbacks run anywhere.
+
+    `close` cancels what still runs, also generations that are added later: a client may be gone before its prompt is
+    tokenized.
+    """
+
+    def __init__(self, size: int, metrics: Metrics) -> None:
+        self.size = size
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._arrived = asyncio.Event()
+        self._lock = threading.Lock()  # the fields below
+        self._events: list[Event] = []
+        self._is_told = False  # the loop was told since it last looked: one wake-up serves all events until then
+        self._generations: list[Generation] = []
+        self._is_closed = False
+        self._began = time.perf_counter()
+        self._last_piece: dict[int, float] = {}
+
+    # -- the engine's side ------------------------------------------------------------------------------------------
+
+    def add(self, generation: Generation) -> None:
+        with self._lock:
+            index = len(self._generations)
+            self._generations.append(generation)
+            is_closed = self._is_closed
+        if is_closed:
+            generation.cancel()
+            return
+        generation.add_delta_callback(lambda delta: self._put(Piece(index, delta)))
+        generation.add_done_callback(partial(self._end, index, generation))
+
+    def _end(self, index: int, generation: Generation) -> None:
+        error = generation.error()
+        self._put(Failed(index, error) if error is not None else Ended(index, generation.result()[0]))
+
+    def _put(self, event: Event) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            self._events.append(event)
+            must_tell = not self._is_told
+            self._is_told = True
+        if must_tell:
+            self._loop.call_soon_threadsafe(self._arrived.set)
+
+    # -- the event loop's side --------------------------------------------------------------------------------------
+
+    async def batches(self) -> AsyncIterator[list[Event]]:
+        """All events, those that arrived together at once; ends when every generation has ended or one has failed."""
+        num_running = self.size
+        while num_running:
+            await self._arrived.wait()
+            self._arrived.clear()
+            with self._lock:
+                events, self._events = self._events, []
+                self._is_told = False
+            for event in events:
+                self._measure(event)
+                match event:
+                    case Ended():
+                        num_running -= 1
+                    case Failed():
+                        num_running = 0
+            if events:
+                yield events
+
+    async def outputs(self) -> list[Output]:
+        """Wait for all of them. Raises what the first to fail failed with."""
+        found: dict[int, Output] = {}
+        async for events in self.batches():
+            for event in events:
+                match event:
+                    case Ended(index, output):
+                        found[index] = output
+                    case Failed(_, error):
+                        raise error
+        return [found[index] for index in range(self.size)]
+
+    def interrupt(self, reason: EngineStopped) -> None:
+        """Tell the reader that the server ends, and stop the work."""
+        self._put(Failed(0, reason))
+        self._cancel()
+
+    def close(self) -> None:
+        """Stop what still runs. Calling it twice is allowed."""
+        with self._lock:
+            self._is_closed = True
+        self._cancel()
+
+    def _cancel(self) -> None:
+        with self._lock:
+            generations = tuple(self._generations)
+        for generation in generations:
+            try:
+                generation.cancel()
+            except EngineStopped:
+                return  # nothing runs any more
+
+    def _measure(self, event: Event) -> None:
+        now = time.perf_counter()
+        match event:
+            case Piece(index, _):
+                before = self._last_piece.get(index)
+                if before is None:
+                    self._metrics.first_piece.observe(now - self._began)
+                else:
+                    self._metrics.between_pieces.observe(now - before)
+                self._last_piece[index] = now
+            case Ended():
+                self._metrics.whole.observe(now - self._began)

@@ -1,0 +1,324 @@
+"""SGLang's own wire: /generate and what its frontend asks beside it, plus /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import Field
+
+from niwaki.runtime.api import MAX_STOPS, Delta, Output, Regex, RequestError, SamplingOptions, Segment
+from niwaki.runtime.request import TokenIds
+from niwaki.runtime.results import result_of
+from niwaki.runtime.server.access import administrative, key_of, service_of
+from niwaki.runtime.server.errors import ApiError, as_api_error
+from niwaki.runtime.server.feed import Ended, Failed, Feed, Piece
+from niwaki.runtime.server.openai_models import MAX_NEW, MAX_PATTERN, LogitBias, Stop, bias_of
+from niwaki.runtime.server.openai_shapes import LOWEST_LOGPROB
+from niwaki.runtime.server.service import Work, works_of
+from niwaki.runtime.server.sse import DONE, EventStream, event, unless_gone
+from niwaki.runtime.server.wire import (
+    MAX_IDS,
+    MAX_PROMPTS,
+    Name,
+    Strict,
+    Text,
+    TextList,
+    TokenId,
+    TokenIdList,
+    TokenIdLists,
+    Unsupported,
+    is_batch,
+    json_response,
+    prompts_of,
+    read_body,
+    takes,
+    to_json,
+)
+
+router = APIRouter()
+admin_router = APIRouter(dependencies=[Depends(administrative)])
+
+
+class NativeSampling(Strict):
+    """`sampling_params` of /generate, by SGLang's names."""
+
+    max_new_tokens: Annotated[int, Field(ge=0, le=MAX_NEW)] | None = None
+    min_new_tokens: Annotated[int, Field(ge=0, le=MAX_NEW)] | None = None
+    n: Annotated[int, Field(ge=1, le=16)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
+    logit_bias: LogitBias | None = None
+    sampling_seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    ignore_eos: bool | None = None
+    regex: Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)] | None = None
+    # These have one meaning here: special tokens write nothing, no blanks stand between them, stops are cut off.
+    skip_special_tokens: Literal[True] | None = None
+    spaces_between_special_tokens: bool | None = None
+    no_stop_trim: Literal[False] | None = None
+    # not yet
+    json_schema: Unsupported = None
+    ebnf: Unsupported = None
+    structural_tag: Unsupported = None
+    stop_regex: Unsupported = None
+
+    def options(self, return_logprob: bool, top_logprobs_num: int) -> SamplingOptions:
+        return SamplingOptions(
+            max_new_tokens=self.max_new_tokens,
+            min_tokens=self.min_new_tokens,
+            n=self.n,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=-1 if self.top_k == 0 else self.top_k,
+            min_p=self.min_p,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=bias_of(self.logit_bias),
+            seed=self.sampling_seed,
+            stop=self.stop,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            return_logprob=return_logprob or None,
+            top_logprobs_num=top_logprobs_num or None,
+            constraint=None if self.regex is None else Regex(self.regex),
+        )
+
+
+class GenerateRequest(Strict):
+    """POST /generate"""
+
+    text: Annotated[Text | TextList, Field(union_mode="left_to_right")] | None = None
+    input_ids: Annotated[TokenIdList | TokenIdLists, Field(union_mode="left_to_right")] | None = None
+    sampling_params: (
+        NativeSampling
+        | Annotated[list[NativeSampling], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+        | None
+    ) = None
+    stream: bool = False
+    rid: Name | None = None
+    return_logprob: bool | None = None
+    logprob_start_len: Annotated[int, Field(ge=-1, le=MAX_IDS)] | None = None
+    top_logprobs_num: Annotated[int, Field(ge=0, le=20)] | None = None
+    return_text_in_logprobs: bool | None = None
+    cache_salt: Name | None = None
+    extra_key: Name | None = None
+
+    @property
+    def given(self) -> str | list[str] | list[int] | list[list[int]]:
+        """Text or ids. Raises ApiError unless it is exactly one of them."""
+        if self.text is not None and self.input_ids is None:
+            return self.text
+        if self.input_ids is not None and self.text is None:
+            return self.input_ids
+        raise ApiError(400, "give either text or input_ids", param="text")
+
+    def sampling(self, count: int) -> Sequence[NativeSampling]:
+        """One for each prompt. Raises ApiError when there are too few or too many."""
+        if isinstance(self.sampling_params, list):
+            if len(self.sampling_params) != count:
+                raise ApiError(
+                    400, f"{len(self.sampling_params)} sampling_params for {count} prompts", param="sampling_params"
+                )
+            return self.sampling_params
+        return [self.sampling_params or NativeSampling()] * count
+
+
+@router.post("/generate", openapi_extra=takes(GenerateRequest))
+@router.put("/generate", openapi_extra=takes(GenerateRequest))
+async def generate(request: Request) -> Response:
+    """Generate from texts or token ids; a list of prompts, or n above 1, gives a list of results."""
+    service = service_of(request)
+    body = await read_body(request, GenerateRequest, service.config)
+    prompts = prompts_of(body.given)
+    sampling = body.sampling(len(prompts))
+    size = sum(one.n or 1 for one in sampling)
+    writer = _Writer(body, is_batch(body.given) or size > 1)
+    namespace = service.namespace(key_of(request), body.cache_salt or body.extra_key)
+
+    def prepare() -> Sequence[Work]:
+        for prompt, one in zip(prompts, sampling, strict=True):
+            ids = service.model.encode(prompt) if isinstance(prompt, str) else service.model.ids(prompt, "input_ids")
+            options = one.options(bool(body.return_logprob), body.top_logprobs_num or 0)
+            writer.works += works_of(ids, service.resolve(options), namespace, writer.logits_from(ids))
+        return writer.works
+
+    try:
+        feed = await service.begin(size, prepare, compiles=any(one.regex is not None for one in sampling))
+    except Exception as error:
+        raise as_api_error(error, param="text" if body.input_ids is None else "input_ids") from error
+    if body.stream:
+        return EventStream(_chunks(feed, writer), lambda: service.finish(feed))
+    try:
+        outputs = await unless_gone(request.receive, feed.outputs())
+    finally:
+        service.finish(feed)
+    results = [writer.result(index, output) for index, output in enumerate(outputs)]
+    return json_response(results if writer.is_list else results[0])
+
+
+class _Writer:
+    """Writes the results of one /generate request."""
+
+    def __init__(self, body: GenerateRequest, is_list: bool) -> None:
+        self.is_list = is_list
+        self.works: list[Work] = []
+        self._body = body
+        self._id = body.rid or uuid.uuid4().hex
+
+    def logits_from(self, ids: TokenIds) -> int | None:
+        """The first position whose logits are wanted. Raises RequestError when it is behind the prompt."""
+        start = self._body.logprob_start_len
+        if not self._body.return_logprob or start is None or start < 0:
+            return None
+        if start > len(ids):
+            raise RequestError(f"logprob_start_len {start} is behind the end of a prompt of {len(ids)} tokens")
+        return max(0, start - 1)
+
+    def result(self, index: int, output: Output) -> dict[str, object]:
+        work = self.works[index]
+        result = result_of(
+            output,
+            work.params,
+            work.logits_from,
+            lowest_logprob=LOWEST_LOGPROB,
+            with_texts=bool(self._body.return_text_in_logprobs),
+        )
+        meta = result["meta_info"]
+        assert isinstance(meta, dict)
+        meta["id"] = self._id
+        return result
+
+    def partial(self, index: int, text: str, ids: Sequence[int]) -> dict[str, object]:
+        meta = {
+            "id": self._id,
+            "finish_reason": None,
+            "prompt_tokens": len(self.works[index].ids),
+            "completion_tokens": len(ids),
+        }
+        return {"text": text, "output_ids": list(ids), "meta_info": meta}
+
+
+async def _chunks(feed: Feed, writer: _Writer) -> AsyncIterator[bytes]:
+    """Each event holds the whole text so far: that is SGLang's wire. What arrived together is told once."""
+    texts = [""] * feed.size
+    ids: list[list[int]] = [[] for _ in range(feed.size)]
+    async for events in feed.batches():
+        latest: dict[int, dict[str, object]] = {}
+        failure: BaseException | None = None
+        for one in events:
+            match one:
+                case Piece(index, Delta(text=text, token_ids=token_ids)):
+                    texts[index] += text
+                    ids[index] += token_ids
+                    latest[index] = writer.partial(index, texts[index], ids[index])
+                case Ended(index, output):
+                    latest[index] = writer.result(index, output)
+                case Failed(_, failure):
+                    pass
+        for index, result in latest.items():
+            yield event(to_json({"index": index, **result} if writer.is_list else result))
+        if failure is not None:
+            yield event(to_json(as_api_error(failure).body()))
+    yield DONE
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What stands beside /generate
+# ---------------------------------------------------------------------------------------------------------------
+
+
+class TokenizeRequest(Strict):
+    """POST /tokenize"""
+
+    model: Name | None = None
+    prompt: Annotated[Text | TextList, Field(union_mode="left_to_right")]
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(Strict):
+    """POST /detokenize"""
+
+    model: Name | None = None
+    tokens: Annotated[TokenIdList | TokenIdLists, Field(union_mode="left_to_right")]
+    skip_special_tokens: Literal[True] | None = None
+
+
+@router.post("/tokenize", openapi_extra=takes(TokenizeRequest))
+@router.post("/v1/tokenize", openapi_extra=takes(TokenizeRequest))
+async def tokenize(request: Request) -> Response:
+    """The token ids of texts. Text that spells a special token is text."""
+    service = service_of(request)
+    body = await read_body(request, TokenizeRequest, service.config)
+    service.check_model(body.model)
+    texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    encode = service.model.tokenizer.encode
+
+    def work() -> list[list[int]]:
+        return [encode([Segment(text)], at_start=body.add_special_tokens) for text in texts]
+
+    found = await service.apart(work)
+    is_one = isinstance(body.prompt, str)
+    counts = [len(ids) for ids in found]
+    return json_response(
+        {
+            "tokens": found[0] if is_one else found,
+            "count": counts[0] if is_one else counts,
+            "max_model_len": service.model.longest,
+        }
+    )
+
+
+@router.post("/detokenize", openapi_extra=takes(DetokenizeRequest))
+@router.post("/v1/detokenize", openapi_extra=takes(DetokenizeRequest))
+async def detokenize(request: Request) -> Response:
+    """The text of token ids, special tokens left out."""
+    service = service_of(request)
+    body = await read_body(request, DetokenizeRequest, service.config)
+    service.check_model(body.model)
+    rows = [service.model.ids(row, "tokens") for row in prompts_of(body.tokens) if not isinstance(row, str)]
+    texts = [service.model.tokenizer.decode(row.tolist()) for row in rows]
+    return json_response({"text": texts if is_batch(body.tokens) else texts[0]})
+
+
+@router.get("/model_info")
+@router.get("/get_model_info")
+async def model_info(request: Request) -> Response:
+    """What SGLang's frontend asks first. The path is the model's name: where it lies is no client's business."""
+    model = service_of(request).model
+    return json_response(
+        {
+            "model_path": model.info.model,
+            "tokenizer_path": model.info.model,
+            "is_generation": True,
+            "context_length": model.info.context_length,
+            "vocab_size": model.vocab_size,
+        }
+    )
+
+
+@router.get("/server_info")
+@router.get("/get_server_info")
+async def server_info(request: Request) -> Response:
+    """The engine's settings and its counters."""
+    service = service_of(request)
+    return json_response({**service.model.settings, "usage": dict(service.engine.usage())})
+
+
+@admin_router.get("/flush_cache")
+@admin_router.post("/flush_cache")
+async def flush_cache(request: Request) -> Response:
+    """Forget every cached prefix; 400 while something runs."""
+    service = service_of(request)
+    if not await service.apart(service.engine.flush):
+        raise ApiError(400, "the cache was not flushed: requests are running", code="busy")
+    return Response("Cache flushed.\n", media_type="text/plain")

@@ -1,0 +1,224 @@
+"""The bodies of OpenAI's chat and completion requests, with the field's usual extensions. Every field is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from niwaki.runtime.api import (
+    MAX_LOGIT_BIAS,
+    MAX_STOPS,
+    Choices,
+    Constraint,
+    Message,
+    Regex,
+    SamplingOptions,
+)
+from niwaki.runtime.server.errors import ApiError
+from niwaki.runtime.server.wire import (
+    Name,
+    Prompt,
+    Strict,
+    Text,
+    TextList,
+    TokenId,
+    TokenIdList,
+    TokenIdLists,
+    Unsupported,
+    prompts_of,
+)
+
+MAX_NEW = 1_000_000
+MAX_PATTERN = 64 * 2**10
+MAX_MESSAGES = 4096
+# A nucleus of no mass is the likeliest token alone; clients write it 0, the sampler wants it above.
+SMALLEST_TOP_P = 1e-9
+
+Stop = Annotated[str, Field(min_length=1, max_length=1024)]
+LogitBias = Annotated[dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], float], Field(max_length=MAX_LOGIT_BIAS)]
+MaxNew = Annotated[int, Field(ge=1, le=MAX_NEW)]
+
+
+class StreamOptions(Strict):
+    """`include_usage`: a last chunk with the usage. `continuous_usage_stats`: the usage so far in every chunk."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingFields(Strict):
+    """What chat and completions have in common."""
+
+    model: Name | None = None
+    n: Annotated[int, Field(ge=1, le=16)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: LogitBias | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Name | None = None
+    # extensions
+    regex: Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)] | None = None
+    choices: (
+        Annotated[list[Annotated[str, Field(min_length=1, max_length=4096)]], Field(min_length=1, max_length=4096)]
+        | None
+    ) = None
+    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_NEW)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    ignore_eos: bool | None = None
+    cache_salt: Name | None = None
+
+    def constraint(self) -> Constraint | None:
+        """Raises ApiError when there are two."""
+        if self.regex is not None and self.choices is not None:
+            raise ApiError(400, "at most one of regex and choices", param="choices", code="invalid_value")
+        if self.regex is not None:
+            return Regex(self.regex)
+        return Choices(tuple(self.choices)) if self.choices is not None else None
+
+    def options(self, max_new_tokens: int, top_logprobs: int | None) -> SamplingOptions:
+        """The engine's options. `top_logprobs` None: no log-probabilities."""
+        return SamplingOptions(
+            max_new_tokens=max_new_tokens,
+            min_tokens=self.min_tokens,
+            n=self.n,
+            temperature=self.temperature,
+            top_p=None if self.top_p is None else max(self.top_p, SMALLEST_TOP_P),
+            top_k=-1 if self.top_k == 0 else self.top_k,
+            min_p=self.min_p,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=bias_of(self.logit_bias),
+            seed=None if self.seed is None else self.seed % 2**63,
+            stop=self.stop,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            return_logprob=None if top_logprobs is None else True,
+            top_logprobs_num=top_logprobs,
+            constraint=self.constraint(),
+        )
+
+    def check(self) -> None:
+        """What one field alone cannot tell. Raises ApiError."""
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options needs stream: true", param="stream_options")
+
+    @property
+    def num_outputs(self) -> int:
+        return self.n or 1
+
+
+class TextPart(Strict):
+    """A piece of a message. Images, sound and files are refused: nothing is fetched for a client."""
+
+    type: Literal["text"]
+    text: Text
+
+
+def _content_kind(value: object) -> str:
+    return "(parts)" if isinstance(value, list) else "(text)"
+
+
+Parts = Annotated[list[TextPart], Field(min_length=1, max_length=1024, fail_fast=True)]
+Content = Annotated[Annotated[Text, Tag("(text)")] | Annotated[Parts, Tag("(parts)")], Discriminator(_content_kind)]
+
+
+class ChatMessage(Strict):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    name: Unsupported = None
+    tool_calls: Unsupported = None
+    function_call: Unsupported = None
+    audio: Unsupported = None
+    refusal: Unsupported = None
+
+    def message(self) -> Message:
+        role = "system" if self.role == "developer" else self.role  # OpenAI's newer name; templates know the older
+        if isinstance(self.content, str):
+            return Message(role, self.content)
+        return Message(role, "".join(part.text for part in self.content))
+
+
+class ResponseFormat(Strict):
+    type: Literal["text"]
+
+
+class ChatRequest(SamplingFields):
+    """POST /v1/chat/completions"""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    max_tokens: MaxNew | None = None
+    max_completion_tokens: MaxNew | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    # told to the service only; they change no answer
+    metadata: Annotated[dict[Name, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: Name | None = None
+    prompt_cache_key: Name | None = None
+    modalities: list[Literal["text"]] | None = None
+    # not yet
+    tools: Unsupported = None
+    tool_choice: Literal["none"] | None = None
+    parallel_tool_calls: Literal[False] | None = None
+    functions: Unsupported = None
+    function_call: Unsupported = None
+    audio: Unsupported = None
+    prediction: Unsupported = None
+    reasoning_effort: Unsupported = None
+    verbosity: Unsupported = None
+    web_search_options: Unsupported = None
+
+    def max_new_tokens(self) -> int | None:
+        """Raises ApiError when the two spellings disagree."""
+        both = {value for value in (self.max_tokens, self.max_completion_tokens) if value is not None}
+        if len(both) > 1:
+            raise ApiError(400, "max_tokens and max_completion_tokens disagree; give one", param="max_tokens")
+        return both.pop() if both else None
+
+    def num_logprobs(self) -> int | None:
+        """How many alternatives a token is told with; None for no log-probabilities."""
+        if not self.logprobs:
+            if self.top_logprobs:
+                raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+            return None
+        return self.top_logprobs or 0
+
+
+class CompletionRequest(SamplingFields):
+    """POST /v1/completions"""
+
+    prompt: Annotated[Text | TextList | TokenIdList | TokenIdLists, Field(union_mode="left_to_right")]
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_NEW)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    best_of: Literal[1] | None = None
+    suffix: Unsupported = None
+
+    def prompts(self) -> Sequence[Prompt]:
+        return prompts_of(self.prompt)
+
+    def check(self) -> None:
+        """What one field alone cannot tell. Raises ApiError."""
+        if self.max_tokens == 0 and not self.echo:
+            raise ApiError(400, "max_tokens 0 needs echo: true; there is nothing to answer", param="max_tokens")
+        if self.echo and self.stream and self.logprobs is not None:
+            raise ApiError(400, "echo with logprobs cannot be streamed; leave out stream", param="stream")
+        super().check()
+
+
+def bias_of(given: Mapping[str, float] | None) -> dict[int, float] | None:
+    """JSON has no whole numbers as keys: their digits stand there."""
+    return None if given is None else {int(token_id): bias for token_id, bias in given.items()}

@@ -1,0 +1,187 @@
+"""OpenAI's API: /v1/models, /v1/chat/completions, /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from fastapi import APIRouter, Request, Response
+
+from niwaki.runtime.api import CapacityError
+from niwaki.runtime.request import TokenIds
+from niwaki.runtime.server import chat
+from niwaki.runtime.server.access import key_of, service_of
+from niwaki.runtime.server.errors import as_api_error
+from niwaki.runtime.server.feed import Ended, Failed, Feed, Piece
+from niwaki.runtime.server.openai_models import ChatRequest, CompletionRequest, SamplingFields, StreamOptions
+from niwaki.runtime.server.openai_shapes import (
+    ChatShape,
+    CompletionShape,
+    Head,
+    Json,
+    Shape,
+    usage,
+    usage_of,
+)
+from niwaki.runtime.server.service import Service, Work, works_of
+from niwaki.runtime.server.sse import DONE, EventStream, event, unless_gone
+from niwaki.runtime.server.wire import json_response, read_body, takes, to_json
+
+COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat answer may fill the context
+
+router = APIRouter()
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> Response:
+    """The one model that is served."""
+    return json_response({"object": "list", "data": [_card(service_of(request))]})
+
+
+@router.get("/v1/models/{name:path}")
+async def model(request: Request, name: str) -> Response:
+    service = service_of(request)
+    service.check_model(name)
+    return json_response(_card(service))
+
+
+@router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest))
+async def chat_completions(request: Request) -> Response:
+    """A chat completion, whole or as server-sent events."""
+    service = service_of(request)
+    body = await read_body(request, ChatRequest, service.config)
+    body.check()
+    service.check_model(body.model)
+    tops, max_new = body.num_logprobs(), body.max_new_tokens()
+    namespace = service.namespace(key_of(request), body.cache_salt)
+
+    def prepare() -> list[Work]:
+        messages = [message.message() for message in body.messages]
+        ids = service.model.encode(chat.segments(service.model.tokenizer, messages))
+        room = service.model.room(ids, "messages")
+        return works_of(ids, service.resolve(body.options(max_new or room, tops)), namespace)
+
+    shape = ChatShape(service.model.tokenizer, tops)
+    return await _answer(request, service, body, "chatcmpl", shape, 1, prepare, "messages")
+
+
+@router.post("/v1/completions", openapi_extra=takes(CompletionRequest))
+async def completions(request: Request) -> Response:
+    """A completion of one prompt or of several, as text or as token ids."""
+    service = service_of(request)
+    body = await read_body(request, CompletionRequest, service.config)
+    body.check()
+    service.check_model(body.model)
+    namespace = service.namespace(key_of(request), body.cache_salt)
+    prompts = body.prompts()
+    echoes: list[str] | None = [] if body.echo else None
+    max_new = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+
+    def prepare() -> list[Work]:
+        works: list[Work] = []
+        params = service.resolve(body.options(max_new, body.logprobs))
+        for prompt in prompts:
+            ids = _prompt_ids(service, prompt)
+            if echoes is not None:
+                text = prompt if isinstance(prompt, str) else service.model.tokenizer.decode(prompt)
+                echoes.extend([text] * params.n)
+            works += works_of(ids, params, namespace, 0 if body.echo and body.logprobs is not None else None)
+        return works
+
+    shape = CompletionShape(service.model.tokenizer, body.logprobs, echoes)
+    return await _answer(request, service, body, "cmpl", shape, len(prompts), prepare, "prompt")
+
+
+def _prompt_ids(service: Service, prompt: str | Sequence[int]) -> TokenIds:
+    ids = service.model.encode(prompt) if isinstance(prompt, str) else service.model.ids(prompt, "prompt")
+    if len(ids) > service.model.longest:
+        raise CapacityError(f"the prompt has {len(ids)} tokens; at most {service.model.longest} fit")
+    return ids
+
+
+async def _answer(
+    request: Request,
+    service: Service,
+    body: SamplingFields,
+    prefix: str,
+    shape: Shape,
+    num_prompts: int,
+    prepare: Callable[[], Sequence[Work]],
+    param: str,
+) -> Response:
+    """Start, then stream or wait. Everything that can be refused is refused before the first byte."""
+    head = Head(prefix, service.model.info.model)
+    n = body.num_outputs
+    lengths: list[int] = []  # of the prompts, for the usage while it runs
+
+    def start() -> Sequence[Work]:
+        works = prepare()
+        lengths.extend(len(work.ids) for work in works[::n])
+        return works
+
+    try:
+        feed = await service.begin(num_prompts * n, start, compiles=body.constraint() is not None)
+    except Exception as error:
+        raise as_api_error(error, param=param) from error
+    if body.stream:
+        options = body.stream_options or StreamOptions()
+        chunks = _chunks(feed, shape, head, n, lengths, options)
+        return EventStream(chunks, lambda: service.finish(feed))
+    try:
+        outputs = await unless_gone(request.receive, feed.outputs())
+    finally:
+        service.finish(feed)
+    choices = [shape.whole(index, output) for index, output in enumerate(outputs)]
+    return json_response(head.around(shape.object_name, choices, usage=usage_of(outputs, n)))
+
+
+async def _chunks(
+    feed: Feed, shape: Shape, head: Head, n: int, lengths: Sequence[int], options: StreamOptions
+) -> AsyncIterator[bytes]:
+    """The events of a streamed answer; those that arrived together go out in one write."""
+    counts = [0] * feed.size
+    cached = [0] * feed.size
+
+    def so_far() -> Json:
+        return usage(sum(lengths), sum(counts), sum(cached[::n]))
+
+    def chunk(choice: Json) -> bytes:
+        more: Json = {}
+        if options.continuous_usage_stats:
+            more["usage"] = so_far()
+        elif options.include_usage:
+            more["usage"] = None
+        return event(to_json(head.around(shape.chunk_name, [choice], **more)))
+
+    openings = [shape.opening(index) for index in range(feed.size)]
+    if any(openings):
+        yield b"".join(chunk(opening) for opening in openings if opening is not None)
+    async for events in feed.batches():
+        written: list[bytes] = []
+        for one in events:
+            match one:
+                case Piece(index, delta):
+                    counts[index] += len(delta.token_ids)
+                    choice = shape.piece(index, delta)
+                    if choice is not None:
+                        written.append(chunk(choice))
+                case Ended(index, output):
+                    counts[index], cached[index] = output.completion_tokens, output.cached_tokens
+                    written.append(chunk(shape.ending(index, output)))
+                case Failed(_, error):
+                    written += [event(to_json(as_api_error(error).body())), DONE]
+                    yield b"".join(written)
+                    return
+        yield b"".join(written)
+    if options.include_usage:
+        yield event(to_json(head.around(shape.chunk_name, [], usage=so_far())))
+    yield DONE
+
+
+def _card(service: Service) -> Json:
+    return {
+        "id": service.model.info.model,
+        "object": "model",
+        "created": service.started_at,
+        "owned_by": "niwaki",
+        "max_model_len": service.model.longest,
+    }

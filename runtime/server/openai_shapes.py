@@ -1,0 +1,199 @@
+"""OpenAI's answers: what a chat and a completion look like, whole and in chunks. Plain dicts, nothing of HTTP."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Protocol
+
+from niwaki.runtime.api import Delta, Output, TokenLogprob
+from niwaki.runtime.tokenizer import Tokenizer
+
+Json = dict[str, object]
+
+LOWEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this
+
+
+class Shape(Protocol):
+    """How one kind of answer is written. An `index` counts the choices of one request."""
+
+    @property
+    def object_name(self) -> str: ...
+
+    @property
+    def chunk_name(self) -> str: ...
+
+    def opening(self, index: int) -> Json | None:
+        """The choice of the first chunk, before any text; None for no such chunk."""
+        ...
+
+    def piece(self, index: int, delta: Delta) -> Json | None:
+        """The choice of a chunk with more text; None when it would say nothing."""
+        ...
+
+    def ending(self, index: int, output: Output) -> Json:
+        """The choice of the last chunk, with the finish reason."""
+        ...
+
+    def whole(self, index: int, output: Output) -> Json:
+        """The choice of an answer that is not streamed."""
+        ...
+
+
+class Head:
+    """What all chunks of one answer begin with."""
+
+    def __init__(self, prefix: str, model: str) -> None:
+        self.id = f"{prefix}-{uuid.uuid4().hex}"
+        self._model = model
+        self._created = int(time.time())
+
+    def around(self, object_name: str, choices: Sequence[Json], **more: object) -> Json:
+        head: Json = {"id": self.id, "object": object_name, "created": self._created, "model": self._model}
+        return head | {"choices": choices} | more
+
+
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Json:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+
+
+def usage_of(outputs: Sequence[Output], n: int) -> Json:
+    """Of a whole request: each prompt counts once, however many answers it got; so does what the cache gave of it."""
+    firsts = outputs[::n]
+    return usage(
+        sum(output.prompt_tokens for output in firsts),
+        sum(output.completion_tokens for output in outputs),
+        sum(output.cached_tokens for output in firsts),
+    )
+
+
+class ChatShape:
+    """chat.completion and chat.completion.chunk. `tops` None: no log-probabilities."""
+
+    object_name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
+
+    def __init__(self, tokenizer: Tokenizer, tops: int | None) -> None:
+        self._tokenizer = tokenizer
+        self._tops = tops
+
+    def opening(self, index: int) -> Json | None:
+        return self._chunk(index, {"role": "assistant", "content": ""}, None, None)
+
+    def piece(self, index: int, delta: Delta) -> Json | None:
+        logprobs = self._logprobs(delta.logprobs, delta.top_logprobs)
+        if not delta.text and logprobs is None:
+            return None
+        return self._chunk(index, {"content": delta.text}, logprobs, None)
+
+    def ending(self, index: int, output: Output) -> Json:
+        return self._chunk(index, {}, None, output)
+
+    def whole(self, index: int, output: Output) -> Json:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": output.text, "refusal": None},
+            "logprobs": self._logprobs(output.logprobs, output.top_logprobs),
+            **_finish(output),
+        }
+
+    def _chunk(self, index: int, delta: Json, logprobs: Json | None, output: Output | None) -> Json:
+        return {"index": index, "delta": delta, "logprobs": logprobs, **_finish(output)}
+
+    def _logprobs(self, chosen: Sequence[TokenLogprob], tops: Sequence[Sequence[TokenLogprob]]) -> Json | None:
+        if self._tops is None:
+            return None
+        content = [
+            self._entry(entry) | {"top_logprobs": [self._entry(other) for other in top[: self._tops]]}
+            for entry, top in zip(chosen, tops, strict=True)
+        ]
+        return {"content": content, "refusal": None}
+
+    def _entry(self, entry: TokenLogprob) -> Json:
+        piece = self._tokenizer.bytes_of(entry.token_id)
+        return {
+            "token": entry.text,
+            "logprob": finite(entry.logprob),
+            "bytes": None if piece is None else list(piece),
+        }
+
+
+class CompletionShape:
+    """text_completion. `echoes` holds each choice's prompt text where the prompt is to be repeated."""
+
+    object_name = "text_completion"
+    chunk_name = "text_completion"
+
+    def __init__(self, tokenizer: Tokenizer, tops: int | None, echoes: Sequence[str] | None) -> None:
+        self._tokenizer = tokenizer
+        self._tops = tops
+        self._echoes = echoes
+        self._lengths: dict[int, int] = {}  # characters streamed so far, for text_offset
+
+    def opening(self, index: int) -> Json | None:
+        echo = "" if self._echoes is None else self._echoes[index]
+        self._lengths[index] = len(echo)
+        return {"index": index, "text": echo, "logprobs": None, **_finish(None)} if echo else None
+
+    def piece(self, index: int, delta: Delta) -> Json | None:
+        logprobs = self._logprobs(delta.logprobs, delta.top_logprobs, self._lengths[index])
+        self._lengths[index] += len(delta.text)
+        if not delta.text and logprobs is None:
+            return None
+        return {"index": index, "text": delta.text, "logprobs": logprobs, **_finish(None)}
+
+    def ending(self, index: int, output: Output) -> Json:
+        return {"index": index, "text": "", "logprobs": None, **_finish(output)}
+
+    def whole(self, index: int, output: Output) -> Json:
+        if self._echoes is None:
+            logprobs = self._logprobs(output.logprobs, output.top_logprobs, 0)
+            return {"index": index, "text": output.text, "logprobs": logprobs, **_finish(output)}
+        logprobs = self._logprobs(
+            (*output.prompt_logprobs, *output.logprobs), (*output.prompt_top_logprobs, *output.top_logprobs), 0
+        )
+        text = self._echoes[index] + output.text
+        return {"index": index, "text": text, "logprobs": logprobs, **_finish(output)}
+
+    def _logprobs(self, chosen: Sequence[TokenLogprob], tops: Sequence[Sequence[TokenLogprob]], at: int) -> Json | None:
+        if self._tops is None:
+            return None
+        offsets = []
+        for entry in chosen:
+            offsets.append(at)
+            at += len(self._tokenizer.decode([entry.token_id]))
+        return {
+            "tokens": [self._name(entry) for entry in chosen],
+            "token_logprobs": [finite(entry.logprob) for entry in chosen],
+            "top_logprobs": [
+                # The chosen token always stands there, in place of nothing: OpenAI tells up to one more than asked.
+                None if entry.logprob is None else {self._name(one): finite(one.logprob) for one in (*top, entry)}
+                for entry, top in zip(chosen, tops, strict=True)
+            ],
+            "text_offset": offsets,
+        }
+
+    def _name(self, entry: TokenLogprob) -> str:
+        """The token as text; as its bytes where they are no text alone, so that two tokens have two names."""
+        piece = self._tokenizer.bytes_of(entry.token_id)
+        if piece is None or "\ufffd" not in (entry.text or ""):
+            return entry.text or ""
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def finite(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, LOWEST_LOGPROB)
+
+
+def _finish(output: Output | None) -> Json:
+    if output is None:
+        return {"finish_reason": None}
+    reason = output.finish_reason
+    return {"finish_reason": reason.type, "matched_stop": reason.matched}

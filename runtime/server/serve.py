@@ -1,0 +1,142 @@
+"""From an engine to a listening server, and from SIGTERM to an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from niwaki import __version__
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.server.app import make_app
+from niwaki.runtime.server.config import ServerConfig
+from niwaki.runtime.server.service import ServedModel, Service
+
+MAX_HEADER_BYTES = 64 * 2**10
+# Behind the drain: responses are written, connections closed. What is slower than this is cut off.
+CLOSING_SECONDS = 2
+
+
+def serve(config: ServerConfig, model: Path | None = None, options: Mapping[str, object] | None = None) -> None:
+    """Load a model and answer until SIGTERM or SIGINT; returns when every request is answered or told.
+
+    Raises:
+        OSError: the port is taken; before anything is loaded. ConfigError, ModelError: as `Engine`.
+    """
+    with bind(config) as listener, Engine(model, **dict(options or {})) as engine:
+        server = _Server(make_service(config, engine))
+        print(f"niwaki serves {server.model_name} on {url_of(config, listener)}", flush=True)
+        server.run(sockets=[listener])
+
+
+@contextmanager
+def serving(engine: Engine, config: ServerConfig | None = None) -> Iterator[str]:
+    """Serve an engine from a thread of this process while the block runs; gives the URL. For notebooks and tests.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    config = config or ServerConfig(port=0)
+    with bind(config) as listener:
+        server = _Server(make_service(config, engine))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="niwaki-server")
+        thread.start()
+        server.has_started.wait()
+        try:
+            yield url_of(config, listener)
+        finally:
+            server.stop()
+            thread.join()
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """The listening address, taken before a model is loaded: who cannot have it should learn so at once."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((config.host, config.port))
+    except OSError as error:
+        listener.close()
+        raise OSError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from None
+    return listener
+
+
+def url_of(config: ServerConfig, listener: socket.socket) -> str:
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"http://{host}:{listener.getsockname()[1]}"
+
+
+def make_service(config: ServerConfig, engine: Engine) -> Service:
+    """A service on an engine of this process."""
+    settings = engine.get_server_info()
+    info = engine.backend.info()
+    pool_tokens = settings["kv_tokens"]
+    assert isinstance(pool_tokens, int)
+    model = ServedModel(
+        info=info,
+        tokenizer=engine.tokenizer,
+        vocab_size=engine.vocab_size,
+        longest=min(info.context_length, pool_tokens),
+        max_running=engine.config.max_running_requests,
+        settings={**settings, "version": __version__},
+    )
+    return Service(config, model, engine.backend)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with an end of our own: refuse new work at once, let what runs finish, tell the rest, then close."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(
+            uvicorn.Config(
+                make_app(service, __version__),
+                http="h11",  # its limits are those that were tested
+                ws="none",
+                loop="asyncio",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+                timeout_graceful_shutdown=CLOSING_SECONDS,
+            )
+        )
+        self._service = service
+        self._draining: asyncio.Task[None] | None = None
+        self.has_started = threading.Event()
+
+    @property
+    def model_name(self) -> str:
+        return self._service.model.info.model
+
+    def stop(self) -> None:
+        """Begin to end; asked a second time, do not wait for what runs. May be called on any thread."""
+        if self._service.is_draining:
+            self._service.hurry()
+        self._service.refuse()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        assert sig in (signal.SIGINT, signal.SIGTERM)
+        self.stop()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        finally:
+            self.has_started.set()
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._service.is_draining and self._draining is None:
+            self._draining = asyncio.create_task(self._service.drain())
+        if self._draining is not None and self._draining.done():
+            self.should_exit = True
+        return await super().on_tick(counter)

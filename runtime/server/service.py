@@ -1,0 +1,267 @@
+"""What stands behind every route: the model, the engine, who may ask, how much is in flight, and how it all ends."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from niwaki.runtime.api import (
+    BackendInfo,
+    CapacityError,
+    EngineStopped,
+    Generation,
+    SamplingOptions,
+    SamplingParams,
+    Segment,
+)
+from niwaki.runtime.request import TokenIds
+from niwaki.runtime.server.config import ServerConfig
+from niwaki.runtime.server.errors import ApiError, overloaded
+from niwaki.runtime.server.feed import Feed
+from niwaki.runtime.server.metrics import Metrics
+from niwaki.runtime.tokenizer import Tokenizer
+
+MAX_SEQUENCES = 256  # of one request: prompts times n
+SERVED_ALIASES = ("", "default")  # model names that mean whatever is served
+
+Result = TypeVar("Result")
+
+
+class EngineClient(Protocol):
+    """What the server asks of an engine, in this process or in another. Every method may be called on any thread."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it answers; never waits for model work."""
+        ...
+
+    def start(
+        self, ids: TokenIds, params: SamplingParams, namespace: str = "", *, logits_from: int | None = None
+    ) -> Generation:
+        """Generate. Raises RequestError, ConstraintError or CapacityError where it can tell at once."""
+        ...
+
+    def flush(self) -> bool: ...
+
+    def usage(self) -> Mapping[str, float]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The side of a model that the server itself needs: its tokenizer, its template and its limits."""
+
+    info: BackendInfo
+    tokenizer: Tokenizer
+    vocab_size: int
+    longest: int  # tokens of prompt and answer together that the context and an empty pool hold
+    max_running: int
+    settings: Mapping[str, object]  # for /server_info: nothing secret
+
+    def encode(self, text: str | Sequence[Segment]) -> TokenIds:
+        segments = [Segment(text)] if isinstance(text, str) else text
+        return np.array(self.tokenizer.encode(segments, at_start=True), dtype=np.int32)
+
+    def ids(self, token_ids: Sequence[int], param: str) -> TokenIds:
+        """Token ids from a client.
+
+        Raises:
+            ApiError: one is outside the vocabulary.
+        """
+        found = np.array(token_ids, dtype=np.int64)
+        if len(found) and not 0 <= found.min() <= found.max() < self.vocab_size:
+            raise ApiError(400, f"{param}: token ids must be from 0 to {self.vocab_size - 1}", param=param)
+        return found.astype(np.int32)
+
+    def room(self, ids: TokenIds, param: str) -> int:
+        """Tokens that may still be generated behind a prompt. Raises CapacityError when not one may."""
+        room = self.longest - len(ids)
+        if room < 1:
+            raise CapacityError(f"{param} has {len(ids)} tokens; at most {self.longest - 1} fit with one new one")
+        return room
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One sequence to generate."""
+
+    ids: TokenIds
+    params: SamplingParams
+    namespace: str
+    logits_from: int | None = None
+
+
+class Service:
+    """One server's state. Its methods run on the event loop."""
+
+    def __init__(self, config: ServerConfig, model: ServedModel, engine: EngineClient) -> None:
+        self.config = config
+        self.model = model
+        self.engine = engine
+        self.metrics = Metrics(engine.usage)
+        self.started_at = int(time.time())
+        self._secret = os.urandom(32)
+        self._feeds: set[Feed] = set()
+        self._is_draining = False
+        self._must_hurry = False
+        # Constraints compile for up to a second each: they must not keep others from being tokenized.
+        self._preparing = ThreadPoolExecutor(4, thread_name_prefix="niwaki-prepare")
+        self._compiling = ThreadPoolExecutor(2, thread_name_prefix="niwaki-constrain")
+
+    # -- who asks ---------------------------------------------------------------------------------------------------
+
+    def key_of(self, authorization: str | None) -> bytes:
+        """The digest of the caller's key; empty where the server has no keys.
+
+        Raises:
+            ApiError: 401, no key or a wrong one.
+        """
+        if not self.config.key_digests:
+            return b""
+        found = _bearer_digest(authorization)
+        known = (*self.config.key_digests, *((self.config.admin_digest,) if self.config.admin_digest else ()))
+        if found is None or not _is_one_of(found, known):
+            raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+        return found
+
+    def check_admin(self, authorization: str | None) -> None:
+        """Raises ApiError: 404 unless the caller holds the admin key, or nobody needs any key."""
+        if not self.config.key_digests and self.config.admin_digest is None:
+            return
+        found = _bearer_digest(authorization)
+        admin = self.config.admin_digest
+        if admin is None or found is None or not _is_one_of(found, (admin,)):
+            raise ApiError(404, "no such page", code="not_found")
+
+    def namespace(self, key: bytes, salt: str | None) -> str:
+        """Whose cache a request shares. Keyed with a secret, so that no client can name another's."""
+        if not key and not salt:
+            return ""
+        return hmac.new(self._secret, key + b"\0" + (salt or "").encode(), hashlib.sha256).hexdigest()
+
+    def check_model(self, name: str | None) -> None:
+        served = self.model.info.model
+        if name is not None and name != served and name not in SERVED_ALIASES:
+            raise ApiError(404, f"this server has the model {served!r} only", param="model", code="model_not_found")
+
+    # -- what runs --------------------------------------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        return self.engine.is_alive and not self._is_draining
+
+    @property
+    def num_in_flight(self) -> int:
+        return sum(feed.size for feed in self._feeds)
+
+    def resolve(self, options: SamplingOptions) -> SamplingParams:
+        return options.over(self.model.info.defaults).resolve()
+
+    async def begin(self, size: int, prepare: Callable[[], Sequence[Work]], *, compiles: bool) -> Feed:
+        """Start `size` sequences. `prepare` tokenizes and checks, on a thread; the caller must `finish` the feed.
+
+        Raises:
+            ApiError: 503 while draining or with a full queue. NiwakiError: what `prepare` and the engine raise.
+        """
+        if self._is_draining:
+            raise overloaded("the server is shutting down")
+        if not self.engine.is_alive:
+            raise overloaded("the engine is not running")
+        if size > MAX_SEQUENCES:
+            raise ApiError(400, f"{size} sequences in one request; at most {MAX_SEQUENCES}", param="n")
+        limit = self.model.max_running + self.config.max_queued
+        if self._feeds and self.num_in_flight + size > limit:
+            raise overloaded(f"{self.num_in_flight} sequences run or wait already; try again")
+        feed = Feed(size, self.metrics)
+        self._feeds.add(feed)
+        self._count()
+
+        def start() -> None:
+            for work in prepare():
+                feed.add(self.engine.start(work.ids, work.params, work.namespace, logits_from=work.logits_from))
+
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._compiling if compiles else self._preparing, start)
+        except BaseException:
+            self.finish(feed)
+            raise
+        return feed
+
+    async def apart(self, function: Callable[[], Result]) -> Result:
+        """Run something that takes a while on a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._preparing, function)
+
+    def finish(self, feed: Feed) -> None:
+        """The request is answered, or its client is gone: whatever still runs for it stops."""
+        self._feeds.discard(feed)
+        feed.close()
+        self._count()
+
+    def _count(self) -> None:
+        self.metrics.in_flight.set(self.num_in_flight)
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining
+
+    def refuse(self) -> None:
+        """Take no new work from now on. May be called on any thread, and in a signal handler."""
+        self._is_draining = True
+
+    def hurry(self) -> None:
+        """Let `drain` wait no longer. May be called on any thread."""
+        self._must_hurry = True
+
+    async def drain(self) -> None:
+        """Refuse new work; wait for what runs, and tell what does not end in time."""
+        self.refuse()
+        deadline = time.monotonic() + self.config.drain_seconds
+        while self._feeds and time.monotonic() < deadline and not self._must_hurry:
+            await asyncio.sleep(0.02)
+        for feed in tuple(self._feeds):
+            feed.interrupt(EngineStopped("the server is shutting down"))
+
+    def close(self) -> None:
+        for feed in tuple(self._feeds):
+            self.finish(feed)
+        self._preparing.shutdown(wait=False, cancel_futures=True)
+        self._compiling.shutdown(wait=False, cancel_futures=True)
+
+
+def works_of(ids: TokenIds, params: SamplingParams, namespace: str, logits_from: int | None = None) -> list[Work]:
+    """n sequences of one prompt, each a request of its own so that each can be streamed; the tree shares the prompt.
+
+    Their seeds are those that one request with n would have had.
+    """
+    return [
+        Work(
+            ids,
+            replace(params, n=1, seed=None if params.seed is None else (params.seed + index) % 2**63),
+            namespace,
+            logits_from,
+        )
+        for index in range(params.n)
+    ]
+
+
+def _bearer_digest(authorization: str | None) -> bytes | None:
+    scheme, _, key = (authorization or "").partition(" ")
+    return hashlib.sha256(key.strip().encode()).digest() if scheme.lower() == "bearer" and key.strip() else None
+
+
+def _is_one_of(found: bytes, known: Sequence[bytes]) -> bool:
+    """In the same time whichever it is, and whether it is one."""
+    is_known = False
+    for digest in known:
+        is_known |= hmac.compare_digest(found, digest)
+    return is_known

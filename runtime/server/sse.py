@@ -1,0 +1,69 @@
+"""Streams to clients, and how it is noticed that a client has gone: its work must stop, streamed or not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from niwaki.runtime.server.errors import ClientGone
+
+Result = TypeVar("Result")
+
+DONE = b"data: [DONE]\n\n"
+
+
+class EventStream(Response):
+    """Server-sent events out of `chunks`. `finish` is called once, however it ends: read, cut off or failed."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, chunks: AsyncIterator[bytes], finish: Callable[[], None]) -> None:
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._chunks = chunks
+        self._finish = finish
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_gone(receive, self._send_all(send))
+        except ClientGone:
+            return
+        finally:
+            self._finish()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for chunk in self._chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
+    """Wait for `work`, or for the client to close the connection; then the work is cancelled.
+
+    Call it after the body was read. Raises ClientGone.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGone
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"

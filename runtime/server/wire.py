@@ -1,0 +1,147 @@
+"""Bodies from clients: counted while they are read, JSON without NaN, models that refuse what they do not know."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, WithJsonSchema
+from pydantic.json_schema import models_json_schema
+from pydantic_core import PydanticCustomError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from niwaki.runtime.server.config import ServerConfig
+from niwaki.runtime.server.errors import ApiError, ClientGone
+
+MAX_IDS = 1_000_000  # of one prompt: far above any context, but not above what one body can hold
+MAX_PROMPTS = 256
+
+
+class Strict(BaseModel):
+    """A body, or a part of one: unknown fields, NaN, numbers in strings and the like are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, hide_input_in_errors=True)
+
+
+Body = TypeVar("Body", bound=Strict)
+
+# Fail fast: a list of a million wrong elements is one error, not a million.
+Text = Annotated[str, Field(max_length=4 * 2**20)]
+Name = Annotated[str, Field(max_length=256)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIdList = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_IDS, fail_fast=True)]
+TextList = Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+TokenIdLists = Annotated[list[TokenIdList], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+
+
+Prompt = str | Sequence[int]
+
+
+def prompts_of(given: str | list[str] | list[int] | list[list[int]]) -> list[Prompt]:
+    """The prompts of a field that may hold one or many, as text or as token ids."""
+    if isinstance(given, str):
+        return [given]
+    ids: list[int] = []
+    found: list[Prompt] = []
+    for element in given:
+        if isinstance(element, int):
+            ids.append(element)
+        else:
+            found.append(element)
+    return [ids] if ids else found
+
+
+def is_batch(given: str | list[str] | list[int] | list[list[int]]) -> bool:
+    return not isinstance(given, str) and not isinstance(given[0], int)
+
+
+def _refuse(value: JsonValue) -> JsonValue:
+    if value is not None and value != []:
+        raise PydanticCustomError("unsupported", "this server does not support it yet; leave it out")
+    return value
+
+
+# A field of the field's API that is not here yet. Ignoring it would give answers that nobody asked for.
+Unsupported = Annotated[JsonValue, AfterValidator(_refuse), WithJsonSchema({"type": "null"})]
+
+
+async def read_body(request: Request, model: type[Body], config: ServerConfig) -> Body:
+    """The request's body as `model`.
+
+    Raises:
+        ApiError: 400, 408, 413 or 415. ClientGone: the connection closed before the body was there.
+    """
+    if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
+        raise ApiError(415, "the body must be JSON: Content-Type: application/json")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ApiError(415, "the body must not be compressed")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(config.body_seconds):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > config.max_body_bytes:
+                    raise ApiError(413, f"the body is longer than {config.max_body_bytes} bytes")
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {config.body_seconds:g} s") from None
+    except ClientDisconnect:
+        raise ClientGone from None
+    try:
+        return model.model_validate_json(bytes(body))
+    except ValidationError as error:
+        raise _as_api_error(error) from None
+
+
+def takes(model: type[Strict]) -> dict[str, object]:
+    """What /openapi.json says of a route's body; `schemas` holds the models themselves."""
+    _bodies[model.__name__] = model
+    reference = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
+
+
+def schemas() -> dict[str, object]:
+    """The JSON schemas of all bodies, for /openapi.json."""
+    models = [(model, "validation") for model in _bodies.values()]
+    _, definitions = models_json_schema(models, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]  # the literal
+    return dict(definitions["$defs"])
+
+
+_bodies: dict[str, type[Strict]] = {}
+
+
+def json_response(content: Mapping[str, object] | Sequence[object], status: int = 200) -> Response:
+    return Response(to_json(content), status, media_type="application/json")
+
+
+def to_json(content: Mapping[str, object] | Sequence[object]) -> bytes:
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _as_api_error(error: ValidationError) -> ApiError:
+    """The first thing that is wrong with a body, and where."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    param = _param(first["loc"])
+    match first["type"]:
+        case "extra_forbidden":
+            message = f"unknown field {param!r}"
+        case "json_invalid":
+            message = first["msg"]
+        case _:
+            message = f"{param}: {first['msg']}" if param else first["msg"]
+    return ApiError(400, message, param=param or None, code=str(first["type"]))
+
+
+def _param(location: Sequence[int | str]) -> str:
+    """`messages[0].content`: pydantic's location without the names of types that it puts between the fields."""
+    param = ""
+    for part in location:
+        if isinstance(part, int):
+            param += f"[{part}]"
+        elif part.isidentifier() and part.islower() and part not in ("str", "int", "float", "bool", "list"):
+            param += f".{part}" if param else part
+        elif not param:
+            param = part
+    return param[:256]
