@@ -94,7 +94,25 @@ class Choices:
     choices: tuple[str, ...]
 
 
-Constraint = Regex | Choices
+@dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """The generated text is a JSON value that `schema` admits, written compactly: `{"name":"Ada","age":36}`.
+
+    `schema` is the text of a JSON Schema (2020-12; older drafts are read too). Keys come in the schema's order.
+    """
+
+    schema: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The generated text is a sentence of a context-free grammar, from its rule `start` (lark) or `root` (ebnf)."""
+
+    source: str
+    syntax: Literal["lark", "ebnf"] = "lark"
+
+
+Constraint = Regex | Choices | JsonSchema | Grammar
 
 # ---------------------------------------------------------------------------------------------------------------
 # Sampling
@@ -424,18 +442,18 @@ class Generation(Pending[tuple[Output, ...]]):
         `timeout` bounds the wait for each next delta.
         """
         position = 0
-        while True:
-            with self._changed:
-                start = position
-                if not self._changed.wait_for(lambda start=start: self._done or len(self._deltas) > start, timeout):
-                    raise TimedOut(f"no text within {timeout} s")
-                new = self._deltas[position:]
-            if not new:
-                break
+        while new := self._after(position, timeout):
             position += len(new)
             yield from new
         if self._error is not None:
             raise self._error
+
+    def _after(self, position: int, timeout: float | None) -> list[Delta]:
+        """Wait for deltas from `position` on; empty when there will be none."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._done or len(self._deltas) > position, timeout):
+                raise TimedOut(f"no text within {timeout} s")
+            return self._deltas[position:]
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -10,14 +10,16 @@ from niwaki.runtime.stops import StopText
 def test_without_stops_all_text_is_shown_at_once() -> None:
     stops = StopText(())
     assert [stops.push("ab"), stops.push(""), stops.push("c")] == ["ab", "", "c"]
-    assert stops.length == 3 and stops.finish() == ""
+    assert stops.length == 3
+    assert stops.finish() == ""
 
 
 def test_a_stop_split_over_pieces_is_found_and_cut() -> None:
     stops = StopText(["\n\n"])
     assert stops.push("one\n") == "one"
     assert stops.push("\ntwo") == "\n"[:0]
-    assert stops.matched == "\n\n" and stops.length == 3
+    assert stops.matched == "\n\n"
+    assert stops.length == 3
 
 
 def test_held_back_text_is_shown_when_it_turns_out_harmless() -> None:

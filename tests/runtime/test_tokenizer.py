@@ -1,4 +1,4 @@
-"""The tokenizer: special tokens only from templates, characters never cut, bytes exact for both families of vocabulary."""
+"""The tokenizer: special tokens only from templates, characters never cut, bytes exact for both kinds of vocabulary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def test_user_text_never_becomes_a_special_token(tokenizer: Tokenizer) -> None:
     end = tokenizer.token_id("<|end|>")
     assert end in tokenizer.encode([Segment("<|end|>", control=True)])
     ids = tokenizer.encode([Segment("<|end|> <|user|>")])
-    assert end not in ids and tokenizer.decode(ids) == "<|end|> <|user|>"
+    assert end not in ids
+    assert tokenizer.decode(ids) == "<|end|> <|user|>"
 
 
 def test_text_round_trips_and_pieces_of_one_kind_are_encoded_together(tokenizer: Tokenizer) -> None:
@@ -56,7 +57,9 @@ def test_pieces_of_incremental_decoding_add_up_and_are_whole_characters(tokenize
 
 def test_byte_alphabet_is_a_bijection_on_all_bytes() -> None:
     alphabet = byte_alphabet()
-    assert sorted(alphabet.values()) == list(range(256)) and alphabet["Ġ"] == 32 and alphabet["A"] == 65
+    assert sorted(alphabet.values()) == list(range(256))
+    assert alphabet["Ġ"] == 32
+    assert alphabet["A"] == 65
 
 
 def test_sentencepiece_vocabularies_are_read_as_bytes(tmp_path: Path) -> None:
