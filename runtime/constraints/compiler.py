@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from pathlib import Path
 from typing import Final, assert_never
 
 import numpy as np
 
-from niwaki.runtime.api import Choices, Constraint, ConstraintError, Regex
-from niwaki.runtime.constraints import worker
+from niwaki.runtime.api import Choices, ConfigError, Constraint, ConstraintError, Grammar, JsonSchema, Regex
+from niwaki.runtime.constraints import grammar_worker, worker
 from niwaki.runtime.constraints.automaton import ByteDfa, from_edges, from_texts
+from niwaki.runtime.constraints.grammar_engine import GrammarConstraint, GrammarVocabulary
+from niwaki.runtime.constraints.grammar_source import source_of
 from niwaki.runtime.constraints.matcher import AutomatonConstraint
 from niwaki.runtime.constraints.pattern import parse, shown
 from niwaki.runtime.constraints.process import CompileProcess, TookTooLong
@@ -21,6 +24,7 @@ MAX_COST: Final = 12_000  # states before making deterministic; the worker does 
 ENTRY_BYTES: Final = 3000  # of a cached constraint beside its arrays: objects, headers, dictionaries
 MAX_CHOICES: Final = 100_000
 MAX_CHOICES_BYTES: Final = 4 * 1024 * 1024
+GRAMMAR_WORKER: Final = Path(__file__).with_name("grammar_worker.py")
 
 
 class ConstraintCompiler:
@@ -35,6 +39,8 @@ class ConstraintCompiler:
         self._max_bytes = max_bytes
         self._seconds = seconds
         self._process = CompileProcess(seconds)
+        self._grammar_process = CompileProcess(seconds, GRAMMAR_WORKER)
+        self._words: GrammarVocabulary | None = None  # built with the first schema or grammar
         self._lock = threading.Lock()
         self._known: OrderedDict[Constraint, CompiledConstraint | str] = OrderedDict()  # a str: why it is refused
 
@@ -84,11 +90,14 @@ class ConstraintCompiler:
         return len(self._known)
 
     def close(self) -> None:
-        """End the compile process, if one runs."""
+        """End the compile processes, if any run."""
         self._process.close()
+        self._grammar_process.close()
 
-    def _compiled(self, constraint: Constraint) -> AutomatonConstraint:
+    def _compiled(self, constraint: Constraint) -> CompiledConstraint:
         match constraint:
+            case JsonSchema() | Grammar():
+                return self._grammar(constraint)
             case Regex(pattern):
                 dfa = self._regex(pattern)
             case Choices(choices):
@@ -121,6 +130,20 @@ class ConstraintCompiler:
         if dfa is None:
             raise ConstraintError(f"regex {shown(text)} matches no text")
         return dfa
+
+    def _grammar(self, constraint: JsonSchema | Grammar) -> GrammarConstraint:
+        source = source_of(constraint)
+        try:
+            # A grammar is tried elsewhere first: what hangs or dies there never reaches this process.
+            ask = grammar_worker.tried if source.is_small else self._grammar_process.ask
+            shortest = ask(source.text)
+            with self._lock:
+                self._words = self._words or GrammarVocabulary(self.vocabulary)
+            return GrammarConstraint(source.text, self._words, shortest, source.commitments, source.num_states)
+        except ConfigError as error:
+            raise ConstraintError(str(error)) from None
+        except ValueError as error:
+            raise ConstraintError(f"{_named(constraint)} cannot be enforced: {error}") from None
 
     def _remember(self, constraint: Constraint, outcome: CompiledConstraint | str) -> None:
         with self._lock:
@@ -175,6 +198,10 @@ def _named(constraint: Constraint) -> str:
             return f"regex {shown(pattern)}"
         case Choices(choices):
             return f"the set of {len(choices)} choices"
+        case JsonSchema():
+            return "the JSON schema"
+        case Grammar():
+            return "the grammar"
         case _:
             assert_never(constraint)
 
@@ -185,5 +212,9 @@ def _source_bytes(constraint: Constraint) -> int:
             return 4 * len(pattern)
         case Choices(choices):
             return sum(4 * len(choice) + 50 for choice in choices)
+        case JsonSchema(schema):
+            return 4 * len(schema)
+        case Grammar(source):
+            return 4 * len(source)
         case _:
             assert_never(constraint)

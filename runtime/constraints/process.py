@@ -1,7 +1,7 @@
-"""The process that compiles patterns which may never end, and that is killed when they do not.
+"""The process that compiles what may never end, and that is killed when it does not.
 
-Owns one warm child, started on first use. The child knows nothing of niwaki (see worker.py) and gets patterns only;
-what it answers is read as plain numbers.
+Owns one warm child, started on first use. The child knows nothing of niwaki (see worker.py, grammar_worker.py) and
+gets patterns or grammars only; what it answers is read as plain numbers or bytes.
 """
 
 from __future__ import annotations
@@ -30,21 +30,26 @@ class TookTooLong(Exception):
 
 
 class CompileProcess:
-    """Compiles one pattern at a time, each within `seconds` of processor time, and of the clock within
+    """Asks `script` to compile one source at a time, each within `seconds` of processor time, and of the clock within
     PATIENCE times that. Any thread may ask; they wait for each other."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, script: Path = WORKER) -> None:
         self._seconds = seconds
+        self._script = script
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._finalizer: weakref.finalize[[subprocess.Popen[bytes]], CompileProcess] | None = None
 
     def compile(self, source: str) -> Transitions:
-        """The automaton of a pattern in the Rust dialect.
+        """The automaton of a pattern in the Rust dialect. Raises as `ask` does."""
+        return Transitions.from_bytes(self.ask(source))
+
+    def ask(self, source: str) -> bytes:
+        """What the script answers.
 
         Raises:
             TookTooLong: not done in time, or out of memory. The next call starts a new child.
-            ValueError: outlines-core refuses it.
+            ValueError: it refuses the source.
             OSError: no child could be started.
         """
         with self._lock:
@@ -57,7 +62,7 @@ class CompileProcess:
                 self._stop()
                 raise TookTooLong(f"not done within {self._seconds:g} s") from error
         if body[:1] == OK:
-            return Transitions.from_bytes(body[1:])
+            return body[1:]
         raise ValueError(body[1:].decode(errors="replace"))
 
     def close(self) -> None:
@@ -72,7 +77,7 @@ class CompileProcess:
 
     def _started(self) -> subprocess.Popen[bytes]:
         # -P: the script's folder must not come first in sys.path.
-        command = [sys.executable, "-P", str(WORKER), str(self._seconds), str(MAX_MEMORY)]
+        command = [sys.executable, "-P", str(self._script), str(self._seconds), str(MAX_MEMORY)]
         child = subprocess.Popen(  # noqa: S603  # our own script, nothing of a user's in it
             command,
             stdin=subprocess.PIPE,

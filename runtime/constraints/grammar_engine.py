@@ -1,0 +1,293 @@
+"""llguidance behind the Matcher protocol: schemas and grammars over one vocabulary.
+
+Owns the shared matcher that texts are cloned from, and how far each text is from its shortest end. Knows no schemas:
+`compiler.py` hands it a grammar that was tried before.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLTokenizer
+
+from niwaki.runtime.api import ConfigError, ConstraintError
+from niwaki.runtime.constraints.grammar_worker import build, short_reason, short_text, tokenizer_of
+from niwaki.runtime.constraints.matcher import first_bit
+from niwaki.runtime.constraints.protocol import MaskRow
+from niwaki.runtime.constraints.vocabulary import Vocabulary
+
+FAR: Final = 1_000_000  # the distance where no ending was found
+SEARCH_NODES: Final = 1500  # of one search in the middle of a text
+DOUBTS: Final = 512  # tokens looked at one by one in one mask
+SEARCHES: Final = 8  # of these, for how many an ending of their own is searched
+SUFFIXES: Final = 8  # of the known ending, how many are tried after another token
+OPENING: Final = frozenset(b'{[,:"')
+# A byte of a number or literal may ask for three more; an escape or a character beyond ASCII for up to eleven.
+PLAIN_COST: Final = 4
+ESCAPE_COST: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Commitments:
+    """By how many bytes a token can move the nearest end away.
+
+    `value` bounds the shortest text of everything that one opening byte can begin (an item, a key with its value);
+    `inside` what a single key, constant, pattern or number may still ask for once it is begun.
+    """
+
+    value: int
+    inside: int
+
+
+class GrammarVocabulary:
+    """A vocabulary as llguidance wants it, and as endings are written in it. Built once per vocabulary.
+
+    Raises:
+        ConfigError: it lacks end tokens or single bytes, without which no ending can be promised.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        if not vocabulary.eos_ids or not vocabulary.has_every_byte:
+            raise ConfigError("schemas and grammars need a vocabulary with an end token and every single byte")
+        self.vocabulary = vocabulary
+        self.eos_ids = sorted(vocabulary.eos_ids)
+        self.tokenizer: LLTokenizer = tokenizer_of(vocabulary.token_bytes, self.eos_ids, vocabulary.size)
+        self.id_of: dict[bytes, int] = {}
+        self.openings = np.zeros(vocabulary.size, np.int64)  # bytes of each token that may begin something
+        self.plain_costs = np.full(vocabulary.size, PLAIN_COST, np.int64)
+        for token_id in range(len(vocabulary.token_bytes)):
+            text = vocabulary.bytes_of(token_id)
+            if text is not None:
+                self.id_of.setdefault(text, token_id)
+                self.openings[token_id] = sum(byte in OPENING for byte in text)
+                if b"\\" in text or not text.isascii():
+                    self.plain_costs[token_id] = ESCAPE_COST
+        self.byte_ids = [self.id_of[bytes([byte])] for byte in range(256)]
+
+    def fewest_tokens(self, text: bytes) -> list[tuple[int, ...]]:
+        """For each suffix of `text`, the longest first and the empty one last, the fewest tokens that write it."""
+        best: list[tuple[int, ...]] = [()]
+        for start in range(len(text) - 1, -1, -1):
+            candidates = (
+                (token_id, end)
+                for end in range(start + 1, min(len(text), start + self.vocabulary.max_token_bytes) + 1)
+                if (token_id := self.id_of.get(text[start:end])) is not None
+            )
+            token_id, end = min(candidates, key=lambda found: len(best[len(text) - found[1]]))
+            best.append((token_id, *best[len(text) - end]))
+        return best[::-1]
+
+
+class GrammarConstraint:
+    """A grammar over a vocabulary. `shortest` is a text of it, in bytes, as short as was found."""
+
+    def __init__(
+        self, grammar: str, words: GrammarVocabulary, shortest: bytes, commitments: Commitments, num_states: int
+    ) -> None:
+        self.words = words
+        self.num_states = num_states
+        self.num_bytes = 64 * 1024 + 20 * len(grammar)  # llguidance does not tell; measured: 0.1 to 1 MB for a schema
+        self._lock = threading.Lock()  # a matcher may be touched by one thread at a time
+        try:
+            self._start = build(grammar, words.tokenizer)
+        except ValueError as error:
+            raise ConstraintError(f"it cannot be compiled: {error}") from None
+        self._ending = words.fewest_tokens(shortest)
+        self.costs: npt.NDArray[np.int64] = (
+            np.maximum(words.plain_costs, commitments.inside) + words.openings * commitments.value
+        )
+        self.highest_cost = int(self.costs.max())
+
+    def matcher(self) -> GrammarMatcher:
+        with self._lock:
+            return GrammarMatcher(self, self._start.deep_copy(), [len(self._ending[0])], self._ending)
+
+
+class GrammarMatcher:
+    """See `protocol.Matcher`.
+
+    The nearest end is followed by a bound: each token moves it away by at most its cost, so only when bound and
+    budget meet must an ending be looked for, and only tokens that cost more than what is left to spare are doubted.
+    """
+
+    __slots__ = ("_bounds", "_constraint", "_ended", "_ending", "_is_sure", "_matcher")
+
+    def __init__(
+        self, constraint: GrammarConstraint, matcher: LLMatcher, bounds: list[int], ending: list[tuple[int, ...]] | None
+    ) -> None:
+        self._constraint = constraint
+        self._matcher = matcher
+        self._bounds = bounds  # after each accepted token, at most so many tokens lead to an end; one more than tokens
+        self._ending = ending  # the suffixes of an ending, see fewest_tokens; None: not known
+        self._is_sure = ending is not None  # it is one from here; else a guess, from some tokens before
+        self._ended = False
+
+    @property
+    def is_done(self) -> bool:
+        if self._ended:
+            return True
+        if not self._matcher.is_accepting():
+            return False
+        row = np.zeros(self._constraint.words.vocabulary.num_words, np.uint32)
+        self._fill(row)
+        return not (row & ~self._constraint.words.vocabulary.eos_words).any()
+
+    @property
+    def can_end(self) -> bool:
+        return self._ended or bool(self._matcher.is_accepting())
+
+    @property
+    def distance(self) -> int:
+        if self.can_end:
+            return 0
+        ending = self._found_ending()
+        return FAR if ending is None else len(ending[0])
+
+    def fill_mask(self, row: MaskRow) -> None:
+        if self._ended:
+            row.view(np.uint32)[:] = self._constraint.words.vocabulary.eos_words
+        else:
+            self._fill(row)
+
+    def fill_mask_within(self, row: MaskRow, remaining: int) -> None:
+        self.fill_mask(row)
+        constraint = self._constraint
+        if self._ended or self._bounds[-1] + constraint.highest_cost < remaining:
+            return
+        ending = self._found_ending()
+        if ending is None or len(ending[0]) > remaining:
+            return
+        spare = remaining - 1 - len(ending[0])
+        words = row.view(np.uint32)
+        allowed = np.unpackbits(words.view(np.uint8), bitorder="little")[: len(constraint.costs)].view(np.bool_)
+        allowed[constraint.words.eos_ids] = False
+        doubtful = np.flatnonzero(allowed & (constraint.costs > spare))
+        if not len(doubtful):
+            return
+        refused = np.zeros(32 * len(words), np.bool_)
+        refused[doubtful] = True
+        if ending[0]:
+            refused[ending[0][0]] = False
+        searches = SEARCHES
+        for token_id in doubtful[:DOUBTS].tolist():
+            fits, searched = self._fits(token_id, ending, remaining - 1, searches > 0)
+            refused[token_id] &= not fits
+            searches -= searched
+        words &= ~np.packbits(refused, bitorder="little").view(np.uint32)
+
+    def accept(self, token_id: int) -> None:
+        if token_id in self._constraint.words.vocabulary.eos_ids:
+            if not self.can_end:
+                raise self._not_allowed(token_id)
+            self._ended = True
+            self._bounds.append(0)
+            return
+        if self._ended or not 0 <= token_id < self._constraint.words.vocabulary.size:
+            raise self._not_allowed(token_id)
+        if self._matcher.try_consume_tokens([token_id]) != 1:
+            if self._matcher.is_error():
+                raise ConstraintError(f"the grammar failed: {short_reason(self._matcher.get_error())}")
+            raise self._not_allowed(token_id)
+        ending = self._ending
+        if self._is_sure and ending is not None and ending[0] and ending[0][0] == token_id:
+            self._ending = ending[len(self._constraint.words.vocabulary.token_bytes[token_id] or b"") :]
+            self._bounds.append(len(self._ending[0]))
+        else:  # the ending stays as a guess: inside a string most tokens leave it as it is
+            self._is_sure = False
+            self._bounds.append(self._bounds[-1] + int(self._constraint.costs[token_id]))
+
+    def forced(self) -> tuple[int, ...]:
+        run: list[int] = []
+        if self._ended or not self._matcher.compute_ff_bytes():
+            return ()
+        place = self._matcher.deep_copy()
+        vocabulary = self._constraint.words.vocabulary
+        row = np.zeros(vocabulary.num_words, np.uint32)
+        while not place.is_accepting():
+            place.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            if int(np.bitwise_count(row).sum()) != 1:
+                break
+            run.append(first_bit(row))
+            place.consume_token(run[-1])
+        return tuple(run)
+
+    def rollback(self, count: int) -> None:
+        if not 0 <= count < len(self._bounds):
+            raise ConstraintError(f"cannot take back {count} tokens of {len(self._bounds) - 1}")
+        if count == 0:
+            return
+        del self._bounds[-count:]
+        self._is_sure = False
+        texts = count - self._ended
+        self._ended = False
+        if texts and not self._matcher.rollback(texts):
+            raise ConstraintError(f"the grammar failed: {short_reason(self._matcher.get_error())}")
+
+    def clone(self) -> GrammarMatcher:
+        twin = GrammarMatcher(self._constraint, self._matcher.deep_copy(), self._bounds.copy(), self._ending)
+        twin._ended, twin._is_sure = self._ended, self._is_sure
+        return twin
+
+    def shortest_ending(self, budget: int) -> tuple[int, ...] | None:
+        if self.can_end:
+            return ()
+        ending = self._found_ending()
+        return None if ending is None or len(ending[0]) > budget else ending[0]
+
+    # -- endings
+
+    def _found_ending(self) -> list[tuple[int, ...]] | None:
+        """A way to the end from here, and of each suffix of its text; the bound becomes its length."""
+        if self._is_sure:
+            return self._ending
+        if self._matcher.is_accepting():
+            self._ending = [()]
+        elif self._ending is None or not self._completes(self._matcher, self._ending[0]):
+            suffix = None if self._ending is None else self._fitting_suffix(self._matcher, self._ending)
+            if suffix is not None and self._ending is not None:
+                self._ending = self._ending[suffix:]
+            else:
+                text = short_text(self._matcher, self._constraint.words.byte_ids, SEARCH_NODES)
+                self._ending = None if text is None else self._constraint.words.fewest_tokens(text)
+        self._is_sure = True
+        self._bounds[-1] = FAR if self._ending is None else len(self._ending[0])
+        return self._ending
+
+    def _fits(self, token_id: int, ending: list[tuple[int, ...]], budget: int, may_search: bool) -> tuple[bool, bool]:
+        """Whether the text can surely end within `budget` tokens after this one, and whether we had to search."""
+        place = self._matcher.deep_copy()
+        if not place.consume_token(token_id):
+            return False, False
+        if place.is_accepting():
+            return True, False
+        suffix = self._fitting_suffix(place, ending)
+        if suffix is not None:
+            return len(ending[suffix]) <= budget, False
+        if not may_search:
+            return False, False
+        text = short_text(place, self._constraint.words.byte_ids, SEARCH_NODES // 10)
+        return text is not None and len(self._constraint.words.fewest_tokens(text)[0]) <= budget, True
+
+    def _fitting_suffix(self, place: LLMatcher, ending: Sequence[tuple[int, ...]]) -> int | None:
+        """Which suffix of the ending completes the text from `place`: what closed before still closes."""
+        return next((i for i in range(min(SUFFIXES, len(ending))) if self._completes(place, ending[i])), None)
+
+    def _completes(self, place: LLMatcher, tokens: Sequence[int]) -> bool:
+        wanted = [*tokens, self._constraint.words.eos_ids[0]]
+        return bool(place.validate_tokens(wanted) == len(wanted))
+
+    def _fill(self, row: MaskRow) -> None:
+        words = row.view(np.uint32)
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._matcher.is_error():
+            raise ConstraintError(f"the grammar failed: {short_reason(self._matcher.get_error())}")
+
+    def _not_allowed(self, token_id: int) -> ConstraintError:
+        return ConstraintError(
+            f"token {token_id} is not allowed by the constraint after {len(self._bounds) - 1} tokens"
+        )

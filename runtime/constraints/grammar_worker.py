@@ -1,0 +1,183 @@
+"""llguidance's grammars: built on a thread with a deep stack, and searched for a short text.
+
+Also the program of the process that tries a grammar under a limit before the engine builds it (`python -P
+grammar_worker.py SECONDS BYTES`); a matcher cannot cross processes, so the process only says whether all went well.
+Imports the standard library and llguidance only. Frames are those of worker.py; a request is a grammar in UTF-8 as
+`build` takes it, an answer one status byte (OK or REFUSED) and the shortest text found, or the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import random
+import signal
+import struct
+import sys
+import threading
+from collections.abc import Sequence
+from typing import BinaryIO, Final
+
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+OK, REFUSED = b"\x00", b"\x01"
+LENGTH = struct.Struct("<I")
+STACK_BYTES: Final = 64 * 1024 * 1024  # llguidance recurses over references: 1,000 chained ones overflow 8 MiB
+TRIAL_STEPS: Final = 24
+SEARCH_NODES: Final = 6000
+# Bytes worth trying for a short text where many may follow: they close, or begin what is short.
+LIKELY: Final = b'"}]0,:1n-{[a A.t'
+FEW: Final = 12
+MASKS_COMPARED: Final = 8  # one mask is too little: after `,` and after `:` a quote may be all that follows
+_stack_lock = threading.Lock()
+
+
+class _Spelling:
+    """What llguidance wants to know of a tokenizer. It never asks it to encode: masks are walked, not encoded."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: Sequence[bytes], special: Sequence[int], eos_id: int) -> None:
+        self.tokens, self.special_token_ids, self.eos_token_id = tokens, special, eos_id
+
+    def __call__(self, text: bytes) -> list[int]:
+        return []
+
+
+def tokenizer_of(tokens: Sequence[bytes | None], eos_ids: Sequence[int], size: int) -> LLTokenizer:
+    """A tokenizer of llguidance over these tokens; None and what is beyond them is never allowed by a mask."""
+    # A first byte of 0xff marks what no text holds; each needs a name of its own.
+    hidden = {i for i in range(size) if i in set(eos_ids) or i >= len(tokens) or not tokens[i]}
+    spelled = [b"\xff<%d>" % i if i in hidden else tokens[i] or b"" for i in range(size)]
+    wrapper = TokenizerWrapper(_Spelling(spelled, sorted(hidden), eos_ids[0]))
+    return LLTokenizer(wrapper, n_vocab=size, eos_token=list(eos_ids))
+
+
+def byte_tokenizer() -> LLTokenizer:
+    """Every byte a token; token 256 ends."""
+    return tokenizer_of([bytes([byte]) for byte in range(256)], [256], 257)
+
+
+def build(grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
+    """A matcher of a Lark grammar in llguidance's dialect. May take for ever.
+
+    Raises:
+        ValueError: llguidance refuses it.
+    """
+    made: list[LLMatcher] = []
+
+    def make() -> None:
+        made.append(LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0))
+
+    with _stack_lock:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            thread = threading.Thread(target=make, name="niwaki-grammar")
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    if not made:
+        raise ValueError("llguidance failed on it")
+    if made[0].is_error():
+        raise ValueError(short_reason(made[0].get_error()))
+    return made[0]
+
+
+def short_reason(message: str) -> str:
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return lines[0][:300] if lines else "unknown reason"
+
+
+def short_text(matcher: LLMatcher, byte_ids: Sequence[int], max_nodes: int = SEARCH_NODES) -> bytes | None:
+    """A short continuation, in bytes, after which the text may end: the shortest that the search meets.
+
+    Uniform-cost over bytes. Among places as far away and with the same last masks one is kept, and where very many
+    bytes may follow only the likely ones are tried first: both cost no correctness, only at times a byte.
+    None where `max_nodes` places were looked at in vain. byte_ids[b] is the token of the single byte b.
+    """
+    found = _searched(matcher, byte_ids, max_nodes, prunes=True)
+    return found if found is not None else _searched(matcher, byte_ids, max_nodes, prunes=False)
+
+
+def _searched(matcher: LLMatcher, byte_ids: Sequence[int], max_nodes: int, *, prunes: bool) -> bytes | None:
+    queue: list[tuple[int, int, bytes, tuple[int, ...], LLMatcher]] = [(0, 0, b"", (), matcher)]
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    order = 0
+    for _ in range(max_nodes):
+        if not queue:
+            return None
+        length, _, text, before, place = heapq.heappop(queue)
+        if place.is_accepting():
+            return text
+        mask = place.compute_bitmask()
+        masks = (*before[-MASKS_COMPARED:], hash(mask))
+        key = (length, masks)
+        if place.is_error() or key in seen:
+            continue
+        seen.add(key)
+        follow = [byte for byte in range(256) if mask[byte_ids[byte] >> 3] >> (byte_ids[byte] & 7) & 1]
+        if prunes and len(follow) > FEW:
+            likely = [byte for byte in LIKELY if byte in follow]
+            follow = likely or follow[:FEW]
+        for byte in follow:
+            after = place.deep_copy()
+            if after.consume_token(byte_ids[byte]):
+                order -= 1  # among equals the latest first: a text is finished before its rivals are begun
+                heapq.heappush(queue, (length + 1, order, text + bytes([byte]), masks, after))
+    return None
+
+
+def tried(grammar: str) -> bytes:
+    """Build the grammar over single bytes, find a short text and walk at random: what may hang, hangs here.
+
+    Raises:
+        ValueError: llguidance refuses it, or no text of it was found.
+    """
+    matcher = build(grammar, byte_tokenizer())
+    text = short_text(matcher, range(256))
+    if text is None:
+        raise ValueError("no text that satisfies it was found")
+    rng = random.Random(0)
+    for _ in range(TRIAL_STEPS):
+        mask = matcher.compute_bitmask()
+        if matcher.is_error():
+            raise ValueError(short_reason(matcher.get_error()))
+        follow = [byte for byte in range(256) if mask[byte >> 3] >> (byte & 7) & 1]
+        if not follow or not matcher.consume_token(rng.choice(follow)):
+            break
+    return text
+
+
+def serve(requests: BinaryIO, answers: BinaryIO, seconds: float) -> None:
+    """Answer until the input ends. The timers' default action ends the process, also inside native code."""
+    answers.write(LENGTH.pack(1) + OK)
+    answers.flush()
+    while len(head := requests.read(LENGTH.size)) == LENGTH.size:
+        grammar = requests.read(LENGTH.unpack(head)[0]).decode()
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.setitimer(signal.ITIMER_REAL, 20 * seconds)
+        try:
+            body = OK + tried(grammar)
+        except (ValueError, MemoryError) as error:
+            body = REFUSED + str(error).encode()
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        answers.write(LENGTH.pack(len(body)) + body)
+        answers.flush()
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Let allocations beyond num_bytes fail, where the system can."""
+    with contextlib.suppress(ImportError):  # not on every platform
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    limit_memory(int(sys.argv[2]))
+    serve(sys.stdin.buffer, sys.stdout.buffer, float(sys.argv[1]))

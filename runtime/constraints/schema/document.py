@@ -1,0 +1,131 @@
+"""A schema's text, read behind walls of size and depth, and JSON values compared as JSON Schema compares them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, NoReturn, TypeAlias
+
+from niwaki.runtime.api import ConstraintError
+
+MAX_SCHEMA_BYTES: Final = 256 * 1024
+MAX_DEPTH: Final = 64
+MAX_NUMBER_DIGITS: Final = 300
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+
+
+def refused(pointer: str, reason: str) -> ConstraintError:
+    """The error for a keyword at a JSON pointer into the schema."""
+    return ConstraintError(f"schema at {pointer or 'its root'}: {reason}")
+
+
+def read_schema(text: str) -> Json:
+    """The schema as plain values: an object or a boolean.
+
+    Raises:
+        ConstraintError: too large, too deep, not JSON, or not a schema.
+    """
+    if not isinstance(text, str):
+        raise ConstraintError(f"a JSON schema must be given as text, got {type(text).__name__}")
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > MAX_SCHEMA_BYTES:
+        raise ConstraintError(f"a JSON schema of {size} bytes is too large: at most {MAX_SCHEMA_BYTES}")
+    depth = 0
+    for match in _STRING_OR_BRACKET.finditer(text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match[0], 0)
+        if depth > MAX_DEPTH:
+            raise ConstraintError(
+                f"a JSON schema may be nested {MAX_DEPTH} levels deep, at {match.start()} it is deeper"
+            )
+    try:
+        schema: Json = json.loads(
+            text, object_pairs_hook=_unique, parse_constant=_constant, parse_int=_whole, parse_float=_finite
+        )
+    except json.JSONDecodeError as error:
+        raise ConstraintError(f"the JSON schema is not valid JSON at {error.pos}: {error.msg}") from None
+    if not isinstance(schema, dict | bool):
+        raise ConstraintError(f"a JSON schema must be an object or a boolean, got {type(schema).__name__}")
+    if _has_surrogate(text, schema):
+        raise ConstraintError("the JSON schema holds a lone surrogate or a NUL, which is not text")
+    return schema
+
+
+def json_text(value: Json) -> str:
+    """The value as compact JSON, which is how generated text is written."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def identity(value: Json) -> str:
+    """Equal for values that JSON Schema holds equal (section 4.2.2): 1 and 1.0 are, 1 and true are not."""
+    return json.dumps(_canonical(value), sort_keys=True)
+
+
+def escaped(token: str) -> str:
+    """One token of a JSON pointer."""
+    return token.replace("~", "~0").replace("/", "~1")
+
+
+def unescaped(token: str) -> str:
+    return token.replace("~1", "/").replace("~0", "~")
+
+
+def _canonical(value: Json) -> Json:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_canonical(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _canonical(item) for key, item in value.items()}
+    return value
+
+
+def canonical(value: Json) -> Json:
+    """Whole numbers as integers: 1.0 is written 1."""
+    return _canonical(value)
+
+
+def _unique(pairs: Sequence[tuple[str, Json]]) -> dict[str, Json]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ConstraintError(f"the JSON schema has the key {repeated!r} twice in one object")
+    return found
+
+
+def _constant(text: str) -> NoReturn:
+    raise ConstraintError(f"the JSON schema holds {text}, which is no JSON number")
+
+
+def _whole(text: str) -> int:
+    if len(text) > MAX_NUMBER_DIGITS:
+        raise ConstraintError(f"the JSON schema holds a number of {len(text)} digits, at most {MAX_NUMBER_DIGITS}")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ConstraintError(f"the JSON schema holds the number {text[:40]}, which is out of range")
+    return value
+
+
+def _has_surrogate(text: str, schema: Json) -> bool:
+    if "\\" not in text and text.isascii():
+        return "\0" in text
+    stack: list[Json] = [schema]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, str) and any("\ud800" <= char <= "\udfff" or char == "\0" for char in value):
+            return True
+        if isinstance(value, list):
+            stack.extend(value)
+        elif isinstance(value, Mapping):
+            stack.extend(value)
+            stack.extend(value.values())
+    return False

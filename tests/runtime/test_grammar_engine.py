@@ -1,0 +1,261 @@
+"""Schemas and grammars behind the Matcher protocol: masks, endings within a budget, and the walls around compiling."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from niwaki.runtime.api import Constraint, ConstraintError, Grammar, JsonSchema, Regex
+from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
+
+WORDS = [
+    b'{"',
+    b'":',
+    b'","',
+    b'"}',
+    b'":"',
+    b"name",
+    b"true",
+    b"null",
+    b"12",
+    b"ab",
+    b'"]',
+    b"]}",
+    b'": ',
+    "é".encode(),
+]
+END = 256 + len(WORDS)
+VOCABULARY = Vocabulary([*(bytes([b]) for b in range(256)), *WORDS, None], {END}, size=END + 3)
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1},
+        "kind": {"enum": ["cat", "a very long kind of dog"]},
+        "tags": {
+            "type": "array",
+            "items": {"type": "object", "properties": {"a": {"const": "abcdef"}}, "required": ["a"]},
+        },
+    },
+    "required": ["name", "kind"],
+    "additionalProperties": False,
+}
+TREE = {
+    "$ref": "#/$defs/tree",
+    "$defs": {
+        "tree": {
+            "type": "object",
+            "properties": {"v": {"type": "integer"}, "next": {"$ref": "#/$defs/tree"}},
+            "required": ["v"],
+            "additionalProperties": False,
+        }
+    },
+}
+LARK = 'start: "(" item ("," item)* ")"\nitem: /[a-c]{1,3}/ | start\n'
+EBNF = 'root ::= "yes" | "no" tail\ntail ::= ("!" | "?")*'
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[ConstraintCompiler]:
+    compiler = ConstraintCompiler(VOCABULARY, seconds=20)  # time limits have a test of their own
+    yield compiler
+    compiler.close()
+
+
+def schema(value: object) -> JsonSchema:
+    return JsonSchema(json.dumps(value))
+
+
+def allowed(matcher: Matcher, remaining: int | None = None) -> list[int]:
+    row = np.zeros(VOCABULARY.num_words, np.uint32)
+    if remaining is None:
+        matcher.fill_mask(row)
+    else:
+        matcher.fill_mask_within(row, remaining)
+    return [int(i) for i in np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))]
+
+
+def written(matcher: Matcher, text: str) -> bool:
+    """Whether the text may be written byte by byte, and is complete then."""
+    place = matcher.clone()
+    for byte in text.encode():
+        if byte not in allowed(place):
+            return False
+        place.accept(byte)
+    return place.can_end
+
+
+def drawn(matcher: Matcher, rng: random.Random, budget: int) -> bytes:
+    """A random text within the budget."""
+    text = b""
+    for remaining in range(budget, 0, -1):
+        token = rng.choice(allowed(matcher, remaining))
+        matcher.accept(token)
+        if token == END:
+            break
+        text += VOCABULARY.token_bytes[token] or b""
+    return text
+
+
+@pytest.mark.parametrize("constraint", [schema(PERSON), schema(TREE), schema({}), Grammar(LARK)], ids=str)
+def test_within_any_budget_that_the_shortest_text_fits_the_text_ends_complete(
+    constraint: Constraint, compiler: ConstraintCompiler
+) -> None:
+    compiled = compiler.compile(constraint)
+    shortest = compiled.matcher().distance
+    rng = random.Random(3)
+    for budget in [shortest, shortest, shortest + 1, shortest + 2, shortest + 7, shortest + 30]:
+        matcher = compiled.matcher()
+        text = drawn(matcher, rng, budget)
+        assert matcher.can_end, (budget, text)
+        assert written(compiled.matcher(), text.decode())
+    short_of = compiled.matcher()
+    drawn(short_of, rng, shortest - 1)
+    assert not short_of.can_end
+
+
+def test_the_shortest_ending_completes_the_text_from_everywhere(compiler: ConstraintCompiler) -> None:
+    rng = random.Random(5)
+    for constraint in (schema(PERSON), schema(TREE), Grammar(LARK)):
+        matcher = compiler.compile(constraint).matcher()
+        for _ in range(12):
+            ending = matcher.shortest_ending(1000)
+            assert ending is not None
+            assert len(ending) == matcher.distance
+            place = matcher.clone()
+            for token in ending:
+                assert token in allowed(place)
+                place.accept(token)
+            assert place.can_end
+            assert not ending or matcher.shortest_ending(len(ending) - 1) is None
+            choices = [token for token in allowed(matcher) if token != END]
+            if not choices:
+                break
+            matcher.accept(rng.choice(choices))
+
+
+@pytest.mark.parametrize("text", ["cat", "a very long kind of dog"])
+def test_a_schema_admits_its_values_written_compactly_and_nothing_else(text: str, compiler: ConstraintCompiler) -> None:
+    matcher = compiler.compile(schema(PERSON)).matcher()
+    assert written(matcher, f'{{"name":"é","kind":"{text}"}}')
+    assert written(matcher, f'{{"name":"x","kind":"{text}","tags":[{{"a":"abcdef"}}]}}')
+    for wrong in (
+        '{"name":"","kind":"cat"}',
+        '{"name":"x"}',
+        '{"kind":"cat","name":"x"}',
+        '{"name": "x","kind":"cat"}',
+    ):
+        assert not written(matcher, wrong)
+
+
+def test_grammars_of_both_syntaxes_admit_their_sentences(compiler: ConstraintCompiler) -> None:
+    lark = compiler.compile(Grammar(LARK)).matcher()
+    assert [written(lark, text) for text in ("(a,(b,cc))", "()", "(abcd)", "(a")] == [True, False, False, False]
+    ebnf = compiler.compile(Grammar(EBNF, "ebnf")).matcher()
+    assert [written(ebnf, text) for text in ("yes", "no", "no!?!", "yes!")] == [True, True, True, False]
+
+
+def test_a_regex_and_the_grammar_of_that_regex_have_the_same_masks(compiler: ConstraintCompiler) -> None:
+    rng = random.Random(7)
+    for pattern in ("(ab|12)*null", "[a-z]{2,5}(,[0-9]+)?", "name(true)?|n[aeé]+"):
+        one, other = (
+            compiler.compile(Regex(pattern)).matcher(),
+            compiler.compile(Grammar(f"start: /{pattern}/")).matcher(),
+        )
+        for _ in range(10):
+            tokens = allowed(one)
+            assert tokens == allowed(other)
+            assert one.can_end == other.can_end
+            token = rng.choice(tokens)
+            if token == END:
+                break
+            one.accept(token)
+            other.accept(token)
+
+
+def test_a_matcher_goes_back_and_its_clone_goes_on_alone(compiler: ConstraintCompiler) -> None:
+    matcher = compiler.compile(schema({"type": "boolean"})).matcher()
+    start = allowed(matcher)
+    for byte in b"tru":
+        matcher.accept(byte)
+    twin = matcher.clone()
+    twin.accept(ord("e"))
+    twin.accept(END)
+    assert (twin.is_done, matcher.is_done, matcher.can_end) == (True, False, False)
+    assert allowed(twin) == [END]
+    with pytest.raises(ConstraintError, match="token 101 is not allowed by the constraint after 5 tokens"):
+        twin.accept(ord("e"))
+    twin.rollback(2)
+    assert allowed(twin) == allowed(matcher) == [ord("e")]
+    assert matcher.forced() == (ord("e"),)
+    with pytest.raises(ConstraintError, match="token 97 is not allowed"):
+        matcher.accept(ord("a"))
+    matcher.rollback(3)
+    assert allowed(matcher) == start
+    with pytest.raises(ConstraintError, match="cannot take back 1 tokens of 0"):
+        matcher.rollback(1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not valid JSON at 1"),
+        ("3", "must be an object or a boolean, got int"),
+        ('{"minimum": NaN}', "holds NaN"),
+        ('{"minimum": 1e999}', "out of range"),
+        ('{"minimum": ' + "9" * 5000 + "}", "a number of 5000 digits"),
+        ('{"const": "\\ud800"}', "a lone surrogate"),
+        ('{"a": 1, "a": 2}', "the key 'a' twice"),
+        ('{"items":' * 100_000, "is too large"),
+        ('{"items":' * 1000, "64 levels deep"),
+        ('{"type": "string", "pattern": "("}', "cannot be enforced|at /pattern"),
+        ("false", "no text|cannot be enforced"),
+        ('{"$ref": "#"}', "no text|cannot be enforced|itself"),
+    ],
+)
+def test_a_schema_that_is_none_is_refused_with_the_reason(
+    text: str, message: str, compiler: ConstraintCompiler
+) -> None:
+    with pytest.raises(ConstraintError, match=message):
+        compiler.compile(JsonSchema(text))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        (Grammar("start: x"), 'unknown name: "x"'),
+        (Grammar('start: "a" start'), "no text that satisfies it"),
+        (Grammar(""), "at least one rule"),
+        (Grammar("start: " + "(" * 1000), "64 levels deep"),
+        (Grammar('%llguidance {}\nstart: "a"'), "engine's own options"),
+        (Grammar("start: /a/", "ebnf"), "no '::='"),
+        (Grammar('root ::= "a', "ebnf"), "ebnf grammar is not valid"),
+        (Grammar('start: "a"\0'), "NUL"),
+    ],
+)
+def test_a_grammar_that_is_none_is_refused_with_the_reason(
+    grammar: Grammar, message: str, compiler: ConstraintCompiler
+) -> None:
+    with pytest.raises(ConstraintError, match=message):
+        compiler.compile(grammar)
+
+
+def test_what_overflows_a_stack_or_takes_for_ever_harms_nobody() -> None:
+    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(1500)} | {"d1500": {"type": "null"}}
+    compiler = ConstraintCompiler(VOCABULARY, seconds=0.4)
+    try:
+        for hostile in (
+            schema({"$ref": "#/$defs/d0", "$defs": chain}),
+            schema({"type": "integer", "multipleOf": 999_983}),
+            Grammar("start: /(a?){3000}(b|[a-z]){2000}x{10000}/"),
+        ):
+            with contextlib.suppress(ConstraintError):  # compiled or refused, either is well
+                assert compiler.compile(hostile).matcher().distance > 0
+        assert compiler.compile(Grammar('start: "a"')).matcher().distance == 1  # and the next one finds a process
+    finally:
+        compiler.close()
