@@ -7,6 +7,7 @@ callback, on whatever thread it comes, records the result and runs on. Only read
 from __future__ import annotations
 
 import threading
+import time
 import types
 import weakref
 from collections import Counter, deque
@@ -18,6 +19,7 @@ from typing import TypeAlias, assert_never
 
 from niwaki.lang.backends import Lease
 from niwaki.lang.chat import template_of
+from niwaki.lang.history import Called, History, num_tokens
 from niwaki.lang.meta import Outcome, Selected, Usage, usage_of
 from niwaki.lang.nodes import (
     Gen,
@@ -33,6 +35,7 @@ from niwaki.lang.nodes import (
 )
 from niwaki.lang.origin import Origin, add_origin
 from niwaki.lang.run import Run
+from niwaki.lang.scoring import parted, scores_for
 from niwaki.runtime.api import (
     Backend,
     Branch,
@@ -80,6 +83,7 @@ class Join:
 
     marks: tuple[Pending[Snapshot], ...]
     appends: bool
+    histories: tuple[History, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,7 @@ class Active:
     marks_left: int = 0
     is_streaming: bool = False
     streamed: list[str] = field(default_factory=list)
+    since: float = field(default_factory=time.perf_counter)
 
 
 class Executor:
@@ -158,6 +163,10 @@ class Executor:
         self._inherited_variables: frozenset[str] = frozenset()
         self._num_inherited_segments = 0
         self._num_inherited_messages = 0
+        # What happened, for whoever wants to see it: nothing here reads it back.
+        self.history = History(run.program)
+        if parent is None:
+            self.history.start()
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -212,6 +221,7 @@ class Executor:
             if self._error is not None:
                 return
             self._error, self._traceback = error, error.__traceback__
+            self.history.failed(error)
             self._is_body_done = True
             dropped, self._queue = self._queue, deque()
             active, self._active = self._active, None
@@ -489,7 +499,7 @@ class Executor:
             case SetVariable(name=name, value=value):
                 self._set(name, value)
             case Fork(children=children):
-                self._start_children(children)
+                self._start_children(children, origin)
             case Mark(reached=reached):
                 self._reach(reached)
             case Join():
@@ -504,6 +514,7 @@ class Executor:
             for segment in segments:
                 self._segments.append(segment)
                 self._chunks.append(segment.text)
+            self.history.wrote(segments)
             if self._is_streaming:
                 self._changed.notify_all()
 
@@ -512,6 +523,7 @@ class Executor:
             self._variables[name] = value
             self._outcomes.pop(name, None)
             self._spans.pop(name, None)
+            self.history.assigned(name, value)
             self._expected[name] -= 1
             self._changed.notify_all()
 
@@ -526,6 +538,7 @@ class Executor:
             span = self._spans[name] = self._scopes.pop()
             span.end = len(self._chunks)
             self._variables[name] = "".join(self._chunks[span.start :])
+            self.history.assigned(name, self._variables[name])
             self._outcomes.pop(name, None)
             self._expected[name] -= 1
             self._changed.notify_all()
@@ -536,7 +549,9 @@ class Executor:
         backend = self.run.backend
         params = self._params(node, backend)
         branch, delta = self._branch_and_delta(backend)
+        call = self.history.calls(node, params, branch, origin)
         generation = backend.generate(branch, delta, params)
+        call.end = num_tokens(branch)
         with self._changed:
             self._num_sent = len(self._segments)
             span = Span(len(self._chunks))
@@ -552,7 +567,7 @@ class Executor:
             return
         if active.is_streaming:
             generation.add_delta_callback(partial(self._on_delta, active))
-        generation.add_done_callback(partial(self._on_generated, active, generation, node, span))
+        generation.add_done_callback(partial(self._on_generated, active, generation, node, span, call))
 
     def _params(self, node: Gen, backend: Backend) -> SamplingParams:
         """The node's options over the run's, over the model's own, over the defaults; with the type's constraint."""
@@ -572,7 +587,7 @@ class Executor:
                 self._chunks.append(delta.text)
                 self._changed.notify_all()
 
-    def _on_generated(self, active: Active, generation: Generation, node: Gen, span: Span) -> None:
+    def _on_generated(self, active: Active, generation: Generation, node: Gen, span: Span, call: Called) -> None:
         try:
             outputs = generation.result(0)
             values = [_value(output, node) for output in outputs]
@@ -580,6 +595,7 @@ class Executor:
                 if self._active is not active:
                     return
                 self._take_output(active, outputs[0], span)
+                self.history.answered(call, outputs)
                 self._usage = self._usage.plus(usage_of(outputs))
                 if node.name is not None:
                     self._variables[node.name] = values[0] if len(values) == 1 else values
@@ -609,7 +625,9 @@ class Executor:
             raise self.run.timed_out()
         backend = self.run.backend
         branch, delta = self._branch_and_delta(backend)
-        scoring = backend.score(branch, delta, node.choices)
+        call = self.history.calls(node, None, branch, origin)
+        scoring = scores_for(node, backend, branch, delta)
+        call.end = num_tokens(branch)
         active = Active(origin, (scoring,))
         with self._changed:
             self._num_sent = len(self._segments)
@@ -619,12 +637,12 @@ class Executor:
         if has_failed:
             scoring.cancel()
             return
-        scoring.add_done_callback(partial(self._on_scored, active, scoring, node))
+        scoring.add_done_callback(partial(self._on_scored, active, scoring, node, call))
 
-    def _on_scored(self, active: Active, scoring: Pending[tuple[Score, ...]], node: Select) -> None:
+    def _on_scored(self, active: Active, scoring: Pending[tuple[Score, ...]], node: Select, call: Called) -> None:
         try:
-            scores = scoring.result(0)
-            decision = node.method.decide(scores)
+            scores, unconditional = parted(node, scoring.result(0))
+            decision = node.method.decide(scores, unconditional)
             choice = node.choices[decision.index]
             with self._changed:
                 if self._active is not active:
@@ -632,6 +650,7 @@ class Executor:
                 self._chunks.append(choice)
                 self._segments.append(Segment(choice))
                 outcome = Selected(node.choices, scores, decision)
+                self.history.answered(call, outcome)
                 self._usage = self._usage.plus(usage_of(outcome))
                 if node.name is not None:
                     self._spans[node.name] = Span(len(self._chunks) - 1, len(self._chunks))
@@ -649,6 +668,7 @@ class Executor:
     def _begin_turn(self, node: RoleBegin) -> None:
         template = template_of(self.run.backend)
         text = template.opening(self._roles(), node.role, self._tail, generates=node.generates)
+        self.history.role = node.role
         if text:
             self._append(Segment(text, control=True))
         with self._changed:
@@ -664,16 +684,18 @@ class Executor:
             self._turn, self._tail = None, tail
         if tail:
             self._append(Segment(tail, control=True))
+        self.history.role = None
 
     def _roles(self) -> tuple[str, ...]:
         return tuple(message.role for message in self._messages)
 
     # -- forking and joining ------------------------------------------------------------------------------------------
 
-    def _start_children(self, children: tuple[Executor, ...]) -> None:
+    def _start_children(self, children: tuple[Executor, ...], origin: Origin) -> None:
         backend = self.run.backend
         branch = self._flush()  # before the fork, so that the children share it
         text = "".join(self._chunks)
+        self.history.forked([child.history for child in children], origin)
         for child in children:
             child._start(self, Lease(backend, backend.fork(branch)), text)
         for child in children:
@@ -696,6 +718,7 @@ class Executor:
             self._tail = parent._tail
             if parent._turn is not None:
                 self._inherit_turn(parent, parent._turn)
+            self.history.start(parent.history.role)
             self._is_started = True
             self._changed.notify_all()
 
@@ -737,6 +760,8 @@ class Executor:
                 return
         try:
             snapshots = [mark.result(0) for mark in node.marks]
+            names = tuple(dict.fromkeys(name for snapshot in snapshots for name in snapshot.variables))
+            self.history.has_joined(node.histories, () if node.appends else names, active.origin, active.since)
             if node.appends:
                 self._append_texts(snapshots)
             else:
@@ -769,7 +794,9 @@ class Executor:
         backend = self.run.backend
         branch, delta = self._branch_and_delta(backend)
         if delta:
+            position = num_tokens(branch)
             backend.append(branch, delta)
+            self.history.sent(position, branch)
         with self._changed:
             self._num_sent = len(self._segments)
         return branch

@@ -58,6 +58,14 @@ class Call:
     choices: tuple[str, ...] = ()
 
 
+class _Unread:
+    """The first `length` tokens of several branches, appended but read by no call yet. The first to come reads them."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.is_read = False
+
+
 class ScriptedBranch:
     """A place in a scripted backend. Made by `ScriptedBackend`."""
 
@@ -66,12 +74,17 @@ class ScriptedBranch:
         self.text = ""
         self.ids: list[int] = []
         self.num_cached = 0  # tokens that an earlier call, or the branch this one was forked from, has seen
+        self.unread: tuple[_Unread, ...] = ()
         self.is_closed = False
         self.running: list[Generation] = []
 
     @property
     def token_ids(self) -> Sequence[int]:
         return tuple(self.ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
 
 
 class ScriptedBackend:
@@ -122,7 +135,9 @@ class ScriptedBackend:
     def fork(self, branch: Branch) -> ScriptedBranch:
         own = self._own(branch)
         copy = ScriptedBranch(own.namespace)
-        copy.text, copy.ids, copy.num_cached = own.text, list(own.ids), own.num_cached
+        if own.num_cached < len(own.ids):
+            own.unread = (*own.unread, _Unread(len(own.ids)))
+        copy.text, copy.ids, copy.num_cached, copy.unread = own.text, list(own.ids), own.num_cached, own.unread
         return self._keep(copy)
 
     def close(self, branch: Branch) -> None:
@@ -136,10 +151,7 @@ class ScriptedBackend:
             generation.cancel()
 
     def append(self, branch: Branch, delta: Sequence[Segment]) -> None:
-        own = self._own(branch)
-        self._extend(own, delta)
-        with self._lock:
-            self._prefill(own)
+        self._extend(self._own(branch), delta)
 
     def generate(self, branch: Branch, delta: Sequence[Segment], params: SamplingParams) -> Generation:
         own = self._own(branch)
@@ -184,8 +196,10 @@ class ScriptedBackend:
         def work() -> None:
             try:
                 self._wait(threading.Event())
-                chosen = self._script.answer(prompt)
-                if chosen not in continuations:
+                # With no text before them nothing tells the choices apart, and the script is not asked: so score the
+                # methods of select that compare with the unconditional log-probabilities.
+                chosen = self._script.answer(prompt) if prompt else None
+                if chosen is not None and chosen not in continuations:
                     raise ConstraintError(
                         f"the scripted answer {chosen!r} is none of the choices {list(continuations)!r}"
                     )
@@ -255,7 +269,10 @@ class ScriptedBackend:
 
     def _prefill(self, branch: ScriptedBranch) -> int:
         """Count the tokens that are new. Returns how many were there before. With the lock held."""
-        num_cached = branch.num_cached
+        num_cached = max(branch.num_cached, *(shared.length for shared in branch.unread if shared.is_read), 0)
+        for shared in branch.unread:
+            shared.is_read = True
+        branch.unread = ()
         self._usage["cached_tokens"] += num_cached
         self._usage["prefilled_tokens"] += len(branch.ids) - num_cached
         branch.num_cached = len(branch.ids)

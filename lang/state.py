@@ -244,7 +244,8 @@ class ForkGroup(Sequence[State]):
         self._is_joined = True
         origin = here()
         marks = tuple(state._executor.mark(origin) for state in self._states)
-        self._parent.submit((Join(marks, appends=mode != "gather_variable"),), origin)
+        histories = tuple(state._executor.history for state in self._states)
+        self._parent.submit((Join(marks, mode != "gather_variable", histories),), origin)
 
 
 def _variable_name(name: object) -> str:

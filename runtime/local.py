@@ -57,6 +57,10 @@ class LocalBranch:
     def token_ids(self) -> Sequence[int]:
         return list(self.ids.tolist())
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
+
 
 class SharedPin:
     """One pin of the tree, held by every branch that forked while standing on it; the backend's lock guards it."""
@@ -140,7 +144,7 @@ class LocalBackend:
         if not continuations:
             raise RequestError("score needs at least one continuation")
         pending: Pending[tuple[Score, ...]] = Pending(lambda: self.cancel(job))
-        job = ScoreJob(pending, len(continuations))
+        job = ScoreJob(pending, len(continuations), len(own.ids))
         params = SamplingParams(max_new_tokens=0)
         requests = []
         for index, text in enumerate(continuations):
