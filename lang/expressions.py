@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from niwaki.lang.choices import ChoicesMethod, token_length_normalized
+from niwaki.lang.choices import ChoicesMethod, method_of, token_length_normalized
 from niwaki.lang.nodes import Chain, Content, Gen, RoleBegin, RoleEnd, Select, Text, as_nodes
 from niwaki.lang.types import regex_type, value_type
 from niwaki.runtime.api import ProgramError, SamplingOptions
@@ -32,7 +32,7 @@ def gen(
     top_logprobs_num: int | None = None,
     dtype: object = None,
     choices: Sequence[str] | None = None,
-    choices_method: ChoicesMethod | None = None,
+    choices_method: ChoicesMethod | str | None = None,
     regex: str | None = None,
     max_new_tokens: int | None = None,
 ) -> Gen | Select:
@@ -105,12 +105,16 @@ def select(
     name: str | None = None,
     choices: Sequence[str] | None = None,
     temperature: float = 0.0,
-    choices_method: ChoicesMethod = token_length_normalized,
+    choices_method: ChoicesMethod | str = token_length_normalized,
 ) -> Select:
     """Append the choice that the model finds likeliest, by `choices_method`, and set the variable `name` to it.
 
+    A method is one of ours or its name (token_length_normalized, greedy_token_selection,
+    unconditional_likelihood_normalized, exact), or an object of yours (`niwaki.lang.choices.ChoicesMethod`).
+
     Raises:
-        ProgramError: no choices, an empty or repeated one, or a temperature above 0 (scores are compared, not sampled).
+        ProgramError: no choices, an empty or repeated one, an unknown method, or a temperature above 0 (scores are
+            compared, not sampled).
     """
     _check_name(name)
     if isinstance(choices, str) or not isinstance(choices, Sequence) or not choices:
@@ -123,11 +127,7 @@ def select(
         raise ProgramError(f"choice {repeated!r} is given twice")
     if temperature > 1e-5:
         raise ProgramError(f"select compares scores and does not sample: temperature must be 0, got {temperature}")
-    if not isinstance(choices_method, ChoicesMethod):
-        raise ProgramError(
-            f"choices_method must be a ChoicesMethod such as token_length_normalized, got {choices_method!r}"
-        )
-    return Select(name, tuple(choices), choices_method)
+    return Select(name, tuple(choices), method_of(choices_method))
 
 
 def system(content: Content | None = None) -> Chain:
@@ -204,7 +204,7 @@ def _typed(dtype: type, name: str | None, options: dict[str, object]) -> Gen:
 
 
 def _select_of_gen(
-    name: str | None, choices: Sequence[str], method: ChoicesMethod | None, options: SamplingOptions
+    name: str | None, choices: Sequence[str], method: ChoicesMethod | str | None, options: SamplingOptions
 ) -> Select:
     said = [f for f in SamplingOptions.__slots__ if getattr(options, f) is not None and f != "temperature"]
     if said:

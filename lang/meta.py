@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from niwaki.lang.choices import Decision
-from niwaki.runtime.api import FinishReason, Output, Score, TokenLogprob
+from niwaki.lang.choices import Decision, choice_logprobs, mean_logprob
+from niwaki.runtime.api import FinishReason, GenerationError, Output, Score, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,9 @@ def _of_output(output: Output) -> MetaInfo:
 
 def _of_selected(outcome: Selected) -> MetaInfo:
     first = outcome.scores[0]
+    known = _known_of_choices(outcome.scores)
     return {
+        **known,
         **outcome.decision.meta,
         "choices": list(outcome.choices),
         "input_token_logprobs": [_triples(score.logprobs) for score in outcome.scores],
@@ -87,6 +90,16 @@ def _of_selected(outcome: Selected) -> MetaInfo:
         "prompt_tokens": first.prompt_tokens,
         "cached_tokens": first.cached_tokens,
     }
+
+
+def _known_of_choices(scores: tuple[Score, ...]) -> MetaInfo:
+    """What every method's choices have: their means, and their probabilities given that the text is one of them."""
+    try:
+        means = [mean_logprob(score) for score in scores]
+        probabilities = [math.exp(logprob) for logprob in choice_logprobs(scores)]
+    except GenerationError:  # a method of the author's may decide on scores that ours cannot compare
+        return {}
+    return {"normalized_prompt_logprobs": means, "probabilities": probabilities}
 
 
 def _finish(reason: FinishReason, output: Output) -> dict[str, object]:

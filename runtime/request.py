@@ -45,10 +45,11 @@ class GenerateJob:
 
 @dataclass(slots=True)
 class ScoreJob:
-    """The continuations of one prompt, each scored."""
+    """The continuations of one prompt of `num_before` tokens, each scored."""
 
     pending: Pending[tuple[Score, ...]]
     num_scores: int
+    num_before: int
     scores: dict[int, Score] = field(default_factory=dict)
 
 
@@ -104,7 +105,8 @@ class Request:
         self.top_logprobs: list[tuple[TokenLogprob, ...]] = []
         self.prompt_logprobs: dict[int, TokenLogprob] = {}
         self.prompt_top: dict[int, tuple[TokenLogprob, ...]] = {}
-        if self.samples and logits_from == 0:  # the whole prompt's log-probabilities; nothing stands before the first
+        # Nothing stands before the first token, so where its log-probability is asked for there is none.
+        if (self.samples and logits_from == 0) or (isinstance(job, ScoreJob) and job.num_before == 0):
             self.prompt_logprobs[0] = TokenLogprob(None, int(ids[0]), tokenizer.token_text(int(ids[0])))
         self._buffer = np.array(ids, dtype=np.int32)
         self._length = len(ids)
@@ -141,8 +143,11 @@ class Request:
 
     @property
     def num_to_compute(self) -> int:
-        """Tokens whose KV this request wants now. Scoring needs no logits after its last token, so leaves it out."""
-        return self._length - 1 if isinstance(self.job, ScoreJob) else self._length
+        """Tokens whose KV this request wants now. Scoring needs no logits after its last token, so leaves it out.
+
+        At least one: a request that wants nothing would never have a turn.
+        """
+        return max(1, self._length - 1) if isinstance(self.job, ScoreJob) else self._length
 
     @property
     def remaining_new(self) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 import niwaki as nw
-from niwaki.lang.choices import ChoicesMethod, Decision, mean_logprob
+from niwaki.lang.choices import Decision, mean_logprob
 from niwaki.lang.state import State
 from niwaki.runtime.api import Score, TokenLogprob
 
@@ -70,15 +72,24 @@ def test_all_choices_are_one_call() -> None:
     assert (call.kind, call.prompt, call.choices) == ("score", "Is it? ", ("yes", "no way"))
 
 
-def test_an_author_may_bring_a_method() -> None:
-    worst = ChoicesMethod(
-        "worst",
-        lambda scores: Decision(min(range(len(scores)), key=lambda i: mean_logprob(scores[i])), {"why": "contrary"}),
-    )
+class Worst:
+    """An author's method: the members that the protocol asks for, and nothing else."""
 
+    needs_unconditional = False
+
+    def decide(self, scores: Sequence[Score], unconditional: Sequence[Score] = (), /) -> Decision:
+        return Decision(min(range(len(scores)), key=lambda i: mean_logprob(scores[i])), {"why": "contrary"})
+
+
+class Broken(Worst):
+    def decide(self, scores: Sequence[Score], unconditional: Sequence[Score] = (), /) -> Decision:
+        raise ZeroDivisionError("no")
+
+
+def test_an_author_may_bring_a_method() -> None:
     @nw.function
     def f(s: State) -> None:
-        s += "? " + nw.select("x", choices=["a", "b"], choices_method=worst)
+        s += "? " + nw.select("x", choices=["a", "b"], choices_method=Worst())
 
     state = f.run(backend=nw.ScriptedBackend(["a"]))
     assert state["x"] == "b"
@@ -94,12 +105,9 @@ def test_an_unnamed_select_is_text_only() -> None:
 
 
 def test_an_error_in_a_method_comes_out_with_the_line() -> None:
-    def broken(scores: object) -> Decision:
-        raise ZeroDivisionError("no")
-
     @nw.function
     def f(s: State) -> None:
-        s += nw.select("x", choices=["a"], choices_method=ChoicesMethod("broken", broken))
+        s += nw.select("x", choices=["a"], choices_method=Broken())
 
     with pytest.raises(ZeroDivisionError) as caught:
         f.run(backend=nw.ScriptedBackend(["a"]))["x"]
