@@ -6,16 +6,15 @@ callback, on whatever thread it comes, records the result and runs on. Only read
 
 from __future__ import annotations
 
-import threading
 import time
 import types
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
-from typing import TypeAlias, assert_never
+from typing import TypeAlias, TypeVar, assert_never
 
 from niwaki.lang.backends import Lease
 from niwaki.lang.chat import template_of
@@ -36,6 +35,7 @@ from niwaki.lang.nodes import (
 from niwaki.lang.origin import Origin, add_origin
 from niwaki.lang.run import Run
 from niwaki.lang.scoring import parted, scores_for
+from niwaki.lang.waiting import Changes, Question
 from niwaki.runtime.api import (
     Backend,
     Branch,
@@ -93,6 +93,8 @@ class Flush:
 
 Step: TypeAlias = Node | Fork | Mark | Join | Flush
 
+T = TypeVar("T")
+
 
 @dataclass(slots=True)
 class Span:
@@ -100,6 +102,18 @@ class Span:
 
     start: int
     end: int | None = None
+
+
+@dataclass(slots=True)
+class Cursor:
+    """How far somebody has read the text, or that of the variable `name`. The reader owns it, the executor moves it."""
+
+    name: str | None
+    outside: bool
+    span: Span | None = None  # None until it is known where the variable begins
+    start: int = 0  # the last piece was chunks [start, stop)
+    stop: int = 0
+    is_done: bool = False
 
 
 @dataclass(slots=True)
@@ -129,7 +143,7 @@ class Executor:
 
     def __init__(self, run: Run, *, parent: Executor | None = None) -> None:
         self.run = run
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = Changes()
         # The queue and what happens to it.
         self._queue: deque[tuple[Step, Origin]] = deque()
         self._is_started = parent is None  # a fork starts when its parent gets there
@@ -264,8 +278,11 @@ class Executor:
         Raises:
             The error that the state failed with.
         """
-        with self._changed:
-            self._wait(lambda: self._is_settled(outside))
+        self._read(partial(self._is_settled, outside), lambda: None)
+
+    async def sync_async(self, *, outside: bool = False) -> None:
+        """`sync` without blocking the event loop."""
+        await self._read_async(partial(self._is_settled, outside), lambda: None)
 
     def error(self, *, outside: bool = False) -> BaseException | None:
         """The error that the state failed with, or None when everything has run."""
@@ -277,37 +294,27 @@ class Executor:
         return self._error
 
     def text(self, *, outside: bool = False) -> str:
-        with self._changed:
-            self._wait(lambda: self._is_settled(outside))
-            return "".join(self._chunks)
+        return self._read(partial(self._is_settled, outside), lambda: "".join(self._chunks))
 
     def text_so_far(self) -> str:
         with self._changed:
             return "".join(self._chunks)
 
     def messages(self, *, outside: bool = False) -> list[Message]:
-        with self._changed:
-            self._wait(lambda: self._is_settled(outside))
-            return list(self._messages)
+        return self._read(partial(self._is_settled, outside), lambda: list(self._messages))
 
     def usage(self, *, outside: bool = False) -> Usage:
-        with self._changed:
-            self._wait(lambda: self._is_settled(outside))
-            return self._usage
+        return self._read(partial(self._is_settled, outside), lambda: self._usage)
 
     def ret_value(self) -> object:
-        with self._changed:
-            self._wait(lambda: self._is_body_done)
-            return self._ret_value
+        return self._read(lambda: self._is_body_done, lambda: self._ret_value)
 
     def token_ids(self, *, outside: bool = False) -> Sequence[int]:
         """The ids of the whole text, as they stand on the branch."""
         self.submit((Flush(),), Origin("token_ids", 0))
-        with self._changed:
-            self._wait(lambda: self._is_settled(outside))
-            assert self._lease is not None, "the flush opened the branch"
-            branch = self._lease.branch
-        return tuple(branch.token_ids)
+        lease = self._read(partial(self._is_settled, outside), lambda: self._lease)
+        assert lease is not None, "the flush opened the branch"
+        return tuple(lease.branch.token_ids)
 
     def variable(self, name: str, *, outside: bool = False) -> object:
         """The variable's value, once every submitted step that sets it has run.
@@ -315,67 +322,85 @@ class Executor:
         Raises:
             UnknownVariable: nothing that was submitted sets it.
         """
-        with self._changed:
-            self._wait(lambda: self._is_decided(name, outside))
-            if name not in self._variables:
-                raise self._unknown(name)
-            return self._variables[name]
+        return self._read(partial(self._is_decided, name, outside), partial(self._variable, name))
+
+    async def variable_async(self, name: str, *, outside: bool = False) -> object:
+        """`variable` without blocking the event loop."""
+        return await self._read_async(partial(self._is_decided, name, outside), partial(self._variable, name))
+
+    def _variable(self, name: str) -> object:
+        if name not in self._variables:
+            raise self._unknown(name)
+        return self._variables[name]
 
     def outcome(self, name: str, *, outside: bool = False) -> Outcome:
-        with self._changed:
-            self._wait(lambda: self._is_decided(name, outside))
-            if name not in self._outcomes:
-                if name in self._variables:
-                    raise UnknownVariable(f"variable {name!r} was not generated, so nothing is known about its making")
-                raise self._unknown(name)
+        return self._read(partial(self._is_decided, name, outside), partial(self._outcome, name))
+
+    def _outcome(self, name: str) -> Outcome:
+        if name in self._outcomes:
             return self._outcomes[name]
+        if name in self._variables:
+            raise UnknownVariable(f"variable {name!r} was not generated, so nothing is known about its making")
+        raise self._unknown(name)
 
     def has_variable(self, name: str, *, outside: bool = False) -> bool:
         """Is it set, or will a submitted step set it?"""
-        with self._changed:
-            self._wait(lambda: self._expected[name] > 0 or name in self._variables or self._is_decided(name, outside))
-            return self._expected[name] > 0 or name in self._variables
+        return self._read(
+            lambda: self._expected[name] > 0 or name in self._variables or self._is_decided(name, outside),
+            lambda: self._expected[name] > 0 or name in self._variables,
+        )
 
-    def iterate(self, name: str | None, *, outside: bool = False) -> Iterator[str]:
-        """The text, or the text of a variable, as it comes; from the start, also when asked late.
+    # -- reading a text as it comes -----------------------------------------------------------------------------------
+
+    def next_piece(self, cursor: Cursor) -> str | None:
+        """Wait for text behind the cursor, and move it on. The piece may be empty; None: that was the whole text.
 
         Raises:
-            UnknownVariable: nothing that was submitted sets it.
+            UnknownVariable: nothing that was submitted sets the cursor's variable.
             The error that the state failed with, after the text that came before it.
         """
         self._start_streaming()
-        span = Span(0)
-        if name is not None:
-            with self._changed:
-                self._wait(lambda: name in self._spans or self._is_decided(name, outside))
-                if name not in self._spans and name not in self._variables:
-                    raise self._unknown(name)
-                if name not in self._spans:  # set by the program, at once
-                    span, value = Span(0, 0), str(self._variables[name])
-                else:
-                    span, value = self._spans[name], ""
-            if value:
-                yield value
-        position = span.start
-        while True:
-            with self._changed:
-                self._wait_or_time_out(partial(self._has_news, span, position, name is None, outside))
-                stop = len(self._chunks) if span.end is None else span.end
-                new = "".join(self._chunks[position:stop])
-                position = stop
-                is_done = self._is_settled(outside) if name is None else span.end is not None
-                error, traceback = self._error, self._traceback
-            if new:
-                yield new
-            if error is not None:
-                raise error.with_traceback(traceback)
-            if is_done:
-                return
+        with self._changed:
+            self._wait_or_time_out(partial(self._has_news, cursor))
+            return self._take_news(cursor)
 
-    def _has_news(self, span: Span, position: int, is_whole: bool, outside: bool) -> bool:
-        if self._error is not None or len(self._chunks) > position:
+    async def next_piece_async(self, cursor: Cursor) -> str | None:
+        """`next_piece` without blocking the event loop."""
+        self._start_streaming()
+        return await self._when(partial(self._has_news, cursor), partial(self._take_news, cursor))
+
+    def _has_news(self, cursor: Cursor) -> bool:
+        if self._error is not None or cursor.is_done:
             return True
-        return self._is_settled(outside) if is_whole else span.end is not None
+        if cursor.name is None:
+            return len(self._chunks) > cursor.stop or self._is_settled(cursor.outside)
+        if cursor.span is None:
+            return cursor.name in self._spans or self._is_decided(cursor.name, cursor.outside)
+        return len(self._chunks) > cursor.stop or cursor.span.end is not None
+
+    def _take_news(self, cursor: Cursor) -> str | None:
+        name = cursor.name
+        if cursor.is_done:
+            return None
+        if cursor.span is None:
+            if name is None:
+                cursor.span = Span(0)
+            elif name in self._spans:
+                cursor.span = self._spans[name]
+                cursor.stop = cursor.span.start
+            else:
+                self._raise_error()
+                value = self._variable(name)  # set by the program, at once
+                cursor.is_done = True
+                return str(value)
+        cursor.start = cursor.stop
+        cursor.stop = len(self._chunks) if cursor.span.end is None else cursor.span.end
+        piece = "".join(self._chunks[cursor.start : cursor.stop])
+        if piece:
+            return piece
+        self._raise_error()
+        cursor.is_done = self._is_settled(cursor.outside) if name is None else cursor.span.end is not None
+        return None if cursor.is_done else ""
 
     def _start_streaming(self) -> None:
         """Ask for deltas, also those of a generation that runs already."""
@@ -410,20 +435,49 @@ class Executor:
         known = ", ".join(repr(other) for other in self._variables) or "none"
         return UnknownVariable(f"program {self.run.program} has no variable {name!r}; it has: {known}")
 
-    def _wait(self, is_ready: Callable[[], bool]) -> None:
-        """Wait with the lock held. Raises the error that the state failed with."""
-        self._wait_or_time_out(lambda: self._error is not None or is_ready())
+    def _raise_error(self) -> None:
         if self._error is not None:
             # With its first traceback: each raise would otherwise grow it.
             raise self._error.with_traceback(self._traceback)
 
-    def _wait_or_time_out(self, is_ready: Callable[[], bool]) -> None:
+    # -- waiting for the answer ---------------------------------------------------------------------------------------
+
+    def _read(self, is_ready: Question, read: Callable[[], T]) -> T:
+        """Wait until the answer is yes, and read. Both are called with the lock held.
+
+        Raises:
+            The error that the state failed with.
+        """
+        with self._changed:
+            self._wait_or_time_out(lambda: self._error is not None or is_ready())
+            self._raise_error()
+            return read()
+
+    async def _read_async(self, is_ready: Question, read: Callable[[], T]) -> T:
+        """`_read` without blocking the event loop."""
+
+        def read_or_raise() -> T:
+            self._raise_error()
+            return read()
+
+        return await self._when(lambda: self._error is not None or is_ready(), read_or_raise)
+
+    async def _when(self, is_ready: Question, read: Callable[[], T]) -> T:
+        """Read as soon as the answer is yes, without blocking the event loop. A time-out is the clock's business."""
+        while True:
+            await self._changed.until(is_ready)
+            with self._changed:
+                if is_ready():
+                    return read()
+
+    def _wait_or_time_out(self, is_ready: Question) -> None:
+        """Wait with the lock held."""
+        if is_ready():
+            return
+        self.run.check_may_block()
         if not self._changed.wait_for(is_ready, self.run.remaining()):
-            self._changed.release()
-            try:
+            with self._changed.released():
                 self.abort(self.run.timed_out())
-            finally:
-                self._changed.acquire()
 
     # -- keeping count of what was submitted --------------------------------------------------------------------------
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from niwaki.lang.backends import Host, backend_of, default_host
-from niwaki.runtime.api import Backend, SamplingOptions, TimedOut
+from niwaki.runtime.api import Backend, ProgramError, SamplingOptions, TimedOut
 
 
 class Run:
-    """Backend, options and deadline. `host` None: the default backend, looked up when it is first needed."""
+    """Backend, options and deadline. `host` None: the default backend, looked up when it is first needed.
+
+    `loop` is the event loop that an `async def` body runs on; what would block it is refused.
+    """
 
     def __init__(
         self,
@@ -18,8 +22,10 @@ class Run:
         host: Host | None = None,
         timeout: float | None = None,
         deadline: float | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.program = program
+        self.loop = loop
         self.options = options
         self.timeout = timeout
         own = None if timeout is None else time.monotonic() + timeout
@@ -37,6 +43,21 @@ class Run:
         """Seconds until the deadline, at least 0. None: there is none."""
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
+    def check_may_block(self) -> None:
+        """Raises ProgramError where waiting would stop the event loop that all its programs share."""
+        if self.loop is not None and self.loop is _running_loop():
+            raise ProgramError(
+                f"program {self.program} is async, and this read would stop every program on its event loop until the "
+                'value is there; write await s.get("x"), or await s.wait() before other reads'
+            )
+
     def timed_out(self) -> TimedOut:
         limit = "that of the run around it" if self.timeout is None else f"of {self.timeout} s"
         return TimedOut(f"program {self.program} was not done within its timeout, {limit}")
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

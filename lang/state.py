@@ -11,6 +11,7 @@ from niwaki.lang.expressions import role
 from niwaki.lang.meta import MetaInfo, Usage, meta_info
 from niwaki.lang.nodes import Content, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, SetVariable, as_nodes
 from niwaki.lang.origin import here
+from niwaki.lang.streams import iterate
 from niwaki.runtime.api import ProgramError
 
 MAX_FORKS = 10_000
@@ -131,7 +132,7 @@ class State:
 
     def text_iter(self, name: str | None = None) -> Iterator[str]:
         """The text, or one variable's text, in pieces as they come. They add up to the whole, also when asked late."""
-        return self._executor.iterate(name, outside=self._is_outside)
+        return iterate(self._executor, name, outside=self._is_outside)
 
     @property
     def token_ids(self) -> Sequence[int]:
