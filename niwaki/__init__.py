@@ -28,7 +28,11 @@ _HOMES = {
         "user_begin",
         "user_end",
     ),
-    "niwaki.lang.choices": ("token_length_normalized",),
+    "niwaki.lang.choices": (
+        "greedy_token_selection",
+        "token_length_normalized",
+        "unconditional_likelihood_normalized",
+    ),
     "niwaki.lang.backends": ("flush_cache", "get_server_info", "set_default_backend"),
     "niwaki.lang.scripted": ("ScriptedBackend",),
     "niwaki.runtime.engine": ("Engine",),
@@ -52,7 +56,11 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 if TYPE_CHECKING:
     from niwaki.lang.backends import flush_cache, get_server_info, set_default_backend
-    from niwaki.lang.choices import token_length_normalized
+    from niwaki.lang.choices import (
+        greedy_token_selection,
+        token_length_normalized,
+        unconditional_likelihood_normalized,
+    )
     from niwaki.lang.expressions import (
         assistant,
         assistant_begin,
@@ -121,12 +129,14 @@ __all__ = [
     "gen_int",
     "gen_string",
     "get_server_info",
+    "greedy_token_selection",
     "select",
     "set_default_backend",
     "system",
     "system_begin",
     "system_end",
     "token_length_normalized",
+    "unconditional_likelihood_normalized",
     "user",
     "user_begin",
     "user_end",
