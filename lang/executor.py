@@ -293,6 +293,14 @@ class Executor:
                 raise  # the waiting itself was interrupted
         return self._error
 
+    def settle(self, *, outside: bool = False) -> None:
+        """Wait for this state and for the forks that somebody holds, whether they fail or not."""
+        self.error(outside=outside)
+        with self._changed:
+            forks = [fork for ref in self._forks if (fork := ref()) is not None]
+        for fork in forks:
+            fork.settle()
+
     def text(self, *, outside: bool = False) -> str:
         return self._read(partial(self._is_settled, outside), lambda: "".join(self._chunks))
 

@@ -12,6 +12,7 @@ from niwaki.lang.meta import MetaInfo, Usage, meta_info
 from niwaki.lang.nodes import Content, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, SetVariable, as_nodes
 from niwaki.lang.origin import here
 from niwaki.lang.streams import iterate
+from niwaki.lang.tree import Tree, tree_of
 from niwaki.runtime.api import ProgramError
 
 MAX_FORKS = 10_000
@@ -148,6 +149,15 @@ class State:
     def ret_value(self) -> object:
         """What the program's body returned."""
         return self._executor.ret_value()
+
+    def tree(self) -> Tree:
+        """What this state and its forks made, as frozen data: each piece of text, how it came to be, and when.
+
+        Waits for the state and for forks that somebody holds. Does not raise what they failed with: it stands in the
+        tree.
+        """
+        self._executor.settle(outside=self._is_outside)
+        return tree_of(self._executor.history)
 
     def __str__(self) -> str:
         return self.text()
