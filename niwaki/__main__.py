@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 JsonObject = Mapping[str, object]
 
 PLAIN_PROGRESS_SECONDS = 5.0
+SERVER_PACKAGES = ("fastapi", "prometheus_client", "starlette", "uvicorn")
 RESERVED_NAMES = ("index", "error")  # what the output line itself says
 
 
@@ -132,10 +133,8 @@ def serve(arguments: argparse.Namespace) -> int:
     """Answer until told to stop. Returns the exit code: 0 when every request was answered or told."""
     try:
         from niwaki.runtime.server.config import ServerConfig, digests
-        from niwaki.runtime.server.serve import serve as serve_until_stopped
-    except ModuleNotFoundError as error:
-        return _fail(f"the server needs {error.name}; install niwaki[server]")
-    try:
+        from niwaki.runtime.server.listen import bind
+
         keys = list(arguments.api_key)
         if arguments.api_key_file is not None:
             keys += arguments.api_key_file.read_text("utf-8").split()
@@ -149,7 +148,14 @@ def serve(arguments: argparse.Namespace) -> int:
             drain_seconds=arguments.drain_seconds,
         )
         options = {} if arguments.kv_tokens is None else {"kv_tokens": arguments.kv_tokens}
-        serve_until_stopped(config, arguments.model, options)
+        with bind(config) as listener:
+            from niwaki.runtime.server.serve import serve as serve_until_stopped  # loads torch: after the port is ours
+
+            serve_until_stopped(config, listener, arguments.model, options)
+    except ModuleNotFoundError as error:
+        if error.name not in SERVER_PACKAGES:
+            raise
+        return _fail(f"the server needs {error.name}; install niwaki[server]")
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except (NiwakiError, OSError) as error:

@@ -16,10 +16,15 @@ from niwaki.runtime.server.access import authenticated, service_of
 from niwaki.runtime.server.errors import ApiError, ClientGone, as_api_error
 from niwaki.runtime.server.metrics import CONTENT_TYPE
 from niwaki.runtime.server.service import Service
-from niwaki.runtime.server.wire import json_response, schemas
+from niwaki.runtime.server.wire import ErrorAnswer, json_response, reference, schemas
 
 MAX_REQUEST_ID = 128
 CLIENT_CLOSED = 499  # nobody reads it; the field's number for it in counts
+
+ERRORS = {
+    status: {"description": about, "content": {"application/json": {"schema": reference(ErrorAnswer)}}}
+    for status, about in (("4XX", "The request cannot be done"), ("5XX", "The server could not do it"))
+}
 
 
 def make_app(service: Service, version: str) -> FastAPI:
@@ -73,7 +78,10 @@ async def metrics(request: Request) -> Response:
 async def openapi(request: Request) -> Response:
     app: FastAPI = request.app
     document = app.openapi()
-    document.setdefault("components", {})["schemas"] = schemas()
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            operation["responses"] = {"200": operation["responses"]["200"]} | ERRORS
+    document["components"] = {"schemas": schemas()}
     return json_response(document)
 
 

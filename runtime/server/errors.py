@@ -66,15 +66,18 @@ def overloaded(message: str) -> ApiError:
     return ApiError(503, message, type="server_error", code="overloaded", retry_after=RETRY_SECONDS)
 
 
-def as_api_error(error: BaseException, *, param: str | None = None) -> ApiError:
-    """The answer to an exception. What is no client's doing is logged under an id, and only the id is told."""
+def as_api_error(error: BaseException, *, param: str | None = None, constraint: str | None = None) -> ApiError:
+    """The answer to an exception. What is no client's doing is logged under an id, and only the id is told.
+
+    `param` names the field with the prompt, `constraint` the one with the constraint.
+    """
     match error:
         case ApiError():
             return error
         case CapacityError():
             return ApiError(400, str(error), param=param, code="context_length_exceeded")
         case ConstraintError():
-            return ApiError(400, str(error), param="regex", code="invalid_constraint")
+            return ApiError(400, str(error), param=constraint, code="invalid_constraint")
         case RequestError() | ProgramError() | UnsupportedByBackend() | ConfigError():
             return ApiError(400, str(error), param=param, code="invalid_value")
         case Cancelled():

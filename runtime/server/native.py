@@ -9,13 +9,24 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import Field
 
-from niwaki.runtime.api import MAX_STOPS, Delta, Output, Regex, RequestError, SamplingOptions, Segment
+from niwaki.runtime.api import (
+    MAX_STOPS,
+    Constraint,
+    Delta,
+    Grammar,
+    JsonSchema,
+    Output,
+    Regex,
+    RequestError,
+    SamplingOptions,
+    Segment,
+)
 from niwaki.runtime.request import TokenIds
 from niwaki.runtime.results import result_of
 from niwaki.runtime.server.access import administrative, key_of, service_of
 from niwaki.runtime.server.errors import ApiError, as_api_error
 from niwaki.runtime.server.feed import Ended, Failed, Feed, Piece
-from niwaki.runtime.server.openai_models import MAX_NEW, MAX_PATTERN, LogitBias, Stop, bias_of
+from niwaki.runtime.server.openai_models import MAX_NEW, LogitBias, Pattern, Stop, bias_of
 from niwaki.runtime.server.openai_shapes import LOWEST_LOGPROB
 from niwaki.runtime.server.service import Work, works_of
 from niwaki.runtime.server.sse import DONE, EventStream, event, unless_gone
@@ -60,14 +71,14 @@ class NativeSampling(Strict):
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
-    regex: Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)] | None = None
+    regex: Pattern | None = None
+    json_schema: Pattern | None = None
+    ebnf: Pattern | None = None
     # These have one meaning here: special tokens write nothing, no blanks stand between them, stops are cut off.
     skip_special_tokens: Literal[True] | None = None
     spaces_between_special_tokens: bool | None = None
     no_stop_trim: Literal[False] | None = None
     # not yet
-    json_schema: Unsupported = None
-    ebnf: Unsupported = None
     structural_tag: Unsupported = None
     stop_regex: Unsupported = None
 
@@ -90,8 +101,21 @@ class NativeSampling(Strict):
             ignore_eos=self.ignore_eos,
             return_logprob=return_logprob or None,
             top_logprobs_num=top_logprobs_num or None,
-            constraint=None if self.regex is None else Regex(self.regex),
+            constraint=self.constraint(),
         )
+
+    def constraint(self) -> Constraint | None:
+        """Raises RequestError when there are two."""
+        found: list[Constraint] = []
+        if self.regex is not None:
+            found.append(Regex(self.regex))
+        if self.json_schema is not None:
+            found.append(JsonSchema(self.json_schema))
+        if self.ebnf is not None:
+            found.append(Grammar(self.ebnf, "ebnf"))
+        if len(found) > 1:
+            raise RequestError("at most one of regex, json_schema and ebnf")
+        return found[0] if found else None
 
 
 class GenerateRequest(Strict):
@@ -153,9 +177,10 @@ async def generate(request: Request) -> Response:
         return writer.works
 
     try:
-        feed = await service.begin(size, prepare, compiles=any(one.regex is not None for one in sampling))
+        feed = await service.begin(size, prepare, compiles=any(one.constraint() is not None for one in sampling))
     except Exception as error:
-        raise as_api_error(error, param="text" if body.input_ids is None else "input_ids") from error
+        param = "text" if body.input_ids is None else "input_ids"
+        raise as_api_error(error, param=param, constraint="sampling_params") from error
     if body.stream:
         return EventStream(_chunks(feed, writer), lambda: service.finish(feed))
     try:

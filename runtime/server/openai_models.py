@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, JsonValue, Tag
 
 from niwaki.runtime.api import (
     MAX_LOGIT_BIAS,
     MAX_STOPS,
     Choices,
     Constraint,
+    Grammar,
+    JsonSchema,
     Message,
     Regex,
     SamplingOptions,
@@ -38,6 +41,7 @@ SMALLEST_TOP_P = 1e-9
 
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
 LogitBias = Annotated[dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], float], Field(max_length=MAX_LOGIT_BIAS)]
+Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
 MaxNew = Annotated[int, Field(ge=1, le=MAX_NEW)]
 
 
@@ -64,11 +68,14 @@ class SamplingFields(Strict):
     stream_options: StreamOptions | None = None
     user: Name | None = None
     # extensions
-    regex: Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)] | None = None
+    regex: Pattern | None = None
     choices: (
         Annotated[list[Annotated[str, Field(min_length=1, max_length=4096)]], Field(min_length=1, max_length=4096)]
         | None
     ) = None
+    json_schema: Pattern | None = None  # the text of a JSON schema
+    grammar: Pattern | None = None  # Lark's notation
+    ebnf: Pattern | None = None
     top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_NEW)] | None = None
@@ -77,16 +84,32 @@ class SamplingFields(Strict):
     ignore_eos: bool | None = None
     cache_salt: Name | None = None
 
-    def constraint(self) -> Constraint | None:
-        """Raises ApiError when there are two."""
-        if self.regex is not None and self.choices is not None:
-            raise ApiError(400, "at most one of regex and choices", param="choices", code="invalid_value")
+    def constraints(self) -> dict[str, Constraint]:
+        """By the field that holds it."""
+        found: dict[str, Constraint] = {}
         if self.regex is not None:
-            return Regex(self.regex)
-        return Choices(tuple(self.choices)) if self.choices is not None else None
+            found["regex"] = Regex(self.regex)
+        if self.choices is not None:
+            found["choices"] = Choices(tuple(self.choices))
+        if self.json_schema is not None:
+            found["json_schema"] = JsonSchema(self.json_schema)
+        if self.grammar is not None:
+            found["grammar"] = Grammar(self.grammar, "lark")
+        if self.ebnf is not None:
+            found["ebnf"] = Grammar(self.ebnf, "ebnf")
+        return found
+
+    def constraint(self) -> tuple[str, Constraint] | None:
+        """The one constraint and the field that holds it. Raises ApiError when there are two."""
+        found = list(self.constraints().items())
+        if len(found) > 1:
+            names = " and ".join(name for name, _ in found)
+            raise ApiError(400, f"at most one of {names}", param=found[1][0], code="invalid_value")
+        return found[0] if found else None
 
     def options(self, max_new_tokens: int, top_logprobs: int | None) -> SamplingOptions:
         """The engine's options. `top_logprobs` None: no log-probabilities."""
+        constraint = self.constraint()
         return SamplingOptions(
             max_new_tokens=max_new_tokens,
             min_tokens=self.min_tokens,
@@ -105,7 +128,7 @@ class SamplingFields(Strict):
             ignore_eos=self.ignore_eos,
             return_logprob=None if top_logprobs is None else True,
             top_logprobs_num=top_logprobs,
-            constraint=self.constraint(),
+            constraint=None if constraint is None else constraint[1],
         )
 
     def check(self) -> None:
@@ -149,8 +172,29 @@ class ChatMessage(Strict):
         return Message(role, "".join(part.text for part in self.content))
 
 
-class ResponseFormat(Strict):
+class NamedSchema(Strict):
+    """OpenAI's json_schema. It is enforced exactly, whatever `strict` says; what cannot be is refused."""
+
+    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    description: Text | None = None
+    json_schema: Annotated[dict[str, JsonValue], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class TextFormat(Strict):
     type: Literal["text"]
+
+
+class ObjectFormat(Strict):
+    type: Literal["json_object"]
+
+
+class SchemaFormat(Strict):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
 
 
 class ChatRequest(SamplingFields):
@@ -180,6 +224,15 @@ class ChatRequest(SamplingFields):
     reasoning_effort: Unsupported = None
     verbosity: Unsupported = None
     web_search_options: Unsupported = None
+
+    def constraints(self) -> dict[str, Constraint]:
+        found = super().constraints()
+        match self.response_format:
+            case ObjectFormat():
+                found["response_format"] = JsonSchema('{"type":"object"}')
+            case SchemaFormat(json_schema=named):
+                found["response_format"] = JsonSchema(json.dumps(named.json_schema))
+        return found
 
     def max_new_tokens(self) -> int | None:
         """Raises ApiError when the two spellings disagree."""

@@ -110,6 +110,7 @@ async def _answer(
 ) -> Response:
     """Start, then stream or wait. Everything that can be refused is refused before the first byte."""
     head = Head(prefix, service.model.info.model)
+    constraint = body.constraint()
     n = body.num_outputs
     lengths: list[int] = []  # of the prompts, for the usage while it runs
 
@@ -119,9 +120,9 @@ async def _answer(
         return works
 
     try:
-        feed = await service.begin(num_prompts * n, start, compiles=body.constraint() is not None)
+        feed = await service.begin(num_prompts * n, start, compiles=constraint is not None)
     except Exception as error:
-        raise as_api_error(error, param=param) from error
+        raise as_api_error(error, param=param, constraint=constraint and constraint[0]) from error
     if body.stream:
         options = body.stream_options or StreamOptions()
         chunks = _chunks(feed, shape, head, n, lengths, options)

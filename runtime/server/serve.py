@@ -17,6 +17,7 @@ from niwaki import __version__
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.app import make_app
 from niwaki.runtime.server.config import ServerConfig
+from niwaki.runtime.server.listen import bind, url_of
 from niwaki.runtime.server.service import ServedModel, Service
 
 MAX_HEADER_BYTES = 64 * 2**10
@@ -24,13 +25,18 @@ MAX_HEADER_BYTES = 64 * 2**10
 CLOSING_SECONDS = 2
 
 
-def serve(config: ServerConfig, model: Path | None = None, options: Mapping[str, object] | None = None) -> None:
-    """Load a model and answer until SIGTERM or SIGINT; returns when every request is answered or told.
+def serve(
+    config: ServerConfig,
+    listener: socket.socket,
+    model: Path | None = None,
+    options: Mapping[str, object] | None = None,
+) -> None:
+    """Load a model and answer on a bound socket until SIGTERM or SIGINT; then every request is answered or told.
 
     Raises:
-        OSError: the port is taken; before anything is loaded. ConfigError, ModelError: as `Engine`.
+        ConfigError, ModelError: as `Engine`.
     """
-    with bind(config) as listener, Engine(model, **dict(options or {})) as engine:
+    with Engine(model, **dict(options or {})) as engine:
         server = _Server(make_service(config, engine))
         print(f"niwaki serves {server.model_name} on {url_of(config, listener)}", flush=True)
         server.run(sockets=[listener])
@@ -54,24 +60,6 @@ def serving(engine: Engine, config: ServerConfig | None = None) -> Iterator[str]
         finally:
             server.stop()
             thread.join()
-
-
-def bind(config: ServerConfig) -> socket.socket:
-    """The listening address, taken before a model is loaded: who cannot have it should learn so at once."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((config.host, config.port))
-    except OSError as error:
-        listener.close()
-        raise OSError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from None
-    return listener
-
-
-def url_of(config: ServerConfig, listener: socket.socket) -> str:
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"http://{host}:{listener.getsockname()[1]}"
 
 
 def make_service(config: ServerConfig, engine: Engine) -> Service:

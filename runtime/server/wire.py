@@ -26,6 +26,19 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, hide_input_in_errors=True)
 
 
+class ErrorFields(Strict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(Strict):
+    """Every answer other than success, in OpenAI's form."""
+
+    error: ErrorFields
+
+
 Body = TypeVar("Body", bound=Strict)
 
 # Fail fast: a list of a million wrong elements is one error, not a million.
@@ -97,9 +110,13 @@ async def read_body(request: Request, model: type[Body], config: ServerConfig) -
 
 def takes(model: type[Strict]) -> dict[str, object]:
     """What /openapi.json says of a route's body; `schemas` holds the models themselves."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference(model)}}}}
+
+
+def reference(model: type[Strict]) -> dict[str, str]:
+    """A reference to a model that `schemas` will hold."""
     _bodies[model.__name__] = model
-    reference = {"$ref": f"#/components/schemas/{model.__name__}"}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
+    return {"$ref": f"#/components/schemas/{model.__name__}"}
 
 
 def schemas() -> dict[str, object]:

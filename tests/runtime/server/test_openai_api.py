@@ -6,9 +6,11 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
+from typing import Literal
 
 import httpx2
 import openai
+import pydantic
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
@@ -46,11 +48,13 @@ def test_a_chat_answer_is_what_the_engine_says_to_the_rendered_prompt(ai: openai
     ids = engine.tokenizer.encode(_rendered(engine), at_start=True)
     expected = engine.generate(input_ids=ids, sampling_params={"temperature": 0, "max_new_tokens": 12})
     assert isinstance(expected, dict)
+    meta = expected["meta_info"]
+    assert isinstance(meta, dict)
     assert answer.choices[0].message.content == expected["text"]
     assert answer.choices[0].finish_reason in ("stop", "length")
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len(ids)
-    assert answer.usage.completion_tokens == expected["meta_info"]["completion_tokens"]
+    assert answer.usage.completion_tokens == meta["completion_tokens"]
 
 
 def _rendered(engine: Engine) -> list[Segment]:
@@ -216,8 +220,8 @@ def test_echo_with_logprobs_scores_a_prompt_as_evaluation_harnesses_ask(ai: open
     assert logprobs.top_logprobs is not None
     assert logprobs.tokens is not None
     assert len(logprobs.token_logprobs) == len(ids) + 1
-    assert logprobs.token_logprobs[0] is None
-    assert logprobs.top_logprobs[0] is None
+    assert not logprobs.token_logprobs[0]  # null: nothing stands before the first token
+    assert not logprobs.top_logprobs[0]
     told = engine.generate(
         input_ids=ids,
         sampling_params={"temperature": 0, "max_new_tokens": 1},
@@ -226,7 +230,9 @@ def test_echo_with_logprobs_scores_a_prompt_as_evaluation_harnesses_ask(ai: open
         top_logprobs_num=1,
     )
     assert isinstance(told, dict)
-    expected = [value for value, *_ in told["meta_info"]["input_token_logprobs"]]
+    meta = told["meta_info"]
+    assert isinstance(meta, dict)
+    expected = [value for value, *_ in meta["input_token_logprobs"]]
     assert logprobs.token_logprobs[1:-1] == pytest.approx(expected[1:], abs=1e-4)
     for token, top in list(zip(logprobs.tokens, logprobs.top_logprobs, strict=True))[1:]:
         assert token in top
@@ -282,3 +288,48 @@ def test_the_async_client_runs_many_at_once(url: str) -> None:
     whole, streamed = asyncio.run(all_of_them())
     assert whole == streamed
     assert len(set(whole)) > 1
+
+
+def test_a_response_format_bounds_the_answer_as_the_client_parses_it(ai: openai.OpenAI) -> None:
+    class Pair(pydantic.BaseModel):
+        left: Literal["cat", "dog"]
+        right: bool
+
+    answer = ai.chat.completions.parse(
+        model="toy", messages=MESSAGES, response_format=Pair, temperature=1.5, seed=1, max_tokens=200
+    )
+    assert isinstance(answer.choices[0].message.parsed, Pair)
+    free = ai.chat.completions.create(
+        model="toy", messages=MESSAGES, response_format={"type": "json_object"}, temperature=1.5, max_tokens=60, seed=2
+    )
+    assert isinstance(json.loads(free.choices[0].message.content or ""), dict)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("json_schema", '{"enum": ["yes", "no"]}'),
+        ("grammar", 'start: "yes" | "no"'),
+        ("ebnf", 'root ::= "yes" | "no"'),
+    ],
+)
+def test_schemas_and_grammars_as_texts_are_extensions(client: httpx2.Client, field: str, value: str) -> None:
+    body = {"prompt": "the", "max_tokens": 20, "temperature": 1.5, "seed": 1, field: value}
+    text = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+    assert text in ("yes", "no", '"yes"', '"no"')
+
+
+def test_a_schema_that_cannot_be_enforced_is_refused_and_named(ai: openai.OpenAI) -> None:
+    for schema in (
+        {"type": "nothing"},
+        {"type": "string", "not": {"pattern": "^(?=a)"}},
+        {"$ref": "http://169.254.169.254/"},
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            ai.chat.completions.create(
+                model="toy",
+                messages=MESSAGES,
+                response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+            )
+        assert refused.value.param == "response_format"
+        assert refused.value.code == "invalid_constraint"

@@ -1,0 +1,29 @@
+"""The address that the server listens on. Loads nothing heavy: who cannot have the port should learn so at once."""
+
+from __future__ import annotations
+
+import socket
+
+from niwaki.runtime.server.config import ServerConfig
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """The address, taken; clients are let in when a server listens on it.
+
+    Raises:
+        OSError: it cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((config.host, config.port))
+    except OSError as error:
+        listener.close()
+        raise OSError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from None
+    return listener
+
+
+def url_of(config: ServerConfig, listener: socket.socket) -> str:
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"http://{host}:{listener.getsockname()[1]}"

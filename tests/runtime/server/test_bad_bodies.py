@@ -1,0 +1,191 @@
+"""Whatever a client sends, it gets an answer in OpenAI's form that names what is wrong: never a 5xx, never a 422."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import httpx2
+import pytest
+
+from niwaki.runtime.engine import Engine
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+USER = [{"role": "user", "content": "the cat"}]
+
+
+def refused(answer: httpx2.Response, status: int = 400) -> dict[str, object]:
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str)
+    assert "Traceback" not in answer.text
+    assert answer.headers["x-request-id"]
+    return dict(error)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 0), ("n", 17), ("n", "1"), ("n", 1.5), ("n", True),
+        ("temperature", -0.1), ("temperature", 2.1), ("temperature", "0"),
+        ("top_p", -0.1), ("top_p", 1.1), ("top_k", -2), ("min_p", 1.5),
+        ("frequency_penalty", -2.1), ("presence_penalty", 2.1), ("repetition_penalty", 0),
+        ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 10**400), ("max_completion_tokens", 0),
+        ("top_logprobs", 21), ("logit_bias", {"x": 1}), ("logit_bias", {str(i): 1 for i in range(301)}),
+        ("seed", 2**63), ("stop", ""), ("stop", ["a"] * 33), ("stop", [""]), ("stop", 5),
+        ("stream", "yes"), ("stream_options", {"else": 1}), ("messages", []), ("messages", "hi"),
+        ("regex", ""), ("choices", []), ("user", "u" * 257), ("cache_salt", 1),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]), ("tool_choice", "auto"),
+        ("functions", [{"name": "f"}]), ("reasoning_effort", "low"), ("audio", {"voice": "x"}),
+        ("response_format", {"type": "xml"}), ("response_format", {"type": "json_schema"}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}),
+        ("no_such_field", 1), ("model", 5),
+    ],
+)  # fmt: skip
+def test_a_field_out_of_its_bounds_is_named(client: httpx2.Client, field: str, value: object) -> None:
+    error = refused(client.post(CHAT, content=json.dumps({"messages": USER, field: value}), headers=JSON))
+    assert str(error["param"]).startswith(field)
+
+
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([{"role": "tool", "content": "x"}], "messages[0].role"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "user", "content": None}], "messages[0].content"),
+        ([*USER, {"role": "user", "content": 5}], "messages[1].content"),
+        ([{"role": "user", "content": "x", "name": "me"}], "messages[0].name"),
+        ([{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]}],
+            "messages[0].content[0].type",
+        ),
+    ],
+)
+def test_a_message_that_cannot_be_read_is_named(client: httpx2.Client, messages: object, param: str) -> None:
+    assert refused(client.post(CHAT, json={"messages": messages}))["param"] == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"null", b"5", b'"x"', b"\xff\xfe", b"{}",
+        b'{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}',
+        b'{"messages": [{"role": "user", "content": "x"}], "temperature": Infinity}',
+        b'{"messages": [{"role": "user", "content": "x"}], "temperature": 1e999}',
+        b'{"messages": [{"role": "user", "content": "x"}], "logit_bias": {"5": NaN}}',
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"messages": [{"role": "user", "content": "x"}], "stop": "\\udc00"}',
+        b'{"messages": ' + b"[" * 100_000 + b"}",
+        b'{"messages": [{"role": "user", "content": "x"}], "tools": ' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}",
+    ],
+)  # fmt: skip
+def test_a_body_that_is_no_good_json_is_refused(client: httpx2.Client, body: bytes) -> None:
+    refused(client.post(CHAT, content=body, headers=JSON))
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"regex": "a", "choices": ["a"]}, "choices"),
+        ({"regex": "a", "response_format": {"type": "json_object"}}, "response_format"),
+        ({"json_schema": "{"}, "json_schema"),
+        ({"grammar": "start: x"}, "grammar"),
+        ({"regex": "a{3"}, "regex"),
+        ({"regex": "a\x00"}, "regex"),
+        ({"max_tokens": 600}, "messages"),
+        ({"min_tokens": 9, "max_tokens": 5}, "messages"),
+        ({"stop_token_ids": [400]}, "messages"),
+        ({"logit_bias": {"400": 1}}, "messages"),
+    ],
+)
+def test_what_only_the_whole_body_shows_is_refused_before_anything_runs(
+    client: httpx2.Client, engine: Engine, more: dict[str, object], param: str
+) -> None:
+    steps = engine.stats()["steps"]
+    error = refused(client.post(CHAT, json={"messages": USER, "stream": "stream_options" not in more} | more))
+    assert error["param"] == param
+    assert engine.stats()["steps"] == steps
+
+
+def test_a_prompt_that_can_never_fit_is_refused_at_once(client: httpx2.Client) -> None:
+    for body in ({"messages": [{"role": "user", "content": "the cat " * 5000}]}, {"prompt": [5] * 513}):
+        path = CHAT if "messages" in body else COMPLETIONS
+        assert refused(client.post(path, json=body))["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("prompt", [[], [[]], [-1], [400], [[5], [2**31]], ["a", 5], [5, "a"], [1.5], None, [None]])
+def test_a_prompt_of_wrong_ids_is_refused(client: httpx2.Client, prompt: object) -> None:
+    assert str(refused(client.post(COMPLETIONS, json={"prompt": prompt}))["param"]).startswith("prompt")
+
+
+def test_a_million_wrong_elements_are_one_short_error(client: httpx2.Client) -> None:
+    body = b'{"prompt": [' + b'"",1,' * 300_000 + b"1]}"
+    answer = client.post(COMPLETIONS, content=body, headers=JSON)
+    refused(answer)
+    assert len(answer.content) < 1000
+
+
+def test_the_body_is_measured_while_it_is_read(client: httpx2.Client) -> None:
+    def endless() -> object:
+        for _ in range(5000):
+            yield b" " * 1024
+
+    refused(client.post(CHAT, content=endless(), headers=JSON), 413)  # type: ignore[arg-type]  # any iterator of bytes
+    refused(client.post(CHAT, content=b" " * (4 * 2**20 + 1), headers=JSON), 413)
+
+
+def test_what_is_no_plain_json_is_another_media_type(client: httpx2.Client) -> None:
+    refused(client.post(CHAT, content=b"{}", headers={"content-type": "text/plain"}), 415)
+    refused(client.post(CHAT, content=b"{}", headers=JSON | {"content-encoding": "gzip"}), 415)
+
+
+def test_unknown_pages_methods_and_models_are_told_in_the_same_form(client: httpx2.Client) -> None:
+    refused(client.get("/v1/responses"), 404)
+    refused(client.get("/docs"), 404)
+    refused(client.get(CHAT), 405)
+    assert refused(client.post(CHAT, json={"messages": USER, "model": "gpt-4"}), 404)["code"] == "model_not_found"
+
+
+def test_random_bodies_never_break_the_server(client: httpx2.Client) -> None:
+    draw = random.Random(5)
+    atoms: list[object] = [
+        None,
+        True,
+        0,
+        -1,
+        2**70,
+        1.5,
+        "",
+        "the",
+        "\u0000",
+        [],
+        {},
+        ["a"],
+        [5],
+        {"a": 1},
+        [[5]],
+        [None],
+    ]
+    pages: dict[str, list[str]] = {
+        CHAT: "messages model n temperature stop stream logprobs top_logprobs seed regex max_tokens tools".split(),
+        COMPLETIONS: "prompt model n echo logprobs stop stream max_tokens logit_bias choices suffix".split(),
+        "/generate": "text input_ids sampling_params stream rid return_logprob logprob_start_len".split(),
+        "/tokenize": "prompt add_special_tokens model".split(),
+        "/detokenize": "tokens model".split(),
+    }
+    for _ in range(150):
+        page = draw.choice(sorted(pages))
+        body = {name: draw.choice(atoms) for name in draw.choices(pages[page], k=draw.randint(0, 3))}
+        if page == CHAT and draw.random() < 0.5:
+            body["messages"] = USER
+        answer = client.post(page, json=body)
+        assert answer.status_code in (200, 400, 404), (page, body, answer.text)

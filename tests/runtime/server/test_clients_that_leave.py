@@ -1,0 +1,78 @@
+"""A client that goes takes its work along, streamed or not; the others get exactly what they asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+
+import httpx2
+import pytest
+
+from niwaki.runtime.engine import Engine
+
+LONG = {"prompt": "the cat", "max_tokens": 500, "ignore_eos": True}
+
+
+def wait_until(engine: Engine, name: str, value: int) -> None:
+    deadline = time.monotonic() + 30
+    while engine.stats()[name] != value:
+        assert time.monotonic() < deadline, engine.stats()
+        time.sleep(0.005)
+
+
+def test_a_stream_that_is_closed_stops_generating(url: str, engine: Engine) -> None:
+    before = engine.stats()["generated_tokens"]
+    with (
+        httpx2.Client(base_url=url, timeout=60) as client,
+        client.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as answer,
+    ):
+        next(answer.iter_lines())
+    wait_until(engine, "requests_running", 0)
+    assert engine.stats()["generated_tokens"] - before < 400
+
+
+def test_a_client_that_does_not_wait_stops_its_whole_answer(url: str, engine: Engine) -> None:
+    before = engine.stats()["generated_tokens"]
+    with httpx2.Client(base_url=url, timeout=0.15) as client, pytest.raises(httpx2.ReadTimeout):
+        client.post(
+            "/generate",
+            json={"text": ["a", "b"], "sampling_params": {"max_new_tokens": 500, "n": 8, "ignore_eos": True}},
+        )
+    wait_until(engine, "requests_running", 0)
+    assert engine.stats()["requests_waiting"] == 0
+    assert engine.stats()["generated_tokens"] - before < 16 * 400
+
+
+def test_thirty_clients_of_whom_a_third_leave_harm_nobody(url: str, engine: Engine) -> None:
+    draw = random.Random(11)
+    prompts = [f"the cat sat {'on the mat ' * draw.randint(0, 8)}{index}" for index in range(30)]
+    body = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+
+    async def one(client: httpx2.AsyncClient, index: int) -> str | None:
+        asked = body | {"prompt": prompts[index], "stream": index % 2 == 0}
+        if index % 3 == 0:  # leaves: before, in, or after the first token
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(
+                    client.post("/v1/completions", json=asked | {"max_tokens": 400}), 0.02 * (index % 5)
+                )
+            return None
+        answer = await client.post("/v1/completions", json=asked)
+        assert answer.status_code == 200, answer.text
+        if index % 2:
+            return str(answer.json()["choices"][0]["text"])
+        pieces = [line for line in answer.text.split("\n") if line.startswith("data: {")]
+        return "".join(httpx2.Response(200, text=piece[6:]).json()["choices"][0]["text"] for piece in pieces)
+
+    async def all_of_them() -> list[str | None]:
+        limits = httpx2.Limits(max_connections=40)
+        async with httpx2.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+            return await asyncio.gather(*(one(client, index) for index in range(30)))
+
+    answers = asyncio.run(all_of_them())
+    alone = engine.generate(prompts, {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True})
+    assert isinstance(alone, list)
+    for answer, expected in zip(answers, alone, strict=True):
+        assert answer is None or answer == expected["text"]
+    assert sum(answer is not None for answer in answers) == 20

@@ -1,0 +1,136 @@
+"""SGLang's wire: what its frontend sends is answered as it expects."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import httpx2
+import pytest
+
+from niwaki.runtime.api import Segment
+from niwaki.runtime.engine import Engine
+
+GREEDY = {"temperature": 0, "max_new_tokens": 8}
+
+
+def test_generate_answers_what_the_engine_answers(client: httpx2.Client, engine: Engine) -> None:
+    told = client.post("/generate", json={"text": "the cat", "sampling_params": GREEDY, "rid": "mine"}).json()
+    expected = engine.generate("the cat", GREEDY)
+    assert isinstance(expected, dict)
+    assert (told["text"], told["output_ids"]) == (expected["text"], expected["output_ids"])
+    assert told["meta_info"]["id"] == "mine"
+    assert told["meta_info"]["finish_reason"]["type"] in ("stop", "length")
+    assert told["meta_info"]["completion_tokens"] == len(told["output_ids"])
+
+
+def test_a_list_of_prompts_or_n_gives_a_list_in_order(client: httpx2.Client) -> None:
+    def texts(**body: object) -> list[str]:
+        return [one["text"] for one in client.post("/generate", json=body).json()]
+
+    both = texts(text=["the cat", "the dog"], sampling_params=GREEDY)
+    assert both == [*texts(text=["the cat"], sampling_params=GREEDY), *texts(text=["the dog"], sampling_params=GREEDY)]
+    own = texts(text=["the cat", "the dog"], sampling_params=[GREEDY, GREEDY | {"max_new_tokens": 2}])
+    assert both[0] == own[0]
+    assert both[1].startswith(own[1])
+    assert len(texts(text="the", sampling_params={"n": 3, "max_new_tokens": 2})) == 3
+    assert len(texts(input_ids=[[0, 5], [0, 6, 7]], sampling_params=GREEDY)) == 2
+
+
+def test_the_text_of_a_stream_grows_to_the_whole(client: httpx2.Client) -> None:
+    body = {"text": "the cat", "sampling_params": GREEDY | {"ignore_eos": True}}
+    whole = client.post("/generate", json=body).json()
+    lines = [line for line in client.post("/generate", json=body | {"stream": True}).text.split("\n") if line]
+    assert lines[-1] == "data: [DONE]"
+    parts = [json.loads(line.removeprefix("data:")) for line in lines[:-1]]
+    for before, after in itertools.pairwise(parts):
+        assert after["text"].startswith(before["text"])
+        assert before["meta_info"]["finish_reason"] is None
+    assert parts[-1]["text"] == whole["text"]
+    assert parts[-1]["output_ids"] == whole["output_ids"]
+    assert parts[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 8}
+
+
+def test_what_the_frontend_sends_for_a_select_is_understood(client: httpx2.Client, engine: Engine) -> None:
+    """Choices are scored by the log-probabilities of prompts that are not continued."""
+    ids = engine.tokenizer.encode([Segment("the cat sat")], at_start=True)
+    body = {
+        "text": ["the cat sat", "the cat sat on"],
+        "sampling_params": {
+            "max_new_tokens": 0, "n": 1, "stop": [], "stop_token_ids": [], "temperature": 0, "top_p": 1.0, "top_k": -1,
+            "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "ignore_eos": False, "regex": None,
+            "json_schema": None, "stop_regex": [], "min_new_tokens": 0, "skip_special_tokens": True,
+            "spaces_between_special_tokens": True,
+        },
+        "return_logprob": True, "return_text_in_logprobs": True, "logprob_start_len": 2, "top_logprobs_num": 2,
+    }  # fmt: skip
+    first, second = client.post("/generate", json=body).json()
+    assert first["meta_info"]["prompt_tokens"] == len(ids)
+    told = first["meta_info"]["input_token_logprobs"]
+    assert [token_id for _, token_id, _ in told] == ids[2:]
+    assert all(value <= 0 and isinstance(text, str) for value, _, text in told)
+    assert all(len(top) == 2 for top in first["meta_info"]["input_top_logprobs"])
+    assert second["meta_info"]["cached_tokens"] >= 0
+    assert first["text"] == ""
+
+
+def test_texts_of_logprobs_come_only_when_asked(client: httpx2.Client) -> None:
+    body = {"text": "the", "sampling_params": GREEDY, "return_logprob": True}
+    assert {
+        text for _, _, text in client.post("/generate", json=body).json()["meta_info"]["output_token_logprobs"]
+    } == {None}
+
+
+def test_a_regex_holds_on_the_wire(client: httpx2.Client) -> None:
+    body = {"text": "the", "sampling_params": {"regex": "(yes|no)", "temperature": 2, "max_new_tokens": 9}}
+    assert client.post("/generate", json=body).json()["text"] in ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "text"),
+        ({"text": "a", "input_ids": [5]}, "text"),
+        ({"text": "a", "image_data": "x"}, "image_data"),
+        ({"text": "a", "sampling_params": {"max_tokens": 5}}, "sampling_params.max_tokens"),
+        ({"text": "a", "sampling_params": {"stop_regex": ["a"]}}, "sampling_params.stop_regex"),
+        ({"text": "a", "sampling_params": {"json_schema": "{"}}, "sampling_params"),
+        ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
+        ({"text": "a", "return_logprob": True, "logprob_start_len": 99}, "text"),
+        ({"input_ids": [400]}, "input_ids"),
+    ],
+)
+def test_what_it_cannot_do_is_a_400_that_names_it(client: httpx2.Client, body: object, param: str) -> None:
+    answer = client.post("/generate", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+def test_tokenize_and_detokenize_are_inverse(client: httpx2.Client) -> None:
+    texts = ["naïve café, 東京", "the <|end|> of it"]
+    told = client.post("/tokenize", json={"prompt": texts}).json()
+    assert told["count"] == [len(ids) for ids in told["tokens"]]
+    assert client.post("/detokenize", json={"tokens": told["tokens"]}).json() == {"text": texts}
+    one = client.post("/tokenize", json={"prompt": texts[0]}).json()
+    assert one["tokens"] == told["tokens"][0]
+    assert client.post("/v1/detokenize", json={"tokens": one["tokens"]}).json() == {"text": texts[0]}
+
+
+def test_info_pages_say_what_is_served_and_no_path(client: httpx2.Client, engine: Engine) -> None:
+    for page in ("/get_model_info", "/model_info"):
+        info = client.get(page).json()
+        assert info["model_path"] == "toy"
+        assert info["is_generation"] is True
+    for page in ("/get_server_info", "/server_info"):
+        info = client.get(page).json()
+        assert info["kv_tokens"] == 8192
+        assert info["usage"]["pages_held"] == 0
+        assert "/" not in str(info["model"])
+
+
+def test_flush_cache_forgets_prefixes(client: httpx2.Client, engine: Engine) -> None:
+    client.post("/generate", json={"text": "the cat sat on the mat", "sampling_params": GREEDY})
+    assert engine.stats()["pages_tree"] > 0
+    assert client.post("/flush_cache").status_code == 200
+    assert engine.stats()["pages_tree"] == 0
+    assert client.get("/flush_cache").text == "Cache flushed.\n"

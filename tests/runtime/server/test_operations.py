@@ -1,0 +1,170 @@
+"""From start to end: full queues, numbers, the API's own description, and a SIGTERM that loses nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.server.config import ServerConfig
+from niwaki.runtime.server.serve import serving
+
+ROOT = Path(__file__).parents[3]
+LONG = {"prompt": "the cat", "max_tokens": 500, "ignore_eos": True, "temperature": 0}
+
+
+def test_a_full_queue_is_told_at_once_and_says_when_to_come_back(toy_folder: Path) -> None:
+    config = ServerConfig(port=0, max_queued=0)
+    with (
+        Engine(toy_folder, kv_tokens=2048, max_running_requests=2) as engine,
+        serving(engine, config) as url,
+        httpx2.Client(base_url=url, timeout=60) as client,
+        client.stream("POST", "/v1/completions", json=LONG | {"n": 2, "stream": True}),
+    ):
+        began = time.monotonic()
+        refused = client.post("/v1/completions", json=LONG)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "1"
+        assert refused.json()["error"]["code"] == "overloaded"
+        assert time.monotonic() - began < 5
+        assert client.get("/ready").status_code == 200
+
+
+def test_a_stopped_engine_is_neither_healthy_nor_ready(toy_folder: Path) -> None:
+    with Engine(toy_folder, kv_tokens=2048) as engine, serving(engine) as url:
+        engine.shutdown()
+        with httpx2.Client(base_url=url, timeout=60) as client:
+            assert client.get("/health").status_code == 503
+            assert client.get("/ready").status_code == 503
+            assert client.post("/v1/completions", json=LONG).status_code == 503
+
+
+def test_metrics_count_what_happened(client: httpx2.Client) -> None:
+    def read() -> dict[str, float]:
+        lines = client.get("/metrics").text.splitlines()
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+    before = read()
+    client.post("/v1/completions", json=LONG | {"max_tokens": 5})
+    client.post("/v1/completions", json={})
+    after = read()
+
+    def grown(name: str) -> float:
+        return after.get(name, 0) - before.get(name, 0)
+
+    assert grown("niwaki_generated_tokens_total") == 5
+    assert grown("niwaki_request_seconds_count") == 1
+    assert grown("niwaki_time_to_first_token_seconds_count") == 1
+    assert grown('niwaki_http_responses_total{status="400"}') == 1
+    assert after["niwaki_sequences_in_flight"] == 0
+    assert after["niwaki_pages_held"] == 0
+
+
+def test_the_api_describes_its_bodies_and_no_reference_dangles(client: httpx2.Client) -> None:
+    document = client.get("/openapi.json").json()
+    text = json.dumps(document)
+    for name in re.findall(r'"#/components/schemas/(\w+)"', text):
+        assert name in document["components"]["schemas"], name
+    chat = document["components"]["schemas"]["ChatRequest"]
+    assert chat["additionalProperties"] is False
+    assert chat["required"] == ["messages"]
+    assert set(document["paths"]) >= {"/v1/chat/completions", "/v1/completions", "/generate", "/health"}
+
+
+def test_draining_refuses_new_work_and_finishes_the_old(toy_folder: Path) -> None:
+    config = ServerConfig(port=0, drain_seconds=60)
+    with Engine(toy_folder, kv_tokens=2048) as engine:
+        with serving(engine, config) as url, httpx2.Client(base_url=url, timeout=60) as client:
+            answers: list[httpx2.Response] = []
+            asking = threading.Thread(
+                target=lambda: answers.append(httpx2.post(f"{url}/v1/completions", json=LONG, timeout=60))
+            )
+            asking.start()
+            while not engine.stats()["requests_running"]:
+                time.sleep(0.005)
+            assert client.get("/ready").status_code == 200
+        asking.join()
+        assert answers[0].status_code == 200
+        assert answers[0].json()["usage"]["completion_tokens"] == 500
+
+
+def test_who_outlives_the_drain_is_told(toy_folder: Path) -> None:
+    config = ServerConfig(port=0, drain_seconds=0)
+    lines: list[str] = []
+    with Engine(toy_folder, kv_tokens=2048) as engine:
+
+        def read(url: str) -> None:
+            with httpx2.stream("POST", f"{url}/v1/completions", json=LONG | {"stream": True}, timeout=60) as answer:
+                lines.extend(answer.iter_lines())
+
+        with serving(engine, config) as url:
+            asking = threading.Thread(target=read, args=(url,))
+            asking.start()
+            while not engine.stats()["requests_running"]:
+                time.sleep(0.005)
+        asking.join()
+    written = [line for line in lines if line]
+    assert written[-1] == "data: [DONE]"
+    assert json.loads(written[-2].removeprefix("data: "))["error"]["code"] == "overloaded"
+
+
+def test_niwaki_serve_answers_until_sigterm_and_exits_with_0(toy_folder: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "niwaki",
+        "serve",
+        "--model",
+        str(toy_folder),
+        "--port",
+        "0",
+        "--kv-tokens",
+        "2048",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        assert server.stderr is not None
+        url = server.stdout.readline().split()[-1]
+        with httpx2.stream("POST", f"{url}/v1/completions", json=LONG | {"stream": True}, timeout=120) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        assert server.wait(timeout=60) == 0
+        assert server.stderr.read() == ""
+
+
+def test_a_taken_port_is_one_line_before_any_model_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "niwaki", "serve", "--port", str(port)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == f"niwaki: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [(["--port", "70000"], "port must be"), (["--api-key", "abc"], "at least 8"), (["--model", "nowhere"], "nowhere")],
+)
+def test_a_wrong_option_is_one_line(option: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from niwaki.__main__ import main
+
+    assert main(["serve", "--port", "0", *option]) == 1
+    assert said in capsys.readouterr().err
