@@ -11,12 +11,14 @@ from typing import Protocol
 
 import torch
 
+from niwaki.kernels.gelu_mul import gelu_mul, gelu_mul_torch
 from niwaki.kernels.linear import MAX_ROWS, linear_few_rows, linear_torch
 from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.paged_decode import paged_decode_attention, paged_decode_attention_torch
 from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.prefill import prefill_attention, prefill_attention_torch
-from niwaki.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_torch
+from niwaki.kernels.rms_norm import add_rms_norm, qk_norm, qk_norm_torch, rms_norm, rms_norm_torch
+from niwaki.kernels.rule import PLAIN, AttentionRule
 from niwaki.kernels.silu_mul import silu_mul, silu_mul_torch
 from niwaki.kernels.store_kv import rope_store_kv, rope_store_kv_torch
 
@@ -28,18 +30,39 @@ class Ops(Protocol):
         """out = x weight^T + bias. x [tokens, inputs], weight [outputs, inputs]."""
         ...
 
-    def rms_norm(self, x: Operand, weight: Operand, eps: float, out: Operand) -> None: ...
+    def rms_norm(self, x: Operand, weight: Operand, eps: float, out: Operand, offset: float = 0.0) -> None: ...
 
-    def add_rms_norm(self, x: Operand, delta: Operand, weight: Operand, eps: float, out: Operand) -> None: ...
+    def add_rms_norm(
+        self, x: Operand, delta: Operand, weight: Operand, eps: float, out: Operand, offset: float = 0.0
+    ) -> None: ...
+
+    def qk_norm(
+        self, qkv: Operand, q_weight: Operand, k_weight: Operand, widths: tuple[int, int], eps: float, offset: float
+    ) -> None:
+        """`widths`: columns of the queries, and of the keys."""
+        ...
 
     def silu_mul(self, gate_up: Operand, out: Operand) -> None: ...
+
+    def gelu_mul(self, gate_up: Operand, out: Operand) -> None: ...
 
     def rope_store_kv(
         self, qkv: Operand, cos: Operand, sin: Operand, plan: AttentionPlan, k_pool: Operand, v_pool: Operand
     ) -> None: ...
 
-    def attend(self, q: Operand, k_pool: Operand, v_pool: Operand, plan: AttentionPlan, out: Operand) -> None:
-        """out[t] = attention of q[t] over the keys that the plan lets token t see. q, out [tokens, heads, head_dim]."""
+    def attend(
+        self,
+        q: Operand,
+        k_pool: Operand,
+        v_pool: Operand,
+        plan: AttentionPlan,
+        out: Operand,
+        rule: AttentionRule = PLAIN,
+    ) -> None:
+        """out[t] = attention of q[t] over the keys that plan and rule let token t see.
+
+        q, out [tokens, heads, head_dim].
+        """
         ...
 
 
@@ -64,25 +87,45 @@ class NumbaOps:
         else:
             linear_torch(x.tensor, weight.tensor, None if bias is None else bias.tensor, out.tensor)
 
-    def rms_norm(self, x: Operand, weight: Operand, eps: float, out: Operand) -> None:
-        rms_norm(_array(x), _array(weight), eps, _array(out))
+    def rms_norm(self, x: Operand, weight: Operand, eps: float, out: Operand, offset: float = 0.0) -> None:
+        rms_norm(_array(x), _array(weight), eps, _array(out), offset)
 
-    def add_rms_norm(self, x: Operand, delta: Operand, weight: Operand, eps: float, out: Operand) -> None:
-        add_rms_norm(_array(x), _array(delta), _array(weight), eps, _array(out))
+    def add_rms_norm(
+        self, x: Operand, delta: Operand, weight: Operand, eps: float, out: Operand, offset: float = 0.0
+    ) -> None:
+        add_rms_norm(_array(x), _array(delta), _array(weight), eps, _array(out), offset)
+
+    def qk_norm(
+        self, qkv: Operand, q_weight: Operand, k_weight: Operand, widths: tuple[int, int], eps: float, offset: float
+    ) -> None:
+        qk_norm(_array(qkv), _array(q_weight), _array(k_weight), *widths, eps, offset)
 
     def silu_mul(self, gate_up: Operand, out: Operand) -> None:
         silu_mul(_array(gate_up), _array(out))
+
+    def gelu_mul(self, gate_up: Operand, out: Operand) -> None:
+        gelu_mul(_array(gate_up), _array(out))
 
     def rope_store_kv(
         self, qkv: Operand, cos: Operand, sin: Operand, plan: AttentionPlan, k_pool: Operand, v_pool: Operand
     ) -> None:
         rope_store_kv(_array(qkv), _array(cos), _array(sin), plan.positions, plan.slots, _array(k_pool), _array(v_pool))
 
-    def attend(self, q: Operand, k_pool: Operand, v_pool: Operand, plan: AttentionPlan, out: Operand) -> None:
+    def attend(
+        self,
+        q: Operand,
+        k_pool: Operand,
+        v_pool: Operand,
+        plan: AttentionPlan,
+        out: Operand,
+        rule: AttentionRule = PLAIN,
+    ) -> None:
         if len(plan.decode.token):
-            paged_decode_attention(_array(q), _array(k_pool), _array(v_pool), plan.page_table, plan.decode, _array(out))
+            paged_decode_attention(
+                _array(q), _array(k_pool), _array(v_pool), plan.page_table, plan.decode, _array(out), rule
+            )
         if plan.prefill:
-            prefill_attention(q.tensor, k_pool.tensor, v_pool.tensor, plan.prefill, out.tensor)
+            prefill_attention(q.tensor, k_pool.tensor, v_pool.tensor, plan.prefill, out.tensor, rule)
 
 
 class TorchOps:
@@ -91,15 +134,25 @@ class TorchOps:
     def linear(self, x: Operand, weight: Operand, bias: Operand | None, out: Operand) -> None:
         linear_torch(x.tensor, weight.tensor, None if bias is None else bias.tensor, out.tensor)
 
-    def rms_norm(self, x: Operand, weight: Operand, eps: float, out: Operand) -> None:
-        out.tensor.copy_(rms_norm_torch(x.tensor, weight.tensor, eps))
+    def rms_norm(self, x: Operand, weight: Operand, eps: float, out: Operand, offset: float = 0.0) -> None:
+        out.tensor.copy_(rms_norm_torch(x.tensor, weight.tensor, eps, offset))
 
-    def add_rms_norm(self, x: Operand, delta: Operand, weight: Operand, eps: float, out: Operand) -> None:
+    def add_rms_norm(
+        self, x: Operand, delta: Operand, weight: Operand, eps: float, out: Operand, offset: float = 0.0
+    ) -> None:
         x.tensor.add_(delta.tensor)
-        self.rms_norm(x, weight, eps, out)
+        self.rms_norm(x, weight, eps, out, offset)
+
+    def qk_norm(
+        self, qkv: Operand, q_weight: Operand, k_weight: Operand, widths: tuple[int, int], eps: float, offset: float
+    ) -> None:
+        qk_norm_torch(qkv.tensor, q_weight.tensor, k_weight.tensor, *widths, eps, offset)
 
     def silu_mul(self, gate_up: Operand, out: Operand) -> None:
         out.tensor.copy_(silu_mul_torch(gate_up.tensor))
+
+    def gelu_mul(self, gate_up: Operand, out: Operand) -> None:
+        out.tensor.copy_(gelu_mul_torch(gate_up.tensor))
 
     def rope_store_kv(
         self, qkv: Operand, cos: Operand, sin: Operand, plan: AttentionPlan, k_pool: Operand, v_pool: Operand
@@ -109,7 +162,15 @@ class TorchOps:
         slots = torch.from_numpy(plan.slots).to(device)
         rope_store_kv_torch(qkv.tensor, cos.tensor, sin.tensor, positions, slots, k_pool.tensor, v_pool.tensor)
 
-    def attend(self, q: Operand, k_pool: Operand, v_pool: Operand, plan: AttentionPlan, out: Operand) -> None:
+    def attend(
+        self,
+        q: Operand,
+        k_pool: Operand,
+        v_pool: Operand,
+        plan: AttentionPlan,
+        out: Operand,
+        rule: AttentionRule = PLAIN,
+    ) -> None:
         device = q.tensor.device
         paged_decode_attention_torch(
             q.tensor,
@@ -120,5 +181,6 @@ class TorchOps:
             torch.from_numpy(plan.decode.table_row).to(device),
             torch.from_numpy(plan.decode.length).to(device),
             out.tensor,
+            rule,
         )
-        prefill_attention_torch(q.tensor, k_pool.tensor, v_pool.tensor, plan.prefill, out.tensor)
+        prefill_attention_torch(q.tensor, k_pool.tensor, v_pool.tensor, plan.prefill, out.tensor, rule)

@@ -1,8 +1,8 @@
-"""Attention of single queries over paged keys: out = softmax(q k^T / sqrt(head_dim)) v, for each query over its pages.
+"""Attention of single queries over paged keys: out = softmax(cap(q k^T x scale)) v, for each query over its pages.
 
 Each query streams its keys once, a block of BLOCK positions at a time from position 0 on, with an online softmax
 between blocks, so the result depends on nothing but the query and its keys. All query heads of a group share each
-loaded key. A bfloat16 pool is read as uint16 and shifted to float32.
+loaded key. A bfloat16 pool is read as uint16 and shifted to float32. A sliding window skips the blocks before it.
 
 Within a block the positions are the outer loop and the heads the inner one, so that memory is read in order: on one
 core, 32 queries over 500 keys of 5 x 32, 3.2 times as fast in float32 as head by head, 1.7 times in bfloat16.
@@ -22,6 +22,7 @@ from niwaki.kernels.jit import get_num_threads, jit
 from niwaki.kernels.numeric import dot, exp_f32, largest_of, load, store, sum_of
 from niwaki.kernels.operand import Array
 from niwaki.kernels.plan import DecodeQueries, Int32s, Int64s
+from niwaki.kernels.rule import NO_CAP, PLAIN, AttentionRule
 
 Float32s = npt.NDArray[np.float32]
 
@@ -33,9 +34,17 @@ MIN_PARALLEL_ELEMENTS = 2_000_000
 
 
 def paged_decode_attention(
-    q: Array, k_pool: Array, v_pool: Array, page_table: Int32s, queries: DecodeQueries, out: Array
+    q: Array,
+    k_pool: Array,
+    v_pool: Array,
+    page_table: Int32s,
+    queries: DecodeQueries,
+    out: Array,
+    rule: AttentionRule = PLAIN,
 ) -> None:
     """out[token[i]] = attention of q[token[i]] over the first length[i] keys of table row table_row[i], for every i.
+
+    Of these keys the last `rule.window` count.
 
     q, out [tokens, heads, head_dim], elements of a head side by side; k_pool, v_pool contiguous [pages, page_size,
     kv_heads, head_dim]; all of one dtype; heads a multiple of kv_heads. Rows of `out` that no query names stay as
@@ -53,11 +62,13 @@ def paged_decode_attention(
     if q.shape[1] % kv_heads:
         raise ValueError(f"paged_decode_attention: {q.shape[1]} query heads are no multiple of {kv_heads} kv heads")
     args = (q, k_pool, v_pool, page_table, queries.token, queries.table_row, queries.length, out)
+    numbers = (rule.scale_for(head_dim), rule.window, rule.soft_cap)
     threads = get_num_threads()
     if threads == 1 or int(queries.length.sum()) * kv_heads * head_dim < MIN_PARALLEL_ELEMENTS:
-        _decode_items(*args, 0, len(queries.token) * kv_heads)
+        _decode_items(*args, *numbers, 0, len(queries.token) * kv_heads)
     else:
-        _decode_parallel(*args, _equal_shares(queries.length, kv_heads, threads))
+        read = np.minimum(queries.length, rule.window)
+        _decode_parallel(*args, *numbers, _equal_shares(read, kv_heads, threads))
 
 
 def paged_decode_attention_torch(
@@ -69,6 +80,7 @@ def paged_decode_attention_torch(
     table_row: torch.Tensor,
     length: torch.Tensor,
     out: torch.Tensor,
+    rule: AttentionRule = PLAIN,
 ) -> None:
     """The reference of `paged_decode_attention`, on any device; index tensors int64."""
     _, page_size, kv_heads, head_dim = k_pool.shape
@@ -76,10 +88,13 @@ def paged_decode_attention_torch(
     for i in range(len(token)):
         used = int(length[i])
         pages = page_table[table_row[i], : -(-used // page_size)]
-        k = k_pool[pages].reshape(-1, kv_heads, head_dim)[:used].float()
-        v = v_pool[pages].reshape(-1, kv_heads, head_dim)[:used].float()
+        seen = slice(max(0, used - rule.window), used)
+        k = k_pool[pages].reshape(-1, kv_heads, head_dim)[seen].float()
+        v = v_pool[pages].reshape(-1, kv_heads, head_dim)[seen].float()
         grouped = q[token[i]].float().view(kv_heads, group, head_dim)
-        scores = torch.einsum("hgd,khd->hgk", grouped, k) / math.sqrt(head_dim)
+        scores = torch.einsum("hgd,khd->hgk", grouped, k) * rule.scale_for(head_dim)
+        if rule.soft_cap != NO_CAP:
+            scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)
         mixed = torch.einsum("hgk,khd->hgd", scores.softmax(-1), v)
         out[token[i]] = mixed.reshape(-1, head_dim).to(out.dtype)
 
@@ -102,10 +117,16 @@ def _decode_parallel(
     table_row: Int32s,
     length: Int32s,
     out: Array,
+    scale: float,
+    window: int,
+    soft_cap: float,
     bounds: Int64s,
 ) -> None:
     for part in prange(bounds.shape[0] - 1):
-        _decode_items(q, k_pool, v_pool, page_table, token, table_row, length, out, bounds[part], bounds[part + 1])
+        first, last = bounds[part], bounds[part + 1]
+        _decode_items(
+            q, k_pool, v_pool, page_table, token, table_row, length, out, scale, window, soft_cap, first, last
+        )
 
 
 @jit()
@@ -118,6 +139,9 @@ def _decode_items(
     table_row: Int32s,
     length: Int32s,
     out: Array,
+    scale: float,
+    window: int,
+    soft_cap: float,
     first_item: int,
     last_item: int,
 ) -> None:
@@ -125,7 +149,9 @@ def _decode_items(
     page_size, kv_heads, head_dim = k_pool.shape[1:]
     heads = q.shape[1]
     group = heads // kv_heads
-    scale = np.float32(1.0 / math.sqrt(head_dim))
+    factor = np.float32(scale)
+    cap = np.float32(soft_cap)
+    is_capped = soft_cap < math.inf
     query = np.empty((heads, head_dim), np.float32)
     mixed = np.empty((heads, head_dim), np.float32)  # sum of weight x value so far
     weights = np.empty((heads, BLOCK), np.float32)  # of the block at hand: scores, then their exponentials
@@ -142,12 +168,15 @@ def _decode_items(
         for h in range(first_head * group, last_head * group):
             source = q[token[i], h]
             for d in range(head_dim):
-                query[h, d] = load(source[d]) * scale
+                query[h, d] = load(source[d]) * factor
                 mixed[h, d] = np.float32(0.0)
             highest[h] = np.float32(-1e30)
             total[h] = np.float32(0.0)
-        for block in range(0, length[i], BLOCK):
-            count = min(BLOCK, length[i] - block)
+        first_key = max(0, length[i] - window)
+        # Blocks start at multiples of BLOCK, whatever the window: a row's sums do not depend on where it was cut.
+        for start in range(first_key // BLOCK * BLOCK, length[i], BLOCK):
+            block = max(start, first_key)
+            count = min(start + BLOCK, length[i]) - block
             for j in range(count):
                 keys = k_pool[pages[(block + j) // page_size], (block + j) % page_size]
                 for head in range(first_head, last_head):
@@ -155,6 +184,11 @@ def _decode_items(
                         wide[d] = load(keys[head, d])
                     for h in range(head * group, head * group + group):
                         weights[h, j] = dot(wide, query[h])
+            if is_capped:
+                for h in range(first_head * group, last_head * group):
+                    for j in range(count):  # tanh(x) = 1 - 2 / (e^2x + 1)
+                        power = exp_f32(np.float32(2.0) * weights[h, j] / cap)
+                        weights[h, j] = cap - np.float32(2.0) * cap / (power + np.float32(1.0))
             for h in range(first_head * group, last_head * group):
                 top = largest_of(weights[h], count, highest[h])
                 shrink = exp_f32(highest[h] - top)

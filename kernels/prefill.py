@@ -4,26 +4,39 @@ torch's fused CPU attention reads grouped heads without repeating them. Its caus
 first key, so a row that continues a cached prefix brings an explicit mask. The alternative, causal over the new keys
 merged with unmasked attention over the cached ones by log-sum-exp, was 10 % faster at 128 to 512 new tokens and
 rounds bfloat16 four times as coarsely; not taken.
+
+Under a sliding window a long row is cut into pieces, each of which gathers only the pages that it sees. A soft cap
+stands between the scores and their softmax, where the fused attention does not reach: those rows go by the formula.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from niwaki.kernels.plan import PrefillRow
+from niwaki.kernels.rule import NO_CAP, PLAIN, AttentionRule
+
+MAX_PIECE = 256  # queries of a row at a time, where there is a window or a cap: bounds the scores held at once
 
 
 def prefill_attention(
-    q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, rows: Sequence[PrefillRow], out: torch.Tensor
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    rows: Sequence[PrefillRow],
+    out: torch.Tensor,
+    rule: AttentionRule = PLAIN,
 ) -> None:
-    """For each row, query t of its `count` sees keys 0 to start + t of its pages. Other rows of `out` stay as they are.
+    """For each row, query t of its `count` sees keys 0 to start + t of its pages, the last `rule.window` of them.
+
+    Other rows of `out` stay as they are.
 
     q, out [tokens, heads, head_dim], any strides; k_pool, v_pool [pages, page_size, kv_heads, head_dim]; one dtype.
     """
-    kv_heads, head_dim = k_pool.shape[2:]
+    page_size, kv_heads, head_dim = k_pool.shape[1:]
     if not (q.dtype == k_pool.dtype == v_pool.dtype == out.dtype):
         raise TypeError(
             f"prefill_attention: one dtype is needed, got {q.dtype}, {k_pool.dtype}, {v_pool.dtype}, {out.dtype}"
@@ -33,27 +46,64 @@ def prefill_attention(
             f"prefill_attention: shapes do not fit: q {tuple(q.shape)}, out {tuple(out.shape)}, "
             f"k_pool {tuple(k_pool.shape)}, v_pool {tuple(v_pool.shape)}"
         )
-    for row in rows:
+    scale = rule.scale_for(head_dim)
+    for row in _pieces(rows, rule):
         used = row.start + row.count
-        keys = k_pool.index_select(0, row.pages).view(-1, kv_heads, head_dim)[:used]
-        values = v_pool.index_select(0, row.pages).view(-1, kv_heads, head_dim)[:used]
+        skipped = max(0, row.start + 1 - rule.window) // page_size  # pages that no query of this piece sees
+        first = skipped * page_size
+        pages = row.pages[skipped : -(-used // page_size)]
+        keys = k_pool.index_select(0, pages).view(-1, kv_heads, head_dim)[: used - first]
+        values = v_pool.index_select(0, pages).view(-1, kv_heads, head_dim)[: used - first]
         new = slice(row.first, row.first + row.count)
         mask = None
-        if row.start:
-            mask = torch.ones((row.count, used), dtype=torch.bool, device=q.device).tril_(row.start)
+        if row.start or rule.window < used or rule.soft_cap != NO_CAP:
+            mask = torch.ones((row.count, used - first), dtype=torch.bool, device=q.device).tril_(row.start - first)
+        if mask is not None and rule.window < used:
+            mask.triu_(row.start - first + 1 - rule.window)
+        if mask is not None and rule.soft_cap != NO_CAP:
+            out[new] = _capped_attention(q[new], keys, values, mask, scale, rule.soft_cap)
+            continue
         mixed = scaled_dot_product_attention(
             q[new].transpose(0, 1)[None],  # [1, heads, count, head_dim]
             keys.transpose(0, 1)[None],
             values.transpose(0, 1)[None],
             attn_mask=mask,
             is_causal=mask is None,
+            scale=scale,
             enable_gqa=kv_heads != q.shape[1],
         )
         out[new] = mixed[0].transpose(0, 1)
 
 
+def _pieces(rows: Sequence[PrefillRow], rule: AttentionRule) -> Iterator[PrefillRow]:
+    """The rows, cut to at most MAX_PIECE queries where that saves work or memory."""
+    for row in rows:
+        is_whole = rule.soft_cap == NO_CAP and row.start + row.count <= rule.window + MAX_PIECE
+        step = row.count if is_whole else MAX_PIECE
+        for done in range(0, row.count, step):
+            yield PrefillRow(row.first + done, min(step, row.count - done), row.start + done, row.pages)
+
+
+def _capped_attention(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float, cap: float
+) -> torch.Tensor:
+    """q [count, heads, head_dim], keys, values [used, kv_heads, head_dim], mask bool [count, used]. In float32."""
+    (count, heads, head_dim), kv_heads = q.shape, keys.shape[1]
+    grouped = q.float().view(count, kv_heads, -1, head_dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
+    scores = torch.bmm(grouped, keys.float().permute(1, 2, 0)).mul_(scale / cap).tanh_().mul_(cap)
+    by_head = scores.view(kv_heads, -1, *mask.shape)  # [kv_heads, group, count, used]
+    weights = by_head.masked_fill_(~mask, -torch.inf).softmax(-1).view(scores.shape)
+    mixed = torch.bmm(weights, values.float().permute(1, 0, 2)).view(heads, count, head_dim)
+    return mixed.transpose(0, 1).to(q.dtype)
+
+
 def prefill_attention_torch(
-    q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, rows: Sequence[PrefillRow], out: torch.Tensor
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    rows: Sequence[PrefillRow],
+    out: torch.Tensor,
+    rule: AttentionRule = PLAIN,
 ) -> None:
     """The reference: the formula in float32."""
     kv_heads, head_dim = k_pool.shape[2:]
@@ -63,8 +113,12 @@ def prefill_attention_torch(
         keys = k_pool[row.pages].reshape(-1, kv_heads, head_dim)[:used].float()
         values = v_pool[row.pages].reshape(-1, kv_heads, head_dim)[:used].float()
         queries = q[row.first : row.first + row.count].float().reshape(row.count, kv_heads, group, head_dim)
-        scores = torch.einsum("qhgd,khd->hgqk", queries, keys) / head_dim**0.5
-        hidden = torch.ones((row.count, used), dtype=torch.bool, device=q.device).triu(row.start + 1)
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        scores = torch.einsum("qhgd,khd->hgqk", queries, keys) * rule.scale_for(head_dim)
+        if rule.soft_cap != NO_CAP:
+            scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)
+        at = torch.arange(row.start, used, device=q.device)[:, None]
+        key_at = torch.arange(used, device=q.device)
+        seen = (key_at <= at) & (key_at > at - rule.window)
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
         mixed = torch.einsum("hgqk,khd->qhgd", weights, values)
         out[row.first : row.first + row.count] = mixed.reshape(row.count, -1, head_dim).to(out.dtype)

@@ -27,7 +27,8 @@ def rope_store_kv(
 ) -> None:
     """Turn the queries in `qkv` in place; store the turned keys, and the values, at `slots`.
 
-    qkv [tokens, (heads + 2 kv_heads) x head_dim]: queries, keys, values. cos, sin float32 [positions, head_dim / 2].
+    qkv [tokens, (heads + 2 kv_heads) x head_dim]: queries, keys, values. cos, sin float32 [positions, rotated / 2]:
+    the first `rotated` <= head_dim channels of a head are turned, the others stay as they are.
     k_pool, v_pool [pages, page_size, kv_heads, head_dim], contiguous, of qkv's dtype. positions, slots int64 [tokens],
     taken from an `AttentionPlan`, which has checked the slots; positions are checked here against the tables.
     """
@@ -35,7 +36,10 @@ def rope_store_kv(
         "rope_store_kv", qkv.dtype, qkv=(qkv, qkv.shape), k_pool=(k_pool, v_pool.shape), v_pool=(v_pool, k_pool.shape)
     )
     check_arrays(
-        "rope_store_kv", np.dtype(np.float32), cos=(cos, sin.shape), sin=(sin, (len(sin), k_pool.shape[3] // 2))
+        "rope_store_kv",
+        np.dtype(np.float32),
+        cos=(cos, sin.shape),
+        sin=(sin, (len(sin), min(sin.shape[1], k_pool.shape[3] // 2))),
     )
     kv_heads, head_dim = k_pool.shape[2:]
     if qkv.shape[1] % head_dim or qkv.shape[1] <= 2 * kv_heads * head_dim:
@@ -84,7 +88,7 @@ def _rope_store_kv(
 ) -> bool:
     """False, with nothing written, where a position lies outside the tables."""
     page_size, kv_heads, head_dim = k_pool.shape[1:]
-    half = head_dim // 2
+    half = cos.shape[1]
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     num_tokens = qkv.shape[0]
     for t in range(num_tokens):
@@ -98,7 +102,7 @@ def _rope_store_kv(
         row = qkv[t]
         for head in range(heads):
             first = row[head * head_dim : head * head_dim + half]
-            second = row[head * head_dim + half : (head + 1) * head_dim]
+            second = row[head * head_dim + half : head * head_dim + 2 * half]
             for i in range(half):
                 a = load(first[i])
                 b = load(second[i])
@@ -112,6 +116,8 @@ def _rope_store_kv(
                 b = load(row[base + half + i])
                 key[i] = store(a * c[i] - b * s[i], row[0])
                 key[half + i] = store(b * c[i] + a * s[i], row[0])
+            for i in range(2 * half, head_dim):
+                key[i] = row[base + i]
             base += kv_heads * head_dim
             value = v_pool[page, offset, head]
             for i in range(head_dim):

@@ -13,7 +13,8 @@ from niwaki.kernels.numeric import exp_f32, load, store
 from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.ops import NumbaOps, TorchOps, ops_for
 from niwaki.kernels.plan import MAX_DECODE_TOKENS, AttentionPlan, Span, make_plan
-from niwaki.kernels.rope import Llama3Scaling, inverse_frequencies, rope_tables, rotate_torch
+from niwaki.kernels.rope import Llama3Scaling, inverse_frequencies, rope_tables, rotate_torch, unrotated_tables
+from niwaki.kernels.rule import AttentionRule
 
 DTYPES = [torch.float32, torch.bfloat16]
 CPU = torch.device("cpu")
@@ -95,16 +96,38 @@ def test_norms_and_gates_match_torch(dtype: torch.dtype, tokens: int, width: int
     x, delta = randn(1, tokens, width, dtype=dtype), randn(2, tokens, width, dtype=dtype)
     weight = randn(3, width, dtype=dtype)
     gate_up = 4 * randn(4, tokens, 2 * width, dtype=dtype)
-    results = []
+    results: list[tuple[torch.Tensor, ...]] = []
     for ops in (NumbaOps(), TorchOps()):
         residual = x.clone()
-        normed, added, gated = (torch.empty_like(x) for _ in range(3))
+        normed, offset, added, gated, gelued = (torch.empty_like(x) for _ in range(5))
         ops.rms_norm(Operand.of(x), Operand.of(weight), 1e-5, Operand.of(normed))
+        ops.rms_norm(Operand.of(x), Operand.of(weight), 1e-5, Operand.of(offset), 1.0)
         ops.add_rms_norm(Operand.of(residual), Operand.of(delta), Operand.of(weight), 1e-5, Operand.of(added))
         ops.silu_mul(Operand.of(gate_up), Operand.of(gated))
-        results.append((normed, residual, added, gated))
+        ops.gelu_mul(Operand.of(gate_up), Operand.of(gelued))
+        in_place = x.clone()
+        ops.rms_norm(Operand.of(in_place), Operand.of(weight), 1e-5, Operand.of(in_place))
+        results.append((normed, offset, residual, added, gated, gelued, in_place))
     for got, expected in zip(*results, strict=True):
         assert close(got, expected)
+    assert torch.equal(results[0][0], results[0][-1]), "a norm in place is the same norm"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("q_block", "k_block"), [(16, 16), (64, 32), (1, 1)])
+def test_queries_and_keys_are_normalised_by_head_or_whole_and_values_are_not(
+    dtype: torch.dtype, q_block: int, k_block: int
+) -> None:
+    qkv = randn(0, 5, 64 + 2 * 32, dtype=dtype)
+    q_weight, k_weight = (Operand.of(randn(i, n, dtype=dtype)) for i, n in ((1, q_block), (2, k_block)))
+    got, expected = qkv.clone(), qkv.clone()
+    for ops, out in ((NumbaOps(), got), (TorchOps(), expected)):
+        ops.qk_norm(Operand.of(out), q_weight, k_weight, (64, 32), 1e-5, 1.0)
+    assert close(got, expected)
+    assert torch.equal(got[:, 96:], qkv[:, 96:])
+    first = qkv[2, :q_block].float()
+    by_hand = first / (first.square().mean() + 1e-5).sqrt() * (q_weight.tensor.float() + 1)
+    assert torch.allclose(got[2, :q_block].float(), by_hand, rtol=1e-2, atol=1e-2)
 
 
 def test_a_nan_stays_in_its_own_row() -> None:
@@ -138,6 +161,30 @@ def test_rotation_and_store_match_torch(
     for got, expected in zip(*results, strict=True):
         assert close(got, expected)
     assert torch.equal(results[0][2], results[1][2]), "values are moved, not computed"
+
+
+@pytest.mark.parametrize("rotated", [0, 8, 24])
+def test_a_partial_rotation_leaves_the_last_channels_of_a_head_alone(rotated: int) -> None:
+    heads, kv_heads, head_dim = 4, 2, 32
+    cos, sin = rope_tables(rotated, 10_000.0, None, 100) if rotated else unrotated_tables(100)
+    plan = plan_of([(0, 3), (61, 1)], 4, 60)
+    qkv = randn(0, plan.num_tokens, (heads + 2 * kv_heads) * head_dim)
+    results = []
+    for ops in (NumbaOps(), TorchOps()):
+        turned = qkv.clone()
+        k_pool, v_pool = torch.zeros(60, 4, kv_heads, head_dim), torch.zeros(60, 4, kv_heads, head_dim)
+        ops.rope_store_kv(
+            Operand.of(turned), Operand.of(cos), Operand.of(sin), plan, Operand.of(k_pool), Operand.of(v_pool)
+        )
+        results.append((turned[:, : heads * head_dim], k_pool, v_pool))
+    for got, expected in zip(*results, strict=True):
+        assert close(got, expected)
+    before, after = (x[:, : heads * head_dim].view(-1, heads, head_dim) for x in (qkv, results[0][0]))
+    assert torch.equal(after[..., rotated:], before[..., rotated:])
+    assert not rotated or not torch.equal(after[1:, :, :rotated], before[1:, :, :rotated])
+    keys = results[0][1].view(-1, kv_heads, head_dim)[torch.from_numpy(plan.slots)]
+    stored = qkv[:, heads * head_dim : -kv_heads * head_dim].view(-1, kv_heads, head_dim)
+    assert torch.equal(keys[..., rotated:], stored[..., rotated:])
 
 
 def test_rotation_keeps_lengths_and_depends_on_distance_alone() -> None:
@@ -220,6 +267,47 @@ def test_a_mixed_batch_attends_as_the_formula_says(
     assert not expected.isnan().any()
     tolerance = 2e-5 if dtype == torch.float32 else 2e-2
     assert (got.float() - expected.float()).abs().max() < tolerance
+
+
+RULES = [
+    AttentionRule(window=1),
+    AttentionRule(window=7),
+    AttentionRule(window=64, scale=0.11),
+    AttentionRule(soft_cap=3.0),
+    AttentionRule(window=20, soft_cap=5.0, scale=0.3),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "page_size"), [(4, 2, 32, 16), (7, 1, 24, 3)])
+def test_windows_caps_and_scales_attend_as_the_formula_says(
+    dtype: torch.dtype, rule: AttentionRule, heads: int, kv_heads: int, head_dim: int, page_size: int
+) -> None:
+    num_pages = 600
+    plan = plan_of([*MIXED, (10, 290), (300, 1)], page_size, num_pages)
+    k_pool = randn(1, num_pages, page_size, kv_heads, head_dim, dtype=dtype)
+    v_pool = randn(2, num_pages, page_size, kv_heads, head_dim, dtype=dtype)
+    q = 2 * randn(3, plan.num_tokens, heads + 3, head_dim, dtype=dtype)[:, :heads]
+    got, expected = (torch.full((plan.num_tokens, heads, head_dim), torch.nan, dtype=dtype) for _ in range(2))
+    for ops, out in ((NumbaOps(), got), (TorchOps(), expected)):
+        ops.attend(Operand.of(q), Operand.of(k_pool), Operand.of(v_pool), plan, Operand.of(out), rule)
+    assert not expected.isnan().any()
+    tolerance = 2e-5 if dtype == torch.float32 else 2e-2
+    assert (got.float() - expected.float()).abs().max() < tolerance
+
+
+def test_a_window_of_one_key_gives_that_keys_value_whatever_lies_before() -> None:
+    plan = plan_of([(40, 1), (0, 30)], 4, 40)
+    k_pool, v_pool = randn(1, 40, 4, 1, 16), randn(2, 40, 4, 1, 16)
+    own = v_pool.view(-1, 1, 16)[torch.from_numpy(plan.slots)]
+    k_pool[:], out = torch.nan, torch.empty_like(own)
+    k_pool.view(-1, 1, 16)[torch.from_numpy(plan.slots)] = 1.0
+    q = randn(3, plan.num_tokens, 1, 16)
+    NumbaOps().attend(*map(Operand.of, (q, k_pool, v_pool)), plan, Operand.of(out), AttentionRule(window=1))
+    assert torch.allclose(out[0], own[0])
+    with pytest.raises(ValueError, match="must be above 0"):
+        AttentionRule(window=0)
 
 
 def test_threads_change_nothing() -> None:
