@@ -237,7 +237,8 @@ class _Trie:
             for parent, node in self._path(score):
                 if node.logprob is None:
                     raise GenerationError(
-                        f"choice {score.text!r} has no probability: nothing stands before it; add text before the select"
+                        f"choice {score.text!r} has no probability: nothing stands before it; "
+                        "add text before the select"
                     )
                 # An end takes what the children leave, so at such a node the probabilities sum to one as they are.
                 mass = parent.log_sum()
