@@ -78,7 +78,7 @@ def qk_norm_torch(
 ) -> None:
     """The reference of `qk_norm`, on any device."""
     for part, weight in ((qkv[:, :q_width], q_weight), (qkv[:, q_width : q_width + k_width], k_weight)):
-        blocks = part.unflatten(-1, (-1, len(weight)))
+        blocks = part.view(len(part), -1, len(weight))
         part.copy_(rms_norm_torch(blocks, weight, eps, offset).flatten(-2))
 
 

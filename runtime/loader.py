@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 from niwaki.runtime.api import ModelError, RequestError, SamplingOptions
-from niwaki.runtime.models.config import ModelConfig, parse_config, token_ids
+from niwaki.runtime.models.config import ModelConfig, parse_config
+from niwaki.runtime.models.fields import token_ids
 
 MAX_JSON_BYTES = 64 << 20  # the index of a checkpoint of 100,000 tensors is below 16 MB
 TENSOR_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}

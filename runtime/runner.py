@@ -15,9 +15,9 @@ from niwaki.kernels.plan import Int32s, Span, make_plan
 from niwaki.radix.pages import PageCopy
 from niwaki.runtime.api import ConfigError
 from niwaki.runtime.loader import Checkpoint, read_model_folder
-from niwaki.runtime.models import model_class
 from niwaki.runtime.models.config import ModelConfig
-from niwaki.runtime.models.llama import expected_tensors
+from niwaki.runtime.models.decoder import Decoder
+from niwaki.runtime.models.weights import expected_tensors
 
 # Multiply-adds of a step below which torch is held to one thread: 20 to 40 ms of work. Its threads wait for each other
 # actively, so on a machine that also does something else each of a step's 50 products may lose a time slice of 8 ms.
@@ -64,7 +64,7 @@ class Runner:
         self.page_size = page_size
         self.kv_bytes_per_token = config.kv_bytes_per_token(wanted)
         self._num_weights = sum(math.prod(shape) for shape in expected_tensors(config).values())
-        self._model = model_class(config.architecture)(
+        self._model = Decoder(
             config,
             lambda name: read(name).to(device=self._device, dtype=torch_dtype),
             num_pages=num_pages,

@@ -1,4 +1,7 @@
-"""The model architectures: a name in config.json leads to a class, loaded when it is needed."""
+"""The model architectures: a name in config.json leads to a family, loaded when it is needed.
+
+A family (`Family` in config.py) says what sets an architecture apart from Llama; one decoder runs them all.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from niwaki.runtime.models.llama import Llama
+    from niwaki.runtime.models.config import Family
 
-# architecture -> "module:Class"
+# architecture -> "module:name"
 ARCHITECTURES: dict[str, str] = {
-    "LlamaForCausalLM": "niwaki.runtime.models.llama:Llama",
+    "LlamaForCausalLM": "niwaki.runtime.models.llama:LLAMA",
+    "MistralForCausalLM": "niwaki.runtime.models.mistral:MISTRAL",
+    "MinistralForCausalLM": "niwaki.runtime.models.mistral:MINISTRAL",
+    "Qwen2ForCausalLM": "niwaki.runtime.models.qwen:QWEN2",
+    "Qwen3ForCausalLM": "niwaki.runtime.models.qwen:QWEN3",
+    "GraniteForCausalLM": "niwaki.runtime.models.granite:GRANITE",
+    "Olmo2ForCausalLM": "niwaki.runtime.models.olmo:OLMO2",
+    "Olmo3ForCausalLM": "niwaki.runtime.models.olmo:OLMO3",
+    "SmolLM3ForCausalLM": "niwaki.runtime.models.smollm3:SMOLLM3",
+    "Phi3ForCausalLM": "niwaki.runtime.models.phi3:PHI3",
+    "Gemma2ForCausalLM": "niwaki.runtime.models.gemma:GEMMA2",
+    "Gemma3ForCausalLM": "niwaki.runtime.models.gemma:GEMMA3",
+    "MixtralForCausalLM": "niwaki.runtime.models.mistral:MIXTRAL",
+    "Qwen2MoeForCausalLM": "niwaki.runtime.models.qwen:QWEN2_MOE",
+    "Qwen3MoeForCausalLM": "niwaki.runtime.models.qwen:QWEN3_MOE",
+    "OlmoeForCausalLM": "niwaki.runtime.models.olmo:OLMOE",
 }
 
 
-def model_class(architecture: str) -> type[Llama]:
+def family_of(architecture: str) -> Family:
     module, _, name = ARCHITECTURES[architecture].partition(":")
-    found: type[Llama] = getattr(import_module(module), name)
+    found: Family = getattr(import_module(module), name)
     return found

@@ -1,24 +1,71 @@
 """What a model is: the fields of config.json that decide its shapes and its arithmetic, checked one by one.
 
-Knows no tensors and no files: `parse_config` takes the decoded JSON.
+Knows no tensors and no files: `parse_config` takes the decoded JSON. All families end in one `ModelConfig`, whose
+defaults are Llama's: a family (`Family`) fills in what it does differently, and the decoder reads nothing else.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
-from niwaki.kernels.rope import LinearScaling, Llama3Scaling, RopeScaling
+from niwaki.kernels.rope import LongRopeScaling, RopeScaling
 from niwaki.runtime.api import ModelError
-from niwaki.runtime.models import ARCHITECTURES
+from niwaki.runtime.models import ARCHITECTURES, family_of
+from niwaki.runtime.models.fields import Fields, flag, number, text, token_ids, whole
+from niwaki.runtime.models.positions import Rope, read_ropes
 
 Dtype = Literal["float32", "bfloat16"]
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2}
 
 # float16 has no CPU kernels; every float16 number is a float32 number.
 STORED_DTYPES: dict[str, Dtype] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}
+
+Activation = Literal["silu", "gelu_tanh"]
+ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """What one layer may do unlike the others of its model."""
+
+    window: int | None = None  # keys that a query sees, its own included; None: all
+    rope: Literal["main", "local", "none"] = "main"
+    is_sparse: bool = False  # experts instead of one MLP
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNames:
+    """What a checkpoint calls the parts of a layer. None: the model has no such part. One name instead of several: one
+    tensor holds the rows of all. `{}`: the expert's number."""
+
+    attention_norm: str | None = "input_layernorm"  # of what attention reads
+    attention_post_norm: str | None = None  # of what attention adds
+    mlp_norm: str | None = "post_attention_layernorm"  # of what the MLP reads
+    mlp_post_norm: str | None = None  # of what the MLP adds
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    attention_out: str = "self_attn.o_proj"
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    expert_gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
+    expert_down: str = "mlp.experts.{}.down_proj"
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of MLPs: the router's softmax picks `per_token` of `count` for each token and weighs what they add."""
+
+    count: int
+    per_token: int
+    width: int
+    renormalise: bool  # the weights of the chosen sum to 1
+    shared_width: int | None = None  # of one more MLP that all tokens take, gated by a sigmoid
+
+    def __post_init__(self) -> None:
+        if not self.per_token <= self.count:
+            raise ModelError(f"{self.per_token} experts a token cannot be chosen from {self.count}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +90,41 @@ class ModelConfig:
     dtype: Dtype = "float32"  # the checkpoint's own
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+    # What families vary
+    activation: Activation = "silu"
+    local_rope: Rope | None = None
+    rotary_dim: int | None = None  # channels of a head that are turned, the first ones; None: all
+    qkv_bias: bool = False  # where only queries, keys and values have one
+    qk_norm: Literal["head", "whole"] | None = None  # queries and keys normalised, each head by itself or all together
+    norm_offset: float = 0.0  # added to the weights of all norms
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what each block adds
+    attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
+    attention_cap: float | None = None  # scores become cap x tanh(score / cap)
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
+    experts: Experts | None = None
+    layers: tuple[LayerKind, ...] = ()  # empty: all of the plain kind
+    names: LayerNames = field(default_factory=LayerNames)
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in SIZES and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ModelError(f"{field.name} must be a whole number of at least 1, got {value!r}")
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name in SIZES and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ModelError(f"{one.name} must be a whole number of at least 1, got {value!r}")
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
                 f"{self.num_heads} attention heads cannot be shared by {self.num_kv_heads} key-value heads"
             )
         if self.head_dim % 2:
             raise ModelError(f"head_dim must be even for rotary positions, got {self.head_dim}")
+        if self.layers and len(self.layers) != self.num_layers:
+            raise ModelError(f"{self.num_layers} layers, but kinds for {len(self.layers)}")
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of every layer."""
+        return self.layers or (LayerKind(),) * self.num_layers
 
     def kv_bytes_per_token(self, dtype: str = "auto") -> int:
         """Bytes of keys and values of one token in all layers."""
@@ -74,62 +144,78 @@ SIZES = {
 }
 
 
-def parse_config(raw: Mapping[str, object]) -> ModelConfig:
+@dataclass(frozen=True, slots=True)
+class Family:
+    """An architecture, by what sets it apart from Llama."""
+
+    # config.json and the config that Llama would make of it -> the family's own. May raise ModelError.
+    read: Callable[[Fields, ModelConfig], ModelConfig]
+    # What config.json means where it is silent; Llama's defaults apply to the rest.
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    may_turn_part: bool = False  # partial_rotary_factor may be below 1
+
+
+def parse_config(raw: Fields) -> ModelConfig:
     """The config of a Hugging Face folder.
 
     Raises:
         ModelError: naming the field, its value and what is supported. Without the folder's name; the loader adds it.
     """
-    hidden_size = _whole(raw, "hidden_size")
-    num_heads = _whole(raw, "num_attention_heads")
-    context_length = _whole(raw, "max_position_embeddings", 2048)
-    if _text(raw, "hidden_act", "silu") != "silu":
-        raise ModelError(f"hidden_act must be 'silu', got {raw['hidden_act']!r}")
-    if raw.get("quantization_config") is not None:
-        raise ModelError("quantized weights are not supported; use the unquantized checkpoint")
+    architecture = _architecture(raw)
+    family = family_of(architecture)
+    raw = {**family.defaults, **raw}
+    _refuse_quantized(raw)
+    hidden_size = whole(raw, "hidden_size")
+    num_heads = whole(raw, "num_attention_heads")
+    context_length = whole(raw, "max_position_embeddings", 2048)
     if raw.get("head_dim") is None and hidden_size % num_heads:
         raise ModelError(
             f"hidden_size {hidden_size} is no multiple of {num_heads} attention heads and there is no head_dim"
         )
-    theta, scaling = _rope(raw, context_length)
-    stored = _text(raw, "dtype", _text(raw, "torch_dtype", "float32")).removeprefix("torch.")
+    head_dim = whole(raw, "head_dim", hidden_size // num_heads)
+    if head_dim % 2:
+        raise ModelError(f"head_dim must be even for rotary positions, got {head_dim}")
+    ropes = read_ropes(raw, context_length, head_dim)
+    if ropes.rotary_dim != head_dim and not family.may_turn_part:
+        raise ModelError(f"partial_rotary_factor must be 1 for {architecture}, got {ropes.rotary_dim / head_dim}")
+    if isinstance(ropes.main.scaling, LongRopeScaling):  # see there: beyond it, cached keys would have to change
+        context_length = min(context_length, ropes.main.scaling.original_context)
+    stored = text(raw, "dtype", text(raw, "torch_dtype", "float32")).removeprefix("torch.")
     if stored not in STORED_DTYPES:
         raise ModelError(f"dtype must be one of {', '.join(STORED_DTYPES)}, got {stored!r}")
-    return ModelConfig(
-        architecture=_architecture(raw),
-        vocab_size=_whole(raw, "vocab_size"),
-        num_layers=_whole(raw, "num_hidden_layers"),
+    config = ModelConfig(
+        architecture=architecture,
+        vocab_size=whole(raw, "vocab_size"),
+        num_layers=whole(raw, "num_hidden_layers"),
         hidden_size=hidden_size,
-        intermediate_size=_whole(raw, "intermediate_size"),
+        intermediate_size=whole(raw, "intermediate_size"),
         num_heads=num_heads,
-        num_kv_heads=_whole(raw, "num_key_value_heads", num_heads),
-        head_dim=_whole(raw, "head_dim", hidden_size // num_heads),
+        num_kv_heads=whole(raw, "num_key_value_heads", num_heads),
+        head_dim=head_dim,
         context_length=context_length,
-        rope_theta=theta,
-        rope_scaling=scaling,
-        rms_norm_eps=_number(raw, "rms_norm_eps", 1e-6),
-        tie_embeddings=_flag(raw, "tie_word_embeddings"),
-        attention_bias=_flag(raw, "attention_bias"),
-        mlp_bias=_flag(raw, "mlp_bias"),
+        rope_theta=ropes.main.theta,
+        rope_scaling=ropes.main.scaling,
+        local_rope=ropes.local,
+        rotary_dim=None if ropes.rotary_dim == head_dim else ropes.rotary_dim,
+        rms_norm_eps=number(raw, "rms_norm_eps", 1e-6),
+        tie_embeddings=flag(raw, "tie_word_embeddings"),
+        attention_bias=flag(raw, "attention_bias"),
+        mlp_bias=flag(raw, "mlp_bias"),
         dtype=STORED_DTYPES[stored],
         bos_id=next(iter(token_ids(raw, "bos_token_id")), None),
         eos_ids=token_ids(raw, "eos_token_id"),
+        activation=_activation(raw),
     )
+    return family.read(raw, config)
 
 
-def token_ids(raw: Mapping[str, object], name: str) -> tuple[int, ...]:
-    """A field that holds one token id, a list of them, or nothing."""
-    value = raw.get(name)
-    if value is None:
-        return ()
-    ids = value if isinstance(value, list) else [value]
-    for token_id in ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
-            raise ModelError(f"{name} must be a token id or a list of them, got {value!r}")
-    return tuple(ids)
+def with_windows(config: ModelConfig, windows: tuple[int | None, ...]) -> ModelConfig:
+    """The config with a window, or none, for each layer."""
+    kinds = zip(config.layer_kinds, windows, strict=True)
+    return replace(config, layers=tuple(replace(kind, window=window) for kind, window in kinds))
 
 
-def _architecture(raw: Mapping[str, object]) -> str:
+def _architecture(raw: Fields) -> str:
     named = raw.get("architectures")
     names = named if isinstance(named, list) else []
     for name in names:
@@ -139,58 +225,20 @@ def _architecture(raw: Mapping[str, object]) -> str:
     raise ModelError(f"architecture {shown} is not supported; supported: {', '.join(ARCHITECTURES)}")
 
 
-def _rope(raw: Mapping[str, object], context_length: int) -> tuple[float, RopeScaling]:
-    """Base and scaling from `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta` (before)."""
-    name = "rope_parameters" if raw.get("rope_parameters") is not None else "rope_scaling"
-    found = raw.get(name)
-    if found is None:
-        return _number(raw, "rope_theta", 10_000.0), None
-    if not isinstance(found, dict):
-        raise ModelError(f"{name} must be an object, got {found!r}")
-    theta = _number(found, "rope_theta", _number(raw, "rope_theta", 10_000.0))
-    if _number(found, "partial_rotary_factor", 1.0) != 1.0:
-        raise ModelError(f"{name}: partial_rotary_factor must be 1, got {found['partial_rotary_factor']!r}")
-    match _text(found, "rope_type", _text(found, "type", "default")):
-        case "default":
-            return theta, None
-        case "linear":
-            return theta, LinearScaling(_number(found, "factor"))
-        case "llama3":
-            low, high = _number(found, "low_freq_factor"), _number(found, "high_freq_factor")
-            if high <= low:
-                raise ModelError(f"{name}: high_freq_factor {high} must be above low_freq_factor {low}")
-            original = _whole(found, "original_max_position_embeddings", context_length)
-            return theta, Llama3Scaling(_number(found, "factor"), low, high, original)
-        case other:
-            raise ModelError(f"{name}: rope type {other!r} is not supported; supported: default, linear, llama3")
+def _activation(raw: Fields) -> Activation:
+    """`hidden_activation` is Gemma's name of it; its `hidden_act` is then a leftover."""
+    name = "hidden_act" if raw.get("hidden_activation") is None else "hidden_activation"
+    found = text(raw, name, "silu")
+    if found not in ACTIVATIONS:
+        raise ModelError(f"{name} {found!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[found]
 
 
-def _whole(raw: Mapping[str, object], name: str, default: int | None = None) -> int:
-    value = raw.get(name, default)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ModelError(f"{name} must be a whole number of at least 1, got {value!r}")
-    return value
-
-
-def _number(raw: Mapping[str, object], name: str, default: float | None = None) -> float:
-    value = raw.get(name, default)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise ModelError(f"{name} must be a number above 0, got {value!r}")
-    return float(value)
-
-
-def _flag(raw: Mapping[str, object], name: str) -> bool:
-    value = raw.get(name, False)
-    if not isinstance(value, bool):
-        raise ModelError(f"{name} must be true or false, got {value!r}")
-    return value
-
-
-def _text(raw: Mapping[str, object], name: str, default: str) -> str:
-    value = raw.get(name)
-    value = default if value is None else value
-    if not isinstance(value, str):
-        raise ModelError(f"{name} must be a string, got {value!r}")
-    return value
+def _refuse_quantized(raw: Fields) -> None:
+    found = raw.get("quantization_config")
+    if found is not None:
+        method = found.get("quant_method") if isinstance(found, dict) else found
+        raise ModelError(
+            f"quantization {method!r} is not supported; supported: none, so use the unquantized checkpoint "
+            f"(weights in {', '.join(STORED_DTYPES)})"
+        )

@@ -17,7 +17,7 @@ from niwaki.kernels.rope import LinearScaling, Llama3Scaling
 from niwaki.runtime.api import ConfigError, ModelError, SamplingOptions
 from niwaki.runtime.loader import Checkpoint, read_model_folder
 from niwaki.runtime.models.config import ModelConfig, parse_config
-from niwaki.runtime.models.llama import expected_tensors
+from niwaki.runtime.models.weights import expected_tensors
 from niwaki.runtime.runner import Row, Runner
 
 CONFIG: dict[str, object] = {
@@ -201,7 +201,7 @@ def test_bad_json_is_told_with_its_file(folder: Path, text: bytes, said: str) ->
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not supported; supported: LlamaForCausalLM"),
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not supported; supported: LlamaForCausalLM, "),
         ({"architectures": None}, "none (model_type 'llama') is not supported"),
         ({"hidden_size": "16"}, "hidden_size must be a whole number of at least 1, got '16'"),
         ({"hidden_size": True}, "hidden_size must be a whole number"),
@@ -209,10 +209,18 @@ def test_bad_json_is_told_with_its_file(folder: Path, text: bytes, said: str) ->
         ({"num_key_value_heads": 3}, "4 attention heads cannot be shared by 3"),
         ({"num_attention_heads": 3, "num_key_value_heads": 3}, "no multiple of 3"),
         ({"head_dim": 5}, "head_dim must be even"),
-        ({"hidden_act": "gelu"}, "hidden_act must be 'silu', got 'gelu'"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu, gelu_pytorch_tanh"),
         ({"rms_norm_eps": -1}, "rms_norm_eps must be a number above 0"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "rope type 'yarn' is not supported"),
+        (
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2}},
+            "rope type 'dynamic' is not supported; supported: default, linear, llama3, longrope, yarn",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}},
+            "short_factor must be a list of 2 numbers",
+        ),
+        ({"rope_parameters": {"partial_rotary_factor": 0.3}}, "turns 1 of 4 channels"),
         ({"rope_scaling": [1]}, "rope_scaling must be an object"),
         (
             {"rope_scaling": {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}},
@@ -223,7 +231,7 @@ def test_bad_json_is_told_with_its_file(folder: Path, text: bytes, said: str) ->
             "partial_rotary_factor must be 1",
         ),
         ({"rope_theta": float("nan")}, "rope_theta must be a number above 0"),
-        ({"quantization_config": {"bits": 4}}, "quantized weights are not supported"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization 'awq' is not supported; supported: none"),
         ({"torch_dtype": "int8"}, "dtype must be one of float32, bfloat16, float16, got 'int8'"),
         ({"eos_token_id": [1, "2"]}, "eos_token_id must be a token id or a list"),
         ({"eos_token_id": 40}, "eos_token_id 40 is outside the vocabulary of 40"),

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -16,6 +13,7 @@ from niwaki.radix.pages import PageCopy
 from niwaki.runtime.bundled import MODEL_DIR
 from niwaki.runtime.models.config import ModelConfig
 from niwaki.runtime.runner import Row, Runner
+from tests.reference import Ids, Pair, Sequenced, difference, open_reference, run
 
 VOCAB = 300
 NUM_PAGES = 400
@@ -39,26 +37,6 @@ SHAPES: dict[str, dict[str, object]] = {
     },
 }
 
-Ids = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The same random weights in transformers and on disk."""
-
-    reference: LlamaForCausalLM
-    folder: Path
-
-    def in_float32(self) -> Pair:
-        """The same stored weights, computed in float32. (`.float()` on the model keeps its rounded frequencies.)"""
-        return Pair(LlamaForCausalLM.from_pretrained(self.folder, dtype=torch.float32).eval(), self.folder)
-
-    def logits(self, ids: Ids) -> torch.Tensor:
-        with torch.inference_mode():
-            out = self.reference(torch.from_numpy(ids.astype(np.int64))[None]).logits[0]
-        assert isinstance(out, torch.Tensor)
-        return out.float()
-
 
 def make_pair(folder: Path, shape: dict[str, object], dtype: torch.dtype = torch.float32) -> Pair:
     torch.manual_seed(0)
@@ -81,7 +59,7 @@ def make_pair(folder: Path, shape: dict[str, object], dtype: torch.dtype = torch
         model.save_pretrained(folder)
         return Pair(model, folder)
     model.to(dtype).save_pretrained(folder)
-    return Pair(LlamaForCausalLM.from_pretrained(folder, dtype=dtype).eval(), folder)
+    return Pair(open_reference(folder, dtype), folder)
 
 
 @pytest.fixture(scope="module", params=SHAPES)
@@ -95,35 +73,6 @@ def load(pair: Pair, dtype: str = "auto", page_size: int = 16) -> Runner:
 
 def random_ids(rng: np.random.Generator, count: int) -> Ids:
     return rng.integers(0, VOCAB, count).astype(np.int32)
-
-
-@dataclass
-class Sequenced:
-    """A prompt on its way through the runner: pages, position, and the logits so far."""
-
-    ids: Ids
-    page_ids: list[int]
-    done: int = 0
-    logits: list[torch.Tensor] = field(default_factory=list)
-
-
-def run(runner: Runner, sequences: Sequence[Sequenced], rng: np.random.Generator, largest: int = 64) -> None:
-    """Feed all sequences to their end: in each step some of them, shuffled, each with a chunk of random length."""
-    while waiting := [s for s in sequences if s.done < len(s.ids)]:
-        batch = [waiting[i] for i in rng.permutation(len(waiting))[: rng.integers(1, len(waiting) + 1)]]
-        counts = [
-            min(len(s.ids) - s.done, 1 if rng.random() < 0.5 else int(rng.integers(1, largest + 1))) for s in batch
-        ]
-        rows = [Row(s.ids[s.done : s.done + n], s.done, s.page_ids, n) for s, n in zip(batch, counts, strict=True)]
-        parts = runner.forward(rows).split(counts)
-        for sequence, count, part in zip(batch, counts, parts, strict=True):
-            sequence.done += count
-            sequence.logits.append(part)
-
-
-def difference(sequence: Sequenced, expected: torch.Tensor) -> float:
-    got = torch.cat(sequence.logits)
-    return float((got - expected[-len(got) :]).abs().max())
 
 
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 200])
@@ -173,7 +122,7 @@ def test_a_cached_prefix_and_a_copied_partial_page_change_no_logits(pair: Pair) 
 
 
 def test_the_bundled_model_gives_the_logits_of_transformers() -> None:
-    pair = Pair(LlamaForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32).eval(), MODEL_DIR)
+    pair = Pair(open_reference(MODEL_DIR, torch.float32), MODEL_DIR)
     rng = np.random.default_rng(9)
     runner = load(pair, dtype="float32")
     sequences = [Sequenced(random_ids(rng, n), list(range(start, start + 20))) for start, n in ((0, 70), (20, 250))]

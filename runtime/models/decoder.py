@@ -1,0 +1,246 @@
+"""The decoder of all families on a paged KV pool: weights as plain tensors, one forward pass over a ragged batch.
+
+Owns the weights, the pool and the step's buffers. Knows pages only through an `AttentionPlan`; all arithmetic is
+`kernels.ops`. What a family does differently stands in the config and becomes, at loading, a norm or rule or table that
+a layer has or has not. For a small model a step is mostly launches, so projections that read the same input are fused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from niwaki.kernels.copy_pages import copy_pages
+from niwaki.kernels.operand import Operand
+from niwaki.kernels.ops import ops_for
+from niwaki.kernels.plan import AttentionPlan
+from niwaki.kernels.rope import rope_tables, unrotated_tables
+from niwaki.kernels.rule import NO_CAP, NO_WINDOW, AttentionRule
+from niwaki.runtime.models.config import LayerKind, ModelConfig
+from niwaki.runtime.models.mlp import DenseMlp, Expert, Gate, Mlp, Projection, SharedExpert, SparseMlp
+from niwaki.runtime.models.workspace import Buffers, Workspace
+
+Read = Callable[[str], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTables:
+    cos: Operand  # float32 [positions, rotated / 2]
+    sin: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class QkNorm:
+    q: Operand  # [head_dim], or [heads x head_dim]
+    k: Operand  # [head_dim], or [kv_heads x head_dim]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    qkv: Projection  # hidden -> (heads + 2 kv_heads) x head_dim
+    qk_norm: QkNorm | None
+    rope: RopeTables
+    rule: AttentionRule
+    k_pool: Operand  # [pages, page_size, kv_heads, head_dim]
+    v_pool: Operand
+    attention_out: Projection  # heads x head_dim -> hidden
+    attention_post_norm: Operand | None  # [hidden], of what attention adds
+    mlp_norm: Operand | None  # [hidden], of what the MLP reads
+    mlp: Mlp
+    mlp_post_norm: Operand | None  # [hidden], of what the MLP adds
+    next_norm: Operand | None  # [hidden], of what the next layer reads, or the head
+
+
+class Decoder:
+    """`read(name)` gives each of `expected_tensors`, once, in the dtype and on the device of the model."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        read: Read,
+        *,
+        num_pages: int,
+        page_size: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self._config = config
+        self._device = device
+        self._dtype = dtype
+        self._ops = ops_for(device)
+        self._gate: Gate = self._ops.silu_mul if config.activation == "silu" else self._ops.gelu_mul
+        self._qk_widths = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        # In the model's dtype, as Gemma's was trained: sqrt(2304) = 48 is exact, sqrt(1152) is not.
+        self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
+        # Zeros, not empty: a page that is gathered whole must not bring a NaN from memory that was never written.
+        self._pool = torch.zeros(
+            (config.num_layers, 2, num_pages, page_size, config.num_kv_heads, config.head_dim),
+            dtype=dtype,
+            device=device,
+        )
+        # No sequence can be longer than the pool, and a table for 131,072 positions takes 64 MB.
+        self._ropes = self._rope_tables(min(config.context_length, num_pages * page_size))
+        self._embedding = read("model.embed_tokens.weight")  # [vocab, hidden]
+        self._first_norm = self._read_norm(read, 0, config.names.attention_norm)
+        self._norm = Operand.of(read("model.norm.weight"))
+        self._layers = tuple(self._read_layer(index, kind, read) for index, kind in enumerate(config.layer_kinds))
+        self._head = Operand.of(self._embedding if config.tie_embeddings else read("lm_head.weight"))  # [vocab, hidden]
+        self._body = Workspace(config, device, dtype)
+        self._tail = Workspace(config, device, dtype)  # the rows whose logits are wanted, from the last layer's end on
+
+    def forward(
+        self, token_ids: torch.Tensor, plan: AttentionPlan, wanted: npt.NDArray[np.int64] | None
+    ) -> torch.Tensor:
+        """Logits float32 [len(wanted), vocab] of the batch's tokens `wanted`, of all where it is None.
+
+        token_ids int32 or int64 [tokens], in the order of the plan. Keys and values of all tokens are stored.
+        """
+        with torch.inference_mode():
+            return self._forward(token_ids, plan, wanted)
+
+    def _forward(
+        self, token_ids: torch.Tensor, plan: AttentionPlan, wanted: npt.NDArray[np.int64] | None
+    ) -> torch.Tensor:
+        config, ops = self._config, self._ops
+        eps, offset = config.rms_norm_eps, config.norm_offset
+        b = self._body.of_size(plan.num_tokens)
+        torch.index_select(self._embedding, 0, token_ids, out=b.x.tensor)
+        if self._embedding_scale != 1.0:
+            b.x.tensor.mul_(self._embedding_scale)
+        entering = b.x  # what the next block reads
+        if self._first_norm is not None:
+            ops.rms_norm(b.x, self._first_norm, eps, b.normed, offset)
+            entering = b.normed
+        last = self._layers[-1]
+        for layer in self._layers:
+            ops.linear(entering, layer.qkv.weight, layer.qkv.bias, b.qkv)
+            if layer.qk_norm is not None:
+                ops.qk_norm(b.qkv, layer.qk_norm.q, layer.qk_norm.k, self._qk_widths, eps, offset)
+            ops.rope_store_kv(b.qkv, layer.rope.cos, layer.rope.sin, plan, layer.k_pool, layer.v_pool)
+            if layer is last and wanted is not None and not len(wanted):
+                return torch.empty((0, config.vocab_size), dtype=torch.float32, device=self._device)
+            ops.attend(b.q, layer.k_pool, layer.v_pool, plan, b.attended_heads, layer.rule)
+            if layer is last and wanted is not None and len(wanted) < plan.num_tokens:
+                b = self._select(b, wanted)  # nothing after this mixes tokens: the others need no more work
+            ops.linear(b.attended, layer.attention_out.weight, layer.attention_out.bias, b.delta)
+            entering = self._add(b, layer.attention_post_norm, layer.mlp_norm)
+            layer.mlp.forward(entering, b)
+            entering = self._add(b, layer.mlp_post_norm, layer.next_norm)
+        logits = torch.empty((len(entering.tensor), config.vocab_size), dtype=self._dtype, device=self._device)
+        ops.linear(entering, self._head, None, Operand.of(logits))
+        return self._capped(logits.float())
+
+    def copy_pages(self, copies: list[tuple[int, int, int]]) -> None:
+        """See kernels/copy_pages.py."""
+        copy_pages(self._pool, copies)
+
+    def _add(self, b: Buffers, post_norm: Operand | None, norm: Operand | None) -> Operand:
+        """x += delta, which is normalised and scaled before where the model does so. Returns what the next block
+        reads: the sum, normalised where it has a norm."""
+        config = self._config
+        if post_norm is not None:
+            self._ops.rms_norm(b.delta, post_norm, config.rms_norm_eps, b.delta, config.norm_offset)
+        if config.residual_scale != 1.0:
+            b.delta.tensor.mul_(config.residual_scale)
+        if norm is None:
+            b.x.tensor.add_(b.delta.tensor)
+            return b.x
+        self._ops.add_rms_norm(b.x, b.delta, norm, config.rms_norm_eps, b.normed, config.norm_offset)
+        return b.normed
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
+        if self._config.logit_scale != 1.0:
+            logits.mul_(self._config.logit_scale)
+        if self._config.logit_cap is not None:
+            logits.div_(self._config.logit_cap).tanh_().mul_(self._config.logit_cap)
+        return logits
+
+    def _select(self, b: Buffers, wanted: npt.NDArray[np.int64]) -> Buffers:
+        index = torch.from_numpy(wanted).to(self._device)
+        tail = self._tail.of_size(len(wanted))
+        torch.index_select(b.x.tensor, 0, index, out=tail.x.tensor)
+        torch.index_select(b.attended.tensor, 0, index, out=tail.attended.tensor)
+        return tail
+
+    def _rope_tables(self, positions: int) -> dict[str, RopeTables]:
+        """By the names of `LayerKind.rope`, those that the model has."""
+        config = self._config
+        width = config.rotary_dim or config.head_dim
+        tables = {"main": rope_tables(width, config.rope_theta, config.rope_scaling, positions)}
+        if config.local_rope is not None:
+            tables["local"] = rope_tables(width, config.local_rope.theta, config.local_rope.scaling, positions)
+        tables["none"] = unrotated_tables(positions)
+        return {
+            name: RopeTables(Operand.of(cos.to(self._device)), Operand.of(sin.to(self._device)))
+            for name, (cos, sin) in tables.items()
+        }
+
+    def _read_layer(self, index: int, kind: LayerKind, read: Read) -> Layer:
+        config, names = self._config, self._config.names
+        prefix = f"model.layers.{index}."
+        is_last = index == config.num_layers - 1
+        return Layer(
+            qkv=_projection(read, prefix, names.qkv, config.attention_bias or config.qkv_bias),
+            qk_norm=None
+            if config.qk_norm is None
+            else QkNorm(*(Operand.of(read(f"{prefix}self_attn.{name}_norm.weight")) for name in "qk")),
+            rope=self._ropes[kind.rope],
+            rule=AttentionRule(
+                scale=config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale,
+                window=NO_WINDOW if kind.window is None else kind.window,
+                soft_cap=NO_CAP if config.attention_cap is None else config.attention_cap,
+            ),
+            k_pool=Operand.of(self._pool[index, 0]),
+            v_pool=Operand.of(self._pool[index, 1]),
+            attention_out=_projection(read, prefix, (names.attention_out,), config.attention_bias),
+            attention_post_norm=self._read_norm(read, index, names.attention_post_norm),
+            mlp_norm=self._read_norm(read, index, names.mlp_norm),
+            mlp=self._read_mlp(prefix, kind, read),
+            mlp_post_norm=self._read_norm(read, index, names.mlp_post_norm),
+            next_norm=self._norm if is_last else self._read_norm(read, index + 1, names.attention_norm),
+        )
+
+    def _read_norm(self, read: Read, index: int, name: str | None) -> Operand | None:
+        return None if name is None else Operand.of(read(f"model.layers.{index}.{name}.weight"))
+
+    def _read_mlp(self, prefix: str, kind: LayerKind, read: Read) -> Mlp:
+        names, rule, bias = self._config.names, self._config.experts, self._config.mlp_bias
+        if not kind.is_sparse or rule is None:
+            gate_up = _projection(read, prefix, names.gate_up, bias)
+            return DenseMlp(self._ops, self._gate, gate_up, _projection(read, prefix, (names.down,), bias))
+
+        def expert(gate_up: tuple[str, ...], down: str) -> Expert:
+            return Expert(
+                _projection(read, prefix, gate_up, False).weight, _projection(read, prefix, (down,), False).weight
+            )
+
+        shared = None
+        if rule.shared_width is not None:
+            one = expert(("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"), "mlp.shared_expert.down_proj")
+            shared = SharedExpert(one, read(f"{prefix}mlp.shared_expert_gate.weight"))
+        return SparseMlp(
+            self._ops,
+            self._gate,
+            router=read(f"{prefix}{names.router}.weight"),
+            experts=tuple(
+                expert(tuple(name.format(i) for name in names.expert_gate_up), names.expert_down.format(i))
+                for i in range(rule.count)
+            ),
+            rule=rule,
+            shared=shared,
+        )
+
+
+def _projection(read: Read, prefix: str, names: tuple[str, ...], has_bias: bool) -> Projection:
+    """The tensors of these names, their rows one below the other."""
+    weights = [read(f"{prefix}{name}.weight") for name in names]
+    biases = [read(f"{prefix}{name}.bias") for name in names] if has_bias else []
+    return Projection(Operand.of(_stacked(weights)), Operand.of(_stacked(biases)) if biases else None)
+
+
+def _stacked(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,63 @@
+"""Qwen 2 and 2.5: biased queries, keys and values. Qwen 3: no bias, and a norm on each head of queries and keys.
+
+Both have variants with experts, and windows that no published checkpoint turns on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from niwaki.runtime.models.config import Experts, Family, ModelConfig, with_windows
+from niwaki.runtime.models.fields import Fields, flag, layer_indices, whole
+from niwaki.runtime.models.positions import read_windows
+
+
+def _qwen2(raw: Fields, llama: ModelConfig) -> ModelConfig:
+    return replace(_windowed(raw, llama), attention_bias=False, mlp_bias=False, qkv_bias=flag(raw, "qkv_bias", True))
+
+
+def _qwen3(raw: Fields, llama: ModelConfig) -> ModelConfig:
+    return replace(_windowed(raw, llama), mlp_bias=False, qk_norm="head")
+
+
+def _qwen2_moe(raw: Fields, llama: ModelConfig) -> ModelConfig:
+    shared = whole(raw, "shared_expert_intermediate_size", 5632)
+    return _sparse(raw, _qwen2(raw, llama), whole(raw, "num_experts", 60), shared)
+
+
+def _qwen3_moe(raw: Fields, llama: ModelConfig) -> ModelConfig:
+    # transformers 5 writes num_local_experts, its forerunners num_experts.
+    count = whole(raw, "num_experts", whole(raw, "num_local_experts", 128))
+    return _sparse(raw, _qwen3(raw, llama), count, None)
+
+
+def _windowed(raw: Fields, llama: ModelConfig) -> ModelConfig:
+    if not flag(raw, "use_sliding_window"):
+        return llama
+    from_layer = raw.get("max_window_layers", 28)
+    first = from_layer if isinstance(from_layer, int) else llama.num_layers
+    return with_windows(llama, read_windows(raw, llama.num_layers, slides=lambda index: index >= first))
+
+
+def _sparse(raw: Fields, dense: ModelConfig, count: int, shared_width: int | None) -> ModelConfig:
+    step, excepted = whole(raw, "decoder_sparse_step", 1), layer_indices(raw, "mlp_only_layers")
+    return replace(
+        dense,
+        experts=Experts(
+            count=count,
+            per_token=whole(raw, "num_experts_per_tok"),
+            width=whole(raw, "moe_intermediate_size"),
+            renormalise=flag(raw, "norm_topk_prob"),
+            shared_width=shared_width,
+        ),
+        layers=tuple(
+            replace(kind, is_sparse=index not in excepted and (index + 1) % step == 0)
+            for index, kind in enumerate(dense.layer_kinds)
+        ),
+    )
+
+
+QWEN2 = Family(_qwen2, {"sliding_window": 4096})
+QWEN3 = Family(_qwen3, {"head_dim": 128, "sliding_window": 4096})
+QWEN2_MOE = Family(_qwen2_moe, {"sliding_window": 4096, "num_experts_per_tok": 4, "moe_intermediate_size": 1408})
+QWEN3_MOE = Family(_qwen3_moe, {"sliding_window": 4096, "num_experts_per_tok": 8, "moe_intermediate_size": 768})

@@ -1,0 +1,364 @@
+"""Every family against transformers: the same logits on small random weights, however the tokens are cut and cached."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from niwaki.kernels.rope import LinearScaling, LongRopeScaling
+from niwaki.radix.pages import PageCopy
+from niwaki.runtime.api import ModelError
+from niwaki.runtime.loader import Checkpoint, read_model_folder
+from niwaki.runtime.models import ARCHITECTURES, family_of
+from niwaki.runtime.models.config import ModelConfig, parse_config
+from niwaki.runtime.models.positions import Rope
+from niwaki.runtime.models.weights import expected_tensors
+from niwaki.runtime.runner import Row, Runner
+from tests.reference import Ids, Pair, Sequenced, difference, open_reference, run
+
+VOCAB = 120
+WINDOW = 9  # shorter than the prompts, and no multiple of a page
+PAGE_SIZE = 4
+COMMON: dict[str, object] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.12,  # wide enough that attention prefers some keys, so a wrong key shows
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+SLIDING, FULL = "sliding_attention", "full_attention"
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0, 1.1, 1.3],
+    "long_factor": [2.0, 3.0, 5.0],
+    "partial_rotary_factor": 0.5,
+    "original_max_position_embeddings": 128,
+}
+GEMMA3_ROPES = {
+    SLIDING: {"rope_type": "default", "rope_theta": 1_000.0},
+    FULL: {"rope_type": "linear", "rope_theta": 100_000.0, "factor": 4.0},
+}
+
+# Test name -> (the configuration class of transformers, what differs from COMMON).
+MODELS: dict[str, tuple[str, dict[str, object]]] = {
+    "mistral": ("MistralConfig", {"sliding_window": None}),
+    "mistral-window": ("MistralConfig", {"sliding_window": WINDOW, "head_dim": 16}),
+    "ministral": (
+        "MinistralConfig",
+        {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL, SLIDING], "head_dim": 12},
+    ),
+    "qwen2": ("Qwen2Config", {"tie_word_embeddings": True}),
+    "qwen2-window": ("Qwen2Config", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
+    "qwen3": ("Qwen3Config", {"head_dim": 16}),
+    "qwen3-yarn": ("Qwen3Config", {"head_dim": 16, "rope_parameters": YARN}),
+    "granite": (
+        "GraniteConfig",
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.4,
+            "logits_scaling": 0.5,
+        },
+    ),
+    "olmo2": ("Olmo2Config", {}),
+    "olmo3": (
+        "Olmo3Config",
+        {
+            "sliding_window": WINDOW,
+            "num_hidden_layers": 4,
+            "rope_parameters": {SLIDING: {"rope_type": "default", "rope_theta": 10_000.0}, FULL: YARN},
+        },
+    ),
+    "smollm3": ("SmolLM3Config", {"num_hidden_layers": 4}),
+    "phi3": (
+        "Phi3Config",
+        {
+            "sliding_window": WINDOW,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "phi4-mini": (
+        "Phi3Config",
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 128, "tie_word_embeddings": True},
+    ),
+    "gemma2": (
+        "Gemma2Config",
+        {
+            "sliding_window": WINDOW,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {
+            "sliding_window": WINDOW,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "layer_types": [SLIDING, FULL, SLIDING],
+            "rope_parameters": GEMMA3_ROPES,
+        },
+    ),
+    "mixtral": ("MixtralConfig", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen2-moe": (
+        "Qwen2MoeConfig",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 56,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3-moe": (
+        "Qwen3MoeConfig",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+            "head_dim": 16,
+        },
+    ),
+    "olmoe": ("OlmoeConfig", {"num_experts": 6, "num_experts_per_tok": 3}),
+}
+
+
+def make_pair(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Pair:
+    torch.manual_seed(0)
+    config_class, options = MODELS[name]
+    config = getattr(transformers, config_class)(**{**COMMON, **options})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    assert isinstance(model, PreTrainedModel)
+    low, high = (-0.5, 0.5) if name.startswith("gemma") else (0.5, 1.5)  # Gemma stores the weights of norms less 1
+    for parameter_name, parameter in model.named_parameters():
+        if parameter_name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.3)
+        if parameter_name.endswith("norm.weight"):
+            torch.nn.init.uniform_(parameter, low, high)
+        assert parameter.any(), parameter_name
+    if dtype != torch.float32:
+        model.to(dtype).save_pretrained(folder)
+        return Pair(open_reference(folder, dtype), folder)
+    model.save_pretrained(folder)
+    return Pair(model, folder)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair(request.param, tmp_path_factory.mktemp("model"))
+
+
+def load(pair: Pair) -> Runner:
+    return Runner.load(pair.folder, num_pages=80, page_size=PAGE_SIZE)
+
+
+def random_ids(rng: np.random.Generator, count: int) -> Ids:
+    return rng.integers(0, VOCAB, count).astype(np.int32)
+
+
+def test_a_prompt_gives_the_logits_of_transformers_whole_and_in_chunks(pair: Pair) -> None:
+    rng = np.random.default_rng(1)
+    ids = random_ids(rng, 75)
+    expected = pair.logits(ids)
+    assert expected.std() > 0.05, "the weights say something"
+    runner = load(pair)
+    for length in (1, 8, 75):
+        got = runner.forward([Row(ids[:length], 0, range(30), length)])
+        assert (got - expected[:length]).abs().max() < 1e-4
+    chunked = Sequenced(ids, [int(page) for page in rng.permutation(80)[:19]])
+    run(runner, [chunked], rng, largest=30)
+    assert difference(chunked, expected) < 1e-4
+
+
+def test_a_ragged_batch_with_a_cached_prefix_gives_each_request_the_logits_it_has_alone(pair: Pair) -> None:
+    rng = np.random.default_rng(2)
+    runner = load(pair)
+    first = Sequenced(random_ids(rng, 30), list(range(8)))
+    run(runner, [first], rng)
+    shared = 21  # five whole pages and one token of the sixth
+    runner.copy_pages([PageCopy(5, 20, 1)])
+    sequences = [
+        Sequenced(
+            np.concatenate([first.ids[:shared], random_ids(rng, 26)]), [0, 1, 2, 3, 4, *range(20, 27)], done=shared
+        ),
+        Sequenced(random_ids(rng, 5), [30, 31]),
+        Sequenced(random_ids(rng, 33), list(range(40, 49))),
+    ]
+    run(runner, sequences, rng, largest=20)
+    for sequence in (first, *sequences):
+        assert difference(sequence, pair.logits(sequence.ids)) < 1e-4
+
+
+def test_all_that_sets_a_family_apart_shows_in_its_logits(pair: Pair) -> None:
+    """Else the comparisons above would prove nothing about it."""
+    config = read_model_folder(pair.folder).config
+    read = Checkpoint(pair.folder, expected_tensors(config)).read
+    ids = random_ids(np.random.default_rng(3), 40)
+
+    def logits(config: ModelConfig) -> torch.Tensor:
+        return Runner(config, read, num_pages=20, page_size=PAGE_SIZE).forward([Row(ids, 0, range(10), 40)])
+
+    truth = logits(config)
+    llama = {one.name: one.default for one in fields(ModelConfig)}
+    arithmetic = {
+        name: llama[name]
+        for name in ("rope_scaling", "rotary_dim", "qk_norm", "norm_offset", "embedding_scale", "residual_scale",
+                     "attention_scale", "attention_cap", "logit_scale", "logit_cap", "activation")
+        if getattr(config, name) != llama[name]
+    }  # fmt: skip
+    if isinstance(config.rope_scaling, LongRopeScaling):
+        del arithmetic["rotary_dim"]  # its factors fit no other; phi3 shows it
+    for name, value in arithmetic.items():
+        assert (logits(_with(config, {name: value})) - truth).abs().max() > 1e-3, name
+    for change in ({"window": None}, {"rope": "main"}):
+        kinds = tuple(replace(kind, **change) for kind in config.layer_kinds)
+        if kinds != config.layer_kinds:
+            assert (logits(replace(config, layers=kinds)) - truth).abs().max() > 1e-3, change
+    if config.experts is not None:
+        other = replace(config.experts, renormalise=not config.experts.renormalise)
+        assert (logits(replace(config, experts=other)) - truth).abs().max() > 1e-3
+
+
+def _with(config: ModelConfig, changes: Mapping[str, object]) -> ModelConfig:
+    values = {one.name: getattr(config, one.name) for one in fields(config)}
+    return ModelConfig(**{**values, **changes})
+
+
+@pytest.mark.parametrize("name", ["qwen3", "olmo2", "gemma2", "gemma3", "mixtral"])
+def test_bfloat16_is_as_near_to_the_truth_as_transformers_is(name: str, tmp_path: Path) -> None:
+    """The truth: the same rounded weights, computed in float32."""
+    pair = make_pair(name, tmp_path, torch.bfloat16)
+    rng = np.random.default_rng(4)
+    sequence = Sequenced(random_ids(rng, 75), list(range(19)))
+    run(load(pair), [sequence], rng)
+    truth = pair.in_float32().logits(sequence.ids)
+    # The median over tokens: where two experts score alike, rounding may choose another, and either may be luckier.
+    error = (torch.cat(sequence.logits) - truth).square().mean(-1).sqrt().median()
+    assert error <= 1.2 * (pair.logits(sequence.ids) - truth).square().mean(-1).sqrt().median()
+
+
+def test_every_registered_architecture_is_one_of_these_or_llama(tmp_path: Path) -> None:
+    for name in ARCHITECTURES:
+        assert family_of(name).read
+    config_classes = {config_class for config_class, _ in MODELS.values()}
+    tested = {name.replace("ForCausalLM", "") for name in ARCHITECTURES} - {"Llama"}
+    assert {name.replace("Config", "").replace("Text", "") for name in config_classes} == tested
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Configs as older files spell them
+# ---------------------------------------------------------------------------------------------------------------
+
+PLAIN: dict[str, object] = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "max_position_embeddings": 131_072,
+}
+
+
+def parse(architecture: str, **options: object) -> ModelConfig:
+    return parse_config({"architectures": [architecture], **PLAIN, **options})
+
+
+def windows(config: ModelConfig) -> list[int | None]:
+    return [kind.window for kind in config.layer_kinds]
+
+
+def test_gemma_3_before_transformers_5_names_its_local_base_and_its_pattern() -> None:
+    config = parse(
+        "Gemma3ForCausalLM",
+        rope_theta=1e6,
+        rope_local_base_freq=5_000.0,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+        sliding_window=512,
+        sliding_window_pattern=3,
+    )
+    assert windows(config) == [512, 512, None, 512, 512, None]
+    assert [kind.rope for kind in config.layer_kinds] == ["local", "local", "main", "local", "local", "main"]
+    assert (config.rope_theta, config.rope_scaling) == (1e6, LinearScaling(8.0))
+    assert config.local_rope == Rope(5_000.0)
+    assert config.tie_embeddings
+    assert config.activation == "gelu_tanh"
+
+
+def test_windows_follow_each_familys_own_rule_where_no_list_says_so() -> None:
+    assert windows(parse("Gemma2ForCausalLM")) == [4096, None] * 3
+    assert windows(parse("MistralForCausalLM", sliding_window=None)) == [None] * 6
+    assert windows(parse("MistralForCausalLM", sliding_window=64)) == [64] * 6
+    qwen = {"sliding_window": 64, "max_window_layers": 4}
+    assert windows(parse("Qwen2ForCausalLM", use_sliding_window=False, **qwen)) == [None] * 6
+    assert windows(parse("Qwen2ForCausalLM", use_sliding_window=True, **qwen)) == [None] * 4 + [64] * 2
+    assert [kind.rope for kind in parse("SmolLM3ForCausalLM", no_rope_layer_interval=3).layer_kinds] == [
+        "main", "main", "none", "main", "main", "none",
+    ]  # fmt: skip
+
+
+def test_longrope_is_kept_to_the_context_that_its_short_factors_serve() -> None:
+    config = parse(
+        "Phi3ForCausalLM",
+        head_dim=16,
+        partial_rotary_factor=0.75,
+        original_max_position_embeddings=4096,
+        rope_scaling={"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [2.0] * 6},
+    )
+    assert config.context_length == 4096
+    assert config.rotary_dim == 12
+    assert isinstance(config.rope_scaling, LongRopeScaling)
+    assert config.rope_scaling.attention_factor == pytest.approx((1 + np.log(32) / np.log(4096)) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "said"),
+    [
+        ("OlmoeForCausalLM", {"clip_qkv": 8.0}, "clip_qkv is not supported, got 8.0; supported: null"),
+        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
+        ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be null"),
+        ("Gemma2ForCausalLM", {"hidden_activation": "relu"}, "hidden_activation 'relu' is not supported"),
+        ("MinistralForCausalLM", {"layer_types": ["chunked_attention"] * 6}, "'chunked_attention' is not supported"),
+        ("MinistralForCausalLM", {"layer_types": [FULL]}, "a type for each of 6 layers"),
+        ("MistralForCausalLM", {"sliding_window": 0}, "sliding_window must be a whole number of at least 1, got 0"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 2]}, "no_rope_layers must list 0 or 1 for each of 6 layers"),
+        ("MixtralForCausalLM", {"num_experts_per_tok": 9}, "9 experts a token cannot be chosen from 8"),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": 3}, "mlp_only_layers must be a list of layers, got 3"),
+        ("Qwen3ForCausalLM", {"partial_rotary_factor": 0.5}, "must be 1 for Qwen3ForCausalLM, got 0.5"),
+        ("GptOssForCausalLM", {}, "GptOssForCausalLM is not supported; supported: LlamaForCausalLM, Mistral"),
+        ("Qwen2ForCausalLM", {"quantization_config": {"quant_method": "gptq"}}, "quantization 'gptq' is not supported"),
+    ],
+)
+def test_what_a_family_cannot_do_is_refused_by_name(architecture: str, options: dict[str, object], said: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        parse(architecture, **options)
+    assert said in str(caught.value)
+
+
+def test_a_family_opens_from_a_folder_with_its_end_tokens(tmp_path: Path) -> None:
+    make_pair("qwen3", tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9], "top_k": 20}))
+    folder = read_model_folder(tmp_path)
+    assert folder.config.eos_ids == (7, 9)
+    assert folder.generation_defaults.top_k == 20
