@@ -8,7 +8,7 @@ import logging
 import queue
 import threading
 from collections.abc import Mapping
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from niwaki.runtime.api import Backend, Branch, ConfigError, UnsupportedByBackend
 
@@ -70,6 +70,13 @@ def default_host() -> Host:
         host = _default.host
     assert host is not None
     return host
+
+
+def model_name(host: object) -> str:
+    """The name of the model behind `host`; None: behind the default, which is not loaded for the question."""
+    if host is None and _default.host is None:
+        return "niwaki-tiny"
+    return backend_of(cast("Host", host) if host is not None else default_host()).info().model
 
 
 def flush_cache() -> bool:

@@ -58,7 +58,7 @@ def run_rows(
     results = _run_ordered(run_one, rows, num_threads)
     if on_error == "raise":
         results = _raise_errors(results)
-    return _with_progress_bar(results, total) if progress_bar else results
+    return with_progress_bar(results, total) if progress_bar else results
 
 
 def _run_ordered(
@@ -105,7 +105,8 @@ def _raise_errors(results: Iterator[ResultT | Exception]) -> Iterator[ResultT | 
         yield result
 
 
-def _with_progress_bar(results: Iterator[ResultT | Exception], total: int | None) -> Iterator[ResultT | Exception]:
+def with_progress_bar(results: Iterator[ResultT], total: int | None) -> Iterator[ResultT]:
+    """The same results, and a bar on stderr that shows how many have come."""
     from tqdm import tqdm  # heavy, and most callers show no bar
 
     with tqdm(results, total=total, unit="row", dynamic_ncols=True) as bar:

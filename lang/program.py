@@ -9,11 +9,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from functools import update_wrapper
+from functools import partial, update_wrapper
+from pathlib import Path
 from typing import Literal, TypeAlias, cast, overload
 
-from niwaki.lang.backends import Host
-from niwaki.lang.batch import DEFAULT_CONCURRENCY, run_rows
+from niwaki.lang.backends import Host, model_name
+from niwaki.lang.batch import DEFAULT_CONCURRENCY, run_rows, with_progress_bar
+from niwaki.lang.checkpoint import StoredRow, fingerprint_of, run_with_checkpoint
 from niwaki.lang.executor import Executor
 from niwaki.lang.expressions import check_options
 from niwaki.lang.run import Run
@@ -86,6 +88,7 @@ class Program:
         num_threads: int | Literal["auto"] = "auto",
         progress_bar: bool = False,
         generator_style: Literal[False] = False,
+        checkpoint: None = None,
         on_error: Literal["return", "raise"] = "return",
         **kwargs: object,
     ) -> list[State | Exception]: ...
@@ -97,9 +100,34 @@ class Program:
         num_threads: int | Literal["auto"] = "auto",
         progress_bar: bool = False,
         generator_style: Literal[True],
+        checkpoint: None = None,
         on_error: Literal["return", "raise"] = "return",
         **kwargs: object,
     ) -> Iterator[State | Exception]: ...
+    @overload
+    def run_batch(
+        self,
+        rows: Iterable[Row],
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: Literal[False] = False,
+        checkpoint: str | Path,
+        on_error: Literal["return", "raise"] = "return",
+        **kwargs: object,
+    ) -> list[StoredRow | Exception]: ...
+    @overload
+    def run_batch(
+        self,
+        rows: Iterable[Row],
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: Literal[True],
+        checkpoint: str | Path,
+        on_error: Literal["return", "raise"] = "return",
+        **kwargs: object,
+    ) -> Iterator[StoredRow | Exception]: ...
     def run_batch(
         self,
         rows: Iterable[Row],
@@ -107,23 +135,49 @@ class Program:
         num_threads: int | Literal["auto"] = "auto",
         progress_bar: bool = False,
         generator_style: bool = False,
+        checkpoint: str | Path | None = None,
         on_error: Literal["return", "raise"] = "return",
         **kwargs: object,
-    ) -> list[State | Exception] | Iterator[State | Exception]:
+    ) -> Sequence[State | StoredRow | Exception] | Iterator[State | StoredRow | Exception]:
         """Run the program once for each row: a mapping of arguments, or a tuple of them in order.
 
         Returns the finished states in the order of the rows, and in the place of a row that failed its exception;
         on_error="raise" raises the first one instead. `generator_style` yields them as they come, in constant memory.
         The options of `run` hold for every row.
 
+        With `checkpoint="out.jsonl"` each finished row goes into that file, and a call made again after a kill gives what
+        stands there without running it. Results are then what the file holds, for rows new and old: a mapping of the
+        row's variables (or of what the program returned) as JSON values. Another program, other options, another model or
+        other rows are refused.
+
         Raises:
             ConfigError: num_threads or on_error is not valid.
             ProgramError, RequestError: an option of the run is not valid. At once, before any row.
+            JournalError: the checkpoint was made by another run.
         """
         if "stream" in kwargs:
             raise ProgramError("run_batch cannot stream; generator_style=True yields states as they finish")
         options = {**_mapping(kwargs.pop("options", None)), **kwargs}
         _run_options(options)  # once, here, instead of in every row
+        total = len(rows) if isinstance(rows, Sequence) else None
+        if checkpoint is None:
+            states = self._run_batch(rows, num_threads, options, on_error=on_error)
+            results = with_progress_bar(states, total) if progress_bar else states
+            return results if generator_style else list(results)
+        run = partial(self._run_batch, num_threads=num_threads, options=options, on_error="return")
+        fingerprint = fingerprint_of(self.func, {**self._bound, **options}, model_name(options.get("backend")))
+        stored = run_with_checkpoint(run, rows, Path(checkpoint), fingerprint, raises=on_error == "raise")
+        stored = with_progress_bar(stored, total) if progress_bar else stored
+        return stored if generator_style else list(stored)
+
+    def _run_batch(
+        self,
+        rows: Iterable[Row],
+        num_threads: int | Literal["auto"],
+        options: Mapping[str, object],
+        *,
+        on_error: Literal["return", "raise"],
+    ) -> Iterator[State | Exception]:
         num = DEFAULT_CONCURRENCY if num_threads == "auto" else num_threads
 
         def run_one(row: Row) -> State:
@@ -133,9 +187,7 @@ class Program:
             state._executor.release()
             return state
 
-        total = len(rows) if isinstance(rows, Sequence) else None
-        results = run_rows(run_one, rows, num_threads=num, on_error=on_error, progress_bar=progress_bar, total=total)
-        return results if generator_style else list(results)
+        return run_rows(run_one, rows, num_threads=num, on_error=on_error)
 
     def bind(self, **arguments: object) -> Program:
         """The same program with defaults for some of its arguments or options; a call may override them.

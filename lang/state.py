@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Self, TypeAlias, overload
@@ -11,6 +12,7 @@ from niwaki.lang.expressions import role
 from niwaki.lang.meta import MetaInfo, Usage, meta_info
 from niwaki.lang.nodes import Content, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, SetVariable, as_nodes
 from niwaki.lang.origin import here
+from niwaki.lang.picture import Picture, picture_of
 from niwaki.lang.streams import iterate
 from niwaki.lang.tree import Tree, tree_of
 from niwaki.runtime.api import ProgramError
@@ -158,6 +160,13 @@ class State:
         """
         self._executor.settle(outside=self._is_outside)
         return tree_of(self._executor.history)
+
+    def show(self, path: str | os.PathLike[str] | None = None) -> Picture:
+        """The tree as a page that a notebook shows; with `path`, also written there as one HTML file."""
+        picture = picture_of((self.tree(),))
+        if path is not None:
+            picture.save(path)
+        return picture
 
     def __str__(self) -> str:
         return self.text()

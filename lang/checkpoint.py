@@ -1,0 +1,140 @@
+"""A batch that survives a kill: finished rows stand in a journal, and the same call made again reads them from there.
+
+What a row stores is what `niwaki run` writes: its variables, or what the program returned, as JSON values. Beside them
+stands a digest of the row, so that results are never given for other rows than those they were made from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, TypeAlias, TypeVar
+
+from niwaki.lang.batch import Journal, JournalError
+from niwaki.lang.export import exported
+from niwaki.lang.state import State
+from niwaki.runtime import api
+from niwaki.runtime.api import EngineStopped, NiwakiError, ProgramError
+
+RowT = TypeVar("RowT")
+StoredRow: TypeAlias = Mapping[str, object]
+
+DIGEST_KEY: Final = "row_digest"
+RESERVED_NAMES: Final = ("index", "error", DIGEST_KEY)  # what the journal's line itself says
+
+
+def run_with_checkpoint(
+    run: Callable[[Iterable[RowT]], Iterator[State | Exception]],
+    rows: Iterable[RowT],
+    path: Path,
+    fingerprint: Mapping[str, str],
+    *,
+    raises: bool = False,
+) -> Iterator[StoredRow | Exception]:
+    """Yield one result a row, in order: of those that the journal at `path` holds what stands there, then `run(rest)`.
+
+    A row that failed yields its exception; one out of the journal is of the same class where that is one of niwaki's,
+    else a ProgramError that names it. With `raises` the first failure is raised and not written, so that its row runs
+    again next time. Memory does not grow with the rows. Each row is on its way to the disk before it is yielded.
+
+    Raises:
+        JournalError: the journal is of another program, other options, another model or other rows.
+        EngineStopped: the backend is gone; the rows that are left stay undone.
+    """
+    with Journal(path, fingerprint) as journal:
+        journal.begin()
+        source = iter(rows)
+        for line, row in zip(_lines(path, journal.num_done), source, strict=False):
+            result = _stored_result(line)
+            if line.get(DIGEST_KEY) != digest_of(row):
+                raise JournalError(
+                    f"row {line['index']} is not the one that {path} has a result of: give the same rows, "
+                    "or name another checkpoint"
+                )
+            if raises and isinstance(result, Exception):
+                raise result
+            yield result
+        digests: deque[str] = deque()
+
+        def noted() -> Iterator[RowT]:
+            for row in source:
+                digests.append(digest_of(row))
+                yield row
+
+        for outcome in run(noted()):
+            if isinstance(outcome, EngineStopped):
+                raise outcome
+            yield _write(journal, outcome, digests.popleft(), raises=raises)
+        journal.finish()
+
+
+def _write(journal: Journal, outcome: State | Exception, digest: str, *, raises: bool) -> StoredRow | Exception:
+    try:
+        if isinstance(outcome, Exception):
+            raise outcome
+        values = exported(outcome, reserved=RESERVED_NAMES)
+        journal.write({**values, DIGEST_KEY: digest})
+    except OSError:
+        raise  # the disk, not the row
+    except Exception as error:
+        if raises:
+            raise
+        told = {"type": type(error).__name__, "message": str(error)}
+        journal.write({"error": told, DIGEST_KEY: digest})
+        return error
+    return values
+
+
+def _lines(path: Path, count: int) -> Iterator[dict[str, object]]:
+    """The first `count` lines, which the journal has checked."""
+    with path.open("rb") as file:
+        for _ in range(count):
+            line = json.loads(file.readline())
+            assert isinstance(line, dict), "the journal has looked at it"
+            yield line
+
+
+def _stored_result(line: Mapping[str, object]) -> StoredRow | Exception:
+    error = line.get("error")
+    if isinstance(error, dict):
+        name, message = str(error.get("type")), str(error.get("message"))
+        known = getattr(api, name, None)
+        if isinstance(known, type) and issubclass(known, NiwakiError):
+            return known(message)
+        return ProgramError(f"{name}: {message}")
+    return {name: value for name, value in line.items() if name not in RESERVED_NAMES}
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What results depend on
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def digest_of(row: object) -> str:
+    """A digest of the row's content. Objects that JSON has nothing for count by their repr, or by their type alone."""
+    text = json.dumps(row, sort_keys=True, default=_described)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _described(value: object) -> str:
+    shown = repr(value)
+    # An address is another one in the next process.
+    return type(value).__qualname__ if " at 0x" in shown else shown
+
+
+def fingerprint_of(func: Callable[..., object], options: Mapping[str, object], model: str) -> Mapping[str, str]:
+    """What all rows depend on: the program's own source (where it can be read), the run's options, the model."""
+    try:
+        source = inspect.getsource(func)
+    except (OSError, TypeError):
+        source = ""
+    said = {name: value for name, value in options.items() if name not in ("backend", "timeout")}
+    return {
+        "program": f"{getattr(func, '__name__', func)}:{hashlib.sha256(source.encode()).hexdigest()}",
+        "options": digest_of(said),
+        "model": model,
+    }

@@ -1,0 +1,194 @@
+"""run_batch with a checkpoint: no row is lost and none runs twice, whenever the process dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import niwaki as nw
+from niwaki.lang.batch import JournalError
+from niwaki.lang.state import State
+
+ROOT = Path(__file__).parent.parent.parent
+ROWS = [{"n": n} for n in range(5)]
+
+
+class Counting:
+    """A program that notes which rows it has run."""
+
+    def __init__(self) -> None:
+        self.ran: list[int] = []
+
+        @nw.function
+        def double(s: State, n: int) -> None:
+            self.ran.append(n)
+            if n == 3:
+                raise ValueError("three")
+            s += f"{n} doubled is " + nw.gen("twice", dtype=int)
+
+        self.program = double
+
+
+def backend() -> nw.ScriptedBackend:
+    return nw.ScriptedBackend(lambda prompt: str(2 * int(prompt.split()[0])))
+
+
+def shown(results: object) -> list[object]:
+    assert isinstance(results, list)
+    return [f"{type(r).__name__}: {r}" if isinstance(r, Exception) else dict(r) for r in results]
+
+
+def test_a_run_that_is_started_again_gives_the_same_results_and_runs_nothing(tmp_path: Path) -> None:
+    counting = Counting()
+    path = tmp_path / "out.jsonl"
+    first = counting.program.run_batch(ROWS, checkpoint=path, backend=backend())
+    assert shown(first) == [{"twice": 0}, {"twice": 2}, {"twice": 4}, "ValueError: three", {"twice": 8}]
+    counting.ran.clear()
+    again = counting.program.run_batch(ROWS, checkpoint=str(path), backend=backend())
+    assert counting.ran == []
+    assert shown(again) == [{"twice": 0}, {"twice": 2}, {"twice": 4}, "ProgramError: ValueError: three", {"twice": 8}]
+
+
+def test_an_error_of_ours_comes_back_as_its_class(tmp_path: Path) -> None:
+    @nw.function
+    def f(s: State, n: int) -> None:
+        s += "? " + nw.gen("x")
+
+    failing = nw.ScriptedBackend(lambda prompt: str(1 / 0))
+    path = tmp_path / "out.jsonl"
+    full = nw.ScriptedBackend([nw.CapacityError("the pool is full")])
+    assert shown(f.run_batch([(1,)], checkpoint=path, backend=full)) == ["CapacityError: the pool is full"]
+    assert shown(f.run_batch([(1,)], checkpoint=path, backend=failing)) == ["CapacityError: the pool is full"]
+
+
+def test_only_the_rows_that_are_left_run(tmp_path: Path) -> None:
+    counting = Counting()
+    path = tmp_path / "out.jsonl"
+    counting.program.run_batch(ROWS[:2], checkpoint=path, backend=backend())
+    with path.open("ab") as file:
+        file.write(b'{"index": 2, "twi')  # a kill in the middle of a line
+    counting.ran.clear()
+    results = counting.program.run_batch(ROWS, checkpoint=path, backend=backend())
+    assert sorted(counting.ran) == [2, 3, 4]
+    assert len(shown(results)) == 5
+
+
+def test_results_are_yielded_as_they_come_and_rows_are_read_as_they_are_needed(tmp_path: Path) -> None:
+    read: list[int] = []
+
+    def rows() -> Iterator[Mapping[str, object]]:
+        for n in range(100):
+            read.append(n)
+            yield {"n": n + 10}
+
+    counting = Counting()
+    path = tmp_path / "out.jsonl"
+    results = counting.program.run_batch(
+        rows(), checkpoint=path, generator_style=True, num_threads=2, backend=backend()
+    )
+    assert next(results) == {"twice": 20}
+    assert len(read) < 30
+    assert len(path.read_bytes().splitlines()) >= 1, "written before it is yielded"
+    assert len(list(results)) == 99
+    assert [json.loads(line)["index"] for line in path.read_text().splitlines()] == list(range(100))
+
+
+def test_other_rows_another_program_and_other_options_are_refused(tmp_path: Path) -> None:
+    counting = Counting()
+    path = tmp_path / "out.jsonl"
+    counting.program.run_batch(ROWS[:2], checkpoint=path, backend=backend())
+    with pytest.raises(JournalError, match="row 1 is not the one"):
+        counting.program.run_batch([{"n": 0}, {"n": 7}], checkpoint=path, backend=backend())
+    with pytest.raises(JournalError, match="another options"):
+        counting.program.run_batch(ROWS, checkpoint=path, backend=backend(), temperature=0.5)
+
+    @nw.function
+    def double(s: State, n: int) -> None:
+        s += "something else"
+
+    with pytest.raises(JournalError, match="another program"):
+        double.run_batch(ROWS, checkpoint=path, backend=backend())
+
+
+def test_on_error_raise_leaves_the_row_undone(tmp_path: Path) -> None:
+    counting = Counting()
+    path = tmp_path / "out.jsonl"
+    for _ in range(2):
+        counting.ran.clear()
+        with pytest.raises(ValueError, match="three"):
+            counting.program.run_batch(ROWS, checkpoint=path, backend=backend(), on_error="raise")
+        assert 3 in counting.ran
+        assert len(path.read_bytes().splitlines()) == 3
+
+
+def test_rows_are_left_undone_when_the_backend_goes(tmp_path: Path) -> None:
+    counting = Counting()
+    gone = backend()
+    gone.shutdown()
+    path = tmp_path / "out.jsonl"
+    with pytest.raises(nw.EngineStopped):
+        counting.program.run_batch(ROWS, checkpoint=path, backend=gone)
+    assert path.read_bytes() == b""
+
+
+def test_a_variable_of_a_reserved_name_fails_its_row(tmp_path: Path) -> None:
+    @nw.function
+    def f(s: State) -> None:
+        s["index"] = 5
+
+    [error] = f.run_batch([()], checkpoint=tmp_path / "out.jsonl", backend=backend())
+    assert isinstance(error, nw.ProgramError)
+    assert "'index'" in str(error)
+
+
+CHILD = """
+import sys, time
+import niwaki as nw
+
+@nw.function
+def double(s, n):
+    time.sleep(0.002)
+    s += f"{n} doubled is " + nw.gen("twice", dtype=int)
+
+backend = nw.ScriptedBackend(lambda prompt: str(2 * int(prompt.split()[0])))
+rows = ({"n": n} for n in range(%d))
+results = double.run_batch(rows, checkpoint=sys.argv[1], generator_style=True, num_threads=4, backend=backend)
+total = sum(result["twice"] for result in results)
+print(total)
+"""
+
+
+def test_no_row_is_lost_or_comes_twice_when_the_process_is_killed(tmp_path: Path) -> None:
+    """Five kills at random moments of one run, each continued by the next."""
+    count = 600
+    script = tmp_path / "child.py"
+    script.write_text(CHILD % count)
+    path = tmp_path / "out.jsonl"
+    command = [sys.executable, str(script), str(path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    draw = random.Random(3)
+    held = 0
+    for _ in range(5):
+        child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        wanted = held + draw.randint(1, count // 8)
+        deadline = time.monotonic() + 60
+        while child.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < wanted):
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        before, held = held, path.read_bytes().count(b"\n")
+        assert before < held < count, "killed half way, and nothing that stood there was lost"
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert int(done.stdout) == count * (count - 1)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["index"], line["twice"]) for line in lines] == [(n, 2 * n) for n in range(count)]

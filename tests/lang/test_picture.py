@@ -1,0 +1,242 @@
+"""A picture is one safe file that shows every call, and it works in a real browser."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import subprocess
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import niwaki as nw
+from niwaki.lang.chart import LEFT, RIGHT, WIDTH, chart_of
+from niwaki.lang.page import STYLE
+from niwaki.lang.picture import SHOWN_LIMBS, picture_of
+from niwaki.lang.state import State
+from niwaki.lang.tree import Tree
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+VOID = {"meta", "circle", "line", "path", "rect"}
+NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(1)> & \" ' \u2028 {{x}}"
+
+
+class Reader(HTMLParser):
+    """Refuses elements that are not closed in order; collects tags, ids and links."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def read(html: str) -> Reader:
+    reader = Reader()
+    reader.feed(html)
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+@nw.function
+def answer(s: State, question: str) -> None:
+    s += nw.system("Be brief.") + nw.user(question)
+    forks = s.fork(3)
+    forks += nw.assistant(nw.gen("idea", return_logprob=True))
+    forks.join()
+    s += nw.assistant(nw.select("best", choices=["yes", "no"]))
+
+
+def tree_for(question: str = "Really?", idea: str = "an idea") -> Tree:
+    answers = itertools.chain([idea] * 3, ["yes"])
+    return answer.run(question, backend=nw.ScriptedBackend(lambda prompt: next(answers))).tree()
+
+
+def large_tree() -> Tree:
+    """1,001 limbs and 1,001 calls."""
+
+    @nw.function
+    def f(s: State) -> None:
+        s += "start"
+        for _ in range(10):
+            forks = s.fork(100)
+            forks += lambda index: f" {index}" + nw.gen("x")
+            forks.join()
+        s += nw.gen("last")
+
+    return f.run(backend=nw.ScriptedBackend(lambda prompt: "text")).tree()
+
+
+def test_a_picture_is_one_well_formed_file_that_loads_nothing() -> None:
+    html = picture_of([tree_for()]).html
+    reader = read(html)
+    assert len(reader.ids) == len(set(reader.ids))
+    assert not {"link", "img", "iframe", "object", "embed", "base", "form"} & set(reader.tags)
+    assert all(value is not None and value.startswith("#") for name, value in reader.attributes if name == "href")
+    assert not [name for name, _ in reader.attributes if name in ("src", "srcset", "action") or name.startswith("on")]
+    assert not re.search(r"https?:|@import|url\(", html)
+    assert "default-src 'none'" in html
+
+
+def test_every_call_stands_in_the_text_and_in_the_chart_and_has_details() -> None:
+    html = picture_of([tree_for()]).html
+    reader = read(html)
+    calls = re.findall(r'class="call \w+" id="(n\d+)"', html)
+    assert len(calls) == 4
+    assert sorted(calls) == sorted(re.findall(r'<a href="#(n\d+)"', html))
+    assert sorted(calls) == sorted(value or "" for name, value in reader.attributes if name == "data-for")
+    for words in ("idea", "best", "log-probability", "prompt computed", "joined", "3 branches", "Be brief."):
+        assert words in html
+
+
+def test_text_of_a_run_cannot_become_markup() -> None:
+    plain = read(picture_of([tree_for()]).html)
+    nasty = picture_of([tree_for(NASTY, NASTY)]).html
+    assert set(read(nasty).tags) == set(plain.tags)
+    assert nasty.count("<script>") == 1
+    assert "&lt;img src=x onerror=alert(1)&gt;" in nasty
+
+
+def test_an_error_is_shown_where_it_happened() -> None:
+    @nw.function
+    def f(s: State) -> None:
+        forks = s.fork(2)
+        forks += ["ok ", "bad "]
+        forks += nw.gen("x")
+        forks.join()
+
+    backend = nw.ScriptedBackend({"ok ": "fine", "bad ": nw.CapacityError("the pool <is> full")})
+    html = f.run(backend=backend).show().html
+    read(html)
+    assert html.count("the pool &lt;is&gt; full") == 2  # on the branch, and on the trunk that waited for it
+    assert 'class="limb failed"' in html.replace("  ", " ")
+    assert "did not end" in html
+
+
+def test_a_thousand_branches_are_one_quick_page_that_starts_folded() -> None:
+    tree = large_tree()
+    start = time.perf_counter()
+    html = picture_of([tree]).html
+    assert time.perf_counter() - start < 5  # about 0.2 s
+    read(html)
+    assert html.count('class="call ') == 1001
+    assert html.count(f"{100 - SHOWN_LIMBS} more branches") == 10
+    assert len(html) < 3_000_000
+
+
+def test_lanes_are_used_again_after_a_join_and_bars_lie_inside_the_chart() -> None:
+    chart = chart_of(large_tree())
+    assert chart.height < 700
+    assert all(bar.x >= LEFT and bar.x + bar.width <= WIDTH - RIGHT + 3 for bar in chart.bars)
+    assert all(bar.y >= 0 and bar.y + bar.height <= chart.height for bar in chart.bars)
+    assert 0 < chart.trunk < chart.height
+
+
+def test_branches_that_grow_at_the_same_time_do_not_lie_on_each_other() -> None:
+    @nw.function
+    def f(s: State) -> None:
+        groups = [s.fork(3) for _ in range(3)]
+        for group in groups:
+            inner = group[1].fork(2)
+            inner += nw.gen("y")
+            group += nw.gen("x")
+
+    tree = f.run(backend=nw.ScriptedBackend(lambda prompt: "a b c", threads=4, delay=0.001)).tree()
+    chart = chart_of(tree)
+    assert len(chart.bars) == 15
+    assert len({round(bar.y, 3) for bar in chart.bars}) == 15
+
+
+def test_times_on_the_axis_are_round_and_in_order() -> None:
+    chart = chart_of(tree_for())
+    xs = [tick.x for tick in chart.ticks]
+    assert xs == sorted(xs)
+    assert 3 <= len(xs) <= 11
+    assert chart.ticks[0].label == "0"
+    assert all(re.fullmatch(r"0|[\d,.]+ (s|ms|µs)", tick.label) for tick in chart.ticks)
+
+
+def test_show_writes_the_file_and_a_notebook_frames_it(tmp_path: Path) -> None:
+    state = answer.run("Why?", backend=nw.ScriptedBackend(["a", "b", "c", "yes"]))
+    picture = state.show(tmp_path / "run.html")
+    assert (tmp_path / "run.html").read_text("utf-8") == picture.html
+    frame = picture._repr_html_()
+    assert frame.startswith("<iframe srcdoc=")
+    assert "<script" not in frame
+    assert 'sandbox="allow-scripts"' in frame
+
+
+def test_long_text_is_folded_and_whole() -> None:
+    words = " ".join(f"word{index}" for index in range(1000))
+    html = picture_of([tree_for(words)]).html
+    assert "more characters</summary>" in html
+    text = re.sub(r"<summary>[^<]*</summary>|<[^>]*>", "", html.partition('class="trunk"')[2])
+    assert words in text
+
+
+def contrast(first: str, second: str) -> float:
+    """WCAG 2's contrast of two colours like #1a2b3c."""
+
+    def luminance(color: str) -> float:
+        parts = [int(color[index : index + 2], 16) / 255 for index in (1, 3, 5)]
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    high, low = sorted((luminance(first), luminance(second)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_keeps_its_contrast_in_both_schemes(scheme: str) -> None:
+    light, dark = (block for block in re.findall(r":root \{(.*?)\}", STYLE, re.DOTALL))
+    colors = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", light if scheme == "light" else dark))
+    backgrounds = ["paper", "card", *(name for name in colors if name.endswith("-t"))]
+    assert len(backgrounds) == 7
+    for background in backgrounds:
+        assert contrast(colors["ink"], colors[background]) >= 7, background
+        assert contrast(colors["soft"], colors[background]) >= 4.5, background
+    for name in ("sampled", "selected", "failed"):  # labels on bars; large enough to be bold, small enough to need care
+        assert contrast(colors["on"], colors[name]) >= 4.0, name
+    for name in ("cached", "prefilled", "sampled", "selected", "failed", "wood"):  # marks
+        assert contrast(colors[name], colors["card"]) >= 2.7, name
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; .ci/install-chromium installs Debian's")
+def test_a_browser_opens_it_without_a_complaint_and_shows_details_on_focus(tmp_path: Path) -> None:
+    assert CHROMIUM is not None
+    page = tmp_path / "run.html"
+    # The browser gives the focus to a call by itself, as a reader's Tab key would.
+    page.write_text(picture_of([tree_for()]).html.replace('id="n0" ', 'id="n0" autofocus ', 1), "utf-8")
+    command = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+        "--disable-component-update", "--disable-sync", "--no-first-run", "--enable-logging=stderr", "--v=0",
+        f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=2000", "--dump-dom", page.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "CONSOLE" not in done.stderr
+    tip = re.search(r'<div id="tip" role="tooltip"([^>]*)>(.*?)</div><script>', done.stdout, re.DOTALL)
+    assert tip is not None
+    assert "hidden" not in tip[1]
+    assert "log-probability" in tip[2]
+    assert 'aria-describedby="tip"' in done.stdout
+    assert re.search(r'class="tools"(?! hidden)', done.stdout)
