@@ -145,10 +145,10 @@ class Program:
         on_error="raise" raises the first one instead. `generator_style` yields them as they come, in constant memory.
         The options of `run` hold for every row.
 
-        With `checkpoint="out.jsonl"` each finished row goes into that file, and a call made again after a kill gives what
-        stands there without running it. Results are then what the file holds, for rows new and old: a mapping of the
-        row's variables (or of what the program returned) as JSON values. Another program, other options, another model or
-        other rows are refused.
+        With `checkpoint="out.jsonl"` each finished row goes into that file, and a call made again after a kill gives
+        what stands there without running it. Results are then what the file holds, for rows new and old: a mapping of
+        the row's variables (or of what the program returned) as JSON values. Another program, other options, another
+        model or other rows are refused.
 
         Raises:
             ConfigError: num_threads or on_error is not valid.
