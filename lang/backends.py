@@ -72,6 +72,11 @@ def default_host() -> Host:
     return host
 
 
+def is_default_ready() -> bool:
+    """Whether `default_host` answers at once. Never waits, not even for one that is being loaded."""
+    return _default.host is not None
+
+
 def model_name(host: object) -> str:
     """The name of the model behind `host`; None: behind the default, which is not loaded for the question."""
     if host is None and _default.host is None:

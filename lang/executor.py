@@ -131,6 +131,8 @@ class Active:
     marks_left: int = 0
     is_streaming: bool = False
     streamed: list[str] = field(default_factory=list)
+    num_streamed: int = 0  # tokens
+    textless: list[Delta] = field(default_factory=list)  # tokens that have shown no text yet
     since: float = field(default_factory=time.perf_counter)
 
 
@@ -169,6 +171,7 @@ class Executor:
         self._scopes: list[Span] = []
         self._tail = ""  # template text that stands after the last content
         self._is_streaming = False
+        self._deltas: dict[int, tuple[Delta, ...]] = {}  # chunk -> the deltas that it came in
         # The branch, and how far it has got. All text stays here as segments, so that a branch can be let go.
         self._lease: Lease | None = None
         self._segments: list[Segment] = []
@@ -397,7 +400,7 @@ class Executor:
                 cursor.span = self._spans[name]
                 cursor.stop = cursor.span.start
             else:
-                self._raise_error()
+                self.raise_error()
                 value = self._variable(name)  # set by the program, at once
                 cursor.is_done = True
                 return str(value)
@@ -406,9 +409,14 @@ class Executor:
         piece = "".join(self._chunks[cursor.start : cursor.stop])
         if piece:
             return piece
-        self._raise_error()
+        self.raise_error()
         cursor.is_done = self._is_settled(cursor.outside) if name is None else cursor.span.end is not None
         return None if cursor.is_done else ""
+
+    def deltas_of(self, cursor: Cursor) -> tuple[Delta, ...]:
+        """What the piece that the cursor took last was made of. Text that the program wrote has none."""
+        with self._changed:
+            return tuple(d for at in range(cursor.start, cursor.stop) for d in self._deltas.get(at, ()))
 
     def _start_streaming(self) -> None:
         """Ask for deltas, also those of a generation that runs already."""
@@ -443,7 +451,8 @@ class Executor:
         known = ", ".join(repr(other) for other in self._variables) or "none"
         return UnknownVariable(f"program {self.run.program} has no variable {name!r}; it has: {known}")
 
-    def _raise_error(self) -> None:
+    def raise_error(self) -> None:
+        """Raise the error that the state failed with, if it has."""
         if self._error is not None:
             # With its first traceback: each raise would otherwise grow it.
             raise self._error.with_traceback(self._traceback)
@@ -458,14 +467,14 @@ class Executor:
         """
         with self._changed:
             self._wait_or_time_out(lambda: self._error is not None or is_ready())
-            self._raise_error()
+            self.raise_error()
             return read()
 
     async def _read_async(self, is_ready: Question, read: Callable[[], T]) -> T:
         """`_read` without blocking the event loop."""
 
         def read_or_raise() -> T:
-            self._raise_error()
+            self.raise_error()
             return read()
 
         return await self._when(lambda: self._error is not None or is_ready(), read_or_raise)
@@ -644,9 +653,13 @@ class Executor:
 
     def _on_delta(self, active: Active, delta: Delta) -> None:
         with self._changed:
-            if self._active is active and delta.text:
+            if self._active is not active:
+                return
+            active.num_streamed += len(delta.token_ids)
+            active.textless.append(delta)
+            if delta.text:
                 active.streamed.append(delta.text)
-                self._chunks.append(delta.text)
+                self._append_piece(delta.text, active)
                 self._changed.notify_all()
 
     def _on_generated(self, active: Active, generation: Generation, node: Gen, span: Span, call: Called) -> None:
@@ -675,10 +688,18 @@ class Executor:
         if not output.text.startswith(streamed):
             raise GenerationError(f"the backend streamed {streamed!r} and then ended with {output.text!r}")
         if len(output.text) > len(streamed):
-            self._chunks.append(output.text[len(streamed) :])
+            rest, seen = output.text[len(streamed) :], active.num_streamed
+            tokens = output.token_ids[seen:], output.logprobs[seen:], output.top_logprobs[seen:]
+            active.textless.append(Delta(rest, *tokens))
+            self._append_piece(rest, active)
         span.end = len(self._chunks)
         self._segments.append(Segment(output.text))
         self._num_sent = len(self._segments)
+
+    def _append_piece(self, text: str, active: Active) -> None:
+        self._deltas[len(self._chunks)] = tuple(active.textless)
+        self._chunks.append(text)
+        active.textless = []
 
     # -- selecting ----------------------------------------------------------------------------------------------------
 

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import difflib
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Literal, TypeAlias, cast, overload
 
+from niwaki.lang.async_batch import DEFAULT_ASYNC_CONCURRENCY, Batch, iterate_on_a_loop, run_rows_async
 from niwaki.lang.backends import Host, model_name
 from niwaki.lang.batch import DEFAULT_CONCURRENCY, run_rows, with_progress_bar
 from niwaki.lang.checkpoint import StoredRow, fingerprint_of, run_with_checkpoint
 from niwaki.lang.executor import Executor
 from niwaki.lang.expressions import check_options
-from niwaki.lang.run import Run
+from niwaki.lang.run import Run, running_loop
 from niwaki.lang.state import State
-from niwaki.runtime.api import ProgramError, SamplingOptions
+from niwaki.runtime.api import NiwakiError, ProgramError, SamplingOptions
 
 Row: TypeAlias = Mapping[str, object] | tuple[object, ...]
 
@@ -49,6 +51,7 @@ class Program:
     def __init__(self, func: Callable[..., object], bound: Mapping[str, object] | None = None) -> None:
         self.func = func
         self.name = getattr(func, "__name__", repr(func))
+        self.is_async = inspect.iscoroutinefunction(func)
         self._bound = dict(bound or {})
         self._signature = _signature(func, self.name)
         self._parameters = tuple(self._signature.parameters.values())[1:]
@@ -68,16 +71,59 @@ class Program:
         Where the program has a parameter of such a name, it gets the value; the run's option then goes into
         `options={...}`.
 
+        An `async def` program runs on an event loop of its own; where one runs already, await `arun` instead.
+
         Raises:
-            ProgramError: the arguments do not fit the program.
+            ProgramError: the arguments do not fit the program, or it would block the event loop that runs here.
             RequestError: an option is out of its bounds.
             What the body raises.
         """
         call = self._call(args, kwargs)
-        return self._stream(call) if call.stream else self._run(call)
+        if call.stream:
+            return self._stream(call)
+        around = _current_run.get()
+        if around is not None and around.is_on_its_loop:
+            raise ProgramError(
+                f"{self.name}.run() would stop every program on the event loop of async program {around.program}; "
+                f"write await {self.name}.arun(...)"
+            )
+        executor = Executor(self._new_run(call))
+        if not self.is_async:
+            self._run_body(executor, call)
+        else:
+            self._run_on_a_loop(self._arun_body(executor, call), "arun")
+        return State(executor)
+
+    async def arun(self, *args: object, **kwargs: object) -> State:
+        """Run the program and return its state when everything in it has run, without blocking the event loop.
+
+        Takes what `run` takes. The body of an `async def` program runs on this loop, that of a `def` program on a
+        thread of its own. Cancelling the call cancels the state and its forks.
+
+        Raises:
+            What `run` raises, and the error that the state failed with.
+        """
+        call = self._call(args, kwargs)
+        if call.stream:
+            return self._stream(call)
+        executor = Executor(self._new_run(call))
+        try:
+            await executor.run.load_backend()
+            if self.is_async:
+                await self._arun_body(executor, call)
+            else:
+                self._start_thread(partial(self._run_body, executor, call))
+            await executor.sync_async(outside=True)
+        except asyncio.CancelledError:
+            executor.cancel()
+            raise
+        return State(executor)
 
     def stream(self, *args: object, **kwargs: object) -> State:
-        """Run the program on a thread of its own and return its state at once: for `text_iter` while it runs."""
+        """Start the program and return its state at once: for `text_iter` and `text_async_iter` while it runs.
+
+        An `async def` program runs on the event loop that runs here; any other on a thread of its own.
+        """
         return self._stream(self._call(args, kwargs))
 
     @overload
@@ -155,10 +201,7 @@ class Program:
             ProgramError, RequestError: an option of the run is not valid. At once, before any row.
             JournalError: the checkpoint was made by another run.
         """
-        if "stream" in kwargs:
-            raise ProgramError("run_batch cannot stream; generator_style=True yields states as they finish")
-        options = {**_mapping(kwargs.pop("options", None)), **kwargs}
-        _run_options(options)  # once, here, instead of in every row
+        options = _batch_options(kwargs)
         total = len(rows) if isinstance(rows, Sequence) else None
         if checkpoint is None:
             states = self._run_batch(rows, num_threads, options, on_error=on_error)
@@ -178,6 +221,11 @@ class Program:
         *,
         on_error: Literal["return", "raise"],
     ) -> Iterator[State | Exception]:
+        if self.is_async:
+            self._check_no_loop("arun_batch")
+            return iterate_on_a_loop(
+                self._arun_batch(rows, num_threads, options, on_error=on_error, progress_bar=False)
+            )
         num = DEFAULT_CONCURRENCY if num_threads == "auto" else num_threads
 
         def run_one(row: Row) -> State:
@@ -188,6 +236,28 @@ class Program:
             return state
 
         return run_rows(run_one, rows, num_threads=num, on_error=on_error)
+
+    def arun_batch(
+        self,
+        rows: Iterable[Row],
+        *,
+        concurrency: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        on_error: Literal["return", "raise"] = "return",
+        **kwargs: object,
+    ) -> Batch[State]:
+        """`run_batch` on the event loop that runs here: `await` it for the list, or `async for` in constant memory.
+
+        Results come in the order of the rows, an exception in the place of a row that failed; on_error="raise" raises
+        the first one instead. At most `concurrency` rows run at once ("auto": 256 of an `async def` program, 32 of a
+        `def` program, each of which takes a thread). Whoever stops early cancels what still runs.
+
+        Raises:
+            ConfigError: concurrency or on_error is not valid.
+            ProgramError, RequestError: an option of the run is not valid. At once, before any row.
+        """
+        options = _batch_options(kwargs)
+        return self._arun_batch(rows, concurrency, options, on_error=on_error, progress_bar=progress_bar)
 
     def bind(self, **arguments: object) -> Program:
         """The same program with defaults for some of its arguments or options; a call may override them.
@@ -202,33 +272,90 @@ class Program:
 
     # -- one call -----------------------------------------------------------------------------------------------------
 
-    def _run(self, call: _Call) -> State:
-        executor = Executor(self._new_run(call))
-        state = State(executor)
-        self._run_body(state, call)
-        return state
-
     def _stream(self, call: _Call) -> State:
         executor = Executor(self._new_run(call))
+        if not self.is_async:
+            self._start_thread(partial(self._run_body, executor, call))
+        elif running_loop() is None:
+            self._start_thread(lambda: asyncio.run(self._arun_body(executor, call)))
+        else:
+            _start_task(self._arun_body(executor, call))
+        return State(executor, is_outside=True)
+
+    def _start_thread(self, body: Callable[[], object]) -> None:
         context = contextvars.copy_context()
 
         def run() -> None:
             with suppress(BaseException):  # the state holds it, and every read raises it
-                context.run(self._run_body, State(executor), call)
+                context.run(body)
 
         threading.Thread(target=run, name=f"niwaki-{self.name}", daemon=True).start()
-        return State(executor, is_outside=True)
 
-    def _run_body(self, state: State, call: _Call) -> None:
-        executor = state._executor
+    def _run_body(self, executor: Executor, call: _Call) -> None:
         token = _current_run.set(executor.run)
         try:
-            executor.end_body(self.func(state, *call.args, **call.kwargs))
+            executor.end_body(self.func(State(executor), *call.args, **call.kwargs))
         except BaseException as error:
             executor.abort(error)
             raise
         finally:
             _current_run.reset(token)
+
+    async def _arun_body(self, executor: Executor, call: _Call) -> None:
+        run = executor.run
+        run.loop = asyncio.get_running_loop()
+        token = _current_run.set(run)
+        limit = asyncio.timeout(run.remaining())
+        try:
+            await run.load_backend()
+            async with limit:  # ends also a body that waits for something else than its state
+                body = cast("Awaitable[object]", self.func(State(executor), *call.args, **call.kwargs))
+                executor.end_body(await body)
+        except asyncio.CancelledError:
+            executor.cancel()
+            raise
+        except BaseException as error:
+            if limit.expired() and not isinstance(error, NiwakiError):
+                executor.abort(run.timed_out())
+                executor.raise_error()
+            executor.abort(error)
+            raise
+        finally:
+            _current_run.reset(token)
+
+    def _arun_batch(
+        self,
+        rows: Iterable[Row],
+        concurrency: int | Literal["auto"],
+        options: Mapping[str, object],
+        *,
+        on_error: Literal["return", "raise"],
+        progress_bar: bool,
+    ) -> Batch[State]:
+        async def run_one(row: Row) -> State:
+            args, named = _row_arguments(row, self.name)
+            state = await self.arun(*args, **named, options=options)
+            state._executor.release()
+            return state
+
+        default = DEFAULT_ASYNC_CONCURRENCY if self.is_async else DEFAULT_CONCURRENCY
+        num = default if concurrency == "auto" else concurrency
+        return run_rows_async(run_one, rows, concurrency=num, on_error=on_error, progress_bar=progress_bar)
+
+    def _run_on_a_loop(self, body: Coroutine[object, object, None], instead: str) -> None:
+        try:
+            self._check_no_loop(instead)
+        except ProgramError:
+            body.close()
+            raise
+        asyncio.run(body)
+
+    def _check_no_loop(self, instead: str) -> None:
+        if running_loop() is not None:
+            raise ProgramError(
+                f"program {self.name} is async, and an event loop runs here already; "
+                f"write await {self.name}.{instead}(...)"
+            )
 
     def _new_run(self, call: _Call) -> Run:
         around = _current_run.get()
@@ -294,10 +421,8 @@ def function(func: Callable[..., object]) -> Program:
 def _signature(func: Callable[..., object], name: str) -> inspect.Signature:
     if not callable(func):
         raise ProgramError(f"@function goes above a def, got {func!r}")
-    if inspect.iscoroutinefunction(func) or inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
-        raise ProgramError(
-            f"program {name} must be a plain def without yield; it is run on a thread of the caller's choice"
-        )
+    if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+        raise ProgramError(f"program {name} must be a def or an async def without yield; return the value instead")
     signature = inspect.signature(func)
     parameters = tuple(signature.parameters.values())
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -339,6 +464,31 @@ def _mapping(options: object) -> dict[str, object]:
     if isinstance(options, Mapping):
         return dict(options)
     raise ProgramError(f"options must be a mapping of option names to values, got {options!r}")
+
+
+def _batch_options(given: dict[str, object]) -> dict[str, object]:
+    """The options of every row's run, checked once instead of in every row."""
+    if "stream" in given:
+        raise ProgramError("a batch cannot stream; iterate over it to get states as they finish")
+    options = {**_mapping(given.pop("options", None)), **given}
+    _run_options(options)
+    return options
+
+
+def _start_task(body: Coroutine[object, object, None]) -> None:
+    """Run it on the loop that runs here. Its error is the state's, which every read raises."""
+
+    def forget(task: asyncio.Task[None]) -> None:
+        _tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: asyncio would log it otherwise
+
+    task = asyncio.get_running_loop().create_task(body)
+    _tasks.add(task)  # the loop itself holds tasks only weakly
+    task.add_done_callback(forget)
+
+
+_tasks: set[asyncio.Task[None]] = set()
 
 
 def _row_arguments(row: Row, program: str) -> tuple[tuple[object, ...], dict[str, object]]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 
-from niwaki.lang.backends import Host, backend_of, default_host
+from niwaki.lang.backends import Host, backend_of, default_host, is_default_ready
 from niwaki.runtime.api import Backend, ProgramError, SamplingOptions, TimedOut
 
 
 class Run:
     """Backend, options and deadline. `host` None: the default backend, looked up when it is first needed.
 
-    `loop` is the event loop that an `async def` body runs on; what would block it is refused.
+    `loop` is the event loop that an `async def` body runs on, from its start on; what would block it is refused.
     """
 
     def __init__(
@@ -22,10 +22,9 @@ class Run:
         host: Host | None = None,
         timeout: float | None = None,
         deadline: float | None = None,
-        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.program = program
-        self.loop = loop
+        self.loop: asyncio.AbstractEventLoop | None = None
         self.options = options
         self.timeout = timeout
         own = None if timeout is None else time.monotonic() + timeout
@@ -39,13 +38,23 @@ class Run:
             self._backend = backend_of(default_host())
         return self._backend
 
+    async def load_backend(self) -> None:
+        """Let `backend` be there without having blocked the event loop: loading a model takes seconds."""
+        if self._backend is None and not is_default_ready():
+            await asyncio.to_thread(default_host)
+
     def remaining(self) -> float | None:
         """Seconds until the deadline, at least 0. None: there is none."""
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
+    @property
+    def is_on_its_loop(self) -> bool:
+        """Is this code on the event loop of an async program? Then waiting would stop every program on it."""
+        return self.loop is not None and self.loop is running_loop()
+
     def check_may_block(self) -> None:
         """Raises ProgramError where waiting would stop the event loop that all its programs share."""
-        if self.loop is not None and self.loop is _running_loop():
+        if self.is_on_its_loop:
             raise ProgramError(
                 f"program {self.program} is async, and this read would stop every program on its event loop until the "
                 'value is there; write await s.get("x"), or await s.wait() before other reads'
@@ -56,7 +65,8 @@ class Run:
         return TimedOut(f"program {self.program} was not done within its timeout, {limit}")
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop that runs this code, if one does."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

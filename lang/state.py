@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Self, TypeAlias, overload
+from typing import Literal, Self, TypeAlias, overload
 
 from niwaki.lang.executor import Executor, Join
 from niwaki.lang.expressions import role
@@ -13,7 +13,7 @@ from niwaki.lang.meta import MetaInfo, Usage, meta_info
 from niwaki.lang.nodes import Content, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, SetVariable, as_nodes
 from niwaki.lang.origin import here
 from niwaki.lang.picture import Picture, picture_of
-from niwaki.lang.streams import iterate
+from niwaki.lang.streams import AsyncPieces, AsyncStream, AsyncTexts, iterate
 from niwaki.lang.tree import Tree, tree_of
 from niwaki.runtime.api import ProgramError
 
@@ -129,6 +129,14 @@ class State:
         """Wait, and return the error that the state failed with, or None."""
         return self._executor.error(outside=self._is_outside)
 
+    async def get(self, name: str) -> object:
+        """`state[name]` in an async program: waits for the value without stopping the event loop."""
+        return await self._executor.variable_async(_variable_name(name), outside=self._is_outside)
+
+    async def wait(self) -> None:
+        """`sync()` in an async program. After it every other read answers at once."""
+        await self._executor.sync_async(outside=self._is_outside)
+
     def get_meta_info(self, name: str) -> MetaInfo:
         """How the variable was generated or selected: finish reason, tokens, log-probabilities."""
         return meta_info(self._executor.outcome(_variable_name(name), outside=self._is_outside))
@@ -136,6 +144,25 @@ class State:
     def text_iter(self, name: str | None = None) -> Iterator[str]:
         """The text, or one variable's text, in pieces as they come. They add up to the whole, also when asked late."""
         return iterate(self._executor, name, outside=self._is_outside)
+
+    @overload
+    def text_async_iter(
+        self, name: str | None = None, return_meta_data: Literal[False] = False
+    ) -> AsyncStream[str]: ...
+    @overload
+    def text_async_iter(
+        self, name: str | None = None, *, return_meta_data: Literal[True]
+    ) -> AsyncStream[tuple[str, MetaInfo]]: ...
+    def text_async_iter(
+        self, name: str | None = None, return_meta_data: bool = False
+    ) -> AsyncStream[str] | AsyncStream[tuple[str, MetaInfo]]:
+        """`text_iter` for `async for`. With return_meta_data, pairs of a piece and what is known of its tokens.
+
+        Those are "completion_tokens" so far, and where log-probabilities were asked for "output_token_logprobs" of
+        this piece and "output_token_logprobs_length" so far. One may stop at any piece: nothing is left to close.
+        """
+        pieces = AsyncPieces(self._executor, name, outside=self._is_outside)
+        return pieces if return_meta_data else AsyncTexts(pieces)
 
     @property
     def token_ids(self) -> Sequence[int]:

@@ -6,11 +6,12 @@ over on the engine thread, so that what a program appends next rides in the very
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 
 import numpy as np
@@ -25,7 +26,6 @@ from niwaki.runtime.api import (
     Generation,
     GenerationError,
     Message,
-    NiwakiError,
     Pending,
     ProgramError,
     RequestError,
@@ -219,18 +219,38 @@ class LocalBackend:
         constraint = params.constraint
         if constraint is None:
             submit([None] * params.n)
-        elif threading.current_thread() is not self._thread or self._compiler.is_known(constraint):
+        elif self._compiler.is_known(constraint) or not self._must_not_stall():
             submit(self._matchers(constraint, params.n))
-        else:  # nothing compiles on the engine's own thread: it would stall every other request
+        else:
 
             def compile_and_submit() -> None:
                 try:
                     submit(self._matchers(constraint, params.n))
-                except NiwakiError as error:
+                except Exception as error:  # whatever it is, somebody waits for it
                     generation.fail(error)
 
-            self._compiling.submit(compile_and_submit)
+            self._compile_later(compile_and_submit, generation)
         return generation
+
+    def _must_not_stall(self) -> bool:
+        """On the engine's own thread compiling would stall every other request, on an event loop every other task."""
+        if threading.current_thread() is self._thread:
+            return True
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return False
+        return True
+
+    def _compile_later(self, compile_and_submit: Callable[[], None], generation: Generation) -> None:
+        def tell(future: Future[None]) -> None:
+            if future.cancelled():
+                generation.fail(EngineStopped("the engine was shut down before the constraint was compiled"))
+
+        try:
+            self._compiling.submit(compile_and_submit).add_done_callback(tell)
+        except RuntimeError:  # it takes no more work
+            raise EngineStopped("the engine was shut down") from None
 
     def cancel(self, job: Job) -> None:
         """End a job's requests; its result becomes `Cancelled` unless it was there before."""

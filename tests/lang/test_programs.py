@@ -267,9 +267,6 @@ def any_arguments(*args: object) -> None: ...
 def takes_options(s: State, options: object) -> None: ...
 
 
-async def coroutine(s: State) -> None: ...
-
-
 def generator(s: State) -> Iterator[int]:
     yield 1
 
@@ -281,8 +278,7 @@ def generator(s: State) -> Iterator[int]:
         (only_keywords, "needs the state as its first parameter"),
         (any_arguments, "needs the state as its first parameter"),
         (takes_options, "may not be called 'options'"),
-        (coroutine, "must be a plain def"),
-        (generator, "must be a plain def"),
+        (generator, "must be a def or an async def without yield"),
         (3, "goes above a def"),
     ],
 )
