@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Self, TextIO
 from niwaki import __version__
 from niwaki.lang.batch import DEFAULT_CONCURRENCY, Journal, run_rows
 from niwaki.lang.export import exported
+from niwaki.lang.picture import picture_of
 from niwaki.lang.program import Program
 from niwaki.lang.records import Record, RecordError, RecordFile
+from niwaki.lang.tree import Tree
 from niwaki.runtime.api import ConfigError, EngineStopped, NiwakiError
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ JsonObject = Mapping[str, object]
 
 PLAIN_PROGRESS_SECONDS = 5.0
 SERVER_PACKAGES = ("fastapi", "prometheus_client", "starlette", "uvicorn")
+NUM_TRACED = 10  # records that --trace draws
 RESERVED_NAMES = ("index", "error")  # what the output line itself says
 
 
@@ -68,6 +71,7 @@ class RunOptions:
     column: str | None
     restart: bool
     strict: bool
+    trace: Path | None
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> RunOptions:
@@ -106,6 +110,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--column", metavar="NAME", help="give the program this field of each .jsonl or .csv record as its text")
     add("--restart", action="store_true", help="throw away what the output holds and begin again")
     add("--strict", action="store_true", help="exit with 1 when any record failed")
+    add(
+        "--trace",
+        type=Path,
+        metavar="PATH.html",
+        help=f"draw how the first {NUM_TRACED} records of this run went",
+    )
     _add_serve(commands)
     return parser
 
@@ -199,6 +209,8 @@ def run(options: RunOptions) -> int:
     records = RecordFile.open(options.input, separator=options.record_separator, column=options.column)
     if options.output.exists() and any(options.output.samefile(path) for path in (options.input, options.program_file)):
         raise ConfigError(f"the output {options.output} is the input or the program; name another file")
+    if options.trace is not None:
+        _check_trace(options.trace, (options.input, options.program_file, options.output))
     program = load_program(options.program_file, options.function)
     to_parameters = parameters_of(program, records)
     num_records = records.count()
@@ -217,7 +229,7 @@ def run(options: RunOptions) -> int:
             tally = Tally(num_before=journal.num_done, num_records=last, usage=engine.stats)
             rows = islice(records, journal.num_done, last)
             try:
-                _write_rows(journal, tally, program, to_parameters, rows, engine, options.concurrency)
+                _write_rows(journal, tally, program, to_parameters, rows, engine, options)
                 if last == num_records:
                     journal.finish()
             except KeyboardInterrupt:
@@ -238,16 +250,23 @@ def _write_rows(
     to_parameters: Callable[[str | JsonObject], JsonObject],
     rows: Iterator[Record],
     engine: Engine,
-    concurrency: int,
+    options: RunOptions,
 ) -> None:
-    def run_one(record: Record) -> JsonObject:
+    trees: dict[int, Tree] = {}
+
+    def run_one(numbered: tuple[int, Record]) -> JsonObject:
+        number, record = numbered
         if isinstance(record, RecordError):
             raise record
         state = program.run(**to_parameters(record), options={"backend": engine})
-        return exported(state, reserved=RESERVED_NAMES)
+        try:
+            return exported(state, reserved=RESERVED_NAMES)
+        finally:
+            if options.trace is not None and number < NUM_TRACED:
+                trees[number] = state.tree()
 
     with Progress(tally, sys.stderr) as progress:
-        for result in run_rows(run_one, rows, num_threads=concurrency):
+        for result in run_rows(run_one, enumerate(rows), num_threads=options.concurrency):
             if isinstance(result, EngineStopped):
                 raise result  # no record can be run any more: stop here, so that a restart finds them undone
             error = result if isinstance(result, Exception) else _write_row(journal, result)
@@ -255,6 +274,16 @@ def _write_rows(
                 journal.write({"error": {"type": type(error).__name__, "message": _one_line(error)}})
             tally.count(error)
             progress.show()
+    if options.trace is not None:
+        picture_of([trees[number] for number in sorted(trees)]).save(options.trace)
+
+
+def _check_trace(trace: Path, taken: Sequence[Path]) -> None:
+    """Raises ConfigError where the picture could not be written at the end, or would be written over a file in use."""
+    if trace.suffix != ".html" or trace.is_dir() or not trace.parent.is_dir():
+        raise ConfigError(f"--trace writes a page: name a .html file in a folder that exists, got {trace}")
+    if any(trace.resolve() == path.resolve() for path in taken):
+        raise ConfigError(f"--trace {trace} would overwrite another file of this run; name another one")
 
 
 def _write_row(journal: Journal, row: JsonObject) -> ValueError | None:

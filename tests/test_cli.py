@@ -171,6 +171,21 @@ def test_csv_columns_are_parameters_and_one_may_be_picked(folder: Path) -> None:
     assert rows("picked.jsonl") == [{"index": 0, "loud": "ANN, THE FIRST"}]
 
 
+def test_a_trace_draws_the_first_records_on_one_page(folder: Path) -> None:
+    (folder / "many.txt").write_text("".join(f"text {n}\n" for n in range(15)))
+    assert run("shout", "many.txt", "--trace", "trace.html") == 0
+    page = (folder / "trace.html").read_text("utf-8")
+    assert page.count("<h1>shout</h1>") == 10
+    assert all(f"TEXT {n}&#x27;" in page for n in range(10))
+
+
+@pytest.mark.parametrize("trace", ["trace.txt", "nowhere/trace.html", "."])
+def test_a_trace_that_cannot_be_written_is_refused_before_any_work(folder: Path, trace: str) -> None:
+    (folder / "in.txt").write_text("a\n")
+    assert run("shout", "in.txt", "--trace", trace) == 1
+    assert not (folder / "out.jsonl").exists()
+
+
 def test_a_limit_stops_early_and_the_rest_continues_without_it(folder: Path) -> None:
     Path("in.txt").write_text("a\nb\nc\nd\n")
     assert run("shout", "in.txt", "--limit", "2") == 0
