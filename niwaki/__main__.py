@@ -76,11 +76,17 @@ class RunOptions:
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> RunOptions:
         """Raises ConfigError for a target that is no FILE.py:FUNCTION."""
-        program_file, _, function = arguments.program.rpartition(":")
-        if not program_file or not function.isidentifier():
-            raise ConfigError(f"{arguments.program!r} is not FILE.py:FUNCTION, as in examples/extract.py:extract")
+        program_file, function = program_target(arguments.program)
         given = {name: value for name, value in vars(arguments).items() if name not in ("program", "command")}
-        return cls(program_file=Path(program_file), function=function, **given)
+        return cls(program_file=program_file, function=function, **given)
+
+
+def program_target(text: str) -> tuple[Path, str]:
+    """FILE.py:FUNCTION, taken apart. Raises ConfigError for anything else."""
+    program_file, _, function = text.rpartition(":")
+    if not program_file or not function.isidentifier():
+        raise ConfigError(f"{text!r} is not FILE.py:FUNCTION, as in examples/extract.py:extract")
+    return Path(program_file), function
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -128,6 +134,13 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add = serve_parser.add_argument
     add("--model", type=Path, metavar="DIR", help="a Hugging Face model folder (default: the bundled model)")
+    add(
+        "--program",
+        action="append",
+        default=[],
+        metavar="FILE.py:FUNCTION",
+        help="serve a function made with @niwaki.function at /programs/FUNCTION; may be given again",
+    )
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (%(default)s)")
     add("--port", type=int, default=30000, metavar="N", help="%(default)s; 0 takes a free one and says which")
     add("--api-key", action="append", default=[], metavar="KEY", help="answer only who has it; may be given again")
@@ -142,6 +155,7 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def serve(arguments: argparse.Namespace) -> int:
     """Answer until told to stop. Returns the exit code: 0 when every request was answered or told."""
     try:
+        from niwaki.lang.endpoint import Endpoint  # loads pydantic
         from niwaki.runtime.server.config import ServerConfig, digests
         from niwaki.runtime.server.listen import bind
 
@@ -158,10 +172,11 @@ def serve(arguments: argparse.Namespace) -> int:
             drain_seconds=arguments.drain_seconds,
         )
         options = {} if arguments.kv_tokens is None else {"kv_tokens": arguments.kv_tokens}
+        programs = [Endpoint(load_program(*program_target(target))) for target in arguments.program]
         with bind(config) as listener:
             from niwaki.runtime.server.serve import serve as serve_until_stopped  # loads torch: after the port is ours
 
-            serve_until_stopped(config, listener, arguments.model, options)
+            serve_until_stopped(config, listener, arguments.model, options, programs)
     except ModuleNotFoundError as error:
         if error.name not in SERVER_PACKAGES:
             raise

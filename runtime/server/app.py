@@ -27,8 +27,8 @@ ERRORS = {
 }
 
 
-def make_app(service: Service, version: str) -> FastAPI:
-    """The ASGI application in front of one service. Its lifespan closes the service."""
+def make_app(service: Service, version: str, *more: APIRouter) -> FastAPI:
+    """The ASGI application in front of one service. Its lifespan closes the service. `more` routes need the key."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -40,7 +40,7 @@ def make_app(service: Service, version: str) -> FastAPI:
     app.state.service = service
     app.include_router(_public)
     guarded = APIRouter(dependencies=[Depends(authenticated)])
-    for router in (_private, openai_routes.router, native.router):
+    for router in (_private, openai_routes.router, native.router, *more):
         guarded.include_router(router)
     app.include_router(guarded)
     app.include_router(native.admin_router)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import traceback
 import uuid
 
 from niwaki.runtime.api import (
@@ -78,7 +79,11 @@ def as_api_error(error: BaseException, *, param: str | None = None, constraint: 
             return ApiError(400, str(error), param=param, code="context_length_exceeded")
         case ConstraintError():
             return ApiError(400, str(error), param=constraint, code="invalid_constraint")
-        case RequestError() | ProgramError() | UnsupportedByBackend() | ConfigError():
+        case UnsupportedByBackend():
+            return ApiError(400, str(error), param=param, code="unsupported")
+        case ProgramError():
+            return ApiError(400, str(error), param=param, code="invalid_program")
+        case RequestError() | ConfigError():
             return ApiError(400, str(error), param=param, code="invalid_value")
         case Cancelled():
             return ApiError(503, "the request was cancelled", type="server_error", code="cancelled")
@@ -86,7 +91,15 @@ def as_api_error(error: BaseException, *, param: str | None = None, constraint: 
             return overloaded("the engine stopped before the request ended; try again")
         case TimedOut():
             return ApiError(504, "the request took too long", type="server_error", code="timeout")
+    is_generation = isinstance(error, GenerationError)
+    return failed_inside(error, "the generation failed" if is_generation else "something went wrong on the server")
+
+
+def failed_inside(error: BaseException, what: str) -> ApiError:
+    """500, with an id under which the log says where. What an exception says may hold a prompt: only DEBUG shows it."""
     error_id = uuid.uuid4().hex
-    what = "the generation failed" if isinstance(error, GenerationError) else "something went wrong on the server"
-    log.error("error %s: %s", error_id, type(error).__name__, exc_info=error)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    log.error("error %s: %s%s", error_id, type(error).__name__, where)
+    log.debug("error %s", error_id, exc_info=error)
     return ApiError(500, f"{what}; error id {error_id}", type="server_error", code="internal_error")

@@ -23,10 +23,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The generation at `index` is done."""
+    """The generation at `index` is done; `outputs` are all of a generation that has more than one."""
 
     index: int
     output: Output
+    outputs: tuple[Output, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,11 @@ class Feed:
 
     def _end(self, index: int, generation: Generation) -> None:
         error = generation.error()
-        self._put(Failed(index, error) if error is not None else Ended(index, generation.result()[0]))
+        if error is not None:
+            self._put(Failed(index, error))
+        else:
+            outputs = generation.result()
+            self._put(Ended(index, outputs[0], outputs))
 
     def _put(self, event: Event) -> None:
         with self._lock:

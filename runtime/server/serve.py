@@ -6,18 +6,21 @@ import asyncio
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from fastapi import APIRouter
 
 from niwaki import __version__
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.app import make_app
+from niwaki.runtime.server.branches import Branches, branches_router
 from niwaki.runtime.server.config import ServerConfig
 from niwaki.runtime.server.listen import bind, url_of
+from niwaki.runtime.server.programs import ServedProgram, programs_router
 from niwaki.runtime.server.service import ServedModel, Service
 
 MAX_HEADER_BYTES = 64 * 2**10
@@ -30,6 +33,7 @@ def serve(
     listener: socket.socket,
     model: Path | None = None,
     options: Mapping[str, object] | None = None,
+    programs: Sequence[ServedProgram] = (),
 ) -> None:
     """Load a model and answer on a bound socket until SIGTERM or SIGINT; then every request is answered or told.
 
@@ -37,13 +41,15 @@ def serve(
         ConfigError, ModelError: as `Engine`.
     """
     with Engine(model, **dict(options or {})) as engine:
-        server = _Server(make_service(config, engine))
+        server = make_server(config, engine, programs)
         print(f"niwaki serves {server.model_name} on {url_of(config, listener)}", flush=True)
         server.run(sockets=[listener])
 
 
 @contextmanager
-def serving(engine: Engine, config: ServerConfig | None = None) -> Iterator[str]:
+def serving(
+    engine: Engine, config: ServerConfig | None = None, programs: Sequence[ServedProgram] = ()
+) -> Iterator[str]:
     """Serve an engine from a thread of this process while the block runs; gives the URL. For notebooks and tests.
 
     Raises:
@@ -51,7 +57,7 @@ def serving(engine: Engine, config: ServerConfig | None = None) -> Iterator[str]
     """
     config = config or ServerConfig(port=0)
     with bind(config) as listener:
-        server = _Server(make_service(config, engine))
+        server = make_server(config, engine, programs)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="niwaki-server")
         thread.start()
         server.has_started.wait()
@@ -79,13 +85,20 @@ def make_service(config: ServerConfig, engine: Engine) -> Service:
     return Service(config, model, engine.backend)
 
 
+def make_server(config: ServerConfig, engine: Engine, programs: Sequence[ServedProgram] = ()) -> _Server:
+    service = make_service(config, engine)
+    branches = Branches(engine.backend)
+    service.at_close.append(branches.close_all)
+    return _Server(service, programs_router(programs, engine), branches_router(branches))
+
+
 class _Server(uvicorn.Server):
     """uvicorn, with an end of our own: refuse new work at once, let what runs finish, tell the rest, then close."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, *more: APIRouter) -> None:
         super().__init__(
             uvicorn.Config(
-                make_app(service, __version__),
+                make_app(service, __version__, *more),
                 http="h11",  # its limits are those that were tested
                 ws="none",
                 loop="asyncio",

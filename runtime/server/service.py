@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -53,6 +53,23 @@ class EngineClient(Protocol):
     def flush(self) -> bool: ...
 
     def usage(self) -> Mapping[str, float]: ...
+
+
+class InFlight(Protocol):
+    """What a client waits for, as the service counts and ends it."""
+
+    @property
+    def size(self) -> int:
+        """In sequences."""
+        ...
+
+    def interrupt(self, reason: EngineStopped) -> None:
+        """Tell the client that the server ends."""
+        ...
+
+    def close(self) -> None:
+        """Stop what still runs. Called when it is over, too."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +124,10 @@ class Service:
         self.model = model
         self.engine = engine
         self.metrics = Metrics(engine.usage)
+        self.at_close: list[Callable[[], None]] = []  # what else ends with the service
         self.started_at = int(time.time())
         self._secret = os.urandom(32)
-        self._feeds: set[Feed] = set()
+        self._in_flight: set[InFlight] = set()
         self._is_draining = False
         self._must_hurry = False
         # Constraints compile for up to a second each: they must not keep others from being tokenized.
@@ -160,17 +178,13 @@ class Service:
 
     @property
     def num_in_flight(self) -> int:
-        return sum(feed.size for feed in self._feeds)
+        return sum(one.size for one in self._in_flight)
 
     def resolve(self, options: SamplingOptions) -> SamplingParams:
         return options.over(self.model.info.defaults).resolve()
 
-    async def begin(self, size: int, prepare: Callable[[], Sequence[Work]], *, compiles: bool) -> Feed:
-        """Start `size` sequences. `prepare` tokenizes and checks, on a thread; the caller must `finish` the feed.
-
-        Raises:
-            ApiError: 503 while draining or with a full queue. NiwakiError: what `prepare` and the engine raise.
-        """
+    def admit(self, size: int) -> None:
+        """Raises ApiError: 503 while draining or with a full queue, 400 for more than one request may ask."""
         if self._is_draining:
             raise overloaded("the server is shutting down")
         if not self.engine.is_alive:
@@ -178,18 +192,40 @@ class Service:
         if size > MAX_SEQUENCES:
             raise ApiError(400, f"{size} sequences in one request; at most {MAX_SEQUENCES}", param="n")
         limit = self.model.max_running + self.config.max_queued
-        if self._feeds and self.num_in_flight + size > limit:
+        if self._in_flight and self.num_in_flight + size > limit:
             raise overloaded(f"{self.num_in_flight} sequences run or wait already; try again")
-        feed = Feed(size, self.metrics)
-        self._feeds.add(feed)
+
+    def enter(self, one: InFlight) -> None:
+        """Count it from now on; the caller must `finish` it."""
+        self._in_flight.add(one)
         self._count()
 
-        def start() -> None:
+    async def begin(self, size: int, prepare: Callable[[], Sequence[Work]], *, compiles: bool) -> Feed:
+        """Start `size` sequences. `prepare` tokenizes and checks, on a thread; the caller must `finish` the feed.
+
+        Raises:
+            ApiError: as `admit`. NiwakiError: what `prepare` and the engine raise.
+        """
+
+        def start() -> Iterator[Generation]:
             for work in prepare():
-                feed.add(self.engine.start(work.ids, work.params, work.namespace, logits_from=work.logits_from))
+                yield self.engine.start(work.ids, work.params, work.namespace, logits_from=work.logits_from)
+
+        return await self.begin_generations(size, start, compiles=compiles)
+
+    async def begin_generations(self, size: int, start: Callable[[], Iterable[Generation]], *, compiles: bool) -> Feed:
+        """As `begin`, for those who start their `size` generations themselves, on a thread."""
+        self.admit(size)
+        feed = Feed(size, self.metrics)
+        self.enter(feed)
+
+        def add_all() -> None:
+            for generation in start():
+                feed.add(generation)
 
         try:
-            await asyncio.get_running_loop().run_in_executor(self._compiling if compiles else self._preparing, start)
+            executor = self._compiling if compiles else self._preparing
+            await asyncio.get_running_loop().run_in_executor(executor, add_all)
         except BaseException:
             self.finish(feed)
             raise
@@ -199,10 +235,10 @@ class Service:
         """Run something that takes a while on a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._preparing, function)
 
-    def finish(self, feed: Feed) -> None:
+    def finish(self, one: InFlight) -> None:
         """The request is answered, or its client is gone: whatever still runs for it stops."""
-        self._feeds.discard(feed)
-        feed.close()
+        self._in_flight.discard(one)
+        one.close()
         self._count()
 
     def _count(self) -> None:
@@ -226,14 +262,16 @@ class Service:
         """Refuse new work; wait for what runs, and tell what does not end in time."""
         self.refuse()
         deadline = time.monotonic() + self.config.drain_seconds
-        while self._feeds and time.monotonic() < deadline and not self._must_hurry:
+        while self._in_flight and time.monotonic() < deadline and not self._must_hurry:
             await asyncio.sleep(0.02)
-        for feed in tuple(self._feeds):
-            feed.interrupt(EngineStopped("the server is shutting down"))
+        for one in tuple(self._in_flight):
+            one.interrupt(EngineStopped("the server is shutting down"))
 
     def close(self) -> None:
-        for feed in tuple(self._feeds):
-            self.finish(feed)
+        for one in tuple(self._in_flight):
+            self.finish(one)
+        for end in self.at_close:
+            end()
         self._preparing.shutdown(wait=False, cancel_futures=True)
         self._compiling.shutdown(wait=False, cancel_futures=True)
 

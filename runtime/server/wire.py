@@ -39,7 +39,7 @@ class ErrorAnswer(Strict):
     error: ErrorFields
 
 
-Body = TypeVar("Body", bound=Strict)
+Body = TypeVar("Body", bound=BaseModel)
 
 # Fail fast: a list of a million wrong elements is one error, not a million.
 Text = Annotated[str, Field(max_length=4 * 2**20)]
@@ -108,12 +108,12 @@ async def read_body(request: Request, model: type[Body], config: ServerConfig) -
         raise _as_api_error(error) from None
 
 
-def takes(model: type[Strict]) -> dict[str, object]:
+def takes(model: type[BaseModel]) -> dict[str, object]:
     """What /openapi.json says of a route's body; `schemas` holds the models themselves."""
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference(model)}}}}
 
 
-def reference(model: type[Strict]) -> dict[str, str]:
+def reference(model: type[BaseModel]) -> dict[str, str]:
     """A reference to a model that `schemas` will hold."""
     _bodies[model.__name__] = model
     return {"$ref": f"#/components/schemas/{model.__name__}"}
@@ -126,7 +126,7 @@ def schemas() -> dict[str, object]:
     return dict(definitions["$defs"])
 
 
-_bodies: dict[str, type[Strict]] = {}
+_bodies: dict[str, type[BaseModel]] = {}
 
 
 def json_response(content: Mapping[str, object] | Sequence[object], status: int = 200) -> Response:

@@ -326,7 +326,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused_and_named(ai: openai.OpenAI
         {"$ref": "http://169.254.169.254/"},
     ):
         with pytest.raises(openai.BadRequestError) as refused:
-            ai.chat.completions.create(
+            ai.chat.completions.create(  # type: ignore[call-overload]  # the schema's type is a TypedDict
                 model="toy",
                 messages=MESSAGES,
                 response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},

@@ -1,0 +1,142 @@
+"""Programs as pages: typed in, typed out, and a failure is that call's own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import httpx2
+import pytest
+
+import niwaki as nw
+from niwaki.lang.endpoint import Endpoint
+from niwaki.lang.state import State
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.server.config import ServerConfig, digests
+from niwaki.runtime.server.serve import serving
+
+ROOT = Path(__file__).parents[3]
+KEY = {"authorization": "Bearer a-key-of-ours"}
+
+
+@nw.function
+def guess(s: State, text: str, kind: Literal["animal", "number"] = "animal", schema: int = 0) -> None:
+    """Says which animal or number it is."""
+    s += text
+    s += nw.gen("answer", choices=["cat", "dog"]) if kind == "animal" else nw.gen("answer", dtype=int, max_new_tokens=5)
+
+
+@nw.function
+async def total(s: State, numbers: list[float]) -> dict[str, float]:
+    s += "the"
+    s += nw.gen("word", max_new_tokens=2)
+    await s.get("word")
+    return {"total": sum(numbers)}
+
+
+@nw.function
+def breaks(s: State, how: str) -> None:
+    s += "the"
+    if how == "capacity":
+        s += nw.gen("x", max_new_tokens=100_000)
+    raise RuntimeError(f"a secret about {how}")
+
+
+@nw.function
+def endless(s: State) -> None:
+    for _ in range(1000):
+        s += "the"
+        s += nw.gen("x", max_new_tokens=4, ignore_eos=True)
+        s["x"]
+
+
+@pytest.fixture(scope="module")
+def programs(engine: Engine) -> Iterator[httpx2.Client]:
+    served = [Endpoint(program) for program in (guess, total, breaks, endless)]
+    config = ServerConfig(port=0, key_digests=digests(["a-key-of-ours"]))
+    with serving(engine, config, served) as url, httpx2.Client(base_url=url, timeout=60, headers=KEY) as client:
+        yield client
+
+
+def test_parameters_go_in_by_name_and_typed_values_come_out(programs: httpx2.Client) -> None:
+    assert programs.post("/programs/guess", json={"text": "the "}).json()["answer"] in ("cat", "dog")
+    answer = programs.post("/programs/guess", json={"text": "7", "kind": "number", "schema": 5})
+    assert isinstance(answer.json()["answer"], int)
+
+
+def test_an_async_program_answers_what_it_returns(programs: httpx2.Client) -> None:
+    assert programs.post("/programs/total", json={"numbers": [1, 2.5]}).json() == {"total": 3.5}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [({}, "text"), ({"text": 5}, "text"), ({"text": "x", "kind": "plant"}, "kind"), ({"text": "x", "no": 1}, "no")],
+)
+def test_a_wrong_parameter_is_a_400_that_names_it(programs: httpx2.Client, body: object, param: str) -> None:
+    answer = programs.post("/programs/guess", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+def test_a_program_needs_the_key_and_stands_in_the_description(programs: httpx2.Client) -> None:
+    assert programs.post("/programs/guess", json={"text": "x"}, headers={"authorization": ""}).status_code == 401
+    document = programs.get("/openapi.json").json()
+    assert document["paths"]["/programs/guess"]["post"]["description"] == "Says which animal or number it is."
+    parameters = document["components"]["schemas"]["guess_parameters"]
+    assert parameters["required"] == ["text"]
+    assert set(parameters["properties"]) == {"text", "kind", "schema"}
+
+
+def test_a_failure_is_that_calls_own_and_says_nothing_of_the_inside(
+    programs: httpx2.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = programs.post("/programs/breaks", json={"how": "badly"})
+    assert failed.status_code == 500
+    error = failed.json()["error"]
+    assert error["message"].startswith("the program failed; error id ")
+    assert error["message"].rpartition(" ")[2] in caplog.text
+    assert "test_programs.py" in caplog.text
+    assert "a secret" not in failed.text + caplog.text
+    assert programs.post("/programs/guess", json={"text": "the"}).status_code == 200
+
+
+def test_a_client_that_leaves_ends_its_program(programs: httpx2.Client, engine: Engine) -> None:
+    with pytest.raises(httpx2.ReadTimeout):
+        programs.post("/programs/endless", json={}, timeout=0.3)
+    deadline = time.monotonic() + 30
+    calm_since = time.monotonic()
+    generated = engine.stats()["generated_tokens"]
+    while time.monotonic() - calm_since < 0.3:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+        if engine.stats()["generated_tokens"] != generated:
+            generated, calm_since = engine.stats()["generated_tokens"], time.monotonic()
+    assert generated < 4000
+
+
+def test_what_cannot_be_served_is_refused_before_anything_runs() -> None:
+    def untyped(s, text):  # type: ignore[no-untyped-def]  # that is the point
+        s += text
+
+    def many(s: State, *texts: str) -> None:
+        s += texts[0]
+
+    def opaque(s: State, thing: Iterator[int]) -> None:
+        s += str(thing)
+
+    with pytest.raises(nw.ConfigError, match="give its parameter text a type"):
+        Endpoint(nw.function(untyped))
+    for function in (many, opaque):
+        with pytest.raises(nw.ConfigError, match="cannot be served"):
+            Endpoint(nw.function(function))
+
+
+def test_the_command_line_names_a_program_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    from niwaki.__main__ import main
+
+    assert main(["serve", "--port", "0", "--program", f"{ROOT}/examples/extract.py:nothing"]) == 1
+    assert "nothing is not defined" in capsys.readouterr().err
+    assert main(["serve", "--port", "0", "--program", "extract"]) == 1
+    assert "is not FILE.py:FUNCTION" in capsys.readouterr().err
