@@ -1,4 +1,4 @@
-"""Records read from a file: JSON lines, CSV, or text. One bad record never costs its neighbours.
+"""Records read from a file: JSON lines, CSV, Parquet, or text. One bad record never costs its neighbours.
 
 Reads as a stream, so the file may be larger than memory. Knows nothing of programs: a record is a text or an object.
 """
@@ -13,14 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from niwaki.lang.tables import parquet_columns, parquet_count, parquet_rows
 from niwaki.runtime.api import ConfigError, NiwakiError
 
 # Longer records are refused before they are decoded: no context holds them, and a file without line ends must not
 # be read into memory whole.
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 
-Format = Literal["jsonl", "csv", "txt"]
-_FORMATS: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".txt": "txt"}
+Format = Literal["jsonl", "csv", "parquet", "txt"]
+_FORMATS: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".txt": "txt",
+}
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -35,8 +42,9 @@ Record = str | Mapping[str, object] | RecordError
 class RecordFile:
     """A file of records. Iterating yields each record, or the RecordError that stands for it.
 
-    .jsonl: an object per line. .csv: the first row names the columns, and values are texts. .txt: a record per line
-    or, with `separator`, the lines between lines that equal it. With `column` the record is that field's text alone.
+    .jsonl: an object per line. .csv: the first row names the columns, and values are texts. .parquet: an object per
+    row, with Python's values. .txt: a record per line or, with `separator`, the lines between lines that equal it.
+    With `column` the record is that field's text alone.
     """
 
     path: Path
@@ -55,7 +63,7 @@ class RecordFile:
         if separator is not None and not separator.strip():
             raise ConfigError("the record separator is empty")
         if column is not None and form == "txt":
-            raise ConfigError(f"a column is for .jsonl and .csv files, and {path.name} is neither")
+            raise ConfigError(f"a column is for .jsonl, .csv and .parquet files, and {path.name} is none of them")
         records = cls(path, form, separator, column)
         header = records.columns()  # a missing file or a folder fails here, by name
         if header is not None and column is not None and column not in header:
@@ -63,7 +71,9 @@ class RecordFile:
         return records
 
     def columns(self) -> tuple[str, ...] | None:
-        """The column names of a .csv file; None where each record has its own."""
+        """The column names of a .csv or .parquet file; None where each record has its own."""
+        if self.format == "parquet":
+            return parquet_columns(self.path)
         with self.path.open("rb") as file:
             return _header(self.path, _csv_rows(file)) if self.format == "csv" else None
 
@@ -73,20 +83,29 @@ class RecordFile:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def count(self) -> int:
-        """How many records iteration will yield (reads the file once)."""
+        """How many records iteration will yield (reads the file once, where it does not say so itself)."""
+        if self.format == "parquet":
+            return parquet_count(self.path)
         return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[Record]:
+        if self.format == "parquet":
+            for row_number, row in enumerate(parquet_rows(self.path), start=1):
+                yield self._chosen(row, f"row {row_number}")
+            return
         with self.path.open("rb") as file:
             for line_number, read in _csv_records(self.path, file) if self.format == "csv" else self._records(file):
-                if isinstance(read, RecordError):
-                    yield RecordError(f"line {line_number} of {self.path.name} {read}")
-                elif isinstance(read, str) or self.column is None:
-                    yield read
-                elif isinstance(value := read.get(self.column), str):
-                    yield value
-                else:
-                    yield RecordError(f"line {line_number} of {self.path.name} has no text in {self.column!r}")
+                yield self._chosen(read, f"line {line_number}")
+
+    def _chosen(self, read: Record, place: str) -> Record:
+        """The record, or its column's text, or what is wrong with it and where."""
+        if isinstance(read, RecordError):
+            return RecordError(f"{place} of {self.path.name} {read}")
+        if isinstance(read, str) or self.column is None:
+            return read
+        if isinstance(value := read.get(self.column), str):
+            return value
+        return RecordError(f"{place} of {self.path.name} has no text in {self.column!r}")
 
     def _records(self, file: BinaryIO) -> Iterator[tuple[int, Record]]:
         chunks = _lines(file) if self.separator is None else _chunks(file, self.separator)

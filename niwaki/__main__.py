@@ -24,6 +24,7 @@ from niwaki.lang.export import exported
 from niwaki.lang.picture import picture_of
 from niwaki.lang.program import Program
 from niwaki.lang.records import Record, RecordError, RecordFile
+from niwaki.lang.tables import TABLE_SUFFIXES, check_installed, write_table
 from niwaki.lang.tree import Tree
 from niwaki.runtime.api import ConfigError, EngineStopped, NiwakiError
 
@@ -101,8 +102,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = run_parser.add_argument
     add("program", metavar="FILE.py:FUNCTION", help="a function made with @niwaki.function")
-    add("--input", required=True, type=Path, metavar="PATH", help=".jsonl, .csv or .txt")
-    add("--output", required=True, type=Path, metavar="PATH", help="JSON lines, one per record, in input order")
+    add("--input", required=True, type=Path, metavar="PATH", help=".jsonl, .csv, .parquet or .txt")
+    add("--output", required=True, type=Path, metavar="PATH", help="a row per record, in order: .jsonl, .csv, .parquet")
     add("--model", type=Path, metavar="DIR", help="a Hugging Face model folder (default: the bundled model)")
     add("--limit", type=_positive, metavar="N", help="only the first N records")
     add(
@@ -113,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         help="records in flight (%(default)s)",
     )
     add("--record-separator", metavar="STR", help="in a .txt file, records end at lines that equal STR")
-    add("--column", metavar="NAME", help="give the program this field of each .jsonl or .csv record as its text")
+    add("--column", metavar="NAME", help="give the program this field of each record as its text (not for .txt)")
     add("--restart", action="store_true", help="throw away what the output holds and begin again")
     add("--strict", action="store_true", help="exit with 1 when any record failed")
     add(
@@ -226,16 +227,18 @@ def run(options: RunOptions) -> int:
         raise ConfigError(f"the output {options.output} is the input or the program; name another file")
     if options.trace is not None:
         _check_trace(options.trace, (options.input, options.program_file, options.output))
+    check_installed(options.output)
     program = load_program(options.program_file, options.function)
     to_parameters = parameters_of(program, records)
     num_records = records.count()
     last = num_records if options.limit is None else min(options.limit, num_records)
-    with Journal(options.output, _fingerprint(options, records), restart=options.restart) as journal:
+    with Journal(_journal_path(options.output), _fingerprint(options, records), restart=options.restart) as journal:
         if journal.num_done >= last:
             journal.begin()
             if last == num_records:
                 journal.finish()
-            print(f"nothing to do: {journal.path} has all {last} records (--restart begins again)")
+            _make_table(options.output, journal, last)
+            print(f"nothing to do: {options.output} has all {last} records (--restart begins again)")
             return 0
         from niwaki.runtime.engine import Engine  # loads torch: only once it is clear that there is work
 
@@ -253,7 +256,8 @@ def run(options: RunOptions) -> int:
                 return _fail(f"{error.strerror or error}: {journal.path}; {_how_to_continue(journal)}")
             except NiwakiError as error:
                 return _fail(f"{_one_line(error)}; {_how_to_continue(journal)}")
-            report = tally.report(journal.path)
+            _make_table(options.output, journal, last)
+            report = tally.report(options.output)
     print(report, file=sys.stdout if journal.is_resumable else sys.stderr)
     return 1 if tally.num_errors and (options.strict or tally.num_errors == tally.num_rows) else 0
 
@@ -299,6 +303,17 @@ def _check_trace(trace: Path, taken: Sequence[Path]) -> None:
         raise ConfigError(f"--trace writes a page: name a .html file in a folder that exists, got {trace}")
     if any(trace.resolve() == path.resolve() for path in taken):
         raise ConfigError(f"--trace {trace} would overwrite another file of this run; name another one")
+
+
+def _journal_path(output: Path) -> Path:
+    """Where the rows go as they come: into the output itself, or beside a table, which is made of them at the end."""
+    is_table = output.suffix.lower() in TABLE_SUFFIXES
+    return output.with_name(output.name + ".rows.jsonl") if is_table else output
+
+
+def _make_table(output: Path, journal: Journal, count: int) -> None:
+    if output != journal.path:
+        write_table(journal.path, output, count)
 
 
 def _write_row(journal: Journal, row: JsonObject) -> ValueError | None:

@@ -6,6 +6,7 @@ The demo itself, on the real engine, is in test_examples.py.
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import os
@@ -184,6 +185,20 @@ def test_a_trace_that_cannot_be_written_is_refused_before_any_work(folder: Path,
     (folder / "in.txt").write_text("a\n")
     assert run("shout", "in.txt", "--trace", trace) == 1
     assert not (folder / "out.jsonl").exists()
+
+
+def test_a_csv_output_is_made_of_the_rows_when_they_are_done(folder: Path) -> None:
+    (folder / "in.csv").write_text("text\nhi\nfail\nyo\n")
+    assert run("shout", "in.csv", output="out.csv") == 0
+    with (folder / "out.csv").open(newline="") as file:
+        header, *table = csv.reader(file)
+    assert header == ["index", "loud", "error"]
+    assert [row[:2] for row in table] == [["0", "HI"], ["1", ""], ["2", "YO"]]
+    assert json.loads(table[1][2])["type"] == "ValueError"
+    assert [row["index"] for row in rows("out.csv.rows.jsonl")] == [0, 1, 2]
+    (folder / "out.csv").unlink()
+    assert run("shout", "in.csv", output="out.csv") == 0, "no row is run again, and the table is back"
+    assert (folder / "out.csv").exists()
 
 
 def test_a_limit_stops_early_and_the_rest_continues_without_it(folder: Path) -> None:

@@ -127,7 +127,7 @@ def test_options_that_do_not_fit_the_file_are_refused(tmp_path: Path) -> None:
         RecordFile.open(tmp_path / "in.jsonl", separator="---")
     with pytest.raises(ConfigError, match="separator is empty"):
         RecordFile.open(tmp_path / "in.txt", separator=" ")
-    with pytest.raises(ConfigError, match=r"column is for \.jsonl and \.csv"):
+    with pytest.raises(ConfigError, match=r"column is for \.jsonl, \.csv and \.parquet"):
         RecordFile.open(tmp_path / "in.txt", column="a")
     with pytest.raises(ConfigError, match="no column 'c'; it has a, b"):
         RecordFile.open(tmp_path / "in.csv", column="c")
