@@ -34,6 +34,7 @@ _HOMES = {
         "unconditional_likelihood_normalized",
     ),
     "niwaki.lang.backends": ("flush_cache", "get_server_info", "set_default_backend"),
+    "niwaki.lang.remote": ("RuntimeEndpoint",),
     "niwaki.lang.scripted": ("ScriptedBackend",),
     "niwaki.runtime.engine": ("Engine",),
     "niwaki.runtime.api": (
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
         user_end,
     )
     from niwaki.lang.program import Program, function
+    from niwaki.lang.remote import RuntimeEndpoint
     from niwaki.lang.scripted import ScriptedBackend
     from niwaki.lang.state import ForkGroup, State
     from niwaki.runtime.api import (
@@ -112,6 +114,7 @@ __all__ = [
     "Program",
     "ProgramError",
     "RequestError",
+    "RuntimeEndpoint",
     "ScriptedBackend",
     "State",
     "TimedOut",

@@ -13,7 +13,7 @@ LANGUAGE = set(
     "user_begin user_end assistant_begin assistant_end Program State ForkGroup".split()
 )
 METHODS = {"token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"}
-BACKENDS = {"Engine", "ScriptedBackend", "set_default_backend", "flush_cache", "get_server_info"}
+BACKENDS = {"Engine", "RuntimeEndpoint", "ScriptedBackend", "set_default_backend", "flush_cache", "get_server_info"}
 ERRORS = set(
     "NiwakiError ConfigError ModelError RequestError ConstraintError CapacityError GenerationError EngineStopped "
     "Cancelled TimedOut UnsupportedByBackend ProgramError UnknownVariable".split()

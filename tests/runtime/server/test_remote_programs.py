@@ -1,0 +1,209 @@
+"""A program gives the same on a server as on an engine in process, sends only what is new, and leaves nothing there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import httpx2
+import pytest
+
+import niwaki as nw
+from niwaki.lang.backends import Host
+from niwaki.lang.program import Program
+from niwaki.lang.remote import RuntimeEndpoint
+from niwaki.lang.state import State
+from niwaki.runtime.api import Message, Regex, SamplingOptions, Segment
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.server.branches import Branches
+from niwaki.runtime.server.config import ServerConfig, digests
+from niwaki.runtime.server.errors import ApiError
+from niwaki.runtime.server.serve import serving
+
+Values: TypeAlias = dict[str, object]
+
+
+@pytest.fixture(scope="module")
+def endpoint(url: str) -> Iterator[RuntimeEndpoint]:
+    with RuntimeEndpoint(url) as made:
+        yield made
+
+
+@nw.function
+def talk(s: State) -> None:
+    s += nw.system("the cat") + nw.user("sat on <|end|> the mat?")
+    s += nw.assistant(nw.gen("first", max_new_tokens=6, temperature=0))
+    s += nw.user("and the dog?")
+    s += nw.assistant(nw.gen("second", max_new_tokens=6, temperature=1.5, seed=5))
+
+
+@nw.function
+def choose(s: State) -> None:
+    s += "the cat sat on the "
+    s += nw.select("where", choices=["mat", "log", "naïve café"])
+    s += " and "
+    s += nw.gen("number", dtype=int, temperature=0, max_new_tokens=6)
+    s += nw.gen("code", regex="[ab]{3}-[0-9]{2}", temperature=0)
+
+
+@nw.function
+def branch_out(s: State) -> None:
+    s += "the cat and the dog and the "
+    forks = s.fork(4)
+    forks += lambda i: f"{i} "
+    forks += nw.gen("word", max_new_tokens=5, temperature=0, ignore_eos=True)
+    forks.join()
+    s += nw.gen("end", max_new_tokens=3, temperature=0, n=2, return_logprob=True, top_logprobs_num=2)
+
+
+def values(program: Program, backend: Host) -> Values:
+    state = program.run(options={"backend": backend})
+    state.sync()
+    names = {"talk": ["first", "second"], "choose": ["where", "number", "code"], "branch_out": ["word", "end"]}
+    return {name: state[name] for name in names[program.name]} | {"text": state.text(), "ids": list(state.token_ids)}
+
+
+@pytest.mark.parametrize("program", [talk, choose, branch_out], ids=lambda program: program.name)
+def test_a_program_gives_the_same_there_as_here(program: Program, endpoint: RuntimeEndpoint, engine: Engine) -> None:
+    assert values(program, endpoint) == values(program, engine)
+
+
+def test_what_generations_tell_beside_their_text_comes_along(endpoint: RuntimeEndpoint, engine: Engine) -> None:
+    def told(backend: Host) -> list[object]:
+        meta = branch_out.run(options={"backend": backend}).get_meta_info("end")
+        return [meta["completion_tokens"], meta["finish_reason"], meta["prompt_tokens"]]
+
+    assert told(endpoint) == told(engine)
+    params = SamplingOptions(max_new_tokens=4, temperature=0.0, return_logprob=True, top_logprobs_num=2).resolve()
+    outputs = []
+    for backend in (endpoint, engine.backend):
+        branch = backend.open()
+        (output,) = backend.generate(branch, [Segment("the cat")], params).result(60)
+        outputs.append(output)
+        backend.close(branch)
+    there, here = outputs
+    assert there.token_ids == here.token_ids
+    assert [one.token_id for one in there.logprobs] == [one.token_id for one in here.logprobs]
+    assert [one.logprob for one in there.logprobs] == pytest.approx([one.logprob for one in here.logprobs], abs=1e-4)
+    assert [len(top) for top in there.top_logprobs] == [2] * len(there.token_ids)
+
+
+def test_a_prefix_is_computed_once_for_all_forks_of_a_remote_program(endpoint: RuntimeEndpoint, engine: Engine) -> None:
+    engine.flush_cache()
+
+    @nw.function
+    def wide(s: State) -> None:
+        s += "a long shared prefix of the cat and the dog " * 8
+        forks = s.fork(6)
+        forks += nw.gen("x", max_new_tokens=2, ignore_eos=True)
+        forks.join()
+
+    before = endpoint.usage()["prefilled_tokens"]
+    state = wide.run(options={"backend": endpoint})
+    state.sync()
+    prefix = len(state.token_ids)
+    assert endpoint.usage()["prefilled_tokens"] - before < 1.5 * prefix
+
+
+def test_text_streams_from_the_server(endpoint: RuntimeEndpoint) -> None:
+    params = SamplingOptions(max_new_tokens=30, temperature=0.0, ignore_eos=True).resolve()
+    branch = endpoint.open()
+    generation = endpoint.generate(branch, [Segment("the")], params)
+    deltas = list(generation.deltas(60))
+    assert len(deltas) > 3
+    assert "".join(delta.text for delta in deltas) == generation.result()[0].text
+    endpoint.close(branch)
+
+
+def test_errors_are_those_of_an_engine(endpoint: RuntimeEndpoint, engine: Engine) -> None:
+    cases: list[tuple[SamplingOptions, type[Exception]]] = [
+        (SamplingOptions(max_new_tokens=5000), nw.CapacityError),
+        (SamplingOptions(constraint=Regex("a{3")), nw.ConstraintError),
+        (SamplingOptions(stop_token_ids=[400]), nw.RequestError),
+    ]
+    for options, kind in cases:
+        branch = endpoint.open()
+        with pytest.raises(kind):
+            endpoint.generate(branch, [Segment("the")], options.resolve()).result(60)
+        endpoint.close(branch)
+    with pytest.raises(nw.ProgramError, match="roles"):
+        endpoint.render([Message("nobody", "x")], add_generation_prompt=True)
+    with pytest.raises(nw.ProgramError, match="another backend"):
+        endpoint.fork(engine.backend.open())
+
+
+def test_cancelling_here_stops_the_work_there(endpoint: RuntimeEndpoint, engine: Engine) -> None:
+    params = SamplingOptions(max_new_tokens=480, temperature=0.0, ignore_eos=True).resolve()
+    branch = endpoint.open()
+    generation = endpoint.generate(branch, [Segment("the")], params)
+    next(generation.deltas(60))
+    generation.cancel()
+    with pytest.raises(nw.Cancelled):
+        generation.result(60)
+    deadline = time.monotonic() + 30
+    while engine.stats()["requests_running"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    endpoint.close(branch)
+    endpoint.close(branch)  # twice is allowed
+
+
+def test_a_busy_branch_takes_no_second_call_and_a_foreign_one_is_not_there(engine: Engine) -> None:
+    config = ServerConfig(port=0, key_digests=digests(["key-of-ann", "key-of-bob"]))
+    params = SamplingOptions(max_new_tokens=450, temperature=0.0, ignore_eos=True).resolve()
+    with (
+        serving(engine, config) as url,
+        RuntimeEndpoint(url, api_key="key-of-ann") as ann,
+        RuntimeEndpoint(url, api_key="key-of-bob") as bob,
+        httpx2.Client(base_url=url, headers={"authorization": "Bearer key-of-ann"}) as client,
+    ):
+        client.get("/health")
+        branch = ann.open()
+        generation = ann.generate(branch, [Segment("the")], params)
+        next(generation.deltas(60))
+        second = client.post(f"/branches/{branch.id}/append", json={"delta": []})
+        ann.close(branch)  # what runs on it is cancelled
+        with pytest.raises(nw.Cancelled):
+            generation.result(60)
+        assert second.status_code == 409
+        own = ann.open()
+        for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/fork")):
+            with pytest.raises(nw.RequestError, match="no such branch"):
+                bob._call(method, f"/branches/{own.id}{path}", {"delta": []} if path else None)
+        assert ann.token_ids(own) == []
+        assert bob.info().model == "toy"
+        with RuntimeEndpoint(url) as nobody, pytest.raises(nw.RequestError, match="API key"):
+            nobody.info()
+
+
+def test_branches_that_nobody_uses_expire(engine: Engine) -> None:
+    async def run() -> None:
+        branches = Branches(engine.backend, idle_seconds=0.05)
+        branch = engine.backend.open()
+        branch_id = branches.hold(branch, b"")
+        branches.give_back(branches.take(branch_id, b""))
+        deadline = time.monotonic() + 10
+        while len(branches):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        assert branch.is_closed
+        with pytest.raises(ApiError, match="no such branch"):
+            branches.find(branch_id, b"")
+        branches.close_all()
+
+    asyncio.run(run())
+
+
+def test_a_server_that_is_gone_is_told_at_once() -> None:
+    with pytest.raises(nw.EngineStopped, match="cannot be reached"):
+        RuntimeEndpoint("http://127.0.0.1:9", timeout=5).info()
+    with pytest.raises(nw.ConfigError, match="no server's address"):
+        RuntimeEndpoint("127.0.0.1:30000")
+
+
+def test_the_cache_is_flushed_and_the_server_described_from_afar(endpoint: RuntimeEndpoint) -> None:
+    assert endpoint.flush_cache()
+    assert endpoint.get_server_info()["model"] == "toy"
+    assert endpoint.info().context_length == 512
