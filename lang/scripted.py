@@ -6,6 +6,7 @@ them fails here too. A token is a word with the blank before it, a run of blanks
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
@@ -25,6 +26,7 @@ from niwaki.runtime.api import (
     FinishReason,
     Generation,
     GenerationError,
+    JsonSchema,
     Message,
     Output,
     Pending,
@@ -380,5 +382,10 @@ def _check_constraint(text: str, params: SamplingParams) -> None:
             raise ConstraintError(f"the scripted answer {text!r} does not match the regex {pattern!r}")
         case Choices(choices=choices) if text not in choices:
             raise ConstraintError(f"the scripted answer {text!r} is none of the choices {list(choices)!r}")
+        case JsonSchema():  # only that it is JSON: a type's own parser, or the program, judges the rest
+            try:
+                json.loads(text)
+            except ValueError:
+                raise ConstraintError(f"the scripted answer {text!r} is not JSON") from None
         case _:
             pass

@@ -1,6 +1,7 @@
 """Types of generated values: each becomes a constraint that admits its JSON and a parser that reads the value back.
 
-A type that a regular expression cannot hold exactly is refused when the program is defined, naming the field.
+A small type becomes a regular expression; one that none can hold (recursion, dicts, dates, bounds on floats) goes
+through the JSON schema that Pydantic has for it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, Union, get_args, get_origin
 
-from niwaki.runtime.api import Choices, Constraint, ConstraintError, Regex
+from niwaki.runtime.api import Choices, Constraint, ConstraintError, Grammar, JsonSchema, Regex
 
 # Where a type sets no limit on a text or a list, neither do we: an automaton that counts characters has a state for
 # each, one that does not has a few in all, and when the budget runs out the runtime closes quotes and brackets itself.
@@ -45,6 +46,10 @@ class ValueType:
     stop: tuple[str, ...] = ()
 
 
+class _NeverExact(ConstraintError):
+    """A JSON schema cannot say it either."""
+
+
 def value_type(dtype: object) -> ValueType:
     """The `ValueType` of a Python type.
 
@@ -65,8 +70,13 @@ def value_type(dtype: object) -> ValueType:
         return ValueType(name, Regex(_string_pattern(0, None)), json.loads)
     if get_origin(dtype) is Literal or _is_enum(dtype):
         return _bare_choices(dtype, name)
-    pattern = _pattern(dtype, name, ())
-    return ValueType(name, Regex(pattern), _reader(dtype))
+    try:
+        constraint: Constraint = Regex(_pattern(dtype, name, ()))
+    except _NeverExact:
+        raise
+    except ConstraintError as refusal:
+        constraint = JsonSchema(_schema_of(dtype, refusal))
+    return ValueType(name, constraint, _reader(dtype))
 
 
 def regex_type(pattern: str) -> ValueType:
@@ -82,6 +92,101 @@ def regex_type(pattern: str) -> ValueType:
     except re.error as error:
         raise ConstraintError(f"regex {pattern!r} is not valid at {error.pos}: {error.msg}") from error
     return ValueType(f"regex {pattern!r}", Regex(pattern), str)
+
+
+def schema_type(schema: Mapping[str, object] | str | type) -> ValueType:
+    """The text is a value that the JSON schema (a dict, its text, or a type) admits; the value is the text.
+
+    Raises:
+        ConstraintError: it is not JSON, or the type has no schema.
+    """
+    if isinstance(schema, str):
+        try:
+            json.loads(schema)
+        except ValueError as error:
+            raise ConstraintError(f"json_schema is not valid JSON: {error}") from error
+        return ValueType("json_schema", JsonSchema(schema), str)
+    if isinstance(schema, Mapping):
+        try:
+            text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ConstraintError(f"json_schema must hold JSON values only: {error}") from error
+        return ValueType("json_schema", JsonSchema(text), str)
+    name = _name(schema)
+    refusal = ConstraintError(f"json_schema {name}: the type has no JSON schema")
+    return ValueType(f"json_schema {name}", JsonSchema(_schema_of(schema, refusal)), str)
+
+
+def grammar_type(source: str) -> ValueType:
+    """The text is a sentence of the grammar, in Lark's syntax, or in EBNF where its rules are written `::=`; the value
+    is the text.
+
+    Raises:
+        ConstraintError: it is not text.
+    """
+    if not isinstance(source, str) or not source.strip():
+        raise ConstraintError(f"grammar must be text with at least one rule, got {source!r}")
+    return ValueType("grammar", Grammar(source, "ebnf" if "::=" in source else "lark"), str)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Types by their JSON schema
+# ---------------------------------------------------------------------------------------------------------------
+
+# What Pydantic writes into a schema where JSON Schema has no keyword for it, such as a bound on a union.
+_NO_KEYWORDS = frozenset("ge gt le lt multiple_of min_length max_length max_digits decimal_places".split())
+_ONE_SCHEMA = ("items", "additionalProperties", "not")
+_MANY_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_NAMED_SCHEMAS = ("properties", "$defs", "patternProperties")
+
+
+def _schema_of(dtype: object, refusal: ConstraintError) -> str:
+    """The schema of a type as text: Pydantic's, with objects closed and every field written.
+
+    Raises:
+        ConstraintError: `refusal`, where Pydantic has none.
+    """
+    from pydantic import TypeAdapter  # heavy: only programs with composed types load it
+    from pydantic.errors import PydanticUserError
+
+    if isinstance(dtype, str):
+        raise refusal
+    try:
+        adapter: TypeAdapter[object] = TypeAdapter(dtype)  # type: ignore[arg-type]  # a type, known only at run time
+        schema = adapter.json_schema()
+    except (PydanticUserError, NameError, TypeError) as error:
+        raise refusal from error
+    if not schema:  # Any, object: a value of it could be anything
+        raise refusal
+    _close(schema, refusal)
+    return json.dumps(schema, ensure_ascii=False)
+
+
+def _close(schema: object, refusal: ConstraintError) -> None:
+    """In place: no keys but the fields, and a field with a default is written like the others.
+
+    Raises:
+        ConstraintError: `refusal`, where Pydantic holds a limit that its schema cannot say.
+    """
+    if not isinstance(schema, dict):
+        return
+    if schema.keys() & _NO_KEYWORDS:
+        raise refusal
+    properties = schema.get("properties")
+    if schema.get("type") == "object" and isinstance(properties, dict):
+        schema.setdefault("additionalProperties", False)
+        required = schema.get("required", [])
+        written = [key for key, field in properties.items() if key in required or "default" in field]
+        if written:
+            schema["required"] = written
+    for keyword in _ONE_SCHEMA:
+        _close(schema.get(keyword), refusal)
+    for keyword in _MANY_SCHEMAS:
+        for branch in schema.get(keyword, ()):
+            _close(branch, refusal)
+    for keyword in _NAMED_SCHEMAS:
+        for inner in schema.get(keyword, {}).values():
+            _close(inner, refusal)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -300,7 +405,7 @@ def _model_fields(model: type, where: str) -> dict[str, object]:
     for name, field in declared.items():
         alias = getattr(field, "validation_alias", None)
         if alias is not None and not isinstance(alias, str):
-            raise ConstraintError(f"dtype {where}, field {name!r}: only an alias that is one string is supported")
+            raise _NeverExact(f"dtype {where}, field {name!r}: only an alias that is one string is supported")
         metadata = tuple(getattr(field, "metadata", ()))
         annotation: object = getattr(field, "annotation", None)
         fields[alias or name] = Annotated[(annotation, *metadata)] if metadata else annotation

@@ -6,6 +6,7 @@ Programs run on its `backend`; `generate` is for those who want no language arou
 from __future__ import annotations
 
 import asyncio
+import json
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from niwaki.runtime.api import (
     Constraint,
     Delta,
     Generation,
+    Grammar,
+    JsonSchema,
     Regex,
     RequestError,
     SamplingOptions,
@@ -44,7 +47,7 @@ MAX_POOL_TOKENS = 262_144
 
 # Spellings of SGLang's wire, beside our own names.
 WIRE_NAMES = {"min_new_tokens": "min_tokens", "max_tokens": "max_new_tokens", "sampling_seed": "seed"}
-CONSTRAINT_NAMES = ("regex", "choices")
+CONSTRAINT_NAMES = ("regex", "choices", "json_schema", "ebnf", "grammar")
 
 
 class Engine:
@@ -253,7 +256,9 @@ class Engine:
 
 
 def options_from_dict(given: Mapping[str, object]) -> SamplingOptions:
-    """Sampling options from a dict of our names or SGLang's, `regex` and `choices` among them.
+    """Sampling options from a dict of our names or SGLang's, constraints among them.
+
+    `json_schema` is a schema's text or a dict, `grammar` one in Lark's syntax, `ebnf` one in GBNF's.
 
     Raises:
         RequestError: an unknown name, or two constraints at once.
@@ -273,11 +278,23 @@ def options_from_dict(given: Mapping[str, object]) -> SamplingOptions:
         if not isinstance(choices, list | tuple):
             raise RequestError(f"choices must be a list of strings, got {choices!r}")
         constraints.append(Choices(tuple(str(choice) for choice in choices)))
+    if (schema := said.pop("json_schema", None)) is not None:
+        constraints.append(JsonSchema(schema if isinstance(schema, str) else _schema_text(schema)))
+    for name, syntax in (("ebnf", "ebnf"), ("grammar", "lark")):
+        if (source := said.pop(name, None)) is not None:
+            constraints.append(Grammar(str(source), syntax))  # type: ignore[arg-type]  # both are of the Literal
     if len(constraints) + ("constraint" in said) > 1:
-        raise RequestError("at most one constraint: regex, choices or constraint")
+        raise RequestError(f"at most one constraint: {', '.join(CONSTRAINT_NAMES)} or constraint")
     if constraints:
         said["constraint"] = constraints[0]
     return SamplingOptions(**said)  # type: ignore[arg-type]  # `resolve` checks the values
+
+
+def _schema_text(schema: object) -> str:
+    try:
+        return json.dumps(schema, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"json_schema must be a JSON schema as text or as a dict: {error}") from None
 
 
 def _pool_tokens(bytes_per_token: int, context_length: int) -> int:

@@ -13,11 +13,13 @@ from niwaki.runtime.api import Choices, ConfigError, Constraint, ConstraintError
 from niwaki.runtime.constraints import grammar_worker, worker
 from niwaki.runtime.constraints.automaton import ByteDfa, from_edges, from_texts
 from niwaki.runtime.constraints.grammar_engine import GrammarConstraint, GrammarVocabulary
-from niwaki.runtime.constraints.grammar_source import source_of
+from niwaki.runtime.constraints.grammar_source import source_of, text_of_schema
+from niwaki.runtime.constraints.grammar_worker import SEARCH, WALK
 from niwaki.runtime.constraints.matcher import AutomatonConstraint
 from niwaki.runtime.constraints.pattern import parse, shown
 from niwaki.runtime.constraints.process import CompileProcess, TookTooLong
 from niwaki.runtime.constraints.protocol import CompiledConstraint
+from niwaki.runtime.constraints.schema import shortest_text
 from niwaki.runtime.constraints.vocabulary import Vocabulary
 
 MAX_COST: Final = 12_000  # states before making deterministic; the worker does about 10,000 a second
@@ -136,7 +138,12 @@ class ConstraintCompiler:
         try:
             # A grammar is tried elsewhere first: what hangs or dies there never reaches this process.
             ask = grammar_worker.tried if source.is_small else self._grammar_process.ask
-            shortest = ask(source.text)
+            if source.schema is None:
+                shortest = ask(SEARCH + source.text)
+            else:
+                shortest = shortest_text(source.schema, lambda part: ask(SEARCH + text_of_schema(part)))
+                if not source.is_small:
+                    ask(WALK + source.text)
             with self._lock:
                 self._words = self._words or GrammarVocabulary(self.vocabulary)
             return GrammarConstraint(source.text, self._words, shortest, source.commitments, source.num_states)

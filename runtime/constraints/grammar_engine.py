@@ -25,7 +25,9 @@ FAR: Final = 1_000_000  # the distance where no ending was found
 SEARCH_NODES: Final = 1500  # of one search in the middle of a text
 DOUBTS: Final = 512  # tokens looked at one by one in one mask
 SEARCHES: Final = 8  # of these, for how many an ending of their own is searched
-SUFFIXES: Final = 8  # of the known ending, how many are tried after another token
+JOINTS: Final = 8  # places of a known ending that are tried after another token
+JOINT_BYTES: Final = 400
+CLOSING: Final = frozenset(b'"}],')
 OPENING: Final = frozenset(b'{[,:"')
 # A byte of a number or literal may ask for three more; an escape or a character beyond ASCII for up to eleven.
 PLAIN_COST: Final = 4
@@ -42,6 +44,26 @@ class Commitments:
 
     value: int
     inside: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A text that completes another. suffixes[i] are the fewest tokens that write text[i:]; the last one is empty."""
+
+    text: bytes
+    suffixes: tuple[tuple[int, ...], ...]
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.suffixes[0]
+
+    def behind(self, num_bytes: int) -> Ending:
+        return Ending(self.text[num_bytes:], self.suffixes[num_bytes:])
+
+    def joints(self) -> list[int]:
+        """Places from which the rest may complete another text as well: the start, and where something closes."""
+        found = [i for i, byte in enumerate(self.text[:JOINT_BYTES]) if i and byte in CLOSING]
+        return [0, *found[:JOINTS], len(self.text)] if self.text else [0]
 
 
 class GrammarVocabulary:
@@ -69,8 +91,8 @@ class GrammarVocabulary:
                     self.plain_costs[token_id] = ESCAPE_COST
         self.byte_ids = [self.id_of[bytes([byte])] for byte in range(256)]
 
-    def fewest_tokens(self, text: bytes) -> list[tuple[int, ...]]:
-        """For each suffix of `text`, the longest first and the empty one last, the fewest tokens that write it."""
+    def ending(self, text: bytes) -> Ending:
+        """`text` and each of its suffixes in the fewest tokens that write it."""
         best: list[tuple[int, ...]] = [()]
         for start in range(len(text) - 1, -1, -1):
             candidates = (
@@ -80,7 +102,7 @@ class GrammarVocabulary:
             )
             token_id, end = min(candidates, key=lambda found: len(best[len(text) - found[1]]))
             best.append((token_id, *best[len(text) - end]))
-        return best[::-1]
+        return Ending(text, tuple(best[::-1]))
 
 
 class GrammarConstraint:
@@ -97,7 +119,7 @@ class GrammarConstraint:
             self._start = build(grammar, words.tokenizer)
         except ValueError as error:
             raise ConstraintError(f"it cannot be compiled: {error}") from None
-        self._ending = words.fewest_tokens(shortest)
+        self._ending = self._verified(shortest)
         self.costs: npt.NDArray[np.int64] = (
             np.maximum(words.plain_costs, commitments.inside) + words.openings * commitments.value
         )
@@ -105,7 +127,22 @@ class GrammarConstraint:
 
     def matcher(self) -> GrammarMatcher:
         with self._lock:
-            return GrammarMatcher(self, self._start.deep_copy(), [len(self._ending[0])], self._ending)
+            return GrammarMatcher(self, self._start.deep_copy(), [len(self._ending.tokens)], self._ending)
+
+    def _verified(self, shortest: bytes) -> Ending:
+        """The ending, seen to be accepted: what found it and what enforces it are two programs."""
+        ending = self.words.ending(shortest)
+        if not completes(self._start, ending.tokens, self.words):
+            found = short_text(self._start, self.words.byte_ids)
+            if found is None:
+                raise ConstraintError("no text that satisfies it was found")
+            ending = self.words.ending(found)
+        return ending
+
+
+def completes(place: LLMatcher, tokens: Sequence[int], words: GrammarVocabulary) -> bool:
+    wanted = [*tokens, words.eos_ids[0]]
+    return bool(place.validate_tokens(wanted) == len(wanted))
 
 
 class GrammarMatcher:
@@ -118,12 +155,12 @@ class GrammarMatcher:
     __slots__ = ("_bounds", "_constraint", "_ended", "_ending", "_is_sure", "_matcher")
 
     def __init__(
-        self, constraint: GrammarConstraint, matcher: LLMatcher, bounds: list[int], ending: list[tuple[int, ...]] | None
+        self, constraint: GrammarConstraint, matcher: LLMatcher, bounds: list[int], ending: Ending | None
     ) -> None:
         self._constraint = constraint
         self._matcher = matcher
         self._bounds = bounds  # after each accepted token, at most so many tokens lead to an end; one more than tokens
-        self._ending = ending  # the suffixes of an ending, see fewest_tokens; None: not known
+        self._ending = ending
         self._is_sure = ending is not None  # it is one from here; else a guess, from some tokens before
         self._ended = False
 
@@ -146,7 +183,7 @@ class GrammarMatcher:
         if self.can_end:
             return 0
         ending = self._found_ending()
-        return FAR if ending is None else len(ending[0])
+        return FAR if ending is None else len(ending.tokens)
 
     def fill_mask(self, row: MaskRow) -> None:
         if self._ended:
@@ -160,9 +197,9 @@ class GrammarMatcher:
         if self._ended or self._bounds[-1] + constraint.highest_cost < remaining:
             return
         ending = self._found_ending()
-        if ending is None or len(ending[0]) > remaining:
+        if ending is None or len(ending.tokens) > remaining:
             return
-        spare = remaining - 1 - len(ending[0])
+        spare = remaining - 1 - len(ending.tokens)
         words = row.view(np.uint32)
         allowed = np.unpackbits(words.view(np.uint8), bitorder="little")[: len(constraint.costs)].view(np.bool_)
         allowed[constraint.words.eos_ids] = False
@@ -171,8 +208,8 @@ class GrammarMatcher:
             return
         refused = np.zeros(32 * len(words), np.bool_)
         refused[doubtful] = True
-        if ending[0]:
-            refused[ending[0][0]] = False
+        if ending.tokens:
+            refused[ending.tokens[0]] = False
         searches = SEARCHES
         for token_id in doubtful[:DOUBTS].tolist():
             fits, searched = self._fits(token_id, ending, remaining - 1, searches > 0)
@@ -194,9 +231,9 @@ class GrammarMatcher:
                 raise ConstraintError(f"the grammar failed: {short_reason(self._matcher.get_error())}")
             raise self._not_allowed(token_id)
         ending = self._ending
-        if self._is_sure and ending is not None and ending[0] and ending[0][0] == token_id:
-            self._ending = ending[len(self._constraint.words.vocabulary.token_bytes[token_id] or b"") :]
-            self._bounds.append(len(self._ending[0]))
+        if self._is_sure and ending is not None and ending.tokens[:1] == (token_id,):
+            self._ending = ending.behind(len(self._constraint.words.vocabulary.token_bytes[token_id] or b""))
+            self._bounds.append(len(self._ending.tokens))
         else:  # the ending stays as a guess: inside a string most tokens leave it as it is
             self._is_sure = False
             self._bounds.append(self._bounds[-1] + int(self._constraint.costs[token_id]))
@@ -237,49 +274,53 @@ class GrammarMatcher:
         if self.can_end:
             return ()
         ending = self._found_ending()
-        return None if ending is None or len(ending[0]) > budget else ending[0]
+        return None if ending is None or len(ending.tokens) > budget else ending.tokens
 
     # -- endings
 
-    def _found_ending(self) -> list[tuple[int, ...]] | None:
-        """A way to the end from here, and of each suffix of its text; the bound becomes its length."""
+    def _found_ending(self) -> Ending | None:
+        """A way to the end from here; the bound becomes its length."""
         if self._is_sure:
             return self._ending
-        if self._matcher.is_accepting():
-            self._ending = [()]
-        elif self._ending is None or not self._completes(self._matcher, self._ending[0]):
-            suffix = None if self._ending is None else self._fitting_suffix(self._matcher, self._ending)
-            if suffix is not None and self._ending is not None:
-                self._ending = self._ending[suffix:]
-            else:
-                text = short_text(self._matcher, self._constraint.words.byte_ids, SEARCH_NODES)
-                self._ending = None if text is None else self._constraint.words.fewest_tokens(text)
+        guess = self._ending
+        text = self._known_end(self._matcher, guess)
+        if text is None:
+            text = short_text(
+                self._matcher,
+                self._constraint.words.byte_ids,
+                SEARCH_NODES,
+                lambda place: self._known_end(place, guess),
+            )
+        if guess is not None and text is not None and guess.text.endswith(text):
+            self._ending = guess.behind(len(guess.text) - len(text))
+        else:
+            self._ending = None if text is None else self._constraint.words.ending(text)
         self._is_sure = True
-        self._bounds[-1] = FAR if self._ending is None else len(self._ending[0])
+        self._bounds[-1] = FAR if self._ending is None else len(self._ending.tokens)
         return self._ending
 
-    def _fits(self, token_id: int, ending: list[tuple[int, ...]], budget: int, may_search: bool) -> tuple[bool, bool]:
+    def _fits(self, token_id: int, ending: Ending, budget: int, may_search: bool) -> tuple[bool, bool]:
         """Whether the text can surely end within `budget` tokens after this one, and whether we had to search."""
         place = self._matcher.deep_copy()
         if not place.consume_token(token_id):
             return False, False
-        if place.is_accepting():
-            return True, False
-        suffix = self._fitting_suffix(place, ending)
-        if suffix is not None:
-            return len(ending[suffix]) <= budget, False
+        text = self._known_end(place, ending)
+        if text is not None:
+            return len(ending.suffixes[len(ending.text) - len(text)]) <= budget, False
         if not may_search:
             return False, False
-        text = short_text(place, self._constraint.words.byte_ids, SEARCH_NODES // 10)
-        return text is not None and len(self._constraint.words.fewest_tokens(text)[0]) <= budget, True
+        words = self._constraint.words
+        text = short_text(place, words.byte_ids, SEARCH_NODES // 10, lambda after: self._known_end(after, ending))
+        return text is not None and len(words.ending(text).tokens) <= budget, True
 
-    def _fitting_suffix(self, place: LLMatcher, ending: Sequence[tuple[int, ...]]) -> int | None:
-        """Which suffix of the ending completes the text from `place`: what closed before still closes."""
-        return next((i for i in range(min(SUFFIXES, len(ending))) if self._completes(place, ending[i])), None)
-
-    def _completes(self, place: LLMatcher, tokens: Sequence[int]) -> bool:
-        wanted = [*tokens, self._constraint.words.eos_ids[0]]
-        return bool(place.validate_tokens(wanted) == len(wanted))
+    def _known_end(self, place: LLMatcher, ending: Ending | None) -> bytes | None:
+        """The part of the ending that completes the text from `place`: what closed before still closes."""
+        if place.is_accepting():
+            return b""
+        for joint in () if ending is None else ending.joints():
+            if ending is not None and completes(place, ending.suffixes[joint], self._constraint.words):
+                return ending.text[joint:]
+        return None
 
     def _fill(self, row: MaskRow) -> None:
         words = row.view(np.uint32)

@@ -11,6 +11,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from niwaki.runtime.api import ConstraintError, Grammar, JsonSchema
 from niwaki.runtime.constraints.grammar_engine import Commitments
 from niwaki.runtime.constraints.schema import normalise
+from niwaki.runtime.constraints.schema.document import Json
 
 MAX_GRAMMAR_BYTES: Final = 64 * 1024
 MAX_NESTING: Final = 64
@@ -24,12 +25,14 @@ GRAMMAR_COMMITMENTS: Final = Commitments(value=64, inside=128)
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """A Lark grammar in llguidance's dialect. `is_small`: building it is provably quick."""
+    """A Lark grammar in llguidance's dialect. `is_small`: building it is provably quick. `schema`: where it is one, the
+    normal form."""
 
     text: str
     commitments: Commitments
     num_states: int
     is_small: bool
+    schema: Json = None
 
 
 def source_of(constraint: JsonSchema | Grammar) -> GrammarSource:
@@ -41,11 +44,19 @@ def source_of(constraint: JsonSchema | Grammar) -> GrammarSource:
     if isinstance(constraint, Grammar):
         return _grammar(constraint)
     normal = normalise(constraint.schema)
-    embedded = normal.schema if isinstance(normal.schema, dict) else {"anyOf": [normal.schema]}
-    text = json.dumps({**embedded, "x-guidance": JSON_OPTIONS}, ensure_ascii=True)
     return GrammarSource(
-        f"{HEADER}start: %json {text}\n", Commitments(normal.value, normal.inside), normal.num_nodes, normal.is_small
+        text_of_schema(normal.schema),
+        Commitments(normal.value, normal.inside),
+        normal.num_nodes,
+        normal.is_small,
+        normal.schema,
     )
+
+
+def text_of_schema(schema: Json) -> str:
+    """The grammar of a normal schema."""
+    embedded = schema if isinstance(schema, dict) else {"anyOf": [schema]}
+    return f"{HEADER}start: %json {json.dumps({**embedded, 'x-guidance': JSON_OPTIONS})}\n"
 
 
 def _grammar(grammar: Grammar) -> GrammarSource:

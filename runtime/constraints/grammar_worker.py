@@ -2,8 +2,8 @@
 
 Also the program of the process that tries a grammar under a limit before the engine builds it (`python -P
 grammar_worker.py SECONDS BYTES`); a matcher cannot cross processes, so the process only says whether all went well.
-Imports the standard library and llguidance only. Frames are those of worker.py; a request is a grammar in UTF-8 as
-`build` takes it, an answer one status byte (OK or REFUSED) and the shortest text found, or the reason.
+Imports the standard library and llguidance only. Frames are those of worker.py; a request is SEARCH or WALK and a
+grammar in UTF-8 as `build` takes it, an answer one status byte (OK or REFUSED) and the text found, or the reason.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import signal
 import struct
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import BinaryIO, Final
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 OK, REFUSED = b"\x00", b"\x01"
+SEARCH, WALK = "s", "w"  # before a grammar: find a short text too, or only see that it can be walked
 LENGTH = struct.Struct("<I")
 STACK_BYTES: Final = 64 * 1024 * 1024  # llguidance recurses over references: 1,000 chained ones overflow 8 MiB
 TRIAL_STEPS: Final = 24
@@ -89,18 +90,31 @@ def short_reason(message: str) -> str:
     return lines[0][:300] if lines else "unknown reason"
 
 
-def short_text(matcher: LLMatcher, byte_ids: Sequence[int], max_nodes: int = SEARCH_NODES) -> bytes | None:
+def short_text(
+    matcher: LLMatcher,
+    byte_ids: Sequence[int],
+    max_nodes: int = SEARCH_NODES,
+    known_end: Callable[[LLMatcher], bytes | None] = lambda place: b"" if place.is_accepting() else None,
+) -> bytes | None:
     """A short continuation, in bytes, after which the text may end: the shortest that the search meets.
 
     Uniform-cost over bytes. Among places as far away and with the same last masks one is kept, and where very many
     bytes may follow only the likely ones are tried first: both cost no correctness, only at times a byte.
-    None where `max_nodes` places were looked at in vain. byte_ids[b] is the token of the single byte b.
+    None where `max_nodes` places were looked at in vain. byte_ids[b] is the token of the single byte b; `known_end`
+    tells the rest of the text from a place where it is known.
     """
-    found = _searched(matcher, byte_ids, max_nodes, prunes=True)
-    return found if found is not None else _searched(matcher, byte_ids, max_nodes, prunes=False)
+    found = _searched(matcher, byte_ids, max_nodes, known_end, prunes=True)
+    return found if found is not None else _searched(matcher, byte_ids, max_nodes, known_end, prunes=False)
 
 
-def _searched(matcher: LLMatcher, byte_ids: Sequence[int], max_nodes: int, *, prunes: bool) -> bytes | None:
+def _searched(
+    matcher: LLMatcher,
+    byte_ids: Sequence[int],
+    max_nodes: int,
+    known_end: Callable[[LLMatcher], bytes | None],
+    *,
+    prunes: bool,
+) -> bytes | None:
     queue: list[tuple[int, int, bytes, tuple[int, ...], LLMatcher]] = [(0, 0, b"", (), matcher)]
     seen: set[tuple[int, tuple[int, ...]]] = set()
     order = 0
@@ -108,8 +122,9 @@ def _searched(matcher: LLMatcher, byte_ids: Sequence[int], max_nodes: int, *, pr
         if not queue:
             return None
         length, _, text, before, place = heapq.heappop(queue)
-        if place.is_accepting():
-            return text
+        end = known_end(place)
+        if end is not None:
+            return text + end
         mask = place.compute_bitmask()
         masks = (*before[-MASKS_COMPARED:], hash(mask))
         key = (length, masks)
@@ -128,14 +143,14 @@ def _searched(matcher: LLMatcher, byte_ids: Sequence[int], max_nodes: int, *, pr
     return None
 
 
-def tried(grammar: str) -> bytes:
+def tried(request: str) -> bytes:
     """Build the grammar over single bytes, find a short text and walk at random: what may hang, hangs here.
 
     Raises:
         ValueError: llguidance refuses it, or no text of it was found.
     """
-    matcher = build(grammar, byte_tokenizer())
-    text = short_text(matcher, range(256))
+    matcher = build(request[1:], byte_tokenizer())
+    text = short_text(matcher, range(256)) if request[0] == SEARCH else b""
     if text is None:
         raise ValueError("no text that satisfies it was found")
     rng = random.Random(0)

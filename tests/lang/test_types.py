@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import niwaki as nw
 from niwaki.lang.state import State
-from niwaki.lang.types import ValueType, _int_pattern, value_type
-from niwaki.runtime.api import Choices, Regex
+from niwaki.lang.types import ValueType, _int_pattern, grammar_type, schema_type, value_type
+from niwaki.runtime.api import Choices, Grammar, JsonSchema, Regex
 
 
 class Mood(enum.Enum):
@@ -242,25 +242,11 @@ def model_with(annotation: object, field: object = ...) -> type[pydantic.BaseMod
     ("dtype", "message"),
     [
         (object, "dtype object: object cannot be enforced"),
-        (dict, "dict cannot be enforced"),
-        (list, "needs the type of its items|list cannot be enforced"),
-        (datetime.date, "date cannot be enforced"),
         ("int", "cannot be enforced"),
         (5, "cannot be enforced"),
         (Literal["a", ""], "an empty text cannot be generated"),
         (Literal[1, "1"], "written alike"),
-        (Recursive, "dtype Recursive, field 'child': Recursive contains itself"),
-        (model_with(datetime.date), "dtype Made, field 'bad': date cannot be enforced"),
-        (model_with(dict[str, int]), "field 'bad'"),
-        (model_with(Any), "field 'bad'"),
-        (model_with(str, pydantic.Field(pattern="a+")), "field 'bad'.*cannot be enforced exactly"),
-        (model_with(int, pydantic.Field(multiple_of=3)), "field 'bad'.*cannot be enforced exactly"),
-        (model_with(float, pydantic.Field(le=1)), "field 'bad'.*cannot be enforced exactly"),
-        (model_with(float, pydantic.Field(gt=0)), "field 'bad'.*cannot be enforced exactly"),
-        (model_with(int, pydantic.Field(ge=5, le=4)), "no whole number"),
-        (model_with(str, pydantic.Field(max_length=100_000)), "field 'bad'.*at most 1000"),
         (model_with(int | str, pydantic.Field(ge=5)), "field 'bad'.*cannot be enforced exactly"),
-        (model_with(list[datetime.date]), r"field 'bad'\[\]: date"),
         (model_with(int, pydantic.Field(validation_alias=pydantic.AliasPath("a", 0))), "field 'bad'.*alias"),
     ],
 )
@@ -275,6 +261,62 @@ def run(dtype: object, answer: str, **options: object) -> State:
         s += nw.gen("x", dtype=dtype)
 
     return f.run(backend=nw.ScriptedBackend([answer]), **options)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        (dict, {"a": [1]}),
+        (list, [1, "a"]),
+        (dict[str, int], {"a": 1}),
+        (datetime.date, "2026-11-20"),
+        (Recursive, {"child": {"child": None}}),
+        (model_with(datetime.date), {"bad": "2026-11-20"}),
+        (model_with(Any), {"bad": [None]}),
+        (model_with(str, pydantic.Field(pattern="a+")), {"bad": "baa"}),
+        (model_with(float, pydantic.Field(gt=0, le=1)), {"bad": 0.5}),
+        (model_with(str, pydantic.Field(max_length=100_000)), {"bad": "a"}),
+        (model_with(list[datetime.date]), {"bad": ["2026-11-20"]}),
+    ],
+)
+def test_what_no_regex_holds_goes_through_the_types_json_schema(dtype: object, value: object) -> None:
+    kind = value_type(dtype)
+    assert isinstance(kind.constraint, JsonSchema)
+    assert kind.parse(compact(value)) == pydantic.TypeAdapter[object](dtype).validate_python(value)  # type: ignore[arg-type]
+
+
+def test_the_schema_of_a_model_is_closed_and_asks_for_every_field() -> None:
+    class Inner(pydantic.BaseModel):
+        at: datetime.date
+        note: str = ""
+
+    class Outer(pydantic.BaseModel):
+        inner: list[Inner]
+        properties: dict[str, int] = {}
+
+    kind = value_type(Outer)
+    assert isinstance(kind.constraint, JsonSchema)
+    schema = json.loads(kind.constraint.schema)
+    inner = schema["$defs"]["Inner"]
+    assert (schema["required"], schema["additionalProperties"]) == (["inner", "properties"], False)
+    assert (inner["required"], inner["additionalProperties"]) == (["at", "note"], False)
+    assert schema["properties"]["properties"]["additionalProperties"] == {"type": "integer"}
+
+
+def test_a_schema_and_a_grammar_give_their_text() -> None:
+    assert schema_type({"type": "integer"}).constraint == JsonSchema('{"type": "integer"}')
+    assert schema_type('{"type": "null"}').parse("null") == "null"
+    typed = schema_type(Contact)
+    assert isinstance(typed.constraint, JsonSchema)
+    assert list(json.loads(typed.constraint.schema)["properties"]) == [*Contact.model_fields]
+    assert grammar_type('root ::= "a"').constraint == Grammar('root ::= "a"', "ebnf")
+    assert grammar_type('start: "a"').constraint == Grammar('start: "a"', "lark")
+    with pytest.raises(nw.ConstraintError, match="not valid JSON"):
+        schema_type("{")
+    with pytest.raises(nw.ConstraintError, match="JSON values only"):
+        schema_type({"const": object()})
+    with pytest.raises(nw.ConstraintError, match="at least one rule"):
+        grammar_type(" ")
 
 
 def test_a_program_reads_the_typed_value() -> None:

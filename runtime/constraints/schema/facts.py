@@ -1,0 +1,169 @@
+"""What one way to satisfy a schema asks of a value of one kind: facts, and how two ways hold at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from typing import Final, TypeAlias
+
+from niwaki.runtime.constraints.schema.document import Json, identity
+
+KINDS: Final = ("null", "boolean", "number", "string", "array", "object")
+
+# A schema of the document by its pointer, and whether it must hold or must not. A state holds where all atoms do.
+Atom: TypeAlias = tuple[str, bool]
+State: TypeAlias = tuple[Atom, ...]
+NEVER: Final[State] = (("!never", True),)
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """`properties`, `patternProperties` and `additionalProperties` of one schema object: they see each other."""
+
+    properties: tuple[tuple[str, State], ...] = ()
+    patterns: tuple[tuple[str, State], ...] = ()
+    additional: State | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """`prefixItems` and `items` of one schema object."""
+
+    prefix: tuple[State, ...] = ()
+    rest: State | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Contains:
+    state: State
+    low: int
+    high: int | None
+    pointer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exists:
+    """There is a key that none of `names` and `patterns` cover, and its value is in `state`."""
+
+    names: frozenset[str]
+    patterns: tuple[str, ...]
+    state: State
+    pointer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A conjunction of facts about values of one kind. The fields of other kinds stay as they are by default."""
+
+    kind: str
+    values: tuple[Json, ...] | None = None  # None: not finite
+    excluded: tuple[Json, ...] = ()
+    # numbers: (bound, whether the bound itself is out)
+    low: tuple[Fraction, bool] | None = None
+    high: tuple[Fraction, bool] | None = None
+    is_whole: bool | None = None
+    multiples: tuple[Fraction, ...] = ()
+    # strings
+    patterns: tuple[tuple[str, str], ...] = ()  # (pattern, pointer)
+    formats: tuple[tuple[str, str], ...] = ()
+    # sizes: of a string in characters, of an array in items, of an object in keys
+    least: int = 0
+    most: int | None = None
+    # objects
+    fields: tuple[Fields, ...] = ()
+    required: tuple[str, ...] = ()
+    names: State = ()
+    exists: tuple[Exists, ...] = ()
+    # arrays
+    items: tuple[Items, ...] = ()
+    contains: tuple[Contains, ...] = ()
+    unique_at: str | None = None  # the pointer of `uniqueItems`
+    # what is asked but cannot be enforced: (pointer, reason)
+    beyond: tuple[tuple[str, str], ...] = ()
+    # annotations: what was evaluated, for unevaluatedProperties and unevaluatedItems
+    seen_names: frozenset[str] = frozenset()
+    seen_patterns: frozenset[str] = frozenset()
+    seen_all: bool = False
+    seen_items: int = 0
+    seen_all_items: bool = False
+
+    @property
+    def is_free(self) -> bool:
+        """Every value of the kind is in it."""
+        return self.without_annotations() == Way(self.kind)
+
+    def without_annotations(self) -> Way:
+        return replace(
+            self,
+            seen_names=frozenset(),
+            seen_patterns=frozenset(),
+            seen_all=False,
+            seen_items=0,
+            seen_all_items=False,
+        )
+
+
+def both(one: Way, other: Way) -> Way | None:
+    """The facts of both ways; None where they contradict each other plainly."""
+    merged: dict[str, object] = {}
+    for field in fields(Way):
+        a, b = getattr(one, field.name), getattr(other, field.name)
+        if a == b:
+            continue
+        merged[field.name] = _joined(field.name, a, b)
+    way = replace(one, **merged)  # type: ignore[arg-type]  # each value is of its field's type
+    return None if contradicts(way) else way
+
+
+def _joined(name: str, a: object, b: object) -> object:
+    match name:
+        case "values":
+            return _common(a, b)
+        case "low":
+            return _tighter(a, b, lowest=True)
+        case "high":
+            return _tighter(a, b, lowest=False)
+        case "is_whole":
+            return ("both", a, b) if a is not None and b is not None else (b if a is None else a)
+        case "least" | "seen_items":
+            return max(a, b)  # type: ignore[call-overload]  # both are int
+        case "most":
+            return min(x for x in (a, b) if isinstance(x, int))
+        case "unique_at":
+            return a or b
+        case "seen_all" | "seen_all_items":
+            return bool(a or b)
+        case "seen_names" | "seen_patterns":
+            return a | b  # type: ignore[operator]  # both are frozensets
+        case _:  # tuples of facts: all of them, each once, in order
+            assert isinstance(a, tuple)
+            assert isinstance(b, tuple)
+            return a + tuple(item for item in b if item not in a)
+
+
+def _common(a: object, b: object) -> object:
+    if not isinstance(a, tuple) or not isinstance(b, tuple):
+        return a if isinstance(a, tuple) else b
+    known = {identity(value) for value in b}
+    return tuple(value for value in a if identity(value) in known)
+
+
+def _tighter(a: object, b: object, *, lowest: bool) -> object:
+    if not isinstance(a, tuple) or not isinstance(b, tuple):
+        return a if isinstance(a, tuple) else b
+    if a[0] == b[0]:
+        return (a[0], a[1] or b[1])
+    return a if (a[0] > b[0]) == lowest else b
+
+
+def contradicts(way: Way) -> bool:
+    """Whether no value can satisfy the facts, as far as they show without looking into states."""
+    if way.values == () or isinstance(way.is_whole, tuple):
+        return True
+    if way.most is not None and way.least > way.most:
+        return True
+    if way.low is not None and way.high is not None:
+        low, high = way.low[0], way.high[0]
+        if low > high or (low == high and (way.low[1] or way.high[1])):
+            return True
+    return False

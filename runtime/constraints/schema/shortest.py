@@ -1,0 +1,136 @@
+"""A shortest text of a normal schema, put together from those of its parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+from niwaki.runtime.api import ConstraintError
+from niwaki.runtime.constraints.schema.document import Json, json_text
+
+Solve = Callable[[dict[str, Json]], bytes]
+
+
+def shortest_text(root: Json, solve: Solve) -> bytes:
+    """A shortest JSON text of the schema. `solve` finds one of a string or number that a few lines cannot.
+
+    Raises:
+        ConstraintError: the schema admits no finite text. And what `solve` raises.
+    """
+    found = _Texts(root, solve).of(root)
+    if found is None:
+        raise ConstraintError("the schema admits no text: every value of it would have to hold another one")
+    return found
+
+
+class _Texts:
+    def __init__(self, root: Json, solve: Solve) -> None:
+        definitions = root.get("$defs") if isinstance(root, dict) else None
+        self._solve = solve
+        self._solved: dict[str, bytes] = {}
+        self._shortest: dict[str, bytes] = {}
+        changed = True
+        while changed:  # ends: lengths only fall
+            changed = False
+            for name, schema in definitions.items() if isinstance(definitions, dict) else ():
+                text, known = self.of(schema), self._shortest.get(name)
+                if text is not None and (known is None or len(text) < len(known)):
+                    self._shortest[name] = text
+                    changed = True
+
+    def of(self, schema: Json) -> bytes | None:
+        """None: no value, or none known yet."""
+        if not isinstance(schema, dict):
+            return b"0" if schema else None
+        if isinstance(reference := schema.get("$ref"), str):
+            return self._shortest.get(reference.removeprefix("#/$defs/"))
+        if isinstance(branches := schema.get("anyOf"), list):
+            return _least([self.of(branch) for branch in branches])
+        if isinstance(values := schema.get("enum"), list):
+            return _least([json_text(value).encode() for value in values])
+        kinds = schema.get("type")
+        if kinds is None:
+            return b"0"
+        return _least([self._of_kind(str(kind), schema) for kind in (kinds if isinstance(kinds, list) else [kinds])])
+
+    def _of_kind(self, kind: str, schema: dict[str, Json]) -> bytes | None:
+        match kind:
+            case "null" | "boolean":
+                return b"null" if kind == "null" else b"true"
+            case "integer" | "number":
+                return _number(schema) or self._solution(kind, schema)
+            case "string":
+                if schema.keys() & {"pattern", "format", "allOf"}:
+                    return self._solution(kind, schema)
+                least = schema.get("minLength", 0)
+                return b'"' + b"a" * (least if isinstance(least, int) else 0) + b'"'
+            case "array":
+                return self._array(schema)
+            case _:
+                return self._object(schema)
+
+    def _array(self, schema: dict[str, Json]) -> bytes | None:
+        prefix, least = schema.get("prefixItems"), schema.get("minItems", 0)
+        places = prefix if isinstance(prefix, list) else []
+        items = []
+        for index in range(least if isinstance(least, int) else 0):
+            text = self.of(places[index] if index < len(places) else schema.get("items", True))
+            if text is None:
+                return None
+            items.append(text)
+        return b"[" + b",".join(items) + b"]"
+
+    def _object(self, schema: dict[str, Json]) -> bytes | None:
+        properties, required, least = schema.get("properties"), schema.get("required"), schema.get("minProperties", 0)
+        known = properties if isinstance(properties, dict) else {}
+        wanted = [name for name in known if isinstance(required, list) and name in required]
+        pairs = []
+        for name in wanted:
+            value = self.of(known[name])
+            if value is None:
+                return None
+            pairs.append(json_text(name).encode() + b":" + value)
+        if isinstance(least, int) and least > len(pairs):  # one key of any name, see normal._presences
+            return self._solution("object", schema) if least == len(pairs) + 1 else None
+        return b"{" + b",".join(pairs) + b"}"
+
+    def _solution(self, kind: str, schema: dict[str, Json]) -> bytes:
+        alone = {**schema, "type": kind}
+        key = json_text(alone)
+        if key not in self._solved:
+            self._solved[key] = self._solve(alone)
+        return self._solved[key]
+
+
+def _least(texts: list[bytes | None]) -> bytes | None:
+    return min((text for text in texts if text is not None), key=len, default=None)
+
+
+def _number(schema: dict[str, Json]) -> bytes | None:
+    """A short whole number within the bounds; None where there is none that is easily found."""
+    low, high = (_bound(schema, key) for key in ("minimum", "maximum"))
+    over, under = (_bound(schema, key) for key in ("exclusiveMinimum", "exclusiveMaximum"))
+    step = _bound(schema, "multipleOf") or Fraction(1)
+    step = Fraction(step.numerator)  # whole and a multiple
+    candidates = [Fraction(0)]
+    for bound in (low, high, over, under):
+        if bound is not None:
+            place = math.floor(bound / step)
+            candidates += [step * near for near in (place - 1, place, place + 1)]
+    fitting = [
+        number
+        for number in candidates
+        if (low is None or number >= low)
+        and (high is None or number <= high)
+        and (over is None or number > over)
+        and (under is None or number < under)
+    ]
+    return _least([str(int(number)).encode() for number in fitting])
+
+
+def _bound(schema: dict[str, Json], key: str) -> Fraction | None:
+    value = schema.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return Fraction(value) if isinstance(value, int) else Fraction(repr(value))

@@ -1,0 +1,162 @@
+"""The rewriting of JSON schemas: what the mask admits is what a validator accepts, on random schemas and on cases."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from itertools import permutations
+from typing import TypeAlias
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # ships no types
+
+from niwaki.runtime.api import ConstraintError, JsonSchema
+from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+WORDS = [b'{"a":', b'","', b'"}', b"true", b"[0", b'{"', b"]}"]
+END = 256 + len(WORDS)
+VOCABULARY = Vocabulary([*(bytes([b]) for b in range(256)), *WORDS, None], {END})
+
+VALUES: list[Json] = [
+    *(None, True, False, 0, 1, 2, 3, -1, 1.5, 12, "", "a", "ab", "b", "abc", "é"),
+    *([], [0], [1], ["a"], [0, 1], [1, 0], [1, 1], [0, "a", None], [[], []], [1, 2, 3]),
+    *({}, {"a": 0}, {"a": "a"}, {"b": 1}, {"a": 0, "b": 1}, {"a": "ab", "c": 0}, {"c": 1, "d": 2}, {"b": 2, "c": "a"}),
+    *({"a": 1, "b": 1, "c": 1}, {"a": {}, "b": []}, {"a": None}, {"x": 1}, {"a": {"a": 0}}, {"b": {"b": "a"}}),
+]
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[ConstraintCompiler]:
+    compiler = ConstraintCompiler(VOCABULARY, seconds=20, max_bytes=1)
+    yield compiler
+    compiler.close()
+
+
+def written(matcher: Matcher, text: str) -> bool:
+    place = matcher.clone()
+    for byte in text.encode():
+        try:
+            place.accept(byte)
+        except ConstraintError:
+            return False
+    return place.can_end
+
+
+def orders(value: Json) -> Iterator[Json]:
+    """The value with its keys in every order."""
+    if isinstance(value, dict):
+        for keys in permutations(value):
+            yield {key: value[key] for key in keys}
+    else:
+        yield value
+
+
+def admits(matcher: Matcher, value: Json) -> bool:
+    return any(written(matcher, json.dumps(v, ensure_ascii=False, separators=(",", ":"))) for v in orders(value))
+
+
+def drawn(matcher: Matcher, rng: random.Random, budget: int) -> str:
+    row = np.zeros(VOCABULARY.num_words, np.uint32)
+    text = b""
+    for remaining in range(budget, 0, -1):
+        matcher.fill_mask_within(row, remaining)
+        tokens = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+        token = rng.choice([t for t in tokens if t >= 256] or tokens) if rng.random() < 0.3 else rng.choice(tokens)
+        matcher.accept(token)
+        if token == END:
+            break
+        text += VOCABULARY.token_bytes[token] or b""
+    assert matcher.can_end
+    return text.decode("utf-8", "strict")
+
+
+KEYS = st.sampled_from(["a", "b", "c"])
+SMALL = st.integers(0, 3)
+LEAVES = st.one_of(
+    st.booleans(),
+    st.sampled_from(["null", "boolean", "integer", "number", "string", "array", "object"]).map(lambda t: {"type": t}),
+    st.lists(st.sampled_from(VALUES[:20]), min_size=1, max_size=3).map(lambda values: {"enum": values}),
+    st.sampled_from(VALUES).map(lambda value: {"const": value}),
+    st.fixed_dictionaries(
+        {}, optional={"minimum": SMALL, "exclusiveMaximum": SMALL, "multipleOf": st.sampled_from([1, 2, 0.5])}
+    ),
+    st.fixed_dictionaries(
+        {}, optional={"minLength": SMALL, "maxLength": SMALL, "pattern": st.sampled_from(["^a", "b$", "a|é"])}
+    ),
+    st.fixed_dictionaries(
+        {},
+        optional={"required": st.lists(KEYS, max_size=2, unique=True), "minProperties": SMALL, "maxProperties": SMALL},
+    ),
+    st.fixed_dictionaries({}, optional={"minItems": SMALL, "maxItems": SMALL, "uniqueItems": st.booleans()}),
+    st.dictionaries(KEYS, st.lists(KEYS, max_size=2, unique=True), max_size=2).map(lambda d: {"dependentRequired": d}),
+)
+
+
+def _larger(inner: st.SearchStrategy[Json]) -> st.SearchStrategy[Json]:
+    some = st.lists(inner, min_size=1, max_size=3)
+    named = st.dictionaries(KEYS, inner, max_size=2)
+    objects = st.fixed_dictionaries(
+        {"properties": named},
+        optional={
+            "additionalProperties": inner,
+            "patternProperties": st.dictionaries(st.sampled_from(["^a", "^x"]), inner, max_size=1),
+            "propertyNames": st.sampled_from([{"maxLength": 1}, {"enum": ["a", "b"]}, {"pattern": "^[ab]"}]),
+            "required": st.lists(KEYS, max_size=1),
+            "type": st.just("object"),
+            "unevaluatedProperties": st.just(False),
+        },
+    )
+    arrays = st.fixed_dictionaries(
+        {},
+        optional={
+            "prefixItems": some,
+            "items": inner,
+            "contains": inner,
+            "maxItems": SMALL,
+            "type": st.just("array"),
+            "unevaluatedItems": st.just(False),
+        },
+    )
+    return st.one_of(
+        objects,
+        arrays,
+        some.map(lambda s: {"anyOf": s}),
+        some.map(lambda s: {"oneOf": s}),
+        some.map(lambda s: {"allOf": s}),
+        inner.map(lambda s: {"not": s}),
+        st.tuples(inner, inner, inner).map(lambda t: {"if": t[0], "then": t[1], "else": t[2]}),
+        st.dictionaries(KEYS, inner, max_size=2).map(lambda d: {"dependentSchemas": d}),
+        st.tuples(inner, inner).map(lambda t: {**_as_object(t[0]), **_as_object(t[1])}),
+    )
+
+
+def _as_object(schema: Json) -> dict[str, Json]:
+    return schema if isinstance(schema, dict) else {}
+
+
+SCHEMAS = st.recursive(LEAVES, _larger, max_leaves=5)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(schema=SCHEMAS)
+def test_a_mask_admits_exactly_the_values_that_a_validator_accepts(compiler: ConstraintCompiler, schema: Json) -> None:
+    validator = Draft202012Validator(schema)
+    valid = [validator.is_valid(value) for value in VALUES]
+    try:
+        matcher = compiler.compile(JsonSchema(json.dumps(schema))).matcher()
+    except ConstraintError as error:
+        if "admits no text" in str(error) and any(valid):
+            pytest.fail(f"{schema} admits values, but was refused: {error}")
+        return
+    for value, is_valid in zip(VALUES, valid, strict=True):
+        assert admits(matcher, value) == is_valid, (schema, value)
+    rng = random.Random(0)
+    for extra in (4,):
+        text = drawn(matcher.clone(), rng, matcher.distance + extra)
+        assert validator.is_valid(json.loads(text)), (schema, text)
