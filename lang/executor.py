@@ -18,6 +18,7 @@ from typing import TypeAlias, TypeVar, assert_never
 
 from niwaki.lang.backends import Lease
 from niwaki.lang.chat import template_of
+from niwaki.lang.clock import Alarm, clock
 from niwaki.lang.history import Called, History, num_tokens
 from niwaki.lang.meta import Outcome, Selected, Usage, usage_of
 from niwaki.lang.nodes import (
@@ -50,6 +51,7 @@ from niwaki.runtime.api import (
     SamplingParams,
     Score,
     Segment,
+    TimedOut,
     UnknownVariable,
 )
 
@@ -133,6 +135,7 @@ class Active:
     streamed: list[str] = field(default_factory=list)
     num_streamed: int = 0  # tokens
     textless: list[Delta] = field(default_factory=list)  # tokens that have shown no text yet
+    alarm: Alarm | None = None
     since: float = field(default_factory=time.perf_counter)
 
 
@@ -184,6 +187,8 @@ class Executor:
         self.history = History(run.program)
         if parent is None:
             self.history.start()
+            if run.deadline is not None:
+                clock.at(run.deadline, self.end_late)
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -247,6 +252,7 @@ class Executor:
             self._changed.notify_all()
         del lease  # closes the branch
         if active is not None:
+            self._stop_alarm(active)
             for pending in active.pending:
                 pending.cancel()
         for step, _ in dropped:
@@ -259,10 +265,35 @@ class Executor:
     def abort(self, error: BaseException) -> None:
         """`fail`, for this state and for all that were forked from it."""
         self.fail(error)
-        with self._changed:
-            forks = [fork for ref in self._forks if (fork := ref()) is not None]
-        for child in forks:
+        for child in self._living_forks():
             child.abort(error)
+
+    def end_late(self) -> None:
+        """The run's time is over: end what is not done. What was done in time stays readable."""
+        with self._changed:
+            was_done = self._is_settled(outside=True)
+        if not was_done:
+            self.abort(self.run.timed_out())
+            return
+        for child in self._living_forks():
+            child.end_late()
+
+    def _end_late_call(self, active: Active, node: Gen | Select) -> None:
+        """A gen's own time is over."""
+        with self._changed:
+            if self._active is not active:
+                return
+        kind = type(node).__name__.lower()
+        what = f"a {kind}" if node.name is None else f"{kind} {node.name!r}"
+        error = TimedOut(
+            f"{what} was not done within its timeout of {node.timeout} s; give it more time or fewer tokens"
+        )
+        add_origin(error, self.run.program, active.origin)
+        self.abort(error)
+
+    def _living_forks(self) -> list[Executor]:
+        with self._changed:
+            return [fork for ref in self._forks if (fork := ref()) is not None]
 
     def cancel(self) -> None:
         self.abort(Cancelled(f"program {self.run.program} was cancelled"))
@@ -636,9 +667,18 @@ class Executor:
         if has_failed:  # cancelled while it was being sent
             generation.cancel()
             return
+        self._set_alarm(active, node)
         if active.is_streaming:
             generation.add_delta_callback(partial(self._on_delta, active))
         generation.add_done_callback(partial(self._on_generated, active, generation, node, span, call))
+
+    def _set_alarm(self, active: Active, node: Gen | Select) -> None:
+        if node.timeout is not None:
+            active.alarm = clock.at(time.monotonic() + node.timeout, self._end_late_call, active, node)
+
+    def _stop_alarm(self, active: Active) -> None:
+        if active.alarm is not None:
+            active.alarm.cancel()
 
     def _params(self, node: Gen, backend: Backend) -> SamplingParams:
         """The node's options over the run's, over the model's own, over the defaults; with the type's constraint."""
@@ -663,6 +703,7 @@ class Executor:
                 self._changed.notify_all()
 
     def _on_generated(self, active: Active, generation: Generation, node: Gen, span: Span, call: Called) -> None:
+        self._stop_alarm(active)
         try:
             outputs = generation.result(0)
             values = [_value(output, node) for output in outputs]
@@ -720,9 +761,11 @@ class Executor:
         if has_failed:
             scoring.cancel()
             return
+        self._set_alarm(active, node)
         scoring.add_done_callback(partial(self._on_scored, active, scoring, node, call))
 
     def _on_scored(self, active: Active, scoring: Pending[tuple[Score, ...]], node: Select, call: Called) -> None:
+        self._stop_alarm(active)
         try:
             scores, unconditional = parted(node, scoring.result(0))
             decision = node.method.decide(scores, unconditional)

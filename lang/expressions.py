@@ -35,11 +35,13 @@ def gen(
     choices_method: ChoicesMethod | str | None = None,
     regex: str | None = None,
     max_new_tokens: int | None = None,
+    timeout: float | None = None,
 ) -> Gen | Select:
     """Generate text into the variable `name`. What is None comes from `run`, then from the model, then our defaults.
 
     At most one of `dtype`, `regex` and `choices`. With `dtype` the variable's value is of that type; with `choices`
-    this is `select`. With n > 1 the value is a list of n, and the text goes on with the first.
+    this is `select`. With n > 1 the value is a list of n, and the text goes on with the first. A gen that is not done
+    `timeout` seconds after it was sent ends its state, and the forks of it, with TimedOut.
 
     Raises:
         RequestError: an option is out of its bounds.
@@ -47,6 +49,7 @@ def gen(
         ProgramError: options that exclude each other.
     """
     _check_name(name)
+    check_timeout(timeout)
     if max_tokens is not None and max_new_tokens is not None:
         raise ProgramError("max_tokens and max_new_tokens are the same option; give one of them")
     options = SamplingOptions(
@@ -72,13 +75,13 @@ def gen(
     if len(given) > 1:
         raise ProgramError(f"a gen takes one constraint, got {' and '.join(given)}; keep one")
     if choices is not None:
-        return _select_of_gen(name, choices, choices_method, options)
+        return _select_of_gen(name, choices, choices_method, options, timeout)
     if choices_method is not None:
         raise ProgramError("choices_method needs choices")
     check_options(options)
     if regex is not None:
-        return Gen(name, options, regex_type(regex))
-    return Gen(name, options, None if dtype is None else value_type(dtype))
+        return Gen(name, options, regex_type(regex), timeout)
+    return Gen(name, options, None if dtype is None else value_type(dtype), timeout)
 
 
 def gen_int(name: str | None = None, **options: object) -> Gen:
@@ -106,17 +109,20 @@ def select(
     choices: Sequence[str] | None = None,
     temperature: float = 0.0,
     choices_method: ChoicesMethod | str = token_length_normalized,
+    timeout: float | None = None,
 ) -> Select:
     """Append the choice that the model finds likeliest, by `choices_method`, and set the variable `name` to it.
 
     A method is one of ours or its name (token_length_normalized, greedy_token_selection,
     unconditional_likelihood_normalized, exact), or an object of yours (`niwaki.lang.choices.ChoicesMethod`).
+    `timeout` is as in `gen`.
 
     Raises:
         ProgramError: no choices, an empty or repeated one, an unknown method, or a temperature above 0 (scores are
             compared, not sampled).
     """
     _check_name(name)
+    check_timeout(timeout)
     if isinstance(choices, str) or not isinstance(choices, Sequence) or not choices:
         raise ProgramError(f"select needs a list of choices, got {choices!r}")
     for choice in choices:
@@ -127,7 +133,13 @@ def select(
         raise ProgramError(f"choice {repeated!r} is given twice")
     if temperature > 1e-5:
         raise ProgramError(f"select compares scores and does not sample: temperature must be 0, got {temperature}")
-    return Select(name, tuple(choices), method_of(choices_method))
+    return Select(name, tuple(choices), method_of(choices_method), timeout)
+
+
+def check_timeout(timeout: object) -> None:
+    """Raises ProgramError: it is no number of seconds."""
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0):
+        raise ProgramError(f"timeout must be a number of seconds of at least 0, got {timeout!r}")
 
 
 def system(content: Content | None = None) -> Chain:
@@ -204,12 +216,16 @@ def _typed(dtype: type, name: str | None, options: dict[str, object]) -> Gen:
 
 
 def _select_of_gen(
-    name: str | None, choices: Sequence[str], method: ChoicesMethod | str | None, options: SamplingOptions
+    name: str | None,
+    choices: Sequence[str],
+    method: ChoicesMethod | str | None,
+    options: SamplingOptions,
+    timeout: float | None,
 ) -> Select:
     said = [f for f in SamplingOptions.__slots__ if getattr(options, f) is not None and f != "temperature"]
     if said:
         raise ProgramError(f"a gen with choices is a select, which takes no {', '.join(said)}; leave it out")
-    return select(name, choices, options.temperature or 0.0, method or token_length_normalized)
+    return select(name, choices, options.temperature or 0.0, method or token_length_normalized, timeout)
 
 
 def _check_name(name: object) -> None:

@@ -43,6 +43,7 @@ class Gen(Expression):
     name: str | None
     options: SamplingOptions
     type: ValueType | None = None
+    timeout: float | None = None  # seconds from when it is sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Select(Expression):
     name: str | None
     choices: tuple[str, ...]
     method: ChoicesMethod
+    timeout: float | None = None  # seconds from when it is sent
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import difflib
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import partial, update_wrapper
 from pathlib import Path
@@ -19,7 +19,7 @@ from niwaki.lang.backends import Host, model_name
 from niwaki.lang.batch import DEFAULT_CONCURRENCY, run_rows, with_progress_bar
 from niwaki.lang.checkpoint import StoredRow, fingerprint_of, run_with_checkpoint
 from niwaki.lang.executor import Executor
-from niwaki.lang.expressions import check_options
+from niwaki.lang.expressions import check_options, check_timeout
 from niwaki.lang.run import Run, running_loop
 from niwaki.lang.state import State
 from niwaki.runtime.api import NiwakiError, ProgramError, SamplingOptions
@@ -81,12 +81,7 @@ class Program:
         call = self._call(args, kwargs)
         if call.stream:
             return self._stream(call)
-        around = _current_run.get()
-        if around is not None and around.is_on_its_loop:
-            raise ProgramError(
-                f"{self.name}.run() would stop every program on the event loop of async program {around.program}; "
-                f"write await {self.name}.arun(...)"
-            )
+        self._check_may_block("arun")
         executor = Executor(self._new_run(call))
         if not self.is_async:
             self._run_body(executor, call)
@@ -226,16 +221,21 @@ class Program:
             return iterate_on_a_loop(
                 self._arun_batch(rows, num_threads, options, on_error=on_error, progress_bar=False)
             )
+        self._check_may_block("arun_batch")
         num = DEFAULT_CONCURRENCY if num_threads == "auto" else num_threads
+        under_way = _UnderWay()
 
         def run_one(row: Row) -> State:
             args, named = _row_arguments(row, self.name)
-            state = self.run(*args, **named, options=options)
-            state._executor.sync()
-            state._executor.release()
-            return state
+            call = self._call(args, {**named, "options": options})
+            executor = Executor(self._new_run(call))
+            with under_way.has(executor):
+                self._run_body(executor, call)
+                executor.sync()
+            executor.release()
+            return State(executor)
 
-        return run_rows(run_one, rows, num_threads=num, on_error=on_error)
+        return under_way.ended_with(run_rows(run_one, rows, num_threads=num, on_error=on_error))
 
     def arun_batch(
         self,
@@ -350,6 +350,14 @@ class Program:
             raise
         asyncio.run(body)
 
+    def _check_may_block(self, instead: str) -> None:
+        around = _current_run.get()
+        if around is not None and around.is_on_its_loop:
+            raise ProgramError(
+                f"{self.name}.{instead[1:]}() would stop every program on the event loop of async program "
+                f"{around.program}; write await {self.name}.{instead}(...)"
+            )
+
     def _check_no_loop(self, instead: str) -> None:
         if running_loop() is not None:
             raise ProgramError(
@@ -409,6 +417,38 @@ class Program:
         return "(" + ", ".join(str(parameter) for parameter in self._parameters) + ")"
 
 
+class _UnderWay:
+    """The rows of a batch that run now. Whoever stops reading the batch, by Ctrl-C too, stops them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._executors: set[Executor] = set()
+        self._is_over = False
+
+    @contextmanager
+    def has(self, executor: Executor) -> Iterator[None]:
+        with self._lock:
+            self._executors.add(executor)
+            is_late = self._is_over
+        if is_late:
+            executor.cancel()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._executors.discard(executor)
+
+    def ended_with(self, results: Iterator[State | Exception]) -> Iterator[State | Exception]:
+        try:
+            yield from results
+        finally:
+            with self._lock:
+                self._is_over = True
+                left = list(self._executors)
+            for executor in left:
+                executor.cancel()
+
+
 def function(func: Callable[..., object]) -> Program:
     """Make a program of a function whose first parameter is the state.
 
@@ -448,12 +488,11 @@ def _run_options(options: Mapping[str, object]) -> tuple[SamplingOptions, Host |
     sampling = SamplingOptions(**said)  # type: ignore[arg-type]  # names are fields; values are checked on the next line
     check_options(sampling)
     timeout = options.get("timeout")
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0):
-        raise ProgramError(f"timeout must be a number of seconds, got {timeout!r}")
+    check_timeout(timeout)
     stream = options.get("stream", False)
     if not isinstance(stream, bool):
         raise ProgramError(f"stream must be True or False, got {stream!r}")
-    return sampling, cast("Host | None", options.get("backend")), stream, timeout
+    return sampling, cast("Host | None", options.get("backend")), stream, cast("float | None", timeout)
 
 
 def _mapping(options: object) -> dict[str, object]:

@@ -214,7 +214,8 @@ class LocalBackend:
                 )
                 for index in range(params.n)
             ]
-            self._post(lambda: self._core.submit(requests))
+            # Cancelled while its constraint was being compiled: nobody waits for it any more.
+            self._post(lambda: None if generation.is_done else self._core.submit(requests))
 
         constraint = params.constraint
         if constraint is None:
@@ -381,6 +382,8 @@ class LocalBackend:
         branch.ids = kept
         if not branch.is_closed:
             self._move_pin(branch, SharedPin(self._core.pin(kept, branch.namespace)))
+            if branch.is_closed:  # meanwhile, on another thread, which may have found no pin to give back
+                self._move_pin(branch, None)
 
     def _move_pin(self, branch: LocalBranch, pin: SharedPin | None) -> None:
         with self._lock:

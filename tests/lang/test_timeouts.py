@@ -1,0 +1,487 @@
+"""What takes too long, or is no longer wanted, ends: by the clock, though nobody reads, down to the engine's pages."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+import niwaki as nw
+from niwaki.lang.clock import MANY, Clock
+from niwaki.lang.state import State
+
+if TYPE_CHECKING:
+    from niwaki.runtime.api import Constraint
+    from niwaki.runtime.constraints import CompiledConstraint
+    from niwaki.runtime.engine import Engine
+
+LIMIT = 0.3  # seconds: what the programs below are given, enough for a loaded machine to start them
+PATIENCE = 60.0  # seconds: what a loaded machine is given to notice
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
+    deadline = time.monotonic() + seconds
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        pause.wait(0.002)
+
+
+def failure(state: State) -> BaseException | None:
+    """The error so far. Never waits: these tests are about who ends a state that nobody reads."""
+    return state._executor._error
+
+
+@pytest.fixture
+def slow() -> Iterator[nw.ScriptedBackend]:
+    backend = nw.ScriptedBackend(lambda prompt: "word " * 100_000, threads=4, delay=0.005)
+    yield backend
+    wait_until(lambda: not any_branch_is_open(backend))
+    backend.shutdown()
+
+
+def any_branch_is_open(backend: nw.ScriptedBackend) -> bool:
+    gc.collect()
+    return backend.num_open_branches > 0
+
+
+@nw.function
+def endless(s: State, limit: float | None = None) -> None:
+    s += "go" + nw.gen("x", max_tokens=100_000, timeout=limit)
+
+
+# -- a run's time -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_ends_when_its_time_is_over_although_nobody_reads(slow: nw.ScriptedBackend) -> None:
+    state = endless.run(backend=slow, timeout=LIMIT)
+    wait_until(lambda: failure(state) is not None)
+    error = failure(state)
+    assert isinstance(error, nw.TimedOut)
+    assert str(error) == f"program endless was not done within its timeout, of {LIMIT} s"
+    wait_until(lambda: not any_branch_is_open(slow))  # though the state is still held
+
+
+def test_a_timeout_comes_soon_after_its_time() -> None:
+    late = []
+    for _ in range(5):  # the best of five, on a machine that does other things too
+        rung = threading.Event()
+
+        class Bell:
+            def __init__(self, rung: threading.Event) -> None:
+                self.ring = rung.set
+
+            def go(self) -> None:
+                self.ring()
+
+        bell = Bell(rung)
+        when = time.monotonic() + LIMIT
+        Clock().at(when, bell.go)
+        assert rung.wait(PATIENCE)
+        late.append(time.monotonic() - when)
+    assert 0 <= min(late) < 0.2
+
+
+def test_the_time_of_a_run_ends_its_forks_too(slow: nw.ScriptedBackend) -> None:
+    @nw.function
+    def f(s: State) -> list[State]:
+        forks = s.fork(3)
+        forks += "go" + nw.gen("x", max_tokens=100_000)
+        inner = forks[0].fork(1)[0]
+        return [*forks, inner]
+
+    state = f.run(backend=slow, timeout=LIMIT)
+    forks = state.ret_value
+    assert isinstance(forks, list)
+    wait_until(lambda: all(isinstance(failure(fork), nw.TimedOut) for fork in forks))
+    assert state.error() is None  # it was done: the body had returned, and nothing was left to run
+    with pytest.raises(nw.TimedOut):
+        forks[0]["x"]
+
+
+def test_a_body_that_is_still_busy_is_told_at_its_next_read() -> None:
+    backend = nw.ScriptedBackend(lambda prompt: "ok")
+    seen: list[State] = []
+
+    @nw.function
+    def f(s: State) -> None:
+        s += nw.gen("x")
+        s.sync()
+        seen.append(s)
+        wait_until(lambda: failure(s) is not None)  # stands for a long computation
+        s["x"]
+
+    with pytest.raises(nw.TimedOut, match="program f was not done"):
+        f.run(backend=backend, timeout=LIMIT)
+    assert len(seen) == 1
+
+
+def test_what_was_done_in_time_stays_readable() -> None:
+    state = endless.run(backend=nw.ScriptedBackend(lambda prompt: "ok"), timeout=0.5)
+    threading.Event().wait(0.6)
+    assert state["x"] == "ok"
+    state += nw.gen("y")
+    with pytest.raises(nw.TimedOut):
+        state["y"]
+
+
+def test_each_row_of_a_batch_has_its_own_time(slow: nw.ScriptedBackend) -> None:
+    results = endless.run_batch([{}, {}, {}], backend=slow, timeout=LIMIT)
+    assert [type(result) for result in results] == [nw.TimedOut] * 3
+
+
+def test_an_async_body_that_waits_for_something_else_ends_too() -> None:
+    @nw.function
+    async def f(s: State) -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(nw.TimedOut, match=r"program f was not done within its timeout, of 0\.3 s"):
+        f.run(backend=nw.ScriptedBackend(), timeout=LIMIT)
+
+
+def test_an_awaited_read_ends_with_the_time_of_its_run(slow: nw.ScriptedBackend) -> None:
+    @nw.function
+    async def f(s: State) -> None:
+        s += nw.gen("x", max_tokens=100_000)
+        await s.get("x")
+
+    with pytest.raises(nw.TimedOut, match="program f was not done within"):
+        asyncio.run(f.arun(backend=slow, timeout=LIMIT))
+
+
+def test_a_timeout_error_of_the_body_itself_stays_what_it_is() -> None:
+    @nw.function
+    async def f(s: State) -> None:
+        raise TimeoutError("of something else")
+
+    with pytest.raises(TimeoutError, match="of something else") as caught:
+        f.run(backend=nw.ScriptedBackend(), timeout=60)
+    assert not isinstance(caught.value, nw.TimedOut)
+
+
+# -- a gen's time -----------------------------------------------------------------------------------------------------
+
+
+def test_a_gen_ends_when_its_own_time_is_over_although_nobody_reads(slow: nw.ScriptedBackend) -> None:
+    state = endless.run(LIMIT, backend=slow)
+    wait_until(lambda: failure(state) is not None)
+    error = failure(state)
+    assert isinstance(error, nw.TimedOut)
+    assert str(error) == "gen 'x' was not done within its timeout of 0.3 s; give it more time or fewer tokens"
+    assert 's += "go" + nw.gen("x"' in error.__notes__[0]
+    wait_until(lambda: not any_branch_is_open(slow))
+
+
+def test_a_select_has_a_time_of_its_own_too() -> None:
+    backend = nw.ScriptedBackend(lambda prompt: "a", threads=1, delay=2.0)
+
+    @nw.function
+    def f(s: State) -> None:
+        s += "go" + nw.select("x", choices=["a", "b"], timeout=LIMIT)
+
+    with pytest.raises(nw.TimedOut, match=r"select 'x' was not done within its timeout of 0\.3 s"):
+        f.run(backend=backend)["x"]
+    backend.shutdown()
+
+
+def test_the_time_of_a_gen_ends_the_forks_of_its_state_and_no_other(slow: nw.ScriptedBackend) -> None:
+    @nw.function
+    def f(s: State) -> None:
+        forks = s.fork(2)
+        inner = forks[0].fork(1)[0]
+        inner += "go" + nw.gen("y", max_tokens=100_000)
+        forks[0] += "go" + nw.gen("x", max_tokens=100_000, timeout=LIMIT)
+        wait_until(lambda: isinstance(failure(inner), nw.TimedOut))
+        assert isinstance(failure(forks[0]), nw.TimedOut)
+        assert failure(forks[1]) is None
+        assert failure(s) is None
+
+    f.run(backend=slow)
+
+
+def test_a_gen_that_is_done_in_time_is_left_alone() -> None:
+    backend = nw.ScriptedBackend(lambda prompt: "ok")
+
+    @nw.function
+    def f(s: State) -> None:
+        s += nw.gen("x", timeout=0.2) + nw.gen("y", choices=["ok"], timeout=0.2)
+        s.sync()
+        threading.Event().wait(0.3)
+        s += nw.gen("z", timeout=60)
+
+    assert f.run(backend=backend)["z"] == "ok"
+
+
+@pytest.mark.parametrize("timeout", [-1, True, "1", float("nan")])
+def test_a_timeout_that_is_no_number_of_seconds_is_refused_where_it_is_written(timeout: float) -> None:
+    for make in (
+        lambda: nw.gen("x", timeout=timeout),
+        lambda: nw.select("x", choices=["a"], timeout=timeout),
+        lambda: endless.run(backend=nw.ScriptedBackend(), timeout=timeout),
+    ):
+        with pytest.raises(nw.ProgramError, match="timeout must be a number of seconds of at least 0"):
+            make()
+
+
+# -- the clock itself -------------------------------------------------------------------------------------------------
+
+
+class Bell:
+    def __init__(self) -> None:
+        self.rung: list[int] = []
+
+    def ring(self, number: int) -> None:
+        self.rung.append(number)
+
+    def fail(self) -> None:
+        raise ValueError("a bug in a callback")
+
+
+def test_alarms_go_off_in_order_and_cancelled_ones_do_not() -> None:
+    clock, bell, now = Clock(), Bell(), time.monotonic()
+    clock.at(now + 0.06, bell.ring, 3)
+    clock.at(now + 0.02, bell.ring, 1)
+    clock.at(now + 0.04, bell.ring, 2).cancel()
+    wait_until(lambda: bell.rung[-1:] == [3])
+    assert bell.rung == [1, 3]
+
+
+def test_an_alarm_keeps_nothing_alive_and_one_that_fails_stops_no_other() -> None:
+    clock, bell, gone = Clock(), Bell(), Bell()
+    rung, now = gone.rung, time.monotonic()
+    clock.at(now + 0.02, gone.ring, 1)
+    del gone
+    gc.collect()
+    clock.at(now + 0.03, bell.fail)
+    clock.at(now + 0.04, bell.ring, 2)
+    wait_until(lambda: bell.rung == [2])
+    assert rung == []
+
+
+def test_cancelled_alarms_do_not_pile_up() -> None:
+    clock, bell = Clock(), Bell()
+    kept = [clock.at(time.monotonic() + 3600, bell.ring, i) for i in range(10)]
+    for i in range(5 * MANY):
+        clock.at(time.monotonic() + 3600, bell.ring, i).cancel()
+    assert len(kept) <= clock.num_alarms <= 2 * MANY
+
+
+# -- cancelling -------------------------------------------------------------------------------------------------------
+
+
+def test_cancel_ends_the_state_and_its_forks_and_gives_their_branches_back(slow: nw.ScriptedBackend) -> None:
+    @nw.function
+    def f(s: State) -> list[State]:
+        forks = s.fork(2)
+        forks += "go" + nw.gen("x", max_tokens=100_000)
+        forks.join()
+        return list(forks)
+
+    state = f.run(backend=slow)
+    forks = state.ret_value
+    assert isinstance(forks, list)
+    state.cancel()
+    for one in (state, *forks):
+        with pytest.raises(nw.Cancelled, match="program f was cancelled"):
+            one.text()
+    wait_until(lambda: not any_branch_is_open(slow))
+    state.cancel()  # again does nothing
+
+
+def press_ctrl_c() -> None:
+    ident = threading.main_thread().ident
+    assert ident is not None
+    signal.pthread_kill(ident, signal.SIGINT)
+
+
+def test_ctrl_c_in_run_ends_the_program_and_its_forks(slow: nw.ScriptedBackend) -> None:
+    states: list[State] = []
+
+    @nw.function
+    def f(s: State) -> None:
+        forks = s.fork(2)
+        forks += "go" + nw.gen("x", max_tokens=100_000)
+        states.extend([s, *forks])
+        press = threading.Timer(0.05, press_ctrl_c)
+        press.start()
+        forks[0]["x"]
+
+    with pytest.raises(KeyboardInterrupt):
+        f.run(backend=slow)
+    assert [type(failure(state)) for state in states] == [KeyboardInterrupt] * 3
+
+
+def test_ctrl_c_in_run_of_an_async_program_ends_it(slow: nw.ScriptedBackend) -> None:
+    states: list[State] = []
+
+    @nw.function
+    async def f(s: State) -> None:
+        s += "go" + nw.gen("x", max_tokens=100_000)
+        states.append(s)
+        press = threading.Timer(0.05, press_ctrl_c)
+        press.start()
+        await s.get("x")
+
+    with pytest.raises(KeyboardInterrupt):
+        f.run(backend=slow)
+    assert isinstance(failure(states[0]), nw.Cancelled)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_ctrl_c_in_run_batch_ends_the_rows_that_run_and_starts_no_other(
+    slow: nw.ScriptedBackend, is_async: bool
+) -> None:
+    states: list[State] = []
+    ended: list[BaseException] = []
+
+    def begin(s: State) -> None:
+        s += "go" + nw.gen("x", max_tokens=100_000)
+        states.append(s)
+        if len(states) == 2:
+            threading.Timer(0.05, press_ctrl_c).start()
+
+    @nw.function
+    def f(s: State, i: int) -> None:
+        begin(s)
+        try:
+            s["x"]
+        except BaseException as error:
+            ended.append(error)
+            raise
+
+    @nw.function
+    async def af(s: State, i: int) -> None:
+        begin(s)
+        try:
+            await s.get("x")
+        except BaseException as error:
+            ended.append(error)
+            raise
+
+    with pytest.raises(KeyboardInterrupt):
+        (af if is_async else f).run_batch([(i,) for i in range(10)], num_threads=2, backend=slow)
+    wait_until(lambda: len(ended) == 2)
+    assert len(states) == 2
+    assert [type(failure(state)) for state in states] == [nw.Cancelled] * 2
+
+
+def test_leaving_a_batch_early_cancels_the_rows_that_run() -> None:
+    gate = threading.Event()
+
+    def answer(prompt: str) -> str:
+        return "done" if prompt.startswith("0") else "word " * 100_000
+
+    backend = nw.ScriptedBackend(answer, threads=4, delay=0.002)
+    ended: list[BaseException] = []
+
+    @nw.function
+    def f(s: State, i: int) -> None:
+        s += f"{i}: " + nw.gen("x", max_tokens=100_000)
+        try:
+            s["x"]
+        except BaseException as error:
+            ended.append(error)
+            gate.set()
+            raise
+
+    for result in f.run_batch([(i,) for i in range(3)], num_threads=3, backend=backend, generator_style=True):
+        assert isinstance(result, State)
+        break
+    del result
+    assert gate.wait(PATIENCE)
+    wait_until(lambda: len(ended) == 2)
+    assert {type(error) for error in ended} == {nw.Cancelled}
+    wait_until(lambda: not any_branch_is_open(backend))
+    backend.shutdown()
+
+
+# -- down to the engine -----------------------------------------------------------------------------------------------
+
+
+@nw.function
+def long_forks(s: State) -> list[State]:
+    s += "A long story about a tree that grew near the old river."
+    forks = s.fork(3)
+    forks += lambda i: f"\n{i}:" + nw.gen("x", max_tokens=3000, ignore_eos=True)
+    forks.join()
+    s += nw.gen("y", max_tokens=3000, ignore_eos=True)
+    return list(forks)
+
+
+def engine_is_idle(engine: Engine) -> bool:
+    gc.collect()
+    stats = engine.stats()
+    return not (stats["requests_running"] or stats["requests_waiting"] or stats["pages_held"])
+
+
+def by_the_clock(engine: Engine) -> State:
+    return long_forks.run(backend=engine, timeout=0.3)
+
+
+def by_a_gens_clock(engine: Engine) -> State:
+    @nw.function
+    def f(s: State) -> None:
+        s += "A long story." + nw.gen("x", max_tokens=3000, ignore_eos=True, timeout=0.3)
+
+    return f.run(backend=engine)
+
+
+def by_cancel(engine: Engine) -> State:
+    state = long_forks.run(backend=engine)
+    state.cancel()
+    return state
+
+
+@pytest.mark.parametrize("end", [by_the_clock, by_a_gens_clock, by_cancel])
+def test_pages_come_back_from_what_was_ended(bundled_engine: Engine, end: Callable[[Engine], State]) -> None:
+    state = end(bundled_engine)
+    wait_until(lambda: engine_is_idle(bundled_engine))  # the state is still held, and nobody has read it
+    bundled_engine.backend.check()
+    assert isinstance(state.error(), nw.TimedOut | nw.Cancelled)
+
+
+def test_pages_come_back_from_a_cancelled_arun(bundled_engine: Engine) -> None:
+    async def main() -> None:
+        task = asyncio.create_task(long_forks.arun(backend=bundled_engine))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    wait_until(lambda: engine_is_idle(bundled_engine))
+    bundled_engine.backend.check()
+
+
+def test_what_is_cancelled_while_its_constraint_compiles_never_reaches_the_engine(
+    bundled_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = bundled_engine.backend._compiler
+    compile_one = compiler.compile
+    gate, is_compiling = threading.Event(), threading.Event()
+
+    def compile_when_told(constraint: Constraint) -> CompiledConstraint:
+        is_compiling.set()
+        assert gate.wait(PATIENCE)
+        return compile_one(constraint)
+
+    monkeypatch.setattr(compiler, "compile", compile_when_told)
+
+    @nw.function
+    async def f(s: State) -> None:
+        s += "A" + nw.gen("x", regex="[b-y]{900}", max_tokens=1000)
+        assert await asyncio.to_thread(is_compiling.wait, PATIENCE)
+        s.cancel()
+
+    steps = bundled_engine.stats()["generated_tokens"]
+    with pytest.raises(nw.Cancelled):
+        f.run(backend=bundled_engine)["x"]
+    gate.set()
+    wait_until(lambda: engine_is_idle(bundled_engine))
+    assert bundled_engine.stats()["generated_tokens"] == steps
