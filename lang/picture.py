@@ -103,7 +103,7 @@ class _Maker:
     # -- the text -----------------------------------------------------------------------------------------------------
 
     def _limb(self, limb: Limb, names: dict[int, str], tree: Tree) -> str:
-        blocks = []
+        blocks: list[str] = []
         for is_inline, group in groupby(limb.items, key=lambda item: not isinstance(item, Forked | Joined)):
             if is_inline:
                 blocks += self._flow([item for item in group if not isinstance(item, Forked | Joined)], names)

@@ -22,6 +22,7 @@ from niwaki.lang.executor import Executor
 from niwaki.lang.expressions import check_options, check_timeout
 from niwaki.lang.run import Run, running_loop
 from niwaki.lang.state import State
+from niwaki.lang.trace import Placeholder, Trace, trace
 from niwaki.runtime.api import NiwakiError, ProgramError, SamplingOptions
 
 Row: TypeAlias = Mapping[str, object] | tuple[object, ...]
@@ -258,6 +259,25 @@ class Program:
         """
         options = _batch_options(kwargs)
         return self._arun_batch(rows, concurrency, options, on_error=on_error, progress_bar=progress_bar)
+
+    def trace(self, *args: object, **kwargs: object) -> Trace:
+        """What the program will do, whatever the model says: print it. Arguments that are not given are placeholders.
+
+        The body runs once, without a backend, up to the first value that only a run has.
+
+        Raises:
+            ProgramError: the body may have effects beyond its state. It was not run.
+        """
+        named = {parameter.name for parameter in self._parameters[: len(args)]} | set(kwargs) | set(self._bound)
+        missing = {
+            parameter.name: Placeholder(parameter.name)
+            for parameter in self._parameters
+            if parameter.default is parameter.empty
+            and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            and parameter.name not in named
+        }
+        call = self._call(args, {**kwargs, **missing})
+        return trace(self.func, self.name, call.args, call.kwargs, self.name + self._shown())
 
     def bind(self, **arguments: object) -> Program:
         """The same program with defaults for some of its arguments or options; a call may override them.

@@ -1,0 +1,273 @@
+"""A trace shows what a program will do, runs nothing that has an effect, and says where it has to end."""
+
+from __future__ import annotations
+
+import enum
+import json
+import logging
+from collections.abc import Callable
+
+import pytest
+
+import niwaki as nw
+from niwaki.lang.state import State
+
+LABELS = ["good", "bad"]
+INTRO = "Reviews are good or bad.\n"
+log: list[str] = []
+logger = logging.getLogger(__name__)
+
+
+class Mood(enum.Enum):
+    GOOD = "good"
+    BAD = "bad"
+
+
+class Client:
+    def get(self, question: str) -> str:
+        log.append(question)
+        return question
+
+
+client = Client()
+
+
+def quoted(text: str) -> str:
+    return f"> {text}\n"
+
+
+def noted(text: str) -> str:
+    log.append(text)
+    return text
+
+
+@nw.function
+def compare(s: State, reviews: list[str], topic: str) -> None:
+    s += INTRO + f"The topic is {topic}. "
+    forks = s.fork(len(reviews))
+    forks += lambda i: quoted(reviews[i])
+    forks += nw.select("label", choices=LABELS)
+    forks.join()
+    s += nw.user("Sum up.") + nw.assistant(nw.gen("summary", dtype=Mood))
+
+
+def test_a_trace_shows_texts_calls_forks_and_what_all_runs_share() -> None:
+    traced = compare.trace(["I liked it.", "Cold."])
+    assert str(traced).splitlines() == [
+        "compare(reviews: 'list[str]', topic: 'str')",
+        "├ 'Reviews are good or bad.\\nThe topic is {topic}. '",
+        "├ fork into 2, on one shared prefix",
+        "│ ├ 0",
+        "│ │ ├ '> I liked it.\\n'",
+        "│ │ ├ select label of 2",
+        "│ ├ 1",
+        "│ │ ├ '> Cold.\\n'",
+        "│ │ ├ select label of 2",
+        "├ join",
+        "├ user: 'Sum up.'",
+        "├ assistant: gen summary: Mood",
+        "shared by all runs: 'Reviews are good or bad.\\nThe topic is '",
+    ]
+    assert traced.stopped is None
+    assert repr(traced) == str(traced)
+
+
+def test_branches_that_are_alike_are_drawn_once() -> None:
+    @nw.function
+    def f(s: State) -> None:
+        forks = s.fork(50)
+        forks += nw.gen("x")
+
+    lines = str(f.trace()).splitlines()
+    assert lines[1:-1] == ["├ fork into 50, on one shared prefix", "│ ├ 0 to 49", "│ │ ├ gen x"]
+
+
+def test_a_trace_ends_where_the_program_reads_a_value() -> None:
+    @nw.function
+    def f(s: State) -> None:
+        s += "Q: " + nw.gen("answer")
+        if s["answer"] == "yes":
+            s += "never traced"
+
+    traced = f.trace()
+    assert traced.stopped is not None
+    assert traced.stopped.startswith("the value of 'answer' (test_trace.py:")
+    assert "never traced" not in str(traced)
+    assert "└ from here on it depends on the value of 'answer'" in str(traced)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda s, text: len(text),
+        lambda s, text: text == "a",
+        lambda s, text: text.strip(),
+        lambda s, text: [c for c in text],  # noqa: C416  # iteration is what is tried
+        lambda s, text: "a" in text,
+        lambda s, text: {text: 1},
+        lambda s, text: range(text),
+        lambda s, text: "b" if text else "c",
+        lambda s, text: f"{text:>9}",
+        lambda s, text: s.fork(text),
+        lambda s, text: text.field.lower(),
+        lambda s, text: s.text(),
+    ],
+)
+def test_a_value_that_only_a_run_has_ends_the_trace(use: Callable[[State, str], object]) -> None:
+    from niwaki.lang.run import Run
+    from niwaki.lang.trace import Placeholder, _Budget, _Stop, _Tracer
+    from niwaki.runtime.api import SamplingOptions
+
+    state = State(_Tracer(Run("f", SamplingOptions()), _Budget(10)))  # type: ignore[arg-type]  # as trace() does
+    with pytest.raises((_Stop, nw.ProgramError)) as caught:
+        use(state, Placeholder("text"))
+    assert isinstance(caught.value, _Stop) or "\ue002text\ue003" in str(caught.value)
+
+
+def test_placeholders_may_be_written_in_every_way() -> None:
+    @nw.function
+    def f(s: State, person: dict[str, str], text: str) -> None:
+        s += text
+        s += "a" + text + f"{text}" + "%s" % text + " ".join(["x", text]) + str(text) + text["name"]  # type: ignore[index]  # noqa: UP031
+        s += nw.user(text) + [person["name"], text]
+
+    traced = f.trace()
+    assert traced.stopped is None
+    assert "├ '{text}'" in str(traced)
+    assert "'a{text}{text}{text}x {text}{text}{text['name']}'" in str(traced).replace('"', "'")
+    assert "{person['name']}" in str(traced)
+    assert traced.shared == ""
+
+
+def refused(body: Callable[..., object], *args: object) -> str:
+    before = list(log)
+    with pytest.raises(nw.ProgramError, match=r"was not traced|cannot be traced") as caught:
+        nw.function(body).trace(*args)
+    assert log == before, "it ran"
+    return str(caught.value)
+
+
+def calls_a_method(s: State) -> None:
+    s += client.get("x")
+
+
+def calls_a_helper_with_effects(s: State) -> None:
+    s += noted("x")
+
+
+def changes_a_global(s: State) -> None:
+    log.append("x")
+
+
+def stores_into_a_global(s: State) -> None:
+    LABELS[0] = "x"
+
+
+def opens_a_file(s: State) -> None:
+    s += open("/dev/null").read()  # noqa: SIM115  # it must not be opened at all
+
+
+def prints(s: State) -> None:
+    print("x")
+
+
+def writes_a_global(s: State) -> None:
+    global INTRO
+    INTRO = "x"
+
+
+def imports(s: State) -> None:
+    import os
+
+    s += os.getcwd()
+
+
+def logs(s: State) -> None:
+    logger.info("x")
+
+
+def makes_an_object(s: State) -> None:
+    s += Client().get("x")
+
+
+def hides_in_a_lambda(s: State) -> None:
+    forks = s.fork(2)
+    forks += lambda i: client.get("x")
+
+
+def renames(s: State) -> None:
+    tell = print
+    tell("x")
+
+
+def reaches_inside(s: State) -> None:
+    s._executor.cancel()
+
+
+def runs_another(s: State) -> None:
+    s += compare.run([], "x").text()
+
+
+def uses_the_backend(s: State) -> None:
+    nw.set_default_backend(None)
+
+
+def writes_a_file(s: State) -> None:
+    json.__loader__.set_data("x", b"")  # type: ignore[union-attr]
+
+
+async def awaits(s: State) -> None:
+    s += "x"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        calls_a_method, calls_a_helper_with_effects, changes_a_global, stores_into_a_global, opens_a_file, prints,
+        writes_a_global, imports, logs, makes_an_object, hides_in_a_lambda, renames, reaches_inside, runs_another,
+        uses_the_backend, writes_a_file, awaits,
+    ],
+)  # fmt: skip
+def test_a_body_that_may_have_effects_is_refused_and_not_run(body: Callable[..., object]) -> None:
+    refused(body)
+
+
+def test_a_refusal_names_the_line() -> None:
+    assert "it uses client, a Client from outside (test_trace.py:" in refused(calls_a_method)
+    assert 's += client.get("x")' in refused(calls_a_method)
+
+
+def test_an_argument_with_methods_of_its_own_is_refused() -> None:
+    def body(s: State, client: Client) -> None:
+        s += client.get("x")
+
+    assert "leave that argument out" in refused(body, client)
+    assert nw.function(body).trace().stopped is not None
+
+
+def test_arguments_are_copied_so_that_the_callers_stay_as_they_are() -> None:
+    @nw.function
+    def f(s: State, rows: list[str]) -> None:
+        rows.append("new")
+        s += rows[-1]
+
+    rows = ["old"]
+    assert "'new'" in str(f.trace(rows))
+    assert rows == ["old"]
+
+
+def test_a_loop_without_an_end_ends() -> None:
+    @nw.function
+    def f(s: State) -> None:
+        while True:
+            s += "again"
+
+    traced = f.trace()
+    assert traced.stopped is not None
+    assert "without an end" in traced.stopped
+
+
+def test_a_traced_program_runs_as_before() -> None:
+    compare.trace()
+    backend = nw.ScriptedBackend(lambda prompt: "good")
+    assert compare.run(["a", "b"], "c", backend=backend)["label"] == ["good", "good"]
