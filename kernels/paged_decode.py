@@ -61,14 +61,17 @@ def paged_decode_attention(
     )
     if q.shape[1] % kv_heads:
         raise ValueError(f"paged_decode_attention: {q.shape[1]} query heads are no multiple of {kv_heads} kv heads")
-    args = (q, k_pool, v_pool, page_table, queries.token, queries.table_row, queries.length, out)
-    numbers = (rule.scale_for(head_dim), rule.window, rule.soft_cap)
+    scale = rule.scale or rule.scale_for(head_dim)  # models state it: a call saved
+    window, soft_cap = rule.window, rule.soft_cap
+    args = (
+        q, k_pool, v_pool, page_table, queries.token, queries.table_row, queries.length, out, scale, window, soft_cap
+    )  # fmt: skip
     threads = get_num_threads()
     if threads == 1 or int(queries.length.sum()) * kv_heads * head_dim < MIN_PARALLEL_ELEMENTS:
-        _decode_items(*args, *numbers, 0, len(queries.token) * kv_heads)
+        _decode_items(*args, 0, len(queries.token) * kv_heads)
     else:
-        read = np.minimum(queries.length, rule.window)
-        _decode_parallel(*args, *numbers, _equal_shares(read, kv_heads, threads))
+        read = np.minimum(queries.length, window)
+        _decode_parallel(*args, _equal_shares(read, kv_heads, threads))
 
 
 def paged_decode_attention_torch(

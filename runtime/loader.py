@@ -72,8 +72,8 @@ def read_model_folder(path: Path) -> ModelFolder:
 class Checkpoint:
     """The tensors of a model folder, by name, checked against what the model expects; reads them one at a time."""
 
-    def __init__(self, path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
-        """Read the headers.
+    def __init__(self, path: Path, expected: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...] = ()) -> None:
+        """Read the headers. Tensors whose names begin with one of `ignored` are left alone.
 
         Raises:
             ModelError: a file is missing, truncated or malformed, or a tensor is missing, superfluous or misshapen.
@@ -90,7 +90,7 @@ class Checkpoint:
                         f"tensor {name} is in both {self._tensors[name].file.name} and {file.name} of {path}"
                     )
                 self._tensors[name] = tensor
-        _compare(path, self._tensors, expected)
+        _compare(path, self._tensors, expected, ignored)
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor as stored, in memory of its own."""
@@ -206,11 +206,16 @@ def _shards(path: Path) -> dict[Path, list[str] | None]:
     return files
 
 
-def _compare(path: Path, found: Mapping[str, StoredTensor], expected: Mapping[str, tuple[int, ...]]) -> None:
+def _compare(
+    path: Path,
+    found: Mapping[str, StoredTensor],
+    expected: Mapping[str, tuple[int, ...]],
+    ignored: tuple[str, ...],
+) -> None:
     missing = [name for name in expected if name not in found]
     if missing:
         raise ModelError(f"{path} lacks {_some(missing)}, which config.json calls for")
-    extra = [name for name in found if name not in expected and not _is_ignorable(name)]
+    extra = [name for name in found if name not in expected and not _is_ignorable(name, ignored)]
     if extra:
         raise ModelError(f"{path} has {_some(extra)}, which config.json does not call for")
     for name, shape in expected.items():
@@ -220,10 +225,10 @@ def _compare(path: Path, found: Mapping[str, StoredTensor], expected: Mapping[st
             )
 
 
-def _is_ignorable(name: str) -> bool:
-    """Tensors that carry nothing of their own: old checkpoints keep the rotary frequencies, which follow from the
-    config, and tied ones may keep the head, which is the embedding."""
-    return name.endswith(".rotary_emb.inv_freq") or name == "lm_head.weight"
+def _is_ignorable(name: str, ignored: tuple[str, ...]) -> bool:
+    """Beside `ignored`, tensors that carry nothing of their own: old checkpoints keep the rotary frequencies, which
+    follow from the config, and tied ones may keep the head, which is the embedding."""
+    return name.endswith((".rotary_emb.inv_freq", "lm_head.weight")) or name.startswith(ignored)
 
 
 def _some(names: list[str]) -> str:

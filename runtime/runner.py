@@ -84,7 +84,7 @@ class Runner:
             ConfigError: an unknown device or dtype.
         """
         folder = read_model_folder(model_dir)
-        checkpoint = Checkpoint(model_dir, expected_tensors(folder.config))
+        checkpoint = Checkpoint(model_dir, expected_tensors(folder.config), folder.config.ignored)
         return cls(folder.config, checkpoint.read, device=device, dtype=dtype, num_pages=num_pages, page_size=page_size)
 
     @classmethod

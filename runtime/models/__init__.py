@@ -25,6 +25,8 @@ ARCHITECTURES: dict[str, str] = {
     "Phi3ForCausalLM": "niwaki.runtime.models.phi3:PHI3",
     "Gemma2ForCausalLM": "niwaki.runtime.models.gemma:GEMMA2",
     "Gemma3ForCausalLM": "niwaki.runtime.models.gemma:GEMMA3",
+    "Gemma3ForConditionalGeneration": "niwaki.runtime.models.gemma:GEMMA3_OF_VISION",
+    "Mistral3ForConditionalGeneration": "niwaki.runtime.models.mistral:MISTRAL_OF_VISION",
     "MixtralForCausalLM": "niwaki.runtime.models.mistral:MIXTRAL",
     "Qwen2MoeForCausalLM": "niwaki.runtime.models.qwen:QWEN2_MOE",
     "Qwen3MoeForCausalLM": "niwaki.runtime.models.qwen:QWEN3_MOE",

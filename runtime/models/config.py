@@ -106,6 +106,8 @@ class ModelConfig:
     experts: Experts | None = None
     layers: tuple[LayerKind, ...] = ()  # empty: all of the plain kind
     names: LayerNames = field(default_factory=LayerNames)
+    prefix: str = ""  # before the names of all tensors
+    ignored: tuple[str, ...] = ()  # what the names of tensors begin with that are no part of the text model
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -153,6 +155,8 @@ class Family:
     # What config.json means where it is silent; Llama's defaults apply to the rest.
     defaults: Mapping[str, object] = field(default_factory=dict)
     may_turn_part: bool = False  # partial_rotary_factor may be below 1
+    # The text model of one that also sees: its fields stand in `text_config`, of these model types.
+    text_types: tuple[str, ...] = ()
 
 
 def parse_config(raw: Fields) -> ModelConfig:
@@ -163,6 +167,8 @@ def parse_config(raw: Fields) -> ModelConfig:
     """
     architecture = _architecture(raw)
     family = family_of(architecture)
+    if family.text_types:
+        raw = {**raw, **_text_config(raw, family.text_types)}
     raw = {**family.defaults, **raw}
     _refuse_quantized(raw)
     hidden_size = whole(raw, "hidden_size")
@@ -206,6 +212,8 @@ def parse_config(raw: Fields) -> ModelConfig:
         eos_ids=token_ids(raw, "eos_token_id"),
         activation=_activation(raw),
     )
+    if family.text_types:
+        config = replace(config, prefix="language_model.", ignored=("vision_tower.", "multi_modal_projector."))
     return family.read(raw, config)
 
 
@@ -223,6 +231,16 @@ def _architecture(raw: Fields) -> str:
             return str(name)
     shown = ", ".join(map(str, names)) or f"none (model_type {raw.get('model_type')!r})"
     raise ModelError(f"architecture {shown} is not supported; supported: {', '.join(ARCHITECTURES)}")
+
+
+def _text_config(raw: Fields, text_types: tuple[str, ...]) -> Fields:
+    found = raw.get("text_config")
+    if not isinstance(found, dict):
+        raise ModelError(f"text_config must be an object, got {found!r}")
+    if (model_type := text(found, "model_type", text_types[0])) not in text_types:
+        raise ModelError(f"text_config: model_type {model_type!r} is not supported; supported: {', '.join(text_types)}")
+    # Where both say it, the outer one counts: it is of the whole model, whose head this is.
+    return {**found, **{name: raw[name] for name in ("tie_word_embeddings",) if name in raw}}
 
 
 def _activation(raw: Fields) -> Activation:

@@ -84,6 +84,7 @@ class Decoder:
         )
         # No sequence can be longer than the pool, and a table for 131,072 positions takes 64 MB.
         self._ropes = self._rope_tables(min(config.context_length, num_pages * page_size))
+        read = _behind(config.prefix, read)
         self._embedding = read("model.embed_tokens.weight")  # [vocab, hidden]
         self._first_norm = self._read_norm(read, 0, config.names.attention_norm)
         self._norm = Operand.of(read("model.norm.weight"))
@@ -233,6 +234,10 @@ class Decoder:
             rule=rule,
             shared=shared,
         )
+
+
+def _behind(prefix: str, read: Read) -> Read:
+    return (lambda name: read(prefix + name)) if prefix else read
 
 
 def _projection(read: Read, prefix: str, names: tuple[str, ...], has_bias: bool) -> Projection:

@@ -1,6 +1,6 @@
-"""Gemma 2 and 3 (text): norms before and behind each block whose weights are stored less 1, GELU, a scaled embedding,
-and windows on most layers. Gemma 2 caps scores and logits; Gemma 3 normalises queries and keys instead, and turns them
-by another base where there is a window.
+"""Gemma 2 and 3, of those that also see the text model: norms before and behind each block whose weights are stored
+less 1, GELU, a scaled embedding, and windows on most layers. Gemma 2 caps scores and logits; Gemma 3 normalises queries
+and keys instead, and turns them by another base where there is a window.
 """
 
 from __future__ import annotations
@@ -64,4 +64,13 @@ def _cap(raw: Fields, name: str) -> float | None:
 
 
 GEMMA2 = Family(_gemma2, {**DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0})
-GEMMA3 = Family(_gemma3, {**DEFAULTS, "rope_theta": 1e6, "max_position_embeddings": 131_072})
+GEMMA3_DEFAULTS = {
+    **DEFAULTS,
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 131_072,
+}
+GEMMA3 = Family(_gemma3, GEMMA3_DEFAULTS)
+GEMMA3_OF_VISION = Family(_gemma3, GEMMA3_DEFAULTS, text_types=("gemma3_text",))

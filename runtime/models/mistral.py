@@ -1,4 +1,7 @@
-"""Mistral: Llama with a sliding window. Ministral: on some layers. Mixtral: with experts as well."""
+"""Mistral: Llama with a sliding window. Ministral: on some layers. Mixtral: with experts as well.
+
+Mistral Small 3.1 and 3.2 are a Mistral with an image encoder beside it.
+"""
 
 from __future__ import annotations
 
@@ -35,4 +38,5 @@ def _mixtral(raw: Fields, llama: ModelConfig) -> ModelConfig:
 
 MISTRAL = Family(_mistral, {"num_key_value_heads": 8, "sliding_window": 4096})
 MINISTRAL = MISTRAL
+MISTRAL_OF_VISION = Family(_mistral, {**MISTRAL.defaults, "sliding_window": None}, text_types=("mistral",))
 MIXTRAL = Family(_mixtral, {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6})

@@ -11,6 +11,10 @@ Shape = tuple[int, ...]
 
 def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
     """Every tensor of the checkpoint, by its name in the file, with its shape."""
+    return {config.prefix + name: shape for name, shape in _text_tensors(config).items()}
+
+
+def _text_tensors(config: ModelConfig) -> dict[str, Shape]:
     hidden = config.hidden_size
     shapes: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
     for index, kind in enumerate(config.layer_kinds):

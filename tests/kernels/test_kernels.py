@@ -304,7 +304,8 @@ def test_a_window_of_one_key_gives_that_keys_value_whatever_lies_before() -> Non
     k_pool[:], out = torch.nan, torch.empty_like(own)
     k_pool.view(-1, 1, 16)[torch.from_numpy(plan.slots)] = 1.0
     q = randn(3, plan.num_tokens, 1, 16)
-    NumbaOps().attend(*map(Operand.of, (q, k_pool, v_pool)), plan, Operand.of(out), AttentionRule(window=1))
+    queries, keys, values = (Operand.of(tensor) for tensor in (q, k_pool, v_pool))
+    NumbaOps().attend(queries, keys, values, plan, Operand.of(out), AttentionRule(window=1))
     assert torch.allclose(out[0], own[0])
     with pytest.raises(ValueError, match="must be above 0"):
         AttentionRule(window=0)

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from niwaki.kernels.rope import LinearScaling, LongRopeScaling
 from niwaki.radix.pages import PageCopy
 from niwaki.runtime.api import ModelError
 from niwaki.runtime.loader import Checkpoint, read_model_folder
 from niwaki.runtime.models import ARCHITECTURES, family_of
-from niwaki.runtime.models.config import ModelConfig, parse_config
+from niwaki.runtime.models.config import Family, ModelConfig, parse_config
 from niwaki.runtime.models.positions import Rope
 from niwaki.runtime.models.weights import expected_tensors
 from niwaki.runtime.runner import Row, Runner
@@ -55,20 +55,45 @@ GEMMA3_ROPES = {
     FULL: {"rope_type": "linear", "rope_theta": 100_000.0, "factor": 4.0},
 }
 
-# Test name -> (the configuration class of transformers, what differs from COMMON).
+# Architecture -> its configuration class in transformers, where that has another name.
+CONFIG_CLASSES = {
+    "Gemma3ForCausalLM": "Gemma3TextConfig",
+    "Gemma3ForConditionalGeneration": "Gemma3Config",
+    "Mistral3ForConditionalGeneration": "Mistral3Config",
+}
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+GEMMA3: dict[str, object] = {
+    "sliding_window": WINDOW,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 24,
+    "layer_types": [SLIDING, FULL, SLIDING],
+    "rope_parameters": GEMMA3_ROPES,
+}
+
+# Test name -> (architecture, what differs from COMMON).
 MODELS: dict[str, tuple[str, dict[str, object]]] = {
-    "mistral": ("MistralConfig", {"sliding_window": None}),
-    "mistral-window": ("MistralConfig", {"sliding_window": WINDOW, "head_dim": 16}),
+    "mistral": ("MistralForCausalLM", {"sliding_window": None}),
+    "mistral-window": ("MistralForCausalLM", {"sliding_window": WINDOW, "head_dim": 16}),
     "ministral": (
-        "MinistralConfig",
+        "MinistralForCausalLM",
         {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL, SLIDING], "head_dim": 12},
     ),
-    "qwen2": ("Qwen2Config", {"tie_word_embeddings": True}),
-    "qwen2-window": ("Qwen2Config", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
-    "qwen3": ("Qwen3Config", {"head_dim": 16}),
-    "qwen3-yarn": ("Qwen3Config", {"head_dim": 16, "rope_parameters": YARN}),
+    "qwen2": ("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
+    "qwen2-window": (
+        "Qwen2ForCausalLM",
+        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3ForCausalLM", {"head_dim": 16}),
+    "qwen3-yarn": ("Qwen3ForCausalLM", {"head_dim": 16, "rope_parameters": YARN}),
     "granite": (
-        "GraniteConfig",
+        "GraniteForCausalLM",
         {
             "embedding_multiplier": 12.0,
             "residual_multiplier": 0.22,
@@ -76,29 +101,29 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
             "logits_scaling": 0.5,
         },
     ),
-    "olmo2": ("Olmo2Config", {}),
+    "olmo2": ("Olmo2ForCausalLM", {}),
     "olmo3": (
-        "Olmo3Config",
+        "Olmo3ForCausalLM",
         {
             "sliding_window": WINDOW,
             "num_hidden_layers": 4,
             "rope_parameters": {SLIDING: {"rope_type": "default", "rope_theta": 10_000.0}, FULL: YARN},
         },
     ),
-    "smollm3": ("SmolLM3Config", {"num_hidden_layers": 4}),
+    "smollm3": ("SmolLM3ForCausalLM", {"num_hidden_layers": 4}),
     "phi3": (
-        "Phi3Config",
+        "Phi3ForCausalLM",
         {
             "sliding_window": WINDOW,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
         },
     ),
     "phi4-mini": (
-        "Phi3Config",
+        "Phi3ForCausalLM",
         {"rope_parameters": LONGROPE, "original_max_position_embeddings": 128, "tie_word_embeddings": True},
     ),
     "gemma2": (
-        "Gemma2Config",
+        "Gemma2ForCausalLM",
         {
             "sliding_window": WINDOW,
             "head_dim": 16,
@@ -107,19 +132,12 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
             "final_logit_softcapping": 4.0,
         },
     ),
-    "gemma3": (
-        "Gemma3TextConfig",
-        {
-            "sliding_window": WINDOW,
-            "head_dim": 16,
-            "query_pre_attn_scalar": 24,
-            "layer_types": [SLIDING, FULL, SLIDING],
-            "rope_parameters": GEMMA3_ROPES,
-        },
-    ),
-    "mixtral": ("MixtralConfig", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "gemma3": ("Gemma3ForCausalLM", GEMMA3),
+    "gemma3-vision": ("Gemma3ForConditionalGeneration", GEMMA3),
+    "mistral3-vision": ("Mistral3ForConditionalGeneration", {"sliding_window": None, "model_type": "mistral"}),
+    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen2-moe": (
-        "Qwen2MoeConfig",
+        "Qwen2MoeForCausalLM",
         {
             "num_experts": 6,
             "num_experts_per_tok": 3,
@@ -129,7 +147,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
         },
     ),
     "qwen3-moe": (
-        "Qwen3MoeConfig",
+        "Qwen3MoeForCausalLM",
         {
             "num_experts": 6,
             "num_experts_per_tok": 2,
@@ -139,15 +157,21 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
             "head_dim": 16,
         },
     ),
-    "olmoe": ("OlmoeConfig", {"num_experts": 6, "num_experts_per_tok": 3}),
+    "olmoe": ("OlmoeForCausalLM", {"num_experts": 6, "num_experts_per_tok": 3}),
 }
 
 
 def make_pair(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Pair:
     torch.manual_seed(0)
-    config_class, options = MODELS[name]
-    config = getattr(transformers, config_class)(**{**COMMON, **options})
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    architecture, options = MODELS[name]
+    config_class = CONFIG_CLASSES.get(architecture, architecture.replace("ForCausalLM", "Config"))
+    fields_of_text = {**COMMON, **options}
+    make = getattr(transformers, config_class)
+    is_text = architecture.endswith("ForCausalLM")
+    of_all = {"tie_word_embeddings": architecture.startswith("Gemma"), "vision_config": VISION}
+    config = make(**fields_of_text) if is_text else make(text_config=fields_of_text, **of_all)
+    auto = AutoModelForCausalLM if is_text else AutoModelForImageTextToText
+    model = auto.from_config(config, attn_implementation="eager").eval()
     assert isinstance(model, PreTrainedModel)
     low, high = (-0.5, 0.5) if name.startswith("gemma") else (0.5, 1.5)  # Gemma stores the weights of norms less 1
     for parameter_name, parameter in model.named_parameters():
@@ -155,7 +179,7 @@ def make_pair(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Pa
             torch.nn.init.normal_(parameter, std=0.3)
         if parameter_name.endswith("norm.weight"):
             torch.nn.init.uniform_(parameter, low, high)
-        assert parameter.any(), parameter_name
+        assert parameter.any() or "layers" not in parameter_name, parameter_name
     if dtype != torch.float32:
         model.to(dtype).save_pretrained(folder)
         return Pair(open_reference(folder, dtype), folder)
@@ -212,7 +236,7 @@ def test_a_ragged_batch_with_a_cached_prefix_gives_each_request_the_logits_it_ha
 def test_all_that_sets_a_family_apart_shows_in_its_logits(pair: Pair) -> None:
     """Else the comparisons above would prove nothing about it."""
     config = read_model_folder(pair.folder).config
-    read = Checkpoint(pair.folder, expected_tensors(config)).read
+    read = Checkpoint(pair.folder, expected_tensors(config), config.ignored).read
     ids = random_ids(np.random.default_rng(3), 40)
 
     def logits(config: ModelConfig) -> torch.Tensor:
@@ -257,12 +281,9 @@ def test_bfloat16_is_as_near_to_the_truth_as_transformers_is(name: str, tmp_path
     assert error <= 1.2 * (pair.logits(sequence.ids) - truth).square().mean(-1).sqrt().median()
 
 
-def test_every_registered_architecture_is_one_of_these_or_llama(tmp_path: Path) -> None:
-    for name in ARCHITECTURES:
-        assert family_of(name).read
-    config_classes = {config_class for config_class, _ in MODELS.values()}
-    tested = {name.replace("ForCausalLM", "") for name in ARCHITECTURES} - {"Llama"}
-    assert {name.replace("Config", "").replace("Text", "") for name in config_classes} == tested
+def test_every_registered_architecture_is_one_of_these_or_llama() -> None:
+    assert all(isinstance(family_of(name), Family) for name in ARCHITECTURES)
+    assert {architecture for architecture, _ in MODELS.values()} == set(ARCHITECTURES) - {"LlamaForCausalLM"}
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -306,6 +327,31 @@ def test_gemma_3_before_transformers_5_names_its_local_base_and_its_pattern() ->
     assert config.activation == "gelu_tanh"
 
 
+def test_gemma_3_with_an_image_encoder_says_little_and_means_its_defaults() -> None:
+    config = parse_config(
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "eos_token_id": [1, 106],
+            "text_config": {
+                "hidden_size": 2560,
+                "intermediate_size": 10240,
+                "model_type": "gemma3_text",
+                "num_hidden_layers": 34,
+                "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+                "sliding_window": 1024,
+            },
+            "torch_dtype": "bfloat16",
+            "vision_config": {"model_type": "siglip_vision_model"},
+        }
+    )
+    assert (config.vocab_size, config.num_heads, config.num_kv_heads, config.head_dim) == (262_208, 8, 4, 256)
+    assert (config.rope_theta, config.rope_scaling) == (1e6, LinearScaling(8.0))
+    assert config.local_rope == Rope(10_000.0)
+    assert (config.eos_ids, config.dtype, config.tie_embeddings) == ((1, 106), "bfloat16", True)
+    assert windows(config)[:7] == [1024] * 5 + [None, 1024]
+    assert "language_model.model.layers.33.mlp.down_proj.weight" in expected_tensors(config)
+
+
 def test_windows_follow_each_familys_own_rule_where_no_list_says_so() -> None:
     assert windows(parse("Gemma2ForCausalLM")) == [4096, None] * 3
     assert windows(parse("MistralForCausalLM", sliding_window=None)) == [None] * 6
@@ -346,6 +392,12 @@ def test_longrope_is_kept_to_the_context_that_its_short_factors_serve() -> None:
         ("MixtralForCausalLM", {"num_experts_per_tok": 9}, "9 experts a token cannot be chosen from 8"),
         ("Qwen3MoeForCausalLM", {"mlp_only_layers": 3}, "mlp_only_layers must be a list of layers, got 3"),
         ("Qwen3ForCausalLM", {"partial_rotary_factor": 0.5}, "must be 1 for Qwen3ForCausalLM, got 0.5"),
+        ("Gemma3ForConditionalGeneration", {}, "text_config must be an object, got None"),
+        (
+            "Mistral3ForConditionalGeneration",
+            {"text_config": {"model_type": "ministral3"}},
+            "text_config: model_type 'ministral3' is not supported; supported: mistral",
+        ),
         ("GptOssForCausalLM", {}, "GptOssForCausalLM is not supported; supported: LlamaForCausalLM, Mistral"),
         ("Qwen2ForCausalLM", {"quantization_config": {"quant_method": "gptq"}}, "quantization 'gptq' is not supported"),
     ],
