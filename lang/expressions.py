@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from niwaki.lang.choices import ChoicesMethod, method_of, token_length_normalized
 from niwaki.lang.nodes import Chain, Content, Gen, RoleBegin, RoleEnd, Select, Text, as_nodes
-from niwaki.lang.types import regex_type, value_type
+from niwaki.lang.types import ValueType, grammar_type, regex_type, schema_type, value_type
 from niwaki.runtime.api import ProgramError, SamplingOptions
 
 
@@ -36,11 +36,14 @@ def gen(
     regex: str | None = None,
     max_new_tokens: int | None = None,
     timeout: float | None = None,
+    json_schema: Mapping[str, object] | str | type | None = None,
+    grammar: str | None = None,
 ) -> Gen | Select:
     """Generate text into the variable `name`. What is None comes from `run`, then from the model, then our defaults.
 
-    At most one of `dtype`, `regex` and `choices`. With `dtype` the variable's value is of that type; with `choices`
-    this is `select`. With n > 1 the value is a list of n, and the text goes on with the first. A gen that is not done
+    At most one of `dtype`, `regex`, `choices`, `json_schema` (a dict, its text or a type: the value is text) and
+    `grammar` (Lark, or EBNF with `::=`). With `dtype` the variable's value is of that type; with `choices` this is
+    `select`. With n > 1 the value is a list of n, and the text goes on with the first. A gen that is not done
     `timeout` seconds after it was sent ends its state, and the forks of it, with TimedOut.
 
     Raises:
@@ -71,7 +74,8 @@ def gen(
         return_logprob=return_logprob,
         top_logprobs_num=top_logprobs_num,
     )
-    given = [k for k, v in (("dtype", dtype), ("regex", regex), ("choices", choices)) if v is not None]
+    constraints = {"dtype": dtype, "regex": regex, "choices": choices, "json_schema": json_schema, "grammar": grammar}
+    given = [name for name, value in constraints.items() if value is not None]
     if len(given) > 1:
         raise ProgramError(f"a gen takes one constraint, got {' and '.join(given)}; keep one")
     if choices is not None:
@@ -79,9 +83,16 @@ def gen(
     if choices_method is not None:
         raise ProgramError("choices_method needs choices")
     check_options(options)
+    kind: ValueType | None = None
     if regex is not None:
-        return Gen(name, options, regex_type(regex), timeout)
-    return Gen(name, options, None if dtype is None else value_type(dtype), timeout)
+        kind = regex_type(regex)
+    elif json_schema is not None:
+        kind = schema_type(json_schema)
+    elif grammar is not None:
+        kind = grammar_type(grammar)
+    elif dtype is not None:
+        kind = value_type(dtype)
+    return Gen(name, options, kind, timeout)
 
 
 def gen_int(name: str | None = None, **options: object) -> Gen:
@@ -204,7 +215,7 @@ def check_options(options: SamplingOptions) -> None:
 
 
 def _typed(dtype: type, name: str | None, options: dict[str, object]) -> Gen:
-    for excluded in ("dtype", "regex", "choices", "choices_method"):
+    for excluded in ("dtype", "regex", "choices", "choices_method", "json_schema", "grammar"):
         if excluded in options:
             raise ProgramError(f"gen_{dtype.__name__} is typed already and takes no {excluded}")
     try:

@@ -77,3 +77,16 @@ def test_programs_take_types_that_no_regex_holds(engine: nw.Engine) -> None:
     folder = state["folder"]
     assert isinstance(folder, Folder)
     assert isinstance(folder.made, datetime.date)
+
+
+def test_programs_take_schemas_and_grammars_as_text(engine: nw.Engine) -> None:
+    @nw.function
+    def fill(s):  # type: ignore[no-untyped-def]  # as users write it
+        s += "Rooms: " + nw.gen("rooms", json_schema=BOOKING["properties"]["rooms"], max_tokens=24)  # type: ignore[index]
+        s += "\nSum: " + nw.gen("sum", grammar='root ::= num (" + " num)*\nnum ::= [0-9] [0-9]?', max_tokens=12)
+
+    state = fill.run(backend=engine)
+    assert set(json.loads(state["rooms"])) <= {"single", "double"}
+    assert all(part.isdigit() for part in state["sum"].split(" + "))
+    with pytest.raises(nw.ProgramError, match="regex and grammar; keep one"):
+        nw.gen("x", regex="a", grammar='start: "a"')
