@@ -41,9 +41,17 @@ def serve(
         ConfigError, ModelError: as `Engine`.
     """
     with Engine(model, **dict(options or {})) as engine:
+        _warm_up(engine)
         server = make_server(config, engine, programs)
         print(f"niwaki serves {server.model_name} on {url_of(config, listener)}", flush=True)
         server.run(sockets=[listener])
+
+
+def _warm_up(engine: Engine) -> None:
+    """Run every kernel once, greedy and sampled: what is compiled at its first use is compiled before anybody waits."""
+    for temperature in (0.0, 1.0):
+        engine.generate("a", {"max_new_tokens": 2, "temperature": temperature, "ignore_eos": True})
+    engine.flush_cache()
 
 
 @contextmanager

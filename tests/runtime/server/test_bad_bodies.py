@@ -185,7 +185,7 @@ def test_random_bodies_never_break_the_server(client: httpx2.Client) -> None:
     for _ in range(150):
         page = draw.choice(sorted(pages))
         body = {name: draw.choice(atoms) for name in draw.choices(pages[page], k=draw.randint(0, 3))}
-        if page == CHAT and draw.random() < 0.5:
-            body["messages"] = USER
+        if page == CHAT:  # bounded, or the rest of the context would be generated each time
+            body = {"max_tokens": 2, **body} | ({"messages": USER} if draw.random() < 0.5 else {})
         answer = client.post(page, json=body)
         assert answer.status_code in (200, 400, 404), (page, body, answer.text)
