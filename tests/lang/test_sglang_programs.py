@@ -259,6 +259,11 @@ def test_stream(programs: ModuleType, recorder: Recorder) -> None:
     all_ended_well(recorder, 2)
 
 
+def test_stream_logprobs(programs: ModuleType, recorder: Recorder) -> None:
+    programs.test_stream_logprobs()
+    all_ended_well(recorder, 1)
+
+
 def test_regex(programs: ModuleType, recorder: Recorder) -> None:
     programs.test_regex()
     all_ended_well(recorder, 1)
@@ -333,3 +338,19 @@ def test_with_the_right_answers_every_assertion_of_the_file_holds(name: str, sou
         else:
             test()
         all_ended_well(recorder, {"few_shot_qa": 4, "select": 3, "stream": 2}.get(name, 1))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Options that only programs written for SGLang give
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def test_an_option_that_changes_nothing_here_is_taken() -> None:
+    @nw.function
+    def f(s: State) -> None:
+        s += "? " + nw.gen("x", return_logprob=True, return_text_in_logprobs=True)
+
+    state = f.run(backend=nw.ScriptedBackend(["yes"]), return_text_in_logprobs=True)
+    tokens = state.get_meta_info("x")["output_token_logprobs"]
+    assert isinstance(tokens, list)
+    assert [text for _, _, text in tokens] == ["yes"]
