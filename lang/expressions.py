@@ -30,6 +30,7 @@ def gen(
     ignore_eos: bool | None = None,
     return_logprob: bool | None = None,
     top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
     dtype: object = None,
     choices: Sequence[str] | None = None,
     choices_method: ChoicesMethod | str | None = None,
@@ -45,6 +46,7 @@ def gen(
     `grammar` (Lark, or EBNF with `::=`). With `dtype` the variable's value is of that type; with `choices` this is
     `select`. With n > 1 the value is a list of n, and the text goes on with the first. A gen that is not done
     `timeout` seconds after it was sent ends its state, and the forks of it, with TimedOut.
+    `return_text_in_logprobs` is SGLang's, and changes nothing: tokens are always told with their texts.
 
     Raises:
         RequestError: an option is out of its bounds.

@@ -28,7 +28,8 @@ from niwaki.runtime.api import NiwakiError, ProgramError, SamplingOptions
 Row: TypeAlias = Mapping[str, object] | tuple[object, ...]
 
 SAMPLING_NAMES = frozenset(f.name for f in fields(SamplingOptions)) - {"constraint"}
-RUN_NAMES = SAMPLING_NAMES | {"backend", "stream", "timeout"}
+# The last is SGLang's, and changes nothing: tokens are always told with their texts.
+RUN_NAMES = SAMPLING_NAMES | {"backend", "stream", "timeout", "return_text_in_logprobs"}
 
 # The run around the code that runs now: a program called inside another one is part of its run.
 _current_run: contextvars.ContextVar[Run | None] = contextvars.ContextVar("niwaki_current_run", default=None)
