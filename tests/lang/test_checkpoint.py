@@ -150,6 +150,23 @@ def test_a_variable_of_a_reserved_name_fails_its_row(tmp_path: Path) -> None:
     assert "'index'" in str(error)
 
 
+def test_an_async_program_has_checkpoints_too(tmp_path: Path) -> None:
+    ran: list[int] = []
+
+    @nw.function
+    async def double(s: State, n: int) -> None:
+        ran.append(n)
+        s += f"{n} doubled is " + nw.gen("twice", dtype=int)
+        await s.wait()
+
+    path = tmp_path / "out.jsonl"
+    rows = [(1,), (2,)]
+    first = double.run_batch(rows, checkpoint=path, backend=backend())
+    again = double.run_batch(rows, checkpoint=path, backend=backend())
+    assert shown(first) == shown(again) == [{"twice": 2}, {"twice": 4}]
+    assert ran == [1, 2]
+
+
 CHILD = """
 import sys, time
 import niwaki as nw
