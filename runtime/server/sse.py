@@ -14,6 +14,8 @@ from niwaki.runtime.server.errors import ClientGone
 Result = TypeVar("Result")
 
 DONE = b"data: [DONE]\n\n"
+# A client that takes nothing for so long holds a place in the queue that others wait for.
+STALLED_SECONDS = 60.0
 
 
 class EventStream(Response):
@@ -21,16 +23,19 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncIterator[bytes], finish: Callable[[], None]) -> None:
+    def __init__(
+        self, chunks: AsyncIterator[bytes], finish: Callable[[], None], stalled_seconds: float = STALLED_SECONDS
+    ) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks
         self._finish = finish
+        self._stalled_seconds = stalled_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await unless_gone(receive, self._send_all(send))
-        except ClientGone:
+        except (ClientGone, TimeoutError):  # the server closes the connection
             return
         finally:
             self._finish()
@@ -38,7 +43,8 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for chunk in self._chunks:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            async with asyncio.timeout(self._stalled_seconds):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import random
 import time
+from collections.abc import AsyncIterator
 
 import httpx2
 import pytest
+from starlette.types import Message
 
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.server.sse import EventStream
 
 LONG = {"prompt": "the cat", "max_tokens": 500, "ignore_eos": True}
 
@@ -76,3 +79,23 @@ def test_thirty_clients_of_whom_a_third_leave_harm_nobody(url: str, engine: Engi
     for answer, expected in zip(answers, alone, strict=True):
         assert answer is None or answer == expected["text"]
     assert sum(answer is not None for answer in answers) == 20
+
+
+def test_a_client_that_reads_nothing_is_given_up() -> None:
+    finished: list[bool] = []
+
+    async def chunks() -> AsyncIterator[bytes]:
+        while True:
+            yield b"data: {}\n\n"
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()  # its buffers are full
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError("it never leaves")
+
+    stream = EventStream(chunks(), lambda: finished.append(True), stalled_seconds=0.02)
+    asyncio.run(asyncio.wait_for(stream({"type": "http"}, receive, send), 30))
+    assert finished == [True]
