@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreT
 from niwaki.kernels.rope import LinearScaling, LongRopeScaling
 from niwaki.radix.pages import PageCopy
 from niwaki.runtime.api import ModelError
+from niwaki.runtime.engine import Engine
 from niwaki.runtime.loader import Checkpoint, read_model_folder
 from niwaki.runtime.models import ARCHITECTURES, family_of
 from niwaki.runtime.models.config import Family, ModelConfig, parse_config
@@ -23,6 +24,7 @@ from niwaki.runtime.models.positions import Rope
 from niwaki.runtime.models.weights import expected_tensors
 from niwaki.runtime.runner import Row, Runner
 from tests.reference import Ids, Pair, Sequenced, difference, open_reference, run
+from tests.toy import VOCAB_SIZE, make_tokenizer
 
 VOCAB = 120
 WINDOW = 9  # shorter than the prompts, and no multiple of a page
@@ -161,11 +163,11 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-def make_pair(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Pair:
+def make_pair(name: str, folder: Path, dtype: torch.dtype = torch.float32, **changes: object) -> Pair:
     torch.manual_seed(0)
     architecture, options = MODELS[name]
     config_class = CONFIG_CLASSES.get(architecture, architecture.replace("ForCausalLM", "Config"))
-    fields_of_text = {**COMMON, **options}
+    fields_of_text = {**COMMON, **options, **changes}
     make = getattr(transformers, config_class)
     is_text = architecture.endswith("ForCausalLM")
     of_all = {"tie_word_embeddings": architecture.startswith("Gemma"), "vision_config": VISION}
@@ -279,6 +281,29 @@ def test_bfloat16_is_as_near_to_the_truth_as_transformers_is(name: str, tmp_path
     # The median over tokens: where two experts score alike, rounding may choose another, and either may be luckier.
     error = (torch.cat(sequence.logits) - truth).square().mean(-1).sqrt().median()
     assert error <= 1.2 * (pair.logits(sequence.ids) - truth).square().mean(-1).sqrt().median()
+
+
+@pytest.mark.parametrize("name", ["gemma2", "qwen3-moe"])
+def test_the_engine_writes_what_transformers_would(name: str, tmp_path: Path) -> None:
+    pair = make_pair(name, tmp_path, vocab_size=VOCAB_SIZE, eos_token_id=1)
+    make_tokenizer(tmp_path)
+    head = [int(token) for token in np.random.default_rng(5).integers(5, VOCAB_SIZE, 30)]
+    prompts = [[*head, 7, 11], [*head, 300], [9, 8]]
+    with Engine(tmp_path, kv_tokens=512) as engine:
+        results = [
+            engine.generate(
+                input_ids=ids, sampling_params={"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True}
+            )
+            for ids in prompts
+        ]
+    for ids, result in zip(prompts, results, strict=True):
+        assert isinstance(result, dict)
+        known = list(ids)
+        for token in result["output_ids"]:
+            last = pair.logits(np.array(known, np.int32))[-1]
+            assert last[token] >= last.max() - 1e-3, "the best token, or one that rounding cannot tell from it"
+            known.append(token)
+        assert len(known) == len(ids) + 8
 
 
 def test_every_registered_architecture_is_one_of_these_or_llama() -> None:
