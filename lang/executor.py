@@ -104,6 +104,8 @@ class Span:
 
     start: int
     end: int | None = None
+    dtype: object = None  # what the text is to become; None: it stays text
+    fills: bool = True  # False: the value does not grow with the text
 
 
 @dataclass(slots=True)
@@ -656,7 +658,7 @@ class Executor:
         call.end = num_tokens(branch)
         with self._changed:
             self._num_sent = len(self._segments)
-            span = Span(len(self._chunks))
+            span = Span(len(self._chunks), dtype=node.dtype, fills=params.n == 1)
             if node.name is not None:
                 self._spans[node.name] = span
             active = Active(origin, (generation,), is_streaming=self._is_streaming)

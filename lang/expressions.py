@@ -94,7 +94,7 @@ def gen(
         kind = grammar_type(grammar)
     elif dtype is not None:
         kind = value_type(dtype)
-    return Gen(name, options, kind, timeout)
+    return Gen(name, options, kind, timeout, dtype)
 
 
 def gen_int(name: str | None = None, **options: object) -> Gen:

@@ -44,6 +44,7 @@ class Gen(Expression):
     options: SamplingOptions
     type: ValueType | None = None
     timeout: float | None = None  # seconds from when it is sent
+    dtype: object = None  # the Python type that `type` was made from, where it was
 
 
 @dataclass(frozen=True, slots=True)

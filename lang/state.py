@@ -13,7 +13,7 @@ from niwaki.lang.meta import MetaInfo, Usage, meta_info
 from niwaki.lang.nodes import Content, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, SetVariable, as_nodes
 from niwaki.lang.origin import here
 from niwaki.lang.picture import Picture, picture_of
-from niwaki.lang.streams import AsyncPieces, AsyncStream, AsyncTexts, iterate
+from niwaki.lang.streams import AsyncPieces, AsyncStream, AsyncTexts, ValueStream, iterate
 from niwaki.lang.tree import Tree, tree_of
 from niwaki.runtime.api import ProgramError
 
@@ -144,6 +144,14 @@ class State:
     def text_iter(self, name: str | None = None) -> Iterator[str]:
         """The text, or one variable's text, in pieces as they come. They add up to the whole, also when asked late."""
         return iterate(self._executor, name, outside=self._is_outside)
+
+    def stream_value(self, name: str) -> ValueStream:
+        """The variable's value as it fills, for `for` and for `async for`: partial ones, and at last `state[name]`.
+
+        A partial value of a model or a dataclass is of that class, not validated, with None in the fields to come; a
+        text grows, also inside such a value; numbers, bools, Literals and Enums come when they are whole.
+        """
+        return ValueStream(self._executor, _variable_name(name), outside=self._is_outside)
 
     @overload
     def text_async_iter(

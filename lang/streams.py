@@ -7,6 +7,7 @@ from typing import Generic, Self, TypeVar
 
 from niwaki.lang.executor import Cursor, Executor
 from niwaki.lang.meta import MetaInfo
+from niwaki.lang.partial import NOTHING, partial_value
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -72,3 +73,52 @@ class AsyncTexts(AsyncStream[str]):
 
     async def __anext__(self) -> str:
         return (await anext(self._pieces))[0]
+
+
+class ValueStream(AsyncStream[object]):
+    """A variable's value as it fills, for `for` and for `async for`; the finished one comes last."""
+
+    def __init__(self, executor: Executor, name: str, *, outside: bool) -> None:
+        self._executor = executor
+        self._name = name
+        self._cursor = Cursor(name, outside)
+        self._text = ""
+        self._last: object = NOTHING
+        self._is_done = False
+
+    def __iter__(self) -> Iterator[object]:
+        while (piece := self._executor.next_piece(self._cursor)) is not None:
+            if self._grows_by(piece):
+                yield self._last
+        if self._ends_as(self._executor.variable(self._name, outside=self._cursor.outside)):
+            yield self._last
+
+    async def __anext__(self) -> object:
+        while not self._is_done:
+            piece = await self._executor.next_piece_async(self._cursor)
+            if piece is None:
+                self._is_done = True
+                value = await self._executor.variable_async(self._name, outside=self._cursor.outside)
+                has_news = self._ends_as(value)
+            else:
+                has_news = self._grows_by(piece)
+            if has_news:
+                return self._last
+        raise StopAsyncIteration
+
+    def _grows_by(self, piece: str) -> bool:
+        self._text += piece
+        span = self._cursor.span
+        if not piece or span is None or not span.fills or self._cursor.stop == span.end:
+            return False  # at its end the finished value follows at once
+        value = partial_value(span.dtype, self._text)
+        return value is not NOTHING and self._becomes(value)
+
+    def _ends_as(self, value: object) -> bool:
+        """The finished value comes last in any case, as only it is validated; a text that came whole is finished."""
+        return self._becomes(value) or not isinstance(value, str)
+
+    def _becomes(self, value: object) -> bool:
+        is_news = type(value) is not type(self._last) or value != self._last
+        self._last = value
+        return is_news

@@ -382,8 +382,8 @@ class LocalBackend:
         branch.ids = kept
         if not branch.is_closed:
             self._move_pin(branch, SharedPin(self._core.pin(kept, branch.namespace)))
-            if branch.is_closed:  # meanwhile, on another thread, which may have found no pin to give back
-                self._move_pin(branch, None)
+        if branch.is_closed:  # perhaps only now, on another thread, which then found no pin to give back
+            self._move_pin(branch, None)
 
     def _move_pin(self, branch: LocalBranch, pin: SharedPin | None) -> None:
         with self._lock:

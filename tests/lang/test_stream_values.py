@@ -1,0 +1,210 @@
+"""Typed values while they fill: each of its class, growing, and the finished one last, on threads and on loops."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import datetime
+import enum
+import json
+import re
+import threading
+from itertools import pairwise
+from typing import Annotated, Literal, TypedDict
+
+import pydantic
+import pytest
+
+import niwaki as nw
+from niwaki.lang.partial import NOTHING, partial_value
+from niwaki.lang.state import State
+
+
+class Pet(pydantic.BaseModel):
+    name: str
+    legs: int
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int | None
+    pets: list[Pet]
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    x: int
+    label: str
+
+    def __post_init__(self) -> None:
+        if self.label is None:
+            raise ValueError("a point has a label")
+
+
+class Row(TypedDict):
+    id: int
+    tags: list[str]
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+ADA = '{"name":"Ada Lovelace","age":36,"pets":[{"name":"Rex","legs":4}]}'
+
+
+@pytest.mark.parametrize(
+    ("dtype", "text", "value"),
+    [
+        (None, "any te", "any te"),
+        (str, '"half a te', "half a te"),
+        (str, '"a \\', "a "),
+        (str, "", NOTHING),
+        (int, "3", NOTHING),
+        (bool, "tr", NOTHING),
+        (Literal["a", "b"], "a", NOTHING),
+        (Color, "re", NOTHING),
+        (list[int], "[1,2", [1]),
+        (list[int], "[1,2,", [1, 2]),
+        (list[str], '["a","12', ["a", "12"]),
+        (list[float], "[-1.5e", []),
+        (Row, '{"id":7,"tags":["x","y', {"id": 7, "tags": ["x", "y"]}),
+        (dict[str, Pet], '{"a":{"name":"R', {"a": Pet.model_construct(name="R", legs=None)}),
+        (Pet | None, '{"name":"Re', Pet.model_construct(name="Re", legs=None)),
+        (list[Pet | int], '[1,{"legs":4,', [1, Pet.model_construct(name=None, legs=4)]),
+        (list[Color], '["red","r', [Color.RED, None]),
+        (list[Literal["ab"]], '["a', [None]),
+        (list[datetime.date], '["2020-01', [None]),
+        (Annotated[list[int], "a comment"], "[5 ", [5]),
+        (list[int], "[x", NOTHING),
+    ],
+)
+def test_a_partial_value_says_what_has_come_so_far(dtype: object, text: str, value: object) -> None:
+    assert partial_value(dtype, text) == value
+
+
+def test_a_partial_object_is_of_its_class_with_none_in_what_is_to_come() -> None:
+    person = partial_value(Person, '{"name":"Ada","age":3')
+    assert isinstance(person, Person)
+    assert person.__dict__ == {"name": "Ada", "age": None, "pets": None}  # 3 may yet become 36
+    point = partial_value(Point, '{"x":1,')
+    assert isinstance(point, Point)
+    assert dataclasses.asdict(point) == {"x": 1, "label": None}
+
+
+def test_every_beginning_of_a_value_is_a_value_that_only_grows() -> None:
+    names = []
+    for cut in range(1, len(ADA) + 1):
+        value = partial_value(Person, ADA[:cut])
+        if value is NOTHING:
+            continue
+        assert isinstance(value, Person)
+        names.append(value.name or "")
+        assert value.age in (None, 36)
+        assert all(pet.legs in (None, 4) for pet in value.pets or [])
+    assert all(later.startswith(earlier) for earlier, later in pairwise(names))
+    assert partial_value(Person, ADA) == Person.model_validate_json(ADA)
+
+
+@nw.function
+def describe(s: State) -> None:
+    s += "Person: " + nw.gen("person", dtype=Person)
+    s += " Why: " + nw.gen("why")
+    s += " How many: " + nw.gen_int("count")
+    s += nw.select("mood", choices=["calm", "wild"])
+    s["set"] = 5
+
+
+def backend() -> nw.ScriptedBackend:
+    script: dict[str | re.Pattern[str], str] = {"Person: ": ADA, "Why: ": "it is so", "How many: ": "36", "": "calm"}
+    return nw.ScriptedBackend(script, threads=1, delay=0.0005)
+
+
+def test_a_streamed_value_grows_and_ends_as_the_typed_one() -> None:
+    scripted = backend()
+    state = describe.stream(backend=scripted, timeout=60)
+    values = list(state.stream_value("person"))
+    assert len(values) > 5
+    assert all(isinstance(value, Person) for value in values)
+    assert values[-1] == Person.model_validate_json(ADA) == state["person"]
+    assert values[-1] is state["person"]
+    assert all(a != b for a, b in pairwise(values[:-1]))  # each says something new
+    scripted.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("why", ["it", "it is", "it is so"]), ("count", [36]), ("mood", ["calm"]), ("set", [5])],
+)
+def test_texts_grow_and_what_cannot_be_half_comes_whole(name: str, values: list[object]) -> None:
+    scripted = backend()
+    assert list(describe.stream(backend=scripted, timeout=60).stream_value(name)) == values
+    scripted.shutdown()
+
+
+def test_several_values_are_streamed_at_once_on_a_loop() -> None:
+    scripted = backend()
+
+    async def read(state: State, name: str) -> list[object]:
+        return [value async for value in state.stream_value(name)]
+
+    async def main() -> None:
+        state = describe.stream(backend=scripted, timeout=60)
+        persons, whys, counts = await asyncio.gather(*(read(state, name) for name in ("person", "why", "count")))
+        assert persons[-1] == Person.model_validate_json(ADA)
+        assert len(persons) > 5
+        assert whys == ["it", "it is", "it is so"]
+        assert counts == [36]
+
+    asyncio.run(main())
+    scripted.shutdown()
+
+
+def test_several_values_are_streamed_at_once_on_threads() -> None:
+    scripted = backend()
+    state = describe.stream(backend=scripted, timeout=60)
+    values: dict[str, list[object]] = {}
+
+    def read(name: str) -> None:
+        values[name] = list(state.stream_value(name))
+
+    readers = [threading.Thread(target=read, args=(name,)) for name in ("person", "why", "mood")]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(60)
+    assert values["person"][-1] == state["person"]
+    assert values["why"][-1] == "it is so"
+    assert values["mood"] == ["calm"]
+    scripted.shutdown()
+
+
+def test_a_late_stream_gives_the_finished_value_alone() -> None:
+    state = describe.run(backend=nw.ScriptedBackend({"Person: ": ADA, "Why: ": "so", "How many: ": "36", "": "calm"}))
+    state.sync()
+    assert list(state.stream_value("person")) == [Person.model_validate_json(ADA)]
+
+
+def test_of_several_samples_only_the_list_comes() -> None:
+    @nw.function
+    def f(s: State) -> None:
+        s += nw.gen("x", n=2, dtype=list[int])
+
+    answer = json.dumps([1, 2, 3], separators=(",", ":"))
+    assert list(f.stream(backend=nw.ScriptedBackend(lambda prompt: answer)).stream_value("x")) == [[[1, 2, 3]] * 2]
+
+
+def test_a_stream_of_values_may_be_left_early_and_raises_what_the_state_failed_with() -> None:
+    scripted = backend()
+    state = describe.stream(backend=scripted, timeout=60)
+    for _ in state.stream_value("person"):
+        break
+    assert state["mood"] == "calm"
+    with pytest.raises(nw.UnknownVariable, match="no variable 'nothing'"):
+        list(state.stream_value("nothing"))
+    with pytest.raises(nw.ProgramError, match="name must be a non-empty string"):
+        state.stream_value("")
+    failing = describe.stream(backend=nw.ScriptedBackend([nw.GenerationError("on fire")]))
+    with pytest.raises(nw.GenerationError, match="on fire"):
+        list(failing.stream_value("person"))
+    scripted.shutdown()
