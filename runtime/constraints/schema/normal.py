@@ -330,6 +330,13 @@ class _Writer:
         if any(name in impossible for name in way.required):
             return []
         rest, patterns = self._regions(way, key_pattern)
+        if self.is_impossible(rest):
+            patterns = [(regex, state) for regex, state in patterns if not self.is_impossible(state)]
+        for regex, state in patterns:
+            # A written pattern also binds the known keys that match it, so they must be bound as much already.
+            for name in names:
+                if name not in impossible and matches(regex, name, place) and not set(state) <= set(states[name]):
+                    raise refused(place, f"the pattern {regex!r} and the key {name!r} cannot be enforced together")
         is_closed = not patterns and self.is_impossible(rest)
         optional = [name for name in names if name not in way.required and name not in impossible]
         written: list[dict[str, Json]] = []
