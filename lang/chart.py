@@ -14,7 +14,7 @@ from niwaki.lang.tree import Chosen, Forked, Generated, Limb, Tree
 WIDTH = 1120.0
 LEFT, RIGHT, TOP, BOTTOM = 30.0, 34.0, 34.0, 12.0
 BEND = 16.0  # how far before a fork, and behind a join, its curve begins and ends
-TALLEST_LANE, LOWEST_LANE, WANTED_HEIGHT = 30.0, 3.0, 520.0
+TALLEST_LANE, LOWEST_LANE, WANTED_HEIGHT = 30.0, 0.6, 520.0
 CHARACTER = 6.6  # pixels of a label's character, at most
 
 
@@ -186,7 +186,7 @@ class _Drawing:
     def _bar(self, call: Generated | Chosen, y: float, end: float) -> None:
         x = self._x(call.start)
         stop = self._x(call.start + call.seconds) if call.seconds is not None else max(end, x)
-        width, height = max(2.5, stop - x - 1), max(1.6, self._lane * 0.62)
+        width, height = max(2.5, stop - x - 1), max(min(1.6, self._lane * 0.9), self._lane * 0.62)
         name = call.name or ("gen" if isinstance(call, Generated) else "select")
         room = int((width - 12) / CHARACTER)
         label = name if len(name) <= room else name[: room - 1] + "…" if room >= 5 else ""

@@ -40,7 +40,7 @@ i.sampled { background: var(--sampled) !important } i.selected { background: var
 .legend { display: flex; flex-wrap: wrap; gap: 2px 26px; margin: 0; padding: 0; list-style: none; color: var(--soft); font-size: 14px }
 .legend i { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 8px }
 .legend b { color: var(--ink); font-weight: 600; font-variant-numeric: tabular-nums; margin-left: 4px }
-.chart { margin: 26px 0 8px; overflow: auto; max-height: 640px; background: var(--card); border: 1px solid var(--line); border-radius: 14px; box-shadow: var(--shade) }
+.chart { margin: 26px 0 8px; overflow: auto; max-height: 700px; background: var(--card); border: 1px solid var(--line); border-radius: 14px; box-shadow: var(--shade) }
 .chart svg { display: block; width: 100%; min-width: 680px; height: auto }
 .tick line { stroke: var(--line); stroke-width: 1 } .tick text { fill: var(--soft); font-size: 11px; text-anchor: middle; font-variant-numeric: tabular-nums }
 .wood, .wait { fill: none; stroke: var(--wood); stroke-linecap: round } .wait { opacity: .38 }
@@ -59,7 +59,7 @@ button:hover { color: var(--ink); border-color: var(--soft) }
 .t.cached { background: var(--cached-t) } .t.prefilled { background: var(--prefilled-t) }
 .t.mixed { -webkit-box-decoration-break: slice; box-decoration-break: slice; background: linear-gradient(90deg, var(--cached-t) var(--cut), var(--prefilled-t) var(--cut)) }
 .t.unread { color: var(--soft); background: none; border-bottom: 1px dotted var(--soft) }
-.control { font: 12px/1.5 ui-monospace, "DejaVu Sans Mono", monospace; color: var(--soft); margin-right: 4px; padding: 1px 3px }
+.control { font: 12px/1.5 ui-monospace, "DejaVu Sans Mono", monospace; color: var(--soft); margin-right: 4px; padding: 1px 3px; display: inline-block; max-width: 100% }
 .flow > .control:last-child:not(:first-child) { margin: 0 0 0 4px }
 .call { background: var(--sampled-t); border-bottom: 2px solid var(--sampled); cursor: help }
 .call.selected { background: var(--selected-t); border-bottom-color: var(--selected) }
