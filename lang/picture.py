@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -350,8 +351,6 @@ def _details(call: Generated | Chosen) -> str:
 
 def _tokens(logprobs: Sequence[TokenLogprob]) -> str:
     """The tokens, each as dark as it was likely."""
-    import math
-
     shown = "".join(
         f'<span style="--p:{math.exp(one.logprob or 0.0):.2f}" title="{math.exp(one.logprob or 0.0):.1%}">'
         f"{escape(one.text if one.text is not None else str(one.token_id))}</span>"
@@ -368,8 +367,6 @@ def _others(others: Sequence[str]) -> str:
 
 def _choices(call: Chosen) -> str:
     """Each choice by the mean log-probability of its tokens, as a bar relative to the likeliest."""
-    import math
-
     means = [None if c.logprob is None else c.logprob / max(1, c.tokens) for c in call.choices]
     best = max((mean for mean in means if mean is not None), default=0.0)
     ranked = sorted(zip(call.choices, means, strict=True), key=lambda pair: -math.inf if pair[1] is None else pair[1])
