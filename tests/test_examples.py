@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -130,7 +131,75 @@ def test_the_chat_remembers_what_it_was_told() -> None:
     assert "Pixel" in answer
 
 
-@pytest.mark.parametrize("name", ["extract", "chat", "tree"])
+@pytest.fixture
+def engine(bundled_engine: Engine) -> Iterator[Engine]:
+    """The bundled model as the default backend."""
+    nw.set_default_backend(bundled_engine)
+    yield bundled_engine
+    nw.set_default_backend(None)
+
+
+def test_choices_gives_a_label_and_probabilities_by_each_method(engine: Engine) -> None:
+    example = load("choices")
+    for method in example.METHODS:
+        state = example.classify.run(review="The staff was wonderful.", method=method)
+        assert state["label"] in example.LABELS
+        probabilities = state.get_meta_info("label")["probabilities"]
+        assert isinstance(probabilities, list)
+        assert sum(probabilities) == pytest.approx(1.0)
+
+
+def test_fields_gives_json_by_hand_and_a_typed_object(engine: Engine) -> None:
+    example = load("fields")
+    text = "Hello, this is Lena Fischer from Dresden, call me at 555-0147."
+    by_hand = example.by_hand.run(text=text, temperature=0)
+    person = str(by_hand["person"])
+    assert person.startswith('{"name":"' + str(by_hand["name"]) + '","city":"' + str(by_hand["city"]) + '","phone":"')
+    assert isinstance(example.by_type.run(text=text, temperature=0)["person"], example.Person)
+
+
+def test_samples_draws_nine_answers_from_one_reading(engine: Engine) -> None:
+    example = load("samples")
+    question = "Where does Edda live?"
+    nw.flush_cache()
+    before = engine.stats()["prefilled_tokens"]
+    state = example.vote.run(question=question)
+    answers = state["answers"]
+    assert isinstance(answers, list)
+    assert len(answers) == 9
+    assert state["votes"] == [answer.strip() for answer in answers].count(state["answer"])
+    prompt = engine.tokenizer.encode([nw.runtime.api.Segment(f"{example.PASSAGE}\nQuestion: {question}\nAnswer:")])
+    assert engine.stats()["prefilled_tokens"] - before < 2 * len(prompt)
+
+
+def test_stages_gathers_a_list_of_lists(engine: Engine) -> None:
+    example = load("stages")
+    facts = example.profile.run()["facts"]
+    assert isinstance(facts, list)
+    assert [len(row) for row in facts] == [len(example.QUESTIONS)] * len(example.PEOPLE)
+
+
+def test_stream_brings_pieces_that_add_up_to_the_value(engine: Engine) -> None:
+    state = load("stream").tips.stream(subject="sleeping better")
+    pieces = list(state.text_iter("tips"))
+    assert "".join(pieces) == state["tips"]
+
+
+def test_react_reads_what_its_tool_returns(engine: Engine) -> None:
+    example = load("react")
+    state = example.agent.run(question="What is the city of the boss of Mira?", temperature=0)
+    text = state.text()
+    looked_up = [str(state[f"name{n}"]).strip() for n in range(example.MAX_STEPS) if f"name{n}" in state]
+    assert looked_up[0] == "Mira"
+    for name in looked_up:
+        assert f"]\nObservation: {example.lookup(name)}\n" in text
+    assert state.ret_value is None or state.ret_value == str(state["answer"]).strip()
+
+
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_each_example_fits_a_screen_and_begins_with_what_you_will_see(name: str) -> None:
     text = (EXAMPLES / f"{name}.py").read_text("utf-8")
     assert len(text.splitlines()) <= SCREEN_LINES
