@@ -311,7 +311,8 @@ def test_a_window_of_one_key_gives_that_keys_value_whatever_lies_before() -> Non
         AttentionRule(window=0)
 
 
-def test_threads_change_nothing() -> None:
+@pytest.mark.parametrize("rule", [AttentionRule(), AttentionRule(window=1000, soft_cap=20.0)], ids=str)
+def test_threads_change_nothing(rule: AttentionRule) -> None:
     kv_heads, head_dim, page_size, num_pages, dtype = 4, 64, 16, 600, torch.bfloat16
     plan = plan_of([(4500, 1), (3, 1), (2900, 1), (1100, 1)], page_size, num_pages)
     pools = [Operand.of(randn(i, num_pages, page_size, kv_heads, head_dim, dtype=dtype)) for i in (1, 2)]
@@ -322,7 +323,7 @@ def test_threads_change_nothing() -> None:
         for threads in (1, 2):
             jit.set_num_threads(threads)
             out = torch.empty_like(q.tensor)
-            NumbaOps().attend(q, *pools, plan, Operand.of(out))
+            NumbaOps().attend(q, *pools, plan, Operand.of(out), rule)
             outs.append(out)
     finally:
         jit.set_num_threads(before)
