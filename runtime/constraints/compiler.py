@@ -147,6 +147,8 @@ class ConstraintCompiler:
             with self._lock:
                 self._words = self._words or GrammarVocabulary(self.vocabulary)
             return GrammarConstraint(source.text, self._words, shortest, source.commitments, source.num_states)
+        except RecursionError:
+            raise ConstraintError(f"{_named(constraint)} is nested too deeply; nest it less") from None
         except ConfigError as error:
             raise ConstraintError(str(error)) from None
         except ValueError as error:

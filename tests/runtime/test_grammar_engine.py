@@ -252,6 +252,8 @@ def test_what_overflows_a_stack_or_takes_for_ever_harms_nobody() -> None:
         for hostile in (
             schema({"$ref": "#/$defs/d0", "$defs": chain}),
             schema({"type": "integer", "multipleOf": 999_983}),
+            schema({"$ref": "#/$defs/d0", "$defs": {k: {"items": v, "minItems": 1} for k, v in chain.items()}}),
+            schema({"$ref": "#/$defs/d1450", "$defs": chain}),
             Grammar("start: /(a?){3000}(b|[a-z]){2000}x{10000}/"),
         ):
             with contextlib.suppress(ConstraintError):  # compiled or refused, either is well

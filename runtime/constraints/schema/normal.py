@@ -52,6 +52,13 @@ def normalise(text: str) -> NormalSchema:
     Raises:
         ConstraintError: not a schema, or a keyword that cannot be enforced exactly, with its pointer.
     """
+    try:
+        return _normalised(text)
+    except RecursionError:  # all of it is plain Python, where this is an exception like any other
+        raise ConstraintError("the schema's references lead through too many schemas; nest them less deeply") from None
+
+
+def _normalised(text: str) -> NormalSchema:
     writer = _Writer(Document(read_schema(text)))
     root = writer.schema_of((("", True),))
     if root is False:
