@@ -16,7 +16,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from niwaki.runtime.bundled import MODEL_DIR
-from niwaki.runtime.bundled.trials import FAR_TASKS, TRIALS, Trial, trials
+from niwaki.runtime.bundled.trials import BEYOND, FAR_TASKS, TRIALS, Trial, trials
 
 FAR_SHARE = 0.2  # of the trials of FAR_TASKS have their text 1,500 tokens back
 EXTRA = 4  # tokens beyond the expected ones, so that an answer that does not end shows
@@ -100,12 +100,13 @@ def engine_complete(folder: Path) -> tuple[Complete, Callable[[], None]]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    lines = [f"{'task':<16}{'score':>8}{'count':>7}{'at least':>10}{'1,500 back':>12}{'count':>7}"]
+    lines = [f"{'task':<20}{'score':>8}{'count':>7}{'at least':>10}{'1,500 back':>12}{'count':>7}"]
     for row in rows:
+        least = f"{row.threshold:.0%}" if row.threshold else ""
         far = "" if row.far_score is None else f"{row.far_score:.1%}"
         mark = "" if row.is_met else "  short"
-        many = str(row.far_count or "")
-        lines.append(f"{row.task:<16}{row.score:>8.1%}{row.count:>7}{row.threshold:>10.0%}{far:>12}{many:>7}{mark}")
+        line = f"{row.task:<20}{row.score:>8.1%}{row.count:>7}{least:>10}{far:>12}{row.far_count or '':>7}{mark}"
+        lines.append(line.rstrip())
     return "\n".join(lines)
 
 
@@ -131,7 +132,8 @@ def main() -> int:
     complete, close = engine_complete(options.model)
     try:
         marker = Marker(Tokenizer.from_file(str(options.model / "tokenizer.json")), complete)
-        rows = [marker.row(task, least, options.count, options.seed) for task, least in TRIALS.items()]
+        asked = TRIALS | dict.fromkeys(BEYOND, 0.0)
+        rows = [marker.row(task, least, options.count, options.seed) for task, least in asked.items()]
     finally:
         close()
     if options.wrong:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from niwaki.runtime.bundled.sample import Message, Sample, Span, chat
 from niwaki.runtime.bundled.tasks_agent import react, tools
 from niwaki.runtime.bundled.tasks_extract import extraction
-from niwaki.runtime.bundled.tasks_plain import continuation, misc
+from niwaki.runtime.bundled.tasks_plain import continuation, drill, misc
 from niwaki.runtime.bundled.tasks_text import SMALL_TALK, classification, passage, recall
 from niwaki.runtime.bundled.words import Words, filler
 
@@ -22,16 +22,18 @@ TASKS: dict[str, Callable[[Words], Sample]] = {
     "react": react,
     "continuation": continuation,
     "misc": misc,
+    "drill": drill,
 }
 MIX = {
-    "extraction": 0.29,
-    "passage": 0.21,
-    "classification": 0.10,
-    "tools": 0.13,
-    "recall": 0.06,
-    "react": 0.07,
-    "continuation": 0.12,
+    "extraction": 0.26,
+    "passage": 0.26,
+    "classification": 0.08,
+    "tools": 0.12,
+    "recall": 0.04,
+    "react": 0.10,
+    "continuation": 0.04,
     "misc": 0.02,
+    "drill": 0.08,
 }
 
 

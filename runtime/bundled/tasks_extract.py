@@ -201,12 +201,13 @@ def facts(words: Words, present: list[str]) -> dict[str, Json]:
     return {field: made[field] for field in present}
 
 
-def record(words: Words) -> Record:
-    present = words.some(FIELDS[1:], 1, 6)
+def record(words: Words, plain: bool = False) -> Record:
+    """Any kind of text; `plain`: one to four sentences."""
+    present = words.some(FIELDS[1:], 1, 3 if plain else 6)
     if words.chance(0.96):
         present.append("name")
     values = facts(words, present)
-    shape = words.rng.random()
+    shape = 0.0 if plain else words.rng.random()
     if shape < 0.42:
         text = prose(words, values)
     elif shape < 0.6:
@@ -391,26 +392,31 @@ def list_keys(words: Words, keys: list[str]) -> str:
     return f"{', '.join(keys[:-1])} and {keys[-1]}"
 
 
-def extraction(words: Words) -> Sample:
+def plain_extraction(words: Words) -> Sample:
+    """From one to four sentences."""
+    return extraction(words, plain=True)
+
+
+def extraction(words: Words, plain: bool = False) -> Sample:
     kind = words.rng.random()
     if kind < 0.8:
-        return in_chat(words)
+        return in_chat(words, plain)
     if kind < 0.92:
-        return in_text(words)
-    return field_by_field(words)
+        return in_text(words, plain)
+    return field_by_field(words, plain)
 
 
-def in_chat(words: Words) -> Sample:
+def in_chat(words: Words, plain: bool) -> Sample:
     messages = [Message("system", words.pick(SYSTEMS))] if words.chance(0.6) else []
     if words.chance(0.2):
-        made = record(words)
+        made = record(words, plain)
         keys = ask_keys(words, made.values)
         content = words.pick(ASKS_BEFORE).format(keys=list_keys(words, keys), text=made.text)
         messages += [Message("user", content, cut=len(content)), Message("assistant", made.answer(keys), answer=True)]
         return chat("extraction", messages)
     ask = words.pick(ASKS)
     for _ in range(words.pick([1, 1, 2, 3])):
-        made = record(words)
+        made = record(words, plain)
         keys = ask_keys(words, made.values)
         content = ask.format(keys=list_keys(words, keys), text=made.text)
         messages.append(Message("user", content, cut=content.index(made.text) + len(made.text)))
@@ -422,11 +428,11 @@ def in_chat(words: Words) -> Sample:
     return chat("extraction", messages)
 
 
-def in_text(words: Words) -> Sample:
+def in_text(words: Words, plain: bool) -> Sample:
     """Few shots in plain text; the fields may be told once by the shots."""
     spans: list[Span] = [Span(words.pick(["Extract the fields as JSON.\n\n", "Text to JSON.\n\n", "", ""]))]
     for _ in range(words.rng.randint(1, 3)):
-        made = record(words)
+        made = record(words, plain)
         keys = ask_keys(words, made.values)
         spans.append(Span(f"Text: {made.text}"))
         spans.append(Span(f"\nFields: {', '.join(keys)}\nJSON:", gap="text"))
@@ -435,9 +441,9 @@ def in_text(words: Words) -> Sample:
     return raw("extraction", *spans)
 
 
-def field_by_field(words: Words) -> Sample:
+def field_by_field(words: Words, plain: bool) -> Sample:
     """One value a line, as a program of several `gen` calls asks for it."""
-    made = record(words)
+    made = record(words, plain)
     keys = ask_keys(words, made.values)
     spans = [Span(f"{words.pick(['Text: ', '', 'Note: '])}{made.text}"), Span("\n\n", gap="text")]
     for key in keys:

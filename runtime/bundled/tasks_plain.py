@@ -23,8 +23,16 @@ def sum_pair(words: Words) -> tuple[str, str]:
             return problem, str(result)
 
 
-def arithmetic(words: Words) -> Sample:
-    pairs = [sum_pair(words) for _ in range(words.rng.randint(2, 16))]
+def drill(words: Words) -> Sample:
+    """Many sums or lists in a row: what they are learnt from."""
+    if words.chance(0.68):
+        return arithmetic(words, words.rng.randint(10, 24))
+    spans = [span for _ in range(words.rng.randint(2, 4)) for span in (*listing(words, 8).spans[1:], Span("\n\n"))]
+    return raw("continuation", *spans)
+
+
+def arithmetic(words: Words, count: int) -> Sample:
+    pairs = [sum_pair(words) for _ in range(count)]
     kind = words.rng.random()
     if kind < 0.6:
         spans = [
@@ -67,7 +75,8 @@ def sequence(words: Words) -> list[str]:
     return items[start : start + words.rng.randint(9, 13)]
 
 
-def listing(words: Words) -> Sample:
+def listing(words: Words, most: int = 4) -> Sample:
+    """A list that stops after four to eight items, and up to `most` more."""
     items = sequence(words)
     shown = min(words.rng.randint(4, 8), len(items) - 2)
     if len(items) > 8 and not items[0][0].isdigit() and items[0] not in WEEKDAYS + MONTHS and len(items[0]) > 1:
@@ -75,7 +84,7 @@ def listing(words: Words) -> Sample:
     shown = min(shown, len(items) - 2)
     glue = words.pick([", ", ", ", "\n", " "])
     text = glue.join(items[:shown])
-    rest = glue.join(["", *items[shown : shown + words.rng.randint(1, 4)]])
+    rest = glue.join(["", *items[shown : shown + words.rng.randint(1, most)]])
     head = words.pick(["", "", "", "List: ", "Go on: "])
     if glue == ", ":  # the comma belongs to the prompt, so that it says the list goes on
         return raw("continuation", f"{head}{text},", Span(rest[1:], answer=True))
@@ -110,9 +119,9 @@ def quote(words: Words) -> Sample:
 
 def continuation(words: Words) -> Sample:
     kind = words.rng.random()
-    if kind < 0.45:
-        return arithmetic(words)
-    return listing(words) if kind < 0.72 else quote(words)
+    if kind < 0.34:
+        return arithmetic(words, words.rng.randint(1, 8))
+    return listing(words) if kind < 0.67 else quote(words)
 
 
 TIPS: dict[str, list[str]] = {

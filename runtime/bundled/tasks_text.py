@@ -130,8 +130,8 @@ def value(words: Words, kind: str) -> str:
     return made[kind]()
 
 
-def world(words: Words) -> list[Fact]:
-    """Facts on one to six people or things, no two of a kind with the same value."""
+def world(words: Words, most: int) -> list[Fact]:
+    """Up to `most` facts on one to six people or things, no two with the same value."""
     found: list[Fact] = []
     used: set[str] = set()
     things = words.chance(0.25)
@@ -154,7 +154,7 @@ def world(words: Words) -> list[Fact]:
                 Fact(subject, kind, chosen, words.pick(sentences).format(s=subject, v=chosen), tuple(questions))
             )
     words.rng.shuffle(found)
-    return found
+    return found[:most]
 
 
 def unanswerable(words: Words, facts: list[Fact]) -> tuple[str, str]:
@@ -190,13 +190,18 @@ def passage_text(words: Words, facts: list[Fact]) -> str:
         return " ".join(fact.sentence for fact in facts)
     if kind < 0.8:
         return "\n".join(f"[{number}] {fact.sentence}" for number, fact in enumerate(facts, 1))
-    return "\n".join(f"{words.pick(['- '])}{fact.sentence}" for fact in facts)
+    return "\n".join(f"- {fact.sentence}" for fact in facts)
 
 
-def passage(words: Words) -> Sample:
-    facts = world(words)
+def plain_passage(words: Words) -> Sample:
+    """From one to six facts."""
+    return passage(words, most=6)
+
+
+def passage(words: Words, most: int = 12) -> Sample:
+    facts = world(words, most)
     text = passage_text(words, facts)
-    questions = ask(words, facts, words.rng.randint(1, 6))
+    questions = ask(words, facts, words.rng.randint(1, 10))
     label = words.pick(["Context", "Context", "Passage", "Text"])
     if words.chance(0.5):
         glue = words.pick(["\n", " "])

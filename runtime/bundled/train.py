@@ -1,6 +1,6 @@
 """Trains niwaki-tiny from the generator alone, and exports it.
 
-    python -m niwaki.runtime.bundled.train --run DIR [--tokens 30e6]     train, or go on from DIR's checkpoint
+    python -m niwaki.runtime.bundled.train --run DIR [--tokens 60e6]     train, or go on from DIR's checkpoint
     python -m niwaki.runtime.bundled.train --run DIR --export [FOLDER]   write the Hugging Face folder
 
 One process a core works on each step; the memory of weights and gradients is shared, and whoever is free takes the next
@@ -37,7 +37,7 @@ from niwaki.runtime.bundled.tokenizer import build, save
 from niwaki.runtime.bundled.trials import FAR_TASKS, TRIALS, Trial, trials
 
 SHORT, MIDDLE, LONG = (3, 256), (2, 384), (1, 2048)  # rows taken at once, and their length
-WARM_STEPS = 100
+WARM_STEPS = 400  # slow enough that the planted heads survive
 REPORT_EVERY, SAVE_EVERY = 50, 400
 
 
@@ -45,14 +45,14 @@ REPORT_EVERY, SAVE_EVERY = 50, 400
 class Plan:
     """What of the run may change while it runs; shares of `tokens` say when each phase starts."""
 
-    tokens: float = 30e6
-    matrix_rate: float = 0.02  # of Muon
-    other_rate: float = 0.003  # of Adam
+    tokens: float = 60e6
+    matrix_rate: float = 0.009  # of Muon
+    other_rate: float = 0.001  # of Adam
     step_tokens: int = 3000  # a step takes rows until it has as many
     induction_until: float = 0.05
     middle_from: float = 0.35
     long_from: float = 0.6
-    decay_from: float = 0.72
+    decay_from: float = 0.5
     long: float = 0.12  # share of the draws that are rows of 2,048 tokens, once they start
     eval_every: int = 400
     mix: dict[str, float] = field(default_factory=lambda: dict(MIX))
@@ -312,7 +312,7 @@ def export(run: Run, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True, help="folder of the run: checkpoint, log, plan")
-    parser.add_argument("--tokens", type=float, default=30e6)
+    parser.add_argument("--tokens", type=float, default=60e6)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, help="processes; default: one a core, or one for a GPU")
     parser.add_argument("--export", type=Path, nargs="?", const=MODEL_DIR, help="write the model folder and stop")

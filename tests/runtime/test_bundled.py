@@ -15,11 +15,12 @@ from tokenizers import Tokenizer
 
 from niwaki.runtime.bundled import MODEL_DIR
 from niwaki.runtime.bundled.batches import Encoder, Packer, batch, repeats
+from niwaki.runtime.bundled.evaluate import Complete, Marker, Row, table
 from niwaki.runtime.bundled.generator import MIX, TASKS, stream, stretch
 from niwaki.runtime.bundled.sample import Message, Tool, chat, dumps, tool_call
 from niwaki.runtime.bundled.tasks_plain import sum_pair
 from niwaki.runtime.bundled.tokenizer import SPECIAL
-from niwaki.runtime.bundled.trials import FAR_TASKS, TRIALS, trials
+from niwaki.runtime.bundled.trials import BEYOND, FAR_TASKS, TRIALS, questions, trials
 from niwaki.runtime.bundled.words import CLOSED, OPEN, Words
 
 
@@ -164,7 +165,7 @@ def test_loose_encoding_spells_json_punctuation_one_character_a_token(tokenizer:
     assert tokenizer.decode(loose) == tokenizer.decode(tight)
 
 
-@pytest.mark.parametrize("task", TRIALS)
+@pytest.mark.parametrize("task", [*TRIALS, *BEYOND])
 def test_trials_are_reproducible_and_hold_their_answer_after_the_prompt(task: str) -> None:
     made = trials(task, 20, seed=1, far=0.3)
     assert made == trials(task, 20, seed=1, far=0.3)
@@ -177,6 +178,44 @@ def test_far_trials_have_their_text_1500_tokens_back_within_2048(tokenizer: Toke
         for trial in trials(task, 10, seed=3, far=1.0):
             prompt, expected = trial.checks[-1]
             assert 1500 < len(tokenizer.encode(prompt + expected, add_special_tokens=False).ids) <= 2300
+
+
+def test_a_trial_of_an_acting_task_is_one_request_or_one_trace() -> None:
+    for task, opening in (("tools", "<|user|>"), ("react", "Question:")):
+        for sample in itertools.islice(stream(6, {task: 1.0}), 50):
+            groups = questions(sample)
+            assert sum(len(group) for group in groups) == sum(span.answer for span in sample.spans)
+            assert all(len({prompt.count(opening) for prompt, _ in group}) == 1 for group in groups)
+
+
+def scripted(answers: dict[tuple[int, ...], list[int]]) -> Complete:
+    return lambda prompts, budgets: [
+        answers[tuple(prompt)][:budget] for prompt, budget in zip(prompts, budgets, strict=True)
+    ]
+
+
+def test_the_marker_counts_exact_answers_and_lets_no_answer_run_on(tokenizer: Tokenizer) -> None:
+    asked = trials("recall", 4, seed=1)
+    pairs = [trial.checks[0] for trial in asked]
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    answers = {tuple(encode(prompt)): encode(expected) for prompt, expected in pairs}
+    keys = list(answers)
+    answers[keys[1]] = answers[keys[1]][:-1]  # without the end token: some engines keep it to themselves
+    answers[keys[2]] = [*answers[keys[2]][:-1], 300]
+    answers[keys[3]] = [300, *answers[keys[3]]]
+    right, wrong = Marker(tokenizer, scripted(answers)).mark(asked)
+    assert right == [True, True, False, False]
+    assert len(wrong) == 2
+
+
+def test_a_row_falls_short_when_its_far_trials_do() -> None:
+    assert Row("t", 0.96, 100, 0.95, 0.9, 10, ()).is_met  # one miss in ten
+    assert not Row("t", 0.96, 100, 0.95, 0.8, 10, ()).is_met
+    assert not Row("t", 0.94, 100, 0.95, 1.0, 10, ()).is_met
+    assert "short" in table([Row("t", 0.94, 100, 0.95, None, 0, ())])
 
 
 def test_the_package_names_its_folder_without_torch() -> None:
