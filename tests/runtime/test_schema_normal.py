@@ -160,3 +160,70 @@ def test_a_mask_admits_exactly_the_values_that_a_validator_accepts(compiler: Con
     for extra in (4,):
         text = drawn(matcher.clone(), rng, matcher.distance + extra)
         assert validator.is_valid(json.loads(text)), (schema, text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "yes", "no"),
+    [
+        (
+            {"anyOf": [{"type": "string", "pattern": "^a", "format": "uri-reference"}, {"type": "array"}]},
+            ["ab", []],
+            ["b", "a b", None],
+        ),
+        (
+            {
+                "type": "object",
+                "allOf": [{"patternProperties": {"^a": {"type": "integer"}}}, {"properties": {"ab": {}}}],
+            },
+            [{"ab": 1}, {"ac": 2, "b": "x"}],
+            [{"ab": "x"}, {"ac": "x"}],
+        ),
+        (
+            {
+                "oneOf": [
+                    {"properties": {"k": {"const": 1}}, "required": ["k"]},
+                    {"properties": {"k": {"type": "integer"}}},
+                ]
+            },
+            [{}, {"k": 2}],
+            [{"k": 1}, {"k": "x"}],
+        ),
+        (
+            {"$ref": "#t", "$defs": {"t": {"$anchor": "t", "type": "array", "items": {"$ref": "#t"}, "maxItems": 1}}},
+            [[], [[[]]]],
+            [[1], [[], []]],
+        ),
+        ({"type": "string", "not": {"enum": ["a", "ab", ""]}}, ["b", "abc", "aa"], ["a", "ab", "", 1]),
+        ({"type": "integer", "minimum": 1.5, "not": {"enum": [3]}}, [2, 4], [1, 3, 2.5]),
+        ({"type": "string", "format": "no-such-format"}, ["x", ""], [1]),
+    ],
+)
+def test_rewritten_schemas_by_example(
+    compiler: ConstraintCompiler, schema: Json, yes: list[Json], no: list[Json]
+) -> None:
+    matcher = compiler.compile(JsonSchema(json.dumps(schema))).matcher()
+    assert [admits(matcher, value) for value in yes] == [True] * len(yes)
+    assert [admits(matcher, value) for value in no] == [False] * len(no)
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"properties": {"a": {"uniqueItems": True}}}, "schema at /properties/a/uniqueItems: can be enforced only"),
+        ({"items": {"contains": {"type": "null"}}}, "schema at /items/contains: can be enforced only in arrays"),
+        ({"$ref": "other.json"}, r"schema at /\$ref: 'other.json' leads out of the schema"),
+        ({"$ref": "#/$defs/x"}, r"schema at /\$ref: '#/\$defs/x' leads to no schema"),
+        ({"allOf": [{"$ref": "#"}]}, "refers to itself without anything in between"),
+        ({"type": "text"}, "schema at /type: 'text' is no type"),
+        ({"not": {"pattern": "a"}, "type": "string"}, "schema at /not/pattern: what does not match"),
+        ({"minProperties": 2}, "minProperties 2: where any keys are allowed"),
+        ({"type": "string", "minLength": 3, "maxLength": 2}, "admits no text"),
+        ({"required": "a"}, "schema at /required: must be a list of keys"),
+        ({"multipleOf": 0}, "schema at /multipleOf: must be above 0"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_at_its_keyword(
+    compiler: ConstraintCompiler, schema: Json, message: str
+) -> None:
+    with pytest.raises(ConstraintError, match=message):
+        compiler.compile(JsonSchema(json.dumps(schema)))

@@ -297,7 +297,7 @@ class _Writer:
         if None not in types and len(set(map(str, types))) == len(types) and not {"integer", "number"} <= set(types):
             merged: dict[str, Json] = {"type": types}
             keys = [key for branch in branches for key in branch if key != "type"]
-            if len(keys) == len(set(keys)):
+            if len(keys) == len(set(keys)) and "allOf" not in keys:  # which would bind the other kinds as well
                 for branch in branches:
                     merged |= {key: value for key, value in branch.items() if key != "type"}
                 return merged
