@@ -275,10 +275,18 @@ class Executor:
         with self._changed:
             was_done = self._is_settled(outside=True)
         if not was_done:
-            self.abort(self.run.timed_out())
+            self._time_out()
             return
         for child in self._living_forks():
             child.end_late()
+
+    def _time_out(self) -> None:
+        """Names the line that it was waiting for, where there is one."""
+        error = self.run.timed_out()
+        active = self._active
+        if active is not None:
+            add_origin(error, self.run.program, active.origin)
+        self.abort(error)
 
     def _end_late_call(self, active: Active, node: Gen | Select) -> None:
         """A gen's own time is over."""
@@ -527,7 +535,7 @@ class Executor:
         self.run.check_may_block()
         if not self._changed.wait_for(is_ready, self.run.remaining()):
             with self._changed.released():
-                self.abort(self.run.timed_out())
+                self._time_out()
 
     # -- keeping count of what was submitted --------------------------------------------------------------------------
 
