@@ -28,6 +28,9 @@ def orthogonal(x: Tensor, steps: int = 5) -> Tensor:
     return x.float()
 
 
+PARTS = ("masters", "first", "second")  # weights in float32, and their two moments
+
+
 class Optimizer:
     """Owns the masters and their moments; fresh ones are drawn from `seed`. `shared`: memory that forks see too."""
 
@@ -89,16 +92,15 @@ class Optimizer:
         scale = (1 - ADAM_SECOND**self.count) ** 0.5 / (1 - ADAM_FIRST**self.count)
         self.masters[name].addcdiv_(first, second.sqrt().add_(1e-10), value=-rate * scale)
 
-    def state(self) -> dict[str, object]:
-        return {"masters": self.masters, "first": self.first, "second": self.second, "count": self.count}
+    def state(self) -> dict[str, torch.Tensor]:
+        """Everything that a run goes on from, by flat names: `masters/embed`, `first/embed`, ..., `count`."""
+        kept = {f"{part}/{key}": value for part in PARTS for key, value in getattr(self, part).items()}
+        return {**kept, "count": torch.tensor(self.count)}
 
     @torch.no_grad()
-    def load(self, state: dict[str, object]) -> None:
+    def load(self, state: dict[str, torch.Tensor]) -> None:
         """Go on from `state()`, in place: others may share the memory."""
-        for name in ("masters", "first", "second"):
-            kept = state[name]
-            assert isinstance(kept, dict)
-            for key, value in getattr(self, name).items():
-                value.copy_(kept[key])
-        assert isinstance(state["count"], int)
-        self.count = state["count"]
+        for part in PARTS:
+            for key, value in getattr(self, part).items():
+                value.copy_(state[f"{part}/{key}"])
+        self.count = int(state["count"])

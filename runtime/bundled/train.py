@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -81,11 +81,11 @@ class Run:
         self.optimizer = Optimizer(self.network, seed, shared=workers > 1)
         self.step = self.tokens = 0
         self.seconds = 0.0
-        self.checkpoint = folder / "checkpoint.pt"
+        self.checkpoint = folder / "checkpoint.safetensors"
         if self.checkpoint.exists():
-            state = torch.load(self.checkpoint, map_location=device)
-            self.optimizer.load(state["optimizer"])
-            self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
+            state = load_file(self.checkpoint, device=device)
+            self.optimizer.load(state)
+            self.step, self.tokens, self.seconds = int(state["step"]), int(state["tokens"]), float(state["seconds"])
         self.optimizer.publish(self.network, self.optimizer.masters)
         self.gradients = [
             {name: torch.zeros_like(master) for name, master in self.optimizer.masters.items()} for _ in range(workers)
@@ -107,8 +107,9 @@ class Run:
         return Plan.read(self.folder / "plan.json", self.first_tokens)
 
     def save(self) -> None:
-        kept = {"step": self.step, "tokens": self.tokens, "seconds": self.seconds}
-        torch.save({**kept, "optimizer": self.optimizer.state()}, self.checkpoint.with_suffix(".new"))
+        counters = {"step": self.step, "tokens": self.tokens, "seconds": self.seconds}
+        kept = {**self.optimizer.state(), **{name: torch.tensor(value) for name, value in counters.items()}}
+        save_file(kept, self.checkpoint.with_suffix(".new"))
         os.replace(self.checkpoint.with_suffix(".new"), self.checkpoint)
 
     def log(self, line: str) -> None:
