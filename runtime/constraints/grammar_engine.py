@@ -119,6 +119,10 @@ class GrammarConstraint:
             self._start = build(grammar, words.tokenizer)
         except ValueError as error:
             raise ConstraintError(f"it cannot be compiled: {error}") from None
+        first = self._start.deep_copy()
+        first.compute_bitmask()
+        if first.is_error():  # a limit of the engine that this vocabulary meets, though single bytes did not
+            raise ConstraintError(f"it is too complex for this vocabulary: {short_reason(first.get_error())}")
         self._ending = self._verified(shortest)
         self.costs: npt.NDArray[np.int64] = (
             np.maximum(words.plain_costs, commitments.inside) + words.openings * commitments.value
