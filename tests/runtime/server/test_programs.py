@@ -46,10 +46,11 @@ def breaks(s: State, how: str) -> None:
 
 @nw.function
 def endless(s: State) -> None:
-    for _ in range(1000):
-        s += "the"
-        s += nw.gen("x", max_new_tokens=4, ignore_eos=True)
-        s["x"]
+    s += "the"
+    for _ in range(5000):  # forks, so that the text does not outgrow the context
+        (twin,) = s.fork(1)
+        twin += nw.gen("x", max_new_tokens=4, ignore_eos=True)
+        twin["x"]
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +114,7 @@ def test_a_client_that_leaves_ends_its_program(programs: httpx2.Client, engine: 
         time.sleep(0.01)
         if engine.stats()["generated_tokens"] != generated:
             generated, calm_since = engine.stats()["generated_tokens"], time.monotonic()
-    assert generated < 4000
+    assert generated < 15_000
 
 
 def test_what_cannot_be_served_is_refused_before_anything_runs() -> None:
