@@ -138,6 +138,8 @@ def test_niwaki_serve_answers_until_sigterm_and_exits_with_0(toy_folder: Path) -
     ) as server:
         assert server.stdout is not None
         assert server.stderr is not None
+        guard = threading.Timer(180, server.kill)  # a server that never starts fails the test, it does not stop the run
+        guard.start()
         url = server.stdout.readline().split()[-1]
         with httpx2.stream("POST", f"{url}/v1/completions", json=LONG | {"stream": True}, timeout=120) as answer:
             lines = answer.iter_lines()
@@ -147,6 +149,7 @@ def test_niwaki_serve_answers_until_sigterm_and_exits_with_0(toy_folder: Path) -
         assert rest[-1] == "data: [DONE]"
         assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
         assert server.wait(timeout=60) == 0
+        guard.cancel()
         assert server.stderr.read() == ""
 
 
