@@ -1,6 +1,6 @@
 """You will see a conversation in the terminal in which the model remembers what it was told.
 
-Try: "My cat is called Pixel." and later "What is the name of my cat?". An empty line ends it; lines may be piped in.
+Try: "My code is 4182." and later "What is my code?". An empty line ends it; lines may be piped in.
 """
 
 import sys

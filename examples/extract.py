@@ -17,20 +17,11 @@ class Contact(BaseModel):
     city: str | None
 
 
-SHOWN = "spoke w/ Nora Lindt, buyer at Lindt Papers - tel 555-0101, wants a quote"
-FOUND = Contact(name="Nora Lindt", email=None, phone="555-0101", company="Lindt Papers", role="buyer", city=None)
-
-
-def question(text: str) -> str:
-    return f"{text}\n\nFields: {', '.join(Contact.model_fields)}"
-
-
 @nw.function
 def extract(s, text: str):
     s += nw.system("You extract facts as JSON.")
-    s += nw.user(question(SHOWN)) + nw.assistant(FOUND.model_dump_json())  # computed once for all records
-    s += nw.user(question(text))
-    s += nw.assistant(nw.gen("contact", dtype=Contact, temperature=0, max_new_tokens=256))
+    s += nw.user(f"{text}\n\nFields: {', '.join(Contact.model_fields)}")
+    s += nw.assistant(nw.gen("contact", dtype=Contact, temperature=0, max_new_tokens=128))
 
 
 if __name__ == "__main__":

@@ -82,7 +82,12 @@ def test_every_pin_is_exact_and_every_dependency_is_pinned() -> None:
 
 
 # Modules that come with a distribution of another name.
-DISTRIBUTION_OF = {"pydantic_core": "pydantic", "outlines_core": "outlines-core", "llvmlite": "numba"}
+DISTRIBUTION_OF = {
+    "pydantic_core": "pydantic",
+    "outlines_core": "outlines-core",
+    "llvmlite": "numba",
+    "prometheus_client": "prometheus-client",
+}
 
 
 def test_what_the_package_imports_is_what_it_asks_for() -> None:

@@ -68,7 +68,7 @@ def test_an_answer_that_its_constraint_excludes_is_an_error() -> None:
     with pytest.raises(nw.ConstraintError, match="'blue' is none of the choices"):
         generate(backend, "x", SamplingParams(constraint=Choices(("red",))))
     with pytest.raises(nw.ConstraintError, match="'blue' is none of the choices"):
-        backend.score(backend.open(), [], ["red"]).result(1)
+        backend.score(backend.open(), [Segment("x")], ["red"]).result(1)
 
 
 def test_budgets_and_stops_cut_the_answer_as_a_real_backend_does() -> None:
