@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import tokenizers
@@ -80,7 +81,7 @@ def make_model(folder: Path, *, seed: int = 0, sharpness: float = 1.0, **changes
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator) * (shape[-1] ** -0.5)
+        return torch.randn(*shape, generator=generator) * (1 / math.sqrt(shape[-1]))
 
     hidden, inner = int(str(config["hidden_size"])), int(str(config["intermediate_size"]))
     head_dim = int(str(config["head_dim"]))

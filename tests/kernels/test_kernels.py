@@ -315,7 +315,7 @@ def test_a_window_of_one_key_gives_that_keys_value_whatever_lies_before() -> Non
 def test_threads_change_nothing(rule: AttentionRule) -> None:
     kv_heads, head_dim, page_size, num_pages, dtype = 4, 64, 16, 600, torch.bfloat16
     plan = plan_of([(4500, 1), (3, 1), (2900, 1), (1100, 1)], page_size, num_pages)
-    pools = [Operand.of(randn(i, num_pages, page_size, kv_heads, head_dim, dtype=dtype)) for i in (1, 2)]
+    keys, values = (Operand.of(randn(i, num_pages, page_size, kv_heads, head_dim, dtype=dtype)) for i in (1, 2))
     q = Operand.of(randn(3, 4, 8, head_dim, dtype=dtype))
     outs = []
     before = jit.get_num_threads()
@@ -323,7 +323,7 @@ def test_threads_change_nothing(rule: AttentionRule) -> None:
         for threads in (1, 2):
             jit.set_num_threads(threads)
             out = torch.empty_like(q.tensor)
-            NumbaOps().attend(q, *pools, plan, Operand.of(out), rule)
+            NumbaOps().attend(q, keys, values, plan, Operand.of(out), rule)
             outs.append(out)
     finally:
         jit.set_num_threads(before)
@@ -401,8 +401,9 @@ def test_a_kernel_refuses_arrays_that_do_not_fit() -> None:
         ops.rms_norm(x, Operand.of(randn(1, 7)), 1e-5, x)
     with pytest.raises(TypeError, match="rms_norm: weight must be float32 like the others, got uint16"):
         ops.rms_norm(x, Operand.of(randn(1, 8, dtype=torch.bfloat16)), 1e-5, x)
+    doubled, doubled_weight = (Operand.of(operand.tensor.double()) for operand in (x, weight))
     with pytest.raises(TypeError, match="float32, or bfloat16 seen as uint16"):
-        ops.rms_norm(*(Operand.of(o.tensor.double()) for o in (x, weight)), 1e-5, Operand.of(x.tensor.double()))
+        ops.rms_norm(doubled, doubled_weight, 1e-5, doubled)
     with pytest.raises(ValueError, match="contiguous in its last dimension"):
         ops.rms_norm(Operand.of(randn(0, 8, 2).t()), weight, 1e-5, x)
     with pytest.raises(ValueError, match="silu_mul: gate_up must have the shape"):

@@ -71,6 +71,8 @@ def admits(kind: ValueType, text: str) -> bool:
             return re.fullmatch(pattern, text) is not None
         case Choices(choices=choices):
             return text in choices
+        case other:
+            raise AssertionError(f"{other} is not checked by hand here")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -77,6 +78,13 @@ def reference(folder: Path, ids: list[int], count: int) -> list[int]:
 def output_ids(result: object) -> list[int]:
     assert isinstance(result, dict)
     return list(result["output_ids"])
+
+
+def meta_of(result: object) -> dict[str, Any]:
+    assert isinstance(result, dict)
+    meta = result["meta_info"]
+    assert isinstance(meta, dict)
+    return meta
 
 
 def all_ids(results: object) -> list[list[int]]:
@@ -151,12 +159,12 @@ def test_stop_strings_end_the_text_before_them_and_end_tokens_do_not_show(engine
     cut = engine.generate("the cat", {**GREEDY, "max_new_tokens": 40, "stop": [stop]})
     assert isinstance(cut, dict)
     assert cut["text"] == text[: text.index(stop)]
-    assert cut["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
+    assert meta_of(cut)["finish_reason"] == {"type": "stop", "matched": stop}
     last = output_ids(free)[3]
     stopped = engine.generate("the cat", {**GREEDY, "stop_token_ids": [last]})
     assert isinstance(stopped, dict)
     assert output_ids(stopped)[-1] == last
-    assert stopped["meta_info"]["finish_reason"]["matched"] == last
+    assert meta_of(stopped)["finish_reason"]["matched"] == last
 
 
 def test_constraints_bind_every_draw(engine: Engine) -> None:
@@ -165,9 +173,7 @@ def test_constraints_bind_every_draw(engine: Engine) -> None:
     hot = {"temperature": 1.5, "max_new_tokens": 60, "n": 8}
     dates = engine.generate("the cat", {**hot, "regex": r"[0-9]{4}-[0-9]{2}-[0-9]{2}"})
     assert isinstance(dates, list)
-    assert all(
-        re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", str(r["text"])) and r["meta_info"]["complete"] for r in dates
-    )
+    assert all(re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", str(r["text"])) and meta_of(r)["complete"] for r in dates)
     picks = engine.generate("the cat", {**hot, "choices": ["yes", "yesterday", "no", "東京"]})
     assert isinstance(picks, list)
     assert {str(r["text"]) for r in picks} <= {"yes", "yesterday", "no", "東京"}
@@ -179,7 +185,7 @@ def test_when_the_budget_runs_out_the_shortest_ending_is_taken(engine: Engine) -
             "the", {"temperature": 1.0, "seed": budget, "max_new_tokens": budget, "regex": r"\([abc ]*\)"}
         )
         assert isinstance(result, dict)
-        assert result["meta_info"]["complete"]
+        assert meta_of(result)["complete"]
         assert str(result["text"]).endswith(")")
 
 
@@ -191,7 +197,7 @@ def test_logprobs_are_those_of_the_model(engine: Engine, folder: Path) -> None:
         input_ids=ids, sampling_params=GREEDY, return_logprob=True, logprob_start_len=0, top_logprobs_num=3
     )
     assert isinstance(result, dict)
-    meta = result["meta_info"]
+    meta = meta_of(result)
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.inference_mode():
         logits = model(torch.tensor([ids + output_ids(result)])).logits[0].double().log_softmax(-1)
@@ -217,7 +223,7 @@ def test_scores_equal_prompt_logprobs_and_the_prefix_is_computed_once(folder: Pa
                 input_ids=ids, sampling_params={**GREEDY, "max_new_tokens": 1}, return_logprob=True, logprob_start_len=1
             )
             assert isinstance(told, dict)
-            expected = [value for value, *_ in told["meta_info"]["input_token_logprobs"]][-len(score.logprobs) :]
+            expected = [value for value, *_ in meta_of(told)["input_token_logprobs"]][-len(score.logprobs) :]
             assert [entry.logprob for entry in score.logprobs] == pytest.approx(expected, abs=1e-4)
         assert [score.text for score in scores] == ["mat", "dog", "naïve café"]
         engine.backend.close(branch)

@@ -299,7 +299,9 @@ def test_the_engine_writes_what_transformers_would(name: str, tmp_path: Path) ->
     for ids, result in zip(prompts, results, strict=True):
         assert isinstance(result, dict)
         known = list(ids)
-        for token in result["output_ids"]:
+        output_ids = result["output_ids"]
+        assert isinstance(output_ids, list)
+        for token in output_ids:
             last = pair.logits(np.array(known, np.int32))[-1]
             assert last[token] >= last.max() - 1e-3, "the best token, or one that rounding cannot tell from it"
             known.append(token)
