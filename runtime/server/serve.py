@@ -6,7 +6,7 @@ import asyncio
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -43,7 +43,8 @@ def serve(
     with Engine(model, **dict(options or {})) as engine:
         _warm_up(engine)
         server = make_server(config, engine, programs)
-        print(f"niwaki serves {server.model_name} on {url_of(config, listener)}", flush=True)
+        said = f"niwaki serves {server.model_name} on {url_of(config, listener)}"
+        server.when_started.append(lambda: print(said, flush=True))  # not before: a bound socket still refuses
         server.run(sockets=[listener])
 
 
@@ -122,6 +123,7 @@ class _Server(uvicorn.Server):
         self._service = service
         self._draining: asyncio.Task[None] | None = None
         self.has_started = threading.Event()
+        self.when_started: list[Callable[[], None]] = []
 
     @property
     def model_name(self) -> str:
@@ -140,6 +142,8 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
             await super().startup(sockets)
+            for tell in self.when_started:
+                tell()
         finally:
             self.has_started.set()
 

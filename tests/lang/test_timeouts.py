@@ -379,11 +379,13 @@ def test_leaving_a_batch_early_cancels_the_rows_that_run() -> None:
 
     backend = nw.ScriptedBackend(answer, threads=4, delay=0.002)
     ended: list[BaseException] = []
+    together = threading.Barrier(3)  # a row that had not begun when the batch is left would never run
 
     @nw.function
     def f(s: State, i: int) -> None:
-        s += f"{i}: " + nw.gen("x", max_tokens=100_000)
+        together.wait(PATIENCE)
         try:
+            s += f"{i}: " + nw.gen("x", max_tokens=100_000)
             s["x"]
         except BaseException as error:
             ended.append(error)

@@ -140,17 +140,20 @@ def test_niwaki_serve_answers_until_sigterm_and_exits_with_0(toy_folder: Path) -
         assert server.stderr is not None
         guard = threading.Timer(180, server.kill)  # a server that never starts fails the test, it does not stop the run
         guard.start()
-        url = server.stdout.readline().split()[-1]
-        with httpx2.stream("POST", f"{url}/v1/completions", json=LONG | {"stream": True}, timeout=120) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            server.send_signal(signal.SIGTERM)
-            rest = [line for line in lines if line]
-        assert rest[-1] == "data: [DONE]"
-        assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
-        assert server.wait(timeout=60) == 0
-        guard.cancel()
-        assert server.stderr.read() == ""
+        try:
+            url = server.stdout.readline().split()[-1]
+            with httpx2.stream("POST", f"{url}/v1/completions", json=LONG | {"stream": True}, timeout=120) as answer:
+                lines = answer.iter_lines()
+                next(lines)
+                server.send_signal(signal.SIGTERM)
+                rest = [line for line in lines if line]
+            assert rest[-1] == "data: [DONE]"
+            assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+            assert server.wait(timeout=60) == 0
+            assert server.stderr.read() == ""
+        finally:
+            guard.cancel()
+            server.kill()  # nothing where it has ended; where the test failed, leaving the block would wait for it
 
 
 def test_a_taken_port_is_one_line_before_any_model_is_loaded() -> None:
