@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Generic, Self, TypeVar
 
@@ -24,14 +25,14 @@ def iterate(executor: Executor, name: str | None, *, outside: bool) -> Iterator[
             yield piece
 
 
-class AsyncStream(Generic[T_co]):
+class AsyncStream(ABC, Generic[T_co]):
     """What the async iterators have in common. Between two steps they hold nothing, so one may just stop reading."""
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> T_co:
-        raise NotImplementedError
+    @abstractmethod
+    async def __anext__(self) -> T_co: ...
 
     async def aclose(self) -> None:
         """For `contextlib.aclosing`. There is nothing to close."""
