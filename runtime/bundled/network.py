@@ -135,3 +135,21 @@ def hf_tensors(masters: dict[str, Tensor], shape: Shape) -> dict[str, Tensor]:
             f"{name}.post_attention_layernorm.weight": masters[f"blocks.{index}.norm2"],
         }
     return {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in made.items()}
+
+
+def masters_of(tensors: dict[str, Tensor], shape: Shape) -> dict[str, Tensor]:
+    """The inverse of `hf_tensors`: float32 masters by parameter name, from tensors under Hugging Face names."""
+    made = {"embed": tensors["model.embed_tokens.weight"], "norm": tensors["model.norm.weight"]}
+    for index in range(shape.layers):
+        name = f"model.layers.{index}"
+        parts = {
+            "qkv": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+            "out": ["self_attn.o_proj"],
+            "gate_up": ["mlp.gate_proj", "mlp.up_proj"],
+            "down": ["mlp.down_proj"],
+            "norm1": ["input_layernorm"],
+            "norm2": ["post_attention_layernorm"],
+        }
+        for part, sources in parts.items():
+            made[f"blocks.{index}.{part}"] = torch.cat([tensors[f"{name}.{source}.weight"] for source in sources])
+    return {name: tensor.float() for name, tensor in made.items()}

@@ -92,6 +92,12 @@ class Optimizer:
         scale = (1 - ADAM_SECOND**self.count) ** 0.5 / (1 - ADAM_FIRST**self.count)
         self.masters[name].addcdiv_(first, second.sqrt().add_(1e-10), value=-rate * scale)
 
+    @torch.no_grad()
+    def begin(self, weights: dict[str, torch.Tensor]) -> None:
+        """Begin with these masters, in place: others may share the memory."""
+        for name, master in self.masters.items():
+            master.copy_(weights[name])
+
     def state(self) -> dict[str, torch.Tensor]:
         """Everything that a run goes on from, by flat names: `masters/embed`, `first/embed`, ..., `count`."""
         kept = {f"{part}/{key}": value for part in PARTS for key, value in getattr(self, part).items()}

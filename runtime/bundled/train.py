@@ -1,6 +1,7 @@
 """Trains niwaki-tiny from the generator alone, and exports it.
 
     python -m niwaki.runtime.bundled.train --run DIR [--tokens 60e6]     train, or go on from DIR's checkpoint
+    python -m niwaki.runtime.bundled.train --run DIR --start FOLDER      a new run that begins with FOLDER's weights
     python -m niwaki.runtime.bundled.train --run DIR --export [FOLDER]   write the Hugging Face folder
 
 One process a core works on each step; the memory of weights and gradients is shared, and whoever is free takes the next
@@ -31,7 +32,7 @@ from torch import Tensor
 from niwaki.runtime.bundled import MODEL_DIR
 from niwaki.runtime.bundled.batches import Batch, Packer, batch, repeats
 from niwaki.runtime.bundled.generator import MIX
-from niwaki.runtime.bundled.network import Network, Shape, hf_config, hf_tensors
+from niwaki.runtime.bundled.network import Network, Shape, hf_config, hf_tensors, masters_of
 from niwaki.runtime.bundled.optimizer import Optimizer
 from niwaki.runtime.bundled.tokenizer import build, save
 from niwaki.runtime.bundled.trials import FAR_TASKS, TRIALS, Trial, trials
@@ -73,7 +74,9 @@ class Plan:
 class Run:
     """What all workers share: weights, moments, gradients, counters; and the folder of the run."""
 
-    def __init__(self, folder: Path, tokens: float, seed: int, workers: int, device: str) -> None:
+    def __init__(
+        self, folder: Path, tokens: float, seed: int, workers: int, device: str, start: Path | None = None
+    ) -> None:
         self.folder, self.first_tokens, self.seed, self.workers, self.device = folder, tokens, seed, workers, device
         folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer = load_tokenizer()
@@ -86,6 +89,9 @@ class Run:
             state = load_file(self.checkpoint, device=device)
             self.optimizer.load(state)
             self.step, self.tokens, self.seconds = int(state["step"]), int(state["tokens"]), float(state["seconds"])
+        elif start:
+            weights = masters_of(load_file(start / "model.safetensors", device=device), self.network.shape)
+            self.optimizer.begin(weights)
         self.optimizer.publish(self.network, self.optimizer.masters)
         self.gradients = [
             {name: torch.zeros_like(master) for name, master in self.optimizer.masters.items()} for _ in range(workers)
@@ -315,6 +321,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, help="folder of the run: checkpoint, log, plan")
     parser.add_argument("--tokens", type=float, default=60e6)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--start", type=Path, help="begin with the weights of this folder (an export)")
     parser.add_argument("--workers", type=int, help="processes; default: one a core, or one for a GPU")
     parser.add_argument("--export", type=Path, nargs="?", const=MODEL_DIR, help="write the model folder and stop")
     parser.add_argument("--eager", action="store_true", help="do not compile")
@@ -322,7 +329,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     workers = options.workers or (1 if device == "cuda" else os.cpu_count() or 1)
     torch.set_num_threads(1 if device == "cpu" else torch.get_num_threads())
-    run = Run(options.run, options.tokens, options.seed, 1 if options.export else workers, device)
+    run = Run(options.run, options.tokens, options.seed, 1 if options.export else workers, device, options.start)
     if options.export:
         export(run, options.export)
     else:

@@ -68,10 +68,10 @@ class Words:
         self.open, self.closed = OPEN[held], CLOSED[held]
 
     def renew(self) -> None:
-        """Before each training sample: half of them share few syllables, so that copying must look at more than one."""
+        """Three training samples in four share few syllables, so that copying must look at more than one."""
         self.open, self.closed = OPEN[self.held], CLOSED[self.held]
-        if not self.held and self.chance(0.5):
-            self.open = self.rng.sample(self.open, self.rng.randint(6, 40))
+        if not self.held and self.chance(0.75):
+            self.open = self.rng.sample(self.open, self.rng.randint(5, 40))
             self.closed = self.rng.sample(self.closed, self.rng.randint(6, 60))
 
     def pick(self, items: Sequence[T]) -> T:

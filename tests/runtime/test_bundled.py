@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jinja2.sandbox
 import pytest
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from niwaki.runtime.bundled import MODEL_DIR
@@ -216,6 +217,16 @@ def test_a_row_falls_short_when_its_far_trials_do() -> None:
     assert not Row("t", 0.96, 100, 0.95, 0.8, 10, ()).is_met
     assert not Row("t", 0.94, 100, 0.95, 1.0, 10, ()).is_met
     assert "short" in table([Row("t", 0.94, 100, 0.95, None, 0, ())])
+
+
+def test_a_run_can_begin_with_an_exported_folder() -> None:
+    """What export writes from the masters that a start reads is the folder again, tensor by tensor."""
+    from niwaki.runtime.bundled.network import Shape, hf_tensors, masters_of
+
+    shipped = load_file(MODEL_DIR / "model.safetensors")
+    again = hf_tensors(masters_of(shipped, Shape()), Shape())
+    assert again.keys() == shipped.keys()
+    assert all(bool((again[name] == tensor).all()) for name, tensor in shipped.items())
 
 
 def test_the_package_names_its_folder_without_torch() -> None:
