@@ -20,7 +20,6 @@ from niwaki.radix.cache import Pin
 from niwaki.runtime.api import (
     BackendInfo,
     Branch,
-    CapacityError,
     Constraint,
     EngineStopped,
     Generation,
@@ -35,6 +34,7 @@ from niwaki.runtime.api import (
 )
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher
 from niwaki.runtime.core import EngineCore
+from niwaki.runtime.limits import Limits
 from niwaki.runtime.request import GenerateJob, Job, Request, ScoreJob, TokenIds
 from niwaki.runtime.tokenizer import Tokenizer
 
@@ -89,7 +89,9 @@ class LocalBackend:
         self._tokenizer = tokenizer
         self._compiler = compiler
         self._info = info
-        self._longest = min(info.context_length, pool_tokens)
+        self._limits = Limits(info.context_length, pool_tokens, compiler.vocabulary.size)
+        # Called on the engine thread behind each step, when everybody was told what the step gave.
+        self.after_step: Callable[[], None] = lambda: None
         self._random = random.Random(seed)
         self._next_id = 0
         self._lock = threading.Lock()  # request ids, random seeds, holders of pins
@@ -152,7 +154,7 @@ class LocalBackend:
             if not tail:
                 raise RequestError(f"continuation {index} is empty: there is nothing to score")
             ids = np.concatenate([own.ids, np.array(tail, dtype=np.int32)])
-            self._check_room(len(ids), 0)
+            self._limits.check_room(len(ids), 0)
             logits_from = max(0, len(own.ids) - 1)
             requests.append(self._request(job, index, ids, params, own.namespace, logits_from=logits_from))
         self._track(own, job)
@@ -191,8 +193,7 @@ class LocalBackend:
             CapacityError: the tokens can never fit. RequestError: a token id, stop or bias is outside the vocabulary.
             ConstraintError: the constraint cannot be enforced (when it is compiled on the caller's thread).
         """
-        self._check_ids(ids, params)
-        self._check_room(len(ids), params.max_new_tokens)
+        self._limits.check(ids, params)
         generation = Generation(lambda: self.cancel(job))
         job = GenerateJob(generation, params.n)
         seeds = self._seeds(params)
@@ -299,24 +300,6 @@ class LocalBackend:
         new = self._tokenizer.encode(delta, at_start=len(ids) == 0) if delta or not len(ids) else []
         return np.concatenate([ids, np.array(new, dtype=np.int32)]) if new else ids
 
-    def _check_ids(self, ids: TokenIds, params: SamplingParams) -> None:
-        size = self._compiler.vocabulary.size
-        if not len(ids):
-            raise RequestError("the prompt has no token; this model adds none by itself, so give it some text")
-        if int(ids.min()) < 0 or int(ids.max()) >= size:
-            raise RequestError(f"token ids must be from 0 to {size - 1}, got {int(ids.min())} to {int(ids.max())}")
-        for token_id in (*params.stop_token_ids, *(token_id for token_id, _ in params.logit_bias)):
-            if not 0 <= token_id < size:
-                raise RequestError(f"token id {token_id} is not in the vocabulary of {size}")
-
-    def _check_room(self, num_prompt: int, num_new: int) -> None:
-        if num_prompt + num_new > self._longest:
-            what = "context" if self._longest == self._info.context_length else "KV pool (raise kv_tokens)"
-            raise CapacityError(
-                f"{num_prompt} prompt tokens and {num_new} new ones need {num_prompt + num_new} tokens; "
-                f"the {what} holds {self._longest}"
-            )
-
     def _seeds(self, params: SamplingParams) -> list[int]:
         with self._lock:
             first = params.seed if params.seed is not None else self._random.getrandbits(62)
@@ -376,6 +359,7 @@ class LocalBackend:
             except Exception as error:  # a bug of ours: its requests are told, the engine goes on
                 log.exception("the engine's step failed")
                 self._core.abort_all(GenerationError(f"the engine's step failed: {type(error).__name__}: {error}"))
+            self.after_step()
 
     def _move(self, branch: LocalBranch, kept: TokenIds) -> None:
         """On the engine thread: a generation ended, its branch now stands behind the text."""
