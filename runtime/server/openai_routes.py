@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
+from typing import Protocol
 
 from fastapi import APIRouter, Request, Response
 
-from niwaki.runtime.api import CapacityError
+from niwaki.runtime.api import CapacityError, Generation, Output, SamplingParams, Segment
 from niwaki.runtime.request import TokenIds
 from niwaki.runtime.server import chat
 from niwaki.runtime.server.access import key_of, service_of
-from niwaki.runtime.server.errors import as_api_error
+from niwaki.runtime.server.errors import ApiError, as_api_error
 from niwaki.runtime.server.feed import Ended, Failed, Feed, Piece
-from niwaki.runtime.server.openai_models import ChatRequest, CompletionRequest, SamplingFields, StreamOptions
+from niwaki.runtime.server.openai_models import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    SamplingFields,
+    StreamOptions,
+)
 from niwaki.runtime.server.openai_shapes import (
     ChatShape,
     CompletionShape,
@@ -29,6 +37,35 @@ from niwaki.runtime.server.wire import json_response, read_body, takes, to_json
 COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat answer may fill the context
 
 router = APIRouter()
+
+
+class Keeper(Protocol):
+    """Who keeps a chat's answer, such as a session: it has the turns before, and is told before the client is."""
+
+    @property
+    def history(self) -> Sequence[ChatMessage]:
+        """The messages before those of the request."""
+        ...
+
+    def place(self, segments: Sequence[Segment], namespace: str) -> TokenIds:
+        """Stand behind a prompt, on a thread; its token ids."""
+        ...
+
+    def start(self, params: SamplingParams) -> Generation:
+        """Generate from there, on a thread."""
+        ...
+
+    async def keep(self, choices: Sequence[Json], used: Json) -> Json:
+        """The whole answer is there: keep it. What this gives is told beside the answer.
+
+        Raises:
+            ApiError: it cannot be kept, so it was not given.
+        """
+        ...
+
+    def close(self) -> None:
+        """Answered, failed or abandoned. Calling it twice is allowed."""
+        ...
 
 
 @router.get("/v1/models")
@@ -49,19 +86,26 @@ async def chat_completions(request: Request) -> Response:
     """A chat completion, whole or as server-sent events."""
     service = service_of(request)
     body = await read_body(request, ChatRequest, service.config)
+    return await chat_answer(request, service, body)
+
+
+async def chat_answer(request: Request, service: Service, body: ChatRequest, keeper: Keeper | None = None) -> Response:
+    """The answer to a chat, kept by `keeper`, whom the answer closes; the caller does, when this raises."""
     body.check()
     service.check_model(body.model)
     tops, max_new = body.num_logprobs(), body.max_new_tokens()
     namespace = service.namespace(key_of(request), body.cache_salt)
 
     def prepare() -> list[Work]:
-        messages = [message.message() for message in body.messages]
-        ids = service.model.encode(chat.segments(service.model.tokenizer, messages))
+        history = () if keeper is None else keeper.history
+        messages = [message.message() for message in (*history, *body.messages)]
+        segments = chat.segments(service.model.tokenizer, messages)
+        ids = service.model.encode(segments) if keeper is None else keeper.place(segments, namespace)
         room = service.model.room(ids, "messages")
         return works_of(ids, service.resolve(body.options(max_new or room, tops)), namespace)
 
     shape = ChatShape(service.model.tokenizer, tops)
-    return await _answer(request, service, body, "chatcmpl", shape, 1, prepare, "messages")
+    return await _answer(request, service, body, "chatcmpl", shape, 1, prepare, "messages", keeper)
 
 
 @router.post("/v1/completions", openapi_extra=takes(CompletionRequest))
@@ -107,6 +151,7 @@ async def _answer(
     num_prompts: int,
     prepare: Callable[[], Sequence[Work]],
     param: str,
+    keeper: Keeper | None = None,
 ) -> Response:
     """Start, then stream or wait. Everything that can be refused is refused before the first byte."""
     head = Head(prefix, service.model.info.model)
@@ -119,24 +164,51 @@ async def _answer(
         lengths.extend(len(work.ids) for work in works[::n])
         return works
 
+    def start_kept(keeper: Keeper) -> Iterator[Generation]:
+        for work in start():
+            yield keeper.start(work.params)
+
     try:
-        feed = await service.begin(num_prompts * n, start, compiles=constraint is not None)
+        if keeper is None:
+            feed = await service.begin(num_prompts * n, start, compiles=constraint is not None)
+        else:
+            feed = await service.begin_generations(n, partial(start_kept, keeper), compiles=constraint is not None)
     except Exception as error:
         raise as_api_error(error, param=param, constraint=constraint and constraint[0]) from error
+
+    def finish() -> None:
+        service.finish(feed)
+        if keeper is not None:
+            keeper.close()
+
     if body.stream:
         options = body.stream_options or StreamOptions()
-        chunks = _chunks(feed, shape, head, n, lengths, options)
-        return EventStream(chunks, lambda: service.finish(feed))
+        return EventStream(_chunks(feed, shape, head, n, lengths, options, keeper), finish)
+
+    async def whole() -> Json:
+        outputs = await feed.outputs()
+        choices, used = _choices(shape, outputs), usage_of(outputs, n)
+        kept = {} if keeper is None else await keeper.keep(choices, used)
+        return head.around(shape.object_name, choices, usage=used, **kept)
+
     try:
-        outputs = await unless_gone(request.receive, feed.outputs())
+        return json_response(await unless_gone(request.receive, whole()))
     finally:
-        service.finish(feed)
-    choices = [shape.whole(index, output) for index, output in enumerate(outputs)]
-    return json_response(head.around(shape.object_name, choices, usage=usage_of(outputs, n)))
+        finish()
+
+
+def _choices(shape: Shape, outputs: Sequence[Output]) -> list[Json]:
+    return [shape.whole(index, output) for index, output in enumerate(outputs)]
 
 
 async def _chunks(
-    feed: Feed, shape: Shape, head: Head, n: int, lengths: Sequence[int], options: StreamOptions
+    feed: Feed,
+    shape: Shape,
+    head: Head,
+    n: int,
+    lengths: Sequence[int],
+    options: StreamOptions,
+    keeper: Keeper | None,
 ) -> AsyncIterator[bytes]:
     """The events of a streamed answer; those that arrived together go out in one write."""
     counts = [0] * feed.size
@@ -145,8 +217,8 @@ async def _chunks(
     def so_far() -> Json:
         return usage(sum(lengths), sum(counts), sum(cached[::n]))
 
-    def chunk(choice: Json) -> bytes:
-        more: Json = {}
+    def chunk(choice: Json, **kept: object) -> bytes:
+        more: Json = dict(kept)
         if options.continuous_usage_stats:
             more["usage"] = so_far()
         elif options.include_usage:
@@ -167,7 +239,14 @@ async def _chunks(
                         written.append(chunk(choice))
                 case Ended(index, output):
                     counts[index], cached[index] = output.completion_tokens, output.cached_tokens
-                    written.append(chunk(shape.ending(index, output)))
+                    kept: Json = {}
+                    if keeper is not None:  # of the one answer, before its client reads that it is whole
+                        try:
+                            kept = await keeper.keep(_choices(shape, [output]), so_far())
+                        except ApiError as refusal:
+                            yield b"".join([*written, event(to_json(refusal.body())), DONE])
+                            return
+                    written.append(chunk(shape.ending(index, output), **kept))
                 case Failed(_, error):
                     written += [event(to_json(as_api_error(error).body())), DONE]
                     yield b"".join(written)
