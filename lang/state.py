@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, Self, TypeAlias, overload
 
-from niwaki.lang.executor import Executor, Join
+from niwaki.lang.executor import Executor
 from niwaki.lang.expressions import role
 from niwaki.lang.meta import MetaInfo, Usage, meta_info
 from niwaki.lang.nodes import Content, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, SetVariable, as_nodes
 from niwaki.lang.origin import here
 from niwaki.lang.picture import Picture, picture_of
+from niwaki.lang.steps import Join
 from niwaki.lang.streams import AsyncPieces, AsyncStream, AsyncTexts, ValueStream, iterate
 from niwaki.lang.tree import Tree, tree_of
 from niwaki.runtime.api import ProgramError

@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Generic, Self, TypeVar
 
-from niwaki.lang.executor import Cursor, Executor
+from niwaki.lang.executor import Executor
 from niwaki.lang.meta import MetaInfo
 from niwaki.lang.partial import NOTHING, partial_value
+from niwaki.lang.transcript import Cursor
 
 T_co = TypeVar("T_co", covariant=True)
 

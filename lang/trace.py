@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn, Self, TypeAlias, cast
 
-from niwaki.lang.executor import Executor, Join, Snapshot, Step
+from niwaki.lang.executor import Executor
 from niwaki.lang.history import History
 from niwaki.lang.nodes import Gen, RoleBegin, RoleEnd, Select, Text
 from niwaki.lang.origin import Origin, here
 from niwaki.lang.run import Run
 from niwaki.lang.state import State
+from niwaki.lang.steps import Join, Snapshot, Step
 from niwaki.runtime.api import Pending, ProgramError, SamplingOptions
 
 MAX_STEPS = 10_000  # of one trace: a loop that ends only by what the model says has no end here

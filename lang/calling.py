@@ -1,0 +1,290 @@
+"""The calls of a state: a gen or a select is sent on its branch, and what comes back is noted.
+
+At most one call runs at a time; the backend's callback, on whatever thread it comes, records the result and runs on.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from niwaki.lang.backends import Lease
+from niwaki.lang.clock import Alarm, clock
+from niwaki.lang.history import Called, History, num_tokens
+from niwaki.lang.meta import Selected, usage_of
+from niwaki.lang.nodes import Gen, Select
+from niwaki.lang.origin import Origin, add_origin
+from niwaki.lang.place import Place
+from niwaki.lang.reading import Reading
+from niwaki.lang.run import Run
+from niwaki.lang.scoring import parted, scores_for
+from niwaki.lang.transcript import Span
+from niwaki.runtime.api import (
+    Backend,
+    Branch,
+    Delta,
+    Generation,
+    GenerationError,
+    Output,
+    Pending,
+    SamplingParams,
+    Score,
+    Segment,
+    TimedOut,
+)
+
+
+@dataclass(eq=False, slots=True)
+class Active:
+    """What the executor waits for. `streamed` counts the characters that deltas brought."""
+
+    origin: Origin
+    pending: tuple[Pending[tuple[Output, ...]] | Pending[tuple[Score, ...]], ...] = ()
+    marks_left: int = 0
+    is_streaming: bool = False
+    streamed: list[str] = field(default_factory=list)
+    num_streamed: int = 0  # tokens
+    textless: list[Delta] = field(default_factory=list)  # tokens that have shown no text yet
+    alarm: Alarm | None = None
+    since: float = field(default_factory=time.perf_counter)
+
+
+class Calling(Reading):
+    """A state that can call its backend. Whoever runs its steps calls; one thread at a time."""
+
+    def __init__(self, run: Run, *, is_fork: bool) -> None:
+        super().__init__(run, is_fork=is_fork)
+        self._active: Active | None = None
+        self._is_streaming = False
+        self._place = Place()
+        # What happened, for whoever wants to see it: nothing here reads it back.
+        self.history = History(run.program)
+
+    @abstractmethod
+    def fail(self, error: BaseException, origin: Origin | None = None) -> None:
+        """End the state."""
+
+    @abstractmethod
+    def abort(self, error: BaseException) -> None:
+        """`fail`, for this state and for all that were forked from it."""
+
+    @abstractmethod
+    def _pump(self) -> None:
+        """Run the steps that can run."""
+
+    # -- streaming ----------------------------------------------------------------------------------------------------
+
+    def _start_streaming(self) -> None:
+        """Ask for deltas, also those of a generation that runs already."""
+        with self._changed:
+            self._is_streaming = True
+            active = self._active
+            if active is None or active.is_streaming:
+                return
+            active.is_streaming = True
+        # Without the lock: a generation calls back while holding its own.
+        for pending in active.pending:
+            if isinstance(pending, Generation):
+                pending.add_delta_callback(partial(self._on_delta, active))
+
+    # -- generating ---------------------------------------------------------------------------------------------------
+
+    def _generate(self, node: Gen, origin: Origin) -> None:
+        backend = self.run.backend
+        params = self._params(node, backend)
+        branch, delta = self._branch_and_delta(backend)
+        call = self.history.calls(node, params, branch, origin)
+        generation = backend.generate(branch, delta, params)
+        call.end = num_tokens(branch)
+        with self._changed:
+            self._place.all_sent()
+            span = Span(len(self._made.chunks), dtype=node.dtype, fills=params.n == 1)
+            if node.name is not None:
+                self._made.spans[node.name] = span
+            active = Active(origin, (generation,), is_streaming=self._is_streaming)
+            has_failed = self._error is not None
+            if not has_failed:
+                self._active = active
+                self._changed.notify_all()
+        if has_failed:  # cancelled while it was being sent
+            generation.cancel()
+            return
+        self._set_alarm(active, node)
+        if active.is_streaming:
+            generation.add_delta_callback(partial(self._on_delta, active))
+        generation.add_done_callback(partial(self._on_generated, active, generation, node, span, call))
+
+    def _params(self, node: Gen, backend: Backend) -> SamplingParams:
+        """The node's options over the run's, over the model's own, over the defaults; with the type's constraint."""
+        if self.run.remaining() == 0.0:
+            raise self.run.timed_out()
+        options = node.options.over(self.run.options).over(backend.info().defaults)
+        if node.type is None:
+            return options.resolve()
+        said = (options.stop,) if isinstance(options.stop, str) else tuple(options.stop or ())
+        stop = tuple(dict.fromkeys((*said, *node.type.stop)))
+        return replace(options, constraint=node.type.constraint, stop=stop or None).resolve()
+
+    def _on_delta(self, active: Active, delta: Delta) -> None:
+        with self._changed:
+            if self._active is not active:
+                return
+            active.num_streamed += len(delta.token_ids)
+            active.textless.append(delta)
+            if delta.text:
+                active.streamed.append(delta.text)
+                self._append_piece(delta.text, active)
+                self._changed.notify_all()
+
+    def _on_generated(self, active: Active, generation: Generation, node: Gen, span: Span, call: Called) -> None:
+        self._stop_alarm(active)
+        try:
+            outputs = generation.result(0)
+            values = [_value(output, node) for output in outputs]
+            with self._changed:
+                if self._active is not active:
+                    return
+                self._take_output(active, outputs[0], span)
+                self.history.answered(call, outputs)
+                self._made.usage = self._made.usage.plus(usage_of(outputs))
+                if node.name is not None:
+                    self._made.record(node.name, values[0] if len(values) == 1 else values, outputs)
+                    self._expected[node.name] -= 1
+                self._active = None
+                self._changed.notify_all()
+        except BaseException as error:  # nothing may escape into the backend's thread
+            self.fail(error, active.origin)
+        self._pump()
+
+    def _take_output(self, active: Active, output: Output, span: Span) -> None:
+        """The text of the first output, less what deltas brought already. The branch holds it by itself."""
+        streamed = "".join(active.streamed)
+        if not output.text.startswith(streamed):
+            raise GenerationError(f"the backend streamed {streamed!r} and then ended with {output.text!r}")
+        if len(output.text) > len(streamed):
+            rest, seen = output.text[len(streamed) :], active.num_streamed
+            tokens = output.token_ids[seen:], output.logprobs[seen:], output.top_logprobs[seen:]
+            active.textless.append(Delta(rest, *tokens))
+            self._append_piece(rest, active)
+        span.end = len(self._made.chunks)
+        self._place.add_generated(output.text)
+
+    def _append_piece(self, text: str, active: Active) -> None:
+        self._made.write_generated(text, tuple(active.textless))
+        active.textless = []
+
+    # -- selecting ----------------------------------------------------------------------------------------------------
+
+    def _score(self, node: Select, origin: Origin) -> None:
+        if self.run.remaining() == 0.0:
+            raise self.run.timed_out()
+        backend = self.run.backend
+        branch, delta = self._branch_and_delta(backend)
+        call = self.history.calls(node, None, branch, origin)
+        scoring = scores_for(node, backend, branch, delta)
+        call.end = num_tokens(branch)
+        active = Active(origin, (scoring,))
+        with self._changed:
+            self._place.all_sent()
+            has_failed = self._error is not None
+            if not has_failed:
+                self._active = active
+        if has_failed:
+            scoring.cancel()
+            return
+        self._set_alarm(active, node)
+        scoring.add_done_callback(partial(self._on_scored, active, scoring, node, call))
+
+    def _on_scored(self, active: Active, scoring: Pending[tuple[Score, ...]], node: Select, call: Called) -> None:
+        self._stop_alarm(active)
+        try:
+            scores, unconditional = parted(node, scoring.result(0))
+            decision = node.method.decide(scores, unconditional)
+            choice = node.choices[decision.index]
+            with self._changed:
+                if self._active is not active:
+                    return
+                self._made.write(choice)
+                self._place.add([Segment(choice)])
+                outcome = Selected(node.choices, scores, decision)
+                self.history.answered(call, outcome)
+                self._made.usage = self._made.usage.plus(usage_of(outcome))
+                if node.name is not None:
+                    self._made.spans[node.name] = Span(len(self._made.chunks) - 1, len(self._made.chunks))
+                    self._made.record(node.name, choice, outcome)
+                    self._expected[node.name] -= 1
+                self._active = None
+                self._changed.notify_all()
+        except BaseException as error:  # nothing may escape into the backend's thread
+            self.fail(error, active.origin)
+        self._pump()
+
+    # -- a call's own time --------------------------------------------------------------------------------------------
+
+    def _set_alarm(self, active: Active, node: Gen | Select) -> None:
+        if node.timeout is not None:
+            active.alarm = clock.at(time.monotonic() + node.timeout, self._end_late_call, active, node)
+
+    def _stop_alarm(self, active: Active) -> None:
+        if active.alarm is not None:
+            active.alarm.cancel()
+
+    def _end_late_call(self, active: Active, node: Gen | Select) -> None:
+        """A gen's own time is over."""
+        with self._changed:
+            if self._active is not active:
+                return
+        kind = type(node).__name__.lower()
+        what = f"a {kind}" if node.name is None else f"{kind} {node.name!r}"
+        error = TimedOut(
+            f"{what} was not done within its timeout of {node.timeout} s; give it more time or fewer tokens"
+        )
+        add_origin(error, self.run.program, active.origin)
+        self.abort(error)
+
+    # -- the branch ---------------------------------------------------------------------------------------------------
+
+    def _flush(self) -> Branch:
+        backend = self.run.backend
+        branch, delta = self._branch_and_delta(backend)
+        if delta:
+            position = num_tokens(branch)
+            backend.append(branch, delta)
+            self.history.sent(position, branch)
+        with self._changed:
+            self._place.all_sent()
+        return branch
+
+    def _branch_and_delta(self, backend: Backend) -> tuple[Branch, tuple[Segment, ...]]:
+        """The branch, opened where there is none, and the text that it does not hold yet."""
+        with self._changed:
+            lease = self._place.lease
+        if lease is None:
+            lease = Lease(backend, backend.open())
+            with self._changed:
+                if self._error is not None:
+                    raise self._error
+                self._place.hold(lease)
+        return lease.branch, self._place.unsent()
+
+
+def _value(output: Output, node: Gen) -> object:
+    """The value that the variable gets.
+
+    Raises:
+        GenerationError: the text cannot be read as the type. A constraint excludes it, unless the budget ran out.
+    """
+    if node.type is None:
+        return output.text
+    try:
+        return node.type.parse(output.text)
+    except Exception as error:
+        name = "a gen" if node.name is None else f"gen {node.name!r}"
+        if not output.complete or output.finish_reason.type == "length":
+            raise GenerationError(
+                f"{name} used up its {output.completion_tokens} tokens before its {node.type.name} was complete "
+                f"({output.text!r}); give it a larger max_tokens"
+            ) from error
+        raise GenerationError(f"{name} generated {output.text!r}, which {node.type.name} refuses: {error}") from error

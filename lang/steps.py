@@ -1,0 +1,54 @@
+"""What an executor is given to run: a program's nodes, and what forks, joins and readers add to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from niwaki.lang.history import History
+from niwaki.lang.nodes import Node
+from niwaki.runtime.api import Pending, Segment
+
+if TYPE_CHECKING:
+    from niwaki.lang.executor import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Let the children start from here."""
+
+    children: tuple[Executor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a state has made since it was forked."""
+
+    variables: Mapping[str, object]
+    segments: tuple[Segment, ...]
+    has_turns: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Hand over a snapshot when everything before has run."""
+
+    reached: Pending[Snapshot]
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Wait for the marks of the children; gather their variables, or append their texts."""
+
+    marks: tuple[Pending[Snapshot], ...]
+    appends: bool
+    histories: tuple[History, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Hand all text to the branch now."""
+
+
+Step: TypeAlias = Node | Fork | Mark | Join | Flush
