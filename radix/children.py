@@ -1,124 +1,108 @@
-"""The children of one node, sorted by the bytes of their first page. Knows keys and nodes; changes no node.
+"""The children of one node: a map from the bytes of their first page, which also knows who stands before and after.
 
-In blocks: in one list, a root with 100,000 children would move half a megabyte for each child that comes or goes.
+A hit is one look into a dict. Order is needed on a miss alone, to find the child that shares a head with a page: few
+children are looked through; many are kept sorted, in blocks, for in one list a root with 100,000 children would move
+half a megabyte for each child that comes or goes.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
 from itertools import pairwise
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
-MAX_BLOCK = 512  # keys; a block that grows beyond it is halved
+FEW = 12  # children that need no order
+MAX_BLOCK = 256  # keys; a block that grows beyond it is halved
 
 
-class Children(Generic[T]):
-    """A sorted map from keys to nodes that also answers who stands before and after a key."""
+class Children(dict[bytes, T]):
+    """Change it by `add`, `replace` and `remove` alone: they keep the order too."""
 
-    __slots__ = ("_firsts", "_keys", "_nodes")
+    __slots__ = ("_blocks", "_firsts")
+
+    _blocks: list[list[bytes]]  # sorted keys; empty while the children are few
+    _firsts: list[bytes]  # a lower bound of each block's keys, above all keys of the block before
 
     def __init__(self) -> None:
-        # Parallel lists of blocks. Only the very last block to remain may be empty.
-        self._firsts: list[bytes] = [b""]  # a lower bound of each block's keys, above all keys of the block before
-        self._keys: list[list[bytes]] = [[]]
-        self._nodes: list[list[T]] = [[]]
+        super().__init__()
+        self._blocks = []
+        self._firsts = []
 
-    def __len__(self) -> int:
-        return sum(map(len, self._keys))
-
-    def __bool__(self) -> bool:
-        return bool(self._keys[0])
-
-    def __iter__(self) -> Iterator[T]:
-        for nodes in self._nodes:
-            yield from nodes
-
-    def items(self) -> Iterator[tuple[bytes, T]]:
-        for keys, nodes in zip(self._keys, self._nodes, strict=True):
-            yield from zip(keys, nodes, strict=True)
-
-    def get(self, key: bytes) -> T | None:
-        """The node of exactly `key`."""
-        block = bisect_right(self._firsts, key) - 1 if len(self._firsts) > 1 else 0
-        keys = self._keys[block]
-        index = bisect_left(keys, key)
-        if index < len(keys) and keys[index] == key:
-            return self._nodes[block][index]
-        return None
-
-    def around(self, key: bytes) -> tuple[tuple[bytes, T] | None, tuple[bytes, T] | None]:
-        """The last entry before `key`, and the first at it or behind it."""
+    def around(self, key: bytes) -> tuple[bytes | None, bytes | None]:
+        """The last key before `key`, and the first at it or behind it."""
+        if not self._blocks:
+            return max((k for k in self if k < key), default=None), min((k for k in self if k >= key), default=None)
         block, index = self._position(key)
-        keys = self._keys[block]
+        keys = self._blocks[block]
         if 0 < index < len(keys):
-            nodes = self._nodes[block]
-            return (keys[index - 1], nodes[index - 1]), (keys[index], nodes[index])
-        return self.before(key), self.after(key)
+            return keys[index - 1], keys[index]
+        before = keys[index - 1] if index else self._blocks[block - 1][-1] if block else None
+        if index < len(keys):
+            return before, keys[index]
+        return before, self._blocks[block + 1][0] if block + 1 < len(self._blocks) else None
 
-    def after(self, key: bytes) -> tuple[bytes, T] | None:
-        """The first entry at `key` or behind it."""
-        block, index = self._position(key)
-        if index == len(self._keys[block]):
-            block, index = block + 1, 0
-            if block == len(self._keys):
-                return None
-        return self._keys[block][index], self._nodes[block][index]
+    def after(self, key: bytes) -> bytes | None:
+        """The first key at `key` or behind it."""
+        return self.around(key)[1]
 
-    def before(self, key: bytes) -> tuple[bytes, T] | None:
-        """The last entry before `key`."""
-        block, index = self._position(key)
-        if index == 0:
-            if block == 0:
-                return None
-            block -= 1
-            index = len(self._keys[block])
-        return self._keys[block][index - 1], self._nodes[block][index - 1]
+    def before(self, key: bytes) -> bytes | None:
+        """The last key before `key`."""
+        return self.around(key)[0]
 
     def add(self, key: bytes, node: T) -> None:
         """`key` must be new."""
+        self[key] = node
+        if not self._blocks:
+            if len(self) > FEW:
+                self._blocks, self._firsts = [sorted(self)], [b""]
+            return
         block, index = self._position(key)
-        keys, nodes = self._keys[block], self._nodes[block]
+        keys = self._blocks[block]
         keys.insert(index, key)
-        nodes.insert(index, node)
         if len(keys) > MAX_BLOCK:
             half = len(keys) // 2
             self._firsts.insert(block + 1, keys[half])
-            self._keys.insert(block + 1, keys[half:])
-            self._nodes.insert(block + 1, nodes[half:])
-            del keys[half:], nodes[half:]
+            self._blocks.insert(block + 1, keys[half:])
+            del keys[half:]
 
     def replace(self, key: bytes, node: T) -> None:
         """Put another node at `key`, which must be there."""
-        block, index = self._position(key)
-        assert self._keys[block][index] == key
-        self._nodes[block][index] = node
+        assert key in self
+        self[key] = node
 
     def remove(self, key: bytes) -> None:
         """`key` must be there."""
+        del self[key]
+        if not self._blocks:
+            return
         block, index = self._position(key)
-        keys = self._keys[block]
+        keys = self._blocks[block]
         assert keys[index] == key
-        del keys[index], self._nodes[block][index]
-        if not keys and len(self._keys) > 1:
-            del self._keys[block], self._nodes[block], self._firsts[block]
-            self._firsts[0] = b""
+        del keys[index]
+        if not keys:
+            del self._blocks[block], self._firsts[block]
+            if self._firsts:
+                self._firsts[0] = b""
 
     def _position(self, key: bytes) -> tuple[int, int]:
         """Block and index of `key`, or where it would have to stand."""
-        block = bisect_right(self._firsts, key) - 1 if len(self._firsts) > 1 else 0
-        return block, bisect_left(self._keys[block], key)
+        block = bisect_right(self._firsts, key) - 1
+        return block, bisect_left(self._blocks[block], key)
 
     def check(self) -> None:
         """Raises AssertionError where the order is broken."""
-        assert len(self._firsts) == len(self._keys) == len(self._nodes), "parallel lists of blocks"
+        assert len(self._firsts) == len(self._blocks), "a bound for each block"
+        if not self._blocks:
+            assert len(self) <= FEW, "many children are kept in order"
+            return
         assert self._firsts[0] == b"", "the first block has no lower bound"
-        assert all(self._keys) or len(self._keys) == 1, "no empty block among others"
-        keys = [key for key, _ in self.items()]
+        assert all(self._blocks), "no empty block"
+        keys = [key for block in self._blocks for key in block]
         assert all(a < b for a, b in pairwise(keys)), "child keys sorted, all different"
-        for low, block in zip(self._firsts, self._keys, strict=True):
+        assert set(keys) == set(self), "the order knows all keys, and no others"
+        for low, block in zip(self._firsts, self._blocks, strict=True):
             assert all(low <= key for key in block), "a block's keys are not below its bound"
-        for block, high in zip(self._keys, self._firsts[1:], strict=False):
+        for block, high in zip(self._blocks, self._firsts[1:], strict=False):
             assert all(key < high for key in block), "a block's keys are below the next bound"

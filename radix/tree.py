@@ -1,7 +1,7 @@
 """The radix tree: which page holds the KV of which tokens after which prefix. Knows packed token ids and page ids.
 
 Nodes are page-aligned: a node holds whole pages, but for partial leaves, which are one unfinished page. The children
-of a node are kept sorted by the bytes of their first page, so that a search finds the exact child, or the two
+of a node are mapped, and ordered, by the bytes of their first page, so that a search finds the exact child, or the two
 neighbours, one of which shares the longest head with the page looked for. Tokens are compared as bytes, 4 to a token in
 memory order: a common head of bytes, rounded down to whole tokens, is the common head of tokens.
 
@@ -134,7 +134,7 @@ class Tree:
     def has_head(self, node: Node, head: bytes) -> bool:
         """Whether some child of `node` starts with `head`."""
         found = None if node.children is None else node.children.after(head)
-        return found is not None and found[0].startswith(head)
+        return found is not None and found.startswith(head)
 
     # -- changing the shape -----------------------------------------------------------------------------------------
 
@@ -218,22 +218,25 @@ class Tree:
         `head` until one is no head of it finds all of them that are not already under a longer sibling.
         """
         found: list[Node] = []
-        entry = None if node.children is None else node.children.before(head)
-        while entry is not None and head.startswith(entry[0]):
-            key, leaf = entry
+        children = node.children
+        if children is None:
+            return found
+        key = children.before(head)
+        while key is not None and head.startswith(key):
+            leaf = children[key]
             if not leaf.protected:
                 found.append(leaf)
-            assert node.children is not None
-            entry = node.children.before(key)
+            key = children.before(key)
         return found
 
     def subsumer(self, leaf: Node) -> Node | None:
         """The sibling that holds all that `leaf`, one partial page, holds: if there is one, it comes next in order."""
         if leaf.parent is None or len(leaf.key) >= self.page_bytes:
             return None
-        assert leaf.parent.children is not None
-        entry = leaf.parent.children.after(leaf.key + b"\0")  # the least key that is greater
-        return entry[1] if entry is not None and entry[0].startswith(leaf.key) else None
+        siblings = leaf.parent.children
+        assert siblings is not None
+        key = siblings.after(leaf.key + b"\0")  # the least key that is greater
+        return siblings[key] if key is not None and key.startswith(leaf.key) else None
 
     # -- locks and pins ---------------------------------------------------------------------------------------------
 
@@ -332,11 +335,13 @@ class Tree:
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the roots, parents first."""
-        stack = [child for root in self.roots.values() for child in root.children or ()]
+        stack: list[Node] = list(self.roots.values())
         while stack:
             node = stack.pop()
-            yield node
-            stack.extend(node.children or ())
+            if node.parent is not None:
+                yield node
+            if node.children is not None:
+                stack.extend(node.children.values())
 
     def check(self, locks: dict[Node, int], pins: dict[Node, int]) -> None:
         """Prove the shape and the counts, given every lock and every pin that is held.
@@ -349,7 +354,7 @@ class Tree:
         num_nodes = num_pages = num_protected_pages = num_key_bytes = 0
         everything = [*self.roots.values(), *self.nodes()]
         for node in everything:
-            children = list(node.children or ())
+            children = [] if node.children is None else list(node.children.values())
             if node.children is not None:
                 assert children, "None rather than empty"
                 node.children.check()
@@ -409,11 +414,11 @@ def common_tokens(a: bytes, b: bytes) -> int:
 def _longest_head(children: Children[Node], head: bytes) -> tuple[Node | None, int]:
     """The child that shares the longest head with `head`, and how many tokens of it."""
     best, best_tokens = None, 0
-    for entry in children.around(head):
-        if entry is not None and entry[0].startswith(head[:TOKEN_BYTES]):
-            tokens = common_tokens(entry[0], head)
+    for key in children.around(head):
+        if key is not None and key.startswith(head[:TOKEN_BYTES]):
+            tokens = common_tokens(key, head)
             if tokens > best_tokens:
-                best, best_tokens = entry[1], tokens
+                best, best_tokens = children[key], tokens
     return best, best_tokens
 
 
