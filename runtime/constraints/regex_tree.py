@@ -1,0 +1,181 @@
+"""The tree of a regex: its nodes, its sets of characters, its source in the Rust dialect. Knows no tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from niwaki.runtime.api import ConstraintError
+
+# The last two code points of Unicode are noncharacters, and stand for the ends of the text in the automaton builder:
+# no set holds them.
+MAX_CODE_POINT: Final = 0x10FFFD
+
+Ranges = tuple[tuple[int, int], ...]  # code points, both ends included
+
+
+@dataclass(frozen=True, slots=True)
+class Characters:
+    """One character of a set.
+
+    `source` is the set in the Rust dialect. `superset` holds at least the characters of the set (exactly those where
+    it names them one by one, `is_exact`). `cost` is about how many states of a byte automaton one occurrence takes.
+    """
+
+    source: str
+    superset: Ranges
+    cost: int
+    is_exact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Concatenation:
+    items: tuple[Node, ...]  # none: the empty text
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    item: Node
+    low: int
+    high: int | None  # None: any number
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """^ or $: dropped at the ends of the text, where a full match holds them anyway, and refused elsewhere."""
+
+    is_start: bool
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """(?=...), (?!...), (?<=...) or (?<!...): what follows here, or what stood before."""
+
+    item: Node
+    is_ahead: bool
+    is_negated: bool
+    index: int
+
+
+Node = Characters | Concatenation | Alternatives | Repeat | Anchor | Look
+
+EMPTY: Final = Concatenation(())
+
+
+def shown(text: str, limit: int = 60) -> str:
+    """The pattern in quotes, shortened for a message, with lone surrogates (which nothing can print) escaped."""
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return f"'{text}'" if len(text) <= limit else f"'{text[: limit - 3]}...'"
+
+
+def invalid(text: str, index: int, reason: str) -> ConstraintError:
+    """The error for a fault at text[index]."""
+    return ConstraintError(f"regex {shown(text)} is not valid at {index + 1}: {reason}")
+
+
+def range_source(ranges: Ranges) -> str:
+    return "".join(f"\\x{{{low:X}}}-\\x{{{high:X}}}" for low, high in ranges)
+
+
+def normalised(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Sorted, disjoint, touching ranges joined."""
+    joined: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if joined and low <= joined[-1][1] + 1:
+            joined[-1] = joined[-1][0], max(joined[-1][1], high)
+        else:
+            joined.append((low, high))
+    return tuple(joined)
+
+
+def complement(ranges: Ranges) -> Ranges:
+    """All other characters. `ranges` must be normalised."""
+    missing: list[tuple[int, int]] = []
+    start = 0
+    for low, high in ranges:
+        if low > start:
+            missing.append((start, low - 1))
+        start = high + 1
+    if start <= MAX_CODE_POINT:
+        missing.append((start, MAX_CODE_POINT))
+    return tuple(missing)
+
+
+def without_anchors(node: Node, text: str, first: bool, last: bool) -> Node:
+    """The tree with its anchors replaced by nothing. `first` and `last` say what no character stands before, after."""
+    match node:
+        case Characters():
+            return node
+        case Anchor(is_start=True):
+            if not first:
+                raise invalid(text, node.index, "an anchor for the start can only stand at the start")
+            return EMPTY
+        case Anchor():
+            if not last:
+                raise invalid(text, node.index, "an anchor for the end can only stand at the end")
+            return EMPTY
+        case Look(is_ahead=is_ahead):
+            name = "look-ahead" if is_ahead else "look-behind"
+            raise invalid(text, node.index, f"{name} is not supported: it cannot be enforced as an automaton")
+        case Repeat(item, low, high):
+            once = high == 1
+            return Repeat(without_anchors(item, text, first and once, last and once), low, high)
+        case Alternatives(items):
+            return Alternatives(tuple(without_anchors(item, text, first, last) for item in items))
+        case Concatenation(items):
+            with_text = [i for i, item in enumerate(items) if not _is_zero_width(item)]
+            first_text = with_text[0] if with_text else len(items)
+            last_text = with_text[-1] if with_text else -1
+            return Concatenation(
+                tuple(
+                    without_anchors(item, text, first and i <= first_text, last and i >= last_text)
+                    for i, item in enumerate(items)
+                )
+            )
+        case _:
+            assert_never(node)
+
+
+def _is_zero_width(node: Node) -> bool:
+    return isinstance(node, Anchor) or (isinstance(node, Concatenation) and all(map(_is_zero_width, node.items)))
+
+
+def source_of(node: Node) -> str:
+    match node:
+        case Characters(source):
+            return source
+        case Anchor() | Look():
+            return ""
+        case Concatenation(items):
+            return "".join(_grouped(item) if isinstance(item, Alternatives) else source_of(item) for item in items)
+        case Alternatives(items):
+            return "|".join(map(source_of, items))
+        case Repeat(item, low, high):
+            return f"{_grouped(item)}{{{low},{'' if high is None else high}}}"
+        case _:
+            assert_never(node)
+
+
+def _grouped(node: Node) -> str:
+    return f"(?:{source_of(node)})"
+
+
+def cost_of(node: Node) -> int:
+    match node:
+        case Characters(cost=cost):
+            return cost
+        case Anchor() | Look():
+            return 0
+        case Concatenation(items) | Alternatives(items):
+            return 1 + sum(map(cost_of, items))
+        case Repeat(item, low, high):
+            return (low + 1 if high is None else high) * cost_of(item)
+        case _:
+            assert_never(node)
