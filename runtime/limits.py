@@ -1,14 +1,15 @@
-"""What a model and its pool can hold: the checks of a request that need neither, so that any process can make them."""
+"""What a model and its pool can hold: the checks of a request that need neither, nor torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from niwaki.runtime.api import CapacityError, RequestError, SamplingParams
 
-if TYPE_CHECKING:
-    from niwaki.runtime.request import TokenIds  # loads torch
+TokenIds = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)

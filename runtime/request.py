@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from niwaki.radix.cache import Lease
 from niwaki.runtime.api import (
@@ -26,11 +25,10 @@ from niwaki.runtime.api import (
     TokenLogprob,
 )
 from niwaki.runtime.constraints import Matcher
+from niwaki.runtime.limits import TokenIds as TokenIds  # told on from here, too
 from niwaki.runtime.sampler import Sampled
 from niwaki.runtime.stops import StopText
 from niwaki.runtime.tokenizer import Tokenizer
-
-TokenIds = npt.NDArray[np.int32]
 
 
 @dataclass(slots=True)
