@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
 
+from niwaki.radix.eviction import EVICTIONS
 from niwaki.radix.pages import PageCopy, PagePool
 from niwaki.radix.tree import TOKEN_BYTES, Node, Tree, common_pages
 
@@ -33,6 +35,7 @@ class Lease:
     copies: tuple[PageCopy, ...]
     _node: Node = field(repr=False)  # locked; the path down to it holds the first `_num_shared` pages
     _num_shared: int = field(repr=False)
+    _priority: int = field(repr=False)
     _source: Node | None = field(default=None, repr=False)  # locked; holds the page to be copied from
     _tail: Node | None = field(default=None, repr=False)  # locked; offers the page after the shared ones, being written
     _is_open: bool = field(default=True, repr=False)
@@ -43,6 +46,7 @@ class Pin:
     """A wish to keep a prefix, by `Cache.pin`. Opaque."""
 
     _node: Node = field(repr=False)
+    _until: float | None = field(repr=False)
     _is_open: bool = field(default=True, repr=False)
 
 
@@ -83,12 +87,16 @@ class Cache:
     sequence from its first token on.
     """
 
-    def __init__(self, num_pages: int, page_size: int = 16, *, enabled: bool = True) -> None:
+    def __init__(self, num_pages: int, page_size: int = 16, *, enabled: bool = True, eviction: str = "lru") -> None:
         """A cache over pages 0 to `num_pages - 1`. With `enabled` off nothing is ever shared.
 
+        `eviction` names the policy: "lru", "lfu" or "priority".
+
         Raises:
-            ValueError: `num_pages` or `page_size` is below 1.
+            ValueError: `num_pages` or `page_size` is below 1, or there is no such policy.
         """
+        if eviction not in EVICTIONS:
+            raise ValueError(f"eviction must be one of {', '.join(EVICTIONS)}, got {eviction!r}")
         for name, value in (("num_pages", num_pages), ("page_size", page_size)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
@@ -96,9 +104,11 @@ class Cache:
         self.page_size = page_size
         self.enabled = enabled
         self._pool = PagePool(num_pages)
-        self._tree = Tree(page_size)
+        self._tree = Tree(page_size, EVICTIONS[eviction])
         self._leases: dict[Lease, None] = {}
         self._pins: dict[Pin, None] = {}
+        self._deadlines: list[tuple[float, int, Pin]] = []  # with a serial number, for pins have no order
+        self._num_timed = 0
         self._clock = 0
         self._lookups = self._hits = self._looked_up_tokens = self._cached_tokens = self._evicted_pages = 0
 
@@ -171,14 +181,21 @@ class Cache:
     # -- the life of a lease ----------------------------------------------------------------------------------------
 
     def acquire(
-        self, ids: TokenIds, namespace: str = "", *, max_cached: int | None = None, room_for: int = 0
+        self,
+        ids: TokenIds,
+        namespace: str = "",
+        *,
+        max_cached: int | None = None,
+        room_for: int = 0,
+        priority: int = 0,
     ) -> Lease | None:
         """Lock the longest cached prefix of `ids[:max_cached]`, with pages for `room_for` tokens in all.
 
         Where the prefix ends inside a page, its head is reused by copy on write: the lease gets a fresh page and one
         `PageCopy`, to be carried out before the first forward pass; the source stays locked until the first commit,
         release or discard. Where that copy would not leave enough room, it is given up: `num_cached` then ends on a
-        page boundary. None if there is no room for `room_for` tokens even so (never when it is 0).
+        page boundary. None if there is no room for `room_for` tokens even so (never when it is 0). `priority` marks
+        what the request uses and writes, for the eviction policy of that name.
         """
         query = _pack(ids if max_cached is None else ids[: max(0, max_cached)])
         if room_for < 0:
@@ -187,7 +204,7 @@ class Cache:
         root = tree.root(namespace)
         if self.enabled:
             self._clock += 1
-            found = tree.find(root, query, self._clock)
+            found = tree.find(root, query, self._clock, priority)
             node = found.node
             if found.num_node_pages < len(node.pages):
                 node = tree.split(node, found.num_node_pages)  # so that the lock covers what is used and no more
@@ -210,7 +227,7 @@ class Cache:
             return None
         copies = () if source is None else (PageCopy(source.pages[0], own[0], num_tail),)
         num_cached = num_shared * self.page_size + num_tail
-        lease = Lease(_path_pages(node) + own, num_cached, copies, node, num_shared, source)
+        lease = Lease(_path_pages(node) + own, num_cached, copies, node, num_shared, priority, source)
         self._leases[lease] = None
         self._lookups += 1
         self._hits += num_cached > 0
@@ -277,10 +294,11 @@ class Cache:
 
     # -- pins -------------------------------------------------------------------------------------------------------
 
-    def pin(self, ids: TokenIds, namespace: str = "") -> Pin:
+    def pin(self, ids: TokenIds, namespace: str = "", *, until: float | None = None) -> Pin:
         """Keep the cached part of `ids` as long as anything else can be evicted instead.
 
-        Soft: it takes no room away. Under pressure a pinned prefix shrinks from its end, and the pin with it.
+        Soft: it takes no room away. Under pressure a pinned prefix shrinks from its end, and the pin with it. With
+        `until`, a time of the caller's clock, the pin ends by itself at the first `expire` from then on.
         """
         tree = self._tree
         found = tree.find(tree.root(namespace), _pack(ids))
@@ -289,12 +307,22 @@ class Cache:
             node = tree.split(node, found.num_node_pages)
         if found.source is not None:
             node = self._first_page_node(found.source)
-        return self._pin_node(node)
+        return self._pin_node(node, until)
 
     def clone_pin(self, pin: Pin) -> Pin:
-        """A second pin on the same prefix, in O(1)."""
+        """A second pin on the same prefix and to the same time, in O(1)."""
         self._demand_open(pin)
-        return self._pin_node(_home(pin))
+        return self._pin_node(_home(pin), pin._until)
+
+    def expire(self, now: float) -> int:
+        """End the pins whose time has come; returns how many. What they kept is evicted like anything else."""
+        count = 0
+        while self._deadlines and self._deadlines[0][0] <= now:
+            pin = heappop(self._deadlines)[2]
+            if pin._is_open:
+                self.unpin(pin)
+                count += 1
+        return count
 
     def unpin(self, pin: Pin) -> None:
         """Give up a pin. Twice is an error (ValueError)."""
@@ -357,7 +385,8 @@ class Cache:
         while index < num_full:
             child = tree.child_with(node, query[pos : pos + page_bytes])
             if child is None:
-                node = self._grow(node, query[pos:], lease.page_ids[index:num_full], int(node is lease._node))
+                own_locks = int(node is lease._node)
+                node = self._grow(node, query[pos:], lease.page_ids[index:num_full], own_locks, lease._priority)
                 break
             num_same = common_pages(child.key, query, pos, page_bytes)
             duplicates += lease.page_ids[index : index + num_same]
@@ -375,7 +404,7 @@ class Cache:
         lease._num_shared = num_full
         self._pool.give(duplicates)
 
-    def _grow(self, node: Node, key: bytes, pages: list[int], own_locks: int) -> Node:
+    def _grow(self, node: Node, key: bytes, pages: list[int], own_locks: int, priority: int) -> Node:
         """Put `pages` below `node`, in place of the partial leaves that they make superfluous. Returns the last node.
 
         A leaf that nobody else locks or pins is extended instead, so that a sequence that grows stays one node.
@@ -385,15 +414,16 @@ class Cache:
         absorbed = tree.absorbed_by(node, head)
         if any(leaf.pins for leaf in absorbed):
             # The heir of the pins is one page long, so that they keep no more than they did.
-            heir = tree.attach(node, head, pages[:1], self._clock)
+            heir = tree.attach(node, head, pages[:1], self._clock, priority)
             for leaf in absorbed:
                 self._pool.give(tree.detach(leaf, heir))
-            return heir if len(pages) == 1 else tree.attach(heir, key[len(head) :], pages[1:], self._clock)
+            return heir if len(pages) == 1 else tree.attach(heir, key[len(head) :], pages[1:], self._clock, priority)
         for leaf in absorbed:
             self._pool.give(tree.detach(leaf, heir=node))
         if node.parent is None or node.children or node.pins or node.protected != own_locks:
-            return tree.attach(node, key, pages, self._clock)
+            return tree.attach(node, key, pages, self._clock, priority)
         tree.extend(node, key, pages)
+        node.priority = max(node.priority, priority)
         return node
 
     def _offer_tail(self, lease: Lease, ids: TokenIds, num_written: int) -> None:
@@ -406,7 +436,8 @@ class Cache:
         lease._tail = None
         if not tree.has_head(lease._node, tail):
             absorbed = tree.absorbed_by(lease._node, tail)
-            leaf = lease._tail = tree.attach(lease._node, tail, [lease.page_ids[index]], self._clock)
+            page = [lease.page_ids[index]]
+            leaf = lease._tail = tree.attach(lease._node, tail, page, self._clock, lease._priority)
             tree.lock(leaf)
             for old in absorbed:
                 self._pool.give(tree.detach(old, heir=leaf))
@@ -474,10 +505,13 @@ class Cache:
     def _first_page_node(self, node: Node) -> Node:
         return node if len(node.pages) == 1 else self._tree.split(node, 1)
 
-    def _pin_node(self, node: Node) -> Pin:
+    def _pin_node(self, node: Node, until: float | None) -> Pin:
         node.pins += 1
-        pin = Pin(node)
+        pin = Pin(node, until)
         self._pins[pin] = None
+        if until is not None:
+            self._num_timed += 1
+            heappush(self._deadlines, (until, self._num_timed, pin))
         return pin
 
     # -- what callers may not do ------------------------------------------------------------------------------------

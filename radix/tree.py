@@ -17,11 +17,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from niwaki.radix.children import Children
+from niwaki.radix.eviction import MOST, Eviction, least_recently_used
 
 TOKEN_BYTES = 4  # token ids are int32
-
-# Added to the stamp of a pinned leaf, so that it stands behind every unpinned one in the eviction line.
-PINNED = 1 << 60
 
 
 class Node:
@@ -30,11 +28,13 @@ class Node:
     __slots__ = (
         "children",
         "entry",
+        "hits",
         "key",
         "moved_to",
         "pages",
         "parent",
         "pins",
+        "priority",
         "protected",
         "stamp",
     )
@@ -46,6 +46,8 @@ class Node:
         self.stamp = (
             stamp  # logical time of the last use; a parent's may be older, but it cannot leave before its children
         )
+        self.hits = 0  # lookups that went through it or ended in it
+        self.priority = 0  # the highest of the requests that wrote or used it
         self.children: Children[Node] | None = None  # by first page; None rather than empty
         self.protected = 0  # own hard locks + protected children; 0: may be evicted once it is a leaf
         self.pins = 0  # soft: evicted only when nothing else is left
@@ -81,9 +83,10 @@ class Found(NamedTuple):
 class Tree:
     """The nodes of all namespaces, their locks and pins, and the order in which leaves are evicted."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, eviction: Eviction = least_recently_used) -> None:
         self.page_size = page_size
         self.page_bytes = page_size * TOKEN_BYTES
+        self.eviction = eviction
         self.roots: dict[str, Root] = {}
         self.num_pages = 0
         self.num_protected_pages = 0  # pages of nodes with protected > 0
@@ -98,13 +101,19 @@ class Tree:
 
     # -- looking up -------------------------------------------------------------------------------------------------
 
-    def find(self, root: Node, query: bytes, stamp: int = 0) -> Found:
-        """The longest prefix of `query` in the tree. With a `stamp`, what it passes whole counts as used then."""
+    def find(self, root: Node, query: bytes, stamp: int = 0, priority: int = 0) -> Found:
+        """The longest prefix of `query` in the tree.
+
+        With a `stamp`, what it passes whole counts as used then, by a request of that `priority`.
+        """
         page_bytes = self.page_bytes
         node, pos, num_pages = root, 0, 0
         while True:
             if stamp:
                 node.stamp = stamp
+                node.hits += 1
+                if node.priority < priority:
+                    node.priority = priority
             children = node.children
             if children is None:
                 return Found(node, len(node.pages), num_pages, None, 0)
@@ -160,6 +169,7 @@ class Tree:
         assert 0 < num_pages < len(node.pages)
         at = num_pages * self.page_bytes
         upper = Node(node.key[:at], node.pages[:num_pages], parent, node.stamp)
+        upper.hits, upper.priority = node.hits, node.priority
         upper.children = Children()
         upper.children.add(node.key[at : at + self.page_bytes], node)
         upper.protected = 1 if node.protected else 0
@@ -171,9 +181,10 @@ class Tree:
         self.num_nodes += 1
         return upper
 
-    def attach(self, parent: Node, key: bytes, pages: list[int], stamp: int) -> Node:
+    def attach(self, parent: Node, key: bytes, pages: list[int], stamp: int, priority: int = 0) -> Node:
         """Add a leaf, to be locked or given a child next. No child of `parent` may start with the same page."""
         node = Node(key, pages, parent, stamp)
+        node.priority = priority
         if parent.children is None:
             parent.children = Children()
         parent.children.add(key[: self.page_bytes], node)
@@ -289,15 +300,15 @@ class Tree:
             heapify(self._heap)
         self._serial += 1
         node.entry = self._serial
-        rank = _rank(node)
-        if self._last_rank <= rank < PINNED:
+        rank = self._rank(node)
+        if self._last_rank <= rank < MOST:
             self._last_rank = rank
             self._queue.append((rank, self._serial, node))
         else:
             heappush(self._heap, (rank, self._serial, node))
 
     def evict(self, num_pages: int) -> list[int]:
-        """Drop `num_pages` pages, at most `num_evictable`: least recently used leaves first, each from its end."""
+        """Drop `num_pages` pages, at most `num_evictable`: leaves in the policy's order, each from its end."""
         dropped: list[int] = []
         while len(dropped) < num_pages:
             from_queue = self._queue and (not self._heap or self._queue[0] < self._heap[0])
@@ -307,7 +318,7 @@ class Tree:
             leaf.entry = 0
             if leaf.children or leaf.protected:
                 continue  # queued again when that ends
-            if _rank(leaf) != rank:
+            if self._rank(leaf) != rank:
                 self.enqueue(leaf)
                 continue
             wanted = num_pages - len(dropped)
@@ -321,6 +332,11 @@ class Tree:
             self.enqueue(parent)
             self.drop_if_idle(parent)
         return dropped
+
+    def _rank(self, leaf: Node) -> int:
+        """Pinned leaves stand behind every unpinned one."""
+        rank = self.eviction(leaf)
+        return rank + MOST if leaf.pins else rank
 
     def _trim(self, leaf: Node, num_pages: int) -> list[int]:
         keep = len(leaf.pages) - num_pages
@@ -420,7 +436,3 @@ def _longest_head(children: Children[Node], head: bytes) -> tuple[Node | None, i
             if tokens > best_tokens:
                 best, best_tokens = children[key], tokens
     return best, best_tokens
-
-
-def _rank(leaf: Node) -> int:
-    return leaf.stamp + PINNED if leaf.pins else leaf.stamp

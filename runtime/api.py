@@ -112,7 +112,66 @@ class Grammar:
     syntax: Literal["lark", "ebnf"] = "lark"
 
 
-Constraint = Regex | Choices | JsonSchema | Grammar
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that a model may call. `parameters` is the text of the JSON schema of its arguments, an object."""
+
+    name: str
+    parameters: str
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call: the tool's name, and its arguments as the text of a JSON object."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """How a model writes calls: `begin`, a JSON object `{"name":...,arguments_key:...}`, `end`.
+
+    Several calls stand one after the other with `between` in between, or as one list where `is_list`. `mark` is the
+    part of `begin` that no other text of an answer holds; where it is empty a call is the whole answer.
+    """
+
+    name: str
+    begin: str
+    end: str
+    mark: str
+    arguments_key: str = "arguments"
+    between: str = ""
+    is_list: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCalls:
+    """The generated text is free text, calls, or free text and then calls; where `is_required`, calls only.
+
+    `answer` constrains the text that is no call: then it is either that or calls.
+    """
+
+    tools: tuple[Tool, ...]
+    format: CallFormat
+    is_required: bool = False
+    is_parallel: bool = True  # False: one call at most
+    answer: Regex | Choices | JsonSchema | Grammar | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoned:
+    """`begin`, free text of at most `max_tokens` tokens, `end`; then what `constraint` admits (None: anything)."""
+
+    begin: str
+    end: str
+    max_tokens: int
+    constraint: Regex | Choices | JsonSchema | Grammar | ToolCalls | None = None
+
+
+Constraint = Regex | Choices | JsonSchema | Grammar | ToolCalls | Reasoned
 
 # ---------------------------------------------------------------------------------------------------------------
 # Sampling
@@ -140,6 +199,7 @@ class SamplingParams:
     ignore_eos: bool = False
     return_logprob: bool = False
     top_logprobs_num: int = 0
+    priority: int = 0  # higher goes first, and is preempted and (eviction_policy="priority") evicted last
     constraint: Constraint | None = None
 
     @property
@@ -171,6 +231,7 @@ class SamplingOptions:
     ignore_eos: bool | None = None
     return_logprob: bool | None = None
     top_logprobs_num: int | None = None
+    priority: int | None = None
     constraint: Constraint | None = None
 
     def over(self, base: SamplingOptions) -> SamplingOptions:
@@ -203,6 +264,7 @@ INT_BOUNDS: dict[str, tuple[int, int]] = {
     "n": (1, 16),
     "top_k": (-1, 1_000_000),
     "top_logprobs_num": (0, 20),
+    "priority": (-1000, 1000),
 }
 FLOAT_BOUNDS: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
@@ -260,10 +322,13 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One finished chat turn."""
+    """One finished chat turn. An assistant's may hold calls, a tool's answers the call of id `call_id`."""
 
     role: str
     content: str
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +396,7 @@ class BackendInfo:
     model: str
     context_length: int
     defaults: SamplingOptions = field(default_factory=SamplingOptions)  # the model's own generation_config
+    knows_patterns: bool = True  # False: Regex constraints are refused, and JSON schemas are not
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -515,4 +581,27 @@ class Backend(Protocol):
 
     def usage(self) -> Mapping[str, float]:
         """Counters since the start: prefilled, cached, generated tokens; pages free, in the tree, held."""
+        ...
+
+
+@runtime_checkable
+class OffersTools(Protocol):
+    """What a backend has beside `Backend` where its model was trained to call tools."""
+
+    def call_format(self) -> CallFormat:
+        """How this model writes calls.
+
+        Raises:
+            UnsupportedByBackend: its chat template has no form for them that we know.
+        """
+        ...
+
+    def reasoning_markers(self) -> tuple[str, str] | None:
+        """What stands before and behind this model's reasoning; None where it has no tokens for it."""
+        ...
+
+    def render_with_tools(
+        self, messages: Sequence[Message], tools: Sequence[Tool], *, add_generation_prompt: bool
+    ) -> str:
+        """As `Backend.render`, with the tools told to the model. Raises as `call_format`."""
         ...

@@ -10,6 +10,7 @@ from niwaki.runtime.api import ConfigError
 DEVICES = ("auto", "cpu")
 DTYPES = ("auto", "float32", "bfloat16")
 POLICIES = ("lpm", "fcfs")
+EVICTIONS = ("lru", "lfu", "priority")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +25,16 @@ class EngineConfig:
     max_running_requests: int = 256
     chunked_prefill_size: int = 512  # tokens a step at most; longer prompts are split, so decoding rows never wait long
     schedule_policy: str = "lpm"
+    eviction_policy: str = "lru"  # which leaves of the prefix cache go first: least recently, least often used, ...
     enable_prefix_cache: bool = True
+    enable_tree_attention: bool = True  # keys that rows share are read once a step, where that pays
     seed: int | None = None  # of the seeds that requests without one are given
 
     def __post_init__(self) -> None:
         _one_of("device", self.device, DEVICES)
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("schedule_policy", self.schedule_policy, POLICIES)
+        _one_of("eviction_policy", self.eviction_policy, EVICTIONS)
         _whole("page_size", self.page_size, 1, 1024)
         _whole("max_running_requests", self.max_running_requests, 1, 100_000)
         _whole("chunked_prefill_size", self.chunked_prefill_size, 16, 1_000_000)
@@ -38,8 +42,9 @@ class EngineConfig:
             _whole("kv_tokens", self.kv_tokens, self.page_size, 2**40)
         if self.seed is not None:
             _whole("seed", self.seed, 0, 2**63 - 1)
-        if not isinstance(self.enable_prefix_cache, bool):
-            raise ConfigError(f"enable_prefix_cache must be True or False, got {self.enable_prefix_cache!r}")
+        for name in ("enable_prefix_cache", "enable_tree_attention"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
 
     @classmethod
     def of(cls, model: str | Path | None, options: dict[str, object]) -> EngineConfig:

@@ -59,7 +59,9 @@ class EngineCore:
         self._config = config
         self._end_ids = frozenset(runner.config.eos_ids)
         self._policy: scheduler.Policy = "fcfs" if config.schedule_policy == "fcfs" else "lpm"
-        self._cache = Cache(num_pages, config.page_size, enabled=config.enable_prefix_cache)
+        self._cache = Cache(
+            num_pages, config.page_size, enabled=config.enable_prefix_cache, eviction=config.eviction_policy
+        )
         self._waiting: list[Request] = []  # in order of arrival
         self._running: dict[int, Request] = {}
         self.counters = Counters()
@@ -174,6 +176,7 @@ class EngineCore:
             num_computed=request.num_computed,
             num_pages=len(request.lease.page_ids),
             max_new_tokens=request.remaining_new,
+            priority=request.params.priority,
             num_exclusive_pages=self._cache.num_exclusive(request.lease) if is_short else None,
             ids=request.ids[:num_tokens] if request.num_computed + 1 < num_tokens else None,
             namespace=request.namespace,
@@ -185,6 +188,7 @@ class EngineCore:
             id=request.id,
             ids=request.ids[: request.num_to_compute],
             max_new_tokens=request.remaining_new,
+            priority=request.params.priority,
             num_cached=match.num_cached,
             num_locked_pages=match.num_locked_pages,
             max_cached=self._max_cached(request),
@@ -200,7 +204,11 @@ class EngineCore:
     def _admit(self, request: Request) -> None:
         num_tokens = request.num_to_compute
         lease = self._cache.acquire(
-            request.ids, request.namespace, max_cached=self._max_cached(request), room_for=num_tokens
+            request.ids,
+            request.namespace,
+            max_cached=self._max_cached(request),
+            room_for=num_tokens,
+            priority=request.params.priority,
         )
         if lease is None:
             return

@@ -127,6 +127,7 @@ class ParamsBody(Strict):
     ignore_eos: bool
     return_logprob: bool
     top_logprobs_num: int
+    priority: int
     constraint: ConstraintBody | None
 
     def params(self) -> SamplingParams:

@@ -83,6 +83,7 @@ class SamplingFields(Strict):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     cache_salt: Name | None = None
+    priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None  # higher goes first
 
     def constraints(self) -> dict[str, Constraint]:
         """By the field that holds it."""
@@ -128,6 +129,7 @@ class SamplingFields(Strict):
             ignore_eos=self.ignore_eos,
             return_logprob=None if top_logprobs is None else True,
             top_logprobs_num=top_logprobs,
+            priority=self.priority,
             constraint=None if constraint is None else constraint[1],
         )
 

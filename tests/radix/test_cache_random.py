@@ -37,13 +37,16 @@ class Request:
 class Simulation:
     """The cache, the slots of its pages, and the requests and pins that live on it."""
 
-    def __init__(self, rng: random.Random, num_pages: int, page_size: int, *, enabled: bool = True) -> None:
+    def __init__(
+        self, rng: random.Random, num_pages: int, page_size: int, *, enabled: bool = True, eviction: str = "lru"
+    ) -> None:
         self.rng = rng
-        self.cache = Cache(num_pages, page_size, enabled=enabled)
+        self.cache = Cache(num_pages, page_size, enabled=enabled, eviction=eviction)
         self.page_size = page_size
         self.slots: list[list[int | None]] = [[None] * page_size for _ in range(num_pages)]
         self.requests: list[Request] = []
         self.pins: list[Pin] = []
+        self.now = 0  # of the clock that pins end by
         self.past: list[TokenIds] = [np.zeros(0, np.int32)]
 
     def step(self) -> None:
@@ -77,7 +80,8 @@ class Simulation:
         room = self.cache.num_free + self.cache.num_evictable
         room_for = self.rng.choice([0, len(ids), len(ids) + 3])
         found = self.cache.peek(ids[:-1], namespace)
-        lease = self.cache.acquire(ids, namespace, max_cached=len(ids) - 1, room_for=room_for)
+        priority = self.rng.randint(-1, 1)
+        lease = self.cache.acquire(ids, namespace, max_cached=len(ids) - 1, room_for=room_for, priority=priority)
         num_full = found.num_cached // self.page_size
         takes_room = max(num_full, -(-room_for // self.page_size)) - found.num_locked_pages
         assert (lease is not None) == (takes_room <= room), "acquire fails for want of room only"
@@ -138,10 +142,16 @@ class Simulation:
         room = self.cache.num_free + self.cache.num_evictable
         if self.pins and self.rng.random() < 0.5:
             self.cache.unpin(self.pins.pop(self.rng.randrange(len(self.pins))))
+        elif self.rng.random() < 0.1:
+            self.now += 1
+            due = [pin for pin in self.pins if pin._until is not None and pin._until <= self.now]
+            assert self.cache.expire(self.now) == len(due)
+            self.pins = [pin for pin in self.pins if pin not in due]
         elif self.pins and self.rng.random() < 0.3:
             self.pins.append(self.cache.clone_pin(self.rng.choice(self.pins)))
         else:
-            self.pins.append(self.cache.pin(self.prompt(), self.rng.choice(["", "b"])))
+            until = self.rng.choice([None, self.now + self.rng.randint(1, 5)])
+            self.pins.append(self.cache.pin(self.prompt(), self.rng.choice(["", "b"]), until=until))
         assert self.cache.num_free + self.cache.num_evictable == room, "pins take no room away"
 
     def match_is_the_longest_path_in_the_tree(self) -> None:
@@ -208,5 +218,13 @@ def test_the_same_holds_when_children_stand_in_many_blocks(monkeypatch: pytest.M
     monkeypatch.setattr(children, "MAX_BLOCK", 2)
     simulation = Simulation(random.Random(0), 60, 4)
     for _ in range(500):
+        simulation.step()
+    simulation.finish()
+
+
+@pytest.mark.parametrize("eviction", ["lfu", "priority"])
+def test_the_same_holds_for_every_order_of_eviction(eviction: str) -> None:
+    simulation = Simulation(random.Random(eviction), 12, 4, eviction=eviction)
+    for _ in range(600):
         simulation.step()
     simulation.finish()

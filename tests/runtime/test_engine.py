@@ -293,6 +293,26 @@ def test_a_cancelled_request_ends_and_its_neighbours_go_on(engine: Engine) -> No
         engine.backend.close(branch)
 
 
+def test_a_higher_priority_goes_before_those_that_waited_longer(folder: Path) -> None:
+    base = SamplingOptions(max_new_tokens=40, temperature=0.0, ignore_eos=True)
+    finished: list[str] = []
+    with Engine(folder, kv_tokens=1024, max_running_requests=1, eviction_policy="priority") as engine:
+        backend = engine.backend
+        asked = []
+        for name, priority in (("first", 0), ("low", -3), ("plain", None), ("urgent", 7)):
+            params = SamplingOptions(priority=priority).over(base).resolve()
+            branch = backend.open()
+            generation = backend.generate(branch, [Segment(f"the cat {name}")], params)
+            generation.add_done_callback(lambda name=name: finished.append(name))
+            asked.append((branch, generation))
+        for branch, generation in asked:
+            generation.result(timeout=60)
+            backend.close(branch)
+        check_idle(engine)
+    finished.remove("first")  # it may have begun before the others came
+    assert finished == ["urgent", "plain", "low"]
+
+
 def test_namespaces_share_nothing(folder: Path) -> None:
     params = SamplingParams(max_new_tokens=1)
     with Engine(folder, kv_tokens=4096) as engine:

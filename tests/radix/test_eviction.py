@@ -1,0 +1,108 @@
+"""Eviction policies: who leaves first, whatever the order in which things were used."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from niwaki.radix import Cache, TokenIds
+from niwaki.radix.eviction import EVICTIONS, HIGHEST_PRIORITY, MOST, STAMP_BITS
+from niwaki.radix.tree import Node
+
+PAGE = 4
+
+
+def prompt(number: int) -> TokenIds:
+    """One page that shares nothing with other numbers."""
+    return np.full(PAGE, number, np.int32)
+
+
+def use(cache: Cache, number: int, priority: int = 0) -> None:
+    lease = cache.acquire(prompt(number), room_for=PAGE, priority=priority)
+    assert lease is not None
+    cache.release(lease, prompt(number), PAGE)
+
+
+def order_of_leaving(cache: Cache, numbers: list[int]) -> list[int]:
+    """Evict page by page and tell who is gone each time."""
+    left, gone = list(numbers), []
+    while left:
+        cache._evict(1)
+        missing = [number for number in left if not cache.match(prompt(number))]
+        assert len(missing) == 1
+        gone += missing
+        left.remove(missing[0])
+    return gone
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_policy_evicts_in_the_order_that_its_name_says(seed: int) -> None:
+    rng = random.Random(seed)
+    uses = [(rng.randrange(8), rng.randint(-2, 2)) for _ in range(60)]
+    last, hits, highest = {}, dict.fromkeys(range(8), 0), {}
+    for time, (number, priority) in enumerate(uses):
+        hits[number] += number in last  # the first use is no hit: it writes
+        last[number] = time
+        highest[number] = max(priority, highest.get(number, priority))
+    numbers = sorted(last)
+    keys = {
+        "lru": lambda number: last[number],
+        "lfu": lambda number: (hits[number], last[number]),
+        "priority": lambda number: (highest[number], last[number]),
+    }
+    for policy, key in keys.items():
+        cache = Cache(8, PAGE, eviction=policy)
+        for number, priority in uses:
+            use(cache, number, priority)
+        assert order_of_leaving(cache, numbers) == sorted(numbers, key=key), policy
+
+
+@pytest.mark.parametrize("policy", EVICTIONS)
+def test_a_prompt_outlives_the_outputs_below_it(policy: str) -> None:
+    cache = Cache(8, PAGE, eviction=policy)
+    shared = prompt(1)
+    for number in (2, 3):
+        ids = np.concatenate([shared, prompt(number)])
+        lease = cache.acquire(ids, room_for=len(ids), priority=number)
+        assert lease is not None
+        cache.release(lease, ids, len(ids))
+    for _ in range(2):
+        assert cache.match(shared) == PAGE
+        cache._evict(1)
+    assert cache.match(shared) == PAGE
+    cache._evict(1)
+    assert cache.match(shared) == 0
+
+
+def test_ranks_stay_below_the_rank_of_pinned_leaves() -> None:
+    node = Node(b"", [], None, (1 << STAMP_BITS) - 1)
+    node.hits = 1 << 40
+    for priority in (-(10**9), 0, HIGHEST_PRIORITY, 10**9):
+        node.priority = priority
+        assert all(0 <= rank(node) < MOST for rank in EVICTIONS.values())
+
+
+def test_a_timed_pin_ends_at_its_time_and_not_before() -> None:
+    cache = Cache(2, PAGE)
+    use(cache, 1)
+    pin = cache.pin(prompt(1), until=10.0)
+    copy = cache.clone_pin(pin)
+    use(cache, 2)
+    use(cache, 1)
+    cache.check()
+    assert cache.expire(9.9) == 0
+    cache._evict(1)
+    assert (cache.match(prompt(1)), cache.match(prompt(2))) == (PAGE, 0), "the pinned one stays, though older"
+    cache.unpin(copy)
+    assert cache.expire(10.0) == 1
+    assert cache.stats().pins == 0
+    cache.check()
+    with pytest.raises(ValueError, match="the pin is closed"):
+        cache.unpin(pin)
+
+
+def test_a_policy_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(ValueError, match="eviction must be one of lru, lfu, priority, got 'fifo'"):
+        Cache(8, eviction="fifo")
