@@ -18,9 +18,13 @@ from niwaki.runtime.constraints.regex_tree import (
     Concatenation,
     Look,
     Node,
+    Ranges,
     Repeat,
+    complement,
     invalid,
+    normalised,
 )
+from niwaki.runtime.constraints.regex_unicode import members
 
 ANYTHING: Final = Repeat(Characters("", ((0, MAX_CODE_POINT),), 0), 0, None)
 MAX_COPIES: Final = 8  # of a repeated group that has an anchor or a look in it
@@ -159,9 +163,10 @@ class _Reader:
     def _plain(self, node: Node) -> Term:
         languages = self._languages
         match node:
-            case Characters(superset=ranges, is_exact=is_exact):
-                if not is_exact:
-                    raise invalid(self._text, 0, r"the characters of (?i) and \p{...} are not known one by one")
+            case Characters():
+                ranges = _ranges(node)
+                if ranges is None:
+                    raise invalid(self._text, 0, r"the characters of (?i) or of a \p{...} are not known one by one")
                 return languages.characters(ranges)
             case Concatenation(items):
                 return languages.sequence(*map(self._plain, items))
@@ -173,6 +178,21 @@ class _Reader:
                 raise AssertionError(node)
             case _:
                 assert_never(node)
+
+
+def _ranges(node: Characters) -> Ranges | None:
+    if node.ignores_case:
+        return None
+    if not node.classes:
+        return node.superset
+    found = list(node.listed)
+    for name in node.classes:
+        ranges = members(name)
+        if ranges is None:
+            return None
+        found += ranges
+    union = normalised(found)
+    return complement(union) if node.is_negated else union
 
 
 def _remembered(following: Following) -> Following:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NoReturn
 
 from niwaki.runtime.constraints.regex_tree import (
@@ -257,14 +257,23 @@ class Parser:
         cost = 1 + _BEYOND_ASCII_COST * sum(high >= 0x80 for _, high in members)
         return self.characters(members, f"[{range_source(members)}]", cost)
 
-    def opaquely(self, superset: Ranges, source: str, cost: int) -> Characters:
+    def opaquely(
+        self,
+        superset: Ranges,
+        source: str,
+        cost: int,
+        classes: tuple[str, ...] = (),
+        listed: Ranges = (),
+        is_negated: bool = False,
+    ) -> Characters:
         """A set that has a Unicode class in it: the builder knows its characters."""
-        return self.characters(superset, f"[{source}&&[{range_source(_ANY)}]]", cost, is_exact=False)
+        source = f"[{source}&&[{range_source(_ANY)}]]"
+        return replace(self.characters(superset, source, cost), classes=classes, listed=listed, is_negated=is_negated)
 
-    def characters(self, superset: Ranges, source: str, cost: int, *, is_exact: bool = True) -> Characters:
+    def characters(self, superset: Ranges, source: str, cost: int) -> Characters:
         if self.ignores_case:
-            return Characters(f"(?i:{source})", _ANY, 2 * cost, False)
-        return Characters(source, superset, cost, is_exact)
+            return Characters(f"(?i:{source})", _ANY, 2 * cost, ignores_case=True)
+        return Characters(source, superset, cost)
 
     def escape(self, start: int) -> Node:
         character = self.next("a backslash at the end")
@@ -281,7 +290,7 @@ class Parser:
             return self.exactly(_CLASSES[character][0])
         named = self.named_class(character, start)
         if named is not None:
-            return self.opaquely(*named)
+            return self.opaquely(*named, (named[1],))
         return self.literal(self.escaped_code(character, start))
 
     def named_class(self, character: str, start: int) -> tuple[Ranges, str, int] | None:
@@ -376,17 +385,21 @@ class Parser:
         narrow = {f"\\{name.upper() if negated else name}": members for name, (members, _) in _CLASSES.items()}
         for members in (narrow[text] for _, text, _ in opaque if text in narrow):
             ranges = [*ranges, *(complement(members) if negated else members)]
+        texts = {text for _, text, _ in opaque}
+        if any(text.swapcase() in texts for text in texts & narrow.keys()):
+            ranges, opaque = _ANY, ()  # [\s\S] is every character, blanks beyond ASCII included
         opaque = [named for named in opaque if named[1] not in narrow]
         exact = normalised(ranges)
         if not opaque:
             return self.exactly(complement(exact) if negated else exact)
         source = f"[{'^' * negated}{range_source(exact)}{''.join(text for _, text, _ in opaque)}]"
         cost = sum(cost for _, _, cost in opaque)
+        classes = tuple(text for _, text, _ in opaque)
         # The ASCII part of \\d, \\s and \\w is known exactly; \\p{...} is known nowhere.
         union = normalised([*exact, *(r for superset, _, _ in opaque for r in superset)])
         if not negated:
-            return self.opaquely(union, source, cost)
+            return self.opaquely(union, source, cost, classes, exact)
         if any(superset == _ANY for superset, _, _ in opaque):
-            return self.opaquely(_ANY, source, cost)
+            return self.opaquely(_ANY, source, cost, classes, exact, True)
         ascii_part = [r for r in complement(union) if r[1] < 0x80]
-        return self.opaquely(normalised([*ascii_part, _BEYOND_ASCII]), source, cost)
+        return self.opaquely(normalised([*ascii_part, _BEYOND_ASCII]), source, cost, classes, exact, True)

@@ -20,13 +20,17 @@ class Characters:
     """One character of a set.
 
     `source` is the set in the Rust dialect. `superset` holds at least the characters of the set (exactly those where
-    it names them one by one, `is_exact`). `cost` is about how many states of a byte automaton one occurrence takes.
+    it names them one by one). `cost` is about how many states of a byte automaton one occurrence takes. `classes`
+    are those in it whose characters are not listed, such as \\p{L}: the set is `listed` and these, or all others.
     """
 
     source: str
     superset: Ranges
     cost: int
-    is_exact: bool = True
+    classes: tuple[str, ...] = ()
+    listed: Ranges = ()
+    is_negated: bool = False
+    ignores_case: bool = False
 
 
 @dataclass(frozen=True, slots=True)
