@@ -77,7 +77,12 @@ class Engine:
         self._info = BackendInfo(
             "niwaki-tiny" if is_bundled else folder.name, model_config.context_length, contents.generation_defaults
         )
-        vocabulary = Vocabulary(self.tokenizer.token_bytes, frozenset(model_config.eos_ids), model_config.vocab_size)
+        vocabulary = Vocabulary(
+            self.tokenizer.token_bytes,
+            frozenset(model_config.eos_ids),
+            model_config.vocab_size,
+            self.tokenizer.special_ids,
+        )
         self.backend = LocalBackend(
             EngineCore(runner, self.tokenizer, self.config, num_pages),
             self.tokenizer,

@@ -20,6 +20,7 @@ from niwaki.radix.cache import Pin
 from niwaki.runtime.api import (
     BackendInfo,
     Branch,
+    CallFormat,
     Constraint,
     EngineStopped,
     Generation,
@@ -31,6 +32,7 @@ from niwaki.runtime.api import (
     SamplingParams,
     Score,
     Segment,
+    Tool,
 )
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher
 from niwaki.runtime.core import EngineCore
@@ -163,6 +165,18 @@ class LocalBackend:
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         return self._tokenizer.render(messages, add_generation_prompt=add_generation_prompt)
+
+    def call_format(self) -> CallFormat:
+        return self._tokenizer.call_format
+
+    def reasoning_markers(self) -> tuple[str, str] | None:
+        return self._tokenizer.reasoning_markers
+
+    def render_with_tools(
+        self, messages: Sequence[Message], tools: Sequence[Tool], *, add_generation_prompt: bool
+    ) -> str:
+        self._tokenizer.check_tools(tools)
+        return self._tokenizer.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
 
     def usage(self) -> Mapping[str, float]:
         """Counters since the start, and the pool and the queues as they stand."""

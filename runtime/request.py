@@ -24,7 +24,7 @@ from niwaki.runtime.api import (
     Segment,
     TokenLogprob,
 )
-from niwaki.runtime.constraints import Matcher
+from niwaki.runtime.constraints import Matcher, marks_of
 from niwaki.runtime.limits import TokenIds as TokenIds  # told on from here, too
 from niwaki.runtime.sampler import Sampled
 from niwaki.runtime.stops import StopText
@@ -95,7 +95,7 @@ class Request:
         self.lease: Lease | None = None
         self.matcher = matcher
         self.stops = StopText(params.stop)
-        self.detokenizer = tokenizer.detokenizer()
+        self.detokenizer = tokenizer.detokenizer(marks_of(params.constraint))
         self.waited_steps = 0
         self.arrived = time.perf_counter()
         self.was_preempted = False

@@ -17,7 +17,17 @@ import tokenizers
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from niwaki.runtime.api import Message, ModelError, ProgramError, RequestError, Segment, UnsupportedByBackend
+from niwaki.runtime.api import (
+    CallFormat,
+    Message,
+    ModelError,
+    ProgramError,
+    RequestError,
+    Segment,
+    Tool,
+    UnsupportedByBackend,
+)
+from niwaki.runtime.calls import REASONING_MARKERS, format_of
 
 
 class Tokenizer:
@@ -93,24 +103,42 @@ class Tokenizer:
                 table.append(to_bytes(token))
         return tuple(table)
 
-    def detokenizer(self) -> Detokenizer:
-        return Detokenizer(self.token_bytes)
+    @cached_property
+    def special_ids(self) -> Mapping[str, int]:
+        """The special tokens: those that no text of a user ever becomes."""
+        return {
+            str(entry["content"]): int(entry["id"])
+            for entry in self._file.get("added_tokens", [])
+            if entry.get("special", False)
+        }
+
+    def detokenizer(self, shown: Sequence[str] = ()) -> Detokenizer:
+        """`shown` holds the special tokens that are part of the text: markers, as they stand in it."""
+        marks = [mark for mark in self.special_ids if any(mark in text for text in shown)]
+        if not marks:
+            return Detokenizer(self.token_bytes)
+        table = list(self.token_bytes)
+        for mark in marks:
+            table[self.special_ids[mark]] = mark.encode()
+        return Detokenizer(table)
 
     # -- chat -----------------------------------------------------------------------------------------------------
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        """The model's chat template (Jinja, sandboxed) over `messages`.
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool, tools: Sequence[Tool] = ()) -> str:
+        """The model's chat template (Jinja, sandboxed) over `messages`, with the tools told to the model.
 
         Raises:
             UnsupportedByBackend: the model folder has no chat template.
             ProgramError: the template refuses these messages (roles out of order, say).
         """
         template = self._template
+        offered = {"tools": [_tool_entry(tool) for tool in tools]} if tools else {}
         try:
             return str(
                 template.render(
-                    messages=[{"role": m.role, "content": m.content} for m in messages],
+                    messages=[_message_entry(message) for message in messages],
                     add_generation_prompt=add_generation_prompt,
+                    **offered,
                     **self._special_tokens,
                 )
             )
@@ -119,7 +147,41 @@ class Tokenizer:
             raise ProgramError(f"the model's chat template refuses the roles {roles}: {error}") from None
 
     @cached_property
-    def _template(self) -> Template:
+    def call_format(self) -> CallFormat:
+        """How the model writes calls, as its template shows.
+
+        Raises:
+            UnsupportedByBackend: the template has no form of calls that we know.
+        """
+        form = format_of(self._template_text)
+        if form is None:
+            raise UnsupportedByBackend(
+                "this model's chat template has no form of tool calls that niwaki knows, so it cannot be offered tools"
+            )
+        return form
+
+    def check_tools(self, tools: Sequence[Tool]) -> None:
+        """What is told of tools becomes template text, which may hold special tokens: that of tools must not.
+
+        Raises:
+            UnsupportedByBackend: as `call_format`. RequestError: a tool spells a special token.
+        """
+        _ = self.call_format
+        for tool in tools:
+            for mark in self.special_ids:
+                if mark in tool.name or mark in tool.description or mark in tool.parameters:
+                    raise RequestError(f"tool {tool.name!r} spells {mark!r}, which is a control token of this model")
+
+    @cached_property
+    def reasoning_markers(self) -> tuple[str, str] | None:
+        """What stands before and behind the model's reasoning: tokens of its own, where it has them."""
+        for begin, end in REASONING_MARKERS:
+            if self.token_id(begin) is not None and self.token_id(end) is not None:
+                return begin, end
+        return None
+
+    @cached_property
+    def _template_text(self) -> str:
         source = self._template_source
         if isinstance(source, list):  # several named templates: the default one
             source = next((entry["template"] for entry in source if entry.get("name") == "default"), None)
@@ -127,13 +189,17 @@ class Tokenizer:
             raise UnsupportedByBackend(
                 "this model has no chat template; write its prompt as plain text instead of roles"
             )
+        return source
+
+    @cached_property
+    def _template(self) -> Template:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
         environment.globals["raise_exception"] = _raise_template_error
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        return environment.from_string(source)
+        return environment.from_string(self._template_text)
 
     @cached_property
     def _special_tokens(self) -> dict[str, str]:
@@ -221,6 +287,33 @@ def _sentencepiece_bytes(token: str) -> bytes:
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes([int(token[3:5], 16)])
     return token.replace("\u2581", " ").encode("utf-8")
+
+
+def _message_entry(message: Message) -> dict[str, object]:
+    """As templates read it: arguments as values, not as text."""
+    entry: dict[str, object] = {"role": message.role, "content": message.content}
+    if message.calls:
+        entry["tool_calls"] = [
+            {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": _values(call.arguments)}}
+            for call in message.calls
+        ]
+    if message.call_id:
+        entry["tool_call_id"] = message.call_id
+    if message.name:
+        entry["name"] = message.name
+    return entry
+
+
+def _tool_entry(tool: Tool) -> dict[str, object]:
+    function = {"name": tool.name, "description": tool.description, "parameters": _values(tool.parameters or "{}")}
+    return {"type": "function", "function": function}
+
+
+def _values(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise RequestError(f"a tool's parameters or a call's arguments are not JSON: {text[:100]!r}") from None
 
 
 def _raise_template_error(message: str) -> None:

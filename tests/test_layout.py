@@ -14,10 +14,10 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("lang", "runtime", "radix", "kernels")
 FACE = {"__init__.py", "__main__.py", "py.typed"}
 
-SEAM = "niwaki.runtime.api"
+SEAM = ("niwaki.runtime.api", "niwaki.runtime.calls")
 # package -> (what of niwaki it may import, third-party packages that it may import; None: any)
 RULES: dict[str, tuple[tuple[str, ...], frozenset[str] | None]] = {
-    "lang": (("niwaki.lang", SEAM), frozenset({"pydantic", "pydantic_core", "pyarrow", "tqdm"})),
+    "lang": (("niwaki.lang", *SEAM), frozenset({"openai", "pydantic", "pydantic_core", "pyarrow", "tqdm"})),
     "runtime": (("niwaki.runtime", "niwaki.radix", "niwaki.kernels"), None),
     "radix": (("niwaki.radix",), frozenset({"numpy"})),
     "kernels": (("niwaki.kernels",), frozenset({"torch", "numpy", "numba", "llvmlite", "triton"})),

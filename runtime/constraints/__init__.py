@@ -9,6 +9,7 @@ Knows bytes and token ids; never a model, a request or a tensor.
 
 from niwaki.runtime.constraints.compiler import ConstraintCompiler, compile_constraint
 from niwaki.runtime.constraints.protocol import CompiledConstraint, Matcher
+from niwaki.runtime.constraints.tools import marks_of
 from niwaki.runtime.constraints.vocabulary import Vocabulary
 
-__all__ = ["CompiledConstraint", "ConstraintCompiler", "Matcher", "Vocabulary", "compile_constraint"]
+__all__ = ["CompiledConstraint", "ConstraintCompiler", "Matcher", "Vocabulary", "compile_constraint", "marks_of"]

@@ -9,9 +9,20 @@ from typing import Final, assert_never
 
 import numpy as np
 
-from niwaki.runtime.api import Choices, ConfigError, Constraint, ConstraintError, Grammar, JsonSchema, Regex
+from niwaki.runtime.api import (
+    Choices,
+    ConfigError,
+    Constraint,
+    ConstraintError,
+    Grammar,
+    JsonSchema,
+    Reasoned,
+    Regex,
+    ToolCalls,
+)
 from niwaki.runtime.constraints import grammar_worker, worker
 from niwaki.runtime.constraints.automaton import ByteDfa, from_edges, from_texts
+from niwaki.runtime.constraints.composed import ComposedConstraint
 from niwaki.runtime.constraints.grammar_engine import GrammarConstraint, GrammarVocabulary
 from niwaki.runtime.constraints.grammar_source import source_of, text_of_schema
 from niwaki.runtime.constraints.grammar_worker import SEARCH, WALK
@@ -20,6 +31,7 @@ from niwaki.runtime.constraints.pattern import parse, shown
 from niwaki.runtime.constraints.process import CompileProcess, TookTooLong
 from niwaki.runtime.constraints.protocol import CompiledConstraint
 from niwaki.runtime.constraints.schema import shortest_text
+from niwaki.runtime.constraints.tools import calls_piece, reasoned_piece
 from niwaki.runtime.constraints.vocabulary import Vocabulary
 
 MAX_COST: Final = 12_000  # states before making deterministic; the worker does about 10,000 a second
@@ -100,6 +112,10 @@ class ConstraintCompiler:
         match constraint:
             case JsonSchema() | Grammar():
                 return self._grammar(constraint)
+            case ToolCalls():
+                return ComposedConstraint(calls_piece(constraint, self.vocabulary, self.compile), self.vocabulary)
+            case Reasoned():
+                return ComposedConstraint(reasoned_piece(constraint, self.vocabulary, self.compile), self.vocabulary)
             case Regex(pattern):
                 dfa = self._regex(pattern)
             case Choices(choices):
@@ -211,6 +227,10 @@ def _named(constraint: Constraint) -> str:
             return "the JSON schema"
         case Grammar():
             return "the grammar"
+        case ToolCalls(tools):
+            return f"the set of {len(tools)} tools"
+        case Reasoned():
+            return "the constraint behind the reasoning"
         case _:
             assert_never(constraint)
 
@@ -225,5 +245,10 @@ def _source_bytes(constraint: Constraint) -> int:
             return 4 * len(schema)
         case Grammar(source):
             return 4 * len(source)
+        case ToolCalls(tools, answer=answer):
+            own = sum(4 * (len(tool.name) + len(tool.parameters)) for tool in tools)
+            return own + (0 if answer is None else _source_bytes(answer))
+        case Reasoned(constraint=inner):
+            return 0 if inner is None else _source_bytes(inner)
         case _:
             assert_never(constraint)

@@ -5,7 +5,7 @@ Built once per tokenizer, never changed, shared by every constraint.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -18,15 +18,23 @@ class Vocabulary:
 
     token_bytes[i] is what token i writes; None for a special token, which no constraint ever allows. A token of no
     bytes is never allowed either (it would not move the text on). `size` is the width of the logits, which may
-    exceed len(token_bytes); the ids above it are never allowed.
+    exceed len(token_bytes); the ids above it are never allowed. `marks` are the special tokens by their text: what a
+    model puts around calls and reasoning may be one.
 
     Raises:
         ConfigError: an end id, or a token, outside `size`.
     """
 
-    def __init__(self, token_bytes: Sequence[bytes | None], eos_ids: Collection[int], size: int | None = None) -> None:
+    def __init__(
+        self,
+        token_bytes: Sequence[bytes | None],
+        eos_ids: Collection[int],
+        size: int | None = None,
+        marks: Mapping[str, int] | None = None,
+    ) -> None:
         self.token_bytes = tuple(token_bytes)
         self.eos_ids = frozenset(eos_ids)
+        self.marks = dict(marks or {})
         self.size = len(self.token_bytes) if size is None else size
         if self.size < len(self.token_bytes):
             raise ConfigError(f"vocabulary size {self.size} is below its {len(self.token_bytes)} tokens")
