@@ -15,7 +15,9 @@ from niwaki.runtime.bundled.sample import Sample
 from niwaki.runtime.bundled.tokenizer import JSON_RUNS, SPECIAL
 from niwaki.runtime.bundled.words import Words
 
-PROMPT_SHARE, PROMPT_WEIGHT = 0.1, 0.5  # of prompt tokens one in ten is learnt, at half weight: 20 to 1 for answers
+# Of prompt tokens one in a hundred is learnt, at half weight. More of them drown what is left to learn of the answers,
+# whose losses are small by then: nobody can foresee a name.
+PROMPT_SHARE, PROMPT_WEIGHT = 0.01, 0.5
 SHORT_ANSWER = 9  # answers of fewer tokens weigh more, up to three times: a label is as much work as a name
 JUMP = 1700  # how far positions may jump between the parts of a sample
 

@@ -10,12 +10,12 @@ from niwaki.runtime.bundled.sample import Message, Sample, Span, chat
 from niwaki.runtime.bundled.tasks_agent import react, tools
 from niwaki.runtime.bundled.tasks_extract import extraction
 from niwaki.runtime.bundled.tasks_plain import continuation, drill, misc
-from niwaki.runtime.bundled.tasks_text import SMALL_TALK, classification, passage, recall
+from niwaki.runtime.bundled.tasks_text import SMALL_TALK, classification, dense_passage, recall
 from niwaki.runtime.bundled.words import Words, filler
 
 TASKS: dict[str, Callable[[Words], Sample]] = {
     "extraction": extraction,
-    "passage": passage,
+    "passage": dense_passage,
     "classification": classification,
     "tools": tools,
     "recall": recall,

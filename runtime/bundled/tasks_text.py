@@ -198,10 +198,15 @@ def plain_passage(words: Words) -> Sample:
     return passage(words, most=6)
 
 
-def passage(words: Words, most: int = 12) -> Sample:
+def dense_passage(words: Words) -> Sample:
+    """For training: many questions a text, for the text costs more tokens than they do."""
+    return passage(words, fewest_questions=4, most_questions=14)
+
+
+def passage(words: Words, most: int = 12, fewest_questions: int = 1, most_questions: int = 10) -> Sample:
     facts = world(words, most)
     text = passage_text(words, facts)
-    questions = ask(words, facts, words.rng.randint(1, 10))
+    questions = ask(words, facts, words.rng.randint(fewest_questions, most_questions))
     label = words.pick(["Context", "Context", "Passage", "Text"])
     if words.chance(0.5):
         glue = words.pick(["\n", " "])
