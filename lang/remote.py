@@ -338,6 +338,8 @@ def _constraint(constraint: Constraint) -> Json:
             return {"kind": "json_schema", "text": text}
         case Grammar(source, syntax):
             return {"kind": "grammar", "source": source, "syntax": syntax}
+        case _:
+            raise UnsupportedByBackend(f"a {type(constraint).__name__} constraint cannot be sent to a server yet")
 
 
 def _error(status: int, content: bytes) -> NiwakiError:
