@@ -373,6 +373,7 @@ class Output:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # from the position on that the request asked for
     prompt_top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()  # the likeliest tokens at the same positions
     seconds: float = 0.0
+    queued_seconds: float = 0.0  # of them: before its first step
 
     @property
     def completion_tokens(self) -> int:

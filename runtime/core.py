@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -218,6 +219,7 @@ class EngineCore:
         request.lease = lease
         request.num_computed = lease.num_cached
         if request.num_cached is None:
+            request.admitted = time.perf_counter()
             request.num_cached = lease.num_cached
             self.counters.cached_tokens += lease.num_cached
         self._running[request.id] = request

@@ -10,9 +10,10 @@ import asyncio
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -74,6 +75,22 @@ class SharedPin:
         self.holders = 1
 
 
+@dataclass(slots=True)
+class Compilations:
+    """Constraints that requests brought, since the start."""
+
+    grammars_compiled: int = 0
+    grammar_compile_seconds: float = 0.0
+    grammar_cache_hits: int = 0
+
+    def count(self, seconds: float, *, is_known: bool) -> None:
+        if is_known:
+            self.grammar_cache_hits += 1
+        else:
+            self.grammars_compiled += 1
+            self.grammar_compile_seconds += seconds
+
+
 class LocalBackend:
     """The `Backend` protocol on an `EngineCore`. Thread-safe, except that one branch has one user at a time."""
 
@@ -96,7 +113,8 @@ class LocalBackend:
         self.after_step: Callable[[], None] = lambda: None
         self._random = random.Random(seed)
         self._next_id = 0
-        self._lock = threading.Lock()  # request ids, random seeds, holders of pins
+        self._lock = threading.Lock()  # request ids, random seeds, holders of pins, compilations
+        self._compilations = Compilations()
         self._wake = threading.Condition()
         self._inbox: list[Callable[[], None]] = []
         self._is_stopping = False
@@ -186,8 +204,10 @@ class LocalBackend:
             "pages_free": cache.free_pages,
             "pages_tree": cache.tree_pages,
             "pages_held": cache.held_pages,
+            "evicted_pages": cache.evicted_pages,
             "requests_running": self._core.num_running,
             "requests_waiting": self._core.num_waiting,
+            **asdict(self._compilations),
         }
 
     # -- requests ---------------------------------------------------------------------------------------------------
@@ -320,7 +340,11 @@ class LocalBackend:
         return [(first + index) % 2**63 for index in range(params.n)]
 
     def _matchers(self, constraint: Constraint, count: int) -> list[Matcher | None]:
+        is_known = self._compiler.is_known(constraint)
+        began = time.perf_counter()
         compiled = self._compiler.compile(constraint)
+        with self._lock:
+            self._compilations.count(0.0 if is_known else time.perf_counter() - began, is_known=is_known)
         return [compiled.matcher() for _ in range(count)]
 
     def _request(

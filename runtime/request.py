@@ -63,7 +63,7 @@ class Request:
 
     __slots__ = (
         "id", "job", "index", "params", "namespace", "seed", "num_prompt", "num_computed", "num_cached", "logits_from",
-        "lease", "matcher", "stops", "detokenizer", "waited_steps", "arrived", "was_preempted", "logprobs",
+        "lease", "matcher", "stops", "detokenizer", "waited_steps", "arrived", "admitted", "was_preempted", "logprobs",
         "top_logprobs", "prompt_logprobs", "prompt_top", "_buffer", "_length", "_tokenizer", "_text", "_text_ends",
         "_unsent_text", "_unsent_ids", "_unsent_logprobs", "_unsent_top",
     )  # fmt: skip
@@ -98,6 +98,7 @@ class Request:
         self.detokenizer = tokenizer.detokenizer(marks_of(params.constraint))
         self.waited_steps = 0
         self.arrived = time.perf_counter()
+        self.admitted: float | None = None  # when its first step began
         self.was_preempted = False
         self.logprobs: list[TokenLogprob] = []
         self.top_logprobs: list[tuple[TokenLogprob, ...]] = []
@@ -232,6 +233,7 @@ class Request:
             prompt_logprobs=tuple(self.prompt_logprobs[i] for i in sorted(self.prompt_logprobs)),
             prompt_top_logprobs=tuple(self.prompt_top.get(i, ()) for i in sorted(self.prompt_logprobs)),
             seconds=time.perf_counter() - self.arrived,
+            queued_seconds=0.0 if self.admitted is None else self.admitted - self.arrived,
         )
 
     def score(self) -> Score:
