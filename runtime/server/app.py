@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -44,7 +45,7 @@ def make_app(service: Service, version: str, *more: APIRouter) -> FastAPI:
         guarded.include_router(router)
     app.include_router(guarded)
     app.include_router(native.admin_router)
-    for kind in (NiwakiError, HTTPException):
+    for kind in (NiwakiError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)
     app.add_middleware(_Door, service=service)
     return app
@@ -91,6 +92,10 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):  # the framework's own: no such path, no such method
         what = {404: "no such page", 405: "this page does not take that method"}.get(error.status_code, error.detail)
         error = ApiError(error.status_code, what, code="not_found" if error.status_code == 404 else None)
+    if isinstance(error, RequestValidationError):  # of what stands in the address
+        first = error.errors()[0]
+        param = str(first["loc"][-1])[:256]
+        error = ApiError(400, f"{param}: {first['msg']}", param=param, code=str(first["type"]))
     return _response(as_api_error(error))
 
 

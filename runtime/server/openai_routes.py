@@ -9,7 +9,7 @@ from typing import Protocol
 from fastapi import APIRouter, Request, Response
 
 from niwaki.runtime.api import CapacityError, Generation, Output, SamplingParams, Segment
-from niwaki.runtime.request import TokenIds
+from niwaki.runtime.limits import TokenIds
 from niwaki.runtime.server import chat
 from niwaki.runtime.server.access import key_of, service_of
 from niwaki.runtime.server.errors import ApiError, as_api_error
@@ -55,8 +55,8 @@ class Keeper(Protocol):
         """Generate from there, on a thread."""
         ...
 
-    async def keep(self, choices: Sequence[Json], used: Json) -> Json:
-        """The whole answer is there: keep it. What this gives is told beside the answer.
+    async def keep(self, choice: Json, output: Output, used: Json) -> Json:
+        """The one answer is there, whole: keep it. What this gives is told beside the answer.
 
         Raises:
             ApiError: it cannot be kept, so it was not given.
@@ -187,18 +187,15 @@ async def _answer(
 
     async def whole() -> Json:
         outputs = await feed.outputs()
-        choices, used = _choices(shape, outputs), usage_of(outputs, n)
-        kept = {} if keeper is None else await keeper.keep(choices, used)
+        choices = [shape.whole(index, output) for index, output in enumerate(outputs)]
+        used = usage_of(outputs, n)
+        kept = {} if keeper is None else await keeper.keep(choices[0], outputs[0], used)
         return head.around(shape.object_name, choices, usage=used, **kept)
 
     try:
         return json_response(await unless_gone(request.receive, whole()))
     finally:
         finish()
-
-
-def _choices(shape: Shape, outputs: Sequence[Output]) -> list[Json]:
-    return [shape.whole(index, output) for index, output in enumerate(outputs)]
 
 
 async def _chunks(
@@ -240,9 +237,9 @@ async def _chunks(
                 case Ended(index, output):
                     counts[index], cached[index] = output.completion_tokens, output.cached_tokens
                     kept: Json = {}
-                    if keeper is not None:  # of the one answer, before its client reads that it is whole
+                    if keeper is not None:  # before its client reads that the answer is whole
                         try:
-                            kept = await keeper.keep(_choices(shape, [output]), so_far())
+                            kept = await keeper.keep(shape.whole(index, output), output, so_far())
                         except ApiError as refusal:
                             yield b"".join([*written, event(to_json(refusal.body())), DONE])
                             return

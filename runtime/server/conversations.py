@@ -1,0 +1,107 @@
+"""Where conversations stand in the engine: branches behind their last turns, whose KV stays in the tree for a while.
+
+Only a means to be quick: a place that is gone is made again out of the turns' text. Each method may run on any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from niwaki.runtime.api import Backend, Branch, EngineStopped, ProgramError, Segment
+
+MAX_PLACES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An open branch, the prompt and answer that it stands behind, and the cache that it is in."""
+
+    branch: Branch
+    segments: tuple[Segment, ...]
+    namespace: str
+    used_at: float
+
+
+class Conversations:
+    """Who stands where, by the id of the last turn. A place that was not used for `idle_seconds` is given up."""
+
+    def __init__(self, backend: Backend, idle_seconds: float) -> None:
+        self.backend = backend
+        self.idle_seconds = idle_seconds
+        self._lock = threading.Lock()
+        self._places: OrderedDict[str, Place] = OrderedDict()  # the one used longest ago first
+        self._sweeping: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def enter(self, turn: str | None, segments: Sequence[Segment], namespace: str) -> Branch:
+        """A new branch behind `segments`, from the place behind `turn` where they go on from it. Close it after use."""
+        place = None if turn is None else self._used(turn)
+        if place is not None and place.namespace == namespace:
+            num_known = len(place.segments)
+            if tuple(segments[:num_known]) == place.segments:
+                try:
+                    branch = self.backend.fork(place.branch)
+                except (EngineStopped, ProgramError):  # closed meanwhile, or its engine is another by now
+                    pass
+                else:
+                    self.backend.append(branch, segments[num_known:])
+                    return branch
+        branch = self.backend.open(namespace=namespace)
+        self.backend.append(branch, segments)
+        return branch
+
+    def leave(self, turn: str, branch: Branch, segments: Sequence[Segment], namespace: str) -> None:
+        """Keep a branch open behind a turn, for the one that goes on from there."""
+        with self._lock:
+            self._places[turn] = Place(branch, tuple(segments), namespace, time.monotonic())
+            surplus = [self._places.popitem(last=False)[1] for _ in range(len(self._places) - MAX_PLACES)]
+        for place in surplus:
+            self._close(place)
+
+    def forget(self, turn: str) -> None:
+        """Give up the place behind a turn, if there is one."""
+        with self._lock:
+            place = self._places.pop(turn, None)
+        if place is not None:
+            self._close(place)
+
+    def start_sweeping(self) -> None:
+        """On the event loop: give up idle places from now on. Calling it twice is allowed."""
+        if self._sweeping is None:
+            self._sweeping = asyncio.create_task(self._sweep())
+
+    def close(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        for turn in tuple(self._places):
+            self.forget(turn)
+
+    def _used(self, turn: str) -> Place | None:
+        with self._lock:
+            place = self._places.get(turn)
+            if place is not None:
+                self._places.move_to_end(turn)
+                self._places[turn] = place = Place(place.branch, place.segments, place.namespace, time.monotonic())
+        return place
+
+    def _close(self, place: Place) -> None:
+        try:
+            self.backend.close(place.branch)
+        except EngineStopped:
+            return  # it holds nothing any more
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(max(self.idle_seconds / 4, 0.05))
+            oldest = time.monotonic() - self.idle_seconds
+            with self._lock:
+                idle = [turn for turn, place in self._places.items() if place.used_at < oldest]
+            for turn in idle:
+                self.forget(turn)

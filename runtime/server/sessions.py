@@ -1,0 +1,363 @@
+"""Sessions: conversations that the server remembers. A chat in one sends the new turn only.
+
+A turn is stored when its answer is whole and the client is still there, before the client reads the end of it. What
+stands in the engine meanwhile belongs to `conversations`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
+
+import numpy as np
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
+
+from niwaki.runtime.api import Branch, Cancelled, Generation, Output, SamplingParams, Segment
+from niwaki.runtime.limits import TokenIds
+from niwaki.runtime.server.access import key_of, service_of
+from niwaki.runtime.server.conversations import Conversations
+from niwaki.runtime.server.errors import ApiError, as_api_error
+from niwaki.runtime.server.openai_models import MAX_MESSAGES, ChatMessage, ChatRequest
+from niwaki.runtime.server.openai_routes import chat_answer
+from niwaki.runtime.server.service import Service
+from niwaki.runtime.server.store import Conflict, Json, Session, Store, Turn, new_id
+from niwaki.runtime.server.wire import Name, Strict, json_response, read_body, takes
+
+MAX_SESSIONS = 10_000  # of one key
+MAX_KEY = 256
+
+Metadata = Annotated[dict[Name, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
+Result = TypeVar("Result")
+
+
+class SessionBody(Strict):
+    """A new session. `messages` is how it begins: a system message, or turns from elsewhere."""
+
+    title: Name | None = None
+    metadata: Metadata | None = None
+    messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
+
+
+class RewindBody(Strict):
+    """`turn` becomes the last one; null: before the first."""
+
+    turn: Name | None
+
+
+class BranchBody(Strict):
+    """The last turn that the new session shares with this one; without it, all of them."""
+
+    turn: Name | None = None
+    title: Name | None = None
+
+
+class Sessions:
+    """The sessions of one server: the store, and which of them somebody is talking in. Used on the event loop."""
+
+    def __init__(self, store: Store, conversations: Conversations) -> None:
+        self.store = store
+        self.conversations = conversations
+        self._busy: set[str] = set()
+
+    async def find(self, service: Service, owner: str, session_id: str) -> Session:
+        """Raises ApiError: 404 for an unknown or foreign one."""
+        session = await stored(service, lambda: self.store.session(owner, session_id))
+        if session is None:
+            raise ApiError(404, "no such session", param="session", code="not_found")
+        return session
+
+    async def path(self, service: Service, session: Session) -> list[Turn]:
+        head = session.head
+        return [] if head is None else await stored(service, lambda: self.store.path(session.owner, head))
+
+    async def path_to(self, service: Service, session: Session, turn_id: str) -> list[Turn]:
+        """The turns up to one of a session. Raises ApiError: 404."""
+        path = await self.path(service, session)
+        for place, turn in enumerate(path):
+            if turn.id == turn_id:
+                return path[: place + 1]
+        raise ApiError(404, "this session has no such turn", param="turn", code="not_found")
+
+    def take(self, session_id: str) -> None:
+        """Nobody else may move the session until it is given back. Raises ApiError: 409."""
+        if session_id in self._busy:
+            raise ApiError(409, "another request is moving this session; wait for it", param="session", code="conflict")
+        self._busy.add(session_id)
+        self.conversations.start_sweeping()
+
+    def give_back(self, session_id: str) -> None:
+        self._busy.discard(session_id)
+
+    def close(self) -> None:
+        self.conversations.close()
+        self.store.close()
+
+
+async def stored(service: Service, work: Callable[[], Result]) -> Result:
+    """Work of the store, on a thread.
+
+    Raises:
+        ApiError: 409 when somebody else was first.
+    """
+    try:
+        return await service.apart(work)
+    except Conflict as conflict:
+        raise ApiError(409, str(conflict), param=conflict.turn, code="conflict") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A new turn as its client sent it."""
+
+    session: Session
+    path: Sequence[Turn]  # of the session, so far
+    messages: Sequence[Json]
+    request_key: str | None
+
+
+class SessionTurn:
+    """One turn of a session while it is answered: the `Keeper` of its chat. It ends the session's being taken."""
+
+    def __init__(self, service: Service, sessions: Sessions, asked: Asked) -> None:
+        self.history = [ChatMessage.model_validate(message) for turn in asked.path for message in turn.messages]
+        self._service = service
+        self._sessions = sessions
+        self._asked = asked
+        self._segments: tuple[Segment, ...] = ()
+        self._namespace = ""
+        self._lock = threading.Lock()  # the two below: a client may go while its prompt is being tokenized
+        self._branch: Branch | None = None
+        self._is_closed = False
+        self._is_undoing = False
+
+    def place(self, segments: Sequence[Segment], namespace: str) -> TokenIds:
+        self._segments, self._namespace = tuple(segments), namespace
+        branch = self._sessions.conversations.enter(self._asked.session.head, segments, namespace)
+        with self._lock:
+            if not self._is_closed:
+                self._branch = branch
+        if self._branch is None:
+            self._sessions.conversations.backend.close(branch)
+            raise Cancelled("the client is gone")
+        return np.array(branch.token_ids, dtype=np.int32)
+
+    def start(self, params: SamplingParams) -> Generation:
+        branch = self._branch
+        if branch is None:
+            raise Cancelled("the client is gone")
+        return self._sessions.conversations.backend.generate(branch, [], params)
+
+    async def keep(self, choice: Json, output: Output, used: Json) -> Json:
+        asked = self._asked
+        turn = Turn(
+            id=new_id("turn"),
+            owner=asked.session.owner,
+            parent=asked.session.head,
+            number=len(asked.path) + 1,
+            messages=(*asked.messages, _written(choice["message"])),
+            about={"model": self._service.model.info.model, "usage": used, "finish_reason": choice["finish_reason"]},
+            request_key=asked.request_key,
+        )
+        storing = asyncio.ensure_future(stored(self._service, lambda: self._sessions.store.append(asked.session, turn)))
+        try:
+            await asyncio.shield(storing)
+        except asyncio.CancelledError:  # the client went just now: it never learnt that the turn was whole
+            self._is_undoing = True
+            storing.add_done_callback(lambda done: asyncio.ensure_future(self._undo(done)))
+            raise
+        except Exception as error:
+            raise as_api_error(error) from error
+        self._stand_behind(turn, output)
+        return {"session": asked.session.id, "turn": turn.id}
+
+    def close(self) -> None:
+        with self._lock:
+            is_first, self._is_closed = not self._is_closed, True
+            branch, self._branch = self._branch, None
+        if branch is not None:
+            self._sessions.conversations.backend.close(branch)
+        if is_first and not self._is_undoing:
+            self._sessions.give_back(self._asked.session.id)
+
+    def _stand_behind(self, turn: Turn, output: Output) -> None:
+        """The branch that generated the answer is where the next turn goes on."""
+        with self._lock:
+            branch, self._branch = self._branch, None
+        if branch is not None:
+            answer = (Segment(output.text),) if output.text else ()
+            self._sessions.conversations.leave(turn.id, branch, (*self._segments, *answer), self._namespace)
+
+    async def _undo(self, storing: asyncio.Future[Session]) -> None:
+        try:
+            if storing.exception() is None:
+                moved = storing.result()
+                await stored(self._service, lambda: self._sessions.store.move(moved, self._asked.session.head))
+        finally:
+            self._sessions.give_back(self._asked.session.id)
+
+
+def sessions_router(sessions: Sessions) -> APIRouter:
+    """The pages of one server's sessions."""
+    router = APIRouter()
+    store = sessions.store
+
+    @router.post("/v1/sessions", openapi_extra=takes(SessionBody))
+    async def create(request: Request) -> Response:
+        """A new session."""
+        service, owner = service_of(request), _owner(request)
+        body = await read_body(request, SessionBody, service.config)
+        await _check_room(service, store, owner)
+        about: Json = {"title": body.title, "metadata": body.metadata or {}}
+        session = _new_session(owner, None, about)
+        await stored(service, lambda: store.add_session(session))
+        if body.messages:
+            opening = Turn(new_id("turn"), owner, None, 1, tuple(map(_dumped, body.messages)), {})
+            fresh = session
+            session = await stored(service, lambda: store.append(fresh, opening))
+        return json_response(_told(session))
+
+    @router.get("/v1/sessions")
+    async def listing(
+        request: Request,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        after: Annotated[str | None, Query(max_length=64)] = None,
+    ) -> Response:
+        """The caller's sessions, the newest first; `after` is the id that the last page ended with."""
+        found = await stored(service_of(request), lambda: store.sessions(_owner(request), limit + 1, after))
+        page = [_told(session) for session in found[:limit]]
+        return json_response({"object": "list", "data": page, "has_more": len(found) > limit})
+
+    @router.get("/v1/sessions/{session_id}")
+    async def read(request: Request, session_id: str) -> Response:
+        """A session with all its turns: what an export is, and what `messages` of a new one may be taken from."""
+        service = service_of(request)
+        session = await sessions.find(service, _owner(request), session_id)
+        path = await sessions.path(service, session)
+        messages = [message for turn in path for message in turn.messages]
+        return json_response(_told(session) | {"messages": messages, "turns": [_told_turn(turn) for turn in path]})
+
+    @router.delete("/v1/sessions/{session_id}")
+    async def delete(request: Request, session_id: str) -> Response:
+        """The session, and the turns that no other one shares."""
+        service = service_of(request)
+        sessions.take(session_id)
+        try:
+            session = await sessions.find(service, _owner(request), session_id)
+            path = await sessions.path(service, session)
+            await stored(service, lambda: store.drop_session(session))
+        finally:
+            sessions.give_back(session_id)
+        for turn in path:
+            sessions.conversations.forget(turn.id)
+        return json_response({"id": session_id, "object": "session.deleted", "deleted": True})
+
+    @router.post("/v1/sessions/{session_id}/rewind", openapi_extra=takes(RewindBody))
+    async def rewind(request: Request, session_id: str) -> Response:
+        """Take back the turns behind one."""
+        service = service_of(request)
+        body = await read_body(request, RewindBody, service.config)
+        sessions.take(session_id)
+        try:
+            session = await sessions.find(service, _owner(request), session_id)
+            path = await sessions.path(service, session)
+            kept = [] if body.turn is None else await sessions.path_to(service, session, body.turn)
+            moved = await stored(service, lambda: store.move(session, body.turn))
+        finally:
+            sessions.give_back(session_id)
+        for turn in path[len(kept) :]:
+            sessions.conversations.forget(turn.id)
+        return json_response(_told(moved))
+
+    @router.post("/v1/sessions/{session_id}/branch", openapi_extra=takes(BranchBody))
+    async def branch(request: Request, session_id: str) -> Response:
+        """A new session that shares the turns up to one, and goes its own way from there."""
+        service, owner = service_of(request), _owner(request)
+        body = await read_body(request, BranchBody, service.config)
+        await _check_room(service, store, owner)
+        session = await sessions.find(service, owner, session_id)
+        head = session.head
+        if body.turn is not None:
+            head = (await sessions.path_to(service, session, body.turn))[-1].id
+        twin = _new_session(owner, head, {**session.about, "title": body.title or session.about["title"]})
+        await stored(service, lambda: store.add_session(twin))
+        return json_response(_told(twin))
+
+    @router.post("/v1/sessions/{session_id}/chat/completions", openapi_extra=takes(ChatRequest))
+    async def chat(request: Request, session_id: str) -> Response:
+        """A chat completion of the session's messages and the new ones. An `Idempotency-Key` stores one turn."""
+        service, owner = service_of(request), _owner(request)
+        request_key = _request_key(request)
+        body = await read_body(request, ChatRequest, service.config)
+        if body.num_outputs > 1:
+            raise ApiError(400, "a turn of a session has one answer", param="n", code="invalid_value")
+        sessions.take(session_id)
+        try:
+            session = await sessions.find(service, owner, session_id)
+            if request_key is not None:
+                earlier = await stored(service, lambda: store.turn_of_request(session_id, request_key))
+                if earlier is not None:
+                    raise ApiError(409, "this request was answered before", param=earlier, code="already_stored")
+            path = await sessions.path(service, session)
+            asked = Asked(session, path, [_dumped(message) for message in body.messages], request_key)
+        except BaseException:
+            sessions.give_back(session_id)
+            raise
+        turn = SessionTurn(service, sessions, asked)
+        try:
+            return await chat_answer(request, service, body, turn)
+        except BaseException:
+            turn.close()
+            raise
+
+    return router
+
+
+def _owner(request: Request) -> str:
+    return key_of(request).hex()
+
+
+async def _check_room(service: Service, store: Store, owner: str) -> None:
+    if await stored(service, lambda: store.num_sessions(owner)) >= MAX_SESSIONS:
+        raise ApiError(409, f"{MAX_SESSIONS} sessions exist already; delete some", code="too_many_sessions")
+
+
+def _request_key(request: Request) -> str | None:
+    given = request.headers.get("idempotency-key")
+    if given is not None and not 0 < len(given) <= MAX_KEY:
+        raise ApiError(400, f"Idempotency-Key must have 1 to {MAX_KEY} characters", param="idempotency-key")
+    return given
+
+
+def _new_session(owner: str, head: str | None, about: Json) -> Session:
+    now = time.time_ns() // 1000
+    return Session(new_id("sess"), owner, head, about, now, now)
+
+
+def _told(session: Session) -> Json:
+    return {
+        "id": session.id,
+        "object": "session",
+        "created_at": session.created // 1_000_000,
+        "updated_at": session.updated // 1_000_000,
+        "turn": session.head,
+        **session.about,
+    }
+
+
+def _told_turn(turn: Turn) -> Json:
+    return {"id": turn.id, "created_at": turn.created, "messages": list(turn.messages), **turn.about}
+
+
+def _dumped(message: ChatMessage) -> Json:
+    return message.model_dump(exclude_none=True)
+
+
+def _written(message: object) -> Json:
+    """An answer as a client would send it back."""
+    assert isinstance(message, dict)
+    return {name: value for name, value in message.items() if value is not None}
