@@ -9,6 +9,7 @@ import time
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import cast
 
 from niwaki.lang.backends import Lease
 from niwaki.lang.clock import Alarm, clock
@@ -21,6 +22,7 @@ from niwaki.lang.reading import Reading
 from niwaki.lang.run import Run
 from niwaki.lang.scoring import parted, scores_for
 from niwaki.lang.transcript import Span
+from niwaki.lang.types import schema_type
 from niwaki.runtime.api import (
     Backend,
     Branch,
@@ -29,6 +31,7 @@ from niwaki.runtime.api import (
     GenerationError,
     Output,
     Pending,
+    Regex,
     SamplingParams,
     Score,
     Segment,
@@ -120,12 +123,16 @@ class Calling(Reading):
         """The node's options over the run's, over the model's own, over the defaults; with the type's constraint."""
         if self.run.remaining() == 0.0:
             raise self.run.timed_out()
-        options = node.options.over(self.run.options).over(backend.info().defaults)
+        info = backend.info()
+        options = node.options.over(self.run.options).over(info.defaults)
         if node.type is None:
             return options.resolve()
+        kind = node.type
+        if isinstance(kind.constraint, Regex) and node.dtype is not None and not info.knows_patterns:
+            kind = schema_type(cast("type", node.dtype))
         said = (options.stop,) if isinstance(options.stop, str) else tuple(options.stop or ())
-        stop = tuple(dict.fromkeys((*said, *node.type.stop)))
-        return replace(options, constraint=node.type.constraint, stop=stop or None).resolve()
+        stop = tuple(dict.fromkeys((*said, *kind.stop)))
+        return replace(options, constraint=kind.constraint, stop=stop or None).resolve()
 
     def _on_delta(self, active: Active, delta: Delta) -> None:
         with self._changed:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 from niwaki.lang.choices import ChoicesMethod, method_of, token_length_normalized
 from niwaki.lang.nodes import Chain, Content, Gen, RoleBegin, RoleEnd, Select, Text, as_nodes
 from niwaki.lang.types import ValueType, grammar_type, regex_type, schema_type, value_type
-from niwaki.runtime.api import ProgramError, SamplingOptions
+from niwaki.runtime.api import ProgramError, SamplingOptions, UnsupportedByBackend
 
 
 def gen(
@@ -147,6 +148,15 @@ def select(
     if temperature > 1e-5:
         raise ProgramError(f"select compares scores and does not sample: temperature must be 0, got {temperature}")
     return Select(name, tuple(choices), method_of(choices_method), timeout)
+
+
+def image(source: object) -> NoReturn:
+    """SGLang's name for a picture in the text. No model that runs here reads pictures, so it is refused.
+
+    Raises:
+        UnsupportedByBackend: always, on the line that asks for it.
+    """
+    raise UnsupportedByBackend(f"image({source!r}): no backend reads images; give the model a text that describes it")
 
 
 def check_timeout(timeout: object) -> None:

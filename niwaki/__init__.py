@@ -20,6 +20,7 @@ _HOMES = {
         "gen_float",
         "gen_int",
         "gen_string",
+        "image",
         "select",
         "system",
         "system_begin",
@@ -34,6 +35,7 @@ _HOMES = {
         "unconditional_likelihood_normalized",
     ),
     "niwaki.lang.backends": ("flush_cache", "get_server_info", "set_default_backend"),
+    "niwaki.lang.openai_backend": ("OpenAI",),
     "niwaki.lang.remote": ("RuntimeEndpoint",),
     "niwaki.lang.scripted": ("ScriptedBackend",),
     "niwaki.runtime.engine": ("Engine",),
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
         gen_float,
         gen_int,
         gen_string,
+        image,
         select,
         system,
         system_begin,
@@ -79,6 +82,7 @@ if TYPE_CHECKING:
         user_begin,
         user_end,
     )
+    from niwaki.lang.openai_backend import OpenAI
     from niwaki.lang.program import Program, function
     from niwaki.lang.remote import RuntimeEndpoint
     from niwaki.lang.scripted import ScriptedBackend
@@ -111,6 +115,7 @@ __all__ = [
     "GenerationError",
     "ModelError",
     "NiwakiError",
+    "OpenAI",
     "Program",
     "ProgramError",
     "RequestError",
@@ -133,6 +138,7 @@ __all__ = [
     "gen_string",
     "get_server_info",
     "greedy_token_selection",
+    "image",
     "select",
     "set_default_backend",
     "system",

@@ -10,10 +10,12 @@ import niwaki
 
 LANGUAGE = set(
     "function gen gen_int gen_float gen_bool gen_string select system user assistant system_begin system_end "
-    "user_begin user_end assistant_begin assistant_end Program State ForkGroup".split()
+    "user_begin user_end assistant_begin assistant_end image Program State ForkGroup".split()
 )
 METHODS = {"token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"}
-BACKENDS = {"Engine", "RuntimeEndpoint", "ScriptedBackend", "set_default_backend", "flush_cache", "get_server_info"}
+BACKENDS = set(
+    "Engine RuntimeEndpoint OpenAI ScriptedBackend set_default_backend flush_cache get_server_info".split()
+)
 ERRORS = set(
     "NiwakiError ConfigError ModelError RequestError ConstraintError CapacityError GenerationError EngineStopped "
     "Cancelled TimedOut UnsupportedByBackend ProgramError UnknownVariable".split()
