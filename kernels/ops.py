@@ -1,8 +1,7 @@
 """The functions that a model's forward pass is made of, behind one protocol, chosen by device.
 
-Models call these and torch's row selection, nothing else, so a new device is one more class here. Attention has two
-paths behind `attend`, told apart by the plan; a third (a shared prefix read once, merged by log-sum-exp) fits beside
-them.
+Models call these and torch's row selection, nothing else, so a new device is one more class here. Attention has three
+paths behind `attend`, told apart by the plan: what rows share, then short rows and long ones.
 """
 
 from __future__ import annotations
@@ -15,10 +14,12 @@ from niwaki.kernels.gelu_mul import gelu_mul, gelu_mul_torch
 from niwaki.kernels.linear import MAX_ROWS, linear_few_rows, linear_torch
 from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.paged_decode import paged_decode_attention, paged_decode_attention_torch
+from niwaki.kernels.partial import NOTHING
 from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.prefill import prefill_attention, prefill_attention_torch
 from niwaki.kernels.rms_norm import add_rms_norm, qk_norm, qk_norm_torch, rms_norm, rms_norm_torch
 from niwaki.kernels.rule import PLAIN, AttentionRule
+from niwaki.kernels.shared_prefix import can_share, shared_attention
 from niwaki.kernels.silu_mul import silu_mul, silu_mul_torch
 from niwaki.kernels.store_kv import rope_store_kv, rope_store_kv_torch
 
@@ -120,12 +121,16 @@ class NumbaOps:
         out: Operand,
         rule: AttentionRule = PLAIN,
     ) -> None:
-        if len(plan.decode.token):
+        decode, prefill, partial = plan.decode, plan.prefill, NOTHING
+        if plan.shared is not None and can_share(plan.shared, rule):
+            decode, prefill = plan.shared.decode, plan.shared.prefill
+            partial = shared_attention(_array(q), k_pool.tensor, v_pool.tensor, plan.shared.segments, rule)
+        if len(decode.token):
             paged_decode_attention(
-                _array(q), _array(k_pool), _array(v_pool), plan.page_table, plan.decode, _array(out), rule
+                _array(q), _array(k_pool), _array(v_pool), plan.page_table, decode, _array(out), rule, partial
             )
-        if plan.prefill:
-            prefill_attention(q.tensor, k_pool.tensor, v_pool.tensor, plan.prefill, out.tensor, rule)
+        if prefill:
+            prefill_attention(q.tensor, k_pool.tensor, v_pool.tensor, prefill, out.tensor, rule, partial)
 
 
 class TorchOps:

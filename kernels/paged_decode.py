@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from numba import prange
 
@@ -21,10 +20,10 @@ from niwaki.kernels.checks import check_arrays
 from niwaki.kernels.jit import get_num_threads, jit
 from niwaki.kernels.numeric import dot, exp_f32, largest_of, load, store, sum_of
 from niwaki.kernels.operand import Array
-from niwaki.kernels.plan import DecodeQueries, Int32s, Int64s
+from niwaki.kernels.partial import NOTHING, Partial
+from niwaki.kernels.plan import DecodeQueries
 from niwaki.kernels.rule import NO_CAP, PLAIN, AttentionRule
-
-Float32s = npt.NDArray[np.float32]
+from niwaki.kernels.segments import Int32s, Int64s
 
 BLOCK = 64  # keys between two rescalings of the running sum
 
@@ -41,10 +40,12 @@ def paged_decode_attention(
     queries: DecodeQueries,
     out: Array,
     rule: AttentionRule = PLAIN,
+    partial: Partial = NOTHING,
 ) -> None:
     """out[token[i]] = attention of q[token[i]] over the first length[i] keys of table row table_row[i], for every i.
 
-    Of these keys the last `rule.window` count.
+    Of these keys the last `rule.window` count. Where first_key[i] > 0, those before it are not read: the online softmax
+    goes on from what `partial` holds of them for token[i].
 
     q, out [tokens, heads, head_dim], elements of a head side by side; k_pool, v_pool contiguous [pages, page_size,
     kv_heads, head_dim]; all of one dtype; heads a multiple of kv_heads. Rows of `out` that no query names stay as
@@ -64,13 +65,15 @@ def paged_decode_attention(
     scale = rule.scale or rule.scale_for(head_dim)  # models state it: a call saved
     window, soft_cap = rule.window, rule.soft_cap
     args = (
-        q, k_pool, v_pool, page_table, queries.token, queries.table_row, queries.length, out, scale, window, soft_cap
+        q, k_pool, v_pool, page_table, queries.token, queries.table_row, queries.length, queries.first_key,
+        partial.mixed, partial.lse, out, scale, window, soft_cap
     )  # fmt: skip
     threads = get_num_threads()
-    if threads == 1 or int(queries.length.sum()) * kv_heads * head_dim < MIN_PARALLEL_ELEMENTS:
+    read = queries.length - queries.first_key
+    if threads == 1 or int(read.sum()) * kv_heads * head_dim < MIN_PARALLEL_ELEMENTS:
         _decode_items(*args, 0, len(queries.token) * kv_heads)
     else:
-        read = np.minimum(queries.length, window)
+        read = np.minimum(read, window)
         _decode_parallel(*args, _equal_shares(read, kv_heads, threads))
 
 
@@ -119,6 +122,9 @@ def _decode_parallel(
     token: Int32s,
     table_row: Int32s,
     length: Int32s,
+    first_key: Int32s,
+    partial_mixed: Array,
+    partial_lse: Array,
     out: Array,
     scale: float,
     window: int,
@@ -128,8 +134,9 @@ def _decode_parallel(
     for part in prange(bounds.shape[0] - 1):
         first, last = bounds[part], bounds[part + 1]
         _decode_items(
-            q, k_pool, v_pool, page_table, token, table_row, length, out, scale, window, soft_cap, first, last
-        )
+            q, k_pool, v_pool, page_table, token, table_row, length, first_key, partial_mixed, partial_lse, out,
+            scale, window, soft_cap, first, last
+        )  # fmt: skip
 
 
 @jit()
@@ -141,6 +148,9 @@ def _decode_items(
     token: Int32s,
     table_row: Int32s,
     length: Int32s,
+    first_key: Int32s,
+    partial_mixed: Array,
+    partial_lse: Array,
     out: Array,
     scale: float,
     window: int,
@@ -172,13 +182,14 @@ def _decode_items(
             source = q[token[i], h]
             for d in range(head_dim):
                 query[h, d] = load(source[d]) * factor
-                mixed[h, d] = np.float32(0.0)
-            highest[h] = np.float32(-1e30)
-            total[h] = np.float32(0.0)
-        first_key = max(0, length[i] - window)
+                mixed[h, d] = partial_mixed[token[i], h, d] if first_key[i] > 0 else np.float32(0.0)
+            # Weights that sum to e^lse, seen from e^lse, sum to 1.
+            highest[h] = partial_lse[token[i], h] if first_key[i] > 0 else np.float32(-1e30)
+            total[h] = np.float32(1.0) if first_key[i] > 0 else np.float32(0.0)
+        first = max(first_key[i], length[i] - window)
         # Blocks start at multiples of BLOCK, whatever the window: a row's sums do not depend on where it was cut.
-        for start in range(first_key // BLOCK * BLOCK, length[i], BLOCK):
-            block = max(start, first_key)
+        for start in range(first // BLOCK * BLOCK, length[i], BLOCK):
+            block = max(start, first)
             count = min(start + BLOCK, length[i]) - block
             for j in range(count):
                 keys = k_pool[pages[(block + j) // page_size], (block + j) % page_size]

@@ -6,16 +6,13 @@ Knows counts, positions and page ids; never sees a query or a key.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from niwaki.kernels.jit import jit
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
+from niwaki.kernels.segments import Costs, Int32s, Int64s, Segments, find_segments
 
 # A row of at most this many new tokens goes through the decode kernel, each token a query of its own that sees one
 # key more than the one before; longer rows gather their keys and go through dense attention. See bench_kernels.py.
@@ -34,26 +31,54 @@ class Span:
 @dataclass(frozen=True, slots=True)
 class DecodeQueries:
     """Single queries over paged keys. Query i is token `token[i]`; it sees the first `length[i]` keys of table row
-    `table_row[i]`, its own key being the last."""
+    `table_row[i]`, its own key being the last. Those before `first_key[i]` are not read: they come from segments."""
 
     token: Int32s  # [queries]
     table_row: Int32s  # [queries]
     length: Int32s  # [queries]
+    first_key: Int32s  # [queries]
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillRow:
-    """Tokens `first` to `first + count` of the batch over the first `start + count` keys of `pages`, causally."""
+    """Tokens `first` to `first + count` of the batch over the first `start + count` keys of `pages`, causally.
+
+    Those before `first_key`, the start of a page, are not read: they come from segments.
+    """
 
     first: int
     count: int
     start: int
     pages: torch.Tensor  # int64 [pages], on the pool's device
+    first_key: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Pages that several rows share, read once for all of `tokens`: every one of them sees all of its keys."""
+
+    pages: slice | torch.Tensor  # of the pool: a slice where they lie in a row, else int64 [pages]
+    tokens: Int32s  # [queries]
+    is_first: bool  # it starts at position 0: no segment before it has left anything to merge with
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The batch as a tree: the segments, ancestors first, and what each row then reads by itself."""
+
+    segments: tuple[Segment, ...]
+    decode: DecodeQueries
+    prefill: tuple[PrefillRow, ...]
+    longest: int  # keys that any query sees: under a sliding window shorter than this, the rows read all by themselves
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Where each token's key and value go, and which rows take which path. Keys are stored before attention reads."""
+    """Where each token's key and value go, and which rows take which path. Keys are stored before attention reads.
+
+    `decode` and `prefill` are the whole batch row by row; `shared` is the same batch with what is common read once, or
+    None where that does not pay.
+    """
 
     num_tokens: int
     page_size: int
@@ -63,10 +88,13 @@ class AttentionPlan:
     page_table: Int32s  # [rows, widest], padded with 0, which is never read
     decode: DecodeQueries
     prefill: tuple[PrefillRow, ...]
+    shared: Shared | None = None
 
 
-def make_plan(spans: Sequence[Span], *, page_size: int, num_pages: int, device: torch.device) -> AttentionPlan:
-    """Lay out one step.
+def make_plan(
+    spans: Sequence[Span], *, page_size: int, num_pages: int, device: torch.device, costs: Costs | None = None
+) -> AttentionPlan:
+    """Lay out one step. With `costs`, pages that rows share are read once where that pays.
 
     Raises:
         ValueError: a span is empty, its pages do not cover its tokens, or a page id is outside the pool. Kernels
@@ -87,7 +115,10 @@ def make_plan(spans: Sequence[Span], *, page_size: int, num_pages: int, device: 
     is_decode = counts <= MAX_DECODE_TOKENS
     num_queries = int(counts[is_decode].sum())
     queries = DecodeQueries(
-        np.empty(num_queries, np.int32), np.empty(num_queries, np.int32), np.empty(num_queries, np.int32)
+        np.empty(num_queries, np.int32),
+        np.empty(num_queries, np.int32),
+        np.empty(num_queries, np.int32),
+        np.zeros(num_queries, np.int32),
     )
     bad_row = int(
         _fill(
@@ -106,9 +137,9 @@ def make_plan(spans: Sequence[Span], *, page_size: int, num_pages: int, device: 
     )
     if bad_row < num_rows:
         _explain(spans[bad_row], bad_row, page_size, num_pages)
+    firsts = np.cumsum(counts) - counts
     prefill: tuple[PrefillRow, ...] = ()
     if num_queries < num_tokens:
-        firsts = np.cumsum(counts) - counts
         prefill = tuple(
             PrefillRow(
                 int(firsts[row]),
@@ -120,7 +151,59 @@ def make_plan(spans: Sequence[Span], *, page_size: int, num_pages: int, device: 
             )
             for row in np.flatnonzero(~is_decode)
         )
-    return AttentionPlan(num_tokens, page_size, num_pages, positions, slots, table, queries, prefill)
+    shared = None
+    if costs is not None and num_rows > 1:
+        segments = find_segments(
+            table, starts // page_size, counts, page_size=page_size, longest_paged=MAX_DECODE_TOKENS, costs=costs
+        )
+        if len(segments):
+            first_key = segments.row_end * np.int32(page_size)
+            shared = Shared(
+                _as_tokens(segments, table, firsts, counts, device),
+                replace(queries, first_key=first_key[queries.table_row]),
+                tuple(
+                    replace(row, first_key=int(first_key[index]))
+                    for row, index in zip(prefill, np.flatnonzero(~is_decode), strict=True)
+                ),
+                int((starts + counts).max()),
+            )
+    return AttentionPlan(num_tokens, page_size, num_pages, positions, slots, table, queries, prefill, shared)
+
+
+def _as_tokens(
+    segments: Segments, table: Int32s, firsts: Int64s, counts: Int64s, device: torch.device
+) -> tuple[Segment, ...]:
+    """The segments, with the tokens of their rows."""
+    found = []
+    for i in range(len(segments)):
+        rows = segments.rows[segments.bounds[i] : segments.bounds[i + 1]]
+        pages = table[rows[0], segments.first_page[i] : segments.end_page[i]]
+        found.append(
+            Segment(_in_pool(pages, device), _tokens_of(rows, firsts, counts), is_first=segments.first_page[i] == 0)
+        )
+    return tuple(found)
+
+
+def _in_pool(pages: Int32s, device: torch.device) -> slice | torch.Tensor:
+    """A slice needs no copy of the keys: what one request prefilled in a fresh pool lies in a row."""
+    first = int(pages[0])
+    if np.array_equal(pages, np.arange(first, first + len(pages), dtype=np.int32)):
+        return slice(first, first + len(pages))
+    return torch.from_numpy(pages.astype(np.int64)).to(device)
+
+
+@jit()
+def _tokens_of(rows: Int32s, firsts: Int64s, counts: Int64s) -> Int32s:
+    total = 0
+    for row in rows:
+        total += counts[row]
+    tokens = np.empty(total, np.int32)
+    at = 0
+    for row in rows:
+        for token in range(firsts[row], firsts[row] + counts[row]):
+            tokens[at] = token
+            at += 1
+    return tokens
 
 
 def _pages_for(tokens: int, page_size: int) -> int:

@@ -16,8 +16,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from niwaki.kernels.operand import Operand
+from niwaki.kernels.partial import NOTHING, Partial, finish
 from niwaki.kernels.plan import PrefillRow
 from niwaki.kernels.rule import NO_CAP, PLAIN, AttentionRule
+from niwaki.kernels.shared_prefix import flash_attention
 
 MAX_PIECE = 256  # queries of a row at a time, where there is a window or a cap: bounds the scores held at once
 
@@ -29,10 +32,12 @@ def prefill_attention(
     rows: Sequence[PrefillRow],
     out: torch.Tensor,
     rule: AttentionRule = PLAIN,
+    partial: Partial = NOTHING,
 ) -> None:
     """For each row, query t of its `count` sees keys 0 to start + t of its pages, the last `rule.window` of them.
 
-    Other rows of `out` stay as they are.
+    Other rows of `out` stay as they are. Keys before a row's first_key are not read: `partial` holds what its tokens
+    got from them (CPU only; the rule is one that `shared_prefix.can_share` allows).
 
     q, out [tokens, heads, head_dim], any strides; k_pool, v_pool [pages, page_size, kv_heads, head_dim]; one dtype.
     """
@@ -48,6 +53,9 @@ def prefill_attention(
         )
     scale = rule.scale_for(head_dim)
     for row in _pieces(rows, rule):
+        if row.first_key:
+            _finish_row(q, k_pool, v_pool, row, out, scale, partial)
+            continue
         used = row.start + row.count
         skipped = max(0, row.start + 1 - rule.window) // page_size  # pages that no query of this piece sees
         first = skipped * page_size
@@ -75,13 +83,41 @@ def prefill_attention(
         out[new] = mixed[0].transpose(0, 1)
 
 
+def _finish_row(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    row: PrefillRow,
+    out: torch.Tensor,
+    scale: float,
+    partial: Partial,
+) -> None:
+    """A row whose first keys several rows share: its attention to the others, merged with `partial`."""
+    page_size, kv_heads, head_dim = k_pool.shape[1:]
+    used = row.start + row.count
+    pages = row.pages[row.first_key // page_size : -(-used // page_size)]
+    keys, values = (
+        pool.index_select(0, pages).view(-1, kv_heads, head_dim)[: used - row.first_key].transpose(0, 1)[None]
+        for pool in (k_pool, v_pool)
+    )
+    mask = None
+    if row.start > row.first_key:
+        mask = q.new_full((row.count, used - row.first_key), -torch.inf).triu_(row.start - row.first_key + 1)
+    queries = q[row.first : row.first + row.count].transpose(0, 1)[None]
+    part, lse = flash_attention(queries, keys, values, is_causal=mask is None, attn_mask=mask, scale=scale)
+    target = Operand.of(out).array
+    assert target is not None, "partial attention is the CPU's own"
+    finish(part, lse, row.first, partial, target)
+
+
 def _pieces(rows: Sequence[PrefillRow], rule: AttentionRule) -> Iterator[PrefillRow]:
     """The rows, cut to at most MAX_PIECE queries where that saves work or memory."""
     for row in rows:
         is_whole = rule.soft_cap == NO_CAP and row.start + row.count <= rule.window + MAX_PIECE
         step = row.count if is_whole else MAX_PIECE
         for done in range(0, row.count, step):
-            yield PrefillRow(row.first + done, min(step, row.count - done), row.start + done, row.pages)
+            count = min(step, row.count - done)
+            yield PrefillRow(row.first + done, count, row.start + done, row.pages, row.first_key)
 
 
 def _capped_attention(

@@ -12,8 +12,8 @@ from niwaki.kernels.checks import check_arrays
 from niwaki.kernels.jit import jit
 from niwaki.kernels.numeric import load, store
 from niwaki.kernels.operand import Array
-from niwaki.kernels.plan import Int64s
 from niwaki.kernels.rope import rotate_torch
+from niwaki.kernels.segments import Int64s
 
 
 def rope_store_kv(

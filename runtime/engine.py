@@ -70,7 +70,12 @@ class Engine:
         per_token = contents.config.kv_bytes_per_token(self.config.dtype)
         num_pages = -(-(self.config.kv_tokens or _pool_tokens(per_token, contents.config.context_length)) // page_size)
         runner = Runner.load(
-            folder, device=self.config.device, dtype=self.config.dtype, num_pages=num_pages, page_size=page_size
+            folder,
+            device=self.config.device,
+            dtype=self.config.dtype,
+            num_pages=num_pages,
+            page_size=page_size,
+            tree_attention=self.config.enable_tree_attention,
         )
         model_config = runner.config
         self._vocab_size = model_config.vocab_size  # may exceed the tokenizer's: some models pad their embeddings

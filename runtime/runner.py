@@ -11,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from niwaki.kernels.plan import Int32s, Span, make_plan
+from niwaki.kernels.plan import Span, make_plan
+from niwaki.kernels.segments import Int32s
+from niwaki.kernels.shared_prefix import costs_for
 from niwaki.radix.pages import PageCopy
 from niwaki.runtime.api import ConfigError
 from niwaki.runtime.loader import Checkpoint, read_model_folder
@@ -48,8 +50,10 @@ class Runner:
         dtype: str = "auto",
         num_pages: int,
         page_size: int = 16,
+        tree_attention: bool = True,
     ) -> None:
-        """`read(name)` gives each tensor of `expected_tensors(config)`; it is converted to `dtype`.
+        """`read(name)` gives each tensor of `expected_tensors(config)`; it is converted to `dtype`. Without
+        `tree_attention` every row reads all its keys by itself.
 
         Raises:
             ConfigError: an unknown device or dtype.
@@ -63,6 +67,8 @@ class Runner:
         self.num_pages = num_pages
         self.page_size = page_size
         self.kv_bytes_per_token = config.kv_bytes_per_token(wanted)
+        shares = tree_attention and self._device.type == "cpu"
+        self._costs = costs_for(config.num_heads, config.num_kv_heads, config.head_dim, torch_dtype) if shares else None
         self._num_weights = sum(math.prod(shape) for shape in expected_tensors(config).values())
         self._model = Decoder(
             config,
@@ -75,7 +81,14 @@ class Runner:
 
     @classmethod
     def load(
-        cls, model_dir: Path, *, device: str = "cpu", dtype: str = "auto", num_pages: int, page_size: int = 16
+        cls,
+        model_dir: Path,
+        *,
+        device: str = "cpu",
+        dtype: str = "auto",
+        num_pages: int,
+        page_size: int = 16,
+        tree_attention: bool = True,
     ) -> Runner:
         """A runner of a Hugging Face folder.
 
@@ -85,7 +98,15 @@ class Runner:
         """
         folder = read_model_folder(model_dir)
         checkpoint = Checkpoint(model_dir, expected_tensors(folder.config), folder.config.ignored)
-        return cls(folder.config, checkpoint.read, device=device, dtype=dtype, num_pages=num_pages, page_size=page_size)
+        return cls(
+            folder.config,
+            checkpoint.read,
+            device=device,
+            dtype=dtype,
+            num_pages=num_pages,
+            page_size=page_size,
+            tree_attention=tree_attention,
+        )
 
     @classmethod
     def random(
@@ -97,6 +118,7 @@ class Runner:
         dtype: str = "auto",
         num_pages: int,
         page_size: int = 16,
+        tree_attention: bool = True,
     ) -> Runner:
         """A runner of seeded random weights, for tests and benchmarks: matrices scaled to keep activations near 1."""
         shapes = expected_tensors(config)
@@ -107,7 +129,15 @@ class Runner:
                 return torch.ones(shapes[name])
             return torch.randn(shapes[name], generator=generator).div_(shapes[name][-1] ** 0.5)
 
-        return cls(config, read, device=device, dtype=dtype, num_pages=num_pages, page_size=page_size)
+        return cls(
+            config,
+            read,
+            device=device,
+            dtype=dtype,
+            num_pages=num_pages,
+            page_size=page_size,
+            tree_attention=tree_attention,
+        )
 
     def forward(self, rows: Sequence[Row]) -> torch.Tensor:
         """Run one step: store the keys and values of all new tokens, return the logits asked for.
@@ -123,7 +153,9 @@ class Runner:
         if not rows:
             return torch.empty((0, self.config.vocab_size), dtype=torch.float32)
         spans = [Span(row.start, len(row.token_ids), row.page_ids) for row in rows]
-        plan = make_plan(spans, page_size=self.page_size, num_pages=self.num_pages, device=self._device)
+        plan = make_plan(
+            spans, page_size=self.page_size, num_pages=self.num_pages, device=self._device, costs=self._costs
+        )
         token_ids = torch.from_numpy(np.concatenate([row.token_ids for row in rows])).to(self._device)
         wanted = _wanted(rows, plan.num_tokens)
         threads = torch.get_num_threads()

@@ -1,0 +1,65 @@
+"""Tree attention: what several rows share is read once, their queries stacked; each row then reads the rest by itself.
+
+The products go through torch's CPU attention, which multiplies bfloat16 on tiles where the processor has them and gives
+the log of the sum of exponentials beside its output (`_scaled_dot_product_flash_attention_for_cpu`). Shared keys lie
+before every query, so nothing is masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from niwaki.kernels.operand import Array, Operand
+from niwaki.kernels.partial import Partial, stack_queries, take
+from niwaki.kernels.plan import Segment, Shared
+from niwaki.kernels.rule import NO_CAP, AttentionRule
+from niwaki.kernels.segments import Costs
+
+flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+def costs_for(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> Costs:
+    """Measured on one core with AMX (see docs/tree-attention.md); what decides is their ratios."""
+    width = heads * head_dim
+    return Costs(
+        paged_pair=0.3 * width,
+        dense_pair=(0.03 if dtype == torch.bfloat16 else 0.07) * width,
+        key=0.1 * kv_heads * head_dim * dtype.itemsize,
+        query=0.5 * width,
+        segment=50_000.0,
+    )
+
+
+def can_share(shared: Shared, rule: AttentionRule) -> bool:
+    """Whether under this rule every query sees all keys of its segments, with plain scores."""
+    return rule.soft_cap == NO_CAP and rule.window >= shared.longest
+
+
+def shared_attention(
+    q: Array, k_pool: torch.Tensor, v_pool: torch.Tensor, segments: Sequence[Segment], rule: AttentionRule
+) -> Partial:
+    """What the tokens of the segments get from them.
+
+    q [tokens, heads, head_dim], elements of a head side by side; k_pool, v_pool contiguous [pages, page_size, kv_heads,
+    head_dim]; of one dtype. The rule is one that `can_share` allows.
+    """
+    tokens, heads, head_dim = q.shape
+    kv_heads = k_pool.shape[2]
+    scale = rule.scale_for(head_dim)
+    partial = Partial.empty(tokens, heads, head_dim)
+    for segment in segments:
+        packed = Operand.of(k_pool.new_empty((kv_heads, len(segment.tokens) * heads // kv_heads, head_dim)))
+        assert packed.array is not None, "the pool is on the CPU"
+        stack_queries(q, segment.tokens, kv_heads, packed.array)
+        keys, values = (_gathered(pool, segment.pages) for pool in (k_pool, v_pool))
+        part, lse = flash_attention(packed.tensor[None], keys, values, scale=scale)
+        take(part, lse, segment.tokens, partial, is_first=segment.is_first)
+    return partial
+
+
+def _gathered(pool: torch.Tensor, pages: slice | torch.Tensor) -> torch.Tensor:
+    """[1, kv_heads, keys, head_dim] of the pages; a view where they lie in a row."""
+    block = pool[pages] if isinstance(pages, slice) else pool.index_select(0, pages)
+    return block.view(-1, *pool.shape[2:]).transpose(0, 1)[None]
