@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
 from typing import Generic, Literal, TypeVar
 
-from niwaki.lang.batch import WINDOW
-from niwaki.runtime.api import Cancelled, ConfigError, ProgramError
+from niwaki.lang.batch import WINDOW, check_batch
+from niwaki.runtime.api import Cancelled, ProgramError
 
 RowT = TypeVar("RowT")
 ResultT = TypeVar("ResultT")
@@ -57,8 +57,7 @@ def run_rows_async(
     *,
     concurrency: int = DEFAULT_ASYNC_CONCURRENCY,
     on_error: Literal["return", "raise"] = "return",
-    progress_bar: bool = False,
-) -> Batch[ResultT]:
+) -> AsyncGenerator[ResultT | Exception, None]:
     """Await `run_one` for every row, at most `concurrency` at once, and yield the results in the order of the rows.
 
     A row that raises yields its exception and the others go on; with on_error="raise" the first such exception, in
@@ -69,22 +68,13 @@ def run_rows_async(
     Raises:
         ConfigError: concurrency is below 1, or on_error is unknown. Raised at once, not at the first result.
     """
-    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
-        raise ConfigError(f"concurrency must be a whole number of at least 1, got {concurrency!r}")
-    if on_error not in ("return", "raise"):
-        raise ConfigError(f"on_error must be 'return' or 'raise', got {on_error!r}")
+    check_batch("concurrency", concurrency, on_error)
     results = _run_ordered(run_one, rows, concurrency)
-    if on_error == "raise":
-        results = _raise_errors(results)
-    if progress_bar:
-        results = _with_progress_bar(results, len(rows) if isinstance(rows, Sequence) else None)
-    return Batch(results)
+    return _raise_errors(results) if on_error == "raise" else results
 
 
-def iterate_on_a_loop(batch: Batch[ResultT]) -> Iterator[ResultT | Exception]:
-    """The batch's results for a caller without an event loop. Its rows run while the caller waits for the next one."""
-
-    results = aiter(batch)
+def iterate_on_a_loop(results: AsyncGenerator[ResultT | Exception, None]) -> Iterator[ResultT | Exception]:
+    """The results for a caller without an event loop. Its rows run while the caller waits for the next one."""
 
     async def next_result() -> ResultT | Exception | None:
         return await anext(results, None)
@@ -94,7 +84,7 @@ def iterate_on_a_loop(batch: Batch[ResultT]) -> Iterator[ResultT | Exception]:
             while (result := runner.run(next_result())) is not None:
                 yield result
         finally:
-            runner.run(batch.aclose())
+            runner.run(results.aclose())
 
 
 async def _run_ordered(
@@ -164,19 +154,5 @@ async def _raise_errors(
             if isinstance(result, Exception):
                 raise result
             yield result
-    finally:
-        await results.aclose()
-
-
-async def _with_progress_bar(
-    results: AsyncGenerator[ResultT | Exception, None], total: int | None
-) -> AsyncGenerator[ResultT | Exception, None]:
-    from tqdm import tqdm  # heavy, and most callers show no bar
-
-    try:
-        with tqdm(total=total, unit="row", dynamic_ncols=True) as bar:
-            async for result in results:
-                bar.update()
-                yield result
     finally:
         await results.aclose()

@@ -84,6 +84,13 @@ def model_name(host: object) -> str:
     return backend_of(cast("Host", host) if host is not None else default_host()).info().model
 
 
+def usage_of(host: object) -> Mapping[str, float] | None:
+    """The counters of `host`'s backend; None: the default, which is not loaded for the question."""
+    if host is None and _default.host is None:
+        return None
+    return backend_of(cast("Host", host) if host is not None else default_host()).usage()
+
+
 def flush_cache() -> bool:
     """Empty the default backend's prefix cache. False: it was busy and kept it."""
     return _administered().flush_cache() is not False

@@ -37,8 +37,6 @@ def run_rows(
     *,
     num_threads: int = DEFAULT_CONCURRENCY,
     on_error: Literal["return", "raise"] = "return",
-    progress_bar: bool = False,
-    total: int | None = None,
 ) -> Iterator[ResultT | Exception]:
     """Call `run_one` for every row on `num_threads` threads and yield its results in the order of the rows.
 
@@ -51,14 +49,17 @@ def run_rows(
     Raises:
         ConfigError: num_threads is below 1, or on_error is unknown. Raised at once, not at the first result.
     """
-    if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
-        raise ConfigError(f"num_threads must be a whole number of at least 1, got {num_threads!r}")
+    check_batch("num_threads", num_threads, on_error)
+    results = _run_ordered(run_one, rows, num_threads)
+    return _raise_errors(results) if on_error == "raise" else results
+
+
+def check_batch(name: str, count: object, on_error: object) -> None:
+    """Raises ConfigError: the option `name` is no count of rows at once, or on_error is unknown."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ConfigError(f"{name} must be a whole number of at least 1, got {count!r}")
     if on_error not in ("return", "raise"):
         raise ConfigError(f"on_error must be 'return' or 'raise', got {on_error!r}")
-    results = _run_ordered(run_one, rows, num_threads)
-    if on_error == "raise":
-        results = _raise_errors(results)
-    return with_progress_bar(results, total) if progress_bar else results
 
 
 def _run_ordered(
@@ -103,14 +104,6 @@ def _raise_errors(results: Iterator[ResultT | Exception]) -> Iterator[ResultT | 
         if isinstance(result, Exception):
             raise result
         yield result
-
-
-def with_progress_bar(results: Iterator[ResultT], total: int | None) -> Iterator[ResultT]:
-    """The same results, and a bar on stderr that shows how many have come."""
-    from tqdm import tqdm  # heavy, and most callers show no bar
-
-    with tqdm(results, total=total, unit="row", dynamic_ncols=True) as bar:
-        yield from bar
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
@@ -48,31 +48,68 @@ def run_with_checkpoint(
     with Journal(path, fingerprint) as journal:
         journal.begin()
         source = iter(rows)
-        for line, row in zip(_lines(path, journal.num_done), source, strict=False):
-            result = _stored_result(line)
-            if line.get(DIGEST_KEY) != digest_of(row):
-                raise JournalError(
-                    f"row {line['index']} is not the one that {path} has a result of: give the same rows, "
-                    "or name another checkpoint"
-                )
-            if raises and isinstance(result, Exception):
-                raise result
-            yield result
-        digests: deque[str] = deque()
-
-        def noted() -> Iterator[RowT]:
-            for row in source:
-                digests.append(digest_of(row))
-                yield row
-
-        for outcome in run(noted()):
-            if isinstance(outcome, EngineStopped):
-                raise outcome
-            yield _write(journal, outcome, digests.popleft(), raises=raises)
+        yield from _stored(journal, source, raises=raises)
+        rest = _Noted(source)
+        for outcome in run(rest):
+            yield _write(journal, outcome, rest.digests.popleft(), raises=raises)
         journal.finish()
 
 
+async def run_with_checkpoint_async(
+    run: Callable[[Iterable[RowT]], AsyncGenerator[State | Exception, None]],
+    rows: Iterable[RowT],
+    path: Path,
+    fingerprint: Mapping[str, str],
+    *,
+    raises: bool = False,
+) -> AsyncGenerator[StoredRow | Exception, None]:
+    """`run_with_checkpoint` for `async for`. Closing it closes what `run` gave."""
+    with Journal(path, fingerprint) as journal:
+        journal.begin()
+        source = iter(rows)
+        for result in _stored(journal, source, raises=raises):
+            yield result
+        rest = _Noted(source)
+        outcomes = run(rest)
+        try:
+            async for outcome in outcomes:
+                yield _write(journal, outcome, rest.digests.popleft(), raises=raises)
+        finally:
+            await outcomes.aclose()
+        journal.finish()
+
+
+def _stored(journal: Journal, rows: Iterator[object], *, raises: bool) -> Iterator[StoredRow | Exception]:
+    """What the journal holds of the first rows, which are taken from `rows`."""
+    path = journal.path
+    for line, row in zip(_lines(path, journal.num_done), rows, strict=False):
+        result = _stored_result(line)
+        if line.get(DIGEST_KEY) != digest_of(row):
+            raise JournalError(
+                f"row {line['index']} is not the one that {path} has a result of: give the same rows, "
+                "or name another checkpoint"
+            )
+        if raises and isinstance(result, Exception):
+            raise result
+        yield result
+
+
+class _Noted(Iterator[RowT]):
+    """The same rows; the digests of those that were taken and are not written yet."""
+
+    def __init__(self, rows: Iterator[RowT]) -> None:
+        self._rows = rows
+        self.digests: deque[str] = deque()
+
+    def __next__(self) -> RowT:
+        row = next(self._rows)
+        self.digests.append(digest_of(row))
+        return row
+
+
 def _write(journal: Journal, outcome: State | Exception, digest: str, *, raises: bool) -> StoredRow | Exception:
+    if isinstance(outcome, EngineStopped):
+        raise outcome
     try:
         if isinstance(outcome, Exception):
             raise outcome

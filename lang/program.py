@@ -4,47 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import difflib
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
 from functools import partial, update_wrapper
 from pathlib import Path
-from typing import Literal, TypeAlias, cast, overload
+from typing import Literal, TypeVar, cast, overload
 
+from niwaki.lang.arguments import Arguments, Call, Row, batch_options, row_arguments
 from niwaki.lang.async_batch import DEFAULT_ASYNC_CONCURRENCY, Batch, iterate_on_a_loop, run_rows_async
-from niwaki.lang.backends import Host, model_name
-from niwaki.lang.batch import DEFAULT_CONCURRENCY, run_rows, with_progress_bar
-from niwaki.lang.checkpoint import StoredRow, fingerprint_of, run_with_checkpoint
+from niwaki.lang.backends import model_name, usage_of
+from niwaki.lang.batch import DEFAULT_CONCURRENCY, check_batch, run_rows
+from niwaki.lang.checkpoint import StoredRow, fingerprint_of, run_with_checkpoint, run_with_checkpoint_async
 from niwaki.lang.executor import Executor
-from niwaki.lang.expressions import check_options, check_timeout
+from niwaki.lang.progress import with_async_progress_bar, with_progress_bar
 from niwaki.lang.run import Run, running_loop
 from niwaki.lang.state import State
 from niwaki.lang.trace import Placeholder, Trace, trace
-from niwaki.runtime.api import NiwakiError, ProgramError, SamplingOptions
-
-Row: TypeAlias = Mapping[str, object] | tuple[object, ...]
-
-SAMPLING_NAMES = frozenset(f.name for f in fields(SamplingOptions)) - {"constraint"}
-# The last is SGLang's, and changes nothing: tokens are always told with their texts.
-RUN_NAMES = SAMPLING_NAMES | {"backend", "stream", "timeout", "return_text_in_logprobs"}
+from niwaki.runtime.api import NiwakiError, ProgramError
 
 # The run around the code that runs now: a program called inside another one is part of its run.
 _current_run: contextvars.ContextVar[Run | None] = contextvars.ContextVar("niwaki_current_run", default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One call, taken apart: what the function gets, and what the run gets."""
-
-    args: tuple[object, ...]
-    kwargs: Mapping[str, object]
-    options: SamplingOptions
-    backend: Host | None
-    stream: bool
-    timeout: float | None
 
 
 class Program:
@@ -54,16 +35,14 @@ class Program:
         self.func = func
         self.name = getattr(func, "__name__", repr(func))
         self.is_async = inspect.iscoroutinefunction(func)
-        self._bound = dict(bound or {})
-        self._signature = _signature(func, self.name)
-        self._parameters = tuple(self._signature.parameters.values())[1:]
+        self._arguments = Arguments(func, self.name, bound or {})
         update_wrapper(self, func)
 
     def __call__(self, *args: object, **kwargs: object) -> State:
         return self.run(*args, **kwargs)
 
     def __repr__(self) -> str:
-        return f"<program {self.name}{self._signature}>"
+        return f"<program {self.name}{self._arguments.signature}>"
 
     def run(self, *args: object, **kwargs: object) -> State:
         """Run the program and return its state when the body has returned; generations may go on, and reads wait.
@@ -80,7 +59,7 @@ class Program:
             RequestError: an option is out of its bounds.
             What the body raises.
         """
-        call = self._call(args, kwargs)
+        call = self._arguments.call(args, kwargs)
         if call.stream:
             return self._stream(call)
         self._check_may_block("arun")
@@ -100,7 +79,7 @@ class Program:
         Raises:
             What `run` raises, and the error that the state failed with.
         """
-        call = self._call(args, kwargs)
+        call = self._arguments.call(args, kwargs)
         if call.stream:
             return self._stream(call)
         executor = Executor(self._new_run(call))
@@ -121,7 +100,7 @@ class Program:
 
         An `async def` program runs on the event loop that runs here; any other on a thread of its own.
         """
-        return self._stream(self._call(args, kwargs))
+        return self._stream(self._arguments.call(args, kwargs))
 
     @overload
     def run_batch(
@@ -198,17 +177,21 @@ class Program:
             ProgramError, RequestError: an option of the run is not valid. At once, before any row.
             JournalError: the checkpoint was made by another run.
         """
-        options = _batch_options(kwargs)
-        total = len(rows) if isinstance(rows, Sequence) else None
+        options = batch_options(kwargs)
+        results: Iterator[State | StoredRow | Exception]
         if checkpoint is None:
-            states = self._run_batch(rows, num_threads, options, on_error=on_error)
-            results = with_progress_bar(states, total) if progress_bar else states
-            return results if generator_style else list(results)
-        run = partial(self._run_batch, num_threads=num_threads, options=options, on_error="return")
-        fingerprint = fingerprint_of(self.func, {**self._bound, **options}, model_name(options.get("backend")))
-        stored = run_with_checkpoint(run, rows, Path(checkpoint), fingerprint, raises=on_error == "raise")
-        stored = with_progress_bar(stored, total) if progress_bar else stored
-        return stored if generator_style else list(stored)
+            results = self._run_batch(rows, num_threads, options, on_error=on_error)
+        else:
+            check_batch("num_threads", 1 if num_threads == "auto" else num_threads, on_error)
+            run = partial(self._run_batch, num_threads=num_threads, options=options, on_error="return")
+            fingerprint = self._fingerprint(options)
+            results = run_with_checkpoint(run, rows, Path(checkpoint), fingerprint, raises=on_error == "raise")
+        if progress_bar:
+            results = with_progress_bar(results, _count(rows), partial(usage_of, options.get("backend")))
+        return results if generator_style else list(results)
+
+    def _fingerprint(self, options: Mapping[str, object]) -> Mapping[str, str]:
+        return fingerprint_of(self.func, {**self._arguments.bound, **options}, model_name(options.get("backend")))
 
     def _run_batch(
         self,
@@ -220,16 +203,14 @@ class Program:
     ) -> Iterator[State | Exception]:
         if self.is_async:
             self._check_no_loop("arun_batch")
-            return iterate_on_a_loop(
-                self._arun_batch(rows, num_threads, options, on_error=on_error, progress_bar=False)
-            )
+            return iterate_on_a_loop(self._arun_batch(rows, num_threads, options, on_error=on_error))
         self._check_may_block("arun_batch")
         num = DEFAULT_CONCURRENCY if num_threads == "auto" else num_threads
         under_way = _UnderWay()
 
         def run_one(row: Row) -> State:
-            args, named = _row_arguments(row, self.name)
-            call = self._call(args, {**named, "options": options})
+            args, named = row_arguments(row, self.name)
+            call = self._arguments.call(args, {**named, "options": options})
             executor = Executor(self._new_run(call))
             with under_way.has(executor):
                 self._run_body(executor, call)
@@ -239,27 +220,59 @@ class Program:
 
         return under_way.ended_with(run_rows(run_one, rows, num_threads=num, on_error=on_error))
 
+    @overload
     def arun_batch(
         self,
         rows: Iterable[Row],
         *,
         concurrency: int | Literal["auto"] = "auto",
         progress_bar: bool = False,
+        checkpoint: None = None,
         on_error: Literal["return", "raise"] = "return",
         **kwargs: object,
-    ) -> Batch[State]:
+    ) -> Batch[State]: ...
+    @overload
+    def arun_batch(
+        self,
+        rows: Iterable[Row],
+        *,
+        concurrency: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        checkpoint: str | Path,
+        on_error: Literal["return", "raise"] = "return",
+        **kwargs: object,
+    ) -> Batch[StoredRow]: ...
+    def arun_batch(
+        self,
+        rows: Iterable[Row],
+        *,
+        concurrency: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        checkpoint: str | Path | None = None,
+        on_error: Literal["return", "raise"] = "return",
+        **kwargs: object,
+    ) -> Batch[State] | Batch[StoredRow]:
         """`run_batch` on the event loop that runs here: `await` it for the list, or `async for` in constant memory.
 
         Results come in the order of the rows, an exception in the place of a row that failed; on_error="raise" raises
         the first one instead. At most `concurrency` rows run at once ("auto": 256 of an `async def` program, 32 of a
-        `def` program, each of which takes a thread). Whoever stops early cancels what still runs.
+        `def` program, each of which takes a thread). Whoever stops early cancels what still runs. `checkpoint` is as in
+        `run_batch`, and either goes on with the other's file.
 
         Raises:
             ConfigError: concurrency or on_error is not valid.
             ProgramError, RequestError: an option of the run is not valid. At once, before any row.
+            JournalError: the checkpoint was made by another run. When the first result is asked for.
         """
-        options = _batch_options(kwargs)
-        return self._arun_batch(rows, concurrency, options, on_error=on_error, progress_bar=progress_bar)
+        options = batch_options(kwargs)
+        if checkpoint is None:
+            states = self._arun_batch(rows, concurrency, options, on_error=on_error)
+            return Batch(_with_bar(states, rows, options) if progress_bar else states)
+        check_batch("concurrency", 1 if concurrency == "auto" else concurrency, on_error)
+        run = partial(self._arun_batch, concurrency=concurrency, options=options, on_error="return")
+        fingerprint = self._fingerprint(options)
+        stored = run_with_checkpoint_async(run, rows, Path(checkpoint), fingerprint, raises=on_error == "raise")
+        return Batch(_with_bar(stored, rows, options) if progress_bar else stored)
 
     def trace(self, *args: object, **kwargs: object) -> Trace:
         """What the program will do, whatever the model says: print it. Arguments that are not given are placeholders.
@@ -269,16 +282,9 @@ class Program:
         Raises:
             ProgramError: the body may have effects beyond its state. It was not run.
         """
-        named = {parameter.name for parameter in self._parameters[: len(args)]} | set(kwargs) | set(self._bound)
-        missing = {
-            parameter.name: Placeholder(parameter.name)
-            for parameter in self._parameters
-            if parameter.default is parameter.empty
-            and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-            and parameter.name not in named
-        }
-        call = self._call(args, {**kwargs, **missing})
-        return trace(self.func, self.name, call.args, call.kwargs, self.name + self._shown())
+        missing = {name: Placeholder(name) for name in self._arguments.missing(args, kwargs)}
+        call = self._arguments.call(args, {**kwargs, **missing})
+        return trace(self.func, self.name, call.args, call.kwargs, self.name + self._arguments.shown)
 
     def bind(self, **arguments: object) -> Program:
         """The same program with defaults for some of its arguments or options; a call may override them.
@@ -286,14 +292,11 @@ class Program:
         Raises:
             ProgramError: the program has no such parameter, and no run such an option.
         """
-        for name in arguments:
-            if not self._takes(name) and name not in RUN_NAMES | {"options"}:
-                raise self._unknown(name)
-        return Program(self.func, {**self._bound, **arguments})
+        return Program(self.func, self._arguments.bound_with(arguments))
 
     # -- one call -----------------------------------------------------------------------------------------------------
 
-    def _stream(self, call: _Call) -> State:
+    def _stream(self, call: Call) -> State:
         executor = Executor(self._new_run(call))
         if not self.is_async:
             self._start_thread(partial(self._run_body, executor, call))
@@ -312,7 +315,7 @@ class Program:
 
         threading.Thread(target=run, name=f"niwaki-{self.name}", daemon=True).start()
 
-    def _run_body(self, executor: Executor, call: _Call) -> None:
+    def _run_body(self, executor: Executor, call: Call) -> None:
         token = _current_run.set(executor.run)
         try:
             executor.end_body(self.func(State(executor), *call.args, **call.kwargs))
@@ -322,7 +325,7 @@ class Program:
         finally:
             _current_run.reset(token)
 
-    async def _arun_body(self, executor: Executor, call: _Call) -> None:
+    async def _arun_body(self, executor: Executor, call: Call) -> None:
         run = executor.run
         run.loop = asyncio.get_running_loop()
         token = _current_run.set(run)
@@ -351,17 +354,16 @@ class Program:
         options: Mapping[str, object],
         *,
         on_error: Literal["return", "raise"],
-        progress_bar: bool,
-    ) -> Batch[State]:
+    ) -> AsyncGenerator[State | Exception, None]:
         async def run_one(row: Row) -> State:
-            args, named = _row_arguments(row, self.name)
+            args, named = row_arguments(row, self.name)
             state = await self.arun(*args, **named, options=options)
             state._executor.release()
             return state
 
         default = DEFAULT_ASYNC_CONCURRENCY if self.is_async else DEFAULT_CONCURRENCY
         num = default if concurrency == "auto" else concurrency
-        return run_rows_async(run_one, rows, concurrency=num, on_error=on_error, progress_bar=progress_bar)
+        return run_rows_async(run_one, rows, concurrency=num, on_error=on_error)
 
     def _run_on_a_loop(self, body: Coroutine[object, object, None], instead: str) -> None:
         try:
@@ -386,56 +388,12 @@ class Program:
                 f"write await {self.name}.{instead}(...)"
             )
 
-    def _new_run(self, call: _Call) -> Run:
+    def _new_run(self, call: Call) -> Run:
         around = _current_run.get()
         if around is None:
             return Run(self.name, call.options, call.backend, call.timeout)
         host = around.backend if call.backend is None else call.backend
         return Run(self.name, call.options.over(around.options), host, call.timeout, around.deadline)
-
-    def _call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> _Call:
-        """Sort what was given into arguments of the program and options of the run."""
-        named, options = dict(self._bound), _mapping(self._bound.get("options"))
-        named.pop("options", None)
-        options |= _mapping(kwargs.pop("options", None))
-        # What is given by position overrides what was bound by name.
-        for parameter in self._parameters[: len(args)]:
-            named.pop(parameter.name, None)
-        named |= kwargs
-        arguments = {name: value for name, value in named.items() if self._takes(name, is_option=name in RUN_NAMES)}
-        for name, value in named.items():
-            if name in arguments:
-                continue
-            if name not in RUN_NAMES:
-                raise self._unknown(name)
-            options[name] = value
-        try:
-            bound = self._signature.bind(None, *args, **arguments)
-        except TypeError as error:
-            raise ProgramError(f"program {self.name}{self._shown()}: {error}") from None
-        sampling, backend, stream, timeout = _run_options(options)
-        return _Call(bound.args[1:], bound.kwargs, sampling, backend, stream, timeout)
-
-    def _takes(self, name: str, *, is_option: bool = False) -> bool:
-        """Is it an argument of the program? One that takes **anything leaves options to the run."""
-        for parameter in self._parameters:
-            if parameter.kind is parameter.VAR_KEYWORD:
-                if not is_option:
-                    return True
-            elif parameter.name == name and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                return True
-        return False
-
-    def _unknown(self, name: str) -> ProgramError:
-        known = [parameter.name for parameter in self._parameters]
-        close = difflib.get_close_matches(name, [*known, *RUN_NAMES], 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        return ProgramError(
-            f"program {self.name}{self._shown()} has no parameter {name!r}, and it is no option of a run{hint}"
-        )
-
-    def _shown(self) -> str:
-        return "(" + ", ".join(str(parameter) for parameter in self._parameters) + ")"
 
 
 class _UnderWay:
@@ -479,60 +437,17 @@ def function(func: Callable[..., object]) -> Program:
     return Program(func)
 
 
-def _signature(func: Callable[..., object], name: str) -> inspect.Signature:
-    if not callable(func):
-        raise ProgramError(f"@function goes above a def, got {func!r}")
-    if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
-        raise ProgramError(f"program {name} must be a def or an async def without yield; return the value instead")
-    signature = inspect.signature(func)
-    parameters = tuple(signature.parameters.values())
-    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if not parameters or parameters[0].kind not in by_position:
-        raise ProgramError(f"program {name}{signature} needs the state as its first parameter: def {name}(s, ...)")
-    if "options" in (parameter.name for parameter in parameters[1:]):
-        raise ProgramError(f"program {name}: a parameter may not be called 'options', where a run's options go")
-    return signature
+T = TypeVar("T")
 
 
-def _run_options(options: Mapping[str, object]) -> tuple[SamplingOptions, Host | None, bool, float | None]:
-    """Check the options of a run, one by one.
-
-    Raises:
-        ProgramError: an unknown name, or a value of the wrong type.
-        RequestError: a sampling option is out of its bounds.
-    """
-    for name in options:
-        if name not in RUN_NAMES:
-            close = difflib.get_close_matches(name, RUN_NAMES, 1)
-            raise ProgramError(f"a run has no option {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
-    said = {name: value for name, value in options.items() if name in SAMPLING_NAMES}
-    sampling = SamplingOptions(**said)  # type: ignore[arg-type]  # names are fields; values are checked on the next line
-    check_options(sampling)
-    timeout = options.get("timeout")
-    check_timeout(timeout)
-    stream = options.get("stream", False)
-    if not isinstance(stream, bool):
-        raise ProgramError(f"stream must be True or False, got {stream!r}")
-    return sampling, cast("Host | None", options.get("backend")), stream, cast("float | None", timeout)
+def _with_bar(
+    results: AsyncGenerator[T, None], rows: Iterable[Row], options: Mapping[str, object]
+) -> AsyncGenerator[T, None]:
+    return with_async_progress_bar(results, _count(rows), partial(usage_of, options.get("backend")))
 
 
-def _mapping(options: object) -> dict[str, object]:
-    if options is None:
-        return {}
-    if isinstance(options, SamplingOptions):
-        return {name: value for name in SAMPLING_NAMES if (value := getattr(options, name)) is not None}
-    if isinstance(options, Mapping):
-        return dict(options)
-    raise ProgramError(f"options must be a mapping of option names to values, got {options!r}")
-
-
-def _batch_options(given: dict[str, object]) -> dict[str, object]:
-    """The options of every row's run, checked once instead of in every row."""
-    if "stream" in given:
-        raise ProgramError("a batch cannot stream; iterate over it to get states as they finish")
-    options = {**_mapping(given.pop("options", None)), **given}
-    _run_options(options)
-    return options
+def _count(rows: Iterable[Row]) -> int | None:
+    return len(rows) if isinstance(rows, Sequence) else None
 
 
 def _start_task(body: Coroutine[object, object, None]) -> None:
@@ -549,11 +464,3 @@ def _start_task(body: Coroutine[object, object, None]) -> None:
 
 
 _tasks: set[asyncio.Task[None]] = set()
-
-
-def _row_arguments(row: Row, program: str) -> tuple[tuple[object, ...], dict[str, object]]:
-    if isinstance(row, Mapping):
-        return (), dict(row)
-    if isinstance(row, tuple):
-        return row, {}
-    raise ProgramError(f"a row of program {program} is a mapping of arguments or a tuple of them, got {row!r}")

@@ -23,6 +23,7 @@ from niwaki.lang.batch import DEFAULT_CONCURRENCY, Journal, run_rows
 from niwaki.lang.export import exported
 from niwaki.lang.picture import picture_of
 from niwaki.lang.program import Program
+from niwaki.lang.progress import hit_rate, speed
 from niwaki.lang.records import Record, RecordError, RecordFile
 from niwaki.lang.tables import TABLE_SUFFIXES, check_installed, write_table
 from niwaki.lang.tree import Tree
@@ -448,8 +449,7 @@ class Tally:
         return time.perf_counter() - self.started_at
 
     def speed(self) -> str:
-        usage = self.usage()
-        return f"{usage['generated_tokens'] / self.seconds:,.0f} tok/s, {_hit_rate(usage):.0%} cached"
+        return speed(self.usage(), self.seconds)
 
     def report(self, path: Path) -> str:
         usage = self.usage()
@@ -460,15 +460,9 @@ class Tally:
         return (
             f"{self.num_rows} records in {self.seconds:.1f} s ({self.num_rows / self.seconds:.1f} a second){failed}\n"
             f"tokens: {usage['prefilled_tokens']:,.0f} prefilled, {usage['cached_tokens']:,.0f} cached, "
-            f"{usage['generated_tokens']:,.0f} generated; cache hit rate {_hit_rate(usage):.1%}\n"
+            f"{usage['generated_tokens']:,.0f} generated; cache hit rate {hit_rate(usage):.1%}\n"
             f"written to {path}{before}"
         )
-
-
-def _hit_rate(usage: Mapping[str, float]) -> float:
-    """The share of prompt tokens that were not computed again."""
-    cached = usage["cached_tokens"]
-    return cached / max(1.0, cached + usage["prefilled_tokens"])
 
 
 class Progress:

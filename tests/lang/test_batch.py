@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from niwaki.lang.batch import WINDOW, Journal, JournalError, run_rows
+from niwaki.lang.progress import with_progress_bar
 from niwaki.runtime.api import ConfigError, ProgramError
 
 FINGERPRINT = {"input": "a1", "program": "b2"}
@@ -134,8 +136,18 @@ def test_an_impossible_option_is_refused_at_once(option: str, value: object) -> 
 
 
 def test_the_progress_bar_counts_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    assert list(run_rows(double, range(5), num_threads=2, progress_bar=True, total=5)) == [0, 2, 4, 6, 8]
-    assert "5/5" in capsys.readouterr().err
+    counters = {"generated_tokens": 0.0, "cached_tokens": 0.0, "prefilled_tokens": 0.0}
+
+    def rows() -> Iterator[int]:
+        for row in range(5):
+            counters.update(generated_tokens=10.0 * row, cached_tokens=3.0 * row, prefilled_tokens=1.0 * row)
+            yield row
+
+    assert list(with_progress_bar(rows(), 5, lambda: counters)) == [0, 1, 2, 3, 4]
+    shown = capsys.readouterr().err
+    assert "5/5" in shown
+    assert "row/s" in shown
+    assert re.search(r"[0-9,]+ tok/s, 75% cached", shown)
 
 
 # ---------------------------------------------------------------------------------------------------------------

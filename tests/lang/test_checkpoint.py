@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -165,6 +166,29 @@ def test_an_async_program_has_checkpoints_too(tmp_path: Path) -> None:
     again = double.run_batch(rows, checkpoint=path, backend=backend())
     assert shown(first) == shown(again) == [{"twice": 2}, {"twice": 4}]
     assert ran == [1, 2]
+
+
+def test_an_async_batch_goes_on_with_the_file_of_either_kind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counting = Counting()
+    path = tmp_path / "out.jsonl"
+    counting.program.run_batch(ROWS[:2], checkpoint=path, backend=backend())
+    counting.ran.clear()
+
+    async def main() -> tuple[object, list[object]]:
+        batch = counting.program.arun_batch(ROWS, checkpoint=path, backend=backend(), progress_bar=True)
+        first = await batch
+        again = counting.program.arun_batch(ROWS, checkpoint=path, backend=backend())
+        return first, [result async for result in again]
+
+    first, again = asyncio.run(main())
+    assert shown(first) == [{"twice": 0}, {"twice": 2}, {"twice": 4}, "ValueError: three", {"twice": 8}]
+    assert len(again) == 5
+    assert sorted(counting.ran) == [2, 3, 4]
+    assert "5/5" in capsys.readouterr().err
+    with pytest.raises(nw.ConfigError, match="concurrency"):
+        counting.program.arun_batch(ROWS, checkpoint=path, concurrency=0)
 
 
 CHILD = """

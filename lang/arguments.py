@@ -1,0 +1,176 @@
+"""What a call of a program is given: arguments of its function, and options of its run, told apart and checked."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import TypeAlias, cast
+
+from niwaki.lang.backends import Host
+from niwaki.lang.expressions import check_options, check_timeout
+from niwaki.runtime.api import ProgramError, SamplingOptions
+
+Row: TypeAlias = Mapping[str, object] | tuple[object, ...]
+
+SAMPLING_NAMES = frozenset(f.name for f in fields(SamplingOptions)) - {"constraint"}
+# The last is SGLang's, and changes nothing: tokens are always told with their texts.
+RUN_NAMES = SAMPLING_NAMES | {"backend", "stream", "timeout", "return_text_in_logprobs"}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call, taken apart: what the function gets, and what the run gets."""
+
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
+    options: SamplingOptions
+    backend: Host | None
+    stream: bool
+    timeout: float | None
+
+
+class Arguments:
+    """The parameters of one program's function, and what is bound to them already.
+
+    Raises:
+        ProgramError: the function cannot be a program.
+    """
+
+    def __init__(self, func: Callable[..., object], program: str, bound: Mapping[str, object]) -> None:
+        self._program = program
+        self.bound = dict(bound)
+        self.signature = _signature(func, program)
+        self.parameters = tuple(self.signature.parameters.values())[1:]  # without the state
+
+    def bound_with(self, arguments: Mapping[str, object]) -> dict[str, object]:
+        """All that is bound, with these over it.
+
+        Raises:
+            ProgramError: the program has no such parameter, and no run such an option.
+        """
+        for name in arguments:
+            if not self._takes(name) and name not in RUN_NAMES | {"options"}:
+                raise self._unknown(name)
+        return {**self.bound, **arguments}
+
+    def missing(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[str, ...]:
+        """The parameters that have no default and were not given."""
+        named = {parameter.name for parameter in self.parameters[: len(args)]} | set(kwargs) | set(self.bound)
+        return tuple(
+            parameter.name
+            for parameter in self.parameters
+            if parameter.default is parameter.empty
+            and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            and parameter.name not in named
+        )
+
+    def call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Call:
+        """Sort what was given into arguments of the program and options of the run."""
+        named, options = dict(self.bound), _mapping(self.bound.get("options"))
+        named.pop("options", None)
+        options |= _mapping(kwargs.pop("options", None))
+        # What is given by position overrides what was bound by name.
+        for parameter in self.parameters[: len(args)]:
+            named.pop(parameter.name, None)
+        named |= kwargs
+        arguments = {name: value for name, value in named.items() if self._takes(name, is_option=name in RUN_NAMES)}
+        for name, value in named.items():
+            if name in arguments:
+                continue
+            if name not in RUN_NAMES:
+                raise self._unknown(name)
+            options[name] = value
+        try:
+            bound = self.signature.bind(None, *args, **arguments)
+        except TypeError as error:
+            raise ProgramError(f"program {self._program}{self.shown}: {error}") from None
+        sampling, backend, stream, timeout = _run_options(options)
+        return Call(bound.args[1:], bound.kwargs, sampling, backend, stream, timeout)
+
+    def _takes(self, name: str, *, is_option: bool = False) -> bool:
+        """Is it an argument of the program? One that takes **anything leaves options to the run."""
+        for parameter in self.parameters:
+            if parameter.kind is parameter.VAR_KEYWORD:
+                if not is_option:
+                    return True
+            elif parameter.name == name and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                return True
+        return False
+
+    def _unknown(self, name: str) -> ProgramError:
+        known = [parameter.name for parameter in self.parameters]
+        close = difflib.get_close_matches(name, [*known, *RUN_NAMES], 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return ProgramError(
+            f"program {self._program}{self.shown} has no parameter {name!r}, and it is no option of a run{hint}"
+        )
+
+    @property
+    def shown(self) -> str:
+        return "(" + ", ".join(str(parameter) for parameter in self.parameters) + ")"
+
+
+def _signature(func: Callable[..., object], name: str) -> inspect.Signature:
+    if not callable(func):
+        raise ProgramError(f"@function goes above a def, got {func!r}")
+    if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+        raise ProgramError(f"program {name} must be a def or an async def without yield; return the value instead")
+    signature = inspect.signature(func)
+    parameters = tuple(signature.parameters.values())
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if not parameters or parameters[0].kind not in by_position:
+        raise ProgramError(f"program {name}{signature} needs the state as its first parameter: def {name}(s, ...)")
+    if "options" in (parameter.name for parameter in parameters[1:]):
+        raise ProgramError(f"program {name}: a parameter may not be called 'options', where a run's options go")
+    return signature
+
+
+def _run_options(options: Mapping[str, object]) -> tuple[SamplingOptions, Host | None, bool, float | None]:
+    """Check the options of a run, one by one.
+
+    Raises:
+        ProgramError: an unknown name, or a value of the wrong type.
+        RequestError: a sampling option is out of its bounds.
+    """
+    for name in options:
+        if name not in RUN_NAMES:
+            close = difflib.get_close_matches(name, RUN_NAMES, 1)
+            raise ProgramError(f"a run has no option {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+    said = {name: value for name, value in options.items() if name in SAMPLING_NAMES}
+    sampling = SamplingOptions(**said)  # type: ignore[arg-type]  # names are fields; values are checked on the next line
+    check_options(sampling)
+    timeout = options.get("timeout")
+    check_timeout(timeout)
+    stream = options.get("stream", False)
+    if not isinstance(stream, bool):
+        raise ProgramError(f"stream must be True or False, got {stream!r}")
+    return sampling, cast("Host | None", options.get("backend")), stream, cast("float | None", timeout)
+
+
+def _mapping(options: object) -> dict[str, object]:
+    if options is None:
+        return {}
+    if isinstance(options, SamplingOptions):
+        return {name: value for name in SAMPLING_NAMES if (value := getattr(options, name)) is not None}
+    if isinstance(options, Mapping):
+        return dict(options)
+    raise ProgramError(f"options must be a mapping of option names to values, got {options!r}")
+
+
+def batch_options(given: dict[str, object]) -> dict[str, object]:
+    """The options of every row's run, checked once instead of in every row."""
+    if "stream" in given:
+        raise ProgramError("a batch cannot stream; iterate over it to get states as they finish")
+    options = {**_mapping(given.pop("options", None)), **given}
+    _run_options(options)
+    return options
+
+
+def row_arguments(row: Row, program: str) -> tuple[tuple[object, ...], dict[str, object]]:
+    if isinstance(row, Mapping):
+        return (), dict(row)
+    if isinstance(row, tuple):
+        return row, {}
+    raise ProgramError(f"a row of program {program} is a mapping of arguments or a tuple of them, got {row!r}")
