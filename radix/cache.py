@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from niwaki.radix.eviction import EVICTIONS
+from niwaki.radix.outline import OutlineNode, outline
 from niwaki.radix.pages import PageCopy, PagePool
 from niwaki.radix.tree import TOKEN_BYTES, Node, Tree, common_pages
 
@@ -142,6 +143,11 @@ class Cache:
             cached_tokens=self._cached_tokens,
             evicted_pages=self._evicted_pages,
         )
+
+    def outline(self, limit: int, namespace: str = "") -> tuple[OutlineNode, ...]:
+        """The shape of a namespace's tree, at most `limit` nodes of it."""
+        root = self._tree.roots.get(namespace)
+        return () if root is None else outline(root, limit)
 
     def match(self, ids: TokenIds, namespace: str = "") -> int:
         """How many tokens at the start of `ids` are cached. Locks, touches and counts nothing."""

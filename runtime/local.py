@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from niwaki.radix.cache import Pin
+from niwaki.radix.outline import OutlineNode
 from niwaki.runtime.api import (
     BackendInfo,
     Branch,
@@ -296,6 +297,12 @@ class LocalBackend:
         """Drop everything from the cache that nothing runs on; False when something still runs."""
         done: Pending[bool] = Pending()
         self._post(lambda: done.succeed(self._core.flush()))
+        return done.result(timeout=60)
+
+    def outline(self, limit: int, namespace: str = "") -> tuple[OutlineNode, ...]:
+        """The shape of a namespace's tree between two steps, at most `limit` nodes of it."""
+        done: Pending[tuple[OutlineNode, ...]] = Pending()
+        self._post(lambda: done.succeed(self._core.cache.outline(limit, namespace)))
         return done.result(timeout=60)
 
     def check(self) -> None:

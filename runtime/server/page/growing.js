@@ -1,0 +1,71 @@
+// JSON that is still being written: what of it is there, and how it is drawn.
+
+// The value of a text that may stop anywhere. `open` is true on values that have not ended.
+// A node is {kind, open, value} or {kind: "object" | "array", open, parts: [[name, node], ...]}; null before anything came.
+export function parse(text) {
+  let at = 0;
+  const blanks = () => { while (at < text.length && " \n\r\t".includes(text[at])) at += 1; };
+
+  function string() {
+    let end = at + 1;
+    while (end < text.length && text[end] !== '"') end += text[end] === "\\" ? 2 : 1;
+    const open = end >= text.length;
+    // Cut where an escape is unfinished: what is there of it means nothing yet.
+    const inside = text.slice(at + 1, end).replace(open ? /\\(u[0-9a-fA-F]{0,3})?$/ : /$^/, "");
+    at = Math.min(end + 1, text.length);
+    return { kind: "string", open, value: JSON.parse(`"${inside}"`) };
+  }
+
+  function word() {
+    const found = /^[^\s,\]}]*/.exec(text.slice(at))[0];
+    at += found.length;
+    return { kind: "word", open: at >= text.length, value: found };
+  }
+
+  function group(kind, closing) {
+    const node = { kind, open: true, parts: [] };
+    at += 1;
+    for (;;) {
+      blanks();
+      if (at >= text.length) return node;
+      if (text[at] === closing) { at += 1; node.open = false; return node; }
+      if (text[at] === ",") { at += 1; continue; }
+      if (kind === "array") { node.parts.push([null, value()]); continue; }
+      if (text[at] !== '"') return node;
+      const name = string();
+      blanks();
+      if (text[at] === ":") at += 1;
+      node.parts.push([name.value, value()]);
+    }
+  }
+
+  function value() {
+    blanks();
+    if (at >= text.length) return null;
+    if (text[at] === "{") return group("object", "}");
+    if (text[at] === "[") return group("array", "]");
+    return text[at] === '"' ? string() : word();
+  }
+
+  return value();
+}
+
+export function draw(node) {
+  if (node === null) return element("span", "json-value growing", "");
+  if (node.kind === "string" || node.kind === "word")
+    return element("span", `json-value${node.open && node.kind === "string" ? " growing" : ""}`, node.value);
+  const list = element("ul", `json${node.open ? " growing" : ""}`);
+  node.parts.forEach(([name, part], index) => {
+    const item = element("li");
+    item.append(element("span", "name", name === null ? `${index + 1}. ` : `${name}: `), draw(part));
+    list.append(item);
+  });
+  return list;
+}
+
+export function element(kind, className = "", text = null) {
+  const made = document.createElement(kind);
+  if (className) made.className = className;
+  if (text !== null) made.textContent = text;
+  return made;
+}

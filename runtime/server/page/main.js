@@ -1,0 +1,238 @@
+// The page: sessions on the left, the conversation in the middle, what shapes the answer on the right.
+import { get, keepKey, post, Refusal, remove, stream } from "./api.js";
+import { watch } from "./engine.js";
+import { draw, element, parse } from "./growing.js";
+
+const $ = (id) => document.getElementById(id);
+const EXAMPLE = {
+  type: "object",
+  properties: { name: { type: "string" }, role: { type: "string" }, city: { type: "string" } },
+  required: ["name", "role", "city"],
+  additionalProperties: false,
+};
+const TITLE_LENGTH = 40;
+
+let session = null; // the id of the open one; null: it is made with its first message
+let running = null; // the AbortController of the answer that is being written
+
+// -- sessions --------------------------------------------------------------------------------------------------------
+
+async function listSessions() {
+  const { data } = await get("v1/sessions?limit=100");
+  $("sessions").replaceChildren(...data.map((one) => {
+    const item = element("li");
+    const button = element("button", "", one.title || "Untitled");
+    button.type = "button";
+    button.dataset.session = one.id;
+    button.setAttribute("aria-current", String(one.id === session));
+    button.addEventListener("click", guarded(() => open(one.id)));
+    item.append(button);
+    return item;
+  }));
+}
+
+async function open(id) {
+  running?.abort();
+  session = id;
+  const found = id === null ? { title: "New session", turns: [] } : await get(`v1/sessions/${id}`);
+  if (session !== id) return; // another one was clicked meanwhile
+  $("talk-title").textContent = found.title || "Untitled";
+  for (const name of ["export", "delete"]) $(name).disabled = id === null;
+  $("turns").replaceChildren(...found.turns.map(turnElement));
+  scrollDown();
+  await listSessions();
+}
+
+function turnElement(turn) {
+  const made = element("div", "turn");
+  for (const { role, content } of turn.messages) made.append(messageElement(role, content ?? ""));
+  made.append(toldElement(turn));
+  return made;
+}
+
+function messageElement(role, content) {
+  const made = element("div", `said ${role}`);
+  made.append(element("span", "hidden", `${role}: `));
+  const body = element("div", "body");
+  made.append(body);
+  show(body, content, false);
+  return made;
+}
+
+// A JSON object is drawn as one; everything else is text.
+function show(body, content, isGrowing) {
+  if (content.trimStart().startsWith("{")) {
+    try {
+      body.replaceChildren(draw(parse(content)));
+      return;
+    } catch { /* it only looked like JSON */ }
+  }
+  body.textContent = content;
+  body.classList.toggle("growing", isGrowing);
+}
+
+function toldElement(turn) {
+  const told = element("div", "told");
+  if (turn.usage) {
+    const { prompt_tokens: prompt, completion_tokens: written, prompt_tokens_details: details } = turn.usage;
+    told.append(element("span", "", `${written} tokens; ${details.cached_tokens} of ${prompt} before them from the cache`));
+  }
+  told.append(
+    action("Branch here", () => branch(turn.id)),
+    action("Rewind to here", () => rewind(turn.id)),
+  );
+  return told;
+}
+
+function action(name, work) {
+  const button = element("button", "quiet", name);
+  button.type = "button";
+  button.addEventListener("click", guarded(work));
+  return button;
+}
+
+async function branch(turn) {
+  const title = `${$("talk-title").textContent} (branch)`;
+  const twin = await post(`v1/sessions/${session}/branch`, { turn, title });
+  await open(twin.id);
+}
+
+async function rewind(turn) {
+  await post(`v1/sessions/${session}/rewind`, { turn });
+  await open(session);
+}
+
+async function exportSession() {
+  const found = await get(`v1/sessions/${session}`);
+  const link = element("a");
+  link.href = URL.createObjectURL(new Blob([JSON.stringify(found, null, 2)], { type: "application/json" }));
+  link.download = `${session}.json`;
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+
+// -- the conversation ------------------------------------------------------------------------------------------------
+
+async function ask(text) {
+  if (session === null) {
+    session = (await post("v1/sessions", { title: text.slice(0, TITLE_LENGTH) })).id;
+    $("talk-title").textContent = text.slice(0, TITLE_LENGTH);
+    for (const name of ["export", "delete"]) $(name).disabled = false;
+  }
+  const here = session;
+  const shown = element("div", "turn");
+  const answer = messageElement("assistant", "");
+  shown.append(messageElement("user", text), answer);
+  $("turns").append(shown);
+  scrollDown();
+  running = new AbortController();
+  busy(true);
+  try {
+    const turn = await answerInto(answer.querySelector(".body"), here, text, running.signal);
+    shown.append(toldElement(turn));
+    $("draft").value = "";
+  } catch (error) {
+    shown.remove(); // a turn that did not end was never said
+    if (error.name !== "AbortError") throw error;
+    $("state").textContent = "Stopped; this turn was not kept.";
+  } finally {
+    running = null;
+    busy(false);
+  }
+  await listSessions();
+}
+
+async function answerInto(body, here, text, signal) {
+  const asked = { messages: [{ role: "user", content: text }], stream_options: { include_usage: true }, ...sampling() };
+  if ($("shaped").checked)
+    asked.response_format = { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse($("schema").value) } };
+  const turn = {};
+  let content = "";
+  for await (const chunk of stream(`v1/sessions/${here}/chat/completions`, asked, signal)) {
+    content += chunk.choices[0]?.delta.content ?? "";
+    turn.id = chunk.turn ?? turn.id;
+    turn.usage = chunk.usage ?? turn.usage;
+    show(body, content, true);
+    scrollDown();
+  }
+  show(body, content, false);
+  return turn;
+}
+
+function sampling() {
+  const said = {};
+  for (const { name, type, value } of $("sampling").querySelectorAll("input"))
+    if (value !== "") said[name] = type === "number" ? Number(value) : value;
+  return said;
+}
+
+function busy(is) {
+  $("send").disabled = is;
+  $("stop").disabled = !is;
+  $("state").textContent = is ? "Writing…" : "";
+  $("turns").setAttribute("aria-busy", String(is));
+}
+
+function scrollDown() {
+  $("turns").scrollTop = $("turns").scrollHeight;
+}
+
+// -- the rest of the page --------------------------------------------------------------------------------------------
+
+function guarded(work) {
+  return async (event) => {
+    $("problem").hidden = true;
+    try {
+      await work(event);
+    } catch (error) {
+      if (error instanceof Refusal && error.status === 401) return $("key-dialog").showModal();
+      $("problem").textContent = error.message;
+      $("problem").hidden = false;
+    }
+  };
+}
+
+function checkSchema() {
+  let told = "";
+  try {
+    JSON.parse($("schema").value);
+  } catch (error) {
+    told = `Not JSON yet: ${error.message}`;
+  }
+  $("schema-state").textContent = told;
+  $("schema").setAttribute("aria-invalid", String(told !== ""));
+}
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  $("theme").textContent = theme === "dark" ? "Light" : "Dark";
+  $("theme").setAttribute("aria-label", `Switch to the ${theme === "dark" ? "light" : "dark"} theme`);
+}
+
+async function start() {
+  const { data } = await get("v1/models");
+  $("model").textContent = `${data[0].id}, ${data[0].max_model_len.toLocaleString("en")} tokens`;
+  await listSessions();
+}
+
+setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+$("schema").value = JSON.stringify(EXAMPLE, null, 1);
+$("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
+$("schema").addEventListener("input", checkSchema);
+$("new").addEventListener("click", guarded(async () => { await open(null); $("draft").focus(); }));
+$("export").addEventListener("click", guarded(exportSession));
+$("delete").addEventListener("click", guarded(async () => { await remove(`v1/sessions/${session}`); await open(null); }));
+$("stop").addEventListener("click", () => running?.abort());
+$("ask").addEventListener("submit", guarded(async (event) => {
+  event.preventDefault();
+  const text = $("draft").value.trim();
+  if (text && running === null) await ask(text);
+}));
+$("draft").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  $("ask").requestSubmit();
+});
+$("key-dialog").addEventListener("close", guarded(async () => { keepKey($("key").value); await start(); }));
+guarded(start)();
+watch(() => $("live").checked);
