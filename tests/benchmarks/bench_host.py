@@ -1,6 +1,6 @@
 """W17: what the host does in each step, by part, while the model costs nothing. Prints a table, can write JSON.
 
-Run it as `python -m tests.benchmarks.bench_host [--json PATH] [--profile BATCH]`. The engine core runs decoding requests
+Run it as `python -m tests.benchmarks.bench_host [--json PATH] [--profile BATCH]`. The core runs decoding requests
 against a model that returns the same logits at once. Medians over steps, of processor time: other work on the machine
 still slows it by the caches that it takes. Budgets in all: 53, 156 and 522 microseconds at batch 1, 32 and 256.
 """
