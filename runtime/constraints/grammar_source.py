@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,12 +11,12 @@ from niwaki.runtime.api import ConstraintError, Grammar, JsonSchema
 from niwaki.runtime.constraints.grammar_engine import Commitments
 from niwaki.runtime.constraints.schema import normalise
 from niwaki.runtime.constraints.schema.document import Json
+from niwaki.runtime.constraints.schema.lark import lark_of
 
 MAX_GRAMMAR_BYTES: Final = 64 * 1024
 MAX_NESTING: Final = 64
-# No whitespace between tokens; \u escapes as well as plain characters; masks hold every token that fits, not only
-# those of the canonical tokenization (which also keeps long forced texts from costing seconds a mask).
-JSON_OPTIONS: Final = {"whitespace_flexible": False, "json_allow_general_unicode_escapes": True}
+# Masks hold every token that fits, not only those of the canonical tokenization (which also keeps long forced texts
+# from costing seconds a mask).
 HEADER: Final = '%llguidance {"no_forcing": true}\n'
 # What a user's own rules can begin is not measured: endings are looked for this many bytes before the budget ends.
 GRAMMAR_COMMITMENTS: Final = Commitments(value=64, inside=128)
@@ -55,8 +54,7 @@ def source_of(constraint: JsonSchema | Grammar) -> GrammarSource:
 
 def text_of_schema(schema: Json) -> str:
     """The grammar of a normal schema."""
-    embedded = schema if isinstance(schema, dict) else {"anyOf": [schema]}
-    return f"{HEADER}start: %json {json.dumps({**embedded, 'x-guidance': JSON_OPTIONS})}\n"
+    return f"{HEADER}{lark_of(schema)}"
 
 
 def _grammar(grammar: Grammar) -> GrammarSource:

@@ -18,6 +18,23 @@ CATEGORIES: Final = frozenset(
 )
 
 
+LONG_NAMES: Final = {
+    "Other": "C",
+    "Letter": "L",
+    "Lowercase_Letter": "Ll",
+    "Uppercase_Letter": "Lu",
+    "Mark": "M",
+    "Number": "N",
+    "Decimal_Number": "Nd",
+    "digit": "Nd",
+    "Punctuation": "P",
+    "punct": "P",
+    "Symbol": "S",
+    "Separator": "Z",
+    "Space_Separator": "Zs",
+}
+
+
 @lru_cache(maxsize=64)
 def members(name: str) -> Ranges | None:
     r"""The characters of a class as the Rust dialect writes it, `\D` or `\p{Lu}`; None where they are not known."""
@@ -32,6 +49,7 @@ def members(name: str) -> Ranges | None:
     if letter == "w":
         return normalised((*_of_category(("L", "M", "N", "Pc")), (0x200C, 0x200D)))
     category = name[2:].strip("{}")
+    category = LONG_NAMES.get(category, category)
     return _of_category((category,)) if category in CATEGORIES else None
 
 

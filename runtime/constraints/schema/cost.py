@@ -8,14 +8,15 @@ from typing import Final
 
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.pattern import parse
+from niwaki.runtime.constraints.schema.arrays import least_path
 from niwaki.runtime.constraints.schema.document import Json, json_text
 
-FORMAT_BYTES: Final = 64  # what a begun text of a format may still ask for
 NUMBER_BYTES: Final = 48  # a bounded number: its digits
 UNKNOWN_PATTERN: Final = 400
 MOST_INSIDE: Final = 4000
 SMALL_TEXT: Final = 6000
 SMALL_COUNT: Final = 500
+SMALL_PATTERN: Final = 3000
 _COUNT = re.compile(r"\{\d*,?(\d{3,})")
 
 
@@ -82,6 +83,8 @@ class _Measure:
             case "null" | "boolean":
                 return 4
             case "integer" | "number":
+                if "not" in schema:
+                    return 3
                 if schema.keys() & {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}:
                     self.inside = max(self.inside, NUMBER_BYTES)
                     self._count(schema.get("multipleOf"))
@@ -89,6 +92,8 @@ class _Measure:
                 return 1
             case "string":
                 return self._of_string(schema)
+            case "array" if "x-automaton" in schema:
+                return least_path(schema, self._of)
             case "array":
                 prefix = schema.get("prefixItems")
                 items = [*prefix] if isinstance(prefix, list) else []
@@ -103,20 +108,13 @@ class _Measure:
                 return self._of_object(schema)
 
     def _of_string(self, schema: dict[str, Json]) -> int:
-        parts = [schema]
-        if isinstance(more := schema.get("allOf"), list):
-            parts += [part for part in more if isinstance(part, dict)]
-        shortest, inside = 0, 0
-        for part in parts:
-            least = part.get("minLength")
-            shortest = max(shortest, least if isinstance(least, int) else 0)
-            self._count(least)
-            self._count(part.get("maxLength"))
-            if "format" in part:
-                inside += FORMAT_BYTES
-            if isinstance(pattern := part.get("pattern"), str):
-                self.is_small = False
-                inside += _pattern_bytes(pattern)
+        least, inside = schema.get("minLength"), 0
+        shortest = least if isinstance(least, int) else 0
+        self._count(least)
+        self._count(schema.get("maxLength"))
+        if isinstance(pattern := schema.get("pattern"), str):
+            inside = _pattern_bytes(pattern)
+            self.is_small &= inside <= SMALL_PATTERN and len(pattern) <= SMALL_PATTERN
         self.inside = max(self.inside, inside * (1 + min(shortest, 8)))
         return 2 + shortest + inside
 

@@ -51,7 +51,7 @@ def read_schema(text: str) -> Json:
     if not isinstance(schema, dict | bool):
         raise ConstraintError(f"a JSON schema must be an object or a boolean, got {type(schema).__name__}")
     if _has_surrogate(text, schema):
-        raise ConstraintError("the JSON schema holds a lone surrogate or a NUL, which is not text")
+        raise ConstraintError("the JSON schema holds a lone surrogate, which is not text")
     return schema
 
 
@@ -117,11 +117,11 @@ def _finite(text: str) -> float:
 
 def _has_surrogate(text: str, schema: Json) -> bool:
     if "\\" not in text and text.isascii():
-        return "\0" in text
+        return False
     stack: list[Json] = [schema]
     while stack:
         value = stack.pop()
-        if isinstance(value, str) and any("\ud800" <= char <= "\udfff" or char == "\0" for char in value):
+        if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
             return True
         if isinstance(value, list):
             stack.extend(value)

@@ -65,6 +65,7 @@ class Way:
     multiples: tuple[Fraction, ...] = ()
     # strings
     patterns: tuple[tuple[str, str], ...] = ()  # (pattern, pointer)
+    without: tuple[tuple[str, str], ...] = ()  # patterns that are not found
     formats: tuple[tuple[str, str], ...] = ()
     # sizes: of a string in characters, of an array in items, of an object in keys
     least: int = 0

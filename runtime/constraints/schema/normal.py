@@ -10,22 +10,33 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import combinations, permutations, product
+from itertools import combinations, product
 from typing import Final
 
 from niwaki.runtime.api import ConstraintError
+from niwaki.runtime.constraints.regex_language import Term
+from niwaki.runtime.constraints.schema.arrays import Step, Wanted, automaton
 from niwaki.runtime.constraints.schema.cost import cost_of
 from niwaki.runtime.constraints.schema.document import Json, canonical, identity, json_text, read_schema, refused
-from niwaki.runtime.constraints.schema.facts import KINDS, NEVER, Exists, Fields, Items, State, Way, both, contradicts
-from niwaki.runtime.constraints.schema.formats import FORMAT_PATTERNS
-from niwaki.runtime.constraints.schema.patterns import all_but, matches
+from niwaki.runtime.constraints.schema.facts import (
+    KINDS,
+    NEVER,
+    Atom,
+    Contains,
+    Exists,
+    Fields,
+    State,
+    Way,
+    both,
+    contradicts,
+)
 from niwaki.runtime.constraints.schema.references import Document
+from niwaki.runtime.constraints.schema.strings import Strings, escaped_text, joined
 from niwaki.runtime.constraints.schema.ways import Circular, Expander, kind_of
 
-MAX_VARIANTS: Final = 256  # of one object by which keys are present, of one array by which item is contained
-MAX_ARRANGEMENTS: Final = 2000  # of a finite array of unique items
+MAX_VARIANTS: Final = 256  # of one object by which keys are present
 MAX_EXCLUDED_NUMBERS: Final = 16
-MAX_CONTAINED: Final = 16
+MAX_OVERLAPPING: Final = 4  # patterns of keys
 MAX_NODES: Final = 20_000
 MAX_LOOKS: Final = 8  # how deep emptiness looks into required values
 EXACT_WHOLE: Final = 2**53  # the engine reads bounds as float64
@@ -73,6 +84,7 @@ class _Writer:
     def __init__(self, document: Document) -> None:
         self._expander = Expander(document)
         self._expander.is_empty = self.is_empty
+        self._strings = Strings()
         self._ways: dict[tuple[State, str], list[Way]] = {}
         self._names: dict[State, str] = {}
         self._written: dict[State, Json] = {}
@@ -137,6 +149,8 @@ class _Writer:
                 return not way.beyond and not any(self._satisfies(v, replace(way, values=None)) for v in way.values)
             if way.kind == "object":
                 return any(self.is_impossible(self._field_state(way, name)) for name in way.required)
+            if way.kind == "string":
+                return self._strings.is_empty(way)
             if way.kind == "array":
                 return any(self.is_impossible(self._item_state(way, i)) for i in range(min(way.least, 32)))
             return False
@@ -170,7 +184,9 @@ class _Writer:
         if identity(value) in map(identity, way.excluded):
             return False
         if isinstance(value, str):
-            return _fits(len(value), way) and all(matches(pattern, value, place) for pattern, place in way.patterns)
+            found = (self._strings.matches(pattern, value, place) for pattern, place in way.patterns)
+            lost = (self._strings.matches(pattern, value, place) for pattern, place in way.without)
+            return _fits(len(value), way) and all(found) and not any(lost)
         if isinstance(value, list):
             return self._array_satisfies(value, way)
         if isinstance(value, dict):
@@ -201,7 +217,7 @@ class _Writer:
     def _has(self, value: dict[str, Json], wanted: Exists) -> bool:
         return any(
             name not in wanted.names
-            and not any(matches(regex, name, wanted.pointer) for regex in wanted.patterns)
+            and not any(self._strings.matches(regex, name, wanted.pointer) for regex in wanted.patterns)
             and self.accepts(wanted.state, item)
             for name, item in value.items()
         )
@@ -215,7 +231,9 @@ class _Writer:
         atoms: list[tuple[str, bool]] = []
         for group in way.fields:
             found = [state for key, state in group.properties if key == name]
-            found += [state for regex, state in group.patterns if matches(regex, name, "patternProperties")]
+            found += [
+                state for regex, state in group.patterns if self._strings.matches(regex, name, "patternProperties")
+            ]
             if not found and group.additional is not None:
                 found = [group.additional]
             atoms += [atom for state in found for atom in state]
@@ -297,7 +315,7 @@ class _Writer:
         if None not in types and len(set(map(str, types))) == len(types) and not {"integer", "number"} <= set(types):
             merged: dict[str, Json] = {"type": types}
             keys = [key for branch in branches for key in branch if key != "type"]
-            if len(keys) == len(set(keys)) and "allOf" not in keys:  # which would bind the other kinds as well
+            if len(keys) == len(set(keys)) and "not" not in keys:  # which would bind the other kinds as well
                 for branch in branches:
                     merged |= {key: value for key, value in branch.items() if key != "type"}
                 return merged
@@ -309,7 +327,7 @@ class _Writer:
             case "number":
                 return _number_schemas(way, place)
             case "string":
-                return [_string_schema(way)]
+                return [self._strings.schema(way)]
             case "array":
                 return self._array_schemas(way, place)
             case "object":
@@ -323,7 +341,7 @@ class _Writer:
         if way.excluded:
             raise refused(place, "that an object is not a certain one cannot be enforced")
         names = self._known_names(way)
-        key_pattern: str | None = None
+        keys: str | None = None
         if way.names:
             allowed = self.ways(way.names, "string")
             if all(found.values is not None for found in allowed):
@@ -331,19 +349,13 @@ class _Writer:
                 names = list(dict.fromkeys((*[name for name in names if name in listed], *listed)))
                 way = replace(way, fields=(*way.fields, Fields(tuple((n, ()) for n in listed), (), NEVER)), names=())
             else:
-                key_pattern = _key_pattern(allowed, way.names[0][0])
+                keys = self._key_pattern(allowed)
         states = {name: self._field_state(way, name) for name in names}
         impossible = {name for name in names if self.is_impossible(states[name])}
         if any(name in impossible for name in way.required):
             return []
-        rest, patterns = self._regions(way, key_pattern)
-        if self.is_impossible(rest):
-            patterns = [(regex, state) for regex, state in patterns if not self.is_impossible(state)]
-        for regex, state in patterns:
-            # A written pattern also binds the known keys that match it, so they must be bound as much already.
-            for name in names:
-                if name not in impossible and matches(regex, name, place) and not set(state) <= set(states[name]):
-                    raise refused(place, f"the pattern {regex!r} and the key {name!r} cannot be enforced together")
+        possible = {name: states[name] for name in names if name not in impossible}
+        rest, patterns = self._regions(way, keys, possible, place)
         is_closed = not patterns and self.is_impossible(rest)
         optional = [name for name in names if name not in way.required and name not in impossible]
         written: list[dict[str, Json]] = []
@@ -373,42 +385,77 @@ class _Writer:
                 written.append(schema)
         return written
 
-    def _regions(self, way: Way, key_pattern: str | None) -> tuple[State, list[tuple[str, State]]]:
-        """What is asked of keys that no name covers: the rest, and those of each pattern (which must be disjoint)."""
-        everywhere: list[tuple[str, bool]] = []
-        by_pattern: dict[str, list[tuple[str, bool]]] = {}
-        for group in way.fields:
-            for regex, state in group.patterns:
-                if regex in UNIVERSAL_PATTERNS:
-                    everywhere += state
-                else:
-                    by_pattern.setdefault(regex, [])
-        if key_pattern is not None:
-            if by_pattern and list(by_pattern) != [key_pattern]:
-                raise refused(way.names[0][0], "a pattern of keys beside patternProperties cannot be enforced")
-            by_pattern.setdefault(key_pattern, [])
-        rest: list[tuple[str, bool]] = list(everywhere)
-        for group in way.fields:
-            known = dict(group.patterns)
-            covers_all = any(regex in UNIVERSAL_PATTERNS for regex in known)
-            for regex, atoms in by_pattern.items():
-                if regex in known:
-                    atoms += known[regex]
-                elif group.additional is not None and not covers_all:
-                    atoms += group.additional
-            if group.additional is not None and not covers_all:
-                rest += group.additional
-        if key_pattern is not None:
-            rest = list(NEVER)
-        patterns = [(regex, tuple(dict.fromkeys((*everywhere, *atoms)))) for regex, atoms in by_pattern.items()]
+    def _key_pattern(self, ways: Sequence[Way]) -> str:
+        """propertyNames as one pattern of keys."""
+        options = []
+        for way in ways:
+            if way.values is not None:
+                options.append(f"^(?:{'|'.join(escaped_text(str(value)) for value in way.values)})$")
+            else:
+                schema = self._strings.schema(way)
+                bounds = f"{{{way.least},{'' if way.most is None else way.most}}}"
+                lengths = [rf"^[\s\S]{bounds}$"] if way.least or way.most is not None else []
+                options.append(joined([*([str(schema["pattern"])] if "pattern" in schema else []), *lengths]))
+        return options[0] if len(options) == 1 else "|".join(f"(?:{option})" for option in options)
+
+    def _regions(
+        self, way: Way, keys: str | None, known: dict[str, State], place: str
+    ) -> tuple[State, list[tuple[str, State]]]:
+        """What is asked of keys that no name covers: the rest, and disjoint patterns of keys with theirs.
+
+        Overlapping patterns become one region for each set of them that a key can match.
+        """
+        sources = dict.fromkeys(regex for group in way.fields for regex, _ in group.patterns)
+        patterns = [regex for regex in sources if regex not in UNIVERSAL_PATTERNS]
+        terms = {regex: self._strings.term(regex, f"{place}/patternProperties") for regex in patterns}
+        regions: list[tuple[frozenset[str], str]] = []
+        for chosen in self._overlaps(patterns, terms, place):
+            others = [regex for regex in patterns if regex not in chosen and self._meet(terms, regex, chosen)]
+            wanted = [*chosen, *([keys] if keys is not None else [])]
+            regions.append((frozenset(chosen), joined(wanted, others)))
+        if keys is not None:
+            regions.append((frozenset(), joined([keys], patterns)))
         merged: dict[State, list[str]] = {}
-        for regex, state in patterns:  # equal ones may overlap, as one pattern
-            merged.setdefault(state, []).append(regex)
-        joined = [
-            (found[0] if len(found) == 1 else "|".join(f"(?:{regex})" for regex in found), state)
-            for state, found in merged.items()
+        for matched, regex in regions:
+            state = _state_of_key(way, matched)
+            if self.is_impossible(state) and not patterns:
+                continue
+            # A written pattern also binds the known keys that match it, where they are not bound as much already.
+            bound = [
+                name
+                for name, found in known.items()
+                if not set(state) <= set(found) and self._strings.matches(regex, name, place)
+            ]
+            merged.setdefault(state, []).append(joined([regex], names=bound) if bound else regex)
+        found = [
+            (regexes[0] if len(regexes) == 1 else "|".join(f"(?:{regex})" for regex in regexes), state)
+            for state, regexes in merged.items()
         ]
-        return tuple(dict.fromkeys(rest)), joined
+        rest = NEVER if keys is not None else _state_of_key(way, frozenset())
+        if self.is_impossible(rest):
+            found = [(regex, state) for regex, state in found if not self.is_impossible(state)]
+        return rest, found
+
+    def _overlaps(self, patterns: list[str], terms: dict[str, Term | None], place: str) -> Iterator[tuple[str, ...]]:
+        """The sets of patterns that one key can match, but the empty one."""
+        yield from ((regex,) for regex in patterns)
+        meeting = [(one, other) for one, other in combinations(patterns, 2) if self._meet(terms, one, (other,))]
+        involved = [regex for regex in patterns if any(regex in pair for pair in meeting)]
+        if len(involved) > MAX_OVERLAPPING:
+            raise refused(f"{place}/patternProperties", f"{len(involved)} patterns overlap, at most {MAX_OVERLAPPING}")
+        for size in range(2, len(involved) + 1):
+            for chosen in combinations(involved, size):
+                if all(pair in meeting for pair in combinations(chosen, 2)):
+                    yield chosen
+
+    def _meet(self, terms: dict[str, Term | None], regex: str, others: Sequence[str]) -> bool:
+        """Whether a key may match the pattern and all the others."""
+        found = [terms[name] for name in (regex, *others)]
+        known = [term for term in found if term is not None]
+        if len(known) < len(found):
+            return True
+        languages = self._strings.languages
+        return languages.is_empty(languages.all_of(known)) is not True
 
     # arrays
 
@@ -424,11 +471,11 @@ class _Writer:
         if most is not None and way.least > most:
             return []
         way = replace(way, most=most)
-        if way.contains:
-            return [schema for variant in self._contained(way) for schema in self._array_schemas(variant, place)]
-        if way.unique_at is not None and (most is None or most > 1):
-            arrangements = self._arrangements(way, length)
-            return [{"enum": list[Json](arrangements)}] if arrangements else []
+        is_unique = way.unique_at is not None and (most is None or most > 1)
+        contains = [found for found in way.contains if found.low > 0 or found.high is not None]
+        if is_unique or contains:
+            described = self._array_automaton(way, contains, is_unique, length)
+            return [] if described is None else [described]
         prefix = [self.schema_of(self._item_state(way, index)) for index in range(length)]
         if most is not None:
             prefix = prefix[:most]
@@ -445,58 +492,53 @@ class _Writer:
             schema["maxItems"] = most
         return [schema]
 
-    def _contained(self, way: Way) -> Iterator[Way]:
-        """`contains` one by one: no item, all items, or in a short array one item at each place."""
-        first, others = way.contains[0], replace(way, contains=way.contains[1:])
-        place = first.pointer
-        fails: State = tuple((pointer, not holds) for pointer, holds in first.state)
-        if first.low == 0 and first.high is None:
-            yield others
-        elif first.high == 0:
-            if len(first.state) != 1:
-                raise refused(place, "cannot be enforced here")
-            yield replace(others, items=(*others.items, Items((), fails)))
-        elif first.high is None and all(
-            self.is_impossible((*self._item_state(way, i), *fails)) for i in range(_prefix_length(way) + 1)
-        ):
-            found = replace(others, least=max(way.least, first.low))  # every item is one
-            if not contradicts(found):
-                yield found
-        elif first.low == 1 and first.high is None and way.most is not None and way.most <= MAX_CONTAINED:
-            for index in range(way.most):
-                prefix = (*(fails for _ in range(index)), first.state)
-                found = replace(others, least=max(way.least, index + 1), items=(*others.items, Items(prefix)))
-                if not self.is_empty(found):
-                    yield found
-        else:
-            raise refused(
-                place,
-                f"can be enforced only in arrays of at most {MAX_CONTAINED} items (maxItems), "
-                "without minContains and maxContains",
-            )
+    def _array_automaton(
+        self, way: Way, contains: Sequence[Contains], is_unique: bool, length: int
+    ) -> dict[str, Json] | None:
+        pointer = (way.unique_at if is_unique else None) or contains[0].pointer
+        known: dict[int, list[Step]] = {}
+        numbers: dict[str, int] = {}
 
-    def _arrangements(self, way: Way, length: int) -> list[list[Json]]:
-        """All arrays of a way whose items are finite and distinct."""
-        place = way.unique_at or ""
-        longest = way.most
-        choices: list[list[Json]] = []
-        for index in range(length + 1):
-            values = self._finite(self._item_state(way, index))
-            if values is None:
-                raise refused(place, "can be enforced only where the items are finitely many, or at most one")
-            choices.append(values)
-        distinct = {identity(value) for values in choices for value in values}
-        longest = len(distinct) if longest is None else min(longest, len(distinct))
-        found: list[list[Json]] = []
-        for size in range(way.least, longest + 1):
-            places = [choices[min(index, length)] for index in range(size)]
-            candidates = permutations(places[0], size) if length == 0 and size else product(*places)
-            for items in candidates:
-                if len(set(map(identity, items))) == size:
-                    found.append([canonical(item) for item in items])
-                if len(found) > MAX_ARRANGEMENTS:
-                    raise refused(place, f"its arrays are more than {MAX_ARRANGEMENTS} when written out")
-        return found
+        def steps(index: int) -> list[Step]:
+            if index not in known:
+                state = self._item_state(way, index)
+                known[index] = list(
+                    self._unique_steps(state, contains, numbers, pointer)
+                    if is_unique
+                    else self._counted_steps(state, contains)
+                )
+            return known[index]
+
+        wanted = [Wanted(found.low, found.high) for found in contains]
+        return automaton(steps, length, way.least, way.most, wanted, pointer)
+
+    def _unique_steps(
+        self, state: State, contains: Sequence[Contains], numbers: dict[str, int], pointer: str
+    ) -> Iterator[Step]:
+        """uniqueItems (validation 6.4.3) over finitely many values: each is used once."""
+        values = self._finite(state)
+        if values is None:
+            raise refused(pointer, "can be enforced only where the items are finitely many, or at most one")
+        for value in values:
+            counts = frozenset(i for i, found in enumerate(contains) if self.accepts(found.state, value))
+            item: Json = {"enum": [canonical(value)]}
+            yield Step(item, counts, numbers.setdefault(identity(value), len(numbers)))
+
+    def _counted_steps(self, state: State, contains: Sequence[Contains]) -> Iterator[Step]:
+        """Items by which `contains` they count for. Where only enough is asked for, an item need not count; where too
+        many are forbidden, one that does not count must fail."""
+        for chosen in product((True, False), repeat=len(contains)):
+            for atoms in product(
+                *(self._counting(found, counts) for found, counts in zip(contains, chosen, strict=True))
+            ):
+                item = self.schema_of((*state, *(atom for part in atoms for atom in part)))
+                if item is not False:
+                    yield Step(item, frozenset(i for i, counts in enumerate(chosen) if counts))
+
+    def _counting(self, found: Contains, counts: bool) -> list[State]:
+        if counts:
+            return [found.state]
+        return [()] if found.high is None else [((pointer, not holds),) for pointer, holds in found.state]
 
     def _finite(self, state: State) -> list[Json] | None:
         """All values of a state, or None where they are not listed."""
@@ -547,25 +589,15 @@ def _presences(
                 yield frozenset(chosen), frozenset(optional) - set(chosen), free_least, None if is_closed else most
 
 
-def _key_pattern(ways: Sequence[Way], pointer: str) -> str:
-    """propertyNames as one pattern of keys."""
-    if not ways:
-        raise refused(pointer, "no key satisfies it; set additionalProperties to false instead")
-    if len(ways) > 1 or ways[0].values is not None or ways[0].excluded:
-        raise refused(pointer, "only a list of keys, a pattern or a length can be enforced for keys")
-    way = ways[0]
-    patterns = [pattern for pattern, _ in way.patterns]
-    patterns += [FORMAT_PATTERNS[name] for name, _ in way.formats if name in FORMAT_PATTERNS]
-    is_known = len(patterns) == len(way.patterns) + len(way.formats)
-    if not is_known or len(patterns) > 1 or (patterns and (way.least > 0 or way.most is not None)):
-        raise refused(pointer, "only one pattern or a length can be enforced for keys")
-    if patterns:
-        return patterns[0]
-    return f"^[\\s\\S]{{{way.least},{'' if way.most is None else way.most}}}$"
-
-
-def _prefix_length(way: Way) -> int:
-    return max((len(group.prefix) for group in way.items), default=0)
+def _state_of_key(way: Way, matched: frozenset[str]) -> State:
+    """What is asked of the value of a key that matches just these patterns, and that no name covers."""
+    atoms: list[Atom] = []
+    for group in way.fields:
+        found = [state for regex, state in group.patterns if regex in matched or regex in UNIVERSAL_PATTERNS]
+        if not found and group.additional is not None:
+            found = [group.additional]
+        atoms += [atom for state in found for atom in state]
+    return tuple(dict.fromkeys(atoms))
 
 
 def _fits(size: int, way: Way) -> bool:
@@ -586,7 +618,9 @@ def _number_satisfies(value: float, way: Way) -> bool:
 def _number_schemas(way: Way, place: str) -> list[dict[str, Json]]:
     """Bounds, with the excluded numbers cut out of the range."""
     if way.is_whole is False:
-        raise refused(place, "that a number is not whole cannot be enforced")
+        if way.low is not None or way.high is not None or way.multiples or way.excluded:
+            raise refused(place, "that a number is not whole cannot be enforced together with bounds")
+        return [{"type": "number", "not": {"type": "integer"}}]
     numbers = sorted(
         Fraction(value) if isinstance(value, int) else Fraction(repr(value))
         for value in way.excluded
@@ -638,25 +672,3 @@ def _as_number(value: Fraction, towards: int, place: str) -> Json:
     while (Fraction(near) - value) * towards < 0:
         near = math.nextafter(near, math.inf * towards)
     return int(near) if near.is_integer() else near
-
-
-def _string_schema(way: Way) -> dict[str, Json]:
-    patterns = [pattern for pattern, _ in way.patterns]
-    formats = [name for name, _ in way.formats if name not in FORMAT_PATTERNS]
-    patterns += [FORMAT_PATTERNS[name] for name, _ in way.formats if name in FORMAT_PATTERNS]
-    if way.excluded:
-        patterns.append(all_but([value for value in way.excluded if isinstance(value, str)]))
-    schema: dict[str, Json] = {"type": "string"}
-    if way.least:
-        schema["minLength"] = way.least
-    if way.most is not None:
-        schema["maxLength"] = way.most
-    if patterns:
-        schema["pattern"] = patterns[0]
-    if formats:
-        schema["format"] = formats[0]
-    more: list[Json] = [{"type": "string", "pattern": pattern} for pattern in patterns[1:]]
-    more += [{"type": "string", "format": name} for name in formats[1:]]
-    if not more:
-        return schema
-    return {"type": "string", "allOf": [schema, *more]}

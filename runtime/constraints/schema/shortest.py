@@ -7,7 +7,10 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from niwaki.runtime.api import ConstraintError
+from niwaki.runtime.constraints.regex_language import Languages, TooManyTerms
+from niwaki.runtime.constraints.schema.arrays import least_items
 from niwaki.runtime.constraints.schema.document import Json, json_text
+from niwaki.runtime.constraints.schema.strings import language_of
 
 Solve = Callable[[dict[str, Json]], bytes]
 
@@ -28,6 +31,7 @@ class _Texts:
     def __init__(self, root: Json, solve: Solve) -> None:
         definitions = root.get("$defs") if isinstance(root, dict) else None
         self._solve = solve
+        self._languages = Languages()
         self._solved: dict[str, bytes] = {}
         self._shortest: dict[str, bytes] = {}
         changed = True
@@ -59,10 +63,12 @@ class _Texts:
             case "null" | "boolean":
                 return b"null" if kind == "null" else b"true"
             case "integer" | "number":
+                if "not" in schema:
+                    return b"0.1"
                 return _number(schema) or self._solution(kind, schema)
             case "string":
-                if schema.keys() & {"pattern", "format", "allOf"}:
-                    return self._solution(kind, schema)
+                if "pattern" in schema:
+                    return self._text(schema)
                 least = schema.get("minLength", 0)
                 return b'"' + b"a" * (least if isinstance(least, int) else 0) + b'"'
             case "array":
@@ -70,7 +76,18 @@ class _Texts:
             case _:
                 return self._object(schema)
 
+    def _text(self, schema: dict[str, Json]) -> bytes | None:
+        alone = {key: schema[key] for key in ("pattern", "minLength", "maxLength") if key in schema}
+        try:
+            found = self._languages.shortest(language_of(self._languages, alone))
+        except (ConstraintError, TooManyTerms):  # only the engine knows the pattern, or it is large
+            return self._solution("string", alone)
+        return None if found is None else json_text(found).encode()
+
     def _array(self, schema: dict[str, Json]) -> bytes | None:
+        if "x-automaton" in schema:
+            items = least_items(schema, self.of)
+            return None if items is None else b"[" + b",".join(items) + b"]"
         prefix, least = schema.get("prefixItems"), schema.get("minItems", 0)
         places = prefix if isinstance(prefix, list) else []
         items = []

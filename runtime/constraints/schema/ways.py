@@ -25,7 +25,7 @@ from niwaki.runtime.constraints.schema.facts import (
     Way,
     both,
 )
-from niwaki.runtime.constraints.schema.formats import KNOWN_FORMATS
+from niwaki.runtime.constraints.schema.formats import FORMAT_PATTERNS, KNOWN_FORMATS
 from niwaki.runtime.constraints.schema.references import Document
 
 Ways: TypeAlias = list[Way]
@@ -362,7 +362,7 @@ def _pattern(at: Expander, schema: dict[str, Json], pointer: str, kind: str, hol
         raise refused(f"{pointer}/pattern", f"must be a string, got {pattern!r}")
     if holds:
         return [Way(kind, patterns=((pattern, f"{pointer}/pattern"),))]
-    return [Way(kind, beyond=((f"{pointer}/pattern", "what does not match a pattern cannot be enforced"),))]
+    return [Way(kind, without=((pattern, f"{pointer}/pattern"),))]
 
 
 def _format(at: Expander, schema: dict[str, Json], pointer: str, kind: str, holds: bool, exact: bool) -> Ways:
@@ -373,7 +373,7 @@ def _format(at: Expander, schema: dict[str, Json], pointer: str, kind: str, hold
     place = f"{pointer}/format"
     if holds:
         return [Way(kind, formats=((name, place),))]
-    return [Way(kind, beyond=((place, "what is not of a format cannot be enforced"),))]
+    return [Way(kind, without=((FORMAT_PATTERNS[name], place),))]
 
 
 # -- objects (core 10.3.2, validation 6.5)

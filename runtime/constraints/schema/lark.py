@@ -1,0 +1,288 @@
+"""A normal schema as a Lark grammar in llguidance's dialect: a rule for each part, equal parts once.
+
+JSON is written compactly. A key that the schema names, and a string that must match something, are spelled in one way
+only, that of `json.dumps(..., ensure_ascii=False)`: another spelling of a known key would pass for an unknown one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from niwaki.runtime.api import ConstraintError
+from niwaki.runtime.constraints.regex_language import Languages, Term, TooManyTerms
+from niwaki.runtime.constraints.regex_lark import in_json, terminal
+from niwaki.runtime.constraints.schema.document import Json, json_text
+from niwaki.runtime.constraints.schema.strings import language_of, read
+
+_HEX: Final = "[0-9a-fA-F]"
+_ESCAPE: Final = (  # \u of anything but half a surrogate pair
+    rf"\\u(?:[0-9abcefABCEF]{_HEX}{{3}}|[dD][0-7]{_HEX}{{2}}|[dD][89abAB]{_HEX}{{2}}\\u[dD][c-fC-F]{_HEX}{{2}})"
+)
+CHARACTER: Final = rf'(?:[^"\\\x00-\x1F]|\\["\\\/bfnrt]|{_ESCAPE})'
+INTEGER: Final = "-?(?:0|[1-9][0-9]*)"
+NUMBER: Final = rf"{INTEGER}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
+# As Python writes a number that is not whole: a fraction that does not end in 0, or a small one with an exponent.
+FRACTION: Final = r"-?(?:(?:0|[1-9][0-9]*)\.[0-9]*[1-9]|[1-9](?:\.[0-9]*[1-9])?e-[0-9]*[1-9][0-9]*)"
+BASICS: Final = f"""STRING: /"{CHARACTER}*"/
+INTEGER: /{INTEGER}/
+NUMBER: /{NUMBER}/
+"""
+ANY_VALUE: Final = """value: "null" | "true" | "false" | NUMBER | STRING | any_array | any_object
+any_array: "[" (value ("," value)*)? "]"
+any_object: "{" (any_pair ("," any_pair)*)? "}"
+any_pair: STRING ":" value
+"""
+ENGINE_OPTIONS: Final = {"x-guidance": {"whitespace_flexible": False}}
+COMMA: Final = ' "," '
+MAX_LITERALS: Final = 12  # more constants than this are one terminal
+
+
+def lark_of(root: Json) -> str:
+    """The grammar of a normal schema; its first rule is `start`."""
+    writer = _Writer(root)
+    start = writer.part(root)
+    return "\n".join([f"start: {start}", *writer.lines, ANY_VALUE + BASICS])
+
+
+class _Writer:
+    def __init__(self, root: Json) -> None:
+        definitions = root.get("$defs") if isinstance(root, dict) else None
+        self._definitions: dict[str, Json] = definitions if isinstance(definitions, dict) else {}
+        self._languages = Languages()
+        self._known: dict[str, str] = {}  # what a part is written from -> its name
+        self._defined: set[str] = set()
+        self.lines: list[str] = []
+
+    def part(self, schema: Json) -> str:
+        """An expression for the schema: a name, or something that stands in brackets where it must."""
+        if schema is True or schema == {}:
+            return "value"
+        assert isinstance(schema, dict), "an impossible part is never written"
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            return self._definition(reference.removeprefix("#/$defs/"))
+        key = json_text({name: value for name, value in schema.items() if name != "$defs"})
+        if key not in self._known:
+            expressions = list(dict.fromkeys(self._alternatives(schema)))
+            if len(expressions) == 1 and expressions[0].isidentifier():
+                self._known[key] = expressions[0]
+            else:
+                self._known[key] = self._rule(expressions)
+        return self._known[key]
+
+    def _definition(self, name: str) -> str:
+        rule = f"d_{name}"
+        if name not in self._defined:
+            self._defined.add(name)
+            self.lines.append(f"{rule}: {self.part(self._definitions[name])}")
+        return rule
+
+    def _rule(self, alternatives: Iterable[str]) -> str:
+        body = " | ".join(alternatives)
+        key = f"rule {body}"
+        if key not in self._known:
+            self._known[key] = f"r{len(self._known)}"
+            self.lines.append(f"{self._known[key]}: {body}")
+        return self._known[key]
+
+    def _terminal(self, body: str) -> str:
+        key = f"terminal {body}"
+        if key not in self._known:
+            self._known[key] = f"T{len(self._known)}"
+            self.lines.append(f"{self._known[key]}: {body}")
+        return self._known[key]
+
+    def _alternatives(self, schema: dict[str, Json]) -> list[str]:
+        if isinstance(branches := schema.get("anyOf"), list):
+            return [self.part(branch) for branch in branches]
+        if isinstance(values := schema.get("enum"), list):
+            plain = [_literal(json_text(value)) for value in values if not isinstance(value, list | dict)]
+            others = [_constant(value) for value in values if isinstance(value, list | dict)]
+            return others + (plain if len(plain) <= MAX_LITERALS else [self._terminal(" | ".join(plain))])
+        kinds = schema.get("type")
+        return [
+            option
+            for kind in (kinds if isinstance(kinds, list) else [kinds])
+            for option in self._of_kind(str(kind), schema)
+        ]
+
+    def _of_kind(self, kind: str, schema: dict[str, Json]) -> list[str]:
+        match kind:
+            case "null":
+                return ['"null"']
+            case "boolean":
+                return ['"true"', '"false"']
+            case "integer" | "number":
+                return [self._number(kind, schema)]
+            case "string":
+                return [self._string(schema)]
+            case "array":
+                return [self._automaton(schema) if "x-automaton" in schema else self._array(schema)]
+            case _:
+                return [self._object(schema)]
+
+    def _number(self, kind: str, schema: dict[str, Json]) -> str:
+        if "not" in schema:
+            return self._terminal(f"/{FRACTION}/")
+        bounds = {key: schema[key] for key in NUMBER_KEYWORDS if key in schema}
+        if not bounds:
+            return kind.upper()
+        return self._rule([f"%json {json.dumps({'type': kind, **bounds, **ENGINE_OPTIONS})}"])
+
+    def _string(self, schema: dict[str, Json]) -> str:
+        least, most = schema.get("minLength", 0), schema.get("maxLength")
+        if "pattern" not in schema:
+            if not least and most is None:
+                return "STRING"
+            return self._terminal(f'/"{CHARACTER}{{{least},{"" if most is None else most}}}"/')
+        try:
+            language = language_of(self._languages, schema)
+        except (ConstraintError, TooManyTerms):  # only the engine knows the pattern
+            alone = {key: schema[key] for key in ("type", "pattern", "minLength", "maxLength") if key in schema}
+            return self._rule([f"%json {json.dumps({**alone, 'type': 'string', **ENGINE_OPTIONS})}"])
+        return self._terminal(self._quoted(language))
+
+    def _quoted(self, term: Term) -> str:
+        return f'"\\"" {terminal(self._languages, term, in_json)} "\\""'
+
+    # -- arrays
+
+    def _array(self, schema: dict[str, Json]) -> str:
+        prefix, rest = schema.get("prefixItems"), schema.get("items", True)
+        places = prefix if isinstance(prefix, list) else []
+        least, most = _count(schema, "minItems") or 0, _count(schema, "maxItems")
+        if most is not None:
+            places = places[:most]
+        length = len(places)
+        tail = ""
+        if rest is not False and (most is None or most > length):
+            item = self.part(rest)
+            if not length:
+                return self._rule([_listed("[", item, "]", least, most)])
+            tail = _repeated(f'("," {item})', max(0, least - length), None if most is None else most - length)
+        for index in range(length - 1, -1, -1):
+            comma = '"," ' if index else ""
+            body = f"{comma}{self.part(places[index])} {tail}"
+            tail = self._rule([body if index < least else f"({body})?"])
+        return self._rule([f'"[" {tail} "]"'])
+
+    def _automaton(self, schema: dict[str, Json]) -> str:
+        """An array whose items are read by an automaton: [[the edges (item, next state) of a state], ...] from state
+        0, and the states in which the array may end."""
+        described = schema["x-automaton"]
+        assert isinstance(described, dict)
+        states, ends = described["edges"], described["ends"]
+        assert isinstance(states, list)
+        assert isinstance(ends, list)
+        key = f"automaton {json_text(described)}"
+        if key in self._known:
+            return self._known[key]
+        name = self._known[key] = f"a{len(self._known)}"
+        for state, edges in enumerate(states):
+            assert isinstance(edges, list)
+            is_entered = state or any(target == 0 for found in states for _, target in found)  # type: ignore[misc,union-attr]
+            for is_first in (*((True,) if state == 0 else ()), *((False,) if is_entered else ())):
+                comma = "" if is_first else '"," '
+                options = [f"{comma}{self.part(item)} {name}_{target}" for item, target in edges]  # type: ignore[misc]
+                options += ['""'] if state in ends else []
+                self.lines.append(f"{name}_{'s' if is_first else state}: {' | '.join(options)}")
+        self.lines.append(f'{name}: "[" {name}_s "]"')
+        return name
+
+    # -- objects
+
+    def _object(self, schema: dict[str, Json]) -> str:
+        properties = _as_dict(schema.get("properties"))
+        required = schema.get("required")
+        wanted = set(required) if isinstance(required, list) else set()
+        extra = self._extra(schema, list(properties))
+        least, most = _count(schema, "minProperties"), _count(schema, "maxProperties")
+        low = max(0, (least or 0) - len(wanted))
+        high = None if most is None else most - len(wanted)
+        pairs = [
+            (f'{_literal(json_text(name))} ":" {self.part(value)}', name in wanted)
+            for name, value in properties.items()
+            if value is not False
+        ]
+        if not pairs:
+            return self._rule([_listed("{", extra, "}", low, high) if extra else '"{" "}"'])
+        later = _repeated(f'("," {extra})', low, high) if extra else ""
+        first = f"({_sequence(extra, low, high)})" if later else '""'
+        # From the last to the first: what may follow when something was written before, and when nothing was.
+        for index in range(len(pairs) - 1, -1, -1):
+            pair, is_wanted = pairs[index]
+            whole = f"{pair} {later}"
+            first = self._rule([whole] if is_wanted else [whole, first])
+            later = self._rule([f'"," {whole}' if is_wanted else f'("," {pair})? {later}'])
+        return self._rule([f'"{{" {first} "}}"'])
+
+    def _extra(self, schema: dict[str, Json], names: Sequence[str]) -> str:
+        """A pair whose key the schema does not name, or nothing."""
+        patterned = _as_dict(schema.get("patternProperties"))
+        rest = schema.get("additionalProperties", True)
+        options = []
+        languages = self._languages
+        known = [languages.text(name) for name in names]
+        regions = [(read(languages, regex), value) for regex, value in patterned.items()]
+        for language, value in regions:
+            key = languages.all_of([language, languages.none_of(languages.any_of(known))])
+            if value is not False and languages.is_empty(key) is not True:
+                options.append(f'{self._terminal(self._quoted(key))} ":" {self.part(value)}')
+        if rest is not False:
+            covered = [*known, *(language for language, _ in regions)]
+            if covered:
+                key = languages.none_of(languages.any_of(covered))
+                options.append(f'{self._terminal(self._quoted(key))} ":" {self.part(rest)}')
+            else:
+                options.append(f'STRING ":" {self.part(rest)}')
+        if not options:
+            return ""
+        return self._rule(options)
+
+
+NUMBER_KEYWORDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+
+
+def _listed(opening: str, item: str, closing: str, low: int, high: int | None) -> str:
+    return f'"{opening}" {_sequence(item, low, high)} "{closing}"'
+
+
+def _sequence(item: str, low: int, high: int | None) -> str:
+    """Items with commas between them."""
+    if high == 0:
+        return ""
+    others = _repeated(f'("," {item})', max(0, low - 1), None if high is None else high - 1)
+    return f"{item} {others}" if low else f"({item} {others})?"
+
+
+def _repeated(body: str, low: int, high: int | None) -> str:
+    if high is None:
+        return body + {0: "*", 1: "+"}.get(low, f"{{{low},}}")
+    return f"{body}{{{low},{high}}}" if high > 0 else ""
+
+
+def _constant(value: Json) -> str:
+    """A constant in the pieces that the rules of arrays and objects have, too: the lexer takes the longest piece."""
+    if isinstance(value, list):
+        items = COMMA.join(map(_constant, value))
+        return f'"[" {items} "]"'
+    if isinstance(value, dict):
+        pairs = COMMA.join(f'{_literal(json_text(name))} ":" {_constant(item)}' for name, item in value.items())
+        return f'"{{" {pairs} "}}"'
+    return _literal(json_text(value))
+
+
+def _literal(text: str) -> str:
+    """The text as a literal of Lark."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\x7f")
+
+
+def _as_dict(value: Json) -> dict[str, Json]:
+    return value if isinstance(value, dict) else {}
+
+
+def _count(schema: dict[str, Json], key: str) -> int | None:
+    value = schema.get(key)
+    return value if isinstance(value, int) else None

@@ -1,0 +1,171 @@
+"""Strings and keys as regular languages: what their patterns mean, and what is asked while a schema is rewritten."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from llguidance import LLMatcher, LLTokenizer
+
+from niwaki.runtime.api import ConstraintError
+from niwaki.runtime.constraints.grammar_worker import build, byte_tokenizer
+from niwaki.runtime.constraints.regex_language import ANY_CHARACTER, Languages, Term, TooManyTerms
+from niwaki.runtime.constraints.regex_meaning import found_in
+from niwaki.runtime.constraints.regex_parser import Parser
+from niwaki.runtime.constraints.schema.document import Json, json_text, refused
+from niwaki.runtime.constraints.schema.facts import Way
+from niwaki.runtime.constraints.schema.formats import FORMAT_PATTERNS
+
+MAX_PATTERN: Final = 16 * 1024
+MAX_TRIED_PATTERN: Final = 2000
+_COUNT: Final = re.compile(r"\{\d*,?(\d{4,})")
+
+
+class Strings:
+    """The languages of one schema's patterns, each read once."""
+
+    def __init__(self) -> None:
+        self.languages = Languages()
+        self._terms: dict[str, Term | None] = {}
+        self._engines: dict[str, LLMatcher] = {}
+        self._tokenizer: LLTokenizer | None = None
+
+    def term(self, pattern: str, pointer: str) -> Term | None:
+        """The texts in which the pattern is found (validation 6.3.3); None where only the engine knows it.
+
+        Raises:
+            ConstraintError: it is no pattern, or none that can be enforced.
+        """
+        if pattern not in self._terms:
+            self._terms[pattern] = self._read(pattern, pointer)
+        return self._terms[pattern]
+
+    def _read(self, pattern: str, pointer: str) -> Term | None:
+        if len(pattern) > MAX_PATTERN:
+            raise refused(pointer, f"a pattern of {len(pattern)} characters is too long: at most {MAX_PATTERN}")
+        try:
+            return read(self.languages, pattern)
+        except TooManyTerms:
+            raise refused(pointer, "the pattern is too large") from None
+        except ConstraintError as error:
+            try:
+                self._engine(pattern, pointer)
+            except ValueError:
+                raise refused(pointer, str(error)) from None
+            return None
+
+    def matches(self, pattern: str, text: str, pointer: str) -> bool:
+        """Whether the pattern is found in the text. Raises as `term`."""
+        language = self.term(pattern, pointer)
+        if language is not None:
+            try:
+                return self.languages.holds(language, text)
+            except TooManyTerms:
+                raise refused(pointer, "the pattern is too large to be compared with constants and names") from None
+        place = self._engine(pattern, pointer).deep_copy()
+        data = list(json_text(text).encode())
+        return bool(place.try_consume_tokens(data) == len(data) and place.is_accepting())
+
+    def _engine(self, pattern: str, pointer: str) -> LLMatcher:
+        if pattern not in self._engines:
+            if len(pattern) > MAX_TRIED_PATTERN or _COUNT.search(pattern):
+                raise refused(pointer, "the pattern is too large to be compared with constants and names")
+            self._tokenizer = self._tokenizer or byte_tokenizer()
+            schema = json_text({"type": "string", "pattern": pattern})
+            grammar = f'%llguidance {{"no_forcing": true}}\nstart: %json {schema}\n'
+            self._engines[pattern] = build(grammar, self._tokenizer)
+        return self._engines[pattern]
+
+    def language(self, way: Way) -> Term | None:
+        """The texts of a way of strings that is not finite; None where only the engine knows it."""
+        languages = self.languages
+        patterns = [*way.patterns, *((FORMAT_PATTERNS[name], place) for name, place in way.formats)]
+        parts: list[Term] = []
+        try:
+            for sources, holds in ((patterns, True), (way.without, False)):
+                for pattern, pointer in sources:
+                    term = self.term(pattern, pointer)
+                    if term is None:
+                        return None
+                    parts.append(term if holds else languages.none_of(term))
+            if way.excluded:
+                texts = [languages.text(value) for value in way.excluded if isinstance(value, str)]
+                parts.append(languages.none_of(languages.any_of(texts)))
+            if way.least or way.most is not None:
+                parts.append(languages.repeat(languages.any_character, way.least, way.most))
+            return languages.all_of(parts)
+        except TooManyTerms:
+            place = patterns[0][1] if patterns else "a string"
+            raise refused(place, "what is asked of the string is too large") from None
+
+    def is_empty(self, way: Way) -> bool:
+        """Whether provably no text is in it."""
+        if not (len(way.patterns) + len(way.formats) + len(way.without)):
+            return False
+        language = self.language(way)
+        return language is not None and self.languages.is_empty(language) is True
+
+    def schema(self, way: Way) -> dict[str, Json]:
+        """The way as a normal schema of strings, in which equal facts are written equally."""
+        schema: dict[str, Json] = {"type": "string"}
+        if way.least:
+            schema["minLength"] = way.least
+        if way.most is not None:
+            schema["maxLength"] = way.most
+        patterns = [pattern for pattern, _ in way.patterns] + [FORMAT_PATTERNS[name] for name, _ in way.formats]
+        is_alone = len(patterns) == 1 and not way.without and not way.excluded
+        for pattern, pointer in (*way.patterns, *way.without):
+            if self.term(pattern, pointer) is None and not (is_alone and way.patterns):
+                raise refused(pointer, "the pattern cannot be enforced together with others, or negated")
+        if patterns or way.without or way.excluded:
+            texts = [value for value in way.excluded if isinstance(value, str)]
+            schema["pattern"] = joined(patterns, [pattern for pattern, _ in way.without], texts)
+        return schema
+
+
+def read(languages: Languages, pattern: str) -> Term:
+    """The texts in which a pattern is found. Raises as `found_in`."""
+    return found_in(languages, Parser(pattern).parse(), pattern)
+
+
+def language_of(languages: Languages, schema: dict[str, Json]) -> Term:
+    """The texts of a normal schema of strings. Raises as `found_in`."""
+    least, most, pattern = schema.get("minLength", 0), schema.get("maxLength"), schema.get("pattern")
+    parts = [read(languages, pattern)] if isinstance(pattern, str) else []
+    if least or most is not None:
+        low, high = int(str(least)), None if most is None else int(str(most))
+        parts.append(languages.repeat(languages.characters(ANY_CHARACTER), low, high))
+    return languages.all_of(parts)
+
+
+def joined(patterns: Sequence[str], without: Sequence[str] = (), names: Iterable[str] = ()) -> str:
+    """One pattern of the texts in which all of `patterns` are found and none of `without`, and that are no `names`."""
+    looks = [*map(_and, patterns), *map(_but, without), *_but_texts(names)]
+    return patterns[0] if len(looks) == 1 and patterns else f"^{''.join(looks)}"
+
+
+def _and(pattern: str) -> str:
+    return f"(?={_anywhere(pattern)})"
+
+
+def _but(pattern: str) -> str:
+    return f"(?!{_anywhere(pattern)})"
+
+
+def _anywhere(pattern: str) -> str:
+    return pattern if pattern.startswith("^") and "|" not in pattern else rf"[\s\S]*(?:{pattern})"
+
+
+def _but_texts(texts: Iterable[str]) -> list[str]:
+    options = [escaped_text(text) for text in texts]
+    return [f"(?!(?:{'|'.join(options)})$)"] if options else []
+
+
+def escaped_text(text: str) -> str:
+    """The text as a regex."""
+    return "".join(f"\\{char}" if char in r"\.+*?()|[]{}^$/-" else _visible(char) for char in text)
+
+
+def _visible(char: str) -> str:
+    return char if char.isprintable() else f"\\x{{{ord(char):X}}}"
