@@ -80,8 +80,11 @@ class Answer:
 
 
 class AnswerReader:
-    """Takes an answer apart while it grows: its reasoning up to `think[1]` (`think[0]` may stand before it), text, and
-    calls of `form`. Linear in the text; what may be the beginning of a marker is held back."""
+    """Takes an answer apart while it grows: its reasoning up to `think[1]`, text, and calls of `form`.
+
+    `think[0]` stands before the reasoning; text that does not begin with it has none. Linear in the text; what may be
+    the beginning of a marker is held back.
+    """
 
     def __init__(self, form: CallFormat | None, think: tuple[str, str] | None = None) -> None:
         self._form = form
@@ -122,8 +125,8 @@ class AnswerReader:
         begin = self._think[0]
         if len(self._held) < len(begin) and begin.startswith(self._held):
             return None
+        self._read = self._thinking if self._held.startswith(begin) else self._text
         self._held = self._held.removeprefix(begin)
-        self._read = self._thinking
         return []
 
     def _thinking(self) -> list[Event] | None:

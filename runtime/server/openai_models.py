@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, JsonValue, Tag
+from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from niwaki.runtime.api import (
     MAX_LOGIT_BIAS,
@@ -20,6 +21,7 @@ from niwaki.runtime.api import (
     SamplingOptions,
 )
 from niwaki.runtime.server.errors import ApiError
+from niwaki.runtime.server.tools import MAX_REASONING, MadeCalls, Plan, ToolChoice, Tools, plan_of
 from niwaki.runtime.server.wire import (
     Name,
     Prompt,
@@ -32,6 +34,7 @@ from niwaki.runtime.server.wire import (
     Unsupported,
     prompts_of,
 )
+from niwaki.runtime.tokenizer import Tokenizer
 
 MAX_NEW = 1_000_000
 MAX_PATTERN = 64 * 2**10
@@ -108,6 +111,11 @@ class SamplingFields(Strict):
             raise ApiError(400, f"at most one of {names}", param=found[1][0], code="invalid_value")
         return found[0] if found else None
 
+    def constraint_param(self) -> str | None:
+        """The field that a refusal of the constraint is about; None where nothing has to be compiled."""
+        constraint = self.constraint()
+        return None if constraint is None else constraint[0]
+
     def options(self, max_new_tokens: int, top_logprobs: int | None) -> SamplingOptions:
         """The engine's options. `top_logprobs` None: no log-probabilities."""
         constraint = self.constraint()
@@ -159,19 +167,38 @@ Content = Annotated[Annotated[Text, Tag("(text)")] | Annotated[Parts, Tag("(part
 
 
 class ChatMessage(Strict):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    name: Unsupported = None
-    tool_calls: Unsupported = None
+    """A turn. An assistant's may make calls instead of saying something; a tool's answers one, by its id."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    tool_calls: MadeCalls | None = None
+    tool_call_id: Name | None = None
+    name: Name | None = None  # of a tool's turn
+    # told by our own answers; templates know nothing of it
+    reasoning_content: Text | None = None
     function_call: Unsupported = None
     audio: Unsupported = None
     refusal: Unsupported = None
+    annotations: Unsupported = None
+
+    @model_validator(mode="after")
+    def _is_of_its_role(self) -> ChatMessage:
+        if self.tool_calls is not None and self.role != "assistant":
+            raise PydanticCustomError("role", "only an assistant's message has tool_calls")
+        if (self.tool_call_id is None) == (self.role == "tool"):
+            raise PydanticCustomError("role", "a tool's message, and no other, has a tool_call_id")
+        if self.name is not None and self.role != "tool":
+            raise PydanticCustomError("role", "this server does not tell names to the model; leave name out")
+        if self.content is None and self.tool_calls is None:
+            raise PydanticCustomError("missing", "a message needs content")
+        return self
 
     def message(self) -> Message:
         role = "system" if self.role == "developer" else self.role  # OpenAI's newer name; templates know the older
-        if isinstance(self.content, str):
-            return Message(role, self.content)
-        return Message(role, "".join(part.text for part in self.content))
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        calls = tuple(made.call() for made in self.tool_calls or ())
+        return Message(role, text, calls, self.tool_call_id or "", self.name or "")
 
 
 class NamedSchema(Strict):
@@ -215,10 +242,13 @@ class ChatRequest(SamplingFields):
     safety_identifier: Name | None = None
     prompt_cache_key: Name | None = None
     modalities: list[Literal["text"]] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    # extensions: the budget of a span of reasoning before the answer, and whether it is told apart from the content
+    reasoning_tokens: Annotated[int, Field(ge=0, le=MAX_REASONING)] | None = None
+    separate_reasoning: bool | None = None
     # not yet
-    tools: Unsupported = None
-    tool_choice: Literal["none"] | None = None
-    parallel_tool_calls: Literal[False] | None = None
     functions: Unsupported = None
     function_call: Unsupported = None
     audio: Unsupported = None
@@ -235,6 +265,22 @@ class ChatRequest(SamplingFields):
             case SchemaFormat(json_schema=named):
                 found["response_format"] = JsonSchema(json.dumps(named.json_schema))
         return found
+
+    def plan(self, tokenizer: Tokenizer) -> Plan:
+        """What the answer may consist of. Raises ApiError as `plan_of`."""
+        return plan_of(
+            self.tools,
+            self.tool_choice,
+            is_parallel=self.parallel_tool_calls is not False,
+            reasoning_tokens=self.reasoning_tokens,
+            separates=self.separate_reasoning,
+            tokenizer=tokenizer,
+        )
+
+    def constraint_param(self) -> str | None:
+        if self.tools and self.tool_choice != "none":
+            return "tools"
+        return super().constraint_param() or (None if self.reasoning_tokens is None else "reasoning_tokens")
 
     def max_new_tokens(self) -> int | None:
         """Raises ApiError when the two spellings disagree."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -91,21 +92,37 @@ async def chat_completions(request: Request) -> Response:
 
 async def chat_answer(request: Request, service: Service, body: ChatRequest, keeper: Keeper | None = None) -> Response:
     """The answer to a chat, kept by `keeper`, whom the answer closes; the caller does, when this raises."""
+    prepare, shape = prepared_chat(request, service, body, keeper)
+    return await _answer(request, service, body, "chatcmpl", shape, 1, prepare, "messages", keeper)
+
+
+def prepared_chat(
+    request: Request, service: Service, body: ChatRequest, keeper: Keeper | None = None
+) -> tuple[Callable[[], list[Work]], ChatShape]:
+    """A checked chat: what tokenizes it, on a thread, and what writes its answers once that was called.
+
+    Raises:
+        ApiError: fields that do not go together, or another model than the one served.
+    """
     body.check()
     service.check_model(body.model)
     tops, max_new = body.num_logprobs(), body.max_new_tokens()
     namespace = service.namespace(key_of(request), body.cache_salt)
+    plan = body.plan(service.model.tokenizer)
 
     def prepare() -> list[Work]:
+        nonlocal plan
         history = () if keeper is None else keeper.history
         messages = [message.message() for message in (*history, *body.messages)]
-        segments = chat.segments(service.model.tokenizer, messages)
+        segments = chat.segments(service.model.tokenizer, messages, plan.told)
+        plan = plan.behind(segments[-1].text)
         ids = service.model.encode(segments) if keeper is None else keeper.place(segments, namespace)
         room = service.model.room(ids, "messages")
-        return works_of(ids, service.resolve(body.options(max_new or room, tops)), namespace)
+        options = body.options(max_new or room, tops)
+        options = replace(options, constraint=plan.constraint(options.constraint))
+        return works_of(ids, service.resolve(options), namespace)
 
-    shape = ChatShape(service.model.tokenizer, tops)
-    return await _answer(request, service, body, "chatcmpl", shape, 1, prepare, "messages", keeper)
+    return prepare, ChatShape(service.model.tokenizer, tops, lambda: plan.reader())
 
 
 @router.post("/v1/completions", openapi_extra=takes(CompletionRequest))
@@ -155,7 +172,7 @@ async def _answer(
 ) -> Response:
     """Start, then stream or wait. Everything that can be refused is refused before the first byte."""
     head = Head(prefix, service.model.info.model)
-    constraint = body.constraint()
+    constraint = body.constraint_param()
     n = body.num_outputs
     lengths: list[int] = []  # of the prompts, for the usage while it runs
 
@@ -174,7 +191,7 @@ async def _answer(
         else:
             feed = await service.begin_generations(n, partial(start_kept, keeper), compiles=constraint is not None)
     except Exception as error:
-        raise as_api_error(error, param=param, constraint=constraint and constraint[0]) from error
+        raise as_api_error(error, param=param, constraint=constraint) from error
 
     def finish() -> None:
         service.finish(feed)

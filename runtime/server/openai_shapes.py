@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from niwaki.runtime.api import Delta, Output, TokenLogprob
+from niwaki.runtime.calls import AnswerReader
+from niwaki.runtime.server.tools import Talk
 from niwaki.runtime.tokenizer import Tokenizer
 
 Json = dict[str, object]
@@ -75,37 +77,54 @@ def usage_of(outputs: Sequence[Output], n: int) -> Json:
 
 
 class ChatShape:
-    """chat.completion and chat.completion.chunk. `tops` None: no log-probabilities."""
+    """chat.completion and chat.completion.chunk. `tops` None: no log-probabilities. `reader` makes what takes an answer
+    apart, or nothing where answers are plain text; it is called when the first text is there."""
 
     object_name = "chat.completion"
     chunk_name = "chat.completion.chunk"
 
-    def __init__(self, tokenizer: Tokenizer, tops: int | None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, tops: int | None, reader: Callable[[], AnswerReader | None] = lambda: None
+    ) -> None:
         self._tokenizer = tokenizer
         self._tops = tops
+        self._reader = reader
+        self._talks: dict[int, Talk | None] = {}
 
     def opening(self, index: int) -> Json | None:
         return self._chunk(index, {"role": "assistant", "content": ""}, None, None)
 
     def piece(self, index: int, delta: Delta) -> Json | None:
         logprobs = self._logprobs(delta.logprobs, delta.top_logprobs)
-        if not delta.text and logprobs is None:
+        talk = self._talk(index)
+        told: Json = {"content": delta.text} if talk is None else talk.more(delta.text)
+        if logprobs is None and not any(told.values()):
             return None
-        return self._chunk(index, {"content": delta.text}, logprobs, None)
+        return self._chunk(index, told, logprobs, None)
 
     def ending(self, index: int, output: Output) -> Json:
-        return self._chunk(index, {}, None, output)
+        talk = self._talk(index)
+        return self._chunk(index, {} if talk is None else talk.rest(), None, output)
 
     def whole(self, index: int, output: Output) -> Json:
+        reader = self._reader()
+        talk = None if reader is None else Talk(reader)
+        message: Json = {"role": "assistant", "content": output.text, "refusal": None}
         return {
             "index": index,
-            "message": {"role": "assistant", "content": output.text, "refusal": None},
+            "message": message if talk is None else talk.message(output.text),
             "logprobs": self._logprobs(output.logprobs, output.top_logprobs),
-            **_finish(output),
+            **_finish(output, talk),
         }
 
+    def _talk(self, index: int) -> Talk | None:
+        if index not in self._talks:
+            reader = self._reader()
+            self._talks[index] = None if reader is None else Talk(reader)
+        return self._talks[index]
+
     def _chunk(self, index: int, delta: Json, logprobs: Json | None, output: Output | None) -> Json:
-        return {"index": index, "delta": delta, "logprobs": logprobs, **_finish(output)}
+        return {"index": index, "delta": delta, "logprobs": logprobs, **_finish(output, self._talks.get(index))}
 
     def _logprobs(self, chosen: Sequence[TokenLogprob], tops: Sequence[Sequence[TokenLogprob]]) -> Json | None:
         if self._tops is None:
@@ -192,8 +211,10 @@ def finite(logprob: float | None) -> float | None:
     return None if logprob is None else max(logprob, LOWEST_LOGPROB)
 
 
-def _finish(output: Output | None) -> Json:
+def _finish(output: Output | None, talk: Talk | None = None) -> Json:
     if output is None:
         return {"finish_reason": None}
     reason = output.finish_reason
+    if talk is not None and talk.has_calls and reason.type == "stop":
+        return {"finish_reason": "tool_calls", "matched_stop": reason.matched}
     return {"finish_reason": reason.type, "matched_stop": reason.matched}
