@@ -28,6 +28,7 @@ class EngineConfig:
     eviction_policy: str = "lru"  # which leaves of the prefix cache go first: least recently, least often used, ...
     enable_prefix_cache: bool = True
     enable_tree_attention: bool = True  # keys that rows share are read once a step, where that pays
+    force_tokens: bool = True  # what a constraint leaves no choice about is written without asking the model
     seed: int | None = None  # of the seeds that requests without one are given
 
     def __post_init__(self) -> None:
@@ -42,7 +43,7 @@ class EngineConfig:
             _whole("kv_tokens", self.kv_tokens, self.page_size, 2**40)
         if self.seed is not None:
             _whole("seed", self.seed, 0, 2**63 - 1)
-        for name in ("enable_prefix_cache", "enable_tree_attention"):
+        for name in ("enable_prefix_cache", "enable_tree_attention", "force_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
 

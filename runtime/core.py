@@ -26,6 +26,7 @@ from niwaki.runtime.api import (
     TokenLogprob,
 )
 from niwaki.runtime.config import EngineConfig
+from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.request import GenerateJob, Job, Request, ScoreJob, TokenIds
 from niwaki.runtime.runner import Row, Runner
 from niwaki.runtime.sampler import Sampled, SampleRow, sample, token_logprobs
@@ -45,6 +46,7 @@ class Counters:
     prefilled_tokens: int = 0  # prompt tokens that the model computed
     cached_tokens: int = 0  # prompt tokens that the cache gave
     generated_tokens: int = 0
+    forced_tokens: int = 0  # of the generated ones: written without asking the model
     recomputed_tokens: int = 0  # computed a second time after a preemption
     preemptions: int = 0
     finished: int = 0
@@ -54,8 +56,17 @@ class Counters:
 class EngineCore:
     """Runs requests to their end, one ragged batch a step."""
 
-    def __init__(self, runner: Runner, tokenizer: Tokenizer, config: EngineConfig, num_pages: int) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        config: EngineConfig,
+        num_pages: int,
+        boundaries: Boundaries | None = None,
+    ) -> None:
+        """Without `boundaries` no token is forced: every one is drawn under its mask."""
         self._runner = runner
+        self._boundaries = boundaries if config.force_tokens else None
         self._tokenizer = tokenizer
         self._config = config
         self._end_ids = frozenset(runner.config.eos_ids)
@@ -87,7 +98,16 @@ class EngineCore:
         return self._cache
 
     def submit(self, requests: Sequence[Request]) -> None:
-        self._waiting.extend(requests)
+        """Take in the requests of one job."""
+        for request in requests:
+            try:
+                reason = self._force(request)
+            except NiwakiError as error:
+                self.abort(request.job, error)
+                return
+            if reason is None:
+                self._waiting.append(request)
+            self._tell(request, reason)
 
     def abort(self, job: Job, error: NiwakiError | None = None) -> None:
         """End every request of the job. What it had computed stays in the tree, as far as it was fully written."""
@@ -220,8 +240,8 @@ class EngineCore:
         request.num_computed = lease.num_cached
         if request.num_cached is None:
             request.admitted = time.perf_counter()
-            request.num_cached = lease.num_cached
-            self.counters.cached_tokens += lease.num_cached
+            request.num_cached = min(lease.num_cached, request.num_prompt)  # forced tokens behind it may be cached too
+            self.counters.cached_tokens += request.num_cached
         self._running[request.id] = request
 
     def _preempt(self, request: Request) -> None:
@@ -270,12 +290,13 @@ class EngineCore:
     def _commit(self, batch: Sequence[tuple[Request, Row]]) -> None:
         for request, row in batch:
             assert request.lease is not None
-            was_prefilling = request.num_computed < request.num_prompt
+            num_left = request.num_prompt - request.num_computed
+            was_prefilling = num_left > 0
             request.num_computed += len(row.token_ids)
             if request.was_preempted and was_prefilling:
                 self.counters.recomputed_tokens += len(row.token_ids)
             if was_prefilling:
-                self.counters.prefilled_tokens += len(row.token_ids)
+                self.counters.prefilled_tokens += min(num_left, len(row.token_ids))
                 # Share the prompt at once; generated tokens go into the tree when the request ends.
                 is_whole = request.num_computed >= request.num_prompt
                 self._cache.commit(request.lease, request.ids, request.num_computed, share_tail=is_whole)
@@ -296,22 +317,30 @@ class EngineCore:
                     drawing.append((request, at + row.num_logits - 1))
                 at += row.num_logits
         if reading:
-            self._read_prompt(reading, logits)
+            self._read(reading, logits)
+            drawing = [(request, row) for request, row in drawing if request.id in self._running]
         if drawing:
             self._draw(drawing, logits if len(drawing) == len(logits) else logits[[row for _, row in drawing]])
         for request, _ in batch:
             if not request.samples and request.num_computed == request.num_to_compute and request.id in self._running:
                 self._finish(request, FinishReason("length"))
 
-    def _read_prompt(self, reading: Sequence[tuple[Request, int, int, int]], logits: torch.Tensor) -> None:
+    def _read(self, reading: Sequence[tuple[Request, int, int, int]], logits: torch.Tensor) -> None:
+        """Log-probabilities of tokens that are known: those of the prompt, and forced ones."""
         for request, first_row, first, count in reading:
             targets = request.ids[first + 1 : first + 1 + count]
             read = token_logprobs(logits[first_row : first_row + count], targets, request.params.top_logprobs_num)
-            for offset, (target, entry) in enumerate(zip(targets.tolist(), read, strict=True)):
-                text = self._tokenizer.token_text(target)
-                request.prompt_logprobs[first + 1 + offset] = TokenLogprob(entry.logprob, target, text)
-                if entry.top:
-                    request.prompt_top[first + 1 + offset] = request.named(entry.top)
+            for position, entry in enumerate(read, start=first + 1):
+                if position < request.num_prompt:
+                    text = self._tokenizer.token_text(entry.token_id)
+                    request.prompt_logprobs[position] = TokenLogprob(entry.logprob, entry.token_id, text)
+                    if entry.top:
+                        request.prompt_top[position] = request.named(entry.top)
+                elif request.num_unshown:
+                    reason = request.show(entry, self._end_ids)
+                    if reason is not None:
+                        self._finish(request, reason)
+                        break
 
     def _draw(self, drawing: Sequence[tuple[Request, int]], logits: torch.Tensor) -> None:
         ready: list[Request] = []
@@ -354,11 +383,14 @@ class EngineCore:
 
     def _take(self, request: Request, sampled: Sampled) -> None:
         try:
-            reason = request.take(sampled, self._end_ids)
+            reason = request.take(sampled, self._end_ids) or self._force(request)
         except NiwakiError as error:
             self._fail_request(request, error)
             return
         self.counters.generated_tokens += 1
+        self._tell(request, reason)
+
+    def _tell(self, request: Request, reason: FinishReason | None) -> None:
         if reason is not None:
             self._finish(request, reason)
         elif isinstance(request.job, GenerateJob) and request.index == 0:
@@ -366,12 +398,34 @@ class EngineCore:
             if delta is not None:
                 request.job.generation.push(delta)
 
+    def _force(self, request: Request) -> FinishReason | None:
+        """Add the tokens about which the constraint leaves no choice, as the tokenizer would write them: they ride in
+        the request's next row. Returns why the request ends, if it does."""
+        matcher, boundaries = request.matcher, self._boundaries
+        if matcher is None or boundaries is None:
+            return None
+        reason = None
+        while reason is None and request.remaining_new:
+            token_ids = boundaries.tokens_of(request.text_tail(), matcher.forced_text())
+            if not token_ids or len(token_ids) > request.remaining_new:
+                break
+            for token_id in token_ids:
+                matcher.accept(token_id)
+            if not matcher.fits(request.remaining_new - len(token_ids)):  # a shorter way to write it may fit
+                matcher.rollback(len(token_ids))
+                break
+            self.counters.forced_tokens += len(token_ids)
+            self.counters.generated_tokens += len(token_ids)
+            reason = request.force(token_ids, self._end_ids)
+        return reason
+
     def _fail_request(self, request: Request, error: NiwakiError) -> None:
         self._drop(request)
         self.abort(request.job, error)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         self._leave(request)
+        request.drop_unshown()
         self.counters.finished += 1
         job = request.job
         if isinstance(job, ScoreJob):

@@ -32,6 +32,7 @@ from niwaki.runtime.api import (
 )
 from niwaki.runtime.config import EngineConfig
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
+from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.core import EngineCore
 from niwaki.runtime.loader import read_model_folder
 from niwaki.runtime.local import LocalBackend
@@ -89,7 +90,13 @@ class Engine:
             self.tokenizer.special_ids,
         )
         self.backend = LocalBackend(
-            EngineCore(runner, self.tokenizer, self.config, num_pages),
+            EngineCore(
+                runner,
+                self.tokenizer,
+                self.config,
+                num_pages,
+                boundaries=Boundaries(vocabulary, self.tokenizer.plain_ids),
+            ),
             self.tokenizer,
             ConstraintCompiler(vocabulary),
             self._info,

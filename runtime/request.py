@@ -7,7 +7,7 @@ the scheduler and the model runner read slices of it without copying.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +25,7 @@ from niwaki.runtime.api import (
     TokenLogprob,
 )
 from niwaki.runtime.constraints import Matcher, marks_of
+from niwaki.runtime.constraints.boundaries import TAIL_TOKENS
 from niwaki.runtime.limits import TokenIds as TokenIds  # told on from here, too
 from niwaki.runtime.sampler import Sampled
 from niwaki.runtime.stops import StopText
@@ -64,8 +65,8 @@ class Request:
     __slots__ = (
         "id", "job", "index", "params", "namespace", "seed", "num_prompt", "num_computed", "num_cached", "logits_from",
         "lease", "matcher", "stops", "detokenizer", "waited_steps", "arrived", "admitted", "was_preempted", "logprobs",
-        "top_logprobs", "prompt_logprobs", "prompt_top", "_buffer", "_length", "_tokenizer", "_text", "_text_ends",
-        "_unsent_text", "_unsent_ids", "_unsent_logprobs", "_unsent_top",
+        "top_logprobs", "prompt_logprobs", "prompt_top", "forced", "_num_shown", "_buffer", "_length", "_tokenizer",
+        "_text", "_text_ends", "_unsent_text", "_unsent_ids", "_unsent_logprobs", "_unsent_top",
     )  # fmt: skip
 
     def __init__(
@@ -107,6 +108,8 @@ class Request:
         # Nothing stands before the first token, so where its log-probability is asked for there is none.
         if (self.samples and logits_from == 0) or (isinstance(job, ScoreJob) and job.num_before == 0):
             self.prompt_logprobs[0] = TokenLogprob(None, int(ids[0]), tokenizer.token_text(int(ids[0])))
+        self.forced: list[int] = []  # which generated tokens, by index, were not drawn
+        self._num_shown = 0  # of the generated tokens: the text of those behind waits for their log-probabilities
         self._buffer = np.array(ids, dtype=np.int32)
         self._length = len(ids)
         self._tokenizer = tokenizer
@@ -152,6 +155,10 @@ class Request:
     def remaining_new(self) -> int:
         return self.params.max_new_tokens - self.num_generated if self.samples else 0
 
+    def text_tail(self) -> list[int]:
+        """The last tokens, as many as what follows may be cut by."""
+        return self._buffer[max(0, self._length - TAIL_TOKENS) : self._length].tolist()
+
     def append(self, token_id: int) -> None:
         if self._length == len(self._buffer):
             grown = np.empty(max(64, 2 * self._length), dtype=np.int32)
@@ -160,39 +167,82 @@ class Request:
         self._buffer[self._length] = token_id
         self._length += 1
 
-    # -- taking a sampled token -------------------------------------------------------------------------------------
+    # -- taking tokens ------------------------------------------------------------------------------------------------
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return bool(self.params.return_logprob or self.params.top_logprobs_num)
+
+    @property
+    def num_unshown(self) -> int:
+        """Forced tokens at the end whose log-probabilities are still to be computed: their text is not out yet."""
+        return self.num_generated - self._num_shown
 
     def take(self, sampled: Sampled, end_ids: frozenset[int]) -> FinishReason | None:
-        """Add a sampled token and its text; returns why the request ends, if it does.
+        """Add a sampled token and its text; returns why the request ends, if it does."""
+        self.append(sampled.token_id)
+        if self.matcher is not None and not self._ends(sampled.token_id, end_ids):
+            self.matcher.accept(sampled.token_id)
+        return self.show(sampled, end_ids)
+
+    def force(self, token_ids: Sequence[int], end_ids: frozenset[int]) -> FinishReason | None:
+        """Add tokens that the matcher has accepted already; returns why the request ends, if it does.
+
+        Where log-probabilities are wanted, `show` adds their text when the model has told them.
+        """
+        for token_id in token_ids:
+            self.forced.append(self.num_generated)
+            self.append(token_id)
+        if self.wants_logprobs:
+            return None
+        if self.logits_from >= self.num_prompt - 1:  # else the prompt's log-probabilities are still to be read
+            self.logits_from = self._length - 1
+        reason = None
+        while self.num_unshown and reason is None:
+            reason = self.show(Sampled(int(self.output_ids[self._num_shown])), end_ids)
+        return reason
+
+    def show(self, sampled: Sampled, end_ids: frozenset[int]) -> FinishReason | None:
+        """Add the text of the first token that is not shown yet; returns why the request ends, if it does.
 
         A stop string goes before an end token, that before the budget, that before a finished constraint.
         """
-        token_id = sampled.token_id
-        self.append(token_id)
+        self._num_shown += 1
         logprob = self._note_logprob(sampled)
-        ends = (token_id in end_ids and not self.params.ignore_eos) or token_id in self.params.stop_token_ids
-        text = "" if ends else self.stops.push(self.detokenizer.push(token_id))
+        ends = self._ends(sampled.token_id, end_ids)
+        text = "" if ends else self.stops.push(self.detokenizer.push(sampled.token_id))
         is_boundary = self.detokenizer.is_between_characters and self.stops.matched is None
         self._text_ends.append(self.stops.length if is_boundary else -1)
         self._add_text(text)
-        self._unsent_ids.append(token_id)
+        self._unsent_ids.append(sampled.token_id)
         if logprob is not None:
             self._unsent_logprobs.append(logprob)
             self._unsent_top.append(self.top_logprobs[-1])
-        if self.matcher is not None and not ends:
-            self.matcher.accept(token_id)
         if self.stops.matched is not None:
             return FinishReason("stop", self.stops.matched)
         if ends:
-            return FinishReason("stop", token_id)
+            return FinishReason("stop", sampled.token_id)
+        if self.num_unshown:
+            return None
         if self.matcher is not None and self.matcher.is_done:
             return FinishReason("stop")
         if self.num_generated >= self.params.max_new_tokens:
             return FinishReason("length")
         return None
 
+    def drop_unshown(self) -> None:
+        """The request ended inside a forced run: what is behind its end was never said."""
+        if self.num_unshown:
+            if self.matcher is not None:
+                self.matcher.rollback(self.num_unshown)
+            self._length -= self.num_unshown
+            self.forced = [index for index in self.forced if index < self.num_generated]
+
+    def _ends(self, token_id: int, end_ids: frozenset[int]) -> bool:
+        return (token_id in end_ids and not self.params.ignore_eos) or token_id in self.params.stop_token_ids
+
     def _note_logprob(self, sampled: Sampled) -> TokenLogprob | None:
-        if not (self.params.return_logprob or self.params.top_logprobs_num):
+        if not self.wants_logprobs:
             return None
         named = TokenLogprob(sampled.logprob, sampled.token_id, self._tokenizer.token_text(sampled.token_id))
         self.logprobs.append(named)
@@ -228,6 +278,7 @@ class Request:
             prompt_tokens=self.num_prompt,
             cached_tokens=self.num_cached or 0,
             complete=self.matcher is None or self.matcher.can_end,
+            forced=tuple(self.forced),
             logprobs=tuple(self.logprobs),
             top_logprobs=tuple(self.top_logprobs),
             prompt_logprobs=tuple(self.prompt_logprobs[i] for i in sorted(self.prompt_logprobs)),

@@ -73,6 +73,10 @@ class Tokenizer:
             ids[:0] = self.bos_ids
         return ids
 
+    def plain_ids(self, text: str) -> list[int]:
+        """The tokens of a text by itself, special ones never among them."""
+        return list(self._content.encode(text, add_special_tokens=False).ids)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the tokens, special tokens left out."""
         return b"".join(self.bytes_of(i) or b"" for i in token_ids).decode("utf-8", errors="replace")

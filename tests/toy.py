@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
@@ -20,8 +21,8 @@ SPECIALS = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 VOCAB_SIZE = 400
 
 
-def make_tokenizer(folder: Path, *, template: str | None = TEMPLATE) -> Path:
-    """A byte-level BPE of 400 tokens with chat markers; returns the folder."""
+def make_tokenizer(folder: Path, *, template: str | None = TEMPLATE, texts: Sequence[str] = ()) -> Path:
+    """A byte-level BPE of 400 tokens with chat markers, trained on `texts` as well; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     built = tokenizers.Tokenizer(models.BPE())
     built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -37,7 +38,7 @@ def make_tokenizer(folder: Path, *, template: str | None = TEMPLATE) -> Path:
         "naïve café, 東京 and Zürich",
         "a b c 1 2 3 yes no maybe",
     ]
-    built.train_from_iterator(text * 20, trainer)
+    built.train_from_iterator([*text, *texts] * 20, trainer)
     built.post_processor = processors.TemplateProcessing(
         single="<|bos|> $A", pair=None, special_tokens=[("<|bos|>", built.token_to_id("<|bos|>"))]
     )

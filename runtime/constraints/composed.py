@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, assert_never
 
 import numpy as np
 
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.matcher import first_bit
-from niwaki.runtime.constraints.protocol import CompiledConstraint, MaskRow, Matcher
+from niwaki.runtime.constraints.protocol import (
+    ANY_BYTE,
+    NOTHING_FORCED,
+    CompiledConstraint,
+    Forced,
+    MaskRow,
+    Matcher,
+)
 from niwaki.runtime.constraints.vocabulary import Vocabulary
 
 NO_END: Final = 1 << 30  # more tokens than any budget
@@ -306,6 +313,15 @@ class ComposedMatcher:
                 run.append(token_id)
         return tuple(run)
 
+    def forced_text(self) -> Forced:
+        if self._ended or self.can_end or len(self._threads) != 1:
+            return NOTHING_FORCED
+        # What stands behind it may be of the next part: anything.
+        return replace(self._threads[0].matcher.forced_text(), follow=ANY_BYTE)
+
+    def fits(self, remaining: int) -> bool:
+        return self.distance <= remaining
+
     def rollback(self, count: int) -> None:
         if not 0 <= count <= len(self._steps):
             raise ConstraintError(f"cannot take back {count} tokens of {len(self._steps)}")
@@ -415,6 +431,12 @@ class MarkMatcher:
     def forced(self) -> tuple[int, ...]:
         return () if self._is_taken else (self._token_id,)
 
+    def forced_text(self) -> Forced:
+        return NOTHING_FORCED
+
+    def fits(self, remaining: int) -> bool:
+        return self.distance <= remaining
+
     def rollback(self, count: int) -> None:
         if count > self._is_taken:
             raise ConstraintError(f"cannot take back {count} tokens of {int(self._is_taken)}")
@@ -471,6 +493,12 @@ class BudgetMatcher:
 
     def forced(self) -> tuple[int, ...]:
         return ()
+
+    def forced_text(self) -> Forced:
+        return NOTHING_FORCED
+
+    def fits(self, remaining: int) -> bool:
+        return self.distance <= remaining
 
     def rollback(self, count: int) -> None:
         self._inner.rollback(count)

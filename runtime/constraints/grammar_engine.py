@@ -18,7 +18,7 @@ from llguidance import LLMatcher, LLTokenizer
 from niwaki.runtime.api import ConfigError, ConstraintError
 from niwaki.runtime.constraints.grammar_worker import build, short_reason, short_text, tokenizer_of
 from niwaki.runtime.constraints.matcher import first_bit
-from niwaki.runtime.constraints.protocol import MaskRow
+from niwaki.runtime.constraints.protocol import MAX_FORCED_BYTES, NOTHING_FORCED, Forced, MaskRow
 from niwaki.runtime.constraints.vocabulary import Vocabulary
 
 FAR: Final = 1_000_000  # the distance where no ending was found
@@ -90,6 +90,12 @@ class GrammarVocabulary:
                 if b"\\" in text or not text.isascii():
                     self.plain_costs[token_id] = ESCAPE_COST
         self.byte_ids = [self.id_of[bytes([byte])] for byte in range(256)]
+        self._byte_words = np.array(self.byte_ids) >> 5
+        self._byte_bits = np.uint32(1) << (np.array(self.byte_ids) & 31).astype(np.uint32)
+
+    def bytes_in(self, mask: npt.NDArray[np.uint32]) -> bytes:
+        """The single bytes that a mask allows, ascending."""
+        return np.flatnonzero(mask[self._byte_words] & self._byte_bits).astype(np.uint8).tobytes()
 
     def ending(self, text: bytes) -> Ending:
         """`text` and each of its suffixes in the fewest tokens that write it."""
@@ -256,6 +262,22 @@ class GrammarMatcher:
             run.append(first_bit(row))
             place.consume_token(run[-1])
         return tuple(run)
+
+    def forced_text(self) -> Forced:
+        text = b"" if self._ended else self._matcher.compute_ff_bytes()
+        if not text:
+            return NOTHING_FORCED
+        if len(text) > MAX_FORCED_BYTES:
+            return Forced(text[:MAX_FORCED_BYTES], text[MAX_FORCED_BYTES : MAX_FORCED_BYTES + 1])
+        words = self._constraint.words
+        place = self._matcher.deep_copy()
+        place.consume_tokens([words.byte_ids[byte] for byte in text])
+        row = np.zeros(words.vocabulary.num_words, np.uint32)
+        place.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        return NOTHING_FORCED if place.is_error() else Forced(text, words.bytes_in(row))
+
+    def fits(self, remaining: int) -> bool:
+        return self._bounds[-1] <= remaining or self.distance <= remaining
 
     def rollback(self, count: int) -> None:
         if not 0 <= count < len(self._bounds):

@@ -128,6 +128,42 @@ def run_bytes(
 
 
 @jit
+def forced_bytes(
+    state: int,
+    byte_classes: Bytes,
+    num_classes: int,
+    row_starts: Longs,
+    labels: Bytes,
+    targets: Ints,
+    accepting: Flags,
+    text: Bytes,
+) -> tuple[int, int]:
+    """Write into `text` the bytes that every way from `state` begins with, as far as they fit; returns how many, and
+    the state behind them."""
+    members = np.zeros(num_classes, np.int32)
+    byte_of = np.zeros(num_classes, np.uint8)
+    for byte in range(256):
+        members[byte_classes[byte]] += 1
+        byte_of[byte_classes[byte]] = byte
+    length = 0
+    while length < len(text) and not accepting[state]:
+        start = row_starts[state]
+        is_dense = row_starts[state + 1] - start == num_classes
+        ways, only, after = 0, 0, 0
+        for edge in range(start, row_starts[state + 1]):
+            if targets[edge] != 0:
+                only = edge - start if is_dense else int(labels[edge])
+                ways += members[only]
+                after = targets[edge]
+        if ways != 1:
+            break
+        text[length] = byte_of[only]
+        length += 1
+        state = after
+    return length, state
+
+
+@jit
 def walk_row(
     state: int,
     node_classes: Bytes,

@@ -15,7 +15,7 @@ from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints import kernels
 from niwaki.runtime.constraints.automaton import DEAD, START, ByteDfa
 from niwaki.runtime.constraints.kernels import UNREACHABLE, Ints, Words
-from niwaki.runtime.constraints.protocol import MaskRow
+from niwaki.runtime.constraints.protocol import MAX_FORCED_BYTES, NOTHING_FORCED, Forced, MaskRow
 from niwaki.runtime.constraints.vocabulary import Vocabulary
 
 ENDED: Final = -1  # in a matcher's states: an end token was accepted
@@ -40,6 +40,7 @@ class AutomatonConstraint:
         self._rows: dict[int, Words] = {}  # state -> its mask
         self._counts: dict[int, int] = {}  # state -> how many tokens may follow, end tokens left out
         self._distinct: dict[bytes, Words] = {}  # equal rows are kept once
+        self._forced: dict[int, Forced] = {}  # state -> what must come next
         exact = self._measured()
         self.is_exact = exact is not None
         if exact is None:
@@ -88,6 +89,20 @@ class AutomatonConstraint:
         if count is None:
             count = int(np.bitwise_count(self.row(state) & ~self.vocabulary.eos_words).sum())
         return count
+
+    def forced_text(self, state: int) -> Forced:
+        """See `protocol.Matcher`."""
+        forced = self._forced.get(state)
+        if forced is None:
+            dfa = self.dfa
+            text = np.empty(MAX_FORCED_BYTES, np.uint8)
+            length, after = kernels.forced_bytes(
+                state, dfa.byte_classes, dfa.num_classes, dfa.row_starts, dfa.labels, dfa.targets, dfa.accepting, text
+            )
+            follow = bytes(byte for byte in range(256) if dfa.run(bytes([byte]), after) != DEAD) if length else b""
+            forced = Forced(text[:length].tobytes(), follow) if length else NOTHING_FORCED
+            self._forced[state] = forced
+        return forced
 
     def row_within(self, state: int, remaining: int) -> Words:
         """The mask of the tokens after which at most remaining - 1 more complete the text; end tokens as in `row`."""
@@ -333,6 +348,13 @@ class AutomatonMatcher:
             run.append(first_bit(constraint.row(state)))
             state = constraint.step(state, run[-1])
         return tuple(run)
+
+    def forced_text(self) -> Forced:
+        state = self._states[-1]
+        return NOTHING_FORCED if state == ENDED else self._constraint.forced_text(state)
+
+    def fits(self, remaining: int) -> bool:
+        return self.distance <= remaining
 
     def rollback(self, count: int) -> None:
         if not 0 <= count < len(self._states):

@@ -5,12 +5,26 @@ The byte automaton (`matcher.py`) stands behind it; engines for schemas and gram
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 MaskRow = npt.NDArray[np.uint32] | npt.NDArray[np.int32]
+ANY_BYTE: Final = bytes(range(256))
+MAX_FORCED_BYTES: Final = 512  # told at once; what is behind is told when these are written
+
+
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """The bytes that must come next, and which ones may stand behind them, ascending; none where nothing may."""
+
+    text: bytes
+    follow: bytes
+
+
+NOTHING_FORCED: Final = Forced(b"", ANY_BYTE)
 
 
 class Matcher(Protocol):
@@ -60,6 +74,16 @@ class Matcher(Protocol):
     def forced(self) -> tuple[int, ...]:
         """The tokens that must follow: at each of them the mask has this one bit. Often empty, also where the text is
         determined, since most texts can be cut into tokens in several ways."""
+        ...
+
+    def forced_text(self) -> Forced:
+        """The bytes that every text goes on with: none where it may end, or go on in two ways. Which tokens write
+        them is the tokenizer's business (`boundaries.py`)."""
+        ...
+
+    def fits(self, remaining: int) -> bool:
+        """Whether the text can surely be completed in `remaining` more tokens: `distance`, without a search where a
+        bound tells."""
         ...
 
     def rollback(self, count: int) -> None:

@@ -47,7 +47,7 @@ class Vocabulary:
         for token_id, text in enumerate(self.token_bytes):
             if text and token_id not in self.eos_ids:
                 ids_of.setdefault(text, []).append(token_id)
-        texts = sorted(ids_of)
+        texts = self.sorted_texts = sorted(ids_of)  # each once, though several tokens may write it
         data, offsets = concatenated(texts)
         # Depth-first arrays, see kernels.trie_from_sorted.
         self.node_bytes = np.empty(len(data), np.uint8)

@@ -1,0 +1,237 @@
+"""Where the tokenizer's cuts are settled: which tokens a known text surely becomes, whatever follows it.
+
+A tokenizer cuts a text by what follows, so the end of a known text may merge with what is not written yet. Here its own
+encoder is asked: the text is encoded with every continuation that a token of the vocabulary could make of its end, and
+the tokens that all of them begin with are settled. Knows bytes and token ids; no constraint, no request.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from niwaki.runtime.constraints.protocol import ANY_BYTE, Forced
+from niwaki.runtime.constraints.vocabulary import Vocabulary
+
+TAIL_TOKENS: Final = 3  # before a text, that its first token may depend on
+WINDOW_BYTES: Final = 48  # of a text's end, beyond which nothing that follows is looked at
+MAX_PROBES: Final = 256  # tokens that begin with one end of the text; above, that place is taken as not settled
+KNOWN_RUNS: Final = 8192
+KNOWN_ENDS: Final = 2048
+# Single characters that may follow: tokenizers tell classes of characters apart, and name some by themselves.
+ASCII_PROBES: Final = frozenset(b"aAz09 \n\t'\"-_.,:;/\\(){}[]<@$!")
+BEYOND_ASCII: Final = "éаก東🙂"
+
+Encoder = Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class TextEnd:
+    """How the end of a text may be cut. `settled`: its first bytes whose tokens stay. `crossings`: places at which a
+    token may begin that ends behind the text."""
+
+    settled: int
+    crossings: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """The last `num_tokens` tokens of a prompt, which write `text`, may change with what follows. `paths` are the ways
+    to write its beginning that the tokenizer itself would take, each before a token that reaches behind the text;
+    the first one is the prompt's own tokens."""
+
+    num_tokens: int
+    text: bytes
+    paths: tuple[tuple[int, ...], ...]
+
+
+class Boundaries:
+    """What one tokenizer makes of known texts. Thread-safe; remembers what it was asked last.
+
+    `encode` gives the tokens of a text by itself, special ones left out.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, encode: Encoder) -> None:
+        self._vocabulary = vocabulary
+        self._encode = encode
+        self._ends = lru_cache(KNOWN_ENDS)(self._found_end)
+        self._runs = lru_cache(KNOWN_RUNS)(self._found_run)
+
+    def tokens_of(self, before: Sequence[int], forced: Forced) -> tuple[int, ...]:
+        """The tokens that the tokenizer surely writes the forced text with, behind the tokens `before`; they may stop
+        short of its end. None where the text before is cut inside a character, or the tokenizer cannot write it."""
+        return self._runs(tuple(before[-TAIL_TOKENS:]), forced) if forced.text else ()
+
+    def unsettled(self, ids: Sequence[int], start: int) -> Unsettled | None:
+        """What of the end of `ids`, from token `start` on, may change with what follows; None where nothing may."""
+        first = len(ids)
+        size = 0
+        while first > start and size < WINDOW_BYTES:
+            piece = self._vocabulary.bytes_of(ids[first - 1])
+            if piece is None:
+                break
+            first -= 1
+            size += len(piece)
+        for begin in range(first, len(ids)):  # the longest end that the tokenizer would write as it stands
+            own = tuple(ids[begin:])
+            text = self._written(own)
+            if self._tokens(text) == own:
+                return self._unsettled_end(text, own)
+        return None
+
+    # -- helpers
+
+    def _unsettled_end(self, text: bytes, own: tuple[int, ...]) -> Unsettled | None:
+        end = self._ends(text, ANY_BYTE)
+        kept = _num_within(self._ends_of(own), end.settled)
+        if kept == len(own):
+            return None
+        taken = own[kept:]
+        settled = len(text) - len(self._written(taken))
+        paths = [taken]
+        for place in end.crossings:
+            tokens = self._tokens(text[:place])
+            if tokens is not None and tokens[:kept] == own[:kept] and place >= settled:
+                paths.append(tokens[kept:])
+        return Unsettled(len(taken), text[settled:], tuple(dict.fromkeys(paths)))
+
+    def _found_run(self, before: tuple[int, ...], forced: Forced) -> tuple[int, ...]:
+        text = _whole_characters(forced.text)
+        follow = forced.follow if len(text) == len(forced.text) else forced.text[len(text) : len(text) + 1]
+        settled = self._ends(text, follow).settled if text else 0
+        if not settled:
+            return ()
+        for begin in range(len(before) + 1):
+            tail = before[begin:]
+            head = b"".join(self._vocabulary.bytes_of(token_id) or b"\xff" for token_id in tail)
+            tokens = self._tokens(head + text)
+            if tokens is not None and tokens[: len(tail)] == tail:
+                run = tokens[len(tail) :]
+                return run[: _num_within(self._ends_of(run), settled)]
+        return ()
+
+    def _found_end(self, text: bytes, follow: bytes) -> TextEnd:
+        """`follow`: the bytes that may stand behind the text; none where it is the end of all."""
+        own = self._tokens(text)
+        if own is None:
+            return TextEnd(0, ())
+        if not follow:
+            return TextEnd(len(text), ())
+        ends = self._ends_of(own)
+        skipped = next((end for end in reversed(ends) if len(text) - end >= WINDOW_BYTES), 0)
+        if skipped:  # what stands so far before the end plays no part, where the tokenizer cuts the rest alike
+            rest = self._tokens(text[skipped:])
+            if rest is not None and rest == own[ends.index(skipped) + 1 :]:
+                end = self._found_end(text[skipped:], follow)
+                return TextEnd(skipped + end.settled, tuple(skipped + place for place in end.crossings))
+        settled = min((self._shared(own, text, probe) for probe in _characters(follow)), default=len(text))
+        crossings = []
+        for place in range(len(text) - 1, max(-1, len(text) - self._vocabulary.max_token_bytes), -1):
+            probes = self._extensions(text[place:], follow)
+            if not probes:
+                continue
+            sample = probes if len(probes) <= MAX_PROBES else probes[:: len(probes) // 64]
+            for probe in filter(_is_text, map(_completed, sample)):
+                settled = min(settled, self._shared(own, text, probe))
+                if place not in crossings and self._cuts_at(text, place, probe):
+                    crossings.append(place)
+            if len(probes) > MAX_PROBES:  # too many to ask for each
+                settled = min(settled, next((end for end in reversed((0, *ends)) if end <= place), 0))
+        return TextEnd(settled, tuple(crossings))
+
+    def _extensions(self, end: bytes, follow: bytes) -> list[bytes]:
+        """What tokens that begin with `end` write behind it, where it may follow."""
+        texts = self._vocabulary.sorted_texts
+        first = bisect_right(texts, end)
+        last = bisect_left(texts, _behind_all(end), lo=first)
+        if len(follow) == 256:
+            return [text[len(end) :] for text in texts[first:last]]
+        allowed = set(follow)
+        return [text[len(end) :] for text in texts[first:last] if text[len(end)] in allowed]
+
+    def _shared(self, own: tuple[int, ...], text: bytes, probe: bytes) -> int:
+        """How many bytes of the text are written alike when `probe` follows."""
+        tokens = self._tokens(text + probe)
+        if tokens is None:
+            return 0
+        same = next(
+            (i for i, (a, b) in enumerate(zip(own, tokens, strict=False)) if a != b), min(len(own), len(tokens))
+        )
+        return self._ends_of(own[:same])[-1] if same else 0
+
+    def _cuts_at(self, text: bytes, place: int, probe: bytes) -> bool:
+        """Whether, with `probe` behind the text, one token reaches from `place` behind the text."""
+        ends = (0, *self._ends_of(self._tokens(text + probe) or ()))
+        return place in ends and not any(place < end <= len(text) for end in ends)
+
+    def _tokens(self, text: bytes) -> tuple[int, ...] | None:
+        """The tokens of a text; None where it is none, or they do not write it."""
+        try:
+            tokens = tuple(self._encode(text.decode()))
+        except UnicodeDecodeError:
+            return None
+        return tokens if self._written(tokens) == text else None
+
+    def _written(self, tokens: Sequence[int]) -> bytes:
+        return b"".join(self._vocabulary.bytes_of(token_id) or b"" for token_id in tokens)
+
+    def _ends_of(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Where each token ends in the text that they write."""
+        ends, at = [], 0
+        for token_id in tokens:
+            at += len(self._vocabulary.bytes_of(token_id) or b"")
+            ends.append(at)
+        return tuple(ends)
+
+
+def _num_within(ends: Sequence[int], limit: int) -> int:
+    return sum(end <= limit for end in ends)
+
+
+def _characters(follow: bytes) -> list[bytes]:
+    """Single characters to stand for what may follow."""
+    ascii_ones = [bytes([byte]) for byte in follow if byte in ASCII_PROBES]
+    if not ascii_ones:
+        ascii_ones = [bytes([byte]) for byte in follow if byte < 0x80]
+    return ascii_ones + [char for char in map(str.encode, BEYOND_ASCII) if char[0] in follow]
+
+
+def _whole_characters(text: bytes) -> bytes:
+    """The text without an unfinished character at its end."""
+    for back in range(1, min(4, len(text)) + 1):
+        byte = text[-back]
+        if byte & 0xC0 != 0x80:  # a first byte: how long is its character?
+            length = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return text if length <= back else text[:-back]
+    return text
+
+
+def _completed(text: bytes) -> bytes:
+    """The text with its last character made whole."""
+    whole = _whole_characters(text)
+    lead = text[len(whole) :]
+    if not lead:
+        return text
+    for char in BEYOND_ASCII:
+        if char.encode().startswith(lead):
+            return whole + char.encode()
+    length = 2 if lead[0] < 0xE0 else 3 if lead[0] < 0xF0 else 4
+    second = {0xE0: b"\xa0", 0xF0: b"\x90"}.get(lead[0], b"\x80") if len(lead) == 1 else b""
+    return whole + (lead + second + b"\x80\x80")[:length]
+
+
+def _is_text(probe: bytes) -> bool:
+    try:
+        probe.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _behind_all(prefix: bytes) -> bytes:
+    """The least byte string above all that begin with `prefix`."""
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else b"\xff" * 64
