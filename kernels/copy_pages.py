@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 
@@ -23,3 +25,22 @@ def copy_pages(pool: torch.Tensor, copies: Iterable[tuple[int, int, int]]) -> No
                 f"the pool has {num_pages} pages of {page_size}"
             )
         pool[:, :, target, :tokens] = pool[:, :, source, :tokens]
+
+
+def read_pages(pool: torch.Tensor, page_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
+    """The content of whole pages, all layers of it, as bytes: [len(page_ids), bytes of a page].
+
+    pool as in `copy_pages`.
+    """
+    index = torch.tensor(page_ids, dtype=torch.int64, device=pool.device)
+    pages = pool.index_select(2, index).movedim(2, 0).contiguous()
+    return pages.view(torch.uint8).reshape(len(page_ids), -1).cpu().numpy()
+
+
+def write_pages(pool: torch.Tensor, page_ids: Sequence[int], content: npt.NDArray[np.uint8]) -> None:
+    """The inverse of `read_pages`."""
+    shape = (len(page_ids), *pool.shape[:2], *pool.shape[3:])
+    # A copy: what is read from a file cannot be written to, and torch warns of that.
+    pages = torch.from_numpy(content.copy()).view(pool.dtype).reshape(shape).movedim(0, 2)
+    index = torch.tensor(page_ids, dtype=torch.int64, device=pool.device)
+    pool.index_copy_(2, index, pages.to(pool.device))

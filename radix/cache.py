@@ -7,6 +7,7 @@ proves it. Not thread-safe: its owner is the engine loop.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -16,9 +17,12 @@ import numpy.typing as npt
 from niwaki.radix.eviction import EVICTIONS
 from niwaki.radix.outline import OutlineNode, outline
 from niwaki.radix.pages import PageCopy, PagePool
-from niwaki.radix.tree import TOKEN_BYTES, Node, Tree, common_pages
+from niwaki.radix.tree import TOKEN_BYTES, Node, Root, Tree, common_pages
 
 TokenIds = npt.NDArray[np.int32]
+
+# Namespace, the tokens from the first one to the end of the pages, the index of the first page, the page ids.
+OnEvict = Callable[[str, TokenIds, int, list[int]], None]
 
 INT32 = np.dtype(np.int32)  # comparing with a dtype is much quicker than with the scalar type
 
@@ -88,10 +92,19 @@ class Cache:
     sequence from its first token on.
     """
 
-    def __init__(self, num_pages: int, page_size: int = 16, *, enabled: bool = True, eviction: str = "lru") -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int = 16,
+        *,
+        enabled: bool = True,
+        eviction: str = "lru",
+        on_evict: OnEvict | None = None,
+    ) -> None:
         """A cache over pages 0 to `num_pages - 1`. With `enabled` off nothing is ever shared.
 
-        `eviction` names the policy: "lru", "lfu" or "priority".
+        `eviction` names the policy: "lru", "lfu" or "priority". `on_evict` is told the full pages that are about to
+        leave for want of room, while they still hold what they hold.
 
         Raises:
             ValueError: `num_pages` or `page_size` is below 1, or there is no such policy.
@@ -106,6 +119,9 @@ class Cache:
         self.enabled = enabled
         self._pool = PagePool(num_pages)
         self._tree = Tree(page_size, EVICTIONS[eviction])
+        self._on_evict = on_evict
+        if on_evict is not None:
+            self._tree.on_drop = self._tell_evicted
         self._leases: dict[Lease, None] = {}
         self._pins: dict[Pin, None] = {}
         self._deadlines: list[tuple[float, int, Pin]] = []  # with a serial number, for pins have no order
@@ -340,9 +356,21 @@ class Cache:
         self._tree.drop_if_idle(node)
 
     def flush(self) -> bool:
-        """Drop everything that is not locked, pinned or not. True if the tree is empty now."""
+        """Drop everything that is not locked, pinned or not. True if the tree is empty now.
+
+        It is forgotten, not evicted: `on_evict` is not told.
+        """
+        told, self._tree.on_drop = self._tree.on_drop, None
         self._evict(self.num_evictable)
+        self._tree.on_drop = told
         return self._tree.num_pages == 0
+
+    def paths(self) -> Iterator[tuple[str, TokenIds, list[int]]]:
+        """Every cached sequence that no longer one holds: its namespace, its tokens and its pages."""
+        for node in self._tree.nodes():
+            if not node.children:
+                namespace, key = _path_key(node)
+                yield namespace, np.frombuffer(key, INT32), _path_pages(node)
 
     # -- invariants -------------------------------------------------------------------------------------------------
 
@@ -475,6 +503,15 @@ class Cache:
             self._evict(missing)
         return self._pool.take(num_pages)
 
+    def _tell_evicted(self, leaf: Node, first: int) -> None:
+        assert self._on_evict is not None
+        num_full = len(leaf.key) // self._tree.page_bytes
+        if first < num_full:
+            namespace, key = _path_key(leaf)
+            ids = np.frombuffer(key, INT32)[: len(key) // self._tree.page_bytes * self.page_size]
+            start = len(ids) // self.page_size - num_full + first
+            self._on_evict(namespace, ids, start, leaf.pages[first:num_full])
+
     def _evict(self, num_pages: int) -> None:
         self._pool.give(self._tree.evict(num_pages))
         self._evicted_pages += num_pages
@@ -565,6 +602,17 @@ def _path_pages(node: Node) -> list[int]:
         parts.append(step.pages)
         step = step.parent
     return [page for part in reversed(parts) for page in part]
+
+
+def _path_key(node: Node) -> tuple[str, bytes]:
+    """The namespace of a node and all tokens from the root down to its end, packed."""
+    parts: list[bytes] = []
+    step = node
+    while step.parent is not None:
+        parts.append(step.key)
+        step = step.parent
+    assert isinstance(step, Root)
+    return step.namespace, b"".join(reversed(parts))
 
 
 def _home(pin: Pin) -> Node:

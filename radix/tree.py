@@ -11,7 +11,7 @@ The tree moves no pages: what it drops it returns, and `cache.Cache` gives it ba
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import NamedTuple
@@ -98,6 +98,8 @@ class Tree:
         self._heap: list[tuple[int, int, Node]] = []
         self._last_rank = 0  # of the queue
         self._serial = 0
+        # Told before `evict` drops the pages of a leaf from the given one on.
+        self.on_drop: Callable[[Node, int], None] | None = None
 
     # -- looking up -------------------------------------------------------------------------------------------------
 
@@ -322,6 +324,8 @@ class Tree:
                 self.enqueue(leaf)
                 continue
             wanted = num_pages - len(dropped)
+            if self.on_drop is not None:
+                self.on_drop(leaf, max(0, len(leaf.pages) - wanted))
             if wanted < len(leaf.pages):
                 dropped += self._trim(leaf, wanted)
                 self.enqueue(leaf)

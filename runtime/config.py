@@ -26,6 +26,9 @@ class EngineConfig:
     chunked_prefill_size: int = 512  # tokens a step at most; longer prompts are split, so decoding rows never wait long
     schedule_policy: str = "lpm"
     eviction_policy: str = "lru"  # which leaves of the prefix cache go first: least recently, least often used, ...
+    host_cache_bytes: int = 0  # of memory for pages that were evicted from the pool; 0: none
+    disk_cache_dir: str | Path | None = None  # a folder for pages that leave even that; shared between runs
+    disk_cache_bytes: int = 4 * 2**30  # of files in it
     enable_prefix_cache: bool = True
     enable_tree_attention: bool = True  # keys that rows share are read once a step, where that pays
     force_tokens: bool = True  # what a constraint leaves no choice about is written without asking the model
@@ -39,6 +42,8 @@ class EngineConfig:
         _whole("page_size", self.page_size, 1, 1024)
         _whole("max_running_requests", self.max_running_requests, 1, 100_000)
         _whole("chunked_prefill_size", self.chunked_prefill_size, 16, 1_000_000)
+        _whole("host_cache_bytes", self.host_cache_bytes, 0, 2**50)
+        _whole("disk_cache_bytes", self.disk_cache_bytes, 1, 2**50)
         if self.kv_tokens is not None:
             _whole("kv_tokens", self.kv_tokens, self.page_size, 2**40)
         if self.seed is not None:

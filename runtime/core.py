@@ -9,13 +9,13 @@ from __future__ import annotations
 import bisect
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from niwaki.radix.cache import Cache, Pin
+from niwaki.radix.cache import Cache, Lease, Pin
 from niwaki.runtime import scheduler
 from niwaki.runtime.api import (
     Cancelled,
@@ -25,11 +25,13 @@ from niwaki.runtime.api import (
     NiwakiError,
     TokenLogprob,
 )
+from niwaki.runtime.cache_file import CacheWriter, SavedPath
 from niwaki.runtime.config import EngineConfig
 from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.request import GenerateJob, Job, Request, ScoreJob, TokenIds
 from niwaki.runtime.runner import Row, Runner
 from niwaki.runtime.sampler import Sampled, SampleRow, sample, token_logprobs
+from niwaki.runtime.tiers import Tiers
 from niwaki.runtime.tokenizer import Tokenizer
 
 log = logging.getLogger("niwaki.engine")
@@ -62,6 +64,7 @@ class EngineCore:
         tokenizer: Tokenizer,
         config: EngineConfig,
         num_pages: int,
+        tiers: Tiers | None = None,
         boundaries: Boundaries | None = None,
     ) -> None:
         """Without `boundaries` no token is forced: every one is drawn under its mask."""
@@ -71,8 +74,13 @@ class EngineCore:
         self._config = config
         self._end_ids = frozenset(runner.config.eos_ids)
         self._policy: scheduler.Policy = "fcfs" if config.schedule_policy == "fcfs" else "lpm"
+        self._tiers = tiers  # where evicted pages go
         self._cache = Cache(
-            num_pages, config.page_size, enabled=config.enable_prefix_cache, eviction=config.eviction_policy
+            num_pages,
+            config.page_size,
+            enabled=config.enable_prefix_cache,
+            eviction=config.eviction_policy,
+            on_evict=None if tiers is None else self._keep_evicted,
         )
         self._waiting: list[Request] = []  # in order of arrival
         self._running: dict[int, Request] = {}
@@ -129,7 +137,41 @@ class EngineCore:
         self._cache.unpin(pin)
 
     def flush(self) -> bool:
+        if self._tiers is not None:
+            self._tiers.clear()
         return self._cache.flush()
+
+    def tier_counts(self) -> Mapping[str, float]:
+        return {} if self._tiers is None else self._tiers.counts()
+
+    def save_cache(self, writer: CacheWriter) -> int:
+        """Write every cached sequence, each page once. Returns the number of tokens."""
+        written: set[int] = set()
+        num_tokens = 0
+        for namespace, ids, page_ids in self._cache.paths():
+            first = next((index for index, page in enumerate(page_ids) if page not in written), len(page_ids))
+            written.update(page_ids)
+            writer.add(SavedPath(namespace, ids, first, self._runner.read_pages(page_ids[first:])))
+            num_tokens += len(ids) - min(len(ids), first * self._config.page_size)
+        return num_tokens
+
+    def load_cache(self, saved: Iterable[SavedPath]) -> int:
+        """Take up what the free part of the pool has room for. Returns the number of tokens."""
+        page_size, before = self._config.page_size, self._cache.stats().tree_tokens
+        for path in saved:
+            have = self._cache.match(path.ids, path.namespace) // page_size
+            if len(path.ids) > (self._cache.num_free + have) * page_size:
+                break
+            lease = self._cache.acquire(path.ids, path.namespace, room_for=len(path.ids))
+            assert lease is not None, "there is room"
+            first = lease.num_cached // page_size
+            if first < path.first:  # what it continues was not loaded
+                self._cache.discard(lease)
+                continue
+            self._runner.copy_pages(lease.copies)
+            self._runner.write_pages(lease.page_ids[first:], path.pages[first - path.first :])
+            self._cache.release(lease, path.ids, len(path.ids))
+        return self._cache.stats().tree_tokens - before
 
     def step(self) -> None:
         """Run one ragged batch and tell whoever waits for its tokens."""
@@ -139,12 +181,16 @@ class EngineCore:
             return
         self.counters.steps += 1
         rows = [row for _, row in batch]
+        start = time.perf_counter()
         try:
             logits = self._runner.forward(rows)
         except Exception as error:  # the whole batch is lost, the engine is not
             log.exception("a step failed")
             self._fail_batch([request for request, _ in batch], error)
             return
+        num_tokens = sum(len(row.token_ids) for row in rows)
+        if self._tiers is not None and num_tokens >= 4 * self._config.page_size:
+            self._tiers.computed(num_tokens, time.perf_counter() - start)
         self._commit(batch)
         self._take_logits(batch, logits)
 
@@ -237,12 +283,30 @@ class EngineCore:
             self._runner.copy_pages(lease.copies)
         self._waiting.remove(request)
         request.lease = lease
-        request.num_computed = lease.num_cached
+        request.num_computed = self._restored(request, lease)
         if request.num_cached is None:
             request.admitted = time.perf_counter()
-            request.num_cached = min(lease.num_cached, request.num_prompt)  # forced tokens behind it may be cached too
+            request.num_cached = min(request.num_computed, request.num_prompt)  # forced tokens behind it may be cached
             self.counters.cached_tokens += request.num_cached
         self._running[request.id] = request
+
+    def _restored(self, request: Request, lease: Lease) -> int:
+        """Fetch the pages behind the cached ones that a tier still has. Returns how many tokens need no computing."""
+        if self._tiers is None:
+            return lease.num_cached
+        page_size = self._config.page_size
+        first = lease.num_cached // page_size
+        most = self._max_cached(request) // page_size * page_size
+        pages = self._tiers.find(request.namespace, request.ids[:most], first)
+        if not pages:
+            return lease.num_cached
+        stop = first + len(pages)
+        self._runner.write_pages(lease.page_ids[first:stop], np.stack(pages))
+        return stop * page_size
+
+    def _keep_evicted(self, namespace: str, ids: TokenIds, first: int, page_ids: list[int]) -> None:
+        assert self._tiers is not None
+        self._tiers.keep(namespace, ids, first, self._runner.read_pages(page_ids))
 
     def _preempt(self, request: Request) -> None:
         """Give the pages back; the tokens stay known, and what the tree keeps need not be computed again."""

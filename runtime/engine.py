@@ -6,6 +6,7 @@ Programs run on its `backend`; `generate` is for those who want no language arou
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from niwaki.runtime import bundled
 from niwaki.runtime.api import (
     BackendInfo,
     Choices,
+    ConfigError,
     Constraint,
     Delta,
     Generation,
@@ -30,15 +32,17 @@ from niwaki.runtime.api import (
     SamplingParams,
     Segment,
 )
+from niwaki.runtime.cache_file import Layout
 from niwaki.runtime.config import EngineConfig
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
 from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.core import EngineCore
-from niwaki.runtime.loader import read_model_folder
+from niwaki.runtime.loader import read_model_folder, weights_fingerprint
 from niwaki.runtime.local import LocalBackend
 from niwaki.runtime.request import TokenIds
 from niwaki.runtime.results import Result, result_of
 from niwaki.runtime.runner import Runner
+from niwaki.runtime.tiers import DiskStore, MemoryStore, PageStore, Tiers
 from niwaki.runtime.tokenizer import Tokenizer
 
 # The share of free memory that the KV pool takes unless `kv_tokens` says otherwise. A laptop's user has other programs
@@ -89,12 +93,20 @@ class Engine:
             model_config.vocab_size,
             self.tokenizer.special_ids,
         )
+        self._layout = Layout(
+            hashlib.blake2b(
+                weights_fingerprint(folder) + f"{runner.dtype} {page_size}".encode(), digest_size=16
+            ).digest(),
+            page_size,
+            page_size * runner.kv_bytes_per_token,
+        )
         self.backend = LocalBackend(
             EngineCore(
                 runner,
                 self.tokenizer,
                 self.config,
                 num_pages,
+                _tiers(self.config, self._layout),
                 boundaries=Boundaries(vocabulary, self.tokenizer.plain_ids),
             ),
             self.tokenizer,
@@ -181,6 +193,27 @@ class Engine:
     def flush_cache(self) -> bool:
         """Forget every cached prefix that nothing runs on."""
         return self.backend.flush()
+
+    def save_cache(self, path: str | Path) -> int:
+        """Write the prefix cache to a file, for `load_cache` of an engine with the same model, dtype and page size.
+
+        Returns the number of tokens. Nothing else runs meanwhile; on an error the file is as it was.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        return self.backend.save_cache(Path(path), self._layout)
+
+    def load_cache(self, path: str | Path) -> int:
+        """Take up a cache that `save_cache` wrote, as far as the pool has free pages. Returns the number of tokens.
+
+        A damaged file is used up to the damage, with one warning.
+
+        Raises:
+            ConfigError: it is no saved cache, or one of another model, dtype or page size.
+            OSError: it cannot be read.
+        """
+        return self.backend.load_cache(Path(path), self._layout)
 
     def get_server_info(self) -> dict[str, object]:
         """The model and the engine's settings, resolved."""
@@ -312,6 +345,19 @@ def _schema_text(schema: object) -> str:
         return json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise RequestError(f"json_schema must be a JSON schema as text or as a dict: {error}") from None
+
+
+def _tiers(config: EngineConfig, layout: Layout) -> Tiers | None:
+    """The stores that the config names, in order; None without any."""
+    stores: list[PageStore] = []
+    if config.host_cache_bytes:
+        stores.append(MemoryStore(config.host_cache_bytes))
+    if config.disk_cache_dir is not None:
+        try:
+            stores.append(DiskStore(Path(config.disk_cache_dir), config.disk_cache_bytes))
+        except OSError as error:
+            raise ConfigError(f"disk_cache_dir {config.disk_cache_dir} cannot be used: {error}") from error
+    return Tiers(stores, layout.fingerprint, layout.page_size) if stores else None
 
 
 def _pool_tokens(bytes_per_token: int, context_length: int) -> int:

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -36,11 +38,14 @@ from niwaki.runtime.api import (
     Segment,
     Tool,
 )
+from niwaki.runtime.cache_file import CacheWriter, Layout, read_cache
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher
 from niwaki.runtime.core import EngineCore
 from niwaki.runtime.limits import Limits
 from niwaki.runtime.request import GenerateJob, Job, Request, ScoreJob, TokenIds
 from niwaki.runtime.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 log = logging.getLogger("niwaki.engine")
 
@@ -209,6 +214,7 @@ class LocalBackend:
             "requests_running": self._core.num_running,
             "requests_waiting": self._core.num_waiting,
             **asdict(self._compilations),
+            **{f"tier_{name}": value for name, value in self._core.tier_counts().items()},
         }
 
     # -- requests ---------------------------------------------------------------------------------------------------
@@ -298,6 +304,32 @@ class LocalBackend:
         done: Pending[bool] = Pending()
         self._post(lambda: done.succeed(self._core.flush()))
         return done.result(timeout=60)
+
+    def save_cache(self, path: Path, layout: Layout) -> int:
+        """Write the prefix cache to a file, between two steps. Returns the number of tokens."""
+
+        def save() -> int:
+            with CacheWriter(path, layout) as writer:
+                return self._core.save_cache(writer)
+
+        return self._between_steps(save)
+
+    def load_cache(self, path: Path, layout: Layout) -> int:
+        """Take up a saved prefix cache, as far as the free pool has room. Returns the number of tokens."""
+        return self._between_steps(lambda: self._core.load_cache(read_cache(path, layout)))
+
+    def _between_steps(self, work: Callable[[], T]) -> T:
+        """Do it on the engine's thread, and give what it gives or raise what it raises."""
+        done: Pending[T] = Pending()
+
+        def run() -> None:
+            try:
+                done.succeed(work())
+            except Exception as error:  # whatever it is, somebody waits for it
+                done.fail(error)
+
+        self._post(run)
+        return done.result(timeout=600)
 
     def outline(self, limit: int, namespace: str = "") -> tuple[OutlineNode, ...]:
         """The shape of a namespace's tree between two steps, at most `limit` nodes of it."""

@@ -66,6 +66,7 @@ class Runner:
         self.config = config
         self.num_pages = num_pages
         self.page_size = page_size
+        self.dtype = wanted
         self.kv_bytes_per_token = config.kv_bytes_per_token(wanted)
         shares = tree_attention and self._device.type == "cpu"
         self._costs = costs_for(config.num_heads, config.num_kv_heads, config.head_dim, torch_dtype) if shares else None
@@ -170,6 +171,14 @@ class Runner:
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Carry out copies on write, in order, in all layers."""
         self._model.copy_pages([(copy.src, copy.dst, copy.num_tokens) for copy in copies])
+
+    def read_pages(self, page_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
+        """The keys and values of whole pages as bytes [len(page_ids), page_size * kv_bytes_per_token]."""
+        return self._model.read_pages(page_ids)
+
+    def write_pages(self, page_ids: Sequence[int], content: npt.NDArray[np.uint8]) -> None:
+        """Put back what `read_pages` gave, of this model in this dtype."""
+        self._model.write_pages(page_ids, content)
 
 
 def _wanted(rows: Sequence[Row], num_tokens: int) -> npt.NDArray[np.int64] | None:

@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from niwaki.kernels.copy_pages import copy_pages
+from niwaki.kernels.copy_pages import copy_pages, read_pages, write_pages
 from niwaki.kernels.operand import Operand
-from niwaki.kernels.ops import ops_for
+from niwaki.kernels.ops import Ops, ops_for
 from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.rope import rope_tables, unrotated_tables
 from niwaki.kernels.rule import NO_CAP, NO_WINDOW, AttentionRule
 from niwaki.runtime.models.config import LayerKind, ModelConfig
-from niwaki.runtime.models.mlp import DenseMlp, Expert, Gate, Mlp, Projection, SharedExpert, SparseMlp
+from niwaki.runtime.models.mlp import DenseMlp, Expert, FusedSparseMlp, Gate, Mlp, Projection, SharedExpert, SparseMlp
 from niwaki.runtime.models.workspace import Buffers, Workspace
 
 Read = Callable[[str], torch.Tensor]
@@ -67,11 +67,12 @@ class Decoder:
         page_size: int,
         device: torch.device,
         dtype: torch.dtype,
+        ops: Ops | None = None,
     ) -> None:
         self._config = config
         self._device = device
         self._dtype = dtype
-        self._ops = ops_for(device)
+        self._ops = ops or ops_for(device)
         self._gate: Gate = self._ops.silu_mul if config.activation == "silu" else self._ops.gelu_mul
         self._qk_widths = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         # In the model's dtype, as Gemma's was trained: sqrt(2304) = 48 is exact, sqrt(1152) is not.
@@ -138,6 +139,14 @@ class Decoder:
     def copy_pages(self, copies: list[tuple[int, int, int]]) -> None:
         """See kernels/copy_pages.py."""
         copy_pages(self._pool, copies)
+
+    def read_pages(self, page_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
+        """See kernels/copy_pages.py."""
+        return read_pages(self._pool, page_ids)
+
+    def write_pages(self, page_ids: Sequence[int], content: npt.NDArray[np.uint8]) -> None:
+        """See kernels/copy_pages.py."""
+        write_pages(self._pool, page_ids, content)
 
     def _add(self, b: Buffers, post_norm: Operand | None, norm: Operand | None) -> Operand:
         """x += delta, which is normalised and scaled before where the model does so. Returns what the next block
@@ -223,14 +232,22 @@ class Decoder:
         if rule.shared_width is not None:
             one = expert(("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"), "mlp.shared_expert.down_proj")
             shared = SharedExpert(one, read(f"{prefix}mlp.shared_expert_gate.weight"))
-        return SparseMlp(
+        router = read(f"{prefix}{names.router}.weight")
+        experts = tuple(
+            expert(tuple(name.format(i) for name in names.expert_gate_up), names.expert_down.format(i))
+            for i in range(rule.count)
+        )
+        fused = self._ops.fused_experts
+        if fused is None:
+            return SparseMlp(self._ops, self._gate, router, experts, rule, shared)
+        return FusedSparseMlp(
             self._ops,
             self._gate,
-            router=read(f"{prefix}{names.router}.weight"),
-            experts=tuple(
-                expert(tuple(name.format(i) for name in names.expert_gate_up), names.expert_down.format(i))
-                for i in range(rule.count)
-            ),
+            fused,
+            is_gelu=self._config.activation != "silu",
+            router=router,
+            gate_up=torch.stack([one.gate_up.tensor for one in experts]),
+            down=torch.stack([one.down.tensor for one in experts]),
             rule=rule,
             shared=shared,
         )

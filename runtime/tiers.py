@@ -1,0 +1,276 @@
+"""Where pages go that the pool has no room for: a store in host memory, a store on disk behind it.
+
+A page is known by its key, a hash over the model's fingerprint, the namespace and all tokens up to the page's end; so a
+store never needs to know the tree, and a page that another process left on disk is as good as our own. Whatever goes
+wrong with a store costs recomputing and nothing else: it is counted, and told once.
+
+`PageStore` is the whole protocol: a networked store is another class with these methods.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import struct
+import tempfile
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+TokenIds = npt.NDArray[np.int32]
+Bytes = npt.NDArray[np.uint8]
+
+log = logging.getLogger("niwaki.tiers")
+
+KEY_BYTES = 16
+MAGIC = b"niwakiKV"
+VERSION = 1
+HEADER = struct.Struct("<8sHxx16sII")  # magic, version, key, bytes of the page, their CRC-32
+
+
+class PageStore(Protocol):
+    """Keeps pages by key, up to a size of its own. Called by one thread."""
+
+    name: str
+
+    def get(self, key: bytes) -> Bytes | None: ...
+
+    def put(self, key: bytes, page: Bytes) -> list[tuple[bytes, Bytes]]:
+        """Keep a page; returns what had to leave for it."""
+        ...
+
+    def clear(self) -> None: ...
+
+    def counts(self) -> Mapping[str, float]: ...
+
+
+def page_keys(fingerprint: bytes, namespace: str, ids: TokenIds, page_size: int) -> list[bytes]:
+    """The key of each full page of `ids`: each hashes the one before it and the page's tokens."""
+    key = hashlib.blake2b(fingerprint + namespace.encode(), digest_size=KEY_BYTES).digest()
+    keys: list[bytes] = []
+    for end in range(page_size, len(ids) + 1, page_size):
+        key = hashlib.blake2b(key + ids[end - page_size : end].tobytes(), digest_size=KEY_BYTES).digest()
+        keys.append(key)
+    return keys
+
+
+class MemoryStore:
+    """Pages in host memory, the least recently used leave first."""
+
+    name = "memory"
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._pages: OrderedDict[bytes, Bytes] = OrderedDict()
+        self._bytes = self._hits = 0
+
+    def get(self, key: bytes) -> Bytes | None:
+        page = self._pages.get(key)
+        if page is not None:
+            self._pages.move_to_end(key)
+            self._hits += 1
+        return page
+
+    def put(self, key: bytes, page: Bytes) -> list[tuple[bytes, Bytes]]:
+        old = self._pages.pop(key, None)
+        self._bytes += page.nbytes - (0 if old is None else old.nbytes)
+        self._pages[key] = page
+        left: list[tuple[bytes, Bytes]] = []
+        while self._bytes > self._max_bytes:
+            gone, content = self._pages.popitem(last=False)
+            self._bytes -= content.nbytes
+            left.append((gone, content))
+        return left
+
+    def clear(self) -> None:
+        self._pages.clear()
+        self._bytes = 0
+
+    def counts(self) -> Mapping[str, float]:
+        return {"pages": len(self._pages), "bytes": self._bytes, "hits": self._hits}
+
+
+class DiskStore:
+    """A file a page in one folder, each with its key and a checksum, the least recently used deleted first.
+
+    Files are written beside and renamed, so that a process that dies leaves no torn one; one that is torn all the same,
+    or another version's, is deleted and counts as missing. After a failed write (a full disk) nothing more is written.
+    """
+
+    name = "disk"
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        """Takes up what the folder holds, the oldest first in line to leave.
+
+        Raises:
+            OSError: the folder cannot be made or read.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._sizes: OrderedDict[bytes, int] = OrderedDict()
+        self._bytes = self._hits = self._faults = 0
+        self._is_full = False
+        found = [(entry.stat(), entry.name) for entry in os.scandir(folder) if entry.name.endswith(".page")]
+        for status, name in sorted(found, key=lambda one: one[0].st_mtime):
+            try:
+                key = bytes.fromhex(name.removesuffix(".page"))
+            except ValueError:
+                continue  # not ours
+            self._sizes[key] = status.st_size
+            self._bytes += status.st_size
+
+    def get(self, key: bytes) -> Bytes | None:
+        if key not in self._sizes:
+            return None
+        try:
+            content = self._path(key).read_bytes()
+        except OSError as error:
+            self._fault(f"cannot read a cached page: {error}")
+            self._forget(key)
+            return None
+        page = _page_of(key, content)
+        if page is None:
+            self._fault(f"{self._path(key).name} is damaged or of another version; it is deleted")
+            self._forget(key)
+            return None
+        self._sizes.move_to_end(key)
+        self._hits += 1
+        return page
+
+    def put(self, key: bytes, page: Bytes) -> list[tuple[bytes, Bytes]]:
+        """What leaves for it is deleted: nothing stands behind a disk."""
+        if self._is_full or key in self._sizes:
+            return []
+        data = page.tobytes()
+        content = HEADER.pack(MAGIC, VERSION, key, len(data), zlib.crc32(data)) + data
+        while self._sizes and self._bytes + len(content) > self._max_bytes:
+            self._forget(next(iter(self._sizes)))
+        if len(content) > self._max_bytes:
+            return []
+        try:
+            with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".new", delete=False) as file:
+                try:
+                    file.write(content)
+                    file.close()
+                    os.replace(file.name, self._path(key))
+                except OSError:
+                    os.unlink(file.name)
+                    raise
+        except OSError as error:
+            self._is_full = True
+            self._fault(f"cannot write to {self._folder}: {error}; no more pages go there")
+            return []
+        self._sizes[key] = len(content)
+        self._bytes += len(content)
+        return []
+
+    def clear(self) -> None:
+        for key in list(self._sizes):
+            self._forget(key)
+
+    def counts(self) -> Mapping[str, float]:
+        return {"pages": len(self._sizes), "bytes": self._bytes, "hits": self._hits, "faults": self._faults}
+
+    def _path(self, key: bytes) -> Path:
+        return self._folder / f"{key.hex()}.page"
+
+    def _forget(self, key: bytes) -> None:
+        self._bytes -= self._sizes.pop(key)
+        self._path(key).unlink(missing_ok=True)
+
+    def _fault(self, what: str) -> None:
+        if not self._faults:
+            log.warning("%s (told once; the count goes on)", what)
+        self._faults += 1
+
+
+def _page_of(key: bytes, content: bytes) -> Bytes | None:
+    """The page of a file, None where it is not whole or not of this key and version."""
+    if len(content) < HEADER.size:
+        return None
+    magic, version, its_key, size, checksum = HEADER.unpack_from(content)
+    data = content[HEADER.size :]
+    if (magic, version, its_key, size) != (MAGIC, VERSION, key, len(data)) or zlib.crc32(data) != checksum:
+        return None
+    return np.frombuffer(data, np.uint8)
+
+
+class Tiers:
+    """The stores in order, quickest first: evicted pages enter the first one, what falls out of it enters the next.
+
+    Reads are worth it while they take less time for a token than the model does: both are measured as they happen, and
+    a store that is slower is left alone but for a try now and then.
+    """
+
+    RETRY = 64  # a slow store is tried again at every such lookup
+
+    def __init__(self, stores: Sequence[PageStore], fingerprint: bytes, page_size: int) -> None:
+        self._stores = tuple(stores)
+        self._fingerprint = fingerprint
+        self._page_size = page_size
+        self._seconds_per_token: float | None = None  # of the model, in prefill
+        self._seconds_per_page: dict[str, float] = {}  # of each store
+        self._lookups = 0
+        self.restored_tokens = 0
+
+    def keep(self, namespace: str, ids: TokenIds, first: int, pages: Bytes) -> None:
+        """Pages `first`, `first + 1`, ... of the sequence `ids` leave the pool. pages [count, bytes of a page]."""
+        keys = page_keys(self._fingerprint, namespace, ids, self._page_size)[first : first + len(pages)]
+        for key, page in zip(keys, pages, strict=True):
+            moving = [(key, page.copy())]
+            for store in self._stores:
+                moving = [left for one in moving for left in store.put(*one)]
+
+    def find(self, namespace: str, ids: TokenIds, first: int) -> list[Bytes]:
+        """The pages from `first` on that some store has, without a gap; [] where reading them does not pay."""
+        keys = page_keys(self._fingerprint, namespace, ids, self._page_size)[first:]
+        self._lookups += 1
+        found: list[Bytes] = []
+        for key in keys:
+            page = self._get(key)
+            if page is None:
+                break
+            found.append(page)
+        self.restored_tokens += len(found) * self._page_size
+        return found
+
+    def computed(self, num_tokens: int, seconds: float) -> None:
+        """The model took so long for a step of so many prompt tokens."""
+        rate = seconds / num_tokens
+        old = self._seconds_per_token
+        self._seconds_per_token = rate if old is None else 0.9 * old + 0.1 * rate
+
+    def clear(self) -> None:
+        for store in self._stores:
+            store.clear()
+
+    def counts(self) -> Mapping[str, float]:
+        told = {f"{store.name}_{name}": value for store in self._stores for name, value in store.counts().items()}
+        return {"restored_tokens": self.restored_tokens, **told}
+
+    def _get(self, key: bytes) -> Bytes | None:
+        for store in self._stores:
+            if not self._pays(store.name):
+                continue
+            start = time.perf_counter()
+            page = store.get(key)
+            if page is not None:
+                spent = time.perf_counter() - start
+                old = self._seconds_per_page.get(store.name, spent)
+                self._seconds_per_page[store.name] = 0.9 * old + 0.1 * spent
+                return page
+        return None
+
+    def _pays(self, name: str) -> bool:
+        page, token = self._seconds_per_page.get(name), self._seconds_per_token
+        if page is None or token is None or page < token * self._page_size:
+            return True
+        return self._lookups % self.RETRY == 0

@@ -1,0 +1,203 @@
+"""Pages that left the pool come back from memory, from disk and from a saved cache, and are what they were."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from niwaki.runtime.api import ConfigError
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.tiers import Bytes, DiskStore, MemoryStore, Tiers, page_keys
+from tests.toy import VOCAB_SIZE, make_model
+
+GREEDY = {"temperature": 0.0, "max_new_tokens": 6, "ignore_eos": True}
+PAGE = 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("toy"), sharpness=3.0)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(5, VOCAB_SIZE) for _ in range(length)]
+
+
+def run(engine: Engine, ids: list[int]) -> tuple[list[int], int]:
+    """The new tokens, and how many of the prompt were not computed."""
+    result: Any = engine.generate(input_ids=ids, sampling_params=GREEDY)
+    return list(result["output_ids"]), int(result["meta_info"]["cached_tokens"])
+
+
+def page(value: int, size: int = 64) -> Bytes:
+    return np.full(size, value, np.uint8)
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+@pytest.mark.parametrize("tier", ["memory", "disk", "both"])
+def test_what_the_pool_had_no_room_for_comes_back_and_is_the_same(folder: Path, tmp_path: Path, tier: str) -> None:
+    first, second = prompt(1, 100), prompt(2, 110)
+    with Engine(folder, kv_tokens=1024) as ample:
+        expected = run(ample, first)[0]
+    options: dict[str, object] = {}
+    if tier != "disk":
+        options["host_cache_bytes"] = 1 << 24 if tier == "memory" else 1  # one byte: all goes on to the disk
+    if tier != "memory":
+        options["disk_cache_dir"] = tmp_path / "pages"
+    with Engine(folder, kv_tokens=128, **options) as engine:
+        assert run(engine, first) == (expected, 0)
+        run(engine, second)  # takes all room
+        assert run(engine, first) == (expected, 96), "six full pages of the prompt were fetched"
+        assert engine.stats()["tier_restored_tokens"] == 96
+        engine.backend.check()
+    if tier != "memory":
+        with Engine(folder, kv_tokens=256, disk_cache_dir=tmp_path / "pages") as later:
+            assert run(later, first)[1] >= PAGE, "another process finds on disk what was evicted before"
+
+
+def test_random_traffic_through_a_small_pool_and_its_tiers_gives_the_tokens_of_a_cold_engine(
+    folder: Path, tmp_path: Path
+) -> None:
+    draw = random.Random(7)
+    heads = [prompt(seed, 48) for seed in range(4)]
+    asked = [draw.choice(heads) + prompt(draw.randrange(12), draw.randint(1, 60)) for _ in range(40)]
+    with Engine(folder, kv_tokens=4096, enable_prefix_cache=False) as cold:
+        expected = [run(cold, ids)[0] for ids in asked]
+    with Engine(folder, kv_tokens=160, host_cache_bytes=8 * PAGE * 1024, disk_cache_dir=tmp_path) as engine:
+        assert [run(engine, ids)[0] for ids in asked] == expected
+        assert engine.stats()["tier_restored_tokens"] > 0
+        engine.backend.check()
+
+
+def test_neither_namespaces_nor_models_meet_in_a_tier() -> None:
+    ids = np.arange(32, dtype=np.int32)
+    assert not set(page_keys(b"m", "a", ids, PAGE)) & set(page_keys(b"m", "b", ids, PAGE))
+    assert not set(page_keys(b"m", "", ids, PAGE)) & set(page_keys(b"n", "", ids, PAGE))
+    assert page_keys(b"m", "", ids, PAGE)[:1] == page_keys(b"m", "", ids[:20], PAGE)
+
+
+def test_the_memory_store_keeps_its_size_and_hands_on_the_least_used() -> None:
+    store = MemoryStore(200)
+    assert [store.put(key(n), page(n)) for n in range(3)] == [[], [], []]
+    assert store.get(key(0)) is not None
+    ((gone, content),) = store.put(key(3), page(3))
+    assert (gone, content[0]) == (key(1), 1)
+    assert store.counts() == {"pages": 3, "bytes": 192, "hits": 1}
+
+
+def test_a_torn_or_foreign_file_counts_as_missing_and_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = DiskStore(tmp_path, 1 << 20)
+    for number in range(3):
+        store.put(key(number), page(number))
+    torn, other = (tmp_path / f"{key(number).hex()}.page" for number in (0, 1))
+    torn.write_bytes(torn.read_bytes()[:-1])
+    other.write_bytes((tmp_path / f"{key(2).hex()}.page").read_bytes())
+    (tmp_path / "notes.page").write_text("not ours")
+    with caplog.at_level(logging.WARNING, "niwaki.tiers"):
+        again = DiskStore(tmp_path, 1 << 20)
+        assert again.get(key(0)) is None
+        assert again.get(key(1)) is None
+    found = again.get(key(2))
+    assert found is not None
+    assert found.tolist() == page(2).tolist()
+    assert len(caplog.records) == 1
+    assert again.counts()["faults"] == 2
+    assert not torn.exists()
+
+
+def test_a_full_disk_ends_writing_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = DiskStore(tmp_path, 1 << 20)
+    store.put(key(0), page(0))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "niwaki.tiers"):
+        patch.setattr(os, "replace", full)
+        store.put(key(1), page(1))
+        store.put(key(2), page(2))
+    assert store.get(key(0)) is not None
+    assert store.get(key(1)) is None
+    assert [record.message for record in caplog.records] == [
+        f"cannot write to {tmp_path}: [Errno 28] No space left on device; no more pages go there "
+        "(told once; the count goes on)"
+    ]
+    assert [path.suffix for path in tmp_path.iterdir()] == [".page"]
+
+
+def test_the_disk_store_keeps_its_size(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path, 3 * 120)
+    for number in range(5):
+        store.put(key(number), page(number))
+    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+    assert sum(sizes) <= 360
+    assert store.get(key(4)) is not None
+    assert store.get(key(0)) is None
+
+
+def test_a_store_that_is_slower_than_computing_is_left_alone() -> None:
+    tiers = Tiers([MemoryStore(1 << 20)], b"m", PAGE)
+    ids = np.arange(32, dtype=np.int32)
+    tiers.keep("", ids, 0, np.stack([page(1), page(2)]))
+    assert [content[0] for content in tiers.find("", ids, 0)] == [1, 2]
+    tiers.computed(1_000_000, 1e-9)  # a model that costs nothing
+    assert tiers.find("", ids, 0) == []
+    found = [len(tiers.find("", ids, 0)) for _ in range(Tiers.RETRY)]
+    assert sorted(found)[-2:] == [0, 2], "tried again now and then"
+
+
+def test_a_saved_cache_warms_another_engine(folder: Path, tmp_path: Path) -> None:
+    shared = prompt(3, 48)
+    asked = [shared + prompt(seed, 30) for seed in (4, 5)]
+    file = tmp_path / "cache.niwaki"
+    with Engine(folder, kv_tokens=1024) as engine:
+        expected = [run(engine, ids)[0] for ids in asked]
+        saved = engine.save_cache(file)
+        assert saved == 48 + 2 * (30 + 5), "each page once; the KV of the last token was never needed"
+    with Engine(folder, kv_tokens=1024) as warm:
+        assert warm.load_cache(file) == saved
+        warm.backend.check()
+        assert [run(warm, ids) for ids in asked] == [(tokens, 77) for tokens in expected]
+        assert warm.load_cache(file) == 0, "it is all there"
+    with Engine(folder, kv_tokens=64) as small:
+        assert small.load_cache(file) <= 64
+        small.backend.check()
+        run(small, asked[0][:40])
+
+
+def test_a_saved_cache_of_other_weights_is_refused_and_a_damaged_one_is_used_up_to_the_damage(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "cache.niwaki"
+    with Engine(folder, kv_tokens=1024) as engine:
+        for seed in (6, 7):
+            run(engine, prompt(seed, 40))
+        saved = engine.save_cache(file)
+        with pytest.raises(FileNotFoundError):
+            engine.save_cache(tmp_path / "nowhere" / "cache")
+        with pytest.raises(ConfigError, match="is not a saved cache"):
+            engine.load_cache(folder / "config.json")
+    content = file.read_bytes()
+    file.write_bytes(content[:-3] + b"xyz")
+    with Engine(folder, kv_tokens=1024) as engine, caplog.at_level(logging.WARNING, "niwaki.tiers"):
+        assert 0 < engine.load_cache(file) < saved
+        assert "is damaged behind byte" in caplog.text
+        engine.backend.check()
+    (tmp_path / "other").mkdir()
+    other = make_model(tmp_path / "other", sharpness=3.0, seed=9)
+    with Engine(other, kv_tokens=1024) as engine, pytest.raises(ConfigError, match="saved with another fingerprint"):
+        engine.load_cache(file)
