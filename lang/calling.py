@@ -81,7 +81,7 @@ class Calling(Reading):
 
     def _start_streaming(self) -> None:
         """Ask for deltas, also those of a generation that runs already."""
-        with self._changed:
+        with self._lock:
             self._is_streaming = True
             active = self._active
             if active is None or active.is_streaming:
@@ -101,7 +101,7 @@ class Calling(Reading):
         call = self.history.calls(node, params, branch, origin)
         generation = backend.generate(branch, delta, params)
         call.end = num_tokens(branch)
-        with self._changed:
+        with self._lock:
             self._place.all_sent()
             span = Span(len(self._made.chunks), dtype=node.dtype, fills=params.n == 1)
             if node.name is not None:
@@ -135,7 +135,7 @@ class Calling(Reading):
         return replace(options, constraint=kind.constraint, stop=stop or None).resolve()
 
     def _on_delta(self, active: Active, delta: Delta) -> None:
-        with self._changed:
+        with self._lock:
             if self._active is not active:
                 return
             active.num_streamed += len(delta.token_ids)
@@ -150,7 +150,7 @@ class Calling(Reading):
         try:
             outputs = generation.result(0)
             values = [_value(output, node) for output in outputs]
-            with self._changed:
+            with self._lock:
                 if self._active is not active:
                     return
                 self._take_output(active, outputs[0], span)
@@ -193,7 +193,7 @@ class Calling(Reading):
         scoring = scores_for(node, backend, branch, delta)
         call.end = num_tokens(branch)
         active = Active(origin, (scoring,))
-        with self._changed:
+        with self._lock:
             self._place.all_sent()
             has_failed = self._error is not None
             if not has_failed:
@@ -210,7 +210,7 @@ class Calling(Reading):
             scores, unconditional = parted(node, scoring.result(0))
             decision = node.method.decide(scores, unconditional)
             choice = node.choices[decision.index]
-            with self._changed:
+            with self._lock:
                 if self._active is not active:
                     return
                 self._made.write(choice)
@@ -240,7 +240,7 @@ class Calling(Reading):
 
     def _end_late_call(self, active: Active, node: Gen | Select) -> None:
         """A gen's own time is over."""
-        with self._changed:
+        with self._lock:
             if self._active is not active:
                 return
         kind = type(node).__name__.lower()
@@ -260,17 +260,17 @@ class Calling(Reading):
             position = num_tokens(branch)
             backend.append(branch, delta)
             self.history.sent(position, branch)
-        with self._changed:
+        with self._lock:
             self._place.all_sent()
         return branch
 
     def _branch_and_delta(self, backend: Backend) -> tuple[Branch, tuple[Segment, ...]]:
         """The branch, opened where there is none, and the text that it does not hold yet."""
-        with self._changed:
+        with self._lock:
             lease = self._place.lease
         if lease is None:
             lease = Lease(backend, backend.open())
-            with self._changed:
+            with self._lock:
                 if self._error is not None:
                     raise self._error
                 self._place.hold(lease)

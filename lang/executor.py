@@ -29,7 +29,7 @@ from niwaki.lang.nodes import (
 )
 from niwaki.lang.origin import Origin, add_origin
 from niwaki.lang.run import Run
-from niwaki.lang.steps import Flush, Fork, Join, Mark, Snapshot, Step
+from niwaki.lang.steps import Borrow, Flush, Fork, Join, Mark, Snapshot, Step, Tell
 from niwaki.lang.transcript import Start
 from niwaki.runtime.api import Cancelled, Pending, ProgramError, Segment
 
@@ -62,7 +62,7 @@ class Executor(Calling):
         Raises:
             ProgramError: the steps open or close turns or scopes in an order that cannot be.
         """
-        with self._changed:
+        with self._lock:
             if self._error is not None:
                 return False
             for step in steps:
@@ -73,8 +73,8 @@ class Executor(Calling):
 
     def fork(self, count: int, origin: Origin) -> tuple[Executor, ...]:
         """`count` executors that start when everything submitted so far has run. Does not wait for that."""
-        children = tuple(Executor(self.run, parent=self) for _ in range(count))
-        with self._changed:
+        children = tuple(self._child() for _ in range(count))
+        with self._lock:
             self._forks = [ref for ref in self._forks if ref() is not None]
             self._forks += [weakref.ref(child) for child in children]
         if not self.submit((Fork(children),), origin):
@@ -82,6 +82,9 @@ class Executor(Calling):
             for child in children:
                 child.fail(self._error)
         return children
+
+    def _child(self) -> Executor:
+        return Executor(self.run, parent=self)
 
     def mark(self, origin: Origin) -> Pending[Snapshot]:
         """A snapshot of the state as it is when everything submitted so far has run."""
@@ -92,7 +95,7 @@ class Executor(Calling):
         return reached
 
     def end_body(self, ret_value: object) -> None:
-        with self._changed:
+        with self._lock:
             self._ret_value = ret_value
             self._is_body_done = True
             self._changed.notify_all()
@@ -101,7 +104,7 @@ class Executor(Calling):
         """End the state with `error`: queued steps are dropped, every read raises it. The first error stays."""
         if origin is not None:
             add_origin(error, self.run.program, origin)
-        with self._changed:
+        with self._lock:
             if self._error is not None:
                 return
             self._error, self._traceback = error, error.__traceback__
@@ -117,11 +120,7 @@ class Executor(Calling):
             for pending in active.pending:
                 pending.cancel()
         for step, _ in dropped:
-            if isinstance(step, Mark):
-                step.reached.fail(error)
-            elif isinstance(step, Fork):
-                for child in step.children:
-                    child.fail(error)
+            _fail_those_behind(step, error)
 
     def abort(self, error: BaseException) -> None:
         """`fail`, for this state and for all that were forked from it."""
@@ -131,7 +130,7 @@ class Executor(Calling):
 
     def end_late(self) -> None:
         """The run's time is over: end what is not done. What was done in time stays readable."""
-        with self._changed:
+        with self._lock:
             was_done = self._is_settled(outside=True)
         if not was_done:
             self._time_out()
@@ -148,7 +147,7 @@ class Executor(Calling):
         self.abort(error)
 
     def _living_forks(self) -> list[Executor]:
-        with self._changed:
+        with self._lock:
             return [fork for ref in self._forks if (fork := ref()) is not None]
 
     def cancel(self) -> None:
@@ -156,7 +155,7 @@ class Executor(Calling):
 
     def release(self) -> None:
         """Let the branch go as soon as the state is idle. Text added later is sent again from the start."""
-        with self._changed:
+        with self._lock:
             if self._is_idle():
                 self._place.let_go()
 
@@ -195,23 +194,26 @@ class Executor(Calling):
                 self._submitted_turn = None
             case Join():
                 self._num_joins += 1
-            case Text() | Gen() | Select() | ScopeBegin() | ScopeEnd() | SetVariable() | Fork() | Mark() | Flush():
+            case Text() | Gen() | Select() | ScopeBegin() | ScopeEnd() | SetVariable():
+                pass
+            case Fork() | Mark() | Tell() | Borrow() | Flush():
                 pass
             case _:
                 assert_never(step)
         if isinstance(step, Gen | Select | ScopeEnd | SetVariable):
-            self._expected.update(variables_of(step))
+            for name in variables_of(step):
+                self._expected[name] = self._expected.get(name, 0) + 1
 
     # -- running ------------------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
         """Run steps until one has to wait or none is left. Whoever finds another thread at it leaves it to that one."""
-        with self._changed:
+        with self._lock:
             if self._is_pumping or not self._is_started:
                 return
             self._is_pumping = True
         while True:
-            with self._changed:
+            with self._lock:
                 if self._error is not None or self._active is not None or not self._queue:
                     self._is_pumping = False
                     self._changed.notify_all()
@@ -221,13 +223,9 @@ class Executor(Calling):
                 self._execute(step, origin)
             except BaseException as error:
                 self.fail(error, origin)
-                if isinstance(step, Mark):
-                    step.reached.fail(error)
-                elif isinstance(step, Fork):
-                    for child in step.children:
-                        child.fail(error)
+                _fail_those_behind(step, error)
                 if not isinstance(error, Exception):  # Ctrl-C: the state has failed, and the author's thread must know
-                    with self._changed:
+                    with self._lock:
                         self._is_pumping = False
                     raise
 
@@ -255,13 +253,18 @@ class Executor(Calling):
                 self._reach(reached)
             case Join():
                 self._wait_for_marks(step, origin)
+            case Tell(name=name, reached=told, index=index):
+                value = self._made.variable(name)
+                told.succeed(value[index] if index is not None and isinstance(value, list) else value)
+            case Borrow(told=told):
+                self._wait_for_text(told, origin)
             case Flush():
                 self._flush()
             case _:
                 assert_never(step)
 
     def _append(self, *segments: Segment) -> None:
-        with self._changed:
+        with self._lock:
             self._place.add(segments)
             for segment in segments:
                 self._made.write(segment.text)
@@ -270,19 +273,19 @@ class Executor(Calling):
                 self._changed.notify_all()
 
     def _set(self, name: str, value: object) -> None:
-        with self._changed:
+        with self._lock:
             self._made.assign(name, value)
             self.history.assigned(name, value)
             self._expected[name] -= 1
             self._changed.notify_all()
 
     def _begin_scope(self, name: str) -> None:
-        with self._changed:
+        with self._lock:
             self._made.begin_scope(name)
             self._changed.notify_all()
 
     def _end_scope(self, name: str) -> None:
-        with self._changed:
+        with self._lock:
             self.history.assigned(name, self._made.end_scope(name))
             self._expected[name] -= 1
             self._changed.notify_all()
@@ -295,14 +298,14 @@ class Executor(Calling):
         self.history.role = node.role
         if text:
             self._append(Segment(text, control=True))
-        with self._changed:
+        with self._lock:
             self._made.begin_turn(node.role)
 
     def _end_turn(self) -> None:
         turn = self._made.turn
         assert turn is not None, "submit refuses an end without a beginning"
         tail = template_of(self.run.backend).closing(self._made.roles, turn.role)
-        with self._changed:
+        with self._lock:
             self._made.end_turn(turn, tail)
         if tail:
             self._append(Segment(tail, control=True))
@@ -318,11 +321,12 @@ class Executor(Calling):
         for child in children:
             child._start(self, Lease(backend, backend.fork(branch)), start)
         for child in children:
-            child._pump()
+            if child._queue:
+                child._pump()
 
     def _start(self, parent: Executor, lease: Lease, start: Start) -> None:
         """Called by the parent's pump, so the parent does not change meanwhile."""
-        with self._changed:
+        with self._lock:
             if self._error is not None:
                 return
             self._place.inherit(parent._place, lease)
@@ -333,7 +337,7 @@ class Executor(Calling):
 
     def _reach(self, reached: Pending[Snapshot]) -> None:
         """Hand over the snapshot. A joined fork is done with its branch, as far as anybody knows."""
-        with self._changed:
+        with self._lock:
             snapshot = Snapshot(
                 self._made.own_variables(), self._place.own_segments(), has_turns=self._made.has_own_turns
             )
@@ -345,7 +349,7 @@ class Executor(Calling):
 
     def _wait_for_marks(self, node: Join, origin: Origin) -> None:
         active = Active(origin, marks_left=len(node.marks))
-        with self._changed:
+        with self._lock:
             if self._error is not None:
                 return
             self._active = active
@@ -353,7 +357,7 @@ class Executor(Calling):
             mark.add_done_callback(partial(self._on_mark, active, node))
 
     def _on_mark(self, active: Active, node: Join) -> None:
-        with self._changed:
+        with self._lock:
             active.marks_left -= 1
             if active.marks_left > 0 or self._active is not active:
                 return
@@ -365,7 +369,7 @@ class Executor(Calling):
                 self._append_texts(snapshots)
             else:
                 self._gather(snapshots)
-            with self._changed:
+            with self._lock:
                 self._num_joins -= 1
                 self._active = None
                 self._changed.notify_all()
@@ -373,9 +377,32 @@ class Executor(Calling):
             self.fail(error, active.origin)
         self._pump()
 
+    def _wait_for_text(self, told: Pending[object], origin: Origin) -> None:
+        active = Active(origin)
+        with self._lock:
+            if self._error is not None:
+                return
+            self._active = active
+        told.add_done_callback(partial(self._on_text, active, told))
+
+    def _on_text(self, active: Active, told: Pending[object]) -> None:
+        with self._lock:
+            if self._active is not active:
+                return
+        try:
+            text = str(told.result(0))
+            if text:
+                self._append(Segment(text))
+            with self._lock:
+                self._active = None
+                self._changed.notify_all()
+        except BaseException as error:  # nothing may escape into the thread that told it
+            self.fail(error, active.origin)
+        self._pump()
+
     def _gather(self, snapshots: Sequence[Snapshot]) -> None:
         names = dict.fromkeys(name for snapshot in snapshots for name in snapshot.variables)
-        with self._changed:
+        with self._lock:
             for name in names:
                 if name not in self._made.variables:
                     self._made.variables[name] = [snapshot.variables.get(name) for snapshot in snapshots]
@@ -386,3 +413,15 @@ class Executor(Calling):
                 "join('concat') of forks that opened chat turns; gather their variables with join() instead"
             )
         self._append(*(segment for snapshot in snapshots for segment in snapshot.segments))
+
+
+def _fail_those_behind(step: Step, error: BaseException) -> None:
+    """The step will not run: tell those who wait for it."""
+    match step:
+        case Mark(reached=reached):
+            reached.fail(error)
+        case Tell(reached=told):
+            told.fail(error)
+        case Fork(children=children):
+            for child in children:
+                child.fail(error)

@@ -222,8 +222,7 @@ def check_options(options: SamplingOptions) -> None:
         RequestError: naming the option, its value and its bounds.
     """
     # min_tokens may be below a max_new_tokens that only `run` gives.
-    free = options.max_new_tokens if options.max_new_tokens is not None else 1_000_000
-    replace(options, max_new_tokens=free).resolve()
+    (options if options.max_new_tokens is not None else replace(options, max_new_tokens=1_000_000)).resolve()
 
 
 def _typed(dtype: type, name: str | None, options: dict[str, object]) -> Gen:

@@ -18,8 +18,10 @@ from niwaki.lang.backends import model_name, usage_of
 from niwaki.lang.batch import DEFAULT_CONCURRENCY, check_batch, run_rows
 from niwaki.lang.checkpoint import StoredRow, fingerprint_of, run_with_checkpoint, run_with_checkpoint_async
 from niwaki.lang.executor import Executor
+from niwaki.lang.lazy import LazyExecutor, Shared
 from niwaki.lang.progress import with_async_progress_bar, with_progress_bar
 from niwaki.lang.run import Run, running_loop
+from niwaki.lang.sites import sites_of
 from niwaki.lang.state import State
 from niwaki.lang.trace import Placeholder, Trace, trace
 from niwaki.runtime.api import NiwakiError, ProgramError
@@ -31,11 +33,14 @@ _current_run: contextvars.ContextVar[Run | None] = contextvars.ContextVar("niwak
 class Program:
     """A function whose first parameter is the state. Made by `@function`; calling it runs it."""
 
-    def __init__(self, func: Callable[..., object], bound: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, func: Callable[..., object], bound: Mapping[str, object] | None = None, *, is_compiled: bool = False
+    ) -> None:
         self.func = func
         self.name = getattr(func, "__name__", repr(func))
         self.is_async = inspect.iscoroutinefunction(func)
         self._arguments = Arguments(func, self.name, bound or {})
+        self._sites = sites_of(func) if is_compiled else None
         update_wrapper(self, func)
 
     def __call__(self, *args: object, **kwargs: object) -> State:
@@ -63,7 +68,7 @@ class Program:
         if call.stream:
             return self._stream(call)
         self._check_may_block("arun")
-        executor = Executor(self._new_run(call))
+        executor = self._new_executor(call)
         if not self.is_async:
             self._run_body(executor, call)
         else:
@@ -82,11 +87,13 @@ class Program:
         call = self._arguments.call(args, kwargs)
         if call.stream:
             return self._stream(call)
-        executor = Executor(self._new_run(call))
+        executor = self._new_executor(call)
         try:
             await executor.run.load_backend()
             if self.is_async:
                 await self._arun_body(executor, call)
+            elif self.is_compiled:  # its body is short: a thread of the pool is enough
+                await asyncio.to_thread(self._run_body, executor, call)
             else:
                 self._start_thread(partial(self._run_body, executor, call))
             await executor.sync_async(outside=True)
@@ -211,7 +218,7 @@ class Program:
         def run_one(row: Row) -> State:
             args, named = row_arguments(row, self.name)
             call = self._arguments.call(args, {**named, "options": options})
-            executor = Executor(self._new_run(call))
+            executor = self._new_executor(call)
             with under_way.has(executor):
                 self._run_body(executor, call)
                 executor.sync()
@@ -292,12 +299,32 @@ class Program:
         Raises:
             ProgramError: the program has no such parameter, and no run such an option.
         """
-        return Program(self.func, self._arguments.bound_with(arguments))
+        return Program(self.func, self._arguments.bound_with(arguments), is_compiled=self.is_compiled)
+
+    def compile(self) -> Program:
+        """The same program, whose body need not wait for what it only writes on: `s += "So: " + s["x"]`.
+
+        The body runs once, as ever, to its end or to the first value that it decides by; what it appended runs without
+        its thread. Values, texts and tokens are those of the program itself. What fails is told by reads outside of the
+        body, where a read inside would have been the first to tell.
+
+        Raises:
+            ProgramError: an async program; it keeps no thread waiting anyway.
+        """
+        if self.is_async:
+            raise ProgramError(
+                f"program {self.name} is async, and waits without a thread as it is; it needs no compile()"
+            )
+        return Program(self.func, self._arguments.bound, is_compiled=True)
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._sites is not None
 
     # -- one call -----------------------------------------------------------------------------------------------------
 
     def _stream(self, call: Call) -> State:
-        executor = Executor(self._new_run(call))
+        executor = self._new_executor(call)
         if not self.is_async:
             self._start_thread(partial(self._run_body, executor, call))
         elif running_loop() is None:
@@ -387,6 +414,10 @@ class Program:
                 f"program {self.name} is async, and an event loop runs here already; "
                 f"write await {self.name}.{instead}(...)"
             )
+
+    def _new_executor(self, call: Call) -> Executor:
+        run = self._new_run(call)
+        return Executor(run) if self._sites is None else LazyExecutor(run, Shared(self._sites))
 
     def _new_run(self, call: Call) -> Run:
         around = _current_run.get()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import types
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -30,6 +29,7 @@ class Reading(ABC):
     def __init__(self, run: Run, *, is_fork: bool) -> None:
         self.run = run
         self._changed = Changes()
+        self._lock = self._changed.lock
         self._made = Transcript(run.program)
         self._error: BaseException | None = None
         self._traceback: types.TracebackType | None = None
@@ -37,7 +37,7 @@ class Reading(ABC):
         self._is_body_done = is_fork
         self._ret_value: object = None
         # What has been submitted, and so is known to come.
-        self._expected: Counter[str] = Counter()
+        self._expected: dict[str, int] = {}
         self._num_joins = 0
 
     # -- what the executor answers for --------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ class Reading(ABC):
         return self._read(partial(self._is_settled, outside), lambda: self._made.text)
 
     def text_so_far(self) -> str:
-        with self._changed:
+        with self._lock:
             return self._made.text
 
     def messages(self, *, outside: bool = False) -> list[Message]:
@@ -111,8 +111,8 @@ class Reading(ABC):
     def has_variable(self, name: str, *, outside: bool = False) -> bool:
         """Is it set, or will a submitted step set it?"""
         return self._read(
-            lambda: self._expected[name] > 0 or name in self._made.variables or self._is_decided(name, outside),
-            lambda: self._expected[name] > 0 or name in self._made.variables,
+            lambda: self._expected.get(name, 0) > 0 or name in self._made.variables or self._is_decided(name, outside),
+            lambda: self._expected.get(name, 0) > 0 or name in self._made.variables,
         )
 
     # -- reading a text as it comes -----------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class Reading(ABC):
             The error that the state failed with, after the text that came before it.
         """
         self._start_streaming()
-        with self._changed:
+        with self._lock:
             self._wait_or_time_out(partial(self._has_news, cursor))
             return self._take_news(cursor)
 
@@ -136,7 +136,7 @@ class Reading(ABC):
 
     def deltas_of(self, cursor: Cursor) -> tuple[Delta, ...]:
         """What the piece that the cursor took last was made of. Text that the program wrote has none."""
-        with self._changed:
+        with self._lock:
             return self._made.deltas_of(cursor)
 
     def _has_news(self, cursor: Cursor) -> bool:
@@ -177,7 +177,7 @@ class Reading(ABC):
 
     def _is_decided(self, name: str, outside: bool) -> bool:
         """Can no submitted step change whether the variable is there, and what it is?"""
-        if not self._is_started or self._expected[name] > 0:
+        if not self._is_started or self._expected.get(name, 0) > 0:
             return False
         if name in self._made.variables:
             return True
@@ -197,7 +197,7 @@ class Reading(ABC):
         Raises:
             The error that the state failed with.
         """
-        with self._changed:
+        with self._lock:
             self._wait_or_time_out(lambda: self._error is not None or is_ready())
             self.raise_error()
             return read()
@@ -215,7 +215,7 @@ class Reading(ABC):
         """Read as soon as the answer is yes, without blocking the event loop. A time-out is the clock's business."""
         while True:
             await self._changed.until(is_ready)
-            with self._changed:
+            with self._lock:
                 if is_ready():
                     return read()
 

@@ -47,8 +47,24 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
+class Tell:
+    """Hand over the value that the variable has here, or the item at `index` of a list."""
+
+    name: str
+    reached: Pending[object]
+    index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Borrow:
+    """Append the text that another step tells; wait for it where it is another state's."""
+
+    told: Pending[object]
+
+
+@dataclass(frozen=True, slots=True)
 class Flush:
     """Hand all text to the branch now."""
 
 
-Step: TypeAlias = Node | Fork | Mark | Join | Flush
+Step: TypeAlias = Node | Fork | Mark | Join | Tell | Borrow | Flush

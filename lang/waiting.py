@@ -37,32 +37,28 @@ class _Sleeper:
 
 
 class Changes:
-    """A lock, and the news about what it guards. `with changes:` takes the lock."""
+    """A lock, and the news about what it guards."""
 
-    __slots__ = ("_condition", "_sleepers")
+    __slots__ = ("_condition", "_sleepers", "lock")
 
     def __init__(self) -> None:
-        self._condition = threading.Condition(threading.Lock())
+        self.lock = threading.Lock()
+        self._condition: threading.Condition | None = None  # made by the first thread that waits: few states have one
         self._sleepers: list[_Sleeper] = []
-
-    def __enter__(self) -> None:
-        self._condition.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._condition.release()
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """Without the lock, in the middle of a `with changes:` block."""
-        self._condition.release()
+        """Without the lock, in the middle of a `with changes.lock:` block."""
+        self.lock.release()
         try:
             yield
         finally:
-            self._condition.acquire()
+            self.lock.acquire()
 
     def notify_all(self) -> None:
         """Something changed. With the lock held; a coroutine is woken only when its question says yes."""
-        self._condition.notify_all()
+        if self._condition is not None:
+            self._condition.notify_all()
         if self._sleepers:
             ready = [sleeper for sleeper in self._sleepers if sleeper.is_ready()]
             for sleeper in ready:
@@ -71,11 +67,13 @@ class Changes:
 
     def wait_for(self, is_ready: Question, timeout: float | None = None) -> bool:
         """Block the thread until the answer is yes. With the lock held, before and after. False: out of time."""
+        if self._condition is None:
+            self._condition = threading.Condition(self.lock)
         return self._condition.wait_for(is_ready, timeout)
 
     async def until(self, is_ready: Question) -> None:
         """Wait without blocking the loop. Without the lock, so by the time this returns the answer may be no again."""
-        with self:
+        with self.lock:
             if is_ready():
                 return
             sleeper = _Sleeper(is_ready, asyncio.get_running_loop())
@@ -83,6 +81,6 @@ class Changes:
         try:
             await sleeper.woken
         finally:
-            with self:
+            with self.lock:
                 if sleeper in self._sleepers:  # cancelled while it waited
                     self._sleepers.remove(sleeper)
