@@ -152,7 +152,7 @@ class SqlStore:
 
     def drop_turn(self, turn: Turn) -> None:
         with self._engine.begin() as connection:
-            connection.execute(_turns.update().where(_turns.c.id == turn.id).values(is_kept=False))
+            connection.execute(_turns.update().where(_turns.c.id == turn.id).values(is_kept=False, about="{}"))
             _sweep(connection, turn.id)
 
 

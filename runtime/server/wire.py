@@ -105,7 +105,7 @@ async def read_body(request: Request, model: type[Body], config: ServerConfig) -
     try:
         return model.model_validate_json(bytes(body))
     except ValidationError as error:
-        raise _as_api_error(error) from None
+        raise as_refusal(error) from None
 
 
 def takes(model: type[BaseModel]) -> dict[str, object]:
@@ -137,7 +137,7 @@ def to_json(content: Mapping[str, object] | Sequence[object]) -> bytes:
     return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _as_api_error(error: ValidationError) -> ApiError:
+def as_refusal(error: ValidationError) -> ApiError:
     """The first thing that is wrong with a body, and where."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     param = _param(first["loc"])

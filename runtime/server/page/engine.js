@@ -5,9 +5,11 @@ import { element } from "./growing.js";
 const SECOND = 1000;
 const MINUTE = 60;
 const RATES = [["generated", "generated_tokens"], ["cached", "cached_tokens"], ["computed", "prefilled_tokens"]];
-const ROW = 26;
-const COLUMN = 190;
-const WIDTH = 170;
+const ROW = 24;
+const INDENT = 12;
+const WIDTH = 296; // of the drawing
+const NARROWEST = 120; // of a box, however deep it stands
+const LETTER = 6.7;
 
 const history = []; // of rates, one a second
 let before = null;
@@ -72,26 +74,21 @@ function showTree(nodes) {
   const longest = Math.max(1, ...nodes.map((node) => node.num_tokens));
   const drawn = [];
   let row = 0;
-  let deepest = 0;
 
-  function place(index, depth) { // a node stands beside its first child
-    const y = row * ROW;
-    const x = depth * COLUMN;
-    deepest = Math.max(deepest, depth);
-    children[index].forEach((child, order) => {
-      if (order > 0) row += 1;
-      const half = ROW / 2 - 2;
-      drawn.push(svg("path", { d: `M${x + WIDTH} ${y + half}H${x + WIDTH + 10}V${row * ROW + half}H${x + COLUMN}` }));
-      place(child, depth + 1);
-    });
+  function place(index, depth) { // one row each, children below their parent
+    const [x, y] = [Math.min(depth * INDENT, WIDTH - NARROWEST), row * ROW];
+    row += 1;
     drawn.push(box(nodes[index], x, y, longest));
+    for (const child of children[index]) {
+      drawn.push(svg("path", { d: `M${x + 4} ${y + ROW - 4}V${row * ROW + ROW / 2 - 2}h${INDENT - 4}` }));
+      place(child, depth + 1);
+    }
   }
 
-  roots.forEach((root, order) => { if (order > 0) row += 1; place(root, 0); });
+  for (const root of roots) place(root, 0);
   const tree = document.getElementById("tree");
-  const [width, height] = [(deepest + 1) * COLUMN, nodes.length ? (row + 1) * ROW : 0];
-  for (const [name, value] of [["width", width], ["height", height], ["viewBox", `-2 -2 ${width + 4} ${height + 4}`]])
-    tree.setAttribute(name, value);
+  const size = { width: WIDTH + 4, height: row * ROW + 4, viewBox: `-2 -2 ${WIDTH + 4} ${row * ROW + 4}` };
+  for (const [name, value] of Object.entries(size)) tree.setAttribute(name, value);
   tree.replaceChildren(...drawn);
   const tokens = nodes.reduce((sum, node) => sum + node.num_tokens, 0);
   const about = nodes.length ? `${nodes.length} nodes, ${tokens.toLocaleString("en")} tokens, the latest first` : "Nothing is cached yet.";
@@ -105,10 +102,14 @@ function box(node, x, y, longest) {
   const text = node.text.replaceAll("\n", "↵");
   const title = svg("title");
   title.textContent = `${text}${node.is_cut ? "…" : ""}\n${node.num_tokens} tokens, ${node.num_pages} pages`;
-  const label = svg("text", { x: 6, y: 14 });
-  label.textContent = text.length > 23 ? `${text.slice(0, 22)}…` : text;
-  group.append(title, svg("rect", { width: WIDTH, height: ROW - 4, rx: 4 }),
-    svg("rect", { class: "bar", y: ROW - 7, x: 2, height: 2, width: (WIDTH - 4) * (node.num_tokens / longest) }), label);
+  const label = svg("text", { x: 6, y: 13 });
+  const [width, count] = [WIDTH - x, String(node.num_tokens)];
+  const room = Math.floor((width - 12) / LETTER) - count.length - 2;
+  label.textContent = text.length > room ? `${text.slice(0, room - 1)}…` : text;
+  const tokens = svg("text", { x: width - 6, y: 13, "text-anchor": "end", class: "count" });
+  tokens.textContent = count;
+  group.append(title, svg("rect", { width, height: ROW - 4, rx: 4 }),
+    svg("rect", { class: "bar", y: ROW - 7, x: 2, height: 2, width: (width - 4) * (node.num_tokens / longest) }), label, tokens);
   return group;
 }
 

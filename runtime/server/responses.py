@@ -1,0 +1,155 @@
+"""OpenAI's /v1/responses: a chat whose answer is kept under an id, so that the next one needs only what is new."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterable
+from typing import cast
+
+from fastapi import APIRouter, Request, Response
+from pydantic import ValidationError
+
+from niwaki.runtime.api import Output
+from niwaki.runtime.server.access import key_of, service_of
+from niwaki.runtime.server.errors import ApiError, as_api_error
+from niwaki.runtime.server.feed import Ended, Failed, Feed, Piece
+from niwaki.runtime.server.openai_models import ChatRequest
+from niwaki.runtime.server.openai_routes import prepared_chat
+from niwaki.runtime.server.openai_shapes import ChatShape, usage_of
+from niwaki.runtime.server.responses_shapes import ResponseRequest, Writer, blank
+from niwaki.runtime.server.sessions import stored
+from niwaki.runtime.server.sse import EventStream, unless_gone
+from niwaki.runtime.server.store import Json, Store, Turn
+from niwaki.runtime.server.wire import as_refusal, json_response, read_body, takes, to_json
+
+
+def responses_router(store: Store) -> APIRouter:
+    """The pages of responses, kept in a store."""
+    router = APIRouter()
+
+    async def find(request: Request, response_id: str) -> Turn:
+        """Raises ApiError: 404 for an unknown or foreign one."""
+        owner = key_of(request).hex()
+        turn = await stored(service_of(request), lambda: store.turn(owner, response_id))
+        if turn is None or "response" not in turn.about:
+            raise ApiError(404, "no such response: deleted, not stored, or never there", param="id", code="not_found")
+        return turn
+
+    @router.post("/v1/responses", openapi_extra=takes(ResponseRequest))
+    async def create(request: Request) -> Response:
+        """A response, whole or as server-sent events."""
+        service, owner = service_of(request), key_of(request).hex()
+        body = await read_body(request, ResponseRequest, service.config)
+        path: list[Turn] = []
+        if body.previous_response_id is not None:
+            before = body.previous_response_id
+            path = await stored(service, lambda: store.path(owner, before))
+            if not path or "response" not in path[-1].about:
+                message = "there is no such response to go on from"
+                param = "previous_response_id"
+                raise ApiError(400, message, param=param, code="previous_response_not_found")
+        history = [message for turn in path for message in turn.messages]
+        try:
+            chat = ChatRequest.model_validate(body.chat(history))
+        except ValidationError as error:
+            raise as_refusal(error) from None
+        prepare, shape = prepared_chat(request, service, chat)
+        try:
+            feed = await service.begin(1, prepare, compiles=chat.constraint_param() is not None)
+        except Exception as error:
+            raise as_api_error(error, param="input", constraint=_own_name(chat.constraint_param())) from error
+        writer = Writer(blank(body, service.model.info.model, int(time.time())))
+
+        async def keep(output: Output) -> None:
+            """Called when the writer has ended."""
+            if body.store is False:
+                return
+            message = cast(Json, shape.whole(0, output)["message"])
+            said = {name: value for name, value in message.items() if value is not None}
+            about: Json = {"response": writer.response, "input": body.input_items()}
+            turn = Turn(
+                id=str(writer.response["id"]),
+                owner=owner,
+                parent=body.previous_response_id,
+                number=len(path) + 1,
+                messages=(*body.input_messages(), said),
+                about=about,
+            )
+            await stored(service, lambda: store.add_turn(turn))
+
+        async def whole() -> Json:
+            (output,) = await feed.outputs()
+            _consume(writer.more(cast(Json, shape.whole(0, output)["message"])))
+            _consume(writer.end(usage_of([output], 1), is_whole=output.finish_reason.type != "length"))
+            await keep(output)
+            return writer.response
+
+        async def events() -> AsyncIterator[bytes]:
+            yield _written(writer.begin())
+            async for written, output in _progress(feed, shape, writer):
+                try:
+                    if output is not None:
+                        await keep(output)
+                except Exception as error:  # it has begun already: the stream itself tells
+                    written = _written(writer.fail(as_api_error(error)))
+                yield written
+
+        if body.stream:
+            return EventStream(events(), lambda: service.finish(feed))
+        try:
+            return json_response(await unless_gone(request.receive, whole()))
+        finally:
+            service.finish(feed)
+
+    @router.get("/v1/responses/{response_id}")
+    async def read(request: Request, response_id: str) -> Response:
+        """A stored response."""
+        turn = await find(request, response_id)
+        return json_response(cast(Json, turn.about["response"]))
+
+    @router.get("/v1/responses/{response_id}/input_items")
+    async def input_items(request: Request, response_id: str) -> Response:
+        """What it answered: the new items, not those of responses before it."""
+        items = cast(list[Json], (await find(request, response_id)).about["input"])
+        ids = {"first_id": items[0]["id"], "last_id": items[-1]["id"]}
+        return json_response({"object": "list", "data": items, "has_more": False, **ids})
+
+    @router.delete("/v1/responses/{response_id}")
+    async def delete(request: Request, response_id: str) -> Response:
+        """Forget it. Responses that go on from it keep what they need of it."""
+        turn = await find(request, response_id)
+        await stored(service_of(request), lambda: store.drop_turn(turn))
+        return json_response({"id": response_id, "object": "response", "deleted": True})
+
+    return router
+
+
+async def _progress(feed: Feed, shape: ChatShape, writer: Writer) -> AsyncIterator[tuple[bytes, Output | None]]:
+    """The events of an answer as it comes; with the last of them its output, where it did not fail."""
+    async for batch in feed.batches():
+        for one in batch:
+            match one:
+                case Piece(index, delta):
+                    choice = shape.piece(index, delta)
+                    if choice is not None:
+                        yield _written(writer.more(cast(Json, choice["delta"]))), None
+                case Ended(index, output):
+                    last = _written(writer.more(cast(Json, shape.ending(index, output)["delta"])))
+                    is_whole = output.finish_reason.type != "length"
+                    yield last + _written(writer.end(usage_of([output], 1), is_whole=is_whole)), output
+                case Failed(_, error):
+                    yield _written(writer.fail(as_api_error(error))), None
+
+
+def _own_name(param: str | None) -> str | None:
+    """A chat's field by its name in responses."""
+    return "text.format" if param == "response_format" else param
+
+
+def _consume(events: Iterable[Json]) -> None:
+    for _ in events:
+        pass
+
+
+def _written(events: Iterable[Json]) -> bytes:
+    return b"".join(f"event: {event['type']}\ndata: ".encode() + to_json(event) + b"\n\n" for event in events)
