@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 
 from niwaki.runtime.constraints.regex_language import ANY_CHARACTER, Languages, Term, without
@@ -21,6 +22,7 @@ def plain(ranges: Ranges) -> str:
     return f"[{''.join(map(_range, without(ranges, SURROGATES)))}]"
 
 
+@lru_cache(maxsize=1024)
 def in_json(ranges: Ranges) -> str:
     """One character as `json.dumps(..., ensure_ascii=False)` writes it inside a string."""
     ranges = without(ranges, SURROGATES)

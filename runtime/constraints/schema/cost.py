@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from niwaki.runtime.api import ConstraintError
-from niwaki.runtime.constraints.pattern import parse
+from niwaki.runtime.constraints.regex_parser import Parser
+from niwaki.runtime.constraints.regex_tree import cost_of as cost_of_regex
 from niwaki.runtime.constraints.schema.arrays import least_path
 from niwaki.runtime.constraints.schema.document import Json, json_text
 
@@ -147,8 +149,9 @@ class _Measure:
             self.is_small = False
 
 
+@lru_cache(maxsize=512)
 def _pattern_bytes(pattern: str) -> int:
     try:
-        return min(parse(pattern).cost, MOST_INSIDE)
+        return min(cost_of_regex(Parser(pattern).parse()), MOST_INSIDE)
     except ConstraintError:  # outside our dialect, not outside the engine's
         return UNKNOWN_PATTERN

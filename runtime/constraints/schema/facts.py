@@ -91,9 +91,15 @@ class Way:
     @property
     def is_free(self) -> bool:
         """Every value of the kind is in it."""
-        return self.without_annotations() == Way(self.kind)
+        return self.without_annotations() == FREE[self.kind]
+
+    @property
+    def has_annotations(self) -> bool:
+        return bool(self.seen_names or self.seen_patterns or self.seen_all or self.seen_items or self.seen_all_items)
 
     def without_annotations(self) -> Way:
+        if not self.has_annotations:
+            return self
         return replace(
             self,
             seen_names=frozenset(),
@@ -104,15 +110,21 @@ class Way:
         )
 
 
+FREE: Final = {kind: Way(kind) for kind in KINDS}  # every value of the kind; handed out as these objects
+CONTRADICTION: Final = object()  # whole and not whole
+_FACTS: Final = tuple((field.name, field.default) for field in fields(Way) if field.name != "kind")
+
+
 def both(one: Way, other: Way) -> Way | None:
     """The facts of both ways; None where they contradict each other plainly."""
-    merged: dict[str, object] = {}
-    for field in fields(Way):
-        a, b = getattr(one, field.name), getattr(other, field.name)
-        if a == b:
-            continue
-        merged[field.name] = _joined(field.name, a, b)
-    way = replace(one, **merged)  # type: ignore[arg-type]  # each value is of its field's type
+    free = FREE[one.kind]
+    if one is free or other is free:
+        return other if one is free else one
+    values = [one.kind]
+    for name, default in _FACTS:
+        a, b = getattr(one, name), getattr(other, name)
+        values.append(a if b == default or a == b else b if a == default else _joined(name, a, b))
+    way = Way(*values)  # type: ignore[arg-type]  # each value is of its field's type
     return None if contradicts(way) else way
 
 
@@ -125,7 +137,7 @@ def _joined(name: str, a: object, b: object) -> object:
         case "high":
             return _tighter(a, b, lowest=False)
         case "is_whole":
-            return ("both", a, b) if a is not None and b is not None else (b if a is None else a)
+            return CONTRADICTION
         case "least" | "seen_items":
             return max(a, b)  # type: ignore[call-overload]  # both are int
         case "most":
@@ -159,7 +171,7 @@ def _tighter(a: object, b: object, *, lowest: bool) -> object:
 
 def contradicts(way: Way) -> bool:
     """Whether no value can satisfy the facts, as far as they show without looking into states."""
-    if way.values == () or isinstance(way.is_whole, tuple):
+    if way.values == () or way.is_whole is CONTRADICTION:
         return True
     if way.most is not None and way.least > way.most:
         return True

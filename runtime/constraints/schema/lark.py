@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final
 
 from niwaki.runtime.api import ConstraintError
-from niwaki.runtime.constraints.regex_language import Languages, Term, TooManyTerms
+from niwaki.runtime.constraints.regex_language import ANY_CHARACTER, Languages, TooManyTerms
 from niwaki.runtime.constraints.regex_lark import in_json, terminal
 from niwaki.runtime.constraints.schema.document import Json, json_text
-from niwaki.runtime.constraints.schema.strings import language_of, read
+from niwaki.runtime.constraints.schema.strings import anywhere, language_of
 
 _HEX: Final = "[0-9a-fA-F]"
 _ESCAPE: Final = (  # \u of anything but half a surrogate pair
@@ -25,16 +26,17 @@ INTEGER: Final = "-?(?:0|[1-9][0-9]*)"
 NUMBER: Final = rf"{INTEGER}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 # As Python writes a number that is not whole: a fraction that does not end in 0, or a small one with an exponent.
 FRACTION: Final = r"-?(?:(?:0|[1-9][0-9]*)\.[0-9]*[1-9]|[1-9](?:\.[0-9]*[1-9])?e-[0-9]*[1-9][0-9]*)"
-BASICS: Final = f"""STRING: /"{CHARACTER}*"/
-INTEGER: /{INTEGER}/
-NUMBER: /{NUMBER}/
-"""
+BASICS: Final = {
+    "STRING": f'STRING: /"{CHARACTER}*"/',
+    "INTEGER": f"INTEGER: /{INTEGER}/",
+    "NUMBER": f"NUMBER: /{NUMBER}/",
+}
 ANY_VALUE: Final = """value: "null" | "true" | "false" | NUMBER | STRING | any_array | any_object
 any_array: "[" (value ("," value)*)? "]"
 any_object: "{" (any_pair ("," any_pair)*)? "}"
-any_pair: STRING ":" value
-"""
+any_pair: STRING ":" value"""
 ENGINE_OPTIONS: Final = {"x-guidance": {"whitespace_flexible": False}}
+KEY: Final = f'"\\"" /{in_json(ANY_CHARACTER)}*/ "\\""'
 COMMA: Final = ' "," '
 MAX_LITERALS: Final = 12  # more constants than this are one terminal
 
@@ -43,21 +45,26 @@ def lark_of(root: Json) -> str:
     """The grammar of a normal schema; its first rule is `start`."""
     writer = _Writer(root)
     start = writer.part(root)
-    return "\n".join([f"start: {start}", *writer.lines, ANY_VALUE + BASICS])
+    lines = [f"start: {start}", *writer.lines]
+    if writer.holds_any:
+        lines.append(ANY_VALUE)
+    body = "\n".join(lines)
+    return "\n".join([body, *(line for name, line in BASICS.items() if name in body)]) + "\n"
 
 
 class _Writer:
     def __init__(self, root: Json) -> None:
         definitions = root.get("$defs") if isinstance(root, dict) else None
         self._definitions: dict[str, Json] = definitions if isinstance(definitions, dict) else {}
-        self._languages = Languages()
         self._known: dict[str, str] = {}  # what a part is written from -> its name
         self._defined: set[str] = set()
         self.lines: list[str] = []
+        self.holds_any = False  # a part that may be any value
 
     def part(self, schema: Json) -> str:
         """An expression for the schema: a name, or something that stands in brackets where it must."""
         if schema is True or schema == {}:
+            self.holds_any = True
             return "value"
         assert isinstance(schema, dict), "an impossible part is never written"
         reference = schema.get("$ref")
@@ -137,15 +144,11 @@ class _Writer:
             if not least and most is None:
                 return "STRING"
             return self._terminal(f'/"{CHARACTER}{{{least},{"" if most is None else most}}}"/')
-        try:
-            language = language_of(self._languages, schema)
-        except (ConstraintError, TooManyTerms):  # only the engine knows the pattern
-            alone = {key: schema[key] for key in ("type", "pattern", "minLength", "maxLength") if key in schema}
-            return self._rule([f"%json {json.dumps({**alone, 'type': 'string', **ENGINE_OPTIONS})}"])
-        return self._terminal(self._quoted(language))
-
-    def _quoted(self, term: Term) -> str:
-        return f'"\\"" {terminal(self._languages, term, in_json)} "\\""'
+        body = text_terminal(str(schema["pattern"]), int(str(least)), None if most is None else int(str(most)))
+        if body is None:
+            alone = {key: schema[key] for key in ("pattern", "minLength", "maxLength") if key in schema}
+            return self._rule([f"%json {json.dumps({'type': 'string', **alone, **ENGINE_OPTIONS})}"])
+        return self._terminal(body)
 
     # -- arrays
 
@@ -222,24 +225,43 @@ class _Writer:
         """A pair whose key the schema does not name, or nothing."""
         patterned = _as_dict(schema.get("patternProperties"))
         rest = schema.get("additionalProperties", True)
+        known = " | ".join(_literal(json_text(name)) for name in names)
         options = []
-        languages = self._languages
-        known = [languages.text(name) for name in names]
-        regions = [(read(languages, regex), value) for regex, value in patterned.items()]
-        for language, value in regions:
-            key = languages.all_of([language, languages.none_of(languages.any_of(known))])
-            if value is not False and languages.is_empty(key) is not True:
-                options.append(f'{self._terminal(self._quoted(key))} ":" {self.part(value)}')
+        for regex, value in patterned.items():
+            body = text_terminal(regex, 0, None) if value is not False else None
+            if body is not None:
+                options.append(f'{self._terminal(_but(body, known))} ":" {self.part(value)}')
         if rest is not False:
-            covered = [*known, *(language for language, _ in regions)]
-            if covered:
-                key = languages.none_of(languages.any_of(covered))
-                options.append(f'{self._terminal(self._quoted(key))} ":" {self.part(rest)}')
-            else:
-                options.append(f'STRING ":" {self.part(rest)}')
-        if not options:
-            return ""
-        return self._rule(options)
+            key = "STRING"
+            if patterned:
+                others = f"^{''.join(f'(?!{anywhere(regex)})' for regex in patterned)}"
+                body = text_terminal(others, 0, None)
+                if body is None:
+                    raise ConstraintError(f"the patterns of keys {', '.join(patterned)} cannot be enforced")
+                key = self._terminal(_but(body, known))
+            elif known:
+                key = self._terminal(_but(KEY, known))
+            options.append(f'{key} ":" {self.part(rest)}')
+        return self._rule(options) if options else ""
+
+
+@lru_cache(maxsize=512)
+def text_terminal(pattern: str, least: int, most: int | None) -> str | None:
+    """The strings in which a pattern is found, as a terminal; None where only the engine knows the pattern, and where
+    no text is in it."""
+    languages = Languages()
+    schema: dict[str, Json] = {"pattern": pattern, "minLength": least}
+    try:
+        language = language_of(languages, schema if most is None else {**schema, "maxLength": most})
+        if languages.is_empty(language) is True:
+            return None
+        return f'"\\"" {terminal(languages, language, in_json)} "\\""'
+    except (ConstraintError, TooManyTerms):
+        return None
+
+
+def _but(body: str, known: str) -> str:
+    return f"({body}) & ~({known})" if known else body
 
 
 NUMBER_KEYWORDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from niwaki.runtime.api import ConstraintError
-from niwaki.runtime.constraints.regex_language import Languages, TooManyTerms
+from niwaki.runtime.constraints.regex_language import TooManyTerms
 from niwaki.runtime.constraints.schema.arrays import least_items
 from niwaki.runtime.constraints.schema.document import Json, json_text
-from niwaki.runtime.constraints.schema.strings import language_of
+from niwaki.runtime.constraints.schema.strings import shortest_of
 
 Solve = Callable[[dict[str, Json]], bytes]
 
@@ -31,7 +31,6 @@ class _Texts:
     def __init__(self, root: Json, solve: Solve) -> None:
         definitions = root.get("$defs") if isinstance(root, dict) else None
         self._solve = solve
-        self._languages = Languages()
         self._solved: dict[str, bytes] = {}
         self._shortest: dict[str, bytes] = {}
         changed = True
@@ -77,10 +76,11 @@ class _Texts:
                 return self._object(schema)
 
     def _text(self, schema: dict[str, Json]) -> bytes | None:
-        alone = {key: schema[key] for key in ("pattern", "minLength", "maxLength") if key in schema}
+        least, most = schema.get("minLength", 0), schema.get("maxLength")
         try:
-            found = self._languages.shortest(language_of(self._languages, alone))
+            found = shortest_of(str(schema["pattern"]), int(str(least)), None if most is None else int(str(most)))
         except (ConstraintError, TooManyTerms):  # only the engine knows the pattern, or it is large
+            alone = {key: schema[key] for key in ("pattern", "minLength", "maxLength") if key in schema}
             return self._solution("string", alone)
         return None if found is None else json_text(found).encode()
 

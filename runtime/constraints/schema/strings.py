@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final
 
 from llguidance import LLMatcher, LLTokenizer
@@ -129,6 +130,19 @@ def read(languages: Languages, pattern: str) -> Term:
     return found_in(languages, Parser(pattern).parse(), pattern)
 
 
+@lru_cache(maxsize=512)
+def shortest_of(pattern: str, least: int, most: int | None) -> str | None:
+    """A short text of so many characters in which the pattern is found; None where there is none.
+
+    Raises:
+        ConstraintError: only the engine knows the pattern.
+        TooManyTerms: it is too large.
+    """
+    languages = Languages()
+    schema: dict[str, Json] = {"pattern": pattern, "minLength": least}
+    return languages.shortest(language_of(languages, schema if most is None else {**schema, "maxLength": most}))
+
+
 def language_of(languages: Languages, schema: dict[str, Json]) -> Term:
     """The texts of a normal schema of strings. Raises as `found_in`."""
     least, most, pattern = schema.get("minLength", 0), schema.get("maxLength"), schema.get("pattern")
@@ -146,14 +160,15 @@ def joined(patterns: Sequence[str], without: Sequence[str] = (), names: Iterable
 
 
 def _and(pattern: str) -> str:
-    return f"(?={_anywhere(pattern)})"
+    return f"(?={anywhere(pattern)})"
 
 
 def _but(pattern: str) -> str:
-    return f"(?!{_anywhere(pattern)})"
+    return f"(?!{anywhere(pattern)})"
 
 
-def _anywhere(pattern: str) -> str:
+def anywhere(pattern: str) -> str:
+    """The pattern for a look at the start of the text, which finds it at any place."""
     return pattern if pattern.startswith("^") and "|" not in pattern else rf"[\s\S]*(?:{pattern})"
 
 

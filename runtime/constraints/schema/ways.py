@@ -15,6 +15,8 @@ from typing import Final, TypeAlias
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.schema.document import Json, escaped, identity, refused
 from niwaki.runtime.constraints.schema.facts import (
+    FREE,
+    KINDS,
     NEVER,
     Atom,
     Contains,
@@ -54,7 +56,7 @@ class Expander:
 
     def of_state(self, state: State, kind: str) -> Ways:
         """The ways in which all atoms hold."""
-        ways = [Way(kind)]
+        ways = [FREE[kind]]
         for pointer, holds in state:
             ways = self._product(ways, self.of(pointer, kind, holds, False), pointer)
         return ways
@@ -67,7 +69,7 @@ class Expander:
     def of(self, pointer: str, kind: str, holds: bool, exact: bool) -> Ways:
         """The ways in which a schema holds or does not. `exact`: what each evaluates matters."""
         if pointer == "!never":
-            return [] if holds else [Way(kind)]
+            return [] if holds else [FREE[kind]]
         key = (pointer, holds, kind, exact)
         if key in self._known:
             return self._known[key]
@@ -84,17 +86,20 @@ class Expander:
     def _expanded(self, pointer: str, kind: str, holds: bool, exact: bool) -> Ways:
         schema = self._document.node(pointer)
         if isinstance(schema, bool):  # core 4.3.2
-            return [Way(kind)] if schema == holds else []
+            return [FREE[kind]] if schema == holds else []
         if not isinstance(schema, dict):
             raise refused(pointer, f"a schema must be an object or a boolean, got {schema!r}")
-        keywords = list(schema)
+        keywords = ["type", *schema] if "type" in schema else list(schema)
         if "$ref" in schema and self._document.is_old:
             keywords = ["$ref"]  # up to draft 7 whatever stands beside a $ref is ignored
         needs_all = exact or "unevaluatedProperties" in schema or "unevaluatedItems" in schema
-        handlers = list(dict.fromkeys(KEYWORDS[name] for name in keywords if name in KEYWORDS))
+        relevant = RELEVANT[kind]
+        handlers = list(dict.fromkeys(relevant[name] for name in keywords if name in relevant))
         if holds:
-            ways = [Way(kind)]
+            ways = [FREE[kind]]
             for handler in handlers:
+                if not ways:
+                    return []
                 ways = self._product(ways, handler(self, schema, pointer, kind, True, needs_all), pointer)
             for last in (_unevaluated_properties, _unevaluated_items):
                 ways = last(self, schema, pointer, ways)
@@ -107,6 +112,11 @@ class Expander:
         return [way.without_annotations() for way in self._limited(failing, pointer)]
 
     def _product(self, ways: Ways, others: Ways, pointer: str) -> Ways:
+        free = FREE[ways[0].kind] if ways else None
+        if len(ways) == 1 and ways[0] is free:
+            return others
+        if len(others) == 1 and others[0] is free:
+            return ways
         self._steps += len(ways) * len(others)
         if self._steps > MAX_STEPS:
             raise refused(pointer, "its combinations are too many to work out; simplify it")
@@ -114,8 +124,10 @@ class Expander:
         return self._limited(joined, pointer)
 
     def _limited(self, ways: Ways, pointer: str) -> Ways:
-        if any(way.is_free for way in ways) and not any(_evaluates(way) for way in ways):
-            return [Way(ways[0].kind)]
+        if len(ways) < 2:
+            return ways
+        if any(way.is_free for way in ways) and not any(way.has_annotations for way in ways):
+            return [FREE[ways[0].kind]]
         kept: Ways = []
         for way in ways:
             if way not in kept:
@@ -131,7 +143,7 @@ class Expander:
         places = _branches(schema, pointer, "allOf")
         if not holds:
             return [way for place in places for way in self.of(place, kind, False, False)]
-        ways = [Way(kind)]
+        ways = [FREE[kind]]
         for place in places:
             ways = self._product(ways, self.of(place, kind, True, exact), pointer)
         return ways
@@ -148,7 +160,7 @@ class Expander:
         found: Ways = []
         for chosen in product((True, False), repeat=len(places)):
             if any(chosen):
-                ways = [Way(kind)]
+                ways = [FREE[kind]]
                 for place, is_chosen in zip(places, chosen, strict=True):
                     ways = self._product(ways, self.of(place, kind, is_chosen, True), pointer)
                 found += ways
@@ -163,7 +175,7 @@ class Expander:
             for j in range(i):
                 common = self._product(per_place[i], per_place[j], pointer)
                 meets[i][j] = meets[j][i] = any(not self.is_empty(way) for way in common)
-        found: Ways = [] if holds else self._none_of(places, kind, pointer)
+        found: Ways = [] if holds else [*self._none_of(places, kind, pointer)]
         for i, ways in enumerate(per_place):
             if holds:
                 for j, place in enumerate(places):
@@ -183,11 +195,11 @@ class Expander:
     def if_then_else(self, schema: dict[str, Json], pointer: str, kind: str, holds: bool, exact: bool) -> Ways:
         """if, then, else (core 10.2.2.1 to 10.2.2.3)."""
         if "if" not in schema or ("then" not in schema and "else" not in schema and not exact):
-            return [Way(kind)] if holds else []
+            return [FREE[kind]] if holds else []
         condition = f"{pointer}/if"
         found: Ways = []
         for met, branch in ((True, "then"), (False, "else")):
-            ways = [Way(kind)] if holds else []
+            ways = [FREE[kind]] if holds else []
             if branch in schema:
                 ways = self.of(f"{pointer}/{branch}", kind, holds, exact)
             found += self._product(self.of(condition, kind, met, exact), ways, pointer)
@@ -195,7 +207,7 @@ class Expander:
 
     def reference(self, schema: dict[str, Json], pointer: str, kind: str, holds: bool, exact: bool) -> Ways:
         """$ref and $dynamicRef (core 8.2.3)."""
-        ways = [Way(kind)] if holds else []
+        ways = [FREE[kind]] if holds else []
         for keyword in ("$ref", "$dynamicRef"):
             if keyword in schema:
                 found = self.of(self._document.target(pointer, keyword, schema[keyword]), kind, holds, exact)
@@ -204,7 +216,7 @@ class Expander:
 
     def dependent(self, schema: dict[str, Json], pointer: str, kind: str, holds: bool, exact: bool) -> Ways:
         """dependentSchemas (core 10.2.2.4), dependentRequired (validation 6.5.4), dependencies (up to draft 7)."""
-        ways = [Way(kind)] if holds else []
+        ways = [FREE[kind]] if holds else []
         if kind != "object":
             return ways
         for keyword in ("dependentSchemas", "dependentRequired", "dependencies"):
@@ -223,7 +235,7 @@ class Expander:
         return ways
 
     def _none_of(self, places: Sequence[str], kind: str, pointer: str) -> Ways:
-        ways = [Way(kind)]
+        ways = [FREE[kind]]
         for place in places:
             ways = self._product(ways, self.of(place, kind, False, False), pointer)
         return ways
@@ -242,7 +254,7 @@ def _type(at: Expander, schema: dict[str, Json], pointer: str, kind: str, holds:
             raise refused(f"{pointer}/type", f"{name!r} is no type; types are {', '.join(sorted(DRAFT_TYPES))}")
     if kind == "number" and "integer" in names and "number" not in names:
         return [Way(kind, is_whole=holds)]
-    return [Way(kind)] if (kind in names) == holds else []
+    return [FREE[kind]] if (kind in names) == holds else []
 
 
 def _enum(at: Expander, schema: dict[str, Json], pointer: str, kind: str, holds: bool, exact: bool) -> Ways:
@@ -281,7 +293,7 @@ def kind_of(value: Json) -> str:
 def _bounds(at: Expander, schema: dict[str, Json], pointer: str, kind: str, holds: bool, exact: bool) -> Ways:
     """minimum, exclusiveMinimum, maximum, exclusiveMaximum (validation 6.2.2 to 6.2.5; booleans as in draft 4)."""
     if kind != "number":
-        return [Way(kind)] if holds else []
+        return [FREE[kind]] if holds else []
     limits: list[tuple[bool, Fraction, bool]] = []  # is it a lower bound, the bound, is it itself out
     for is_low, inclusive, exclusive in (
         (True, "minimum", "exclusiveMinimum"),
@@ -298,7 +310,7 @@ def _bounds(at: Expander, schema: dict[str, Json], pointer: str, kind: str, hold
     ]
     if not holds:
         return found
-    ways = [Way(kind)]
+    ways = [FREE[kind]]
     for way in found:
         joined = both(ways[0], way)
         if joined is None:
@@ -310,7 +322,7 @@ def _bounds(at: Expander, schema: dict[str, Json], pointer: str, kind: str, hold
 def _multiple_of(at: Expander, schema: dict[str, Json], pointer: str, kind: str, holds: bool, exact: bool) -> Ways:
     """multipleOf (validation 6.2.1), `divisibleBy` of draft 3 not."""
     if kind != "number":
-        return [Way(kind)] if holds else []
+        return [FREE[kind]] if holds else []
     step = _fraction(schema["multipleOf"], f"{pointer}/multipleOf")
     if step <= 0:
         raise refused(f"{pointer}/multipleOf", f"must be above 0, got {schema['multipleOf']!r}")
@@ -335,7 +347,7 @@ def _size(of_kind: str, keyword: str) -> Keyword:
 
     def handler(at: Expander, schema: dict[str, Json], pointer: str, kind: str, holds: bool, exact: bool) -> Ways:
         if kind != of_kind:
-            return [Way(kind)] if holds else []
+            return [FREE[kind]] if holds else []
         limit = schema[keyword]
         whole = int(limit) if isinstance(limit, float) and limit.is_integer() else limit
         if isinstance(whole, bool) or not isinstance(whole, int) or whole < 0:
@@ -356,7 +368,7 @@ def _size(of_kind: str, keyword: str) -> Keyword:
 def _pattern(at: Expander, schema: dict[str, Json], pointer: str, kind: str, holds: bool, exact: bool) -> Ways:
     """pattern (validation 6.3.3): found anywhere in the string."""
     if kind != "string":
-        return [Way(kind)] if holds else []
+        return [FREE[kind]] if holds else []
     pattern = schema["pattern"]
     if not isinstance(pattern, str):
         raise refused(f"{pointer}/pattern", f"must be a string, got {pattern!r}")
@@ -369,7 +381,7 @@ def _format(at: Expander, schema: dict[str, Json], pointer: str, kind: str, hold
     """format (validation 7): those of 7.3 are enforced, any other name is an annotation (7.2.3)."""
     name = schema["format"]
     if kind != "string" or not isinstance(name, str) or name not in KNOWN_FORMATS:
-        return [Way(kind)] if holds else []
+        return [FREE[kind]] if holds else []
     place = f"{pointer}/format"
     if holds:
         return [Way(kind, formats=((name, place),))]
@@ -382,7 +394,7 @@ def _format(at: Expander, schema: dict[str, Json], pointer: str, kind: str, hold
 def _fields(at: Expander, schema: dict[str, Json], pointer: str, kind: str, holds: bool, exact: bool) -> Ways:
     """properties, patternProperties, additionalProperties (core 10.3.2.1 to 10.3.2.3)."""
     if kind != "object":
-        return [Way(kind)] if holds else []
+        return [FREE[kind]] if holds else []
     named = _object(schema, pointer, "properties")
     patterned = _object(schema, pointer, "patternProperties")
     has_rest = "additionalProperties" in schema
@@ -420,7 +432,7 @@ def _required(at: Expander, schema: dict[str, Json], pointer: str, kind: str, ho
     """required (validation 6.5.3). A boolean, as in draft 3, says nothing."""
     names = schema["required"]
     if kind != "object" or isinstance(names, bool):
-        return [Way(kind)] if holds else []
+        return [FREE[kind]] if holds else []
     keys = _strings(names, f"{pointer}/required")
     return [Way(kind, required=tuple(dict.fromkeys(keys)))] if holds else [_absent(key) for key in keys]
 
@@ -429,7 +441,7 @@ def _property_names(at: Expander, schema: dict[str, Json], pointer: str, kind: s
     """propertyNames (core 10.3.2.4)."""
     place = f"{pointer}/propertyNames"
     if kind != "object":
-        return [Way(kind)] if holds else []
+        return [FREE[kind]] if holds else []
     return [Way(kind, names=((place, True),))] if holds else [Way(kind, beyond=((place, "cannot be negated"),))]
 
 
@@ -443,7 +455,7 @@ def _absent(name: str) -> Way:
 def _items(at: Expander, schema: dict[str, Json], pointer: str, kind: str, holds: bool, exact: bool) -> Ways:
     """prefixItems and items (core 10.3.1.1, 10.3.1.2); a list in `items` and additionalItems (up to 2019-09)."""
     if kind != "array":
-        return [Way(kind)] if holds else []
+        return [FREE[kind]] if holds else []
     listed, prefix_key, rest_key = schema.get("prefixItems"), "prefixItems", "items"
     if isinstance(schema.get("items"), list):
         listed, prefix_key, rest_key = schema["items"], "items", "additionalItems"
@@ -481,7 +493,7 @@ def _items(at: Expander, schema: dict[str, Json], pointer: str, kind: str, holds
 def _contains(at: Expander, schema: dict[str, Json], pointer: str, kind: str, holds: bool, exact: bool) -> Ways:
     """contains (core 10.3.1.3), minContains and maxContains (validation 6.4.4, 6.4.5)."""
     if kind != "array" or "contains" not in schema:
-        return [Way(kind)] if holds else []
+        return [FREE[kind]] if holds else []
     place = f"{pointer}/contains"
     low, high = schema.get("minContains", 1), schema.get("maxContains")
     low = int(low) if isinstance(low, float) and low.is_integer() else low
@@ -503,7 +515,7 @@ def _contains(at: Expander, schema: dict[str, Json], pointer: str, kind: str, ho
 def _unique_items(at: Expander, schema: dict[str, Json], pointer: str, kind: str, holds: bool, exact: bool) -> Ways:
     """uniqueItems (validation 6.4.3)."""
     if kind != "array" or schema["uniqueItems"] is not True:
-        return [Way(kind)] if holds else []
+        return [FREE[kind]] if holds else []
     place = f"{pointer}/uniqueItems"
     return [Way(kind, unique_at=place)] if holds else [Way(kind, beyond=((place, "cannot be negated"),))]
 
@@ -574,6 +586,28 @@ KEYWORDS: Final[dict[str, Keyword]] = {
     **dict.fromkeys(("dependentSchemas", "dependentRequired", "dependencies"), Expander.dependent),
 }
 
+# What a keyword says is about one kind of value, or about all: `type` first, which leaves most kinds out.
+_KINDS_OF: Final = {
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    "string": ("minLength", "maxLength", "pattern", "format"),
+    "array": (
+        *("minItems", "maxItems", "items", "prefixItems", "additionalItems"),
+        *("contains", "minContains", "maxContains", "uniqueItems"),
+    ),
+    "object": (
+        *("minProperties", "maxProperties", "properties", "patternProperties", "additionalProperties"),
+        *("required", "propertyNames", "dependentSchemas", "dependentRequired", "dependencies"),
+    ),
+}
+RELEVANT: Final = {
+    kind: {
+        name: handler
+        for name, handler in KEYWORDS.items()
+        if not any(name in names for other, names in _KINDS_OF.items() if other != kind)
+    }
+    for kind in KINDS
+}
+
 
 def _branches(schema: dict[str, Json], pointer: str, keyword: str) -> list[str]:
     branches = schema[keyword]
@@ -596,7 +630,3 @@ def _strings(value: Json, place: str) -> list[str]:
     if len(names) < len(value):
         raise refused(place, f"must be a list of keys, got {value!r}")
     return names
-
-
-def _evaluates(way: Way) -> bool:
-    return bool(way.seen_names or way.seen_patterns or way.seen_all or way.seen_items or way.seen_all_items)
