@@ -15,12 +15,13 @@ from niwaki.lang.backends import Lease
 from niwaki.lang.clock import Alarm, clock
 from niwaki.lang.history import Called, History, num_tokens
 from niwaki.lang.meta import Selected, usage_of
-from niwaki.lang.nodes import Gen, Select
+from niwaki.lang.nodes import Gen, Select, reasoning_name
 from niwaki.lang.origin import Origin, add_origin
 from niwaki.lang.place import Place
 from niwaki.lang.reading import Reading
 from niwaki.lang.run import Run
 from niwaki.lang.scoring import parted, scores_for
+from niwaki.lang.tools import Ask
 from niwaki.lang.transcript import Span
 from niwaki.lang.types import schema_type
 from niwaki.runtime.api import (
@@ -103,7 +104,8 @@ class Calling(Reading):
         call.end = num_tokens(branch)
         with self._lock:
             self._place.all_sent()
-            span = Span(len(self._made.chunks), dtype=node.dtype, fills=params.n == 1)
+            dtype = node.dtype if node.ask is None else None  # beside calls and reasoning the text is not the value
+            span = Span(len(self._made.chunks), dtype=dtype, fills=params.n == 1)
             if node.name is not None:
                 self._made.spans[node.name] = span
             active = Active(origin, (generation,), is_streaming=self._is_streaming)
@@ -126,13 +128,19 @@ class Calling(Reading):
         info = backend.info()
         options = node.options.over(self.run.options).over(info.defaults)
         if node.type is None:
-            return options.resolve()
+            params = options.resolve()
+            return params if node.ask is None else self._asked(node.ask, params, backend)
         kind = node.type
         if isinstance(kind.constraint, Regex) and node.dtype is not None and not info.knows_patterns:
             kind = schema_type(cast("type", node.dtype))
         said = (options.stop,) if isinstance(options.stop, str) else tuple(options.stop or ())
         stop = tuple(dict.fromkeys((*said, *kind.stop)))
-        return replace(options, constraint=kind.constraint, stop=stop or None).resolve()
+        params = replace(options, constraint=kind.constraint, stop=stop or None).resolve()
+        return params if node.ask is None else self._asked(node.ask, params, backend)
+
+    def _asked(self, ask: Ask, params: SamplingParams, backend: Backend) -> SamplingParams:
+        before = self._made.chunks[-1] if self._made.chunks else ""
+        return replace(params, constraint=ask.constraint(backend, params.constraint, params.max_new_tokens, before))
 
     def _on_delta(self, active: Active, delta: Delta) -> None:
         with self._lock:
@@ -149,15 +157,22 @@ class Calling(Reading):
         self._stop_alarm(active)
         try:
             outputs = generation.result(0)
-            values = [_value(output, node) for output in outputs]
+            answers = [_value(output, node, self.run.backend) for output in outputs]
+            values = [answer.value for answer in answers]
             with self._lock:
                 if self._active is not active:
                     return
-                self._take_output(active, outputs[0], span)
+                marks = () if node.ask is None else node.ask.marks(self.run.backend)
+                self._take_output(active, outputs[0], span, marks)
                 self.history.answered(call, outputs)
                 self._made.usage = self._made.usage.plus(usage_of(outputs))
                 if node.name is not None:
                     self._made.record(node.name, values[0] if len(values) == 1 else values, outputs)
+                    if node.ask is not None and node.ask.reasoning:
+                        reasons = [answer.reasoning for answer in answers]
+                        name = reasoning_name(node.name)
+                        self._made.assign(name, reasons[0] if len(reasons) == 1 else reasons)
+                        self._expected[name] -= 1
                     self._expected[node.name] -= 1
                 self._active = None
                 self._changed.notify_all()
@@ -165,7 +180,7 @@ class Calling(Reading):
             self.fail(error, active.origin)
         self._pump()
 
-    def _take_output(self, active: Active, output: Output, span: Span) -> None:
+    def _take_output(self, active: Active, output: Output, span: Span, marks: tuple[str, ...]) -> None:
         """The text of the first output, less what deltas brought already. The branch holds it by itself."""
         streamed = "".join(active.streamed)
         if not output.text.startswith(streamed):
@@ -176,7 +191,7 @@ class Calling(Reading):
             active.textless.append(Delta(rest, *tokens))
             self._append_piece(rest, active)
         span.end = len(self._made.chunks)
-        self._place.add_generated(output.text)
+        self._place.add_generated(output.text, marks)
 
     def _append_piece(self, text: str, active: Active) -> None:
         self._made.write_generated(text, tuple(active.textless))
@@ -277,21 +292,38 @@ class Calling(Reading):
         return lease.branch, self._place.unsent()
 
 
-def _value(output: Output, node: Gen) -> object:
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What a variable gets, and the reasoning before it."""
+
+    value: object
+    reasoning: str = ""
+
+
+def _value(output: Output, node: Gen, backend: Backend) -> Value:
     """The value that the variable gets.
 
     Raises:
         GenerationError: the text cannot be read as the type. A constraint excludes it, unless the budget ran out.
     """
-    if node.type is None:
-        return output.text
+    if node.type is None and node.ask is None:
+        return Value(output.text)
     try:
-        return node.type.parse(output.text)
+        if node.ask is None:
+            assert node.type is not None
+            return Value(node.type.parse(output.text))
+        answer = node.ask.read(output.text, backend)
+        if answer.calls:
+            return Value(node.ask.calls(answer), answer.reasoning)
+        if node.type is not None:
+            return Value(node.type.parse(answer.content), answer.reasoning)
+        return Value(answer.content if node.ask.separates else output.text, answer.reasoning)
     except Exception as error:
+        kind = "call" if node.type is None else node.type.name
         name = "a gen" if node.name is None else f"gen {node.name!r}"
         if not output.complete or output.finish_reason.type == "length":
             raise GenerationError(
-                f"{name} used up its {output.completion_tokens} tokens before its {node.type.name} was complete "
+                f"{name} used up its {output.completion_tokens} tokens before its {kind} was complete "
                 f"({output.text!r}); give it a larger max_tokens"
             ) from error
-        raise GenerationError(f"{name} generated {output.text!r}, which {node.type.name} refuses: {error}") from error
+        raise GenerationError(f"{name} generated {output.text!r}, which {kind} refuses: {error}") from error

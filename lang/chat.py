@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 
-from niwaki.runtime.api import Backend, Message, UnsupportedByBackend
+from niwaki.runtime.api import Backend, Message, OffersTools, Tool, UnsupportedByBackend
 
 # A conversation's rendering grows with its turns; this many are kept for each backend.
 MAX_CACHED_RENDERINGS = 256
@@ -21,21 +21,24 @@ class ChatTemplate:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = weakref.ref(backend)
-        self._renderings: dict[tuple[tuple[str, ...], bool], str] = {}
+        self._renderings: dict[tuple[tuple[str, ...], bool, tuple[Tool, ...]], str] = {}
 
-    def opening(self, before: tuple[str, ...], role: str, tail: str, *, generates: bool) -> str:
+    def opening(
+        self, before: tuple[str, ...], role: str, tail: str, *, generates: bool, tools: tuple[Tool, ...] = ()
+    ) -> str:
         """The text between the last turn's content and the new one's, without `tail`, which is written already.
 
-        `before` holds the roles of the turns so far. An assistant turn that generates starts with the generation
-        prompt, which some templates write otherwise than the start of a finished turn.
+        `before` holds the roles of the turns so far, `tools` what the model was told of from the first one on. An
+        assistant turn that generates starts with the generation prompt, which some templates write otherwise than the
+        start of a finished turn.
 
         Raises:
             UnsupportedByBackend: there is no template, or it does not write turns one after the other.
         """
         if role == "assistant" and generates:
-            start = self._after(self._render(before, True), before)
+            start = self._after(self._render(before, True, tools), before)
         else:
-            start = self._after(self._render((*before, role), False), before)
+            start = self._after(self._render((*before, role), False, tools), before)
             start = start[: self._find(start, len(before), role)]
         if not start.startswith(tail):
             raise UnsupportedByBackend(
@@ -44,9 +47,9 @@ class ChatTemplate:
             )
         return start[len(tail) :]
 
-    def closing(self, before: tuple[str, ...], role: str) -> str:
+    def closing(self, before: tuple[str, ...], role: str, tools: tuple[Tool, ...] = ()) -> str:
         """The text after the content of a turn that is the last so far."""
-        return self._after(self._render((*before, role), False), (*before, role))
+        return self._after(self._render((*before, role), False, tools), (*before, role))
 
     def _after(self, rendering: str, roles: tuple[str, ...]) -> str:
         """What follows the content of the last of `roles`."""
@@ -63,14 +66,19 @@ class ChatTemplate:
             )
         return rendering.index(_placeholder(index))
 
-    def _render(self, roles: tuple[str, ...], add_generation_prompt: bool) -> str:
-        key = (roles, add_generation_prompt)
+    def _render(self, roles: tuple[str, ...], add_generation_prompt: bool, tools: tuple[Tool, ...]) -> str:
+        key = (roles, add_generation_prompt, tools)
         rendering = self._renderings.get(key)
         if rendering is None:
             backend = self._backend()
             assert backend is not None, "the caller runs on this backend, so it is alive"
             messages = [Message(role, _placeholder(index)) for index, role in enumerate(roles)]
-            rendering = backend.render(messages, add_generation_prompt=add_generation_prompt)
+            if not tools:
+                rendering = backend.render(messages, add_generation_prompt=add_generation_prompt)
+            elif isinstance(backend, OffersTools):
+                rendering = backend.render_with_tools(messages, tools, add_generation_prompt=add_generation_prompt)
+            else:
+                raise UnsupportedByBackend(f"{type(backend).__name__} can tell a model of no tools; use an Engine")
             if len(self._renderings) >= MAX_CACHED_RENDERINGS:
                 self._renderings.clear()
             self._renderings[key] = rendering

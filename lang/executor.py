@@ -293,8 +293,13 @@ class Executor(Calling):
     # -- chat turns ---------------------------------------------------------------------------------------------------
 
     def _begin_turn(self, node: RoleBegin) -> None:
+        if node.tools:
+            if self._made.messages:
+                raise ProgramError(f"tools are told with the first turn; this {node.role} turn is not the first")
+            self._made.tools = node.tools
         template = template_of(self.run.backend)
-        text = template.opening(self._made.roles, node.role, self._made.tail, generates=node.generates)
+        made = self._made
+        text = template.opening(made.roles, node.role, made.tail, generates=node.generates, tools=made.tools)
         self.history.role = node.role
         if text:
             self._append(Segment(text, control=True))
@@ -304,7 +309,7 @@ class Executor(Calling):
     def _end_turn(self) -> None:
         turn = self._made.turn
         assert turn is not None, "submit refuses an end without a beginning"
-        tail = template_of(self.run.backend).closing(self._made.roles, turn.role)
+        tail = template_of(self.run.backend).closing(self._made.roles, turn.role, self._made.tools)
         with self._lock:
             self._made.end_turn(turn, tail)
         if tail:

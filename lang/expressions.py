@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
 from niwaki.lang.choices import ChoicesMethod, method_of, token_length_normalized
 from niwaki.lang.nodes import Chain, Content, Gen, RoleBegin, RoleEnd, Select, Text, as_nodes
+from niwaki.lang.tools import ToolLike, ask_of, offers_of, with_reasoning
 from niwaki.lang.types import ValueType, grammar_type, regex_type, schema_type, value_type
 from niwaki.runtime.api import ProgramError, SamplingOptions, UnsupportedByBackend
 
@@ -40,6 +41,11 @@ def gen(
     timeout: float | None = None,
     json_schema: Mapping[str, object] | str | type | None = None,
     grammar: str | None = None,
+    tools: Sequence[ToolLike] | None = None,
+    tool_choice: str | Callable[..., object] | None = None,
+    parallel_tool_calls: bool | None = None,
+    reasoning: bool | int | None = None,
+    separate_reasoning: bool = True,
 ) -> Gen | Select:
     """Generate text into the variable `name`. What is None comes from `run`, then from the model, then our defaults.
 
@@ -47,6 +53,10 @@ def gen(
     `grammar` (Lark, or EBNF with `::=`). With `dtype` the variable's value is of that type; with `choices` this is
     `select`. With n > 1 the value is a list of n, and the text goes on with the first. A gen that is not done
     `timeout` seconds after it was sent ends its state, and the forks of it, with TimedOut.
+    With `tools` (Python functions, or dicts with name, description and parameters) the value is a `Call`, a list of
+    them with `parallel_tool_calls`, or else what it would be without; `tool_choice` is "auto", "required", "none" or a
+    tool. With `reasoning` (True, or a budget in tokens) the model reasons before it answers: that becomes the variable
+    `<name>_reasoning_content`, and with `separate_reasoning=False` stays in the text of a value that is text.
     `return_text_in_logprobs` is SGLang's, and changes nothing: tokens are always told with their texts.
 
     Raises:
@@ -81,7 +91,10 @@ def gen(
     given = [name for name, value in constraints.items() if value is not None]
     if len(given) > 1:
         raise ProgramError(f"a gen takes one constraint, got {' and '.join(given)}; keep one")
+    ask = ask_of(tools, tool_choice, parallel_tool_calls, reasoning, separate_reasoning)
     if choices is not None:
+        if ask is not None:
+            raise ProgramError("a gen with choices is a select, which calls no tools and does not reason")
         return _select_of_gen(name, choices, choices_method, options, timeout)
     if choices_method is not None:
         raise ProgramError("choices_method needs choices")
@@ -95,7 +108,7 @@ def gen(
         kind = grammar_type(grammar)
     elif dtype is not None:
         kind = value_type(dtype)
-    return Gen(name, options, kind, timeout, dtype)
+    return Gen(name, options, kind, timeout, dtype, ask)
 
 
 def gen_int(name: str | None = None, **options: object) -> Gen:
@@ -165,14 +178,21 @@ def check_timeout(timeout: object) -> None:
         raise ProgramError(f"timeout must be a number of seconds of at least 0, got {timeout!r}")
 
 
-def system(content: Content | None = None) -> Chain:
-    """A system turn in the model's own chat template."""
-    return role("system", content)
+def separate_reasoning(content: Content, model_type: str | None = None) -> Chain:
+    """SGLang's spelling of `gen(reasoning=True)`, for every gen in `content`; the model's own markers are used whatever
+    `model_type` says."""
+    nodes = as_nodes(content)
+    return Chain(tuple(with_reasoning(node) if isinstance(node, Gen) else node for node in nodes))
 
 
-def user(content: Content | None = None) -> Chain:
-    """A user turn in the model's own chat template."""
-    return role("user", content)
+def system(content: Content | None = None, tools: Sequence[ToolLike] | None = None) -> Chain:
+    """A system turn in the model's own chat template. `tools` tell the model what it may call; in the first turn."""
+    return role("system", content, tools)
+
+
+def user(content: Content | None = None, tools: Sequence[ToolLike] | None = None) -> Chain:
+    """A user turn in the model's own chat template. `tools` as in `system`, where there is no system turn."""
+    return role("user", content, tools)
 
 
 def assistant(content: Content | None = None) -> Chain:
@@ -204,7 +224,7 @@ def assistant_end() -> RoleEnd:
     return RoleEnd("assistant")
 
 
-def role(name: str, content: Content | None) -> Chain:
+def role(name: str, content: Content | None, tools: Sequence[ToolLike] | None = None) -> Chain:
     nodes = () if content is None else as_nodes(content)
     for node in nodes:
         if isinstance(node, RoleBegin | RoleEnd):
@@ -212,7 +232,8 @@ def role(name: str, content: Content | None) -> Chain:
                 f"a {node.role} turn stands inside a {name} turn; turns follow each other, they do not nest"
             )
     generates = any(not isinstance(node, Text) for node in nodes)
-    return Chain((RoleBegin(name, generates), *nodes, RoleEnd(name)))
+    told = () if tools is None else tuple(one.tool for one in offers_of(tools))
+    return Chain((RoleBegin(name, generates, told), *nodes, RoleEnd(name)))
 
 
 def check_options(options: SamplingOptions) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from niwaki.lang.choices import ChoicesMethod
 from niwaki.lang.types import ValueType
-from niwaki.runtime.api import ProgramError, SamplingOptions
+from niwaki.runtime.api import ProgramError, SamplingOptions, Tool
+
+if TYPE_CHECKING:
+    from niwaki.lang.tools import Ask
 
 ROLES: Final = ("system", "user", "assistant")
 
@@ -45,6 +48,7 @@ class Gen(Expression):
     type: ValueType | None = None
     timeout: float | None = None  # seconds from when it is sent
     dtype: object = None  # the Python type that `type` was made from, where it was
+    ask: Ask | None = None  # what it may write beside: calls, and reasoning
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +63,12 @@ class Select(Expression):
 
 @dataclass(frozen=True, slots=True)
 class RoleBegin(Expression):
-    """Open a chat turn. `generates` is False where the turn is known to hold no generation."""
+    """Open a chat turn. `generates` is False where the turn is known to hold no generation. `tools` are told to the
+    model, from the first turn on."""
 
     role: str
     generates: bool = True
+    tools: tuple[Tool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +127,16 @@ def as_nodes(content: Content) -> tuple[Node, ...]:
             raise ProgramError(f"a program is made of text, nodes and lists of them, got {content!r}{remedy}")
 
 
+def reasoning_name(name: str) -> str:
+    """The variable that holds the reasoning before the value of `name`; SGLang's spelling."""
+    return f"{name}_reasoning_content"
+
+
 def variables_of(node: Node) -> tuple[str, ...]:
     """The variables that the node sets when it runs."""
     match node:
+        case Gen(name=str(name), ask=ask) if ask is not None and ask.reasoning:
+            return name, reasoning_name(name)
         case Gen(name=name) | Select(name=name):
             return () if name is None else (name,)
         case ScopeEnd(name=name) | SetVariable(name=name):

@@ -5,6 +5,7 @@ All text stays here, so that a branch can be let go and opened again later.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from itertools import groupby
 
@@ -42,9 +43,10 @@ class Place:
     def add(self, segments: Iterable[Segment]) -> None:
         self.segments += segments
 
-    def add_generated(self, text: str) -> None:
-        """Text that the branch holds by itself."""
-        self.segments.append(Segment(text))
+    def add_generated(self, text: str, marks: tuple[str, ...] = ()) -> None:
+        """Text that the branch holds by itself. `marks` are the model's own markers, wherever they stand in it."""
+        pieces = re.split("(" + "|".join(map(re.escape, marks)) + ")", text) if marks else [text]
+        self.segments += [Segment(piece, control=place % 2 == 1) for place, piece in enumerate(pieces) if piece]
         self.all_sent()
 
     def all_sent(self) -> None:

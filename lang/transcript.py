@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from niwaki.lang.meta import Outcome, Usage
-from niwaki.runtime.api import Delta, Message, UnknownVariable
+from niwaki.runtime.api import Delta, Message, Tool, UnknownVariable
 
 
 @dataclass(slots=True)
@@ -61,6 +61,7 @@ class Transcript:
         self.messages: list[Message] = []
         self.turn: OpenTurn | None = None
         self.tail = ""  # template text that stands after the last content
+        self.tools: tuple[Tool, ...] = ()  # what the first turn told of
         self._scopes: list[Span] = []
         self._deltas: dict[int, tuple[Delta, ...]] = {}  # chunk -> the deltas that it came in
         # What came from the parent.
@@ -127,7 +128,7 @@ class Transcript:
         self.outcomes = dict(parent.outcomes)
         self.messages = list(parent.messages)
         self._num_inherited_messages = len(self.messages)
-        self.tail = parent.tail
+        self.tail, self.tools = parent.tail, parent.tools
         if start.turn_role is not None:
             self.turn = OpenTurn(start.turn_role, Span(1))
 
