@@ -6,6 +6,7 @@ paths behind `attend`, told apart by the plan: what rows share, then short rows 
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
@@ -24,8 +25,33 @@ from niwaki.kernels.silu_mul import silu_mul, silu_mul_torch
 from niwaki.kernels.store_kv import rope_store_kv, rope_store_kv_torch
 
 
+class FusedExperts(Protocol):
+    def __call__(
+        self,
+        x: torch.Tensor,
+        scores: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        per_token: int,
+        renormalise: bool,
+        is_gelu: bool,
+    ) -> None: ...
+
+
 class Ops(Protocol):
     """Shapes and dtypes as in the kernels' own files. Every operand of a call lives on the same device."""
+
+    @property
+    def reads_device_plan(self) -> bool:
+        """Whether plans must hold their `on_device` half."""
+        ...
+
+    @property
+    def fused_experts(self) -> FusedExperts | None:
+        """A whole mixture of experts over stacked weights; None: expert by expert."""
+        ...
 
     def linear(self, x: Operand, weight: Operand, bias: Operand | None, out: Operand) -> None:
         """out = x weight^T + bias. x [tokens, inputs], weight [outputs, inputs]."""
@@ -68,8 +94,14 @@ class Ops(Protocol):
 
 
 def ops_for(device: torch.device) -> Ops:
-    """Numba on the CPU; elsewhere the torch references, which run on any device."""
-    return NumbaOps() if device.type == "cpu" else TorchOps()
+    """Numba on the CPU, Triton on an NVIDIA GPU; elsewhere the torch references, which run on any device."""
+    if device.type == "cpu":
+        return NumbaOps()
+    if device.type == "cuda" and find_spec("triton") is not None:
+        from niwaki.kernels.triton.ops import TritonOps  # an extra, and a second to load
+
+        return TritonOps()
+    return TorchOps()
 
 
 def _array(operand: Operand) -> Array:
@@ -80,6 +112,9 @@ def _array(operand: Operand) -> Array:
 
 class NumbaOps:
     """The CPU kernels; torch for matrix products of many rows."""
+
+    reads_device_plan = False
+    fused_experts = None
 
     def linear(self, x: Operand, weight: Operand, bias: Operand | None, out: Operand) -> None:
         rows = _array(x)
@@ -135,6 +170,9 @@ class NumbaOps:
 
 class TorchOps:
     """The references, behind the same protocol."""
+
+    reads_device_plan = False
+    fused_experts = None
 
     def linear(self, x: Operand, weight: Operand, bias: Operand | None, out: Operand) -> None:
         linear_torch(x.tensor, weight.tensor, None if bias is None else bias.tensor, out.tensor)

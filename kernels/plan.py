@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from niwaki.kernels.jit import jit
 from niwaki.kernels.segments import Costs, Int32s, Int64s, Segments, find_segments
+
+if TYPE_CHECKING:
+    from niwaki.kernels.triton.plan import DevicePlan
 
 # A row of at most this many new tokens goes through the decode kernel, each token a query of its own that sees one
 # key more than the one before; longer rows gather their keys and go through dense attention. See bench_kernels.py.
@@ -89,6 +93,7 @@ class AttentionPlan:
     decode: DecodeQueries
     prefill: tuple[PrefillRow, ...]
     shared: Shared | None = None
+    on_device: DevicePlan | None = None  # the same batch as GPU kernels read it
 
 
 def make_plan(

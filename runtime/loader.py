@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 
 from niwaki.runtime.api import ModelError, RequestError, SamplingOptions
 from niwaki.runtime.models.config import ModelConfig, parse_config
@@ -73,8 +74,15 @@ def read_model_folder(path: Path) -> ModelFolder:
 class Checkpoint:
     """The tensors of a model folder, by name, checked against what the model expects; reads them one at a time."""
 
-    def __init__(self, path: Path, expected: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...] = ()) -> None:
-        """Read the headers. Tensors whose names begin with one of `ignored` are left alone.
+    def __init__(
+        self,
+        path: Path,
+        expected: Mapping[str, tuple[int, ...]],
+        ignored: tuple[str, ...] = (),
+        *,
+        device: torch.device | None = None,
+    ) -> None:
+        """Read the headers. Tensors whose names begin with one of `ignored` are left alone. `device`: where they go.
 
         Raises:
             ModelError: a file is missing, truncated or malformed, or a tensor is missing, superfluous or misshapen.
@@ -92,10 +100,15 @@ class Checkpoint:
                     )
                 self._tensors[name] = tensor
         _compare(path, self._tensors, expected, ignored)
+        self._device = device or torch.device("cpu")
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor as stored, in memory of its own."""
+        """The tensor as stored, in memory of its own; from the file to a GPU without a tensor on the host between."""
         stored = self._tensors[name]
+        if self._device.type == "cuda":
+            with safe_open(stored.file, framework="pt", device=str(self._device)) as file:
+                on_device: torch.Tensor = file.get_tensor(name)
+                return on_device
         data = torch.empty(stored.size, dtype=torch.uint8)
         with stored.file.open("rb") as file:
             file.seek(stored.offset)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from niwaki.kernels.plan import Span, make_plan
+from niwaki.kernels.ops import Ops, ops_for
+from niwaki.kernels.plan import AttentionPlan, Span, make_plan
 from niwaki.kernels.segments import Int32s
 from niwaki.kernels.shared_prefix import costs_for
 from niwaki.radix.pages import PageCopy
@@ -20,6 +23,11 @@ from niwaki.runtime.loader import Checkpoint, read_model_folder
 from niwaki.runtime.models.config import ModelConfig
 from niwaki.runtime.models.decoder import Decoder
 from niwaki.runtime.models.weights import expected_tensors
+
+if TYPE_CHECKING:
+    from niwaki.runtime.graphs import DecodeGraphs
+
+HOST = torch.device("cpu")
 
 # Multiply-adds of a step below which torch is held to one thread: 20 to 40 ms of work. Its threads wait for each other
 # actively, so on a machine that also does something else each of a step's 50 products may lose a time slice of 8 ms.
@@ -51,9 +59,10 @@ class Runner:
         num_pages: int,
         page_size: int = 16,
         tree_attention: bool = True,
+        ops: Ops | None = None,
     ) -> None:
         """`read(name)` gives each tensor of `expected_tensors(config)`; it is converted to `dtype`. Without
-        `tree_attention` every row reads all its keys by itself.
+        `tree_attention` every row reads all its keys by itself. `ops`: other kernels than those of the device.
 
         Raises:
             ConfigError: an unknown device or dtype.
@@ -61,15 +70,20 @@ class Runner:
         wanted = config.dtype if dtype == "auto" else dtype
         if wanted not in TORCH_DTYPES:
             raise ConfigError(f"dtype must be auto, {' or '.join(TORCH_DTYPES)}, got {dtype!r}")
-        self._device = torch.device(_resolve_device(device))
+        self._device = resolve_device(device)
         torch_dtype = TORCH_DTYPES[wanted]
         self.config = config
         self.num_pages = num_pages
         self.page_size = page_size
         self.dtype = wanted
         self.kv_bytes_per_token = config.kv_bytes_per_token(wanted)
-        shares = tree_attention and self._device.type == "cpu"
-        self._costs = costs_for(config.num_heads, config.num_kv_heads, config.head_dim, torch_dtype) if shares else None
+        chosen = ops or ops_for(self._device)
+        self._shares = tree_attention
+        self._is_on_device = chosen.reads_device_plan
+        shares_here = tree_attention and not self._is_on_device and self._device.type == "cpu"
+        self._costs = (
+            costs_for(config.num_heads, config.num_kv_heads, config.head_dim, torch_dtype) if shares_here else None
+        )
         self._num_weights = sum(math.prod(shape) for shape in expected_tensors(config).values())
         self._model = Decoder(
             config,
@@ -78,7 +92,14 @@ class Runner:
             page_size=page_size,
             device=self._device,
             dtype=torch_dtype,
+            ops=chosen,
         )
+        self._graphs: DecodeGraphs | None = None
+        if self._is_on_device and self._device.type == "cuda":
+            from niwaki.runtime.graphs import DecodeGraphs  # loads Triton, which CPUs do without
+
+            blank = make_plan((), page_size=page_size, num_pages=num_pages, device=HOST)
+            self._graphs = DecodeGraphs(self._model, self._device, blank)
 
     @classmethod
     def load(
@@ -90,6 +111,7 @@ class Runner:
         num_pages: int,
         page_size: int = 16,
         tree_attention: bool = True,
+        ops: Ops | None = None,
     ) -> Runner:
         """A runner of a Hugging Face folder.
 
@@ -98,7 +120,8 @@ class Runner:
             ConfigError: an unknown device or dtype.
         """
         folder = read_model_folder(model_dir)
-        checkpoint = Checkpoint(model_dir, expected_tensors(folder.config), folder.config.ignored)
+        target = resolve_device(device)
+        checkpoint = Checkpoint(model_dir, expected_tensors(folder.config), folder.config.ignored, device=target)
         return cls(
             folder.config,
             checkpoint.read,
@@ -107,6 +130,7 @@ class Runner:
             num_pages=num_pages,
             page_size=page_size,
             tree_attention=tree_attention,
+            ops=ops,
         )
 
     @classmethod
@@ -120,6 +144,7 @@ class Runner:
         num_pages: int,
         page_size: int = 16,
         tree_attention: bool = True,
+        ops: Ops | None = None,
     ) -> Runner:
         """A runner of seeded random weights, for tests and benchmarks: matrices scaled to keep activations near 1."""
         shapes = expected_tensors(config)
@@ -138,6 +163,7 @@ class Runner:
             num_pages=num_pages,
             page_size=page_size,
             tree_attention=tree_attention,
+            ops=ops,
         )
 
     def forward(self, rows: Sequence[Row]) -> torch.Tensor:
@@ -155,10 +181,17 @@ class Runner:
             return torch.empty((0, self.config.vocab_size), dtype=torch.float32)
         spans = [Span(row.start, len(row.token_ids), row.page_ids) for row in rows]
         plan = make_plan(
-            spans, page_size=self.page_size, num_pages=self.num_pages, device=self._device, costs=self._costs
+            spans,
+            page_size=self.page_size,
+            num_pages=self.num_pages,
+            device=HOST if self._is_on_device else self._device,
+            costs=self._costs,
         )
-        token_ids = torch.from_numpy(np.concatenate([row.token_ids for row in rows])).to(self._device)
+        ids = np.concatenate([row.token_ids for row in rows])
         wanted = _wanted(rows, plan.num_tokens)
+        if self._is_on_device:
+            return self._forward_on_device(spans, ids, plan, wanted)
+        token_ids = torch.from_numpy(ids).to(self._device)
         threads = torch.get_num_threads()
         if threads == 1 or plan.num_tokens * self._num_weights >= MIN_PARALLEL_WORK:
             return self._model.forward(token_ids, plan, wanted)
@@ -167,6 +200,37 @@ class Runner:
             return self._model.forward(token_ids, plan, wanted)
         finally:
             torch.set_num_threads(threads)
+
+    def _forward_on_device(
+        self, spans: Sequence[Span], ids: Int32s, plan: AttentionPlan, wanted: npt.NDArray[np.int64] | None
+    ) -> torch.Tensor:
+        """The step by GPU kernels, which address memory by ids and positions unchecked: so they are checked here."""
+        from niwaki.kernels.triton.plan import lay_out, packed, plan_in  # an extra: only those who have a GPU load it
+
+        if ids.min() < 0 or ids.max() >= self.config.vocab_size:
+            raise IndexError(f"a token id is outside the vocabulary of {self.config.vocab_size}")
+        if plan.positions.max() >= (most := min(self.config.context_length, self.num_pages * self.page_size)):
+            raise ValueError(f"position {plan.positions.max()} is beyond the {most} positions of the model")
+        starts = np.array([span.start for span in spans], np.int64)
+        counts = np.array([span.count for span in spans], np.int64)
+        arrays, shape = lay_out(
+            starts,
+            counts,
+            plan.page_table,
+            ids.astype(np.int32, copy=False),
+            plan.positions,
+            plan.slots,
+            page_size=self.page_size,
+            group=self.config.num_heads // self.config.num_kv_heads,
+            shares=self._shares,
+        )
+        if self._graphs is not None and wanted is None and plan.num_tokens == len(spans):
+            with torch.inference_mode():
+                logits = self._graphs.forward(arrays, shape)
+            if logits is not None:
+                return logits
+        on_device = plan_in(torch.from_numpy(packed(arrays)).to(self._device), shape)
+        return self._model.forward(on_device.token_ids, replace(plan, on_device=on_device), wanted)
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Carry out copies on write, in order, in all layers."""
@@ -196,10 +260,21 @@ def _wanted(rows: Sequence[Row], num_tokens: int) -> npt.NDArray[np.int64] | Non
     return None if len(wanted) == num_tokens else np.array(wanted, np.int64)
 
 
-def _resolve_device(device: str) -> str:
+def resolve_device(device: str) -> torch.device:
+    """auto: an NVIDIA GPU where there is one with the kernels for it, else the CPU.
+
+    Raises:
+        ConfigError: no such device, or a GPU without Triton.
+    """
+    has_gpu, has_kernels = torch.cuda.is_available(), find_spec("triton") is not None
     if device == "auto":
-        return "cpu"  # the GPU kernels are not here yet
+        return torch.device("cuda" if has_gpu and has_kernels else "cpu")
     try:
-        return torch.device(device).type
+        found = torch.device(device)
     except RuntimeError as error:
-        raise ConfigError(f"device must be auto or cpu, got {device!r}") from error
+        raise ConfigError(f"device must be auto, cpu or cuda, got {device!r}") from error
+    if found.type == "cuda" and not has_gpu:
+        raise ConfigError("device is cuda, but torch sees no NVIDIA GPU here; use cpu, or a torch built for CUDA")
+    if found.type == "cuda" and not has_kernels:
+        raise ConfigError("device is cuda, but the kernels need Triton: pip install 'niwaki[gpu]'")
+    return torch.device(found.type)  # the current one of its kind

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Final, TypeVar, cast
 
 import numba
@@ -62,6 +63,10 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled | Ge
         raise ValueError(f"logits must be float32 [{len(rows)}, vocab], got {logits.dtype} {tuple(logits.shape)}")
     if not rows:
         return []
+    if logits.device.type == "cuda" and find_spec("triton") is not None:
+        from niwaki.runtime.device_sampler import sample_on_device  # loads Triton, which CPUs do without
+
+        return sample_on_device(logits, rows)
     values = _on_host(logits)
     best = np.argmax(values, axis=1)  # the first NaN, where there is one
     highest = values[np.arange(len(rows)), best]
@@ -149,7 +154,7 @@ def _draw(
         integers[place] = params.top_k if params.top_k > 0 else vocab, row.seed, row.position
         try:
             if row.mask is not None:
-                words = _mask_words(row.mask, vocab)
+                words = checked_mask(row.mask, vocab)
                 sources[place, 2] = len(masks)
                 masks.append(words)
             if len(row.forbid) or params.logit_bias or _is_penalised(params):
@@ -181,7 +186,8 @@ def _draw(
     return drawn
 
 
-def _mask_words(mask: npt.NDArray[np.uint32] | npt.NDArray[np.int32], vocab: int) -> Words:
+def checked_mask(mask: npt.NDArray[np.uint32] | npt.NDArray[np.int32], vocab: int) -> Words:
+    """The words of a mask for `vocab` tokens. Raises GenerationError where it is for another number."""
     if mask.shape != ((vocab + 31) // 32,) or mask.dtype.itemsize != 4:
         raise GenerationError(f"a mask of {mask.dtype} {mask.shape} does not fit a vocabulary of {vocab}")
     return mask.view(np.uint32)
@@ -211,6 +217,34 @@ def _adjusted(logits: Floats, row: SampleRow) -> Floats:
         changed[token] += np.float32(bias)
     changed[_ids(row.forbid, vocab)] = -np.inf
     return changed
+
+
+def changes_of(row: SampleRow, vocab: int) -> tuple[Ints, Ints, Ints, Floats] | None:
+    """What `_adjusted` changes, as a list for a device; None where it changes nothing.
+
+    The tokens, each once, all within the vocabulary; how often each stands in the output; 1 where it was seen, in the
+    prompt or the output; what is added, -inf for a forbidden one.
+    """
+    params = row.params
+    if _is_penalised(params):
+        prompt, output = _ids(row.prompt_ids, vocab), _ids(row.output_ids, vocab)
+    else:
+        prompt = output = _ids(None, vocab)
+    for token, _ in params.logit_bias:
+        if not 0 <= token < vocab:
+            raise GenerationError(f"logit_bias names token {token}; the vocabulary has {vocab}")
+    biased = np.array([token for token, _ in params.logit_bias], np.int64)
+    forbidden = _ids(row.forbid, vocab)
+    tokens = np.unique(np.concatenate((prompt, output, biased, forbidden)))
+    if not len(tokens):
+        return None
+    count = np.zeros(len(tokens), np.int32)
+    np.add.at(count, np.searchsorted(tokens, output), 1)
+    is_seen = np.isin(tokens, np.concatenate((prompt, output))).astype(np.int32)
+    bias = np.zeros(len(tokens), np.float32)
+    np.add.at(bias, np.searchsorted(tokens, biased), np.array([b for _, b in params.logit_bias], np.float32))
+    bias[np.searchsorted(tokens, forbidden)] = -np.inf
+    return tokens.astype(np.int32), count, is_seen, bias
 
 
 def _ids(ids: TokenIds | None, vocab: int) -> Longs:

@@ -136,6 +136,10 @@ class Decoder:
         ops.linear(entering, self._head, None, Operand.of(logits))
         return self._capped(logits.float())
 
+    def buffers(self, tokens: int) -> Buffers:
+        """The activations of a batch of so many tokens. A CUDA graph writes to them, so it must keep them."""
+        return self._body.of_size(tokens)
+
     def copy_pages(self, copies: list[tuple[int, int, int]]) -> None:
         """See kernels/copy_pages.py."""
         copy_pages(self._pool, copies)

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from niwaki.kernels.operand import Operand
-from niwaki.kernels.ops import Ops
+from niwaki.kernels.ops import FusedExperts, Ops
 from niwaki.runtime.models.config import Experts
 from niwaki.runtime.models.workspace import Buffers
 
@@ -63,6 +63,38 @@ class SharedExpert:
 
 
 @dataclass(frozen=True, slots=True)
+class FusedSparseMlp:
+    """The same as SparseMlp by grouped products over stacked experts, which ask nothing of the host."""
+
+    ops: Ops
+    gate: Gate
+    fused: FusedExperts
+    is_gelu: bool
+    router: torch.Tensor  # [experts, hidden]
+    gate_up: torch.Tensor  # [experts, 2 x width, hidden]
+    down: torch.Tensor  # [experts, hidden, width]
+    rule: Experts
+    shared: SharedExpert | None
+
+    def forward(self, x: Operand, b: Buffers) -> None:
+        rows = x.tensor
+        self.fused(
+            rows,
+            torch.mm(rows, self.router.t()),
+            self.gate_up,
+            self.down,
+            b.delta.tensor,
+            per_token=self.rule.per_token,
+            renormalise=self.rule.renormalise,
+            is_gelu=self.is_gelu,
+        )
+        if self.shared is not None:
+            added = Operand.of(torch.empty_like(rows))
+            run_expert(self.ops, self.gate, self.shared.expert, x, added)
+            b.delta.tensor.add_(added.tensor * torch.mm(rows, self.shared.gate.t()).sigmoid())
+
+
+@dataclass(frozen=True, slots=True)
 class SparseMlp:
     """delta = sum over a token's chosen experts of weight x expert(x), summed in float32 in the order of the experts.
 
@@ -91,20 +123,22 @@ class SparseMlp:
         for expert, count in zip(self.experts, counts, strict=True):
             if count:
                 part = slice(first, first + count)
-                self._run(expert, Operand.of(sorted_rows[part]), Operand.of(added[part]))
+                run_expert(self.ops, self.gate, expert, Operand.of(sorted_rows[part]), Operand.of(added[part]))
                 first += count
         weighted = added.float().mul_(weights.flatten()[order][:, None])
         total = torch.zeros(rows.shape, dtype=torch.float32, device=rows.device).index_add_(0, token, weighted)
         if self.shared is not None:
-            self._run(self.shared.expert, x, b.delta)
+            run_expert(self.ops, self.gate, self.shared.expert, x, b.delta)
             share = torch.mm(rows, self.shared.gate.t()).float().sigmoid()
             total.add_(b.delta.tensor.float().mul_(share))
         b.delta.tensor.copy_(total)
 
-    def _run(self, expert: Expert, x: Operand, out: Operand) -> None:
-        outputs = expert.gate_up.tensor.shape[0]
-        gate_up = Operand.of(x.tensor.new_empty((len(x.tensor), outputs)))
-        activated = Operand.of(x.tensor.new_empty((len(x.tensor), outputs // 2)))
-        self.ops.linear(x, expert.gate_up, None, gate_up)
-        self.gate(gate_up, activated)
-        self.ops.linear(activated, expert.down, None, out)
+
+def run_expert(ops: Ops, gate: Gate, expert: Expert, x: Operand, out: Operand) -> None:
+    """out = what one expert makes of x [rows, hidden]."""
+    outputs = expert.gate_up.tensor.shape[0]
+    gate_up = Operand.of(x.tensor.new_empty((len(x.tensor), outputs)))
+    activated = Operand.of(x.tensor.new_empty((len(x.tensor), outputs // 2)))
+    ops.linear(x, expert.gate_up, None, gate_up)
+    gate(gate_up, activated)
+    ops.linear(activated, expert.down, None, out)

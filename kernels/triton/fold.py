@@ -1,0 +1,84 @@
+"""The loop that all attention kernels share: fold a range of paged keys into a running softmax (arXiv 2112.05682).
+
+For a block of scores s and values v, with m the highest score so far:
+    m' = max(m, max s);  l' = l 2^(m - m') + sum 2^(s - m');  acc' = acc 2^(m - m') + 2^(s - m') v
+and at the end out = acc / l, lse = m + log2 l. Scores are q k^T x scale, then cap x tanh(score / cap) where there is a
+cap, then times log2 e, so that the exponentials are powers of two. Blocks begin at multiples of BLOCK_N whatever the
+batch, so a query's sums depend on its own keys alone.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def empty_fold(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+    """acc, highest and total of no keys."""
+    return (
+        tl.zeros((BLOCK_M, BLOCK_D), tl.float32),
+        tl.full((BLOCK_M,), -float("inf"), tl.float32),
+        tl.zeros((BLOCK_M,), tl.float32),
+    )
+
+
+@triton.jit
+def fold_keys(
+    acc,
+    highest,
+    total,
+    q,  # [BLOCK_M, BLOCK_D], in the type of the products
+    query_at,  # [BLOCK_M] positions; below 0: no query, which sees no key
+    k_ptr,  # of this kv head
+    v_ptr,
+    pages_ptr,  # the row's page table
+    begin,  # a multiple of BLOCK_N
+    end,
+    first_key,  # keys before it belong to someone else
+    scale,
+    window,
+    soft_cap,
+    token_stride,  # elements between two slots of the pool
+    PAGE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    IS_MASKED: tl.constexpr,  # False: every query sees every key of the range
+    HAS_CAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    d = tl.arange(0, BLOCK_D)
+    for start in range(begin, end, BLOCK_N):
+        n = start + tl.arange(0, BLOCK_N)
+        inside = n < end
+        page = tl.load(pages_ptr + n // PAGE, mask=inside, other=0).to(tl.int64)
+        slot = (page * PAGE + n % PAGE) * token_stride
+        k = tl.load(k_ptr + slot[None, :] + d[:, None], mask=inside[None, :] & (d < HEAD_DIM)[:, None], other=0.0)
+        scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION) * scale
+        if HAS_CAP:
+            scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scores / soft_cap) - 1.0)
+        scores = scores * LOG2_E
+        if IS_MASKED:
+            seen = (n[None, :] <= query_at[:, None]) & (n[None, :] > query_at[:, None] - window)
+            scores = tl.where(seen & (inside & (n >= first_key))[None, :], scores, -float("inf"))
+        higher = tl.maximum(highest, tl.max(scores, 1))
+        shift = tl.where(higher == -float("inf"), 0.0, higher)
+        weights = tl.exp2(scores - shift[:, None])
+        shrink = tl.exp2(highest - shift)
+        total = total * shrink + tl.sum(weights, 1)
+        v = tl.load(v_ptr + slot[:, None] + d[None, :], mask=inside[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
+        mixed = tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision=PRECISION)
+        acc = acc * shrink[:, None] + mixed
+        highest = higher
+    return acc, highest, total
+
+
+@triton.jit
+def closed_fold(acc, highest, total):
+    """out [BLOCK_M, BLOCK_D] and lse [BLOCK_M] to base 2; 0 and -inf where there was no key."""
+    some = total > 0.0
+    out = acc / tl.where(some, total, 1.0)[:, None]
+    return out, tl.where(some, highest + tl.log2(tl.where(some, total, 1.0)), -float("inf"))

@@ -1,0 +1,87 @@
+"""Put the parts of an attention together by their log-sum-exp: out = sum_i 2^(lse_i - m) out_i / sum_i 2^(lse_i - m),
+m = max_i lse_i.
+
+Parts are added in their order, one program a query and head. Used by split decoding and by tree attention.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from niwaki.kernels.triton.launch import FLOATS, block_of, check, launch
+
+
+def merge_parts(
+    parts: torch.Tensor, lse: torch.Tensor, bounds: torch.Tensor, token: torch.Tensor, out: torch.Tensor
+) -> None:
+    """out[token[i]] = the merge of parts bounds[i] to bounds[i + 1]; 0 where all of them are empty.
+
+    parts float32 [parts, heads, head_dim], lse float32 [parts, heads] to base 2, -inf: an empty part, whose values
+    count for nothing. bounds int32 [queries + 1], token int32 [queries], out [tokens, heads, head_dim].
+    """
+    name, device = "merge_parts", out.device
+    check(name, "out", out, (None, None, None), FLOATS, device)
+    _, heads, head_dim = out.shape
+    check(name, "parts", parts, (None, heads, head_dim), torch.float32, device, contiguous=True)
+    check(name, "lse", lse, (len(parts), heads), torch.float32, device, contiguous=True)
+    check(name, "token", token, (None,), torch.int32, device, contiguous=True)
+    check(name, "bounds", bounds, (len(token) + 1,), torch.int32, device, contiguous=True)
+    launch(
+        _merge_parts,
+        (len(token), heads),
+        parts, lse, bounds, token, out, heads, out.stride(0), out.stride(1),
+        HEAD_DIM=head_dim,
+        BLOCK_D=block_of(head_dim),
+        num_warps=1,
+    )  # fmt: skip
+
+
+def merge_parts_torch(
+    parts: torch.Tensor, lse: torch.Tensor, bounds: torch.Tensor, token: torch.Tensor, out: torch.Tensor
+) -> None:
+    """The reference of `merge_parts`."""
+    for i, target in enumerate(token.tolist()):
+        of_query = slice(int(bounds[i]), int(bounds[i + 1]))
+        weights = torch.exp2(lse[of_query] - lse[of_query].amax(0))  # NaN where all are -inf
+        mixed = (torch.nan_to_num(weights / weights.sum(0))[..., None] * parts[of_query].nan_to_num()).sum(0)
+        out[target] = mixed.to(out.dtype)
+
+
+@triton.jit
+def _merge_parts(
+    part_ptr,
+    lse_ptr,
+    bounds_ptr,
+    token_ptr,
+    out_ptr,
+    heads,
+    out_stride_t,
+    out_stride_h,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    query = tl.program_id(0)
+    head = tl.program_id(1)
+    token = tl.load(token_ptr + query).to(tl.int64)
+    d = tl.arange(0, BLOCK_D)
+    acc = tl.zeros((BLOCK_D,), tl.float32)
+    highest = -float("inf")
+    total = 0.0
+    zero = tl.full((), 0, tl.int64)  # counters of loops are whole numbers of Python to the interpreter
+    for part in range(tl.load(bounds_ptr + query), tl.load(bounds_ptr + query + 1)):
+        at = (part + zero) * heads + head
+        lse = tl.load(lse_ptr + at)
+        values = tl.load(part_ptr + at * HEAD_DIM + d, mask=d < HEAD_DIM, other=0.0)
+        values = tl.where(lse > -float("inf"), values, 0.0)
+        higher = tl.maximum(highest, lse)
+        shift = tl.where(higher == -float("inf"), 0.0, higher)
+        weight = tl.exp2(lse - shift)
+        shrink = tl.exp2(highest - shift)
+        acc = acc * shrink + values * weight
+        total = total * shrink + weight
+        highest = higher
+    out = acc / tl.where(total > 0.0, total, 1.0)
+    out_row = out_ptr + token * out_stride_t + head * out_stride_h
+    tl.store(out_row + d, out.to(out_ptr.dtype.element_ty), mask=d < HEAD_DIM)

@@ -1,0 +1,110 @@
+"""The functions of a forward pass on an NVIDIA GPU: Triton kernels, and cuBLAS through torch for the dense products."""
+
+from __future__ import annotations
+
+import torch
+
+from niwaki.kernels.linear import linear_torch
+from niwaki.kernels.operand import Operand
+from niwaki.kernels.plan import AttentionPlan
+from niwaki.kernels.rule import PLAIN, AttentionRule
+from niwaki.kernels.triton.gate import gelu_mul, silu_mul
+from niwaki.kernels.triton.moe import combine, grouped_linear, route, sorted_choices
+from niwaki.kernels.triton.norm import add_rms_norm, qk_norm, rms_norm
+from niwaki.kernels.triton.paged_attention import paged_attention
+from niwaki.kernels.triton.plan import SPLIT, DevicePlan
+from niwaki.kernels.triton.rope_store import rope_store_kv
+from niwaki.kernels.triton.tree_attention import tree_attention
+
+
+class TritonOps:
+    """Plans must hold their `on_device` half. In Triton's interpreter it runs on CPU tensors."""
+
+    reads_device_plan = True
+
+    def linear(self, x: Operand, weight: Operand, bias: Operand | None, out: Operand) -> None:
+        linear_torch(x.tensor, weight.tensor, None if bias is None else bias.tensor, out.tensor)
+
+    def rms_norm(self, x: Operand, weight: Operand, eps: float, out: Operand, offset: float = 0.0) -> None:
+        rms_norm(x.tensor, weight.tensor, eps, out.tensor, offset)
+
+    def add_rms_norm(
+        self, x: Operand, delta: Operand, weight: Operand, eps: float, out: Operand, offset: float = 0.0
+    ) -> None:
+        add_rms_norm(x.tensor, delta.tensor, weight.tensor, eps, out.tensor, offset)
+
+    def qk_norm(
+        self, qkv: Operand, q_weight: Operand, k_weight: Operand, widths: tuple[int, int], eps: float, offset: float
+    ) -> None:
+        qk_norm(qkv.tensor, q_weight.tensor, k_weight.tensor, *widths, eps, offset)
+
+    def silu_mul(self, gate_up: Operand, out: Operand) -> None:
+        silu_mul(gate_up.tensor, out.tensor)
+
+    def gelu_mul(self, gate_up: Operand, out: Operand) -> None:
+        gelu_mul(gate_up.tensor, out.tensor)
+
+    def rope_store_kv(
+        self, qkv: Operand, cos: Operand, sin: Operand, plan: AttentionPlan, k_pool: Operand, v_pool: Operand
+    ) -> None:
+        on_device = _on_device(plan)
+        rope_store_kv(
+            qkv.tensor,
+            cos.tensor,
+            sin.tensor,
+            on_device.positions,
+            on_device.slots,
+            k_pool.tensor,
+            v_pool.tensor,
+        )
+
+    def attend(
+        self,
+        q: Operand,
+        k_pool: Operand,
+        v_pool: Operand,
+        plan: AttentionPlan,
+        out: Operand,
+        rule: AttentionRule = PLAIN,
+    ) -> None:
+        on_device = _on_device(plan)
+        operands = q.tensor, k_pool.tensor, v_pool.tensor, on_device.page_table
+        if on_device.tree is not None:
+            tree_attention(*operands, on_device.positions, on_device.tree, out.tensor, rule)
+        for rows in on_device.split:
+            paged_attention(*operands, on_device.length, rows, out.tensor, rule, split=SPLIT)
+        for rows in on_device.whole:
+            paged_attention(*operands, on_device.length, rows, out.tensor, rule)
+
+    def fused_experts(
+        self,
+        x: torch.Tensor,
+        scores: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        per_token: int,
+        renormalise: bool,
+        is_gelu: bool,
+    ) -> None:
+        """out = the mixture's sum for x [tokens, hidden] with router scores [tokens, experts]; gate_up [experts,
+        2 x width, hidden], down [experts, hidden, width]. Nothing comes back to the host."""
+        count, doubled, _ = gate_up.shape
+        weights = torch.empty((len(x), per_token), dtype=torch.float32, device=x.device)
+        chosen = torch.empty((len(x), per_token), dtype=torch.int32, device=x.device)
+        route(scores, weights, chosen, renormalise=renormalise)
+        order, bounds = sorted_choices(chosen, count)
+        wide = x.new_empty((len(order), doubled))
+        grouped_linear(x, gate_up, order, bounds, wide, per_row=per_token)
+        narrow = x.new_empty((len(order), doubled // 2))
+        (gelu_mul if is_gelu else silu_mul)(wide, narrow)
+        results = x.new_empty((len(order), x.shape[1]))
+        grouped_linear(narrow, down, order, bounds, results, per_row=1)
+        combine(results, weights, out)
+
+
+def _on_device(plan: AttentionPlan) -> DevicePlan:
+    if plan.on_device is None:
+        raise TypeError("a GPU kernel was given a plan without its half on the device")
+    return plan.on_device

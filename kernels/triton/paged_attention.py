@@ -1,0 +1,261 @@
+"""Attention of a ragged batch over paged keys: query t of a row sees the keys of its row up to its own, the last
+`window` of them. Any number of queries a row; grouped heads; window, soft cap; keys in the queries' type or FP8.
+
+A program takes BLOCK_M queries of one kv head: TILE tokens of a row x the heads of the group, so that a key is read
+once for all heads that share it. Tile number i + first[i] // TILE is the first of row i, so the host lays out no
+tiles. Blocks of keys that all queries see are folded without a mask.
+
+With `split`, the keys are cut at its multiples into parts, each a program of its own whose result kernels/triton/
+merge.py puts together (Flash-Decoding, Dao et al. 2023): for few queries over many keys. The cuts stand at fixed
+positions, so a row's result does not depend on the batch.
+
+References: `prefill_attention_torch`, and `paged_decode_attention_torch` for single queries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from niwaki.kernels.rule import NO_CAP, NO_WINDOW, PLAIN, AttentionRule
+from niwaki.kernels.triton.fold import closed_fold, empty_fold, fold_keys
+from niwaki.kernels.triton.launch import (
+    CACHED,
+    FLOATS,
+    block_of,
+    ceil_div,
+    check,
+    dot_dtype,
+    dot_precision,
+    launch,
+)
+from niwaki.kernels.triton.merge import merge_parts
+from niwaki.kernels.triton.rope_store import FP8, check_scales
+from niwaki.kernels.triton.tuning import Tuning, tuning_for
+
+MAX_SPLIT_TOKENS = 16  # rows of at most so many new tokens have their keys split
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedRows:
+    """Rows of one kind of a batch, in device memory. Row i of them is `row[i]` of the batch."""
+
+    row: torch.Tensor  # int32 [rows], into the page table and `length`
+    first: torch.Tensor  # int32 [rows + 1]: their tokens counted up
+    token: torch.Tensor  # int32 [their tokens], ascending within a row
+    num_tokens: int
+    max_length: int  # of the keys that one of them sees
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    length: torch.Tensor,
+    rows: RaggedRows,
+    out: torch.Tensor,
+    rule: AttentionRule = PLAIN,
+    *,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    split: int = 0,
+    tuning: Tuning | None = None,
+) -> None:
+    """out[t] for the tokens t of `rows`; others stay as they are. A row of length 0 gets zeros.
+
+    q, out [tokens, heads, head_dim], one dtype, elements of a head side by side; k_pool, v_pool contiguous [pages,
+    page_size, kv_heads, head_dim]; page_table int32 [batch, widest]; length int32 [batch]: keys of each row, its new
+    ones included. Indices come from a plan, which has checked them. `split`: 0, or keys a part, a multiple of 128.
+    """
+    name, device = "paged_attention", q.device
+    heads, kv_heads, head_dim = check_attention(name, q, k_pool, v_pool, page_table, out)
+    check(name, "length", length, (len(page_table),), torch.int32, device, contiguous=True)
+    check(name, "row", rows.row, (None,), torch.int32, device, contiguous=True)
+    check(name, "first", rows.first, (len(rows.row) + 1,), torch.int32, device, contiguous=True)
+    check(name, "token", rows.token, (rows.num_tokens,), torch.int32, device, contiguous=True)
+    if split % 128:
+        raise ValueError(f"{name}: split must be a multiple of 128, got {split}")
+    k_scale, v_scale = check_scales(name, k_pool, q.dtype, k_scale, v_scale)
+    group = heads // kv_heads
+    one_each = rows.num_tokens == len(rows.row)
+    kind = "decode" if one_each else "split" if split else "prefill"
+    chosen = tuning or tuning_for(kind, device, head_dim=head_dim, group=group, bits=8 * k_pool.element_size())
+    block_m = block_of(group, 16) if one_each else max(chosen.block_m, block_of(group, 16))
+    tile = 1 if one_each else block_m // group
+    num_splits = ceil_div(rows.max_length, split) if split else 1
+    if num_splits > 1:
+        target = torch.empty((rows.num_tokens * num_splits, heads, head_dim), dtype=torch.float32, device=device)
+        lse = torch.empty((len(target), heads), dtype=torch.float32, device=device)
+    else:  # one part: the same arithmetic, without the way round
+        target = lse = out
+    launch(
+        _paged_attention,
+        (rows.num_tokens // tile + (len(rows.row) if tile > 1 else 0), kv_heads, num_splits),
+        q, k_pool, v_pool, target, lse, page_table, length, rows.row, rows.first, rows.token, k_scale, v_scale,
+        len(rows.row), rule.scale_for(head_dim), rule.window, rule.soft_cap, kv_heads * head_dim, page_table.stride(0),
+        q.stride(0), q.stride(1), target.stride(0), target.stride(1), num_splits,
+        PAGE=k_pool.shape[1],
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        BLOCK_D=block_of(head_dim, 16),
+        TILE=tile,
+        BLOCK_M=block_m,
+        BLOCK_N=chosen.block_n,
+        SPLIT=split if num_splits > 1 else 0,
+        HAS_CAP=rule.soft_cap != NO_CAP,
+        HAS_WINDOW=rule.window != NO_WINDOW,
+        IS_FP8=k_pool.dtype == FP8,
+        DOT=dot_dtype(q.dtype),
+        PRECISION=dot_precision(q.dtype),
+        num_warps=chosen.num_warps,
+        num_stages=chosen.num_stages,
+    )  # fmt: skip
+    if num_splits > 1:
+        bounds = torch.arange(0, len(target) + 1, num_splits, dtype=torch.int32, device=device)
+        merge_parts(target, lse, bounds, rows.token, out)
+
+
+def check_attention(
+    name: str,
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    out: torch.Tensor,
+) -> tuple[int, int, int]:
+    """heads, kv_heads and head_dim of operands that fit."""
+    check(name, "k_pool", k_pool, (None,) * 4, CACHED, q.device, contiguous=True)
+    check(name, "v_pool", v_pool, k_pool.shape, k_pool.dtype, q.device, contiguous=True)
+    _, _, kv_heads, head_dim = k_pool.shape
+    check(name, "q", q, (None, None, head_dim), FLOATS, q.device)
+    check(name, "out", out, q.shape, q.dtype, q.device)
+    check(name, "page_table", page_table, (None, None), torch.int32, q.device)
+    heads = q.shape[1]
+    if heads % kv_heads:
+        raise ValueError(f"{name}: {heads} query heads are no multiple of {kv_heads} kv heads")
+    return heads, kv_heads, head_dim
+
+
+@triton.jit
+def row_of_tile(first_ptr, tile, num_rows, TILE: tl.constexpr):
+    """The last row i whose first tile, first[i] // TILE + i, is not behind `tile`."""
+    low = tile * 0
+    high = low + num_rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(first_ptr + middle) // TILE + middle <= tile:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
+def _paged_attention(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    lse_ptr,
+    table_ptr,
+    length_ptr,
+    row_ptr,
+    first_ptr,
+    token_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    num_rows,
+    scale,
+    window,
+    soft_cap,
+    token_stride,
+    table_stride,
+    q_stride_t,
+    q_stride_h,
+    out_stride_t,
+    out_stride_h,
+    num_splits,
+    PAGE: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLIT: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    IS_FP8: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    if TILE == 1:
+        index = tile
+        tile_token = 0
+    else:
+        index = row_of_tile(first_ptr, tile, num_rows, TILE)
+        tile_token = (tile - tl.load(first_ptr + index) // TILE - index) * TILE
+    first = tl.load(first_ptr + index)
+    count = tl.load(first_ptr + index + 1) - first
+    if tile_token < count:
+        row = tl.load(row_ptr + index).to(tl.int64)
+        length = tl.load(length_ptr + row)
+        start = length - count  # position of the row's first new token; below 0 where there are no keys
+
+        m = tl.arange(0, BLOCK_M)
+        row_token = tile_token + m // GROUP
+        is_query = (m < TILE * GROUP) & (row_token < count)
+        query_at = tl.where(is_query, start + row_token, -1)
+        token = tl.load(token_ptr + first + row_token, mask=is_query, other=0).to(tl.int64)
+        head = kv_head * GROUP + m % GROUP
+        d = tl.arange(0, BLOCK_D)
+        inside = is_query[:, None] & (d < HEAD_DIM)[None, :]
+        q_at = token[:, None] * q_stride_t + head[:, None] * q_stride_h + d[None, :]
+        q = tl.load(q_ptr + q_at, mask=inside, other=0.0).to(DOT)
+
+        first_at = start + tile_token
+        end = tl.minimum(length, first_at + TILE)
+        first_key = 0
+        if HAS_WINDOW:
+            first_key = tl.maximum(first_at + 1 - window, 0)
+        if SPLIT > 0:
+            split = tl.program_id(2)
+            first_key = tl.maximum(first_key, split * SPLIT)
+            end = tl.minimum(end, (split + 1) * SPLIT)
+        begin = first_key // BLOCK_N * BLOCK_N
+        if HAS_WINDOW:
+            whole = begin
+        else:  # all keys up to the first query's are seen by all of the tile
+            whole = tl.maximum(tl.minimum((first_at + 1) // BLOCK_N * BLOCK_N, end // BLOCK_N * BLOCK_N), begin)
+        if IS_FP8:
+            scale = scale * tl.load(k_scale_ptr + kv_head)
+        acc, highest, total = empty_fold(BLOCK_M, BLOCK_D)
+        k_head_ptr = k_ptr + kv_head * HEAD_DIM
+        v_head_ptr = v_ptr + kv_head * HEAD_DIM
+        pages_ptr = table_ptr + row * table_stride
+        acc, highest, total = fold_keys(
+            acc, highest, total, q, query_at, k_head_ptr, v_head_ptr, pages_ptr, begin, whole, first_key,
+            scale, window, soft_cap, token_stride, PAGE, HEAD_DIM, BLOCK_D, BLOCK_N, False, HAS_CAP, PRECISION,
+        )  # fmt: skip
+        acc, highest, total = fold_keys(
+            acc, highest, total, q, query_at, k_head_ptr, v_head_ptr, pages_ptr, whole, end, first_key,
+            scale, window, soft_cap, token_stride, PAGE, HEAD_DIM, BLOCK_D, BLOCK_N, True, HAS_CAP, PRECISION,
+        )  # fmt: skip
+        out, lse = closed_fold(acc, highest, total)
+        if IS_FP8:
+            out = out * tl.load(v_scale_ptr + kv_head)
+        if SPLIT > 0:
+            part = (first + row_token).to(tl.int64) * num_splits + tl.program_id(2)
+            tl.store(lse_ptr + part * (out_stride_t // HEAD_DIM) + head, lse, mask=is_query)
+            is_read = inside & (lse > -float("inf"))[:, None]
+            part_at = part[:, None] * out_stride_t + head[:, None] * out_stride_h + d[None, :]
+            tl.store(out_ptr + part_at, out, mask=is_read)
+        else:
+            out_at = token[:, None] * out_stride_t + head[:, None] * out_stride_h + d[None, :]
+            tl.store(out_ptr + out_at, out.to(out_ptr.dtype.element_ty), mask=inside)

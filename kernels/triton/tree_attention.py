@@ -1,0 +1,199 @@
+"""Tree attention: keys that several rows share are read once for all of them, and the parts merged by log-sum-exp.
+
+An item is a run of keys of one page table row, and the queries that see it: those of all rows below a node of the tree
+for the node's keys, those of one row for the keys that it has to itself. A program folds one item for one kv head and
+writes, for each query, a part; merge.py puts the parts of a query together. Nodes nest: a query has a part from each
+node above it. Keys are cut at multiples of `SPLIT`.
+
+(Hydragen, arXiv 2402.05099, and DeFT, arXiv 2404.00242, share in this way.) The reference is attention row by row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from niwaki.kernels.rule import NO_CAP, NO_WINDOW, PLAIN, AttentionRule
+from niwaki.kernels.triton.fold import closed_fold, empty_fold, fold_keys
+from niwaki.kernels.triton.launch import block_of, check, dot_dtype, dot_precision, launch
+from niwaki.kernels.triton.merge import merge_parts
+from niwaki.kernels.triton.paged_attention import check_attention
+from niwaki.kernels.triton.rope_store import FP8, check_scales
+from niwaki.kernels.triton.tuning import tuning_for
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """Items of at most `tile` queries each, in device memory. All arrays int32."""
+
+    key: torch.Tensor  # [items, 5]: table row; first key, end of its keys; first query, number of queries (0: no item)
+    tile: int
+
+
+@dataclass(frozen=True, slots=True)
+class TreeItems:
+    """The items of a batch, and how their parts come together. All arrays int32, in device memory."""
+
+    shared: Items  # of nodes
+    own: Items  # of single rows
+    query_token: torch.Tensor  # [queries of items]
+    query_part: torch.Tensor  # [queries of items] where the part goes
+    bounds: torch.Tensor  # [tokens + 1] the parts of token[i] are bounds[i] to bounds[i + 1]
+    token: torch.Tensor  # [tokens]
+    num_parts: int
+
+
+def tree_attention(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    positions: torch.Tensor,
+    items: TreeItems,
+    out: torch.Tensor,
+    rule: AttentionRule = PLAIN,
+    *,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+) -> None:
+    """out[token] for the tokens of `items`; operands as in `paged_attention`. positions int32 [tokens]: token t sees
+    the keys of its items at positions up to positions[t], the last `window` of them."""
+    name, device = "tree_attention", q.device
+    heads, _, head_dim = check_attention(name, q, k_pool, v_pool, page_table, out)
+    check(name, "positions", positions, (len(q),), torch.int32, device, contiguous=True)
+    check(name, "query_token", items.query_token, (None,), torch.int32, device, contiguous=True)
+    check(name, "query_part", items.query_part, items.query_token.shape, torch.int32, device, contiguous=True)
+    k_scale, v_scale = check_scales(name, k_pool, q.dtype, k_scale, v_scale)
+    parts = torch.empty((items.num_parts, heads, head_dim), dtype=torch.float32, device=device)
+    lse = torch.empty((items.num_parts, heads), dtype=torch.float32, device=device)
+    for some in (items.shared, items.own):
+        check(name, "key", some.key, (None, 5), torch.int32, device, contiguous=True)
+        _run(q, k_pool, v_pool, page_table, positions, some, items, parts, lse, rule, k_scale, v_scale)
+    merge_parts(parts, lse, items.bounds, items.token, out)
+
+
+def _run(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    positions: torch.Tensor,
+    some: Items,
+    items: TreeItems,
+    parts: torch.Tensor,
+    lse: torch.Tensor,
+    rule: AttentionRule,
+    k_scale: torch.Tensor,
+    v_scale: torch.Tensor,
+) -> None:
+    _, page_size, kv_heads, head_dim = k_pool.shape
+    heads = q.shape[1]
+    group = heads // kv_heads
+    tuning = tuning_for("tree", q.device, head_dim=head_dim, group=group, bits=8 * k_pool.element_size())
+    launch(
+        _tree_attention,
+        (len(some.key), kv_heads),
+        q, k_pool, v_pool, parts, lse, page_table, positions, some.key, items.query_token, items.query_part,
+        k_scale, v_scale, heads, rule.scale_for(head_dim), rule.window, rule.soft_cap, kv_heads * head_dim,
+        page_table.stride(0), q.stride(0), q.stride(1),
+        PAGE=page_size,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        BLOCK_D=block_of(head_dim, 16),
+        BLOCK_M=block_of(some.tile * group, 16),
+        BLOCK_N=tuning.block_n,
+        HAS_CAP=rule.soft_cap != NO_CAP,
+        HAS_WINDOW=rule.window != NO_WINDOW,
+        IS_FP8=k_pool.dtype == FP8,
+        DOT=dot_dtype(q.dtype),
+        PRECISION=dot_precision(q.dtype),
+        num_warps=tuning.num_warps,
+        num_stages=tuning.num_stages,
+    )  # fmt: skip
+
+
+@triton.jit
+def _tree_attention(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    part_ptr,
+    lse_ptr,
+    table_ptr,
+    position_ptr,
+    item_ptr,
+    query_token_ptr,
+    query_part_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    heads,
+    scale,
+    window,
+    soft_cap,
+    token_stride,
+    table_stride,
+    q_stride_t,
+    q_stride_h,
+    PAGE: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    IS_FP8: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    kv_head = tl.program_id(1)
+    item_ptr += tl.program_id(0) * 5
+    num_queries = tl.load(item_ptr + 4)
+    if num_queries > 0:
+        row = tl.load(item_ptr).to(tl.int64)
+        first_key = tl.load(item_ptr + 1)
+        end = tl.load(item_ptr + 2)
+        query = tl.load(item_ptr + 3)
+
+        m = tl.arange(0, BLOCK_M)
+        is_query = m // GROUP < num_queries
+        token = tl.load(query_token_ptr + query + m // GROUP, mask=is_query, other=0).to(tl.int64)
+        part = tl.load(query_part_ptr + query + m // GROUP, mask=is_query, other=0).to(tl.int64)
+        query_at = tl.load(position_ptr + token, mask=is_query, other=-1)
+        head = kv_head * GROUP + m % GROUP
+        d = tl.arange(0, BLOCK_D)
+        inside = is_query[:, None] & (d < HEAD_DIM)[None, :]
+        q_at = token[:, None] * q_stride_t + head[:, None] * q_stride_h + d[None, :]
+        q = tl.load(q_ptr + q_at, mask=inside, other=0.0).to(DOT)
+
+        begin = first_key // BLOCK_N * BLOCK_N
+        lowest = tl.min(tl.where(is_query, query_at, 2147483647), 0)  # keys up to it are seen by all queries
+        if HAS_WINDOW:
+            begin = tl.maximum(begin, (lowest + 1 - window) // BLOCK_N * BLOCK_N)
+            whole = begin
+        else:  # a first block that begins before the item's keys needs the mask, and so do all then: it is short
+            whole = tl.where(begin == first_key, tl.minimum(lowest + 1, end) // BLOCK_N * BLOCK_N, begin)
+            whole = tl.maximum(whole, begin)
+        if IS_FP8:
+            scale = scale * tl.load(k_scale_ptr + kv_head)
+        acc, highest, total = empty_fold(BLOCK_M, BLOCK_D)
+        k_head_ptr = k_ptr + kv_head * HEAD_DIM
+        v_head_ptr = v_ptr + kv_head * HEAD_DIM
+        pages_ptr = table_ptr + row * table_stride
+        acc, highest, total = fold_keys(
+            acc, highest, total, q, query_at, k_head_ptr, v_head_ptr, pages_ptr, begin, whole, first_key,
+            scale, window, soft_cap, token_stride, PAGE, HEAD_DIM, BLOCK_D, BLOCK_N, False, HAS_CAP, PRECISION,
+        )  # fmt: skip
+        acc, highest, total = fold_keys(
+            acc, highest, total, q, query_at, k_head_ptr, v_head_ptr, pages_ptr, whole, end, first_key,
+            scale, window, soft_cap, token_stride, PAGE, HEAD_DIM, BLOCK_D, BLOCK_N, True, HAS_CAP, PRECISION,
+        )  # fmt: skip
+        out, lse = closed_fold(acc, highest, total)
+        if IS_FP8:
+            out = out * tl.load(v_scale_ptr + kv_head)
+        target = part * heads + head
+        tl.store(lse_ptr + target, lse, mask=is_query)
+        tl.store(part_ptr + target[:, None] * HEAD_DIM + d[None, :], out, mask=inside)

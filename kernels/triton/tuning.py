@@ -1,0 +1,89 @@
+"""How the kernels are cut: block sizes, warps and stages by shape, from what was measured on this kind of GPU.
+
+A shape that nobody measured gets the default of its kind, always the same. `python -m niwaki.kernels.check --tune`
+measures, and writes `triton-<GPU>.json` into niwaki's cache folder, where it is found again; nothing is measured while
+a model runs, so a run is as it was before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    block_m: int  # rows of a product; at least what the shape needs
+    block_n: int  # keys, or columns, at a time
+    num_warps: int
+    num_stages: int  # loads in flight ahead of the products
+    block_k: int = 64  # the inner side of a grouped product
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            is_power = isinstance(value, int) and not isinstance(value, bool) and value > 0 and value & (value - 1) == 0
+            if name != "num_stages" and not is_power:
+                raise ValueError(f"{name} must be a power of two, got {value!r}")
+        if self.block_m < 16 or self.block_n < 16 or self.block_k < 16 or self.block_n > 128:
+            raise ValueError(f"blocks must be at least 16, block_n at most 128, got {self}")
+
+
+# Chosen by arithmetic for Hopper's 228 KB of shared memory and 64k registers; none was measured yet.
+DEFAULTS: dict[str, Tuning] = {
+    "prefill": Tuning(block_m=128, block_n=64, num_warps=8, num_stages=3),
+    "split": Tuning(block_m=32, block_n=64, num_warps=4, num_stages=3),
+    "decode": Tuning(block_m=16, block_n=64, num_warps=4, num_stages=3),
+    "tree": Tuning(block_m=64, block_n=64, num_warps=4, num_stages=3),
+    "moe_few": Tuning(block_m=16, block_n=64, num_warps=4, num_stages=4, block_k=128),
+    "moe": Tuning(block_m=64, block_n=128, num_warps=8, num_stages=3, block_k=64),
+}
+
+
+def key_of(kind: str, shape: Mapping[str, int]) -> str:
+    return f"{kind}({', '.join(f'{name}={value}' for name, value in sorted(shape.items()))})"
+
+
+def tuning_for(kind: str, device: torch.device, **shape: int) -> Tuning:
+    """What was measured for this shape on this GPU, else the default of its kind."""
+    if device.type == "cuda":
+        found = _measured(tuning_file(device)).get(key_of(kind, shape))
+        if found is not None:
+            return found
+    return DEFAULTS[kind]
+
+
+def tuning_file(device: torch.device) -> Path:
+    """Where the measurements of this kind of GPU are kept."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "niwaki"
+    gpu = "".join(c if c.isalnum() else "-" for c in torch.cuda.get_device_name(device).lower())
+    return folder / f"triton-{gpu}.json"
+
+
+def save(path: Path, measured: Mapping[str, Tuning]) -> None:
+    """Keep measurements beside those already there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = {**load(path), **measured}
+    path.write_text(json.dumps({key: asdict(tuning) for key, tuning in sorted(kept.items())}, indent=2) + "\n", "utf-8")
+    _measured.cache_clear()
+
+
+def load(path: Path) -> dict[str, Tuning]:
+    """Raises ValueError, naming the file, where it is not what `save` writes; empty where there is none."""
+    try:
+        raw = json.loads(path.read_text("utf-8"))
+        return {key: Tuning(**fields) for key, fields in raw.items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} does not hold tunings ({error}); delete it, or measure again") from error
+
+
+@lru_cache(maxsize=8)
+def _measured(path: Path) -> dict[str, Tuning]:
+    return load(path)

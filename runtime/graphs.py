@@ -1,0 +1,77 @@
+"""CUDA graphs of decoding: a step whose rows add one token each is one launch instead of hundreds.
+
+A graph is recorded the first time that a batch of its shape comes: the number of rows, the keys of the longest and the
+tree's items, each rounded up (see `padded` of kernels/triton/plan.py). All that changes from step to step lies in one
+buffer of whole numbers, written by one copy before the replay. Only an NVIDIA GPU ever comes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from niwaki.kernels.plan import AttentionPlan
+from niwaki.kernels.segments import Int32s
+from niwaki.kernels.triton.plan import BatchShape, packed, padded, plan_in
+from niwaki.runtime.models.decoder import Decoder
+
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+MAX_GRAPHS = 256  # each holds some megabytes; beyond that a step goes launch by launch
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    graph: torch.cuda.CUDAGraph
+    host: torch.Tensor  # int32, pinned
+    inputs: torch.Tensor  # int32, on the device
+    logits: torch.Tensor  # float32 [rows, vocab]
+    has_copied: torch.cuda.Event  # `host` may be written again
+    memory: object  # buffers that the graph writes to
+
+
+class DecodeGraphs:
+    """The graphs of one model. `blank` is a plan whose device half is put in for each graph."""
+
+    def __init__(self, model: Decoder, device: torch.device, blank: AttentionPlan) -> None:
+        self._model = model
+        self._device = device
+        self._blank = blank
+        self._recorded: dict[BatchShape, Recorded] = {}
+        self._memory = torch.cuda.graph_pool_handle()
+
+    def forward(self, arrays: Mapping[str, Int32s], shape: BatchShape) -> torch.Tensor | None:
+        """Logits float32 [tokens, vocab] of a batch of single tokens, good until the next step; None for one that no
+        graph is kept for."""
+        rows = next((rows for rows in ROWS if rows >= shape.num_tokens), None)
+        if rows is None:
+            return None
+        filled, filled_shape = padded(arrays, shape, rows)
+        recorded = self._recorded.get(filled_shape)
+        if recorded is None:
+            if len(self._recorded) >= MAX_GRAPHS:
+                return None
+            recorded = self._recorded[filled_shape] = self._record(filled, filled_shape)
+        recorded.has_copied.synchronize()
+        recorded.host.copy_(torch.from_numpy(packed(filled)))
+        recorded.inputs.copy_(recorded.host, non_blocking=True)
+        recorded.has_copied.record()
+        recorded.graph.replay()
+        return recorded.logits[: shape.num_tokens]
+
+    def _record(self, arrays: Mapping[str, Int32s], shape: BatchShape) -> Recorded:
+        host = torch.from_numpy(packed(arrays)).pin_memory()
+        inputs = host.to(self._device)
+        on_device = plan_in(inputs, shape)
+        plan = replace(self._blank, num_tokens=shape.num_tokens, on_device=on_device)
+        beside = torch.cuda.Stream(self._device)
+        beside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(beside):  # compiles the kernels, and stores what the replay will store again
+            self._model.forward(on_device.token_ids, plan, None)
+        torch.cuda.current_stream(self._device).wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            logits = self._model.forward(on_device.token_ids, plan, None)
+        memory = self._model.buffers(shape.num_tokens)
+        return Recorded(graph, host, inputs, logits, torch.cuda.Event(), memory)

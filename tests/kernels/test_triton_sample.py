@@ -1,0 +1,124 @@
+"""Sampling in Triton draws the tokens that the CPU sampler draws, for the same seeds; penalties, masks, faults."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.kernels.triton_setup import DEVICE, randn
+
+import niwaki.kernels.triton.sample as kernel
+from niwaki.runtime.api import GenerationError, SamplingParams
+from niwaki.runtime.device_sampler import sample_on_device
+from niwaki.runtime.sampler import Sampled, SampleRow, sample, uniform
+
+VOCAB = 203  # no multiple of a block or of a mask's word
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "BLOCK", 128)  # so that a row takes more than one
+
+
+def both(logits: torch.Tensor, rows: list[SampleRow]) -> list[tuple[object, object]]:
+    """Results of the CPU sampler and of the kernels; the logits stay as they are."""
+    before = logits.clone()
+    expected = sample(logits.cpu(), rows)
+    got = sample_on_device(logits, rows)
+    assert torch.equal(logits.nan_to_num(), before.nan_to_num())
+    return list(zip(expected, got, strict=True))
+
+
+def params(**options: float) -> SamplingParams:
+    return SamplingParams(max_new_tokens=1, **options)  # type: ignore[arg-type]  # floats and ints by name
+
+
+OPTIONS: list[dict[str, float]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.3},
+    {"temperature": 1.0, "top_k": 1},
+    {"temperature": 2.0, "top_k": 7},
+    {"temperature": 1.5, "top_p": 0.6},
+    {"temperature": 1.0, "top_p": 0.05},
+    {"temperature": 1.0, "min_p": 0.2},
+    {"temperature": 3.0, "top_k": 50, "top_p": 0.8, "min_p": 0.02},
+]
+
+
+def test_the_same_seeds_draw_the_same_tokens_as_on_the_cpu() -> None:
+    rows = [
+        SampleRow(params(**options), seed=seed, position=3 * seed) for seed in (1, 2**62 + 7) for options in OPTIONS
+    ]
+    logits = 2 * randn(0, len(rows), VOCAB)
+    for (expected, got), row in zip(both(logits, rows), rows, strict=True):
+        assert got == expected, row.params
+
+
+def test_equal_logits_are_taken_in_the_order_of_their_ids() -> None:
+    logits = torch.zeros(8, VOCAB, device=DEVICE)
+    logits[:, 150] = 1.0
+    rows = [SampleRow(params(**OPTIONS[4]), seed=seed, position=0) for seed in range(4)]
+    rows += [SampleRow(params(temperature=1.0, top_p=0.3), seed=seed, position=0) for seed in range(4)]
+    for expected, got in both(logits, rows):
+        assert got == expected
+
+
+def test_masks_penalties_bias_and_forbidden_tokens_act_as_on_the_cpu() -> None:
+    generator = np.random.default_rng(0)
+    words = -(-VOCAB // 32)
+    many = generator.integers(0, 2**32, words, dtype=np.uint32)
+    one = np.zeros(words, np.uint32)
+    one[201 // 32] = np.uint32(1 << (201 % 32))
+    penalised = params(temperature=1.0, repetition_penalty=1.7, frequency_penalty=0.4, presence_penalty=-0.3)
+    biased = SamplingParams(max_new_tokens=1, temperature=0.0, logit_bias=((7, 9.0), (5, -100.0)))
+    output = np.array([3, 3, 200, 9], np.int32)
+    rows = [
+        SampleRow(params(temperature=1.0), 5, 0, mask=many),
+        SampleRow(params(temperature=1.0, top_k=3), 5, 1, mask=one),
+        SampleRow(params(temperature=0.0), 5, 2, mask=np.zeros(words, np.uint32)),
+        SampleRow(penalised, 5, 3, prompt_ids=np.array([1, 200, VOCAB + 5]), output_ids=output),
+        SampleRow(biased, 5, 4, forbid=(7, 8)),
+        SampleRow(params(temperature=0.0), 5, 5),
+    ]
+    results = both(2 * randn(3, len(rows), VOCAB), rows)
+    for place, (expected, got) in enumerate(results):
+        if place == 2:
+            assert isinstance(expected, GenerationError)
+            assert isinstance(got, GenerationError)
+            assert str(got) == str(expected)
+        else:
+            assert got == expected, place
+
+
+def test_a_row_that_is_not_finite_fails_alone() -> None:
+    logits = randn(0, 4, VOCAB)
+    logits[1, 7] = torch.nan
+    logits[2, 199] = torch.inf
+    logits[3] = -torch.inf
+    rows = [SampleRow(params(temperature=1.0), 5, i) for i in range(4)]
+    results = both(logits, rows)
+    assert results[0][0] == results[0][1]
+    for expected, got in results[1:]:
+        assert isinstance(expected, GenerationError)
+        assert isinstance(got, GenerationError)
+
+
+def test_logprobs_are_those_of_the_model() -> None:
+    logits = 2 * randn(0, 2, VOCAB)
+    asked = SamplingParams(max_new_tokens=1, temperature=0.0, return_logprob=True, top_logprobs_num=3)
+    for expected, got in both(logits, [SampleRow(asked, 5, 0, forbid=(4,)), SampleRow(asked, 5, 1)]):
+        assert isinstance(expected, Sampled)
+        assert isinstance(got, Sampled)
+        assert (got.token_id, [t for t, _ in got.top]) == (expected.token_id, [t for t, _ in expected.top])
+        assert got.logprob == pytest.approx(expected.logprob, abs=1e-5)
+
+
+def test_the_random_numbers_are_the_cpu_samplers() -> None:
+    cases = [(0, 0), (1, 1), (2**63 - 1, 12_345), (987_654_321, 2**31)]
+    # A row of equal logits without filters draws token floor(number x vocab).
+    vocab = 1 << 10
+    rows = [SampleRow(params(temperature=1.0), seed, position) for seed, position in cases]
+    drawn = sample_on_device(torch.zeros(len(cases), vocab, device=DEVICE), rows)
+    assert [d.token_id for d in drawn if isinstance(d, Sampled)] == [int(uniform(*case) * vocab) for case in cases]

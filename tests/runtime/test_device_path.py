@@ -1,0 +1,111 @@
+"""The path of a GPU, in Triton's interpreter where there is none: the tokens and logits of the CPU path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the GPU kernels need the package triton")
+
+from niwaki.kernels.triton.ops import TritonOps
+from niwaki.radix.pages import PageCopy
+from niwaki.runtime import bundled
+from niwaki.runtime.api import ConfigError, Segment
+from niwaki.runtime.models.config import Experts, LayerKind, ModelConfig
+from niwaki.runtime.runner import Row, Runner, resolve_device
+from niwaki.runtime.tokenizer import Tokenizer
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PAGE = 16
+
+TINY = ModelConfig(
+    vocab_size=97,
+    num_layers=2,
+    hidden_size=48,
+    intermediate_size=40,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    context_length=256,
+    tie_embeddings=True,
+    qk_norm="head",
+    layers=(LayerKind(window=20), LayerKind(is_sparse=True)),
+    experts=Experts(count=5, per_token=2, width=24, renormalise=True, shared_width=16),
+)
+PROMPTS = ["Mara lives in Oslo.", "red, green"]
+
+
+@pytest.fixture(scope="module")
+def runners() -> tuple[Runner, Runner]:
+    folder = Path(bundled.MODEL_DIR)
+    host = Runner.load(folder, dtype="float32", num_pages=24, page_size=PAGE)
+    device = Runner.load(folder, device=DEVICE, dtype="float32", num_pages=24, page_size=PAGE, ops=TritonOps())
+    return host, device
+
+
+def greedy(runner: Runner, prompts: list[list[int]], steps: int) -> list[list[int]]:
+    """All prompts in one batch: a prefill in two chunks, then a token a step."""
+    pages = [list(range(8 * i, 8 * i + 8)) for i in range(len(prompts))]
+    cut = [max(1, len(ids) - 3) for ids in prompts]
+    runner.forward([Row(ints(p[:c]), 0, g, 0) for p, c, g in zip(prompts, cut, pages, strict=True)])
+    rows = [Row(ints(p[c:]), c, g) for p, c, g in zip(prompts, cut, pages, strict=True)]
+    written: list[list[int]] = [[] for _ in prompts]
+    lengths = [len(ids) for ids in prompts]
+    for _ in range(steps):
+        best = runner.forward(rows).argmax(-1).tolist()
+        for i, token in enumerate(best):
+            written[i].append(token)
+        rows = [Row(ints([t]), n + len(w) - 1, g) for t, n, w, g in zip(best, lengths, written, pages, strict=True)]
+    return written
+
+
+def ints(values: list[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+    return np.array(values, np.int32)
+
+
+def test_the_bundled_model_writes_the_same_greedy_tokens(runners: tuple[Runner, Runner]) -> None:
+    tokenizer = Tokenizer(Path(bundled.MODEL_DIR))
+    prompts = [list(tokenizer.encode([Segment(text)])) for text in PROMPTS]
+    expected, got = (greedy(runner, prompts, 3) for runner in runners)
+    assert got == expected
+
+
+def pair(seed: int = 0) -> tuple[Runner, Runner]:
+    made: Callable[..., Runner] = Runner.random
+    return made(TINY, seed=seed, num_pages=17), made(TINY, seed=seed, num_pages=17, device=DEVICE, ops=TritonOps())
+
+
+def test_logits_agree_cold_chunked_ragged_and_copied() -> None:
+    host, device = pair()
+    generator = np.random.default_rng(0)
+    ids = generator.integers(0, 97, 64).astype(np.int32)
+    steps = [
+        [Row(ids[:22], 0, range(3), 22), Row(ids[40:43], 0, [4])],  # cold, long and short
+        [Row(ids[43:44], 22, range(3)), Row(ids[44:48], 3, [4], 4)],  # ragged behind what is cached
+        [Row(ids[50:51], 23, range(3)), Row(ids[51:52], 7, [4])],  # a token each
+    ]
+    for rows in steps:
+        assert torch.allclose(device.forward(rows).cpu(), host.forward(rows), atol=1e-4)
+    for runner in (host, device):
+        runner.copy_pages([PageCopy(1, 5, 8)])
+    forked = [Row(ids[52:53], 24, [0, 5]), Row(ids[53:54], 24, range(3))]
+    assert torch.allclose(device.forward(forked).cpu(), host.forward(forked), atol=1e-4)
+
+
+def test_what_a_gpu_would_not_check_is_refused_before() -> None:
+    _, device = pair()
+    with pytest.raises(IndexError, match="outside the vocabulary of 97"):
+        device.forward([Row(ints([97]), 0, [0])])
+    with pytest.raises(ValueError, match="position 256 is beyond the 256 positions"):
+        device.forward([Row(ints([5]), 256, range(17))])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused_by_name() -> None:
+    assert resolve_device("auto").type == "cpu"
+    with pytest.raises(ConfigError, match="torch sees no NVIDIA GPU here"):
+        resolve_device("cuda")
