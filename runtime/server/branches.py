@@ -124,6 +124,7 @@ class ParamsBody(Strict):
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None
     stop: Annotated[list[Stop], Field(max_length=32, fail_fast=True)]
     stop_token_ids: Annotated[list[TokenId], Field(max_length=32, fail_fast=True)]
+    stop_regex: Pattern | None
     ignore_eos: bool
     return_logprob: bool
     top_logprobs_num: int
@@ -331,7 +332,7 @@ def branches_router(branches: Branches) -> APIRouter:
             branches.give_back(held)
         return json_response({"id": branch_id})
 
-    @router.post("/branches/{branch_id}/generate", openapi_extra=takes(GenerateBody))
+    @router.post("/branches/{branch_id}/generate", openapi_extra=takes(GenerateBody, streams=True))
     async def generate(request: Request, branch_id: str) -> Response:
         """Append, then generate: events with deltas, then one with the outputs or the error."""
         service = service_of(request)

@@ -84,6 +84,7 @@ class SamplingFields(Strict):
     min_tokens: Annotated[int, Field(ge=0, le=MAX_NEW)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    stop_regex: Pattern | None = None  # the text ends where its first match ends
     ignore_eos: bool | None = None
     cache_salt: Name | None = None
     priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None  # higher goes first
@@ -114,7 +115,9 @@ class SamplingFields(Strict):
     def constraint_param(self) -> str | None:
         """The field that a refusal of the constraint is about; None where nothing has to be compiled."""
         constraint = self.constraint()
-        return None if constraint is None else constraint[0]
+        if constraint is None:
+            return None if self.stop_regex is None else "stop_regex"
+        return constraint[0]
 
     def options(self, max_new_tokens: int, top_logprobs: int | None) -> SamplingOptions:
         """The engine's options. `top_logprobs` None: no log-probabilities."""
@@ -134,6 +137,7 @@ class SamplingFields(Strict):
             seed=None if self.seed is None else self.seed % 2**63,
             stop=self.stop,
             stop_token_ids=self.stop_token_ids,
+            stop_regex=self.stop_regex,
             ignore_eos=self.ignore_eos,
             return_logprob=None if top_logprobs is None else True,
             top_logprobs_num=top_logprobs,
@@ -318,6 +322,16 @@ class CompletionRequest(SamplingFields):
         if self.echo and self.stream and self.logprobs is not None:
             raise ApiError(400, "echo with logprobs cannot be streamed; leave out stream", param="stream")
         super().check()
+
+
+class EmbeddingRequest(Strict):
+    """POST /v1/embeddings"""
+
+    input: Annotated[Text | TextList | TokenIdList | TokenIdLists, Field(union_mode="left_to_right")]
+    model: Name | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1, le=65536)] | None = None
+    user: Name | None = None
 
 
 def bias_of(given: Mapping[str, float] | None) -> dict[int, float] | None:

@@ -1,4 +1,4 @@
-"""OpenAI's API: /v1/models, /v1/chat/completions, /v1/completions."""
+"""OpenAI's API: /v1/models, /v1/chat/completions, /v1/completions, and why there is no /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from niwaki.runtime.server.openai_models import (
     ChatMessage,
     ChatRequest,
     CompletionRequest,
+    EmbeddingRequest,
     SamplingFields,
     StreamOptions,
 )
@@ -82,7 +83,7 @@ async def model(request: Request, name: str) -> Response:
     return json_response(_card(service))
 
 
-@router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest))
+@router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest, streams=True))
 async def chat_completions(request: Request) -> Response:
     """A chat completion, whole or as server-sent events."""
     service = service_of(request)
@@ -125,7 +126,7 @@ def prepared_chat(
     return prepare, ChatShape(service.model.tokenizer, tops, lambda: plan.reader())
 
 
-@router.post("/v1/completions", openapi_extra=takes(CompletionRequest))
+@router.post("/v1/completions", openapi_extra=takes(CompletionRequest, streams=True))
 async def completions(request: Request) -> Response:
     """A completion of one prompt or of several, as text or as token ids."""
     service = service_of(request)
@@ -150,6 +151,16 @@ async def completions(request: Request) -> Response:
 
     shape = CompletionShape(service.model.tokenizer, body.logprobs, echoes)
     return await _answer(request, service, body, "cmpl", shape, len(prompts), prepare, "prompt")
+
+
+@router.post("/v1/embeddings", openapi_extra=takes(EmbeddingRequest))
+async def embeddings(request: Request) -> Response:
+    """Refused, in so many words: the families of models that are served here generate text."""
+    service = service_of(request)
+    body = await read_body(request, EmbeddingRequest, service.config)
+    service.check_model(body.model)
+    message = f"{service.model.info.model!r} generates text and was not trained to embed it"
+    raise ApiError(400, f"{message}; ask a server of an embedding model", param="model", code="unsupported")
 
 
 def _prompt_ids(service: Service, prompt: str | Sequence[int]) -> TokenIds:

@@ -35,7 +35,7 @@ def responses_router(store: Store) -> APIRouter:
             raise ApiError(404, "no such response: deleted, not stored, or never there", param="id", code="not_found")
         return turn
 
-    @router.post("/v1/responses", openapi_extra=takes(ResponseRequest))
+    @router.post("/v1/responses", openapi_extra=takes(ResponseRequest, streams=True))
     async def create(request: Request) -> Response:
         """A response, whole or as server-sent events."""
         service, owner = service_of(request), key_of(request).hex()

@@ -287,7 +287,7 @@ def sessions_router(sessions: Sessions) -> APIRouter:
         await stored(service, lambda: store.add_session(twin))
         return json_response(_told(twin))
 
-    @router.post("/v1/sessions/{session_id}/chat/completions", openapi_extra=takes(ChatRequest))
+    @router.post("/v1/sessions/{session_id}/chat/completions", openapi_extra=takes(ChatRequest, streams=True))
     async def chat(request: Request, session_id: str) -> Response:
         """A chat completion of the session's messages and the new ones. An `Idempotency-Key` stores one turn."""
         service, owner = service_of(request), _owner(request)

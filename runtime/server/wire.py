@@ -108,9 +108,11 @@ async def read_body(request: Request, model: type[Body], config: ServerConfig) -
         raise as_refusal(error) from None
 
 
-def takes(model: type[BaseModel]) -> dict[str, object]:
-    """What /openapi.json says of a route's body; `schemas` holds the models themselves."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference(model)}}}}
+def takes(model: type[BaseModel], *, streams: bool = False) -> dict[str, object]:
+    """What /openapi.json says of a route's body, and of an answer that may be events; `schemas` holds the models."""
+    body = {"requestBody": {"required": True, "content": {"application/json": {"schema": reference(model)}}}}
+    events = {"responses": {"200": {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}}
+    return body | (events if streams else {})
 
 
 def reference(model: type[BaseModel]) -> dict[str, str]:
