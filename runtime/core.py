@@ -28,6 +28,8 @@ from niwaki.runtime.api import (
 from niwaki.runtime.cache_file import CacheWriter, SavedPath
 from niwaki.runtime.config import EngineConfig
 from niwaki.runtime.constraints.boundaries import Boundaries
+from niwaki.runtime.constraints.kernels import Words
+from niwaki.runtime.constraints.masks import MaskFiller
 from niwaki.runtime.request import GenerateJob, Job, Request, ScoreJob, TokenIds
 from niwaki.runtime.runner import Row, Runner
 from niwaki.runtime.sampler import Sampled, SampleRow, sample, token_logprobs
@@ -38,6 +40,8 @@ log = logging.getLogger("niwaki.engine")
 
 # A waiting request's match is looked up every step for the first so many in line; the rest wait their turn anyway.
 MAX_MATCHED_WAITING = 256
+
+FilledMasks = Mapping[int, Words | NiwakiError]  # by request
 
 
 @dataclass(slots=True)
@@ -84,6 +88,7 @@ class EngineCore:
         )
         self._waiting: list[Request] = []  # in order of arrival
         self._running: dict[int, Request] = {}
+        self._masks = MaskFiller((runner.config.vocab_size + 31) // 32)
         self.counters = Counters()
 
     # -- what a host may do -----------------------------------------------------------------------------------------
@@ -124,6 +129,10 @@ class EngineCore:
         for request in [r for r in self._running.values() if r.job is job]:
             self._leave(request)
         _fail(job, error or Cancelled("the request was cancelled"))
+
+    def close(self) -> None:
+        """End the threads that it made."""
+        self._masks.close()
 
     def abort_all(self, error: NiwakiError) -> None:
         for job in {id(r.job): r.job for r in (*self._waiting, *self._running.values())}.values():
@@ -181,18 +190,22 @@ class EngineCore:
             return
         self.counters.steps += 1
         rows = [row for _, row in batch]
+        masked = [request for request, row in batch if _draws_under_a_mask(request, row)]
+        masks = self._masks.start([(r.matcher, r.remaining_new) for r in masked if r.matcher is not None])
         start = time.perf_counter()
         try:
             logits = self._runner.forward(rows)
         except Exception as error:  # the whole batch is lost, the engine is not
             log.exception("a step failed")
+            masks.rows()  # nobody else may touch the matchers before
             self._fail_batch([request for request, _ in batch], error)
             return
         num_tokens = sum(len(row.token_ids) for row in rows)
         if self._tiers is not None and num_tokens >= 4 * self._config.page_size:
             self._tiers.computed(num_tokens, time.perf_counter() - start)
         self._commit(batch)
-        self._take_logits(batch, logits)
+        filled = masks.rows()  # all at once, before any matcher moves on
+        self._take_logits(batch, logits, {request.id: mask for request, mask in zip(masked, filled, strict=True)})
 
     # -- the batch --------------------------------------------------------------------------------------------------
 
@@ -365,7 +378,7 @@ class EngineCore:
                 is_whole = request.num_computed >= request.num_prompt
                 self._cache.commit(request.lease, request.ids, request.num_computed, share_tail=is_whole)
 
-    def _take_logits(self, batch: Sequence[tuple[Request, Row]], logits: torch.Tensor) -> None:
+    def _take_logits(self, batch: Sequence[tuple[Request, Row]], logits: torch.Tensor, masks: FilledMasks) -> None:
         drawing: list[tuple[Request, int]] = []  # (request, its row in logits)
         reading: list[tuple[Request, int, int, int]] = []  # (request, first row, first position, count)
         at = 0
@@ -384,7 +397,7 @@ class EngineCore:
             self._read(reading, logits)
             drawing = [(request, row) for request, row in drawing if request.id in self._running]
         if drawing:
-            self._draw(drawing, logits if len(drawing) == len(logits) else logits[[row for _, row in drawing]])
+            self._draw(drawing, logits if len(drawing) == len(logits) else logits[[row for _, row in drawing]], masks)
         for request, _ in batch:
             if not request.samples and request.num_computed == request.num_to_compute and request.id in self._running:
                 self._finish(request, FinishReason("length"))
@@ -406,16 +419,16 @@ class EngineCore:
                         self._finish(request, reason)
                         break
 
-    def _draw(self, drawing: Sequence[tuple[Request, int]], logits: torch.Tensor) -> None:
+    def _draw(self, drawing: Sequence[tuple[Request, int]], logits: torch.Tensor, masks: FilledMasks) -> None:
         ready: list[Request] = []
         rows: list[SampleRow] = []
         kept: list[int] = []
         for place, (request, _) in enumerate(drawing):
-            try:
-                rows.append(self._sample_row(request))
-            except NiwakiError as error:  # a fault belongs to its request
-                self._fail_request(request, error)
+            mask = masks.get(request.id)
+            if isinstance(mask, NiwakiError):  # a fault belongs to its request
+                self._fail_request(request, mask)
                 continue
+            rows.append(self._sample_row(request, mask))
             ready.append(request)
             kept.append(place)
         if not ready:
@@ -427,12 +440,8 @@ class EngineCore:
             else:
                 self._take(request, sampled)
 
-    def _sample_row(self, request: Request) -> SampleRow:
+    def _sample_row(self, request: Request, mask: Words | None) -> SampleRow:
         params = request.params
-        mask = None
-        if request.matcher is not None:
-            mask = np.zeros((self._runner.config.vocab_size + 31) // 32, dtype=np.uint32)
-            request.matcher.fill_mask_within(mask, request.remaining_new)
         penalised = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
         forbid = self._end_ids if request.num_generated < params.min_tokens else ()
         return SampleRow(
@@ -505,6 +514,10 @@ class EngineCore:
             job.moved(request.kept_ids(reason))
         if len(job.outputs) == job.num_outputs:
             job.generation.succeed(tuple(job.outputs[i] for i in range(job.num_outputs)))
+
+
+def _draws_under_a_mask(request: Request, row: Row) -> bool:
+    return request.matcher is not None and row.start + len(row.token_ids) == request.length
 
 
 def _fail(job: Job, error: NiwakiError) -> None:

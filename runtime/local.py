@@ -430,6 +430,7 @@ class LocalBackend:
                 command()
             if is_stopping:
                 self._core.abort_all(EngineStopped("the engine was shut down before the request ended"))
+                self._core.close()
                 return
             try:
                 self._core.step()

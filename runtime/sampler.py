@@ -143,6 +143,7 @@ def _draw(
     errors: dict[int, GenerationError] = {}
     adjusted: list[Floats] = []
     masks: list[Words] = []
+    places: dict[int, int] = {}  # of each mask object its place among `masks`
     sources = np.full((len(indexes), 3), NO_ROW, np.int64)  # row of logits, of adjusted logits, of masks
     options = np.empty((len(indexes), 3), np.float64)  # temperature, top_p, min_p
     integers = np.empty((len(indexes), 3), np.int64)  # top_k, seed, position
@@ -154,9 +155,12 @@ def _draw(
         integers[place] = params.top_k if params.top_k > 0 else vocab, row.seed, row.position
         try:
             if row.mask is not None:
-                words = checked_mask(row.mask, vocab)
-                sources[place, 2] = len(masks)
-                masks.append(words)
+                known = places.get(id(row.mask))  # rows of one state share their mask
+                if known is None:
+                    known = len(masks)
+                    masks.append(checked_mask(row.mask, vocab))
+                    places[id(row.mask)] = known
+                sources[place, 2] = known
             if len(row.forbid) or params.logit_bias or _is_penalised(params):
                 changed = _adjusted(values[index], row)
                 sources[place, 1] = len(adjusted)

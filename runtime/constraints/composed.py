@@ -268,6 +268,9 @@ class ComposedMatcher:
         if not row.view(np.uint32).any():
             self.fill_mask(row)
 
+    def known_mask(self, remaining: int) -> None:
+        return None
+
     def accept(self, token_id: int) -> None:
         if token_id in self._constraint.vocabulary.eos_ids:
             if not self.can_end:
@@ -423,6 +426,9 @@ class MarkMatcher:
     def fill_mask_within(self, row: MaskRow, remaining: int) -> None:
         self.fill_mask(row)
 
+    def known_mask(self, remaining: int) -> None:
+        return None
+
     def accept(self, token_id: int) -> None:
         if self._is_taken or token_id != self._token_id:
             raise ConstraintError(f"token {token_id} is not the marker {self._token_id}")
@@ -484,6 +490,9 @@ class BudgetMatcher:
             self._inner.fill_mask_within(row, remaining)
         else:
             row.view(np.uint32)[:] = 0
+
+    def known_mask(self, remaining: int) -> None:
+        return None
 
     def accept(self, token_id: int) -> None:
         if not self._left:

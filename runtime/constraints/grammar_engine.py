@@ -204,7 +204,7 @@ class GrammarMatcher:
     def fill_mask_within(self, row: MaskRow, remaining: int) -> None:
         self.fill_mask(row)
         constraint = self._constraint
-        if self._ended or self._bounds[-1] + constraint.highest_cost < remaining:
+        if self._ended or self.is_far_from_the_end(remaining):
             return
         ending = self._found_ending()
         if ending is None or len(ending.tokens) > remaining:
@@ -226,6 +226,24 @@ class GrammarMatcher:
             refused[token_id] &= not fits
             searches -= searched
         words &= ~np.packbits(refused, bitorder="little").view(np.uint32)
+
+    def known_mask(self, remaining: int) -> None:
+        return None
+
+    @property
+    def native(self) -> LLMatcher:
+        """For filling masks of many matchers in one call."""
+        return self._matcher
+
+    def is_far_from_the_end(self, remaining: int) -> bool:
+        """Whether no token can be too much for what remains, so that the native mask is the mask."""
+        return not self._ended and self._bounds[-1] + self._constraint.highest_cost < remaining
+
+    def failure(self) -> ConstraintError | None:
+        """What went wrong in the native engine, if anything did."""
+        if not self._matcher.is_error():
+            return None
+        return ConstraintError(f"the grammar failed: {short_reason(self._matcher.get_error())}")
 
     def accept(self, token_id: int) -> None:
         if token_id in self._constraint.words.vocabulary.eos_ids:
@@ -351,8 +369,9 @@ class GrammarMatcher:
     def _fill(self, row: MaskRow) -> None:
         words = row.view(np.uint32)
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        if self._matcher.is_error():
-            raise ConstraintError(f"the grammar failed: {short_reason(self._matcher.get_error())}")
+        failure = self.failure()
+        if failure is not None:
+            raise failure
 
     def _not_allowed(self, token_id: int) -> ConstraintError:
         return ConstraintError(

@@ -83,6 +83,10 @@ class AutomatonConstraint:
             self._counts[state] = count
         return row
 
+    def known_row(self, state: int) -> Words | None:
+        """`row`, where it was asked for before."""
+        return self._rows.get(state)
+
     def num_followers(self, state: int) -> int:
         """How many tokens may follow, end tokens left out."""
         count = self._counts.get(state)
@@ -328,6 +332,12 @@ class AutomatonMatcher:
             self.fill_mask(row)
         else:
             row.view(np.uint32)[:] = self._constraint.row_within(state, remaining)
+
+    def known_mask(self, remaining: int) -> Words | None:
+        state = self._states[-1]
+        if state == ENDED:
+            return self._constraint.vocabulary.eos_words
+        return self._constraint.known_row(state) if self._constraint.longest_distance < remaining else None
 
     def accept(self, token_id: int) -> None:
         state = self._states[-1]

@@ -63,6 +63,10 @@ class Matcher(Protocol):
         """
         ...
 
+    def known_mask(self, remaining: int) -> npt.NDArray[np.uint32] | None:
+        """The mask of `fill_mask_within` where it is at hand without work; it is shared, so do not write to it."""
+        ...
+
     def accept(self, token_id: int) -> None:
         """Append a token.
 

@@ -1,0 +1,92 @@
+"""The masks of one step, filled while the model computes it. Owns the thread that fills them; knows no request.
+
+Masks that are known already cost a look-up. The others are filled on a thread beside the forward pass: those of
+grammars in one native call, on several processors and without the interpreter's lock, since calls row by row would take
+the lock and give it back each time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+import numpy as np
+from llguidance import LLExecutor
+
+from niwaki.runtime.api import NiwakiError
+from niwaki.runtime.constraints.grammar_engine import GrammarMatcher
+from niwaki.runtime.constraints.kernels import Words
+from niwaki.runtime.constraints.protocol import Matcher
+
+MAX_THREADS: Final = 8
+
+
+class Masks:
+    """One step's masks, in the order of their matchers; read once the step is computed."""
+
+    def __init__(self, rows: list[Words | NiwakiError], filling: Future[None] | None) -> None:
+        self._rows = rows
+        self._filling = filling
+
+    def rows(self) -> list[Words | NiwakiError]:
+        """Wait for all. A row may be shared: do not write to it. Where a matcher failed, its error."""
+        if self._filling is not None:
+            self._filling.result()
+        return self._rows
+
+
+class MaskFiller:
+    """Fills masks of `num_words` words."""
+
+    def __init__(self, num_words: int) -> None:
+        self._num_words = num_words
+        self._thread: ThreadPoolExecutor | None = None  # made when first needed: most engines see no grammar
+        self._native: LLExecutor | None = None
+
+    def start(self, wanted: Sequence[tuple[Matcher, int]]) -> Masks:
+        """Begin to fill the masks of matchers, each with the tokens that remain. Leave the matchers alone until the
+        rows have been read."""
+        rows: list[Words | NiwakiError] = []
+        slow: list[tuple[int, Matcher, int]] = []
+        for matcher, remaining in wanted:
+            known = matcher.known_mask(remaining)
+            if known is None:
+                slow.append((len(rows), matcher, remaining))
+            rows.append(_NOT_YET if known is None else known)
+        if not slow:
+            return Masks(rows, None)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="niwaki-masks")
+        return Masks(rows, self._thread.submit(self._fill, rows, slow))
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    def _fill(self, rows: list[Words | NiwakiError], slow: Sequence[tuple[int, Matcher, int]]) -> None:
+        filled = np.zeros((len(slow), self._num_words), np.uint32)
+        together: list[tuple[int, int, GrammarMatcher]] = []
+        for place, (index, matcher, remaining) in enumerate(slow):
+            if isinstance(matcher, GrammarMatcher) and matcher.is_far_from_the_end(remaining):
+                together.append((place, index, matcher))
+                continue
+            try:
+                matcher.fill_mask_within(filled[place], remaining)
+                rows[index] = filled[place]
+            except NiwakiError as error:
+                rows[index] = error
+        if not together:
+            return
+        if self._native is None:
+            self._native = LLExecutor(min(os.cpu_count() or 1, MAX_THREADS))
+        self._native.unsafe_compute_mask_ptr(
+            [(matcher.native, place) for place, _, matcher in together],
+            filled.ctypes.data, 4 * self._num_words, len(slow),
+        )  # fmt: skip
+        for place, index, matcher in together:
+            rows[index] = matcher.failure() or filled[place]
+
+
+_NOT_YET: Final = np.empty(0, np.uint32)
