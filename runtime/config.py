@@ -7,7 +7,7 @@ from pathlib import Path
 
 from niwaki.runtime.api import ConfigError
 
-DEVICES = ("auto", "cpu")
+DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
 POLICIES = ("lpm", "fcfs")
 EVICTIONS = ("lru", "lfu", "priority")
@@ -21,6 +21,7 @@ class EngineConfig:
     device: str = "auto"
     dtype: str = "auto"  # "auto": the checkpoint's own
     kv_tokens: int | None = None
+    kv_memory: float | int | None = None  # for the pool: a share (0.5) of the memory that is left, or bytes (2 << 30)
     page_size: int = 16
     max_running_requests: int = 256
     chunked_prefill_size: int = 512  # tokens a step at most; longer prompts are split, so decoding rows never wait long
@@ -46,6 +47,7 @@ class EngineConfig:
         _whole("disk_cache_bytes", self.disk_cache_bytes, 1, 2**50)
         if self.kv_tokens is not None:
             _whole("kv_tokens", self.kv_tokens, self.page_size, 2**40)
+        _kv_memory(self.kv_memory, self.kv_tokens)
         if self.seed is not None:
             _whole("seed", self.seed, 0, 2**63 - 1)
         for name in ("enable_prefix_cache", "enable_tree_attention", "force_tokens"):
@@ -65,6 +67,17 @@ class EngineConfig:
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def _kv_memory(value: object, kv_tokens: int | None) -> None:
+    if value is None:
+        return
+    if kv_tokens is not None:
+        raise ConfigError("give kv_tokens or kv_memory, not both: either sizes the pool")
+    is_share = isinstance(value, float) and 0.0 < value <= 1.0
+    is_bytes = isinstance(value, int) and not isinstance(value, bool) and value > 1
+    if not (is_share or is_bytes):
+        raise ConfigError(f"kv_memory must be a share above 0.0 and up to 1.0, or bytes, got {value!r}")
 
 
 def _whole(name: str, value: object, low: int, high: int) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-import psutil
 
 from niwaki.runtime import bundled
 from niwaki.runtime.api import (
@@ -39,16 +38,12 @@ from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.core import EngineCore
 from niwaki.runtime.loader import read_model_folder, weights_fingerprint
 from niwaki.runtime.local import LocalBackend
+from niwaki.runtime.memory import pool_tokens
 from niwaki.runtime.request import TokenIds
 from niwaki.runtime.results import Result, result_of
-from niwaki.runtime.runner import Runner
+from niwaki.runtime.runner import Runner, resolve_device
 from niwaki.runtime.tiers import DiskStore, MemoryStore, PageStore, Tiers
 from niwaki.runtime.tokenizer import Tokenizer
-
-# The share of free memory that the KV pool takes unless `kv_tokens` says otherwise. A laptop's user has other programs
-# open, so a quarter; and a pool of more tokens than this helps no batch that a CPU can run.
-POOL_SHARE = 0.25
-MAX_POOL_TOKENS = 262_144
 
 # Spellings of SGLang's wire, beside our own names.
 WIRE_NAMES = {"min_new_tokens": "min_tokens", "max_tokens": "max_new_tokens", "sampling_seed": "seed"}
@@ -72,8 +67,15 @@ class Engine:
         contents = read_model_folder(folder)
         self.tokenizer = Tokenizer(folder)
         page_size = self.config.page_size
-        per_token = contents.config.kv_bytes_per_token(self.config.dtype)
-        num_pages = -(-(self.config.kv_tokens or _pool_tokens(per_token, contents.config.context_length)) // page_size)
+        tokens = self.config.kv_tokens or pool_tokens(
+            contents.config,
+            resolve_device(self.config.device),
+            self.config.dtype,
+            self.config.kv_memory,
+            step_tokens=self.config.chunked_prefill_size + self.config.max_running_requests,
+            step_logits=self.config.max_running_requests,
+        )
+        num_pages = -(-tokens // page_size)
         runner = Runner.load(
             folder,
             device=self.config.device,
@@ -358,11 +360,6 @@ def _tiers(config: EngineConfig, layout: Layout) -> Tiers | None:
         except OSError as error:
             raise ConfigError(f"disk_cache_dir {config.disk_cache_dir} cannot be used: {error}") from error
     return Tiers(stores, layout.fingerprint, layout.page_size) if stores else None
-
-
-def _pool_tokens(bytes_per_token: int, context_length: int) -> int:
-    affordable = int(psutil.virtual_memory().available * POOL_SHARE) // bytes_per_token
-    return max(min(affordable, MAX_POOL_TOKENS), min(context_length, 2048))
 
 
 async def _finished(generation: Generation) -> None:

@@ -261,16 +261,14 @@ def _wanted(rows: Sequence[Row], num_tokens: int) -> npt.NDArray[np.int64] | Non
 
 
 def resolve_device(device: str) -> torch.device:
-    """auto: an NVIDIA GPU where there is one with the kernels for it, else the CPU.
+    """auto is the CPU: the kernels for GPUs have been checked in Triton's interpreter alone, so one asks for them.
 
     Raises:
         ConfigError: no such device, or a GPU without Triton.
     """
     has_gpu, has_kernels = torch.cuda.is_available(), find_spec("triton") is not None
-    if device == "auto":
-        return torch.device("cuda" if has_gpu and has_kernels else "cpu")
     try:
-        found = torch.device(device)
+        found = torch.device("cpu" if device == "auto" else device)
     except RuntimeError as error:
         raise ConfigError(f"device must be auto, cpu or cuda, got {device!r}") from error
     if found.type == "cuda" and not has_gpu:

@@ -1,7 +1,7 @@
 """Put the parts of an attention together by their log-sum-exp: out = sum_i 2^(lse_i - m) out_i / sum_i 2^(lse_i - m),
 m = max_i lse_i.
 
-Parts are added in their order, one program a query and head. Used by split decoding and by tree attention.
+Parts are added in their order, one program a query and up to 4 heads. Used by split decoding and by tree attention.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from niwaki.kernels.triton.launch import FLOATS, block_of, check, launch
+from niwaki.kernels.triton.launch import FLOATS, block_of, ceil_div, check, launch
+
+HEADS_AT_ONCE = 4
 
 
 def merge_parts(
@@ -28,11 +30,13 @@ def merge_parts(
     check(name, "lse", lse, (len(parts), heads), torch.float32, device, contiguous=True)
     check(name, "token", token, (None,), torch.int32, device, contiguous=True)
     check(name, "bounds", bounds, (len(token) + 1,), torch.int32, device, contiguous=True)
+    block_heads = min(block_of(heads), HEADS_AT_ONCE)
     launch(
         _merge_parts,
-        (len(token), heads),
+        (len(token), ceil_div(heads, block_heads)),
         parts, lse, bounds, token, out, heads, out.stride(0), out.stride(1),
         HEAD_DIM=head_dim,
+        BLOCK_HEADS=block_heads,
         BLOCK_D=block_of(head_dim),
         num_warps=1,
     )  # fmt: skip
@@ -60,28 +64,31 @@ def _merge_parts(
     out_stride_t,
     out_stride_h,
     HEAD_DIM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     query = tl.program_id(0)
-    head = tl.program_id(1)
-    token = tl.load(token_ptr + query).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     d = tl.arange(0, BLOCK_D)
-    acc = tl.zeros((BLOCK_D,), tl.float32)
-    highest = -float("inf")
-    total = 0.0
+    is_head = head < heads
+    inside = is_head[:, None] & (d < HEAD_DIM)[None, :]
+    token = tl.load(token_ptr + query).to(tl.int64)
+    acc = tl.zeros((BLOCK_HEADS, BLOCK_D), tl.float32)
+    highest = tl.full((BLOCK_HEADS,), -float("inf"), tl.float32)
+    total = tl.zeros((BLOCK_HEADS,), tl.float32)
     zero = tl.full((), 0, tl.int64)  # counters of loops are whole numbers of Python to the interpreter
     for part in range(tl.load(bounds_ptr + query), tl.load(bounds_ptr + query + 1)):
         at = (part + zero) * heads + head
-        lse = tl.load(lse_ptr + at)
-        values = tl.load(part_ptr + at * HEAD_DIM + d, mask=d < HEAD_DIM, other=0.0)
-        values = tl.where(lse > -float("inf"), values, 0.0)
+        lse = tl.load(lse_ptr + at, mask=is_head, other=-float("inf"))
+        values = tl.load(part_ptr + at[:, None] * HEAD_DIM + d[None, :], mask=inside, other=0.0)
+        values = tl.where((lse > -float("inf"))[:, None], values, 0.0)
         higher = tl.maximum(highest, lse)
         shift = tl.where(higher == -float("inf"), 0.0, higher)
         weight = tl.exp2(lse - shift)
         shrink = tl.exp2(highest - shift)
-        acc = acc * shrink + values * weight
+        acc = acc * shrink[:, None] + values * weight[:, None]
         total = total * shrink + weight
         highest = higher
-    out = acc / tl.where(total > 0.0, total, 1.0)
-    out_row = out_ptr + token * out_stride_t + head * out_stride_h
-    tl.store(out_row + d, out.to(out_ptr.dtype.element_ty), mask=d < HEAD_DIM)
+    out = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    out_at = token * out_stride_t + head[:, None] * out_stride_h + d[None, :]
+    tl.store(out_ptr + out_at, out.to(out_ptr.dtype.element_ty), mask=inside)

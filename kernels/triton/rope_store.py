@@ -2,8 +2,8 @@
 projection.
 
 Rotary embedding (Su et al., arXiv 2104.09864) in the halves convention: with c, s = cos, sin of the position,
-(a, b) -> (a c - b s, b c + a s) for channel i and channel i + rotated / 2. One program a token and head. A pool in
-FP8 (e4m3, up to 448) holds key / k_scale and value / v_scale, a scale for each kv head.
+(a, b) -> (a c - b s, b c + a s) for channel i and channel i + rotated / 2. One program a token and up to 16 heads. A
+pool in FP8 (e4m3, up to 448) holds key / k_scale and value / v_scale, a scale for each kv head.
 
 The reference is `rope_store_kv_torch` of kernels/store_kv.py, with `quantized_torch` here for FP8.
 """
@@ -14,10 +14,11 @@ import torch
 import triton
 import triton.language as tl
 
-from niwaki.kernels.triton.launch import CACHED, FLOATS, block_of, check, launch
+from niwaki.kernels.triton.launch import CACHED, FLOATS, block_of, ceil_div, check, launch
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
+HEADS_AT_ONCE = 16
 
 
 def rope_store_kv(
@@ -53,15 +54,17 @@ def rope_store_kv(
     for label, index in (("positions", positions), ("slots", slots)):
         check(name, label, index, (len(qkv),), torch.int32, device, contiguous=True)
     k_scale, v_scale = check_scales(name, k_pool, qkv.dtype, k_scale, v_scale)
+    block_heads = min(block_of(heads + 2 * kv_heads), HEADS_AT_ONCE)
     launch(
         _rope_store_kv,
-        (len(qkv), heads + 2 * kv_heads),
+        (len(qkv), ceil_div(heads + 2 * kv_heads, block_heads)),
         qkv, cos, sin, positions, slots, k_pool, v_pool, k_scale, v_scale, heads, kv_heads, half, qkv.stride(0),
         HEAD_DIM=head_dim,
+        BLOCK_HEADS=block_heads,
         BLOCK_H=block_of(half),
         BLOCK_D=block_of(head_dim),
         IS_FP8=k_pool.dtype == FP8,
-        num_warps=1,
+        num_warps=4,
     )  # fmt: skip
 
 
@@ -107,50 +110,52 @@ def _rope_store_kv(
     half,
     stride,
     HEAD_DIM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
     IS_FP8: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
     slot = tl.load(slot_ptr + token).to(tl.int64)
     if slot >= 0:
+        head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
+        is_query = head < heads
+        is_key = (head >= heads) & (head < heads + kv_heads)
+        is_value = (head >= heads + kv_heads) & (head < heads + 2 * kv_heads)
+        kv_head = tl.where(is_value, head - heads - kv_heads, head - heads)
         row_ptr = qkv_ptr + token * stride + head * HEAD_DIM
-        if head < heads + kv_heads:
-            at = tl.arange(0, BLOCK_H)
-            inside = at < half
-            position = tl.load(position_ptr + token).to(tl.int64)
-            c = tl.load(cos_ptr + position * half + at, mask=inside, other=1.0)
-            s = tl.load(sin_ptr + position * half + at, mask=inside, other=0.0)
-            first = tl.load(row_ptr + at, mask=inside, other=0.0).to(tl.float32)
-            second = tl.load(row_ptr + half + at, mask=inside, other=0.0).to(tl.float32)
-            turned_first = first * c - second * s
-            turned_second = second * c + first * s
-            if head < heads:
-                tl.store(row_ptr + at, turned_first.to(qkv_ptr.dtype.element_ty), mask=inside)
-                tl.store(row_ptr + half + at, turned_second.to(qkv_ptr.dtype.element_ty), mask=inside)
-            else:
-                kv_head = head - heads
-                key_ptr = k_pool_ptr + (slot * kv_heads + kv_head) * HEAD_DIM
-                d = tl.arange(0, BLOCK_D)
-                is_rest = (d >= 2 * half) & (d < HEAD_DIM)
-                rest = tl.load(row_ptr + d, mask=is_rest, other=0.0).to(tl.float32)
-                if IS_FP8:
-                    scale = tl.load(k_scale_ptr + kv_head)
-                    turned_first = _clamped(turned_first / scale)
-                    turned_second = _clamped(turned_second / scale)
-                    rest = _clamped(rest / scale)
-                tl.store(key_ptr + at, turned_first.to(k_pool_ptr.dtype.element_ty), mask=inside)
-                tl.store(key_ptr + half + at, turned_second.to(k_pool_ptr.dtype.element_ty), mask=inside)
-                tl.store(key_ptr + d, rest.to(k_pool_ptr.dtype.element_ty), mask=is_rest)
-        else:
-            kv_head = head - heads - kv_heads
-            d = tl.arange(0, BLOCK_D)
-            value = tl.load(row_ptr + d, mask=d < HEAD_DIM, other=0.0).to(tl.float32)
-            if IS_FP8:
-                value = _clamped(value / tl.load(v_scale_ptr + kv_head))
-            value_ptr = v_pool_ptr + (slot * kv_heads + kv_head) * HEAD_DIM
-            tl.store(value_ptr + d, value.to(v_pool_ptr.dtype.element_ty), mask=d < HEAD_DIM)
+        target = (slot * kv_heads + kv_head) * HEAD_DIM
+
+        at = tl.arange(0, BLOCK_H)
+        inside = at < half
+        position = tl.load(position_ptr + token).to(tl.int64)
+        c = tl.load(cos_ptr + position * half + at, mask=inside, other=1.0)[None, :]
+        s = tl.load(sin_ptr + position * half + at, mask=inside, other=0.0)[None, :]
+        is_turned = (is_query | is_key) & inside[None, :]
+        first = tl.load(row_ptr + at[None, :], mask=is_turned, other=0.0).to(tl.float32)
+        second = tl.load(row_ptr + half + at[None, :], mask=is_turned, other=0.0).to(tl.float32)
+        turned_first = first * c - second * s
+        turned_second = second * c + first * s
+        in_query = is_query & inside[None, :]
+        tl.store(row_ptr + at[None, :], turned_first.to(qkv_ptr.dtype.element_ty), mask=in_query)
+        tl.store(row_ptr + half + at[None, :], turned_second.to(qkv_ptr.dtype.element_ty), mask=in_query)
+
+        d = tl.arange(0, BLOCK_D)
+        is_rest = is_key & ((d >= 2 * half) & (d < HEAD_DIM))[None, :]
+        is_whole = is_value & (d < HEAD_DIM)[None, :]
+        rest = tl.load(row_ptr + d[None, :], mask=is_rest | is_whole, other=0.0).to(tl.float32)
+        if IS_FP8:
+            k_scale = tl.load(k_scale_ptr + kv_head, mask=is_key, other=1.0)
+            v_scale = tl.load(v_scale_ptr + kv_head, mask=is_value, other=1.0)
+            turned_first = _clamped(turned_first / k_scale)
+            turned_second = _clamped(turned_second / k_scale)
+            rest = _clamped(rest / (k_scale * v_scale))
+        in_key = is_key & inside[None, :]
+        key_ptr = k_pool_ptr + target
+        tl.store(key_ptr + at[None, :], turned_first.to(k_pool_ptr.dtype.element_ty), mask=in_key)
+        tl.store(key_ptr + half + at[None, :], turned_second.to(k_pool_ptr.dtype.element_ty), mask=in_key)
+        tl.store(key_ptr + d[None, :], rest.to(k_pool_ptr.dtype.element_ty), mask=is_rest)
+        tl.store(v_pool_ptr + target + d[None, :], rest.to(v_pool_ptr.dtype.element_ty), mask=is_whole)
 
 
 @triton.jit

@@ -1,0 +1,217 @@
+"""Checks every GPU kernel on the device at hand and, on a GPU, times it. `python -m niwaki.kernels.check`.
+
+On an NVIDIA GPU: real sizes, against references in float32; the time of each beside torch's own attention in the same
+run, and its share of what this device copies and multiplies, measured first. Without one: small sizes, in Triton's
+interpreter, correctness alone. `--compile 90` needs no GPU either: it compiles all kernels to machine code of that
+compute capability, and tells their registers, shared memory and spills.
+
+Exits 1 where a kernel is wrong. Needs torch, NumPy, Numba and Triton, and nothing of niwaki but its kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from niwaki.kernels.triton.cases import Case
+
+Json = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What this device does at best, measured: bytes a second of a copy, operations a second of a product."""
+
+    bytes_per_second: float
+    operations_per_second: float
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="also write everything here")
+    parser.add_argument("--tune", action="store_true", help="measure block sizes first, and keep the best (GPU)")
+    parser.add_argument("--compile", type=int, metavar="CAPABILITY", help="compile only, for example for 90")
+    parser.add_argument("--only", default="", help="cases whose name holds this")
+    chosen = parser.parse_args(arguments)
+    if chosen.compile:
+        os.environ["TRITON_INTERPRET"] = "0"  # before the first kernel is defined
+        results = compile_all(chosen.compile, chosen.only)
+        is_right = True
+    else:
+        results, is_right = check_all(chosen.only, tunes=chosen.tune)
+    print(table(results))
+    if chosen.json:
+        chosen.json.parent.mkdir(parents=True, exist_ok=True)
+        chosen.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=2) + "\n", "utf-8")
+    return 0 if is_right else 1
+
+
+def machine() -> Json:
+    import triton
+
+    has_gpu = torch.cuda.is_available()
+    return {
+        "device": torch.cuda.get_device_name() if has_gpu else f"{platform.machine()} (interpreter)",
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Right and fast
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def check_all(only: str, *, tunes: bool) -> tuple[list[Json], bool]:
+    """A line for each case; whether all were right."""
+    from niwaki.kernels.triton.cases import REAL, TINY, cases
+
+    torch.manual_seed(0)
+    has_gpu = torch.cuda.is_available()
+    device = torch.device("cuda" if has_gpu else "cpu")
+    ceilings = None
+    if has_gpu:
+        ceilings = measured_ceilings(device)
+        print(f"{torch.cuda.get_device_name()}: copies {ceilings.bytes_per_second / 1e12:.2f} TB/s, ", end="")
+        print(f"multiplies {ceilings.operations_per_second / 1e12:.0f} TFLOP/s in bfloat16")
+        if tunes:
+            from niwaki.kernels.triton.tune import tune_all
+
+            tune_all(device, median_seconds)
+    results, is_right = [], True
+    for case in cases(REAL if has_gpu else TINY, device, torch.bfloat16 if has_gpu else torch.float32):
+        if only in case.name:
+            line, fits = check_case(case, ceilings)
+            results.append(line)
+            is_right = is_right and fits
+        del case
+        gc.collect()
+    return results, is_right
+
+
+def check_case(case: Case, ceilings: Ceilings | None) -> tuple[Json, bool]:
+    got, expected = case.run().double(), case.reference().double()
+    error = float((got - expected).norm() / expected.norm().clamp(min=1e-30))
+    fits = error <= case.tolerance  # NaN does not
+    line: Json = {"case": case.name, "shape": case.shape, "error": error, "right": fits}
+    del got, expected
+    if ceilings is None:
+        return line, fits
+    seconds = median_seconds(case.run)
+    line["us"] = seconds * 1e6
+    if case.num_bytes:
+        line["GB/s"] = case.num_bytes / seconds / 1e9
+        line["of copy"] = case.num_bytes / seconds / ceilings.bytes_per_second
+    if case.operations:
+        line["TFLOP/s"] = case.operations / seconds / 1e12
+        line["of product"] = case.operations / seconds / ceilings.operations_per_second
+    for name, run in case.peers.items():
+        line[f"x {name}"] = median_seconds(run) / seconds
+    return line, fits
+
+
+def median_seconds(run: Callable[[], object]) -> float:
+    from triton.testing import do_bench
+
+    milliseconds: float = do_bench(run, warmup=50, rep=200, return_mode="median")
+    return milliseconds / 1e3
+
+
+def measured_ceilings(device: torch.device) -> Ceilings:
+    source = torch.randn(2**29, device=device)  # 2 GiB: far larger than any cache
+    target = torch.empty_like(source)
+    copy = 2 * source.numel() * 4 / median_seconds(lambda: target.copy_(source))
+    a, b = (torch.randn(8192, 8192, device=device).bfloat16() for _ in range(2))
+    return Ceilings(copy, 2 * 8192**3 / median_seconds(lambda: a @ b))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Compiled without a GPU
+# ---------------------------------------------------------------------------------------------------------------
+
+
+class AbsentGpu:
+    """What Triton asks of a driver before it compiles; there is nothing to run on."""
+
+    def __init__(self, capability: int) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+
+def compile_all(capability: int, only: str) -> list[Json]:
+    """A line for each kernel that the cases start, at real widths."""
+    from triton.runtime.driver import driver
+
+    from niwaki.kernels.triton.cases import COMPILED, cases
+    from niwaki.kernels.triton.launch import compiling
+
+    driver.set_active(AbsentGpu(capability))  # type: ignore[no-untyped-call,unused-ignore]
+    results: list[Json] = []
+    for case in cases(COMPILED, torch.device("cpu"), torch.bfloat16):
+        if only not in case.name:
+            continue
+        with compiling() as kernels:
+            case.run()
+        for kernel in kernels:
+            results.append({"case": case.name, **resources(kernel)})
+    return results
+
+
+def resources(kernel: Any) -> Json:
+    """What one compiled kernel takes of a multiprocessor, by its own listing."""
+    listing = kernel.asm.get("sass") if hasattr(kernel, "asm") else None
+    metadata = kernel.metadata
+    return {
+        "kernel": metadata.name,
+        "warps": metadata.num_warps,
+        "stages": metadata.num_stages,
+        "shared KiB": metadata.shared / 1024,
+        "bytes of code": len(kernel.asm["cubin"]),
+        "HGMMA": listing.count("HGMMA") if isinstance(listing, str) else None,
+    }
+
+
+def table(results: Sequence[Json]) -> str:
+    columns = list(dict.fromkeys(name for line in results for name in line))
+    cells = [[_cell(line.get(name)) for name in columns] for line in results]
+    widths = [max(len(row[i]) for row in [columns, *cells]) for i in range(len(columns))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [columns, *cells]]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _cell(value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "NO"
+        case float():
+            return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
+        case _:
+            return str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

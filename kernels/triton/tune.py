@@ -1,0 +1,101 @@
+"""Measures how the kernels are best cut for the shapes of common models, on the GPU at hand, and keeps it.
+
+Called by `python -m niwaki.kernels.check --tune`. What is kept is found by `tuning_for`, see tuning.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import product
+
+import torch
+
+from niwaki.kernels.triton.cases import REAL, Cache, Size
+from niwaki.kernels.triton.moe import grouped_linear, sorted_choices
+from niwaki.kernels.triton.paged_attention import paged_attention
+from niwaki.kernels.triton.plan import SPLIT
+from niwaki.kernels.triton.tuning import DEFAULTS, Tuning, key_of, save, tuning_file
+
+Seconds = Callable[[Callable[[], object]], float]
+
+# (query heads, kv heads, head size): Llama 8B, 1B; Qwen3 0.6B; Gemma.
+HEADS = ((32, 8, 128), (32, 8, 64), (16, 8, 128), (8, 4, 256))
+# (inputs, outputs) of the products of Qwen3-30B-A3B's experts.
+EXPERTS = ((2048, 1536), (768, 2048))
+
+
+def tune_all(device: torch.device, seconds: Seconds, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tuning]:
+    """Measure all shapes; write them beside what is kept already, and return them."""
+    measured: dict[str, Tuning] = {}
+    for heads, kv_heads, head_dim in HEADS:
+        size = replace(REAL, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+        shape = {"head_dim": head_dim, "group": heads // kv_heads, "bits": 8 * dtype.itemsize}
+        for kind in ("decode", "prefill"):
+            runs = attention_runs(kind, size, device, dtype)
+            measured[key_of(kind, shape)] = best_of(candidates(kind), runs, seconds)
+    for inputs, outputs in EXPERTS:
+        for kind, tokens in (("moe_few", 64), ("moe", 4096)):
+            moe_run = product_run(tokens, REAL.experts, REAL.per_token, inputs, outputs, device, dtype)
+            shape = {"inputs": inputs, "outputs": outputs}
+            measured[key_of(kind, shape)] = best_of(candidates(kind), moe_run, seconds)
+    save(tuning_file(device), measured)
+    return measured
+
+
+def candidates(kind: str) -> Iterator[Tuning]:
+    """The default, then others near it."""
+    default = DEFAULTS[kind]
+    yield default
+    rows = (default.block_m,) if kind in ("decode", "moe_few") else (64, 128)
+    for block_m, block_n, num_warps, num_stages in product(rows, (32, 64, 128), (4, 8), (2, 3, 4)):
+        tuning = replace(default, block_m=block_m, block_n=block_n, num_warps=num_warps, num_stages=num_stages)
+        if tuning != default:
+            yield tuning
+
+
+def best_of(tunings: Iterable[Tuning], run: Callable[[Tuning], object], seconds: Seconds) -> Tuning:
+    """The fastest; one that this GPU cannot hold is passed over."""
+    times: dict[Tuning, float] = {}
+    for tuning in tunings:
+        try:
+            times[tuning] = seconds(lambda tuning=tuning: run(tuning))  # type: ignore[misc]  # bound at once, on purpose
+        except RuntimeError as error:  # Triton's OutOfResources is one
+            if "out of resource" not in str(error):
+                raise
+    return min(times, key=times.__getitem__)
+
+
+def attention_runs(kind: str, size: Size, device: torch.device, dtype: torch.dtype) -> Callable[[Tuning], object]:
+    """Attention of that kind, cut as it is told."""
+    if kind == "decode":
+        cache = Cache(size, [size.keys - 1] * size.rows, [1] * size.rows, device, dtype)
+    else:
+        cache = Cache(size, [0, 0], [size.prompt] * 2, device, dtype)
+    plan = cache.plan(shares=False)
+    rows, split = (plan.split[0], SPLIT) if kind == "decode" else ((*plan.split, *plan.whole)[0], 0)
+    out = torch.empty_like(cache.q)
+
+    def run(tuning: Tuning) -> torch.Tensor:
+        operands = cache.q, cache.k_pool, cache.v_pool, plan.page_table, plan.length, rows, out
+        paged_attention(*operands, split=split, tuning=tuning)
+        return out
+
+    return run
+
+
+def product_run(
+    tokens: int, experts: int, per_token: int, inputs: int, outputs: int, device: torch.device, dtype: torch.dtype
+) -> Callable[[Tuning], object]:
+    """A grouped product of tokens spread evenly over the experts."""
+    chosen = torch.randint(experts, (tokens, per_token), device=device).int()
+    order, bounds = sorted_choices(chosen, experts)
+    x = torch.randn(tokens, inputs, device=device).to(dtype)
+    weight = torch.randn(experts, outputs, inputs, device=device).to(dtype)
+    out = torch.empty(tokens * per_token, outputs, device=device, dtype=dtype)
+
+    def run(tuning: Tuning) -> torch.Tensor:
+        grouped_linear(x, weight, order, bounds, out, per_row=per_token, tuning=tuning)
+        return out
+
+    return run

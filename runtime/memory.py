@@ -1,0 +1,73 @@
+"""How many tokens the KV pool holds: a share of the memory that is left, or so many bytes.
+
+On a GPU what is left is counted before anything is loaded: free memory, less the weights, the activations of the
+largest step and what CUDA's libraries and graphs take. A pool of that size never runs the device out of memory later,
+because steps are admitted by pages.
+"""
+
+from __future__ import annotations
+
+import math
+
+import psutil
+import torch
+
+from niwaki.runtime.api import ConfigError
+from niwaki.runtime.models.config import DTYPE_BYTES, ModelConfig
+from niwaki.runtime.models.weights import expected_tensors
+
+# A laptop's user has other programs open, so a quarter; and a pool of more tokens than this helps no batch that a CPU
+# can run.
+HOST_SHARE = 0.25
+MAX_HOST_TOKENS = 262_144
+# A GPU is there for the model alone; the rest is for fragments of the allocator.
+DEVICE_SHARE = 0.95
+LIBRARIES = 2 << 30  # bytes for cuBLAS, compiled kernels and graphs: a guess, not measured
+
+KvMemory = float | int | None  # a share of what is left (float), bytes (int), or the default share
+
+
+def pool_tokens(
+    config: ModelConfig,
+    device: torch.device,
+    dtype: str,
+    kv_memory: KvMemory,
+    *,
+    step_tokens: int,
+    step_logits: int,
+) -> int:
+    """Tokens of a pool on `device`. `step_tokens` and `step_logits`: of the largest step.
+
+    Raises:
+        ConfigError: the weights and one step do not fit the device.
+    """
+    is_gpu = device.type == "cuda"
+    if isinstance(kv_memory, int):
+        budget = kv_memory
+    elif is_gpu:
+        free, _ = torch.cuda.mem_get_info()
+        needed = bytes_beside_pool(config, dtype, step_tokens=step_tokens, step_logits=step_logits)
+        if needed >= free:
+            raise ConfigError(
+                f"the weights and one step take {needed / 2**30:.1f} GiB, the GPU has {free / 2**30:.1f} GiB free; "
+                "use a smaller model, or a smaller chunked_prefill_size"
+            )
+        budget = int((free - needed) * (kv_memory or DEVICE_SHARE))
+    else:
+        budget = int(psutil.virtual_memory().available * (kv_memory or HOST_SHARE))
+    tokens = budget // config.kv_bytes_per_token(dtype)
+    if kv_memory is None and not is_gpu:
+        tokens = min(tokens, MAX_HOST_TOKENS)
+    return max(tokens, min(config.context_length, 2048))
+
+
+def bytes_beside_pool(config: ModelConfig, dtype: str, *, step_tokens: int, step_logits: int) -> int:
+    """Weights, activations and libraries on a GPU."""
+    item = DTYPE_BYTES[config.dtype if dtype == "auto" else dtype]
+    weights = sum(math.prod(shape) for shape in expected_tensors(config).values()) * item
+    qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    width = 4 * config.hidden_size + 2 * qkv + 3 * config.intermediate_size
+    if config.experts is not None:
+        width += config.experts.per_token * (3 * config.experts.width + config.hidden_size)
+    # Buffers grow by doubling, and the logits are there in the model's type and in float32, which sampling may copy.
+    return weights + 2 * step_tokens * width * item + step_logits * config.vocab_size * (item + 8) + LIBRARIES

@@ -1,0 +1,78 @@
+"""Measured tunings are kept, found again and checked; the fastest wins; the check tells right from wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.kernels.triton_setup import DEVICE
+from niwaki.kernels import check
+from niwaki.kernels.triton.cases import TINY, Case, gather_case, norm_case
+from niwaki.kernels.triton.tune import attention_runs, best_of, candidates, product_run
+from niwaki.kernels.triton.tuning import DEFAULTS, Tuning, key_of, load, save, tuning_for
+
+
+def test_a_shape_that_nobody_measured_gets_the_default_of_its_kind() -> None:
+    assert tuning_for("decode", torch.device("cpu"), head_dim=77, group=3, bits=16) is DEFAULTS["decode"]
+
+
+def test_tunings_are_kept_beside_those_already_there(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "triton-some-gpu.json"
+    assert load(path) == {}
+    one, other = Tuning(64, 32, 8, 2), Tuning(16, 128, 4, 4, block_k=128)
+    save(path, {key_of("decode", {"head_dim": 64, "bits": 16}): one})
+    save(path, {"prefill": other})
+    assert load(path) == {"decode(bits=16, head_dim=64)": one, "prefill": other}
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"decode": {"block_m": 17}}', '{"decode": {"blocks": 16}}'])
+def test_a_file_that_holds_no_tunings_is_named(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "triton.json"
+    path.write_text(content, "utf-8")
+    with pytest.raises(ValueError, match=r"triton.json does not hold tunings"):
+        load(path)
+
+
+def test_the_fastest_that_fits_is_taken() -> None:
+    slow, large, fast = Tuning(16, 16, 4, 1), Tuning(128, 128, 8, 4), Tuning(16, 32, 4, 2)
+    seconds = {slow: 2.0, fast: 1.0}
+    tried: list[Tuning] = []
+
+    def run(tuning: Tuning) -> None:
+        tried.append(tuning)
+        if tuning == large:
+            raise RuntimeError("out of resource: shared memory")
+
+    def timed(one: object) -> float:
+        assert callable(one)
+        one()
+        return seconds[tried[-1]]
+
+    assert best_of([slow, large, fast], run, timed) == fast
+    assert len(set(candidates("prefill"))) == len(list(candidates("prefill")))
+
+
+def test_every_candidate_computes_the_same() -> None:
+    torch.manual_seed(0)
+    chosen = (DEFAULTS["decode"], Tuning(16, 32, 4, 2))
+    for kind in ("decode", "prefill"):
+        run = attention_runs(kind, TINY, DEVICE, torch.float32)
+        one, other = (torch.as_tensor(run(tuning)).clone() for tuning in chosen)
+        assert torch.allclose(one, other, atol=1e-5)
+    product = product_run(3, 2, 1, 40, 20, DEVICE, torch.float32)
+    one, other = (torch.as_tensor(product(tuning)).clone() for tuning in chosen)
+    assert torch.allclose(one, other, atol=1e-4)
+
+
+def test_the_check_says_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    right = norm_case(TINY, DEVICE, torch.float32)
+    wrong = Case("wrong", "", right.run, lambda: right.reference() * 1.01, 1e-5)
+    nan = Case("NaN", "", lambda: right.run() * torch.nan, right.reference, 1e-5)
+    lines = [check.check_case(case, None) for case in (right, wrong, nan, gather_case(TINY, DEVICE, torch.bfloat16))]
+    assert [fits for _, fits in lines] == [True, False, False, True]
+    assert check.main(["--only", "gate", "--json", str(tmp_path / "out.json")]) == 0
+    assert "SiLU gate" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out.json").read_text("utf-8"))["results"][0]["right"] is True

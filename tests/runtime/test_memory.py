@@ -1,0 +1,62 @@
+"""The size of the KV pool: a share of what is left, or bytes; on a GPU, what the weights and a step leave."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from niwaki.runtime.api import ConfigError
+from niwaki.runtime.config import EngineConfig
+from niwaki.runtime.memory import KvMemory, bytes_beside_pool, pool_tokens
+from niwaki.runtime.models.config import ModelConfig
+
+SMALL = ModelConfig(
+    vocab_size=1000,
+    num_layers=2,
+    hidden_size=64,
+    intermediate_size=128,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    context_length=128,
+    tie_embeddings=True,
+)
+PER_TOKEN = 2 * 2 * 2 * 16 * 4
+
+
+def tokens_on(device: str, kv_memory: KvMemory) -> int:
+    return pool_tokens(SMALL, torch.device(device), "float32", kv_memory, step_tokens=512, step_logits=8)
+
+
+def test_bytes_and_shares_size_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tokens_on("cpu", 1000 * PER_TOKEN) == 1000
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 8_000_000 * PER_TOKEN}))
+    assert tokens_on("cpu", 0.5) == 4_000_000
+    assert tokens_on("cpu", None) == 262_144, "a CPU's pool has a limit unless one asks for more"
+
+
+def test_a_gpu_gives_what_the_weights_and_a_step_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = bytes_beside_pool(SMALL, "float32", step_tokens=512, step_logits=8)
+    weights = 1000 * 64 + 2 * (64 * 128 + 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64
+    assert beside - bytes_beside_pool(SMALL, "bfloat16", step_tokens=512, step_logits=8) > 2 * weights
+    free = beside + 10_000 * PER_TOKEN
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (free, free))
+    assert tokens_on("cuda", 1.0) == 10_000
+    assert tokens_on("cuda", 0.5) == 5_000
+    assert tokens_on("cuda", None) == 9_500
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (beside, beside))
+    with pytest.raises(ConfigError, match=r"the weights and one step take 2.0 GiB, the GPU has 2.0 GiB free"):
+        tokens_on("cuda", None)
+
+
+@pytest.mark.parametrize("kv_memory", [0.0, 1.5, -3, True, "half"])
+def test_a_share_or_bytes_that_make_no_pool_are_refused(kv_memory: object) -> None:
+    with pytest.raises(ConfigError, match=r"kv_memory must be a share above 0\.0 and up to 1\.0, or bytes"):
+        EngineConfig.of(None, {"kv_memory": kv_memory})
+
+
+def test_a_pool_has_one_size() -> None:
+    with pytest.raises(ConfigError, match="give kv_tokens or kv_memory, not both"):
+        replace(EngineConfig(kv_tokens=64), kv_memory=0.5)
