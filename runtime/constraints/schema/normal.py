@@ -240,8 +240,10 @@ class _Writer:
         return tuple(dict.fromkeys(atoms))
 
     def _known_names(self, way: Way) -> list[str]:
-        named = [name for group in way.fields for name, _ in group.properties]
-        return list(dict.fromkeys((*named, *way.required)))
+        """In the order in which they are written: as `properties` lists them, those that must be absent last."""
+        named = [(name, state) for group in way.fields for name, state in group.properties]
+        wanted = [name for name, state in named if state != NEVER]
+        return list(dict.fromkeys((*wanted, *way.required, *(name for name, _ in named))))
 
     def _is_closed(self, way: Way) -> bool:
         """Whether only known keys are possible."""

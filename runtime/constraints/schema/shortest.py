@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Final
 
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.regex_language import TooManyTerms
@@ -27,16 +28,54 @@ def shortest_text(root: Json, solve: Solve) -> bytes:
     return found
 
 
+def examples(root: Json) -> tuple[str, str]:
+    """Two instances of a normal schema: a shortest one, and one that has the optional keys and an item, too."""
+
+    def unsolved(part: dict[str, Json]) -> bytes:
+        return b"..."  # numbers and texts that only the engine finds
+
+    texts = _Texts(root, unsolved)
+    return (texts.of(root) or b"").decode(), (_fuller(root, texts, 0) or b"").decode()
+
+
+MAX_FULLER: Final = 6
+
+
+def _fuller(schema: Json, texts: _Texts, depth: int) -> bytes | None:
+    if isinstance(schema, dict) and isinstance(reference := schema.get("$ref"), str) and depth < MAX_FULLER:
+        return _fuller(texts.definitions[reference.removeprefix("#/$defs/")], texts, depth + 1)
+    if not isinstance(schema, dict) or depth >= MAX_FULLER or "x-automaton" in schema:
+        return texts.of(schema)
+    if isinstance(branches := schema.get("anyOf"), list):
+        return max((_fuller(branch, texts, depth + 1) or b"" for branch in branches), key=len) or None
+    kinds = schema.get("type")
+    if "object" in (kinds if isinstance(kinds, list) else [kinds]):
+        properties = schema.get("properties")
+        known = properties if isinstance(properties, dict) else {}
+        values = {name: _fuller(value, texts, depth + 1) for name, value in known.items() if value is not False}
+        pairs = [json_text(name).encode() + b":" + value for name, value in values.items() if value is not None]
+        limit = schema.get("maxProperties")
+        if pairs and not (isinstance(limit, int) and len(pairs) > limit):
+            return b"{" + b",".join(pairs) + b"}"
+    if "array" in (kinds if isinstance(kinds, list) else [kinds]) and not schema.get("prefixItems"):
+        item = _fuller(schema.get("items", True), texts, depth + 1)
+        least = schema.get("minItems", 0)
+        if item is not None and schema.get("maxItems") != 0:
+            return b"[" + b",".join([item] * max(1, least if isinstance(least, int) else 0)) + b"]"
+    return texts.of(schema)
+
+
 class _Texts:
     def __init__(self, root: Json, solve: Solve) -> None:
         definitions = root.get("$defs") if isinstance(root, dict) else None
+        self.definitions = definitions if isinstance(definitions, dict) else {}
         self._solve = solve
         self._solved: dict[str, bytes] = {}
         self._shortest: dict[str, bytes] = {}
         changed = True
         while changed:  # ends: lengths only fall
             changed = False
-            for name, schema in definitions.items() if isinstance(definitions, dict) else ():
+            for name, schema in self.definitions.items():
                 text, known = self.of(schema), self._shortest.get(name)
                 if text is not None and (known is None or len(text) < len(known)):
                     self._shortest[name] = text

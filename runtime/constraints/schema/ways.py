@@ -31,7 +31,7 @@ from niwaki.runtime.constraints.schema.formats import FORMAT_PATTERNS, KNOWN_FOR
 from niwaki.runtime.constraints.schema.references import Document
 
 Ways: TypeAlias = list[Way]
-MAX_WAYS: Final = 400  # of one schema, for one kind
+MAX_WAYS: Final = 1000  # of one schema, for one kind
 MAX_STEPS: Final = 40_000  # of joining two ways, in one document: about a second
 MAX_EXACT_BRANCHES: Final = 6  # of anyOf under unevaluated*: every subset of them is a way of its own
 

@@ -1,0 +1,123 @@
+"""The automaton over characters of a small regular language, and its drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
+from itertools import groupby
+from math import atan2, cos, sin
+from typing import Final
+
+from niwaki.runtime.constraints.regex_language import Languages, Term
+from niwaki.runtime.constraints.regex_tree import MAX_CODE_POINT, Ranges, normalised
+
+COLUMN, ROW, RADIUS, MARGIN = 150, 90, 22, 60
+MAX_LABEL: Final = 18
+
+
+@dataclass(frozen=True, slots=True)
+class CharacterAutomaton:
+    """Deterministic; state 0 is the start. Every state leads to an accepting one."""
+
+    num_states: int
+    edges: tuple[tuple[int, Ranges, int], ...]
+    accepting: frozenset[int]
+
+
+def automaton_of(languages: Languages, term: Term, max_states: int) -> CharacterAutomaton | None:
+    """The automaton of a language; None where it has more states.
+
+    Raises:
+        TooManyTerms: that is not found out quickly.
+    """
+    classes = languages.classes(term)
+    numbers = {term: 0}
+    order = [term]
+    edges: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for place in order:  # grows while we walk
+        for ranges in classes:
+            behind = languages.after(place, ranges[0][0])
+            if languages.is_empty(behind) is True:
+                continue
+            if behind not in numbers:
+                if len(order) >= max_states:
+                    return None
+                numbers[behind] = len(order)
+                order.append(behind)
+            edges.setdefault((numbers[place], numbers[behind]), []).extend(ranges)
+    accepting = frozenset(number for place, number in numbers.items() if place.is_nullable)
+    joined = tuple((source, normalised(ranges), target) for (source, target), ranges in edges.items())
+    return CharacterAutomaton(len(order), joined, accepting)
+
+
+def drawn(automaton: CharacterAutomaton) -> str:
+    """The automaton as SVG: states in columns by how many characters lead to them, accepting ones with two rings."""
+    depths = _depths(automaton)
+    columns = [list(states) for _, states in groupby(sorted(depths, key=lambda s: (depths[s], s)), depths.__getitem__)]
+    tallest = max(map(len, columns))
+    places = {
+        state: (MARGIN + COLUMN * column, MARGIN + ROW * (row + (tallest - len(states)) / 2 + 0.5))
+        for column, states in enumerate(columns)
+        for row, state in enumerate(states)
+    }
+    width, height = 2 * MARGIN + COLUMN * (len(columns) - 1), 2 * MARGIN + ROW * tallest
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        'font-family="sans-serif" font-size="12">',
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        '<path d="M0 0L8 4L0 8z" fill="#555"/></marker></defs>',
+        '<rect width="100%" height="100%" fill="#fff"/>',
+    ]
+    for source, ranges, target in automaton.edges:
+        parts += _edge(places[source], places[target], label(ranges), depths[target] - depths[source])
+    for state, (x, y) in places.items():
+        rings = (RADIUS, RADIUS - 4) if state in automaton.accepting else (RADIUS,)
+        parts += [f'<circle cx="{x:g}" cy="{y:g}" r="{r}" fill="#fff" stroke="#2b5" stroke-width="2"/>' for r in rings]
+        parts.append(f'<text x="{x:g}" y="{y + 4:g}" text-anchor="middle">{state}</text>')
+    x, y = places[0]
+    parts.append(f'<path d="M{x - RADIUS - 24:g} {y:g}h22" stroke="#555" marker-end="url(#tip)"/>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def label(ranges: Ranges) -> str:
+    """A set of characters in a few signs."""
+    if ranges == ((0, MAX_CODE_POINT),):
+        return "any"
+    text = " ".join(_shown(low) if low == high else f"{_shown(low)}-{_shown(high)}" for low, high in ranges)
+    return text if len(text) <= MAX_LABEL else text[: MAX_LABEL - 3] + "..."
+
+
+def _shown(code: int) -> str:
+    char = chr(code)
+    return char if char.isprintable() and char != " " else f"U+{code:04X}"
+
+
+def _depths(automaton: CharacterAutomaton) -> dict[int, int]:
+    depths = {0: 0}
+    queue = [0]
+    for state in queue:  # grows while we walk
+        for source, _, target in automaton.edges:
+            if source == state and target not in depths:
+                depths[target] = depths[state] + 1
+                queue.append(target)
+    return depths
+
+
+def _edge(start: tuple[float, float], end: tuple[float, float], text: str, forward: int) -> Iterable[str]:
+    (x, y), (u, v) = start, end
+    if start == end:
+        path = (
+            f"M{x - 10:g} {y - RADIUS + 2:g}C{x - 30:g} {y - 62:g} {x + 30:g} {y - 62:g} {x + 10:g} {y - RADIUS + 2:g}"
+        )
+        middle = (x, y - 56)
+    else:
+        bend = 0 if forward == 1 else 40 if forward > 1 else -40  # over what lies between, and back underneath
+        middle = ((x + u) / 2, (y + v) / 2 - bend)
+        one, other = atan2(middle[1] - y, middle[0] - x), atan2(middle[1] - v, middle[0] - u)
+        x, y = x + RADIUS * cos(one), y + RADIUS * sin(one)
+        u, v = u + RADIUS * cos(other), v + RADIUS * sin(other)
+        path = f"M{x:.1f} {y:.1f}Q{middle[0]:.1f} {middle[1]:.1f} {u:.1f} {v:.1f}"
+        middle = (middle[0], middle[1] + bend / 2 - 5)
+    yield f'<path d="{path}" fill="none" stroke="#555" marker-end="url(#tip)"/>'
+    yield f'<text x="{middle[0]:.1f}" y="{middle[1]:.1f}" text-anchor="middle" fill="#333">{escape(text)}</text>'

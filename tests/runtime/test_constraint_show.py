@@ -1,0 +1,95 @@
+"""`niwaki constraint show`: what a schema or a regex in a file allows, every refusal, and the drawing."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # ships no types
+
+from niwaki.__main__ import main
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[A-Z][a-z]+$"},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 2},
+        "age": {"type": "integer", "minimum": 18},
+    },
+    "required": ["name"],
+    "additionalProperties": False,
+}
+
+
+def printed(capsys: pytest.CaptureFixture[str], path: Path, text: str, *options: str) -> tuple[int, str, str]:
+    path.write_text(text, "utf-8")
+    code = main(["constraint", "show", str(path), *options])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_a_schema_is_shown_with_its_normal_form_and_valid_examples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = printed(capsys, tmp_path / "person.json", json.dumps(SCHEMA))
+    assert code == 0
+    body, _, rest = out.partition("Shortest instance: ")
+    assert json.loads(body.partition("\n")[2])["properties"]["age"] == {"type": "integer", "minimum": 18}
+    shortest, fuller = rest.splitlines()[0], rest.splitlines()[1].partition("{")
+    validator = Draft202012Validator(SCHEMA)
+    assert validator.is_valid(json.loads(shortest))
+    assert validator.is_valid(full := json.loads("{" + fuller[2]))
+    assert full.keys() == {"name", "tags", "age"}
+    assert "rules" in rest.splitlines()[2]
+
+
+def test_every_refused_keyword_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    schema = {"properties": {"a": {"type": "text"}, "b": {"$ref": "other.json"}, "c": {"minLength": -1}}}
+    code, out, _ = printed(capsys, tmp_path / "bad.json", json.dumps(schema))
+    assert code == 1
+    for pointer in ("/properties/a/type", "/properties/b/$ref", "/properties/c/minLength"):
+        assert f"schema at {pointer}: " in out
+
+
+def test_a_regex_is_shown_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "regex.svg"
+    code, out, _ = printed(capsys, tmp_path / "date.txt", "(red|blue)[0-9]{2}\n", "--svg", str(picture))
+    assert code == 0
+    assert "Shortest text: 'red00'" in out
+    assert "Automaton over characters: 9 states, 9 edges" in out
+    labels = [
+        element.text for element in ET.fromstring(picture.read_text("utf-8")).iter() if element.tag.endswith("text")
+    ]
+    assert labels.count("0-9") == 2
+    assert {"r", "b", "0", "8"} <= set(labels)
+    code, out, _ = printed(capsys, tmp_path / "few.txt", "yes|no")
+    assert "All 2 texts: 'no', 'yes'" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("x.json", '{"type": ', "is neither a JSON schema"),
+        ("x.json", "[1, 2]", "a schema is an object or a boolean"),
+        ("x.txt", "one\ntwo", "is neither a JSON schema"),
+        ("x.txt", "", "is neither a JSON schema"),
+    ],
+)
+def test_a_file_that_is_neither_is_an_error(
+    name: str, text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = printed(capsys, tmp_path / name, text)
+    assert code == 1
+    assert message in err
+
+
+def test_what_cannot_be_read_or_drawn_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "raw").write_bytes(b"\xff\xfe")
+    assert main(["constraint", "show", str(tmp_path / "raw")]) == 1
+    assert main(["constraint", "show", str(tmp_path / "none")]) == 1
+    code, _, err = printed(capsys, tmp_path / "s.json", json.dumps(SCHEMA), "--svg", str(tmp_path / "s.svg"))
+    assert code == 1
+    assert "no small automaton" in err
+    assert not (tmp_path / "s.svg").exists()
