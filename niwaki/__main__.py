@@ -46,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(_with_joined_separator(sys.argv[1:] if argv is None else argv))
     if arguments.command == "serve":
         return serve(arguments)
+    if arguments.command == "constraint":
+        return show_constraint(arguments)
     try:
         options = RunOptions.of(arguments)
     except ConfigError as error:
@@ -125,7 +127,37 @@ def _parser() -> argparse.ArgumentParser:
         help=f"draw how the first {NUM_TRACED} records of this run went",
     )
     _add_serve(commands)
+    _add_constraint(commands)
     return parser
+
+
+def _add_constraint(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    constraint_parser = commands.add_parser("constraint", help="look at a JSON schema or a regex")
+    show_parser = constraint_parser.add_subparsers(dest="action", required=True, metavar="ACTION").add_parser(
+        "show",
+        help="print what it allows, or why and where it is refused",
+        description="Print what a JSON schema or a regex in a file allows: its normal form, examples, its size; or "
+        "every keyword that is refused.",
+    )
+    show_parser.add_argument("file", type=Path, metavar="FILE", help="a schema, or one line with a regex")
+    show_parser.add_argument("--svg", type=Path, metavar="PATH", help="draw the automaton, where it is small")
+
+
+def show_constraint(arguments: argparse.Namespace) -> int:
+    """Print what a constraint means. Returns 0 where it is enforced, 1 where it is refused."""
+    from niwaki.runtime.constraints.regex_automaton import drawn  # loads the engines
+    from niwaki.runtime.constraints.show import show
+
+    try:
+        shown = show(arguments.file)
+        print("\n".join(shown.lines))
+        if arguments.svg is not None:
+            if shown.automaton is None:
+                return _fail("there is no small automaton to draw: that of a schema with objects is a grammar")
+            arguments.svg.write_text(drawn(shown.automaton), "utf-8")
+    except (NiwakiError, OSError) as error:
+        return _fail(_one_line(error))
+    return 0 if shown.is_enforced else 1
 
 
 def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
