@@ -112,17 +112,25 @@ class GrammarVocabulary:
 
 
 class GrammarConstraint:
-    """A grammar over a vocabulary. `shortest` is a text of it, in bytes, as short as was found."""
+    """A grammar over a vocabulary. `shortest` is a text of it, in bytes, as short as was found. `is_shallow`: building
+    it needs no deep stack."""
 
     def __init__(
-        self, grammar: str, words: GrammarVocabulary, shortest: bytes, commitments: Commitments, num_states: int
+        self,
+        grammar: str,
+        words: GrammarVocabulary,
+        shortest: bytes,
+        commitments: Commitments,
+        num_states: int,
+        *,
+        is_shallow: bool = False,
     ) -> None:
         self.words = words
         self.num_states = num_states
         self.num_bytes = 64 * 1024 + 20 * len(grammar)  # llguidance does not tell; measured: 0.1 to 1 MB for a schema
         self._lock = threading.Lock()  # a matcher may be touched by one thread at a time
         try:
-            self._start = build(grammar, words.tokenizer)
+            self._start = build(grammar, words.tokenizer, is_shallow=is_shallow)
         except ValueError as error:
             raise ConstraintError(f"it cannot be compiled: {error}") from None
         first = self._start.deep_copy()

@@ -18,12 +18,15 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import BinaryIO, Final
 
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 OK, REFUSED = b"\x00", b"\x01"
 SEARCH, WALK = "s", "w"  # before a grammar: find a short text too, or only see that it can be walked
 LENGTH = struct.Struct("<I")
 STACK_BYTES: Final = 64 * 1024 * 1024  # llguidance recurses over references: 1,000 chained ones overflow 8 MiB
+# llguidance does about 50,000 a millisecond and stops a text at its limit, 200,000 by default: counts of words beside a
+# length met that in the middle of valid texts, the worst at 10 ms.
+STEP_FUEL: Final = 1_000_000
 TRIAL_STEPS: Final = 24
 SEARCH_NODES: Final = 6000
 # Bytes worth trying for a short text where many may follow: they close, or begin what is short.
@@ -59,8 +62,9 @@ def byte_tokenizer() -> LLTokenizer:
     return tokenizer_of([bytes([byte]) for byte in range(256)], [256], 257)
 
 
-def build(grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
-    """A matcher of a Lark grammar in llguidance's dialect. May take for ever.
+def build(grammar: str, tokenizer: LLTokenizer, *, is_shallow: bool = False) -> LLMatcher:
+    """A matcher of a Lark grammar in llguidance's dialect. May take for ever. `is_shallow`: this thread's stack is
+    surely deep enough.
 
     Raises:
         ValueError: llguidance refuses it.
@@ -68,16 +72,20 @@ def build(grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
     made: list[LLMatcher] = []
 
     def make() -> None:
-        made.append(LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0))
+        limits = LLParserLimits(step_lexer_fuel=STEP_FUEL)
+        made.append(LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits))
 
-    with _stack_lock:
-        before = threading.stack_size(STACK_BYTES)
-        try:
-            thread = threading.Thread(target=make, name="niwaki-grammar")
-            thread.start()
-        finally:
-            threading.stack_size(before)
-    thread.join()
+    if is_shallow:
+        make()
+    else:
+        with _stack_lock:
+            before = threading.stack_size(STACK_BYTES)
+            try:
+                thread = threading.Thread(target=make, name="niwaki-grammar")
+                thread.start()
+            finally:
+                threading.stack_size(before)
+        thread.join()
     if not made:
         raise ValueError("llguidance failed on it")
     if made[0].is_error():

@@ -35,6 +35,8 @@ MAX_WAYS: Final = 1000  # of one schema, for one kind
 MAX_STEPS: Final = 40_000  # of joining two ways, in one document: about a second
 MAX_EXACT_BRANCHES: Final = 6  # of anyOf under unevaluated*: every subset of them is a way of its own
 
+# Read after the others, so that keys are written in the order of `properties`, not in that of a condition on them.
+LAST: Final = frozenset("not if anyOf oneOf dependencies dependentSchemas dependentRequired".split())
 # Keywords that say nothing about which values are valid (core 8.3, validation 8 and 9), and those that are read with
 # others. Unknown keywords are annotations too (core 6.5), which is why a misspelled one is no error.
 DRAFT_TYPES: Final = {"null", "boolean", "number", "integer", "string", "array", "object"}
@@ -94,6 +96,7 @@ class Expander:
             keywords = ["$ref"]  # up to draft 7 whatever stands beside a $ref is ignored
         needs_all = exact or "unevaluatedProperties" in schema or "unevaluatedItems" in schema
         relevant = RELEVANT[kind]
+        keywords.sort(key=LAST.__contains__)
         handlers = list(dict.fromkeys(relevant[name] for name in keywords if name in relevant))
         if holds:
             ways = [FREE[kind]]
