@@ -88,6 +88,7 @@ class EngineCore:
         )
         self._waiting: list[Request] = []  # in order of arrival
         self._running: dict[int, Request] = {}
+        self._since_aged = scheduler.AGED_STEPS
         self._masks = MaskFiller((runner.config.vocab_size + 31) // 32)
         self.counters = Counters()
 
@@ -213,6 +214,7 @@ class EngineCore:
         plan = self._plan()
         for request_id in plan.preempt:
             self._preempt(self._running[request_id])
+        self._since_aged = 0 if plan.aged is not None else self._since_aged + 1
         by_id = {request.id: request for request in self._waiting} if plan.admit else {}
         for request_id in plan.admit:
             self._admit(by_id[request_id])
@@ -240,6 +242,7 @@ class EngineCore:
             max_batch_tokens=self._config.chunked_prefill_size,
             max_running=self._config.max_running_requests,
             shares_prefixes=self._config.enable_prefix_cache,
+            since_aged=self._since_aged,
         )
         # Whom to preempt matters only when pages are short; measuring it for every row of every step would cost time.
         is_short = room.free_pages < 2 * len(self._running)

@@ -17,7 +17,8 @@ import numpy.typing as npt
 TokenIds = npt.NDArray[np.int32]
 Policy = Literal["lpm", "fcfs"]
 
-# A request that has waited this many steps goes before any longer prefix match of its priority.
+# Whoever has waited longest, and at least so many steps, goes before any longer prefix match of its priority: one every
+# so many steps. All at once, they would drive out of a short pool what the others are about to continue.
 AGED_STEPS = 64
 # ... and after this many more it counts as one priority higher, again and again: nothing waits for ever.
 PRIORITY_STEPS = 1024
@@ -75,6 +76,7 @@ class Room:
     max_batch_tokens: int  # rows of one step, all together
     max_running: int
     shares_prefixes: bool = True  # off: the prefix cache is, and nobody waits for what another computes
+    since_aged: int = AGED_STEPS  # steps since one was last admitted for its long wait (`Plan.aged`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ class Plan:
     rows: tuple[Row, ...] = ()
     admit: tuple[int, ...] = ()
     preempt: tuple[int, ...] = ()
+    aged: int | None = None  # who of `admit` goes first because it waited so long
 
     @property
     def num_tokens(self) -> int:
@@ -113,9 +116,11 @@ def plan(waiting: Sequence[Waiting], running: Sequence[Running], room: Room, pol
     for request in (*decoding, *prefilling):
         step.add_running(request)
     admitted: tuple[int, ...] = ()
+    aged = _aged(waiting, room) if policy == "lpm" else None
     if not preempted:  # what was just given up must not be taken by a newcomer
-        admitted = _admit(waiting, kept, step, policy)
-    return Plan(tuple(step.rows), admitted, tuple(request.id for request in preempted))
+        admitted = _admit(waiting, kept, step, policy, aged)
+    left = tuple(request.id for request in preempted)
+    return Plan(tuple(step.rows), admitted, left, aged if aged in admitted else None)
 
 
 def is_decoding(request: Running, page_size: int) -> bool:
@@ -221,13 +226,15 @@ def _demand(running: list[Running], room: Room) -> int:
 # -- admissions -------------------------------------------------------------------------------------------------------
 
 
-def _admit(waiting: Sequence[Waiting], running: list[Running], step: _Step, policy: Policy) -> tuple[int, ...]:
+def _admit(
+    waiting: Sequence[Waiting], running: list[Running], step: _Step, policy: Policy, aged: int | None
+) -> tuple[int, ...]:
     """Admit in order while there are slots, tokens and pages. Adds the rows to `step`."""
     admitted: list[Waiting] = []
     # Whose prefill goes on after this step, and whoever is admitted in it: a request with the same prefix waits.
     prefilling = [(request.ids, request.namespace) for request in running if request.ids is not None]
     shares = step.shares_prefixes
-    for request in _in_order(waiting, policy):
+    for request in _in_order(waiting, policy, aged):
         if step.slots_left <= 0 or step.tokens_left <= 0:
             break
         if shares and any(_had_better_wait(request, ids, namespace, step.page_size) for ids, namespace in prefilling):
@@ -240,7 +247,7 @@ def _admit(waiting: Sequence[Waiting], running: list[Running], step: _Step, poli
         is_alone = not running and not admitted
         wanted = new_pages if is_alone else new_pages + growth_pages + step.promised_pages
         if wanted > step.free_pages:
-            if not is_alone and (policy == "fcfs" or request.waited_steps >= AGED_STEPS):
+            if not is_alone and (policy == "fcfs" or request.id == aged):
                 break  # let the pool drain for it: overtaking would starve it
             continue
         num_tokens = min(len(request.ids) - num_cached, step.tokens_left)
@@ -254,17 +261,19 @@ def _admit(waiting: Sequence[Waiting], running: list[Running], step: _Step, poli
     return tuple(request.id for request in admitted)
 
 
-def _in_order(waiting: Sequence[Waiting], policy: Policy) -> list[Waiting]:
+def _aged(waiting: Sequence[Waiting], room: Room) -> int | None:
+    """Whose turn it is for its long wait: of the highest priority, who waited longest. None while nobody's is."""
+    old = [request for request in waiting if request.waited_steps >= AGED_STEPS]
+    if not old or room.since_aged < AGED_STEPS:
+        return None
+    return max(old, key=lambda request: (_effective_priority(request), request.waited_steps)).id
+
+
+def _in_order(waiting: Sequence[Waiting], policy: Policy, aged: int | None) -> list[Waiting]:
     """Who is considered first. Sorting is stable: equals stay in order of arrival."""
     if policy == "fcfs":
         return sorted(waiting, key=lambda request: -_effective_priority(request))
-    return sorted(waiting, key=_lpm_rank)
-
-
-def _lpm_rank(request: Waiting) -> tuple[int, int, int]:
-    if request.waited_steps >= AGED_STEPS:
-        return (-_effective_priority(request), 0, -request.waited_steps)
-    return (-_effective_priority(request), 1, -request.num_cached)
+    return sorted(waiting, key=lambda request: (-_effective_priority(request), request.id != aged, -request.num_cached))
 
 
 def _effective_priority(request: Waiting) -> int:

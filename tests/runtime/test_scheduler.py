@@ -65,13 +65,16 @@ def test_longest_prefix_match_goes_first_and_fcfs_does_not_care() -> None:
     assert plan(waiting, [], room, "fcfs").admit == (0, 1)
 
 
-def test_who_waited_long_enough_goes_before_any_match() -> None:
+def test_who_waited_longest_goes_before_any_match_one_at_a_time() -> None:
     waiting = [
         Waiting(1, tokens(1, 100), max_new_tokens=8, num_cached=96),
         Waiting(2, tokens(2, 100), max_new_tokens=8, waited_steps=AGED_STEPS),
         Waiting(3, tokens(3, 100), max_new_tokens=8, waited_steps=AGED_STEPS + 5),
     ]
-    assert plan(waiting, [], ROOM).admit == (3, 2, 1)
+    made = plan(waiting, [], ROOM)
+    assert (made.admit, made.aged) == ((3, 1, 2), 3)
+    made = plan(waiting, [], replace(ROOM, since_aged=AGED_STEPS - 1))
+    assert (made.admit, made.aged) == ((1, 2, 3), None), "the turn of the next one has not come"
 
 
 @pytest.mark.parametrize("policy", ["lpm", "fcfs"])
@@ -227,6 +230,7 @@ class FakeEngine:
     recomputed_tokens: int = 0
     preemptions: int = 0
     longest_decode_gap: int = 0
+    since_aged: int = AGED_STEPS
 
     def run(self, requests: list[Request], *, max_steps: int) -> None:
         future = sorted(requests, key=lambda request: (request.arrives, request.id))
@@ -245,6 +249,7 @@ class FakeEngine:
         )
         assert made.num_tokens <= self.max_batch_tokens
         assert made.rows or not (self.running or self.waiting), "a step without rows is a stall"
+        self.since_aged = 0 if made.aged is not None else self.since_aged + 1
         for id in made.preempt:
             self.preempt(id)
         for id in made.admit:
@@ -262,7 +267,8 @@ class FakeEngine:
 
     def room(self) -> Room:
         free_pages = self.cache.num_free + self.cache.num_evictable
-        return Room(free_pages, self.cache.page_size, self.max_batch_tokens, self.max_running, self.cache.enabled)
+        shares = self.cache.enabled
+        return Room(free_pages, self.cache.page_size, self.max_batch_tokens, self.max_running, shares, self.since_aged)
 
     def as_waiting(self, request: Request) -> Waiting:
         found = self.cache.peek(request.ids[:-1], request.namespace)
