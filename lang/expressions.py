@@ -36,7 +36,7 @@ def gen(
     dtype: object = None,
     choices: Sequence[str] | None = None,
     choices_method: ChoicesMethod | str | None = None,
-    regex: str | None = None,
+    regex: str | Sequence[str] | None = None,
     max_new_tokens: int | None = None,
     timeout: float | None = None,
     json_schema: Mapping[str, object] | str | type | None = None,
@@ -46,10 +46,12 @@ def gen(
     parallel_tool_calls: bool | None = None,
     reasoning: bool | int | None = None,
     separate_reasoning: bool = True,
+    stop_regex: str | None = None,
 ) -> Gen | Select:
     """Generate text into the variable `name`. What is None comes from `run`, then from the model, then our defaults.
 
-    At most one of `dtype`, `regex`, `choices`, `json_schema` (a dict, its text or a type: the value is text) and
+    `stop` ends the text before the string, `stop_regex` with its first match. At most one of `dtype`, `regex` (of several
+    ones, the text matches all), `choices`, `json_schema` (a dict, its text or a type: the value is text) and
     `grammar` (Lark, or EBNF with `::=`). With `dtype` the variable's value is of that type; with `choices` this is
     `select`. With n > 1 the value is a list of n, and the text goes on with the first. A gen that is not done
     `timeout` seconds after it was sent ends its state, and the forks of it, with TimedOut.
@@ -83,6 +85,7 @@ def gen(
         seed=seed,
         stop=stop,
         stop_token_ids=stop_token_ids,
+        stop_regex=stop_regex,
         ignore_eos=ignore_eos,
         return_logprob=return_logprob,
         top_logprobs_num=top_logprobs_num,

@@ -12,11 +12,11 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Union, get_args, get_origin
 
-from niwaki.runtime.api import Choices, Constraint, ConstraintError, Grammar, JsonSchema, Regex
+from niwaki.runtime.api import AllOf, Choices, Constraint, ConstraintError, Grammar, JsonSchema, Regex
 
 # Where a type sets no limit on a text or a list, neither do we: an automaton that counts characters has a state for
 # each, one that does not has a few in all, and when the budget runs out the runtime closes quotes and brackets itself.
@@ -79,19 +79,29 @@ def value_type(dtype: object) -> ValueType:
     return ValueType(name, constraint, _reader(dtype))
 
 
-def regex_type(pattern: str) -> ValueType:
-    """The whole text matches `pattern`; the value is the text.
+def regex_type(pattern: str | Sequence[str]) -> ValueType:
+    """The whole text matches `pattern`, or each of several ones; the value is the text.
 
     Raises:
-        ConstraintError: the pattern is not a valid regular expression, at the place that the message names.
+        ConstraintError: a pattern is not a valid regular expression, at the place that the message names.
     """
+    patterns = (pattern,) if isinstance(pattern, str) or not isinstance(pattern, Sequence) else tuple(pattern)
+    if not patterns:
+        raise ConstraintError("regex must be a string or a list of at least one, got an empty list")
+    for one in patterns:
+        _check_regex(one)
+    if len(patterns) == 1:
+        return ValueType(f"regex {patterns[0]!r}", Regex(patterns[0]), str)
+    return ValueType(f"regexes {patterns!r}", AllOf(tuple(map(Regex, patterns))), str)
+
+
+def _check_regex(pattern: object) -> None:
     if not isinstance(pattern, str):
         raise ConstraintError(f"regex must be a string, got {pattern!r}")
     try:
         re.compile(pattern)
     except re.error as error:
         raise ConstraintError(f"regex {pattern!r} is not valid at {error.pos}: {error.msg}") from error
-    return ValueType(f"regex {pattern!r}", Regex(pattern), str)
 
 
 def schema_type(schema: Mapping[str, object] | str | type) -> ValueType:

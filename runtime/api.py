@@ -113,6 +113,20 @@ class Grammar:
 
 
 @dataclass(frozen=True, slots=True)
+class StopRegex:
+    """The generated text ends with its first match of `pattern`: as soon as an end of it matches, and not before."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllOf:
+    """The generated text satisfies every part: the intersection of their automata, exactly."""
+
+    parts: tuple[Regex | Choices | StopRegex, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Tool:
     """A function that a model may call. `parameters` is the text of the JSON schema of its arguments, an object."""
 
@@ -158,7 +172,7 @@ class ToolCalls:
     format: CallFormat
     is_required: bool = False
     is_parallel: bool = True  # False: one call at most
-    answer: Regex | Choices | JsonSchema | Grammar | None = None
+    answer: Regex | Choices | JsonSchema | Grammar | StopRegex | AllOf | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +182,10 @@ class Reasoned:
     begin: str
     end: str
     max_tokens: int
-    constraint: Regex | Choices | JsonSchema | Grammar | ToolCalls | None = None
+    constraint: Regex | Choices | JsonSchema | Grammar | StopRegex | AllOf | ToolCalls | None = None
 
 
-Constraint = Regex | Choices | JsonSchema | Grammar | ToolCalls | Reasoned
+Constraint = Regex | Choices | JsonSchema | Grammar | StopRegex | AllOf | ToolCalls | Reasoned
 
 # ---------------------------------------------------------------------------------------------------------------
 # Sampling
@@ -196,6 +210,7 @@ class SamplingParams:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    stop_regex: str | None = None  # the text ends where its first match ends, with the match
     ignore_eos: bool = False
     return_logprob: bool = False
     top_logprobs_num: int = 0
@@ -205,6 +220,11 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         return self.temperature < 1e-6
+
+    @property
+    def compiles(self) -> bool:
+        """Whether something in it has to be compiled before it runs."""
+        return self.constraint is not None or self.stop_regex is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +248,7 @@ class SamplingOptions:
     seed: int | None = None
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
+    stop_regex: str | None = None
     ignore_eos: bool | None = None
     return_logprob: bool | None = None
     top_logprobs_num: int | None = None
@@ -311,6 +332,8 @@ def _check_bounds(params: SamplingParams, said: Mapping[str, object]) -> None:
     for text in params.stop:
         if not isinstance(text, str) or not text:
             raise RequestError(f"stop strings must be non-empty strings, got {text!r}")
+    if params.stop_regex is not None and (not isinstance(params.stop_regex, str) or not params.stop_regex):
+        raise RequestError(f"stop_regex must be a non-empty string, got {params.stop_regex!r}")
     if len(params.logit_bias) > MAX_LOGIT_BIAS:
         raise RequestError(f"at most {MAX_LOGIT_BIAS} logit_bias entries, got {len(params.logit_bias)}")
     for token_id, bias in params.logit_bias:

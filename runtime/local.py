@@ -36,10 +36,12 @@ from niwaki.runtime.api import (
     SamplingParams,
     Score,
     Segment,
+    StopRegex,
     Tool,
 )
 from niwaki.runtime.cache_file import CacheWriter, Layout, read_cache
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher
+from niwaki.runtime.constraints.automaton import ByteDfa
 from niwaki.runtime.core import EngineCore
 from niwaki.runtime.limits import Limits
 from niwaki.runtime.request import GenerateJob, Job, Request, ScoreJob, TokenIds
@@ -243,6 +245,7 @@ class LocalBackend:
             job.moved = lambda kept: self._move(branch, kept)
 
         def submit(matchers: Sequence[Matcher | None]) -> None:
+            ends = None if params.stop_regex is None else self._compiler.first_match(params.stop_regex)
             requests = [
                 self._request(
                     job,
@@ -252,6 +255,7 @@ class LocalBackend:
                     namespace,
                     seed=seeds[index],
                     matcher=matchers[index],
+                    stop_ends=ends,
                     logits_from=logits_from,
                 )
                 for index in range(params.n)
@@ -260,9 +264,7 @@ class LocalBackend:
             self._post(lambda: None if generation.is_done else self._core.submit(requests))
 
         constraint = params.constraint
-        if constraint is None:
-            submit([None] * params.n)
-        elif self._compiler.is_known(constraint) or not self._must_not_stall():
+        if self._compiles_at_once(params) or not self._must_not_stall():
             submit(self._matchers(constraint, params.n))
         else:
 
@@ -274,6 +276,10 @@ class LocalBackend:
 
             self._compile_later(compile_and_submit, generation)
         return generation
+
+    def _compiles_at_once(self, params: SamplingParams) -> bool:
+        stop = None if params.stop_regex is None else StopRegex(params.stop_regex)
+        return all(one is None or self._compiler.is_known(one) for one in (params.constraint, stop))
 
     def _must_not_stall(self) -> bool:
         """On the engine's own thread compiling would stall every other request, on an event loop every other task."""
@@ -378,7 +384,9 @@ class LocalBackend:
             first = params.seed if params.seed is not None else self._random.getrandbits(62)
         return [(first + index) % 2**63 for index in range(params.n)]
 
-    def _matchers(self, constraint: Constraint, count: int) -> list[Matcher | None]:
+    def _matchers(self, constraint: Constraint | None, count: int) -> list[Matcher | None]:
+        if constraint is None:
+            return [None] * count
         is_known = self._compiler.is_known(constraint)
         began = time.perf_counter()
         compiled = self._compiler.compile(constraint)
@@ -396,6 +404,7 @@ class LocalBackend:
         *,
         seed: int = 0,
         matcher: Matcher | None = None,
+        stop_ends: ByteDfa | None = None,
         logits_from: int | None = None,
     ) -> Request:
         with self._lock:
@@ -403,7 +412,7 @@ class LocalBackend:
             number = self._next_id
         return Request(
             number, job, index, ids, params, self._tokenizer,
-            namespace=namespace, seed=seed, matcher=matcher, logits_from=logits_from,
+            namespace=namespace, seed=seed, matcher=matcher, stop_ends=stop_ends, logits_from=logits_from,
         )  # fmt: skip
 
     def _track(self, branch: LocalBranch, job: Job) -> None:

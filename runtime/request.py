@@ -25,6 +25,7 @@ from niwaki.runtime.api import (
     TokenLogprob,
 )
 from niwaki.runtime.constraints import Matcher, marks_of
+from niwaki.runtime.constraints.automaton import ByteDfa
 from niwaki.runtime.constraints.boundaries import TAIL_TOKENS
 from niwaki.runtime.limits import TokenIds as TokenIds  # told on from here, too
 from niwaki.runtime.sampler import Sampled
@@ -82,6 +83,7 @@ class Request:
         seed: int = 0,
         logits_from: int | None = None,
         matcher: Matcher | None = None,
+        stop_ends: ByteDfa | None = None,
     ) -> None:
         self.id = request_id
         self.job = job
@@ -95,7 +97,7 @@ class Request:
         self.logits_from = len(ids) - 1 if logits_from is None else logits_from
         self.lease: Lease | None = None
         self.matcher = matcher
-        self.stops = StopText(params.stop)
+        self.stops = StopText(params.stop, params.stop_regex, stop_ends)
         self.detokenizer = tokenizer.detokenizer(marks_of(params.constraint))
         self.waited_steps = 0
         self.arrived = time.perf_counter()

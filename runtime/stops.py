@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from niwaki.runtime.constraints.automaton import DEAD, START, ByteDfa
+
 
 class StopText:
     """Watches one generation's growing text for its stop strings.
@@ -12,8 +14,12 @@ class StopText:
     in the length of the stop strings, not of the text.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], pattern: str | None = None, ends: ByteDfa | None = None) -> None:
+        """`ends` takes the texts that end with their first match of `pattern`; the match is part of the text."""
         self._stops = tuple(stops)
+        self._pattern = pattern
+        self._ends = ends
+        self._state = START
         self._longest = max((len(stop) for stop in self._stops), default=0)
         self._held = ""  # text not shown yet: it may be the head of a stop string
         self._num_shown = 0
@@ -25,7 +31,30 @@ class StopText:
         return self._num_shown + len(self._held)
 
     def push(self, text: str) -> str:
-        """Add text; returns what may be shown now. After a match (`matched`), the text before it, and no more."""
+        """Add text; returns what may be shown now. After a match (`matched`), the text before it, and no more.
+
+        A stop string goes before a match of the pattern.
+        """
+        length = None if self._ends is None else self._length_to_match(self._ends, text)
+        shown = self._push(text[:length])
+        if length is not None and self.matched is None:
+            self.matched = self._pattern
+            shown += self.finish()
+        return shown
+
+    def _length_to_match(self, ends: ByteDfa, text: str) -> int | None:
+        """How much of the text reaches up to the end of a match; None for all of it, and no match yet."""
+        before, self._state = self._state, ends.run(text.encode(), self._state)
+        if self._state != DEAD and not ends.accepting[self._state]:
+            return None
+        for length in range(1, len(text) + 1):
+            before = ends.run(text[length - 1].encode(), before)
+            if ends.accepting[before]:
+                return length
+        self._ends = None  # no text that begins like this has a match
+        return None
+
+    def _push(self, text: str) -> str:
         if not self._stops:
             self._num_shown += len(text)
             return text

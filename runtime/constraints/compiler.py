@@ -10,6 +10,7 @@ from typing import Final, assert_never
 import numpy as np
 
 from niwaki.runtime.api import (
+    AllOf,
     Choices,
     ConfigError,
     Constraint,
@@ -18,16 +19,17 @@ from niwaki.runtime.api import (
     JsonSchema,
     Reasoned,
     Regex,
+    StopRegex,
     ToolCalls,
 )
 from niwaki.runtime.constraints import grammar_worker, worker
-from niwaki.runtime.constraints.automaton import ByteDfa, from_edges, from_texts
+from niwaki.runtime.constraints.automaton import START, ByteDfa, from_edges, from_texts
 from niwaki.runtime.constraints.composed import ComposedConstraint
 from niwaki.runtime.constraints.grammar_engine import GrammarConstraint, GrammarVocabulary
 from niwaki.runtime.constraints.grammar_source import source_of, text_of_schema
 from niwaki.runtime.constraints.grammar_worker import SEARCH, WALK
 from niwaki.runtime.constraints.matcher import AutomatonConstraint
-from niwaki.runtime.constraints.pattern import parse, shown
+from niwaki.runtime.constraints.pattern import Pattern, all_of, first_match, one_of, parse, request_of, shown
 from niwaki.runtime.constraints.process import CompileProcess, TookTooLong
 from niwaki.runtime.constraints.protocol import CompiledConstraint
 from niwaki.runtime.constraints.schema import shortest_text
@@ -84,6 +86,12 @@ class ConstraintCompiler:
         self._remember(constraint, compiled)
         return compiled
 
+    def first_match(self, pattern: str) -> ByteDfa:
+        """The automaton of the texts that end with their first match of the pattern. Raises as `compile`."""
+        compiled = self.compile(StopRegex(pattern))
+        assert isinstance(compiled, AutomatonConstraint), "an automaton stands behind every regex"
+        return compiled.dfa
+
     def is_known(self, constraint: Constraint) -> bool:
         """Whether `compile` would answer at once, from the cache."""
         with self._lock:
@@ -117,9 +125,17 @@ class ConstraintCompiler:
             case Reasoned():
                 return ComposedConstraint(reasoned_piece(constraint, self.vocabulary, self.compile), self.vocabulary)
             case Regex(pattern):
-                dfa = self._regex(pattern)
+                dfa = self._automaton(parse(pattern), _named(constraint))
             case Choices(choices):
                 dfa = choices_automaton(choices)
+            case StopRegex(pattern):
+                dfa = self._automaton(first_match(pattern), _named(constraint))
+                if dfa.accepting[START]:
+                    raise ConstraintError(f"{_named(constraint)} matches the empty text: it would stop at once")
+            case AllOf(parts):
+                if not parts:
+                    raise ConstraintError("a conjunction needs at least one part")
+                dfa = self._automaton(all_of([_pattern(part) for part in parts]), _named(constraint))
             case _:
                 assert_never(constraint)
         try:
@@ -127,18 +143,16 @@ class ConstraintCompiler:
         except ConstraintError as error:
             raise ConstraintError(f"{_named(constraint)} cannot be used: {error}") from None
 
-    def _regex(self, text: str) -> ByteDfa:
-        pattern = parse(text)
+    def _automaton(self, pattern: Pattern, name: str) -> ByteDfa:
         if pattern.cost > MAX_COST:
             raise ConstraintError(
-                f"regex {shown(text)} is too large: about {pattern.cost} states written out, at most {MAX_COST}; "
-                "use smaller counts"
+                f"{name} is too large: about {pattern.cost} states written out, at most {MAX_COST}; use smaller counts"
             )
-        build = worker.transitions_of if pattern.is_harmless else self._process.compile
+        build = worker.automaton_of if pattern.is_harmless else self._process.compile
         try:
-            found = build(pattern.source)
+            found = build(request_of(pattern.expression))
         except ValueError as error:
-            raise ConstraintError(f"regex {shown(text)} cannot be compiled: {error}") from None
+            raise ConstraintError(f"{name} cannot be compiled: {error}") from None
         dfa = from_edges(
             np.frombuffer(found.accepting, np.uint8).astype(np.bool_),
             np.array(found.sources, np.int32),
@@ -146,7 +160,7 @@ class ConstraintCompiler:
             np.array(found.targets, np.int32),
         )
         if dfa is None:
-            raise ConstraintError(f"regex {shown(text)} matches no text")
+            raise ConstraintError(f"{name} matches no text")
         return dfa
 
     def _grammar(self, constraint: JsonSchema | Grammar) -> GrammarConstraint:
@@ -162,14 +176,7 @@ class ConstraintCompiler:
                     ask(WALK + source.text)
             with self._lock:
                 self._words = self._words or GrammarVocabulary(self.vocabulary)
-            return GrammarConstraint(
-                source.text,
-                self._words,
-                shortest,
-                source.commitments,
-                source.num_states,
-                is_shallow=source.is_small,
-            )
+            return GrammarConstraint(source.text, self._words, shortest, source.commitments, source.num_states)
         except RecursionError:
             raise ConstraintError(f"{_named(constraint)} is nested too deeply; nest it less") from None
         except ConfigError as error:
@@ -198,6 +205,17 @@ def compile_constraint(constraint: Constraint, vocabulary: Vocabulary, *, second
         return compiler.compile(constraint)
     finally:
         compiler.close()
+
+
+def _pattern(part: Regex | Choices | StopRegex) -> Pattern:
+    match part:
+        case Regex(text):
+            return parse(text)
+        case StopRegex(text):
+            return first_match(text)
+        case Choices(choices):
+            choices_automaton(choices)  # checks them
+            return one_of(choices)
 
 
 def choices_automaton(choices: tuple[str, ...]) -> ByteDfa:
@@ -234,6 +252,10 @@ def _named(constraint: Constraint) -> str:
             return "the JSON schema"
         case Grammar():
             return "the grammar"
+        case StopRegex(pattern):
+            return f"stop_regex {shown(pattern)}"
+        case AllOf(parts):
+            return f"the conjunction of {' and '.join(map(_named, parts))}"
         case ToolCalls(tools):
             return f"the set of {len(tools)} tools"
         case Reasoned():
@@ -252,6 +274,10 @@ def _source_bytes(constraint: Constraint) -> int:
             return 4 * len(schema)
         case Grammar(source):
             return 4 * len(source)
+        case StopRegex(pattern):
+            return 4 * len(pattern)
+        case AllOf(parts):
+            return sum(map(_source_bytes, parts))
         case ToolCalls(tools, answer=answer):
             own = sum(4 * (len(tool.name) + len(tool.parameters)) for tool in tools)
             return own + (0 if answer is None else _source_bytes(answer))

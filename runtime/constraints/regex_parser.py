@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NoReturn
 
+from niwaki.runtime.constraints.regex_looks import boundary
 from niwaki.runtime.constraints.regex_tree import (
     EMPTY,
     MAX_CODE_POINT,
@@ -30,6 +31,7 @@ _SIMPLE_ESCAPES: Final = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11, "a": 7}
 _HEX_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
 _BEYOND_ASCII: Final = (0x80, MAX_CODE_POINT)
 _ANY: Final[Ranges] = ((0, MAX_CODE_POINT),)
+_NO_NEWLINE: Final[Ranges] = ((0, 9), (11, MAX_CODE_POINT))
 # escape -> its ASCII members, and the cost of one occurrence (states of the automaton that outlines-core builds).
 # Dialects differ beyond ASCII: Python's \d takes every Unicode digit (of its own Unicode version), ECMAScript's ten.
 # What all of them accept is generated: ASCII where a class is allowed, none of Unicode's where it is excluded.
@@ -53,6 +55,7 @@ class Parser:
     depth: int = 0
     dot_takes_newline: bool = False
     ignores_case: bool = False
+    has_lines: bool = False
 
     def parse(self) -> Node:
         for index, character in enumerate(self.text):
@@ -119,7 +122,7 @@ class Parser:
         bounds = self.bounds()
         if bounds is None:
             return node
-        if isinstance(node, Anchor | Look):
+        if isinstance(node, Anchor):
             self.fail("an anchor cannot be repeated", node.index)
         if self.peek() == "+":
             self.fail("possessive repeats are not supported: they match less than they say")
@@ -169,6 +172,8 @@ class Parser:
                 return self.bracketed(start)
             case ".":
                 return self.dot()
+            case "^" | "$" if self.has_lines:
+                return Look(self.exactly(_NO_NEWLINE), character == "$", True, start)
             case "^" | "$":
                 return Anchor(character == "^", start)
             case "\\":
@@ -177,7 +182,7 @@ class Parser:
                 return self.literal(ord(character))
 
     def group(self, start: int) -> Node:
-        flags = self.dot_takes_newline, self.ignores_case
+        flags = self.dot_takes_newline, self.ignores_case, self.has_lines
         look = next((kind for mark, kind in _LOOKS.items() if self.take(mark)), None)
         if look is None and self.take("?"):
             if self.take("#"):
@@ -197,7 +202,7 @@ class Parser:
         if not self.take(")"):
             self.fail(f"missing ')' for the group opened at {start + 1}")
         self.depth -= 1
-        self.dot_takes_newline, self.ignores_case = flags
+        self.dot_takes_newline, self.ignores_case, self.has_lines = flags
         return node if look is None else Look(node, *look, start)
 
     def scoped_flags(self, start: int) -> str:
@@ -236,10 +241,12 @@ class Parser:
                     self.ignores_case = True
                 case "s":
                     self.dot_takes_newline = True
+                case "m":
+                    self.has_lines = True
                 case "u":
                     pass  # always on
                 case _:
-                    self.fail(f"the flag '{flag}' is not supported: only i, s and u are", self.at - 1)
+                    self.fail(f"the flag '{flag}' is not supported: only i, m, s and u are", self.at - 1)
 
     # -- one character
 
@@ -247,7 +254,7 @@ class Parser:
         return self.exactly([(code, code)])
 
     def dot(self) -> Characters:
-        return self.exactly(_ANY if self.dot_takes_newline else ((0, 9), (11, MAX_CODE_POINT)))
+        return self.exactly(_ANY if self.dot_takes_newline else _NO_NEWLINE)
 
     def exactly(self, ranges: Iterable[tuple[int, int]]) -> Characters:
         """A set whose characters are known."""
@@ -283,7 +290,7 @@ class Parser:
             case "Z" | "z":
                 return Anchor(False, start)
             case "b" | "B":
-                self.fail("word boundaries are not supported: they cannot be enforced as an automaton", start)
+                return boundary(start, is_between=character == "b")
             case _ if character in "123456789":
                 self.fail("a back-reference is not supported: it cannot be enforced as an automaton", start)
         if character in _CLASSES:

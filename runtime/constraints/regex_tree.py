@@ -52,7 +52,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """^ or $: dropped at the ends of the text, where a full match holds them anyway, and refused elsewhere."""
+    """^ or $: dropped at the ends of the text, where a full match holds them anyway; elsewhere a look-around."""
 
     is_start: bool
     index: int
@@ -110,45 +110,6 @@ def complement(ranges: Ranges) -> Ranges:
     if start <= MAX_CODE_POINT:
         missing.append((start, MAX_CODE_POINT))
     return tuple(missing)
-
-
-def without_anchors(node: Node, text: str, first: bool, last: bool) -> Node:
-    """The tree with its anchors replaced by nothing. `first` and `last` say what no character stands before, after."""
-    match node:
-        case Characters():
-            return node
-        case Anchor(is_start=True):
-            if not first:
-                raise invalid(text, node.index, "an anchor for the start can only stand at the start")
-            return EMPTY
-        case Anchor():
-            if not last:
-                raise invalid(text, node.index, "an anchor for the end can only stand at the end")
-            return EMPTY
-        case Look(is_ahead=is_ahead):
-            name = "look-ahead" if is_ahead else "look-behind"
-            raise invalid(text, node.index, f"{name} is not supported: it cannot be enforced as an automaton")
-        case Repeat(item, low, high):
-            once = high == 1
-            return Repeat(without_anchors(item, text, first and once, last and once), low, high)
-        case Alternatives(items):
-            return Alternatives(tuple(without_anchors(item, text, first, last) for item in items))
-        case Concatenation(items):
-            with_text = [i for i, item in enumerate(items) if not _is_zero_width(item)]
-            first_text = with_text[0] if with_text else len(items)
-            last_text = with_text[-1] if with_text else -1
-            return Concatenation(
-                tuple(
-                    without_anchors(item, text, first and i <= first_text, last and i >= last_text)
-                    for i, item in enumerate(items)
-                )
-            )
-        case _:
-            assert_never(node)
-
-
-def _is_zero_width(node: Node) -> bool:
-    return isinstance(node, Anchor) or (isinstance(node, Concatenation) and all(map(_is_zero_width, node.items)))
 
 
 def source_of(node: Node) -> str:

@@ -1,24 +1,29 @@
-"""From a pattern to a byte automaton, by outlines-core; also the program of the process that does it under a limit.
+"""From a pattern to a byte automaton, by outlines-core, and from several to one, by interegular; also the program of
+the process that does it under a limit.
 
 Run as a script (`python -P worker.py SECONDS BYTES`) it answers requests on its standard input one after the other,
 and dies by its own timers when one takes too long. Imports the standard library and outlines-core only: it starts in
-tens of milliseconds and never loads NumPy, torch or niwaki.
+tens of milliseconds and never loads NumPy, torch or niwaki, and interegular only when it is asked for.
 
-Frames, both ways: 4 bytes length (little-endian), then the body. A request is a pattern in UTF-8. An answer is one
-status byte (OK or REFUSED) and `Transitions.to_bytes()`, or the reason in UTF-8.
+Frames, both ways: 4 bytes length (little-endian), then the body. A request is what `automaton_of` takes, in UTF-8. An
+answer is one status byte (OK or REFUSED) and `Transitions.to_bytes()`, or the reason in UTF-8.
 """
 
 from __future__ import annotations
 
+import json
 import signal
 import struct
 import sys
 from array import array
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from outlines_core import Index  # type: ignore[import-untyped]  # ships no types
 from outlines_core import Vocabulary as OutlinesVocabulary
+
+if TYPE_CHECKING:
+    from interegular.fsm import FSM
 
 OK, REFUSED = b"\x00", b"\x01"
 LENGTH = struct.Struct("<I")
@@ -98,6 +103,234 @@ def transitions_of(pattern: str) -> Transitions:
     return Transitions(bytes(accepting), sources, bytes(labels), targets)
 
 
+# ---------------------------------------------------------------------------------------------------------------
+# Several automata in one
+# ---------------------------------------------------------------------------------------------------------------
+
+# The sign of look-around i in a pattern: U+10FFFE, which no set holds, and the character FIRST_LOOK + i.
+SIGN = BEGIN.encode()
+FIRST_LOOK = 0x21
+ANY_TEXT = r"[\x{0}-\x{10FFFD}]*"
+
+Table = list[dict[int, int]]  # by state: byte -> next state
+
+
+def automaton_of(request: str) -> Transitions:
+    """The automaton of a pattern in the Rust dialect, or behind a NUL of an expression as JSON. An expression is
+
+    - a pattern,
+    - ["all", expression, ...]: what all of them take,
+    - ["first", expression]: those of its texts that have no shorter one of them at their start,
+    - ["look", pattern, [[is ahead, is negated, expression], ...]]: a pattern with signs of look-arounds in it.
+      One that looks ahead says what the text from here on is (or is not), the others what the text up to here is.
+
+    May take for ever.
+
+    Raises:
+        ValueError: outlines-core refuses a pattern, or the expression is none.
+    """
+    return _meant(json.loads(request[1:])) if request.startswith("\0") else transitions_of(request)
+
+
+def _meant(expression: object) -> Transitions:
+    match expression:
+        case str(pattern):
+            return transitions_of(pattern)
+        case ["all", *parts]:
+            from interegular.fsm import FSM
+
+            return _of_fsm(FSM.intersection(*(_fsm(_meant(part)) for part in parts)))
+        case ["first", part]:
+            found = _meant(part)
+            kept = [edge for edge, source in enumerate(found.sources) if not found.accepting[source]]
+            return Transitions(
+                found.accepting,
+                array("i", [found.sources[edge] for edge in kept]),
+                bytes(found.labels[edge] for edge in kept),
+                array("i", [found.targets[edge] for edge in kept]),
+            )
+        case ["look", str(pattern), list(looks)]:
+            around = [(bool(ahead), bool(negated), _meant(part)) for ahead, negated, part in looks]
+            return _of_fsm(_Looking(transitions_of(pattern), around).fsm())
+        case _:
+            raise ValueError(f"not an expression: {expression!r}")
+
+
+def _table(automaton: Transitions) -> Table:
+    table: Table = [{} for _ in automaton.accepting]
+    for source, label, target in zip(automaton.sources, automaton.labels, automaton.targets, strict=True):
+        table[source][label] = target
+    return table
+
+
+def _classes(tables: list[Table]) -> dict[int, int]:
+    """Bytes that no state of any of them tells apart have the same number."""
+    signatures: dict[tuple[int | None, ...], int] = {}
+    return {
+        byte: signatures.setdefault(tuple(row.get(byte) for table in tables for row in table), len(signatures))
+        for byte in range(256)
+    }
+
+
+def _fsm(automaton: Transitions) -> FSM:
+    from interegular.fsm import FSM, Alphabet
+
+    table = _table(automaton)
+    alphabet = Alphabet(_classes([table]))
+    finals = {state for state, accepts in enumerate(automaton.accepting) if accepts}
+    rows = {state: {alphabet[byte]: target for byte, target in row.items()} for state, row in enumerate(table)}
+    return FSM(alphabet, set(range(len(table))), 0, finals, rows)
+
+
+def _of_fsm(fsm: FSM) -> Transitions:
+    order = [fsm.initial, *(state for state in fsm.states if state != fsm.initial)]
+    number = {state: place for place, state in enumerate(order)}
+    sources, labels, targets = array("i"), bytearray(), array("i")
+    for state in order:
+        for key, target in fsm.map.get(state, {}).items():
+            for byte in fsm.alphabet.by_transition[key]:
+                sources.append(number[state])
+                labels.append(byte)
+                targets.append(number[target])
+    accepting = bytes(state in fsm.finals for state in order)
+    return Transitions(accepting, sources, bytes(labels), targets)
+
+
+Due = frozenset[tuple[int, int]]  # (look-ahead, state): what the rest of the text is, or is not
+Stand = tuple[int, Due]  # a state of the pattern, and what is due behind it
+
+
+class _Looking:
+    """A pattern's automaton followed together with those of its look-arounds.
+
+    A look-behind reads the text from its start. A look-ahead begins to read where its sign is passed, and what it says
+    is due at the end of the text. So a place is: where each look-behind stands, and the ways to stand in the pattern.
+    """
+
+    def __init__(self, pattern: Transitions, looks: list[tuple[bool, bool, Transitions]]) -> None:
+        self._accepting = pattern.accepting
+        self._table = _table(pattern)
+        self._jumps = self._without_signs()
+        self._is_negated = [negated for _, negated, _ in looks]
+        self._finals = [automaton.accepting for _, _, automaton in looks]
+        self._tables = [_table(automaton) for _, _, automaton in looks]
+        self._behind = [number for number, (ahead, _, _) in enumerate(looks) if not ahead]
+        text = transitions_of(ANY_TEXT)
+        texts = _table(text)
+        self._class_of = _classes([self._table, *self._tables, texts])
+        self._byte_of = {number: byte for byte, number in self._class_of.items()}
+        self._whole = [
+            {state for state in range(len(table)) if self._takes_all(table, finals, state, texts, text.accepting)}
+            for table, finals in zip(self._tables, self._finals, strict=True)
+        ]
+
+    def fsm(self) -> FSM:
+        from interegular.fsm import Alphabet, OblivionError, crawl
+
+        def follow(
+            place: tuple[tuple[int, ...], frozenset[Stand]], key: int
+        ) -> tuple[tuple[int, ...], frozenset[Stand]]:
+            found = self._after(place, self._byte_of[key])
+            if found is None:
+                raise OblivionError
+            return found
+
+        def is_final(place: tuple[tuple[int, ...], frozenset[Stand]]) -> bool:
+            return any(self._accepting[state] and self._is_met(due) for state, due in place[1])
+
+        behind = (0,) * len(self._behind)
+        start = (behind, self._stands({(0, frozenset())}, behind))
+        return crawl(Alphabet(self._class_of), start, is_final, follow)
+
+    def _without_signs(self) -> list[list[tuple[int, int]]]:
+        """Take the signs out of the pattern's table: by state, (look-around, next state)."""
+        jumps: list[list[tuple[int, int]]] = [[] for _ in self._table]
+        cut: list[tuple[int, int]] = []
+        for state in range(len(self._table)):
+            at: int | None = state
+            for byte in SIGN:
+                before, at = at, None if at is None else self._table[at].get(byte)
+            if at is not None and before is not None:
+                cut.append((before, SIGN[-1]))
+                jumps[state] = [(byte - FIRST_LOOK, target) for byte, target in self._table[at].items()]
+        for state, byte in cut:
+            self._table[state].pop(byte, None)
+        return jumps
+
+    def _takes_all(self, table: Table, finals: bytes, state: int, texts: Table, text_finals: bytes) -> bool:
+        """Whether every text may follow in this state."""
+        seen = {(state, 0)}
+        queue = list(seen)
+        for at, text in queue:  # grows while we walk
+            if text_finals[text] and not finals[at]:
+                return False
+            for byte in self._byte_of.values():
+                text_after, after = texts[text].get(byte), table[at].get(byte)
+                if text_after is None:
+                    continue
+                if after is None:
+                    return False
+                if (after, text_after) not in seen:
+                    seen.add((after, text_after))
+                    queue.append((after, text_after))
+        return True
+
+    def _after(
+        self, place: tuple[tuple[int, ...], frozenset[Stand]], byte: int
+    ) -> tuple[tuple[int, ...], frozenset[Stand]] | None:
+        behind: list[int] = []
+        for number, state in zip(self._behind, place[0], strict=True):
+            after = self._tables[number][state].get(byte)
+            if after is None:  # no text: the pattern does not take it either
+                return None
+            behind.append(after)
+        moved: set[Stand] = set()
+        for state, due in place[1]:
+            target = self._table[state].get(byte)
+            still = None if target is None else self._moved(due, byte)
+            if target is not None and still is not None:
+                moved.add((target, still))
+        stands = self._stands(moved, tuple(behind))
+        return (tuple(behind), stands) if stands else None
+
+    def _moved(self, due: Due, byte: int) -> Due | None:
+        """What is due behind the byte; None where it can no longer be met."""
+        found: set[tuple[int, int]] = set()
+        for number, state in due:
+            target = self._tables[number][state].get(byte)
+            if not self._note(number, target, found):
+                return None
+        return frozenset(found)
+
+    def _note(self, number: int, state: int | None, found: set[tuple[int, int]]) -> bool:
+        """Add what look-ahead `number` still asks for in `state`. False: it is not met, whatever follows."""
+        if state is None or state in self._whole[number]:
+            return (state is None) == self._is_negated[number]
+        found.add((number, state))
+        return True
+
+    def _stands(self, stands: set[Stand], behind: tuple[int, ...]) -> frozenset[Stand]:
+        """These and those that signs lead to from them, less those that ask for more than another one."""
+        queue = list(stands)
+        for state, due in queue:  # grows while we walk
+            for number, target in self._jumps[state]:
+                if number in self._behind:
+                    is_met = bool(self._finals[number][behind[self._behind.index(number)]])
+                    after: Due | None = due if is_met != self._is_negated[number] else None
+                else:
+                    asked = set(due)
+                    after = frozenset(asked) if self._note(number, 0, asked) else None
+                if after is not None and (target, after) not in stands:
+                    stands.add((target, after))
+                    queue.append((target, after))
+        return frozenset(
+            (state, due) for state, due in stands if not any(other == state and less < due for other, less in stands)
+        )
+
+    def _is_met(self, due: Due) -> bool:
+        return all(bool(self._finals[number][state]) != self._is_negated[number] for number, state in due)
+
+
 def serve(requests: BinaryIO, answers: BinaryIO, seconds: float) -> None:
     """Answer until the input ends."""
     answers.write(LENGTH.pack(1) + OK)  # ready: what follows is compile time, not start-up time
@@ -110,7 +343,7 @@ def serve(requests: BinaryIO, answers: BinaryIO, seconds: float) -> None:
         signal.setitimer(signal.ITIMER_PROF, seconds)
         signal.setitimer(signal.ITIMER_REAL, 20 * seconds)
         try:
-            body = OK + transitions_of(pattern).to_bytes()
+            body = OK + automaton_of(pattern).to_bytes()
         except (ValueError, MemoryError) as error:
             body = REFUSED + str(error).encode()
         signal.setitimer(signal.ITIMER_PROF, 0.0)
