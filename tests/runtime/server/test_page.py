@@ -1,0 +1,206 @@
+"""The page at /: clicked through in a real browser, which has nothing to complain about."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.server.config import ServerConfig, digests
+from niwaki.runtime.server.pages import FOLDER
+from niwaki.runtime.server.serve import serving
+from tests.lang.test_picture import contrast
+from tests.runtime.server.browser import CHROMIUM, DRIVER, Browser, browsing
+
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None or DRIVER is None, reason="no Chromium with its driver; .ci/install-chromium installs Debian's"
+)
+ENTER = "\ue007"
+IDLE = "!document.querySelector('#send').disabled"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browsing(tmp_path_factory.mktemp("browser")) as made:
+        yield made
+
+
+@pytest.fixture
+def page(browser: Browser, engine: Engine) -> Iterator[Browser]:
+    """The page of a server without sessions yet, and nothing on its console afterwards."""
+    with serving(engine) as address:
+        browser.open(address)
+        browser.wait("document.querySelector('#model').textContent.startsWith('toy')")
+        browser.run("document.querySelector('[name=max_tokens]').value = 12")
+        yield browser
+        assert browser.complaints() == []
+        browser.open("about:blank")
+
+
+def said(page: Browser, text: str, turns: int) -> None:
+    page.type("#draft", text + ENTER)
+    page.wait(f"{IDLE} && document.querySelectorAll('.told').length === {turns}")
+
+
+@needs_browser
+def test_a_conversation_is_had_branched_rewound_and_deleted(page: Browser) -> None:
+    said(page, "the cat", 1)
+    said(page, "the dog", 2)
+    assert page.texts("#sessions button") == ["the cat"]
+    trunk = page.texts(".said .body")
+    assert trunk[::2] == ["the cat", "the dog"]
+
+    page.click(".turn:first-child .told button:first-of-type")
+    page.wait("document.querySelector('#talk-title').textContent === 'the cat (branch)'")
+    page.wait("document.querySelectorAll('.turn').length === 1")
+    said(page, "a log", 2)
+    assert page.texts("#sessions button") == ["the cat (branch)", "the cat"]
+    assert page.texts("#sessions [aria-current=true]") == ["the cat (branch)"]
+
+    page.click("#sessions li:last-child button")
+    page.wait("document.querySelector('#talk-title').textContent === 'the cat'")
+    page.wait("document.querySelectorAll('.turn').length === 2")
+    assert page.texts(".said .body") == trunk, "what was stored is what was shown"
+    page.click(".turn:first-child .told button:last-of-type")
+    page.wait("document.querySelectorAll('.turn').length === 1")
+
+    page.click("#delete")
+    page.wait("document.querySelectorAll('#sessions button').length === 1")
+    assert page.texts("#talk-title") == ["New session"]
+
+
+@needs_browser
+def test_an_answer_of_a_schema_is_drawn_while_it_grows(page: Browser) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "minLength": 30, "maxLength": 60}, "b": {"enum": [1, 2]}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    page.run(
+        """
+        const box = document.querySelector("#schema");
+        box.value = "{"; box.dispatchEvent(new Event("input"));
+        window.invalid = box.getAttribute("aria-invalid");
+        box.value = arguments[0]; box.dispatchEvent(new Event("input"));
+        document.querySelector("[name=max_tokens]").value = 120;
+        window.seen = new Set();
+        new MutationObserver(() => {
+          for (const one of document.querySelectorAll(".assistant .json-value")) window.seen.add(one.textContent);
+        }).observe(document.querySelector("#turns"), { subtree: true, childList: true });
+        """,
+        json.dumps(schema),
+    )
+    assert page.run("return window.invalid") == "true"
+    page.click("#shaped")
+    said(page, "fill it", 1)
+    assert page.texts(".assistant .json .name") == ["a: ", "b: "]
+    assert len(str(page.texts(".assistant .json-value")[0])) >= 30
+    assert int(str(page.run("return window.seen.size"))) > 3, "it was drawn in parts"
+
+
+@needs_browser
+def test_a_stopped_answer_was_never_said(page: Browser) -> None:
+    long = {"type": "object", "properties": {"a": {"type": "string", "minLength": 350}}, "required": ["a"]}
+    page.run("document.querySelector('#schema').value = arguments[0]", json.dumps(long))
+    page.run("document.querySelector('[name=max_tokens]').value = 450")
+    page.click("#shaped")
+    page.type("#draft", "the cat" + ENTER)
+    page.wait("document.querySelector('.assistant .body')?.textContent")
+    page.click("#stop")
+    page.wait(f"{IDLE} && document.querySelectorAll('.turn').length === 0")
+    assert "not kept" in page.texts("#state")[0]
+
+
+@needs_browser
+def test_what_is_refused_is_told_on_the_page(page: Browser) -> None:
+    page.run("document.querySelector('[name=max_tokens]').value = 9999")
+    page.type("#draft", "the cat" + ENTER)
+    page.wait("!document.querySelector('#problem').hidden")
+    assert "tokens" in page.texts("#problem")[0]
+    assert page.texts(".turn") == []
+    page.complaints()  # the browser notes every answer that is no success
+
+
+@needs_browser
+def test_the_tree_is_drawn_and_names_what_was_said(page: Browser) -> None:
+    said(page, "the cat sat on the mat and the dog sat on the log", 1)
+    page.wait("[...document.querySelectorAll('#tree title')].some((one) => one.textContent.includes('the cat'))")
+    page.wait("document.querySelectorAll('#tree g.pinned').length > 0")
+    page.wait("document.querySelectorAll('#rates polyline').length === 3")
+    assert "running" in page.texts("#numbers dt")
+
+
+@needs_browser
+def test_both_themes_can_be_had_and_everything_has_a_name(page: Browser) -> None:
+    def paper() -> object:
+        return page.run("return getComputedStyle(document.body).backgroundColor")
+
+    light = paper()
+    page.click("#theme")
+    assert paper() != light
+    nameless = page.run(
+        """
+        return [...document.querySelectorAll("button, input, textarea, [role], section, nav")].filter((one) =>
+          !one.textContent.trim() && !one.getAttribute("aria-label") && !one.getAttribute("aria-labelledby")
+          && !one.labels?.length && !["status", "alert", "log"].includes(one.role)).map((one) => one.outerHTML);
+        """
+    )
+    assert nameless == []
+
+
+@needs_browser
+def test_a_key_is_asked_for_once(browser: Browser, engine: Engine) -> None:
+    with serving(engine, ServerConfig(port=0, key_digests=digests(["first-key"]))) as address:
+        browser.open(address)
+        browser.wait("document.querySelector('#key-dialog').open")
+        browser.type("#key", "first-key" + ENTER)
+        browser.wait("document.querySelector('#model').textContent.startsWith('toy')")
+        browser.run("document.querySelector('[name=max_tokens]').value = 4")
+        said(browser, "the cat", 1)
+        browser.open("about:blank")
+        browser.complaints()
+
+
+def test_the_page_loads_nothing_from_elsewhere(client: httpx2.Client) -> None:
+    answer = client.get("/")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    for path in sorted(FOLDER.iterdir()):
+        text = client.get(f"/page/{path.name}").text
+        assert text == path.read_text("utf-8")
+        assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)[^\s\"']+", text) == [], path.name
+    assert client.get("/page/..%2Fconfig.py").status_code == 404
+    assert client.get("/page/none.js").status_code == 404
+
+
+def test_the_tree_is_told_only_to_whom_it_belongs(engine: Engine) -> None:
+    with serving(engine, ServerConfig(port=0, key_digests=digests(["first-key", "second-key"]))) as address:
+
+        def nodes(key: str) -> list[dict[str, object]]:
+            headers = {"authorization": f"Bearer {key}"}
+            return list(httpx2.get(f"{address}/debug/tree", headers=headers).json()["nodes"])
+
+        body = {"prompt": "the cat sat on the mat", "max_tokens": 1}
+        httpx2.post(f"{address}/v1/completions", json=body, headers={"authorization": "Bearer first-key"}, timeout=60)
+        assert "the cat sat" in "".join(str(node["text"]) for node in nodes("first-key"))
+        assert nodes("second-key") == []
+        assert httpx2.get(f"{address}/debug/tree").status_code == 401
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_keeps_its_contrast(scheme: str) -> None:
+    style = Path(FOLDER, "style.css").read_text("utf-8")
+    light, dark = re.findall(r":root[^{]*\{(.*?)\}", style, re.DOTALL)
+    colors = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", light if scheme == "light" else dark))
+    for ground in ("paper", "card", "mine"):
+        assert contrast(colors["ink"], colors[ground]) >= 7, ground
+        assert contrast(colors["soft"], colors[ground]) >= 4.5, ground
+    for text, ground in (("on-main", "main"), ("bad", "bad-paper"), ("name", "card"), ("value", "card")):
+        assert contrast(colors[text], colors[ground]) >= 4.5, text
+    for mark in ("idle", "generated", "cached", "computed", "locked", "pinned", "main"):
+        assert contrast(colors[mark], colors["card"]) >= 3, mark

@@ -1,0 +1,212 @@
+"""The store of turns, in every database that it knows: a path is what was appended, and what is needed stays."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import stat
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from niwaki.runtime.api import ConfigError
+from niwaki.runtime.server.store import Conflict, Session, Store, Turn, new_id, open_store
+
+POSTGRES = Path(os.path.realpath(shutil.which("postgres") or "")).parent
+NOBODY = 65534  # PostgreSQL refuses to run as root
+
+
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[str]:
+    """The URL of a server of our own, on a Unix socket."""
+    if not (POSTGRES / "initdb").exists():
+        pytest.skip("no PostgreSQL here")
+    user = NOBODY if os.geteuid() == 0 else None
+    with tempfile.TemporaryDirectory() as folder:
+        if user is not None:
+            os.chown(folder, user, user)
+        data = Path(folder) / "data"
+        initdb = [POSTGRES / "initdb", "-D", data, "-U", "niwaki", "-A", "trust", "-N"]
+        subprocess.run(initdb, check=True, user=user, group=user, extra_groups=[], cwd=folder, capture_output=True)
+        command = [POSTGRES / "postgres", "-D", data, "-k", folder, "-c", "listen_addresses=", "-c", "fsync=off"]
+        with subprocess.Popen(
+            command, user=user, group=user, extra_groups=[], cwd=folder, stderr=subprocess.PIPE, text=True
+        ) as server:
+            try:
+                assert server.stderr is not None
+                assert any("ready to accept connections" in line for line in server.stderr)
+                yield f"postgresql://niwaki@/postgres?host={folder}"
+            finally:
+                server.terminate()
+
+
+@pytest.fixture(params=["memory", "file", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    match request.param:
+        case "memory":
+            url = "sqlite://"
+        case "file":
+            url = f"sqlite:///{tmp_path / 'kept.db'}"
+        case _:
+            url = request.getfixturevalue("postgresql")
+    made = open_store(url)
+    yield made
+    made.close()
+
+
+def begun(store: Store, head: str | None = None) -> Session:
+    session = Session(new_id("sess"), "me", head, {"title": "é\0"}, random.getrandbits(40), 1)
+    store.add_session(session)
+    return session
+
+
+def following(session: Session, number: int, key: str | None = None) -> Turn:
+    messages = ({"role": "user", "content": f"\0 {number} é 東"}, {"role": "assistant", "content": None})
+    return Turn(new_id("turn"), "me", session.head, number, messages, {"usage": {"n": number}}, key)
+
+
+def grown(store: Store, session: Session, count: int) -> tuple[Session, list[Turn]]:
+    turns = []
+    for number in range(count):
+        turns.append(following(session, number + 1))
+        session = store.append(session, turns[-1])
+    return session, turns
+
+
+def test_a_path_is_what_was_appended(store: Store) -> None:
+    session, turns = grown(store, begun(store), 12)
+    assert session.head == turns[-1].id
+    assert store.path("me", turns[-1].id) == turns
+    assert store.path("me", turns[4].id) == turns[:5]
+    assert store.path("you", turns[4].id) == []
+    assert store.turn("you", turns[4].id) is None
+    assert store.session("me", session.id) == session
+    assert store.session("you", session.id) is None
+
+
+def test_of_two_who_append_at_once_one_is_told(store: Store) -> None:
+    for _ in range(5):
+        session, _ = grown(store, begun(store), 1)
+        told: list[str] = []
+
+        def append(session: Session, told: list[str]) -> None:
+            try:
+                told.append(store.append(session, following(session, 2)).head or "")
+            except Conflict:
+                told.append("")
+
+        threads = [threading.Thread(target=append, args=(session, told)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        (head,) = (one for one in told if one)
+        found = store.session("me", session.id)
+        assert found is not None
+        assert found.head == head
+        assert len(store.path("me", head)) == 2
+
+
+def test_a_key_stores_one_turn(store: Store) -> None:
+    session = begun(store)
+    first = following(session, 1, "key")
+    moved = store.append(session, first)
+    with pytest.raises(Conflict) as caught:
+        store.append(moved, following(moved, 2, "key"))
+    assert caught.value.turn == first.id == store.turn_of_request(session.id, "key")
+    assert store.session("me", session.id) == moved, "neither the turn nor the move was kept"
+    store.append(begun(store), following(session, 1, "key"))  # another session's keys are its own
+
+
+def test_a_turn_goes_when_nothing_leads_to_it(store: Store) -> None:
+    session, turns = grown(store, begun(store), 5)
+    twin = begun(store, turns[2].id)
+    back = store.move(session, turns[0].id)
+    assert store.turn("me", turns[4].id) is None
+    assert store.path("me", turns[2].id) == turns[:3], "a branch stands there"
+    store.drop_session(twin)
+    assert store.turn("me", turns[1].id) is None
+    assert store.path("me", turns[0].id) == turns[:1]
+    kept = Turn(new_id("resp"), "me", turns[0].id, 2, (), {"response": {}})
+    store.add_turn(kept)
+    store.drop_session(back)
+    assert store.path("me", kept.id) == [turns[0], kept], "a response stands on it"
+    store.drop_turn(kept)
+    assert store.turn("me", turns[0].id) is None
+    with pytest.raises(Conflict):
+        begun(store, turns[0].id)
+
+
+def test_sessions_are_listed_page_by_page(store: Store) -> None:
+    owner = new_id("owner")
+    made = [Session(new_id("sess"), owner, None, {}, 100 + number // 2, 1) for number in range(7)]
+    for session in made:
+        store.add_session(session)
+    expected = sorted(made, key=lambda one: (one.created, one.id), reverse=True)
+    found = store.sessions(owner, 3, None)
+    while len(more := store.sessions(owner, 3, found[-1].id)) > 0:
+        found += more
+    assert found == expected
+    assert store.num_sessions(owner) == 7
+    assert store.sessions(owner, 3, "none") == []
+
+
+def test_random_moves_leave_what_a_naive_model_has(store: Store) -> None:
+    draw = random.Random(3)
+    paths: dict[str, list[Turn]] = {}  # by session, as they should be
+    sessions: dict[str, Session] = {}
+    known: dict[str, Turn] = {}
+    for _ in range(60):
+        action = draw.choice(["new", "append", "append", "rewind", "branch", "drop"])
+        if action == "new" or not sessions:
+            session = begun(store)
+            paths[session.id], sessions[session.id] = [], session
+            continue
+        session = sessions[draw.choice(sorted(sessions))]
+        path = paths[session.id]
+        match action:
+            case "append":
+                turn = following(session, len(path) + 1)
+                known[turn.id] = turn
+                sessions[session.id] = store.append(session, turn)
+                path.append(turn)
+            case "rewind":
+                kept = draw.randint(0, len(path))
+                sessions[session.id] = store.move(session, path[kept - 1].id if kept else None)
+                del path[kept:]
+            case "branch" if path:
+                at = draw.randint(1, len(path))
+                twin = begun(store, path[at - 1].id)
+                paths[twin.id], sessions[twin.id] = path[:at], twin
+            case "drop":
+                store.drop_session(session)
+                del paths[session.id], sessions[session.id]
+    needed = {turn.id for path in paths.values() for turn in path}
+    for turn_id, turn in known.items():
+        assert store.turn("me", turn_id) == (turn if turn_id in needed else None)
+    for session_id, path in paths.items():
+        head = sessions[session_id].head
+        assert (store.path("me", head) if head else []) == path
+
+
+def test_the_file_is_its_owners_and_in_wal_mode(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "kept.db"
+    store = open_store(f"sqlite:///{path}")
+    session, _ = grown(store, begun(store), 2)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.read_bytes()[18:20] == b"\2\2", "SQLite's own mark of WAL mode"
+    twice = open_store(f"sqlite:///{path}")
+    assert twice.session("me", session.id) == session
+    store.close()
+    twice.close()
+
+
+@pytest.mark.parametrize("url", ["redis://x", "mysql://x", "nothing", "sqlite:////proc/none/x.db", ""])
+def test_a_store_that_cannot_be_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError):
+        open_store(url)
