@@ -169,13 +169,17 @@ def unanswerable(words: Words, facts: list[Fact]) -> tuple[str, str]:
     return words.pick(kinds[words.pick(free)][2]).format(s=subject), "unknown"
 
 
-def ask(words: Words, facts: list[Fact], count: int) -> list[tuple[str, str]]:
+def ask(words: Words, facts: list[Fact], count: int, backwards: float = 0.0) -> list[tuple[str, str]]:
+    """Questions with their answers; the share `backwards` asks whom or what a value is told of, where one can."""
     asked: dict[str, str] = {}
     for _ in range(count):
         if words.chance(0.12):
             question, answer = unanswerable(words, facts)
         else:
-            question, answer = words.pick(words.pick(facts).questions)
+            fact = words.pick(facts)
+            back = [(question, answer) for question, answer in fact.questions if answer != fact.value]
+            goes_back = bool(backwards and back) and words.chance(backwards)
+            question, answer = words.pick(back if goes_back else fact.questions)
         asked[question] = answer
     return list(asked.items())
 
@@ -199,14 +203,17 @@ def plain_passage(words: Words) -> Sample:
 
 
 def dense_passage(words: Words) -> Sample:
-    """For training: many questions a text, for the text costs more tokens than they do."""
-    return passage(words, fewest_questions=4, most_questions=14)
+    """For training: many questions a text, for the text costs more tokens than they do, and many that ask backwards
+    (who lives in Bergen?), which are learnt last."""
+    return passage(words, fewest_questions=4, most_questions=14, backwards=0.5)
 
 
-def passage(words: Words, most: int = 12, fewest_questions: int = 1, most_questions: int = 10) -> Sample:
+def passage(
+    words: Words, most: int = 12, fewest_questions: int = 1, most_questions: int = 10, backwards: float = 0.0
+) -> Sample:
     facts = world(words, most)
     text = passage_text(words, facts)
-    questions = ask(words, facts, words.rng.randint(fewest_questions, most_questions))
+    questions = ask(words, facts, words.rng.randint(fewest_questions, most_questions), backwards)
     label = words.pick(["Context", "Context", "Passage", "Text"])
     if words.chance(0.5):
         glue = words.pick(["\n", " "])
