@@ -33,11 +33,15 @@ from niwaki.runtime.api import (
     Output,
     Pending,
     Regex,
+    SamplingOptions,
     SamplingParams,
     Score,
     Segment,
     TimedOut,
 )
+
+# What a program's pieces of text are: pieces of one text, wherever they were cut.
+PROGRAM_DEFAULTS = SamplingOptions(heal=True)
 
 
 @dataclass(eq=False, slots=True)
@@ -126,7 +130,7 @@ class Calling(Reading):
         if self.run.remaining() == 0.0:
             raise self.run.timed_out()
         info = backend.info()
-        options = node.options.over(self.run.options).over(info.defaults)
+        options = node.options.over(self.run.options).over(info.defaults).over(PROGRAM_DEFAULTS)
         if node.type is None:
             params = options.resolve()
             return params if node.ask is None else self._asked(node.ask, params, backend)

@@ -47,6 +47,7 @@ def gen(
     reasoning: bool | int | None = None,
     separate_reasoning: bool = True,
     stop_regex: str | None = None,
+    heal: bool | None = None,
 ) -> Gen | Select:
     """Generate text into the variable `name`. What is None comes from `run`, then from the model, then our defaults.
 
@@ -59,6 +60,7 @@ def gen(
     them with `parallel_tool_calls`, or else what it would be without; `tool_choice` is "auto", "required", "none" or a
     tool. With `reasoning` (True, or a budget in tokens) the model reasons before it answers: that becomes the variable
     `<name>_reasoning_content`, and with `separate_reasoning=False` stays in the text of a value that is text.
+    Where the text before may merge with what is generated, its last tokens are written again; `heal=False` keeps them.
     `return_text_in_logprobs` is SGLang's, and changes nothing: tokens are always told with their texts.
 
     Raises:
@@ -89,6 +91,7 @@ def gen(
         ignore_eos=ignore_eos,
         return_logprob=return_logprob,
         top_logprobs_num=top_logprobs_num,
+        heal=heal,
     )
     constraints = {"dtype": dtype, "regex": regex, "choices": choices, "json_schema": json_schema, "grammar": grammar}
     given = [name for name, value in constraints.items() if value is not None]

@@ -216,6 +216,7 @@ class SamplingParams:
     top_logprobs_num: int = 0
     priority: int = 0  # higher goes first, and is preempted and (eviction_policy="priority") evicted last
     constraint: Constraint | None = None
+    heal: bool = False  # take back the prompt's last tokens where what follows may merge with them
 
     @property
     def is_greedy(self) -> bool:
@@ -254,6 +255,7 @@ class SamplingOptions:
     top_logprobs_num: int | None = None
     priority: int | None = None
     constraint: Constraint | None = None
+    heal: bool | None = None
 
     def over(self, base: SamplingOptions) -> SamplingOptions:
         """These options, and those of `base` where this one says nothing."""
@@ -339,6 +341,8 @@ def _check_bounds(params: SamplingParams, said: Mapping[str, object]) -> None:
     for token_id, bias in params.logit_bias:
         if not -100.0 <= bias <= 100.0:
             raise RequestError(f"logit_bias[{token_id}] must be from -100 to 100, got {bias!r}")
+    if not isinstance(params.heal, bool):
+        raise RequestError(f"heal must be True or False, got {params.heal!r}")
     if params.min_tokens > params.max_new_tokens:
         raise RequestError(f"min_tokens {params.min_tokens} is above max_new_tokens {params.max_new_tokens}")
 

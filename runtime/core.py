@@ -41,6 +41,8 @@ log = logging.getLogger("niwaki.engine")
 # A waiting request's match is looked up every step for the first so many in line; the rest wait their turn anyway.
 MAX_MATCHED_WAITING = 256
 
+HEALED_FROM = 1 << 40  # where the random numbers of a prompt's healed tokens stand, far from those of the answer
+
 FilledMasks = Mapping[int, Words | NiwakiError]  # by request
 
 
@@ -428,6 +430,8 @@ class EngineCore:
         kept: list[int] = []
         for place, (request, _) in enumerate(drawing):
             mask = masks.get(request.id)
+            if request.healing is not None:
+                mask = request.healing.mask(request.matcher, request.remaining_new)
             if isinstance(mask, NiwakiError):  # a fault belongs to its request
                 self._fail_request(request, mask)
                 continue
@@ -450,7 +454,7 @@ class EngineCore:
         return SampleRow(
             params=params,
             seed=request.seed,
-            position=request.num_generated,
+            position=request.num_generated if request.healing is None else HEALED_FROM + request.healing.num_written,
             mask=mask,
             prompt_ids=request.ids[: request.num_prompt] if penalised else None,
             output_ids=request.output_ids if penalised else None,
@@ -463,7 +467,7 @@ class EngineCore:
         except NiwakiError as error:
             self._fail_request(request, error)
             return
-        self.counters.generated_tokens += 1
+        self.counters.generated_tokens += 1  # a healed one, too
         self._tell(request, reason)
 
     def _tell(self, request: Request, reason: FinishReason | None) -> None:
@@ -478,7 +482,7 @@ class EngineCore:
         """Add the tokens about which the constraint leaves no choice, as the tokenizer would write them: they ride in
         the request's next row. Returns why the request ends, if it does."""
         matcher, boundaries = request.matcher, self._boundaries
-        if matcher is None or boundaries is None:
+        if matcher is None or boundaries is None or request.healing is not None:
             return None
         reason = None
         while reason is None and request.remaining_new:
@@ -520,7 +524,7 @@ class EngineCore:
 
 
 def _draws_under_a_mask(request: Request, row: Row) -> bool:
-    return request.matcher is not None and row.start + len(row.token_ids) == request.length
+    return request.matcher is not None and request.healing is None and row.start + len(row.token_ids) == request.length
 
 
 def _fail(job: Job, error: NiwakiError) -> None:

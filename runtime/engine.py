@@ -102,6 +102,7 @@ class Engine:
             page_size,
             page_size * runner.kv_bytes_per_token,
         )
+        boundaries = Boundaries(vocabulary, self.tokenizer.plain_ids)
         self.backend = LocalBackend(
             EngineCore(
                 runner,
@@ -109,13 +110,14 @@ class Engine:
                 self.config,
                 num_pages,
                 _tiers(self.config, self._layout),
-                boundaries=Boundaries(vocabulary, self.tokenizer.plain_ids),
+                boundaries=boundaries,
             ),
             self.tokenizer,
             ConstraintCompiler(vocabulary),
             self._info,
             pool_tokens=num_pages * page_size,
             seed=self.config.seed,
+            boundaries=boundaries,
         )
         self._pool_tokens = num_pages * page_size
         # Also at the interpreter's end: a thread inside torch while the process goes down aborts it.

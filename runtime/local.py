@@ -42,6 +42,8 @@ from niwaki.runtime.api import (
 from niwaki.runtime.cache_file import CacheWriter, Layout, read_cache
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher
 from niwaki.runtime.constraints.automaton import ByteDfa
+from niwaki.runtime.constraints.boundaries import Boundaries, Unsettled
+from niwaki.runtime.constraints.healing import Healing
 from niwaki.runtime.core import EngineCore
 from niwaki.runtime.limits import Limits
 from niwaki.runtime.request import GenerateJob, Job, Request, ScoreJob, TokenIds
@@ -51,14 +53,17 @@ T = TypeVar("T")
 
 log = logging.getLogger("niwaki.engine")
 
+MAX_HEALED = 32  # tokens of a prompt's end that are looked at
+
 
 class LocalBranch:
     """A place in this engine: token ids, and a share of a pin on their path in the tree. Made by `LocalBackend`."""
 
-    __slots__ = ("ids", "is_closed", "jobs", "namespace", "pin")
+    __slots__ = ("ids", "is_closed", "jobs", "namespace", "num_settled", "pin")
 
-    def __init__(self, ids: TokenIds, namespace: str, pin: SharedPin | None) -> None:
+    def __init__(self, ids: TokenIds, namespace: str, pin: SharedPin | None, num_settled: int = 0) -> None:
         self.ids = ids
+        self.num_settled = num_settled  # tokens that a model or a template wrote: never taken back
         self.pin = pin
         self.jobs: list[Job] = []
         self.namespace = namespace
@@ -111,8 +116,11 @@ class LocalBackend:
         *,
         pool_tokens: int,
         seed: int | None = None,
+        boundaries: Boundaries | None = None,
     ) -> None:
+        """Without `boundaries` no prompt is healed."""
         self._core = core
+        self._boundaries = boundaries
         self._tokenizer = tokenizer
         self._compiler = compiler
         self._info = info
@@ -144,7 +152,7 @@ class LocalBackend:
         with self._lock:
             if own.pin is not None:
                 own.pin.holders += 1
-            return LocalBranch(own.ids, own.namespace, own.pin)
+            return LocalBranch(own.ids, own.namespace, own.pin, own.num_settled)
 
     def close(self, branch: Branch) -> None:
         own = _own(branch)
@@ -157,13 +165,13 @@ class LocalBackend:
 
     def append(self, branch: Branch, delta: Sequence[Segment]) -> None:
         own = _open_branch(branch)
-        own.ids = self._extended(own.ids, delta)
+        own.ids, own.num_settled = self._extended(own.ids, delta), self._settled(own, delta)
 
     def generate(self, branch: Branch, delta: Sequence[Segment], params: SamplingParams) -> Generation:
         own = _open_branch(branch)
-        ids = self._extended(own.ids, delta)
-        generation = self.start(ids, params, own.namespace, own)
-        own.ids = ids
+        ids, num_settled = self._extended(own.ids, delta), self._settled(own, delta)
+        generation = self.start(ids, params, own.namespace, own, num_settled=num_settled)
+        own.ids, own.num_settled = ids, num_settled
         return generation
 
     def score(
@@ -229,8 +237,10 @@ class LocalBackend:
         branch: LocalBranch | None = None,
         *,
         logits_from: int | None = None,
+        num_settled: int = 0,
     ) -> Generation:
-        """Generate from token ids. `logits_from`: the first position whose next-token log-probability is wanted.
+        """Generate from token ids. `logits_from`: the first position whose next-token log-probability is wanted; then
+        the prompt stays as it is. Else, with `params.heal`, tokens behind the first `num_settled` may be taken back.
 
         Raises:
             CapacityError: the tokens can never fit. RequestError: a token id, stop or bias is outside the vocabulary.
@@ -240,6 +250,7 @@ class LocalBackend:
         generation = Generation(lambda: self.cancel(job))
         job = GenerateJob(generation, params.n)
         seeds = self._seeds(params)
+        unsettled = None if logits_from is not None else self._unsettled(ids, params, num_settled)
         if branch is not None:
             self._track(branch, job)
             job.moved = lambda kept: self._move(branch, kept)
@@ -257,6 +268,7 @@ class LocalBackend:
                     matcher=matchers[index],
                     stop_ends=ends,
                     logits_from=logits_from,
+                    unsettled=unsettled,
                 )
                 for index in range(params.n)
             ]
@@ -379,6 +391,22 @@ class LocalBackend:
         new = self._tokenizer.encode(delta, at_start=len(ids) == 0) if delta or not len(ids) else []
         return np.concatenate([ids, np.array(new, dtype=np.int32)]) if new else ids
 
+    def _settled(self, branch: LocalBranch, delta: Sequence[Segment]) -> int:
+        """How many tokens of the branch are settled once the delta stands behind it: up to its last template text."""
+        text = ""
+        for segment in reversed(delta):
+            if segment.control:
+                return len(self._extended(branch.ids, delta)) - len(self._tokenizer.plain_ids(text))
+            text = segment.text + text
+        return branch.num_settled
+
+    def _unsettled(self, ids: TokenIds, params: SamplingParams, num_settled: int) -> Unsettled | None:
+        """The end of the prompt that what follows may change. One token must stay: the model needs one to begin."""
+        if self._boundaries is None or not params.heal or params.max_new_tokens == 0:
+            return None
+        first = max(1, num_settled, len(ids) - MAX_HEALED)
+        return self._boundaries.unsettled(ids[first:].tolist(), 0)
+
     def _seeds(self, params: SamplingParams) -> list[int]:
         with self._lock:
             first = params.seed if params.seed is not None else self._random.getrandbits(62)
@@ -406,13 +434,18 @@ class LocalBackend:
         matcher: Matcher | None = None,
         stop_ends: ByteDfa | None = None,
         logits_from: int | None = None,
+        unsettled: Unsettled | None = None,
     ) -> Request:
         with self._lock:
             self._next_id += 1
             number = self._next_id
+        healing = None
+        if unsettled is not None:
+            ids, healing = ids[: -unsettled.num_tokens], Healing(unsettled, self._compiler.vocabulary)
         return Request(
             number, job, index, ids, params, self._tokenizer,
             namespace=namespace, seed=seed, matcher=matcher, stop_ends=stop_ends, logits_from=logits_from,
+            healing=healing,
         )  # fmt: skip
 
     def _track(self, branch: LocalBranch, job: Job) -> None:
@@ -450,7 +483,7 @@ class LocalBackend:
 
     def _move(self, branch: LocalBranch, kept: TokenIds) -> None:
         """On the engine thread: a generation ended, its branch now stands behind the text."""
-        branch.ids = kept
+        branch.ids, branch.num_settled = kept, len(kept)
         if not branch.is_closed:
             self._move_pin(branch, SharedPin(self._core.pin(kept, branch.namespace)))
         if branch.is_closed:  # perhaps only now, on another thread, which then found no pin to give back

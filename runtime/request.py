@@ -27,6 +27,7 @@ from niwaki.runtime.api import (
 from niwaki.runtime.constraints import Matcher, marks_of
 from niwaki.runtime.constraints.automaton import ByteDfa
 from niwaki.runtime.constraints.boundaries import TAIL_TOKENS
+from niwaki.runtime.constraints.healing import Healing
 from niwaki.runtime.limits import TokenIds as TokenIds  # told on from here, too
 from niwaki.runtime.sampler import Sampled
 from niwaki.runtime.stops import StopText
@@ -66,8 +67,8 @@ class Request:
     __slots__ = (
         "id", "job", "index", "params", "namespace", "seed", "num_prompt", "num_computed", "num_cached", "logits_from",
         "lease", "matcher", "stops", "detokenizer", "waited_steps", "arrived", "admitted", "was_preempted", "logprobs",
-        "top_logprobs", "prompt_logprobs", "prompt_top", "forced", "_num_shown", "_buffer", "_length", "_tokenizer",
-        "_text", "_text_ends", "_unsent_text", "_unsent_ids", "_unsent_logprobs", "_unsent_top",
+        "top_logprobs", "prompt_logprobs", "prompt_top", "forced", "healing", "_num_shown", "_buffer", "_length",
+        "_tokenizer", "_text", "_text_ends", "_unsent_text", "_unsent_ids", "_unsent_logprobs", "_unsent_top",
     )  # fmt: skip
 
     def __init__(
@@ -84,7 +85,9 @@ class Request:
         logits_from: int | None = None,
         matcher: Matcher | None = None,
         stop_ends: ByteDfa | None = None,
+        healing: Healing | None = None,
     ) -> None:
+        """`ids`: the prompt, without the tokens that `healing` has taken back."""
         self.id = request_id
         self.job = job
         self.index = index
@@ -97,6 +100,7 @@ class Request:
         self.logits_from = len(ids) - 1 if logits_from is None else logits_from
         self.lease: Lease | None = None
         self.matcher = matcher
+        self.healing = healing  # until the text that was taken back is written again
         self.stops = StopText(params.stop, params.stop_regex, stop_ends)
         self.detokenizer = tokenizer.detokenizer(marks_of(params.constraint))
         self.waited_steps = 0
@@ -183,9 +187,23 @@ class Request:
     def take(self, sampled: Sampled, end_ids: frozenset[int]) -> FinishReason | None:
         """Add a sampled token and its text; returns why the request ends, if it does."""
         self.append(sampled.token_id)
+        if self.healing is not None:
+            return self._heal(self.healing, sampled, end_ids)
         if self.matcher is not None and not self._ends(sampled.token_id, end_ids):
             self.matcher.accept(sampled.token_id)
         return self.show(sampled, end_ids)
+
+    def _heal(self, healing: Healing, sampled: Sampled, end_ids: frozenset[int]) -> FinishReason | None:
+        """A token within the prompt's own text is the prompt's; one that reaches over it is the first of the answer."""
+        over = healing.accept(sampled.token_id)
+        if healing.is_done:
+            self.healing = None
+        if not over:
+            self.num_prompt += 1
+            return None
+        if self.matcher is not None:
+            self.matcher.accept_bytes(over)
+        return self.show(sampled, end_ids, self.detokenizer.push_bytes(over))
 
     def force(self, token_ids: Sequence[int], end_ids: frozenset[int]) -> FinishReason | None:
         """Add tokens that the matcher has accepted already; returns why the request ends, if it does.
@@ -204,7 +222,7 @@ class Request:
             reason = self.show(Sampled(int(self.output_ids[self._num_shown])), end_ids)
         return reason
 
-    def show(self, sampled: Sampled, end_ids: frozenset[int]) -> FinishReason | None:
+    def show(self, sampled: Sampled, end_ids: frozenset[int], text: str | None = None) -> FinishReason | None:
         """Add the text of the first token that is not shown yet; returns why the request ends, if it does.
 
         A stop string goes before an end token, that before the budget, that before a finished constraint.
@@ -212,7 +230,9 @@ class Request:
         self._num_shown += 1
         logprob = self._note_logprob(sampled)
         ends = self._ends(sampled.token_id, end_ids)
-        text = "" if ends else self.stops.push(self.detokenizer.push(sampled.token_id))
+        if text is None:
+            text = self.detokenizer.push(sampled.token_id)
+        text = "" if ends else self.stops.push(text)
         is_boundary = self.detokenizer.is_between_characters and self.stops.matched is None
         self._text_ends.append(self.stops.length if is_boundary else -1)
         self._add_text(text)

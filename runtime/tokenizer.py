@@ -230,6 +230,10 @@ class Detokenizer:
         piece = self._token_bytes[token_id] if token_id < len(self._token_bytes) else None
         return self._decoder.decode(piece) if piece else ""
 
+    def push_bytes(self, piece: bytes) -> str:
+        """`push` of a token's last bytes alone."""
+        return self._decoder.decode(piece)
+
     @property
     def is_between_characters(self) -> bool:
         return not self._decoder.getstate()[0]

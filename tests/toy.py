@@ -50,12 +50,15 @@ def make_tokenizer(folder: Path, *, template: str | None = TEMPLATE, texts: Sequ
     return folder
 
 
-def make_model(folder: Path, *, seed: int = 0, sharpness: float = 1.0, **changes: object) -> Path:
-    """A random Llama of two layers with the toy tokenizer, as a Hugging Face folder.
+def make_model(
+    folder: Path, *, seed: int = 0, sharpness: float = 1.0, texts: Sequence[str] = (), **changes: object
+) -> Path:
+    """A random Llama of two layers with the toy tokenizer (trained on `texts` as well), as a Hugging Face
+    folder.
 
     `sharpness` scales the logits: above 1 the model is surer of itself, so that greedy text is no matter of rounding.
     """
-    make_tokenizer(folder)
+    make_tokenizer(folder, texts=texts)
     config: dict[str, object] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -18,6 +18,7 @@ from niwaki.runtime.constraints.vocabulary import Vocabulary
 
 TAIL_TOKENS: Final = 3  # before a text, that its first token may depend on
 WINDOW_BYTES: Final = 48  # of a text's end, beyond which nothing that follows is looked at
+HEALED_BYTES: Final = 16  # of a prompt's end: few, so that prompts that end alike are looked at once
 MAX_PROBES: Final = 256  # tokens that begin with one end of the text; above, that place is taken as not settled
 KNOWN_RUNS: Final = 8192
 KNOWN_ENDS: Final = 2048
@@ -69,7 +70,7 @@ class Boundaries:
         """What of the end of `ids`, from token `start` on, may change with what follows; None where nothing may."""
         first = len(ids)
         size = 0
-        while first > start and size < WINDOW_BYTES:
+        while first > start and size < HEALED_BYTES:
             piece = self._vocabulary.bytes_of(ids[first - 1])
             if piece is None:
                 break

@@ -14,6 +14,7 @@ from typing import Final, TypeAlias, assert_never
 import numpy as np
 
 from niwaki.runtime.api import ConstraintError
+from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.matcher import first_bit
 from niwaki.runtime.constraints.protocol import (
     ANY_BYTE,
@@ -269,7 +270,7 @@ class ComposedMatcher:
             self.fill_mask(row)
 
     def known_mask(self, remaining: int) -> None:
-        return None
+        """Never at hand."""
 
     def accept(self, token_id: int) -> None:
         if token_id in self._constraint.vocabulary.eos_ids:
@@ -324,6 +325,12 @@ class ComposedMatcher:
 
     def fits(self, remaining: int) -> bool:
         return self.distance <= remaining
+
+    def allow_behind(self, row: Words, text: bytes, remaining: int) -> None:
+        """None: a prompt's end stays as it is before composed constraints."""
+
+    def accept_bytes(self, text: bytes) -> None:
+        raise ConstraintError(f"the text {text!r} is not allowed by the constraint")
 
     def rollback(self, count: int) -> None:
         if not 0 <= count <= len(self._steps):
@@ -427,7 +434,7 @@ class MarkMatcher:
         self.fill_mask(row)
 
     def known_mask(self, remaining: int) -> None:
-        return None
+        """Never at hand."""
 
     def accept(self, token_id: int) -> None:
         if self._is_taken or token_id != self._token_id:
@@ -442,6 +449,12 @@ class MarkMatcher:
 
     def fits(self, remaining: int) -> bool:
         return self.distance <= remaining
+
+    def allow_behind(self, row: Words, text: bytes, remaining: int) -> None:
+        """None: a prompt's end stays as it is before composed constraints."""
+
+    def accept_bytes(self, text: bytes) -> None:
+        raise ConstraintError(f"the text {text!r} is not allowed by the constraint")
 
     def rollback(self, count: int) -> None:
         if count > self._is_taken:
@@ -492,7 +505,7 @@ class BudgetMatcher:
             row.view(np.uint32)[:] = 0
 
     def known_mask(self, remaining: int) -> None:
-        return None
+        """Never at hand."""
 
     def accept(self, token_id: int) -> None:
         if not self._left:
@@ -508,6 +521,12 @@ class BudgetMatcher:
 
     def fits(self, remaining: int) -> bool:
         return self.distance <= remaining
+
+    def allow_behind(self, row: Words, text: bytes, remaining: int) -> None:
+        """None: a prompt's end stays as it is before composed constraints."""
+
+    def accept_bytes(self, text: bytes) -> None:
+        raise ConstraintError(f"the text {text!r} is not allowed by the constraint")
 
     def rollback(self, count: int) -> None:
         self._inner.rollback(count)

@@ -25,6 +25,7 @@ FAR: Final = 1_000_000  # the distance where no ending was found
 SEARCH_NODES: Final = 1500  # of one search in the middle of a text
 DOUBTS: Final = 512  # tokens looked at one by one in one mask
 SEARCHES: Final = 8  # of these, for how many an ending of their own is searched
+MAX_BEHIND: Final = 1024  # tokens that a prompt's last bytes begin, of which each is tried
 JOINTS: Final = 8  # places of a known ending that are tried after another token
 JOINT_BYTES: Final = 400
 CLOSING: Final = frozenset(b'"}],')
@@ -236,7 +237,7 @@ class GrammarMatcher:
         words &= ~np.packbits(refused, bitorder="little").view(np.uint32)
 
     def known_mask(self, remaining: int) -> None:
-        return None
+        """Each place has a mask of its own."""
 
     @property
     def native(self) -> LLMatcher:
@@ -304,6 +305,28 @@ class GrammarMatcher:
 
     def fits(self, remaining: int) -> bool:
         return self._bounds[-1] <= remaining or self.distance <= remaining
+
+    def allow_behind(self, row: npt.NDArray[np.uint32], text: bytes, remaining: int) -> None:
+        words = self._constraint.words
+        subtree = words.vocabulary.subtree(text)
+        if subtree is None or not self.is_far_from_the_end(remaining):
+            return
+        mask = np.zeros_like(row)
+        self.fill_mask(mask)
+        follow = set(words.bytes_in(mask))
+        tokens = [
+            (token_id, behind)
+            for token_id in words.vocabulary.tokens_in(*subtree).tolist()
+            if (behind := (words.vocabulary.token_bytes[token_id] or b"")[len(text) :])[0] in follow
+        ]
+        for token_id, behind in tokens[:MAX_BEHIND]:
+            byte_ids = [words.byte_ids[byte] for byte in behind]
+            if self._matcher.validate_tokens(byte_ids) == len(byte_ids):
+                row[token_id >> 5] |= np.uint32(1 << (token_id & 31))
+
+    def accept_bytes(self, text: bytes) -> None:
+        for byte in text:
+            self.accept(self._constraint.words.byte_ids[byte])
 
     def rollback(self, count: int) -> None:
         if not 0 <= count < len(self._bounds):

@@ -285,6 +285,27 @@ class AutomatonConstraint:
         )
         return row, count
 
+    def walk_subtree(self, state: int, nodes: tuple[int, int], depth: int, limit: int, row: Words) -> None:
+        """`_walk` over the trie's nodes from and to, which stand `depth` deep, as if the text began there."""
+        dfa, vocabulary = self.dfa, self.vocabulary
+        first, last = nodes
+        kernels.walk_row(
+            state,
+            self._node_classes[first:last],
+            vocabulary.node_depths[first:last] - depth,
+            vocabulary.node_skips[first:last] - first,
+            vocabulary.node_tokens[first : last + 1],
+            vocabulary.tokens,
+            dfa.num_classes,
+            dfa.row_starts,
+            dfa.labels,
+            dfa.targets,
+            self.distances,
+            limit,
+            self._scratch(),
+            row,
+        )
+
     def _scratch(self) -> Ints:
         return np.empty(self.vocabulary.max_token_bytes + 1, np.int32)
 
@@ -365,6 +386,19 @@ class AutomatonMatcher:
 
     def fits(self, remaining: int) -> bool:
         return self.distance <= remaining
+
+    def allow_behind(self, row: Words, text: bytes, remaining: int) -> None:
+        state = self._states[-1]
+        subtree = self._constraint.vocabulary.subtree(text)
+        if state != ENDED and subtree is not None:
+            self._constraint.walk_subtree(state, subtree, len(text), remaining - 1, row)
+
+    def accept_bytes(self, text: bytes) -> None:
+        state = self._states[-1]
+        after = DEAD if state == ENDED else self._constraint.dfa.run(text, state)
+        if after == DEAD:
+            raise ConstraintError(f"the text {text!r} is not allowed by the constraint")
+        self._states.append(after)
 
     def rollback(self, count: int) -> None:
         if not 0 <= count < len(self._states):

@@ -90,6 +90,19 @@ class Matcher(Protocol):
         bound tells."""
         ...
 
+    def allow_behind(self, row: npt.NDArray[np.uint32], text: bytes, remaining: int) -> None:
+        """Set in `row` tokens that write `text` and more, where that more may come next and can be completed within
+        `remaining` tokens, this one included. Not all of them need be found."""
+        ...
+
+    def accept_bytes(self, text: bytes) -> None:
+        """Append the end of a token that `allow_behind` allowed. It cannot be taken back.
+
+        Raises:
+            ConstraintError: it is not allowed here.
+        """
+        ...
+
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens.
 

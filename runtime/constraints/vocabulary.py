@@ -5,9 +5,11 @@ Built once per tokenizer, never changed, shared by every constraint.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from niwaki.runtime.api import ConfigError
 from niwaki.runtime.constraints import kernels
@@ -53,7 +55,7 @@ class Vocabulary:
         self.node_bytes = np.empty(len(data), np.uint8)
         self.node_depths = np.empty(len(data), np.int32)
         self.node_skips = np.empty(len(data), np.int32)
-        text_nodes = np.empty(len(texts), np.int32)
+        text_nodes = self._text_nodes = np.empty(len(texts), np.int32)
         count = kernels.trie_from_sorted(data, offsets, self.node_bytes, self.node_depths, self.node_skips, text_nodes)
         self.node_bytes = self.node_bytes[:count].copy()
         self.node_depths = self.node_depths[:count].copy()
@@ -68,6 +70,20 @@ class Vocabulary:
         self.eos_words = np.zeros(self.num_words, np.uint32)  # the mask of the end tokens alone
         for token_id in self.eos_ids:
             self.eos_words[token_id >> 5] |= np.uint32(1) << np.uint32(token_id & 31)
+
+    def subtree(self, text: bytes) -> tuple[int, int] | None:
+        """The trie's nodes below that of `text`, from and to: every token that begins with it and goes on. None where
+        no token begins with it."""
+        first = bisect_left(self.sorted_texts, text)
+        if first == len(self.sorted_texts) or not self.sorted_texts[first].startswith(text):
+            return None
+        # The first text made all the nodes of the prefix, one after the other.
+        node = int(self._text_nodes[first]) - (len(self.sorted_texts[first]) - len(text))
+        return node + 1, int(self.node_skips[node])
+
+    def tokens_in(self, first: int, last: int) -> npt.NDArray[np.int32]:
+        """The tokens that end at the nodes from `first` to before `last`."""
+        return self.tokens[self.node_tokens[first] : self.node_tokens[last]]
 
     def bytes_of(self, token_id: int) -> bytes | None:
         """What the token writes, or None where it writes nothing or does not exist."""

@@ -130,6 +130,7 @@ class ParamsBody(Strict):
     top_logprobs_num: int
     priority: int
     constraint: ConstraintBody | None
+    heal: bool = False
 
     def params(self) -> SamplingParams:
         """Raises RequestError: a field is out of its bounds."""
