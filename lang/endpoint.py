@@ -5,14 +5,26 @@ from __future__ import annotations
 import asyncio
 import inspect
 import typing
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, create_model
+from pydantic_core import to_jsonable_python
 
 from niwaki.lang.backends import Host
 from niwaki.lang.export import exported
 from niwaki.lang.program import Program
+from niwaki.lang.state import State
 from niwaki.runtime.api import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """What a variable is so far, as JSON has it; `is_done`: it is whole."""
+
+    name: str
+    value: object
+    is_done: bool
 
 
 class Endpoint:
@@ -27,6 +39,7 @@ class Endpoint:
         self.about = inspect.getdoc(program.func) or ""
         self._program = program
         self._fields, self.body = _body_of(program)
+        self.answer = _answer_of(program)
 
     async def call(self, body: BaseModel, backend: Host) -> Mapping[str, object]:
         """Run the program to its end. Cancelling the call cancels the run.
@@ -34,9 +47,64 @@ class Endpoint:
         Raises:
             What the program raises, and ValueError for a value that JSON has nothing for.
         """
-        given = {name: getattr(body, field) for field, name in self._fields.items()}
-        state = await self._program.arun(**given, options={"backend": backend})
+        state = await self._program.arun(**self._given(body), options={"backend": backend})
         return await asyncio.to_thread(exported, state)
+
+    async def stream(self, body: BaseModel, backend: Host) -> AsyncIterator[Grown | Mapping[str, object]]:
+        """Run the program, and tell its variables as they grow; what `call` gives comes last.
+
+        Raises:
+            What `call` raises, after what came before it. Ending the iteration early cancels the run.
+        """
+        state = self._program.stream(**self._given(body), options={"backend": backend})
+        try:
+            told: dict[str, Grown] = {}
+            async for _ in state.text_async_iter():
+                for grown in _grown(state):
+                    if told.get(grown.name) != grown:
+                        told[grown.name] = grown
+                        yield grown
+            await state.wait()
+            for grown in _grown(state):  # those that the program set behind its last text
+                if told.get(grown.name) != grown:
+                    yield grown
+            yield await asyncio.to_thread(exported, state)
+        finally:
+            state.cancel()  # does nothing to what has ended
+
+    def _given(self, body: BaseModel) -> dict[str, object]:
+        return {name: getattr(body, field) for field, name in self._fields.items()}
+
+
+def _grown(state: State) -> Iterator[Grown]:
+    finished, growing = state._executor.values_so_far()
+    for name, value in finished.items():
+        yield Grown(name, _json_of(value), is_done=True)
+    for name, value in growing.items():
+        if name not in finished:
+            yield Grown(name, _json_of(value), is_done=False)
+
+
+def _json_of(value: object) -> object:
+    """Raises ValueError for what JSON has nothing for. A value that still grows need not be valid."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", warnings=False)
+    return to_jsonable_python(value)
+
+
+def _answer_of(program: Program) -> type[BaseModel] | None:
+    """The model of what the program answers, where its annotation says it: itself, or an object with a "value"."""
+    returned = typing.get_type_hints(program.func, include_extras=True).get("return", type(None))
+    if isinstance(returned, type) and issubclass(returned, BaseModel):
+        return returned
+    if returned in (type(None), object, typing.Any) or issubclass(typing.get_origin(returned) or returned, Mapping):
+        return None  # its variables, or keys that no annotation tells
+    try:
+        answer: type[BaseModel] = create_model(f"{program.name}_answer", value=(returned, ...))
+        answer.model_json_schema()
+    except PydanticUserError:  # a type that pydantic knows nothing of: the answer is told by its values alone
+        return None
+    return answer
 
 
 def _body_of(program: Program) -> tuple[dict[str, str], type[BaseModel]]:

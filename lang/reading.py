@@ -12,6 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from niwaki.lang.meta import Outcome, Usage
+from niwaki.lang.partial import NOTHING, partial_value
 from niwaki.lang.run import Run
 from niwaki.lang.transcript import Cursor, Span, Transcript
 from niwaki.lang.waiting import Changes, Question
@@ -104,6 +105,13 @@ class Reading(ABC):
     async def variable_async(self, name: str, *, outside: bool = False) -> object:
         """`variable` without blocking the event loop."""
         return await self._read_async(partial(self._is_decided, name, outside), partial(self._made.variable, name))
+
+    def values_so_far(self) -> tuple[dict[str, object], dict[str, object]]:
+        """The variables that are set, and what is known of those that are being generated. Never waits."""
+        with self._lock:
+            finished, texts = dict(self._made.variables), self._made.growing()
+        growing = {name: partial_value(dtype, text) for name, (dtype, text) in texts.items()}
+        return finished, {name: value for name, value in growing.items() if value is not NOTHING}
 
     def outcome(self, name: str, *, outside: bool = False) -> Outcome:
         return self._read(partial(self._is_decided, name, outside), partial(self._made.outcome, name))

@@ -153,6 +153,11 @@ class Transcript:
             raise UnknownVariable(f"program {self._program} has no variable {name!r}; it has: {known}")
         return self.variables[name]
 
+    def growing(self) -> dict[str, tuple[object, str]]:
+        """Of each variable whose value grows with its text: the type that it is to have, and the text so far."""
+        spans = {name: span for name, span in self.spans.items() if span.end is None and span.fills}
+        return {name: (span.dtype, "".join(self.chunks[span.start :])) for name, span in spans.items()}
+
     def outcome(self, name: str) -> Outcome:
         """Raises UnknownVariable: it is not set, or no call made it."""
         if name in self.outcomes:

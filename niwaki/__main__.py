@@ -28,6 +28,8 @@ from niwaki.lang.records import Record, RecordError, RecordFile
 from niwaki.lang.tables import TABLE_SUFFIXES, check_installed, write_table
 from niwaki.lang.tree import Tree
 from niwaki.runtime.api import ConfigError, EngineStopped, NiwakiError
+from niwaki.runtime.server.logs import configure
+from niwaki.runtime.server.options import add_options, config_of
 
 if TYPE_CHECKING:
     from niwaki.runtime.engine import Engine
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 JsonObject = Mapping[str, object]
 
 PLAIN_PROGRESS_SECONDS = 5.0
-SERVER_PACKAGES = ("fastapi", "prometheus_client", "starlette", "uvicorn")
+SERVER_PACKAGES = ("fastapi", "msgspec", "prometheus_client", "sqlalchemy", "starlette", "uvicorn")
 NUM_TRACED = 10  # records that --trace draws
 RESERVED_NAMES = ("index", "error")  # what the output line itself says
 
@@ -126,7 +128,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH.html",
         help=f"draw how the first {NUM_TRACED} records of this run went",
     )
-    _add_serve(commands)
+    add_serve_options(
+        commands.add_parser(
+            "serve",
+            help="answer over HTTP: OpenAI's API and SGLang's /generate",
+            description="Answer over HTTP until SIGTERM or Ctrl-C: OpenAI's API, SGLang's /generate, your programs.",
+        )
+    )
     _add_constraint(commands)
     return parser
 
@@ -160,14 +168,10 @@ def show_constraint(arguments: argparse.Namespace) -> int:
     return 0 if shown.is_enforced else 1
 
 
-def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    serve_parser = commands.add_parser(
-        "serve",
-        help="answer over HTTP: OpenAI's API and SGLang's /generate",
-        description="Answer over HTTP until SIGTERM or Ctrl-C: OpenAI's chat and completions, SGLang's /generate.",
-    )
-    add = serve_parser.add_argument
-    add("--model", type=Path, metavar="DIR", help="a Hugging Face model folder (default: the bundled model)")
+def add_serve_options(parser: argparse.ArgumentParser) -> None:
+    """What `niwaki serve` takes: what is served, then how."""
+    add = parser.add_argument
+    add("--model", type=Path, metavar="DIR", help="a Hugging Face model folder; without it the bundled model")
     add(
         "--program",
         action="append",
@@ -175,36 +179,18 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="FILE.py:FUNCTION",
         help="serve a function made with @niwaki.function at /programs/FUNCTION; may be given again",
     )
-    add("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (%(default)s)")
-    add("--port", type=int, default=30000, metavar="N", help="%(default)s; 0 takes a free one and says which")
-    add("--api-key", action="append", default=[], metavar="KEY", help="answer only who has it; may be given again")
-    add("--api-key-file", type=Path, metavar="PATH", help="one key a line; other users cannot read it off `ps`")
-    add("--admin-key", metavar="KEY", help="who has it may also flush the cache")
-    add("--allowed-host", action="append", default=[], metavar="NAME", help="a name that clients may call the server")
-    add("--max-queued", type=int, default=1024, metavar="N", help="sequences that may wait (%(default)s), then 503")
-    add("--drain-seconds", type=float, default=30.0, metavar="S", help="for requests to end at SIGTERM (%(default)s)")
-    add("--kv-tokens", type=_positive, metavar="N", help="tokens that the KV cache holds (default: by free memory)")
+    add("--kv-tokens", type=_positive, metavar="N", help="tokens that the KV cache holds; else by free memory")
+    add_options(parser)
 
 
 def serve(arguments: argparse.Namespace) -> int:
     """Answer until told to stop. Returns the exit code: 0 when every request was answered or told."""
     try:
         from niwaki.lang.endpoint import Endpoint  # loads pydantic
-        from niwaki.runtime.server.config import ServerConfig, digests
         from niwaki.runtime.server.listen import bind
 
-        keys = list(arguments.api_key)
-        if arguments.api_key_file is not None:
-            keys += arguments.api_key_file.read_text("utf-8").split()
-        config = ServerConfig(
-            host=arguments.host,
-            port=arguments.port,
-            key_digests=digests(keys),
-            admin_digest=digests([arguments.admin_key])[0] if arguments.admin_key is not None else None,
-            allowed_hosts=tuple(arguments.allowed_host),
-            max_queued=arguments.max_queued,
-            drain_seconds=arguments.drain_seconds,
-        )
+        config = config_of(arguments)
+        configure(arguments.log_level, arguments.log_format)
         options = {} if arguments.kv_tokens is None else {"kv_tokens": arguments.kv_tokens}
         programs = [Endpoint(load_program(*program_target(target))) for target in arguments.program]
         with bind(config) as listener:

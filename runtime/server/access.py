@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import Request
 
-from niwaki.runtime.server.service import Service
+from niwaki.runtime.server.service import Service, caller
 
 
 def service_of(request: Request) -> Service:
@@ -19,7 +19,7 @@ def key_of(request: Request) -> bytes:
 
 
 async def authenticated(request: Request) -> None:
-    key_of(request)
+    caller.set(key_of(request))
 
 
 async def administrative(request: Request) -> None:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import PlainTextResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from niwaki.runtime.api import NiwakiError
-from niwaki.runtime.server import native, openai_routes
+from niwaki.runtime.server import native, openai_routes, pages
 from niwaki.runtime.server.access import authenticated, service_of
 from niwaki.runtime.server.errors import ApiError, ClientGone, as_api_error
+from niwaki.runtime.server.logs import access_log, request_id
 from niwaki.runtime.server.metrics import CONTENT_TYPE
+from niwaki.runtime.server.reference import HEADERS, reference_page
 from niwaki.runtime.server.service import Service
+from niwaki.runtime.server.tracing import Tracing
 from niwaki.runtime.server.wire import ErrorAnswer, json_response, reference, schemas
 
 MAX_REQUEST_ID = 128
@@ -28,7 +36,7 @@ ERRORS = {
 }
 
 
-def make_app(service: Service, version: str, *more: APIRouter) -> FastAPI:
+def make_app(service: Service, version: str, *more: APIRouter, tracing: Tracing | None = None) -> FastAPI:
     """The ASGI application in front of one service. Its lifespan closes the service. `more` routes need the key."""
 
     @asynccontextmanager
@@ -39,15 +47,24 @@ def make_app(service: Service, version: str, *more: APIRouter) -> FastAPI:
     # The documentation pages of FastAPI load scripts from elsewhere; /openapi.json is a route of ours, behind the key.
     app = FastAPI(title="niwaki", version=version, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.service = service
-    app.include_router(_public)
+    for public in (_public, pages.public_router):
+        app.include_router(public)
     guarded = APIRouter(dependencies=[Depends(authenticated)])
-    for router in (_private, openai_routes.router, native.router, *more):
+    for router in (_private, openai_routes.router, native.router, pages.router, *more):
         guarded.include_router(router)
     app.include_router(guarded)
     app.include_router(native.admin_router)
     for kind in (NiwakiError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)
-    app.add_middleware(_Door, service=service)
+    if service.config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=service.config.cors_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["authorization", "content-type", "x-request-id"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    app.add_middleware(_Door, service=service, tracing=tracing or Tracing())
     return app
 
 
@@ -57,7 +74,7 @@ _private = APIRouter()
 
 @_public.get("/health")
 async def health(request: Request) -> Response:
-    """Liveness: the engine's thread runs. Does no model work."""
+    """Liveness: the engine was heard within some seconds. Does no model work."""
     is_alive = service_of(request).engine.is_alive
     return json_response({"status": "ok" if is_alive else "engine stopped"}, 200 if is_alive else 503)
 
@@ -69,7 +86,7 @@ async def ready(request: Request) -> Response:
     return json_response({"status": "ok" if is_ready else "not ready"}, 200 if is_ready else 503)
 
 
-@_private.get("/metrics")
+@_private.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Prometheus's text format."""
     return Response(service_of(request).metrics.text(), media_type=CONTENT_TYPE)
@@ -77,13 +94,22 @@ async def metrics(request: Request) -> Response:
 
 @_private.get("/openapi.json")
 async def openapi(request: Request) -> Response:
-    app: FastAPI = request.app
+    return json_response(_description(request.app))
+
+
+@_private.get("/docs")
+async def docs(request: Request) -> Response:
+    """Every page with its bodies, to be read in a browser."""
+    return HTMLResponse(reference_page(_description(request.app)), headers=HEADERS)
+
+
+def _description(app: FastAPI) -> dict[str, Any]:
     document = app.openapi()
     for methods in document["paths"].values():
         for operation in methods.values():
             operation["responses"] = {"200": operation["responses"]["200"]} | ERRORS
     document["components"] = {"schemas": schemas()}
-    return json_response(document)
+    return document
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
@@ -96,7 +122,10 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         first = error.errors()[0]
         param = str(first["loc"][-1])[:256]
         error = ApiError(400, f"{param}: {first['msg']}", param=param, code=str(first["type"]))
-    return _response(as_api_error(error))
+    told = as_api_error(error)
+    if told.code in ("overloaded", "rate_limit_exceeded"):
+        service_of(request).metrics.refused.labels(told.code).inc()
+    return _response(told)
 
 
 def _response(error: ApiError) -> Response:
@@ -104,12 +133,13 @@ def _response(error: ApiError) -> Response:
 
 
 class _Door:
-    """Around every route: refuses foreign Host names, gives each answer its request id, counts answers by status, and
-    answers for what no route expected."""
+    """Around every route: refuses foreign Host names, gives each answer its request id, counts, logs and traces it,
+    and answers for what no route expected."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: Service, tracing: Tracing) -> None:
         self._app = app
         self._service = service
+        self._tracing = tracing
         self._names = service.config.host_names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -117,27 +147,39 @@ class _Door:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        request_id = _request_id(headers.get(b"x-request-id"))
-        has_begun = False
+        own_id = _request_id(headers.get(b"x-request-id"))
+        request_id.set(own_id.decode())
+        status = CLIENT_CLOSED  # unless an answer begins
+        began = time.perf_counter()
+        texts = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
+        end_span = self._tracing.begin(scope["method"], scope["path"], texts)
 
         async def send_named(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
+            nonlocal status
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
-                self._service.metrics.answers.labels(str(message["status"])).inc()
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", own_id)]
+                self._service.metrics.answers.labels(str(status)).inc()
             await send(message)
 
-        if self._names and _host_name(headers.get(b"host", b"")) not in self._names:
-            error = ApiError(400, "this server is not known by that host name", code="invalid_host")
-            await _response(error)(scope, receive, send_named)
-            return
         try:
-            await self._app(scope, receive, send_named)
+            await self._answer(scope, receive, send_named, headers)
         except Exception as unexpected:
             told = as_api_error(unexpected)  # logs it
-            if not has_begun:
+            if status == CLIENT_CLOSED:
                 await _response(told)(scope, receive, send_named)
+        finally:
+            seconds = time.perf_counter() - began
+            said = {"method": scope["method"], "path": scope["path"], "status": status, "seconds": round(seconds, 4)}
+            access_log.info("%(method)s %(path)s %(status)s in %(seconds)s s", said, extra=said)
+            end_span(status, own_id.decode())
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, headers: Mapping[bytes, bytes]) -> None:
+        if self._names and _host_name(headers.get(b"host", b"")) not in self._names:
+            error = ApiError(400, "this server is not known by that host name", code="invalid_host")
+            await _response(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
 
 
 def _request_id(given: bytes | None) -> bytes:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from niwaki.runtime.api import ConfigError
+from niwaki.runtime.server.keys import KeyLimits, digest_of
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -23,17 +24,33 @@ class ServerConfig:
     port: int = 30000  # 0: a free one
     key_digests: tuple[bytes, ...] = ()
     admin_digest: bytes | None = None
+    limits: KeyLimits = field(default_factory=KeyLimits)  # of keys without their own, of everybody where there are none
+    key_limits: tuple[tuple[bytes, KeyLimits], ...] = ()  # of single keys, by digest
     allowed_hosts: tuple[str, ...] = ()  # names that a Host header may hold; empty: any, or loopback's on loopback
     max_queued: int = 1024  # sequences that may wait beside those that run
     max_body_bytes: int = 4 * 2**20
     body_seconds: float = 60.0  # for a client to send its body
     drain_seconds: float = 30.0  # after SIGTERM, for running requests to end
+    cors_origins: tuple[str, ...] = ()  # whose pages may ask, `*` for all; empty: no page of another origin
+    tls_cert: Path | None = None  # PEM; with it the server speaks HTTPS
+    tls_key: Path | None = None  # PEM; None: it stands in `tls_cert`
+    otlp_endpoint: str | None = None  # where OpenTelemetry traces go; None: none are made
+    in_process: bool = False  # the engine in a thread of this process, not in a process of its own
+    max_restarts: int = 5  # of the engine process in ten minutes; then the server stays without one
+    sessions: str = "sqlite://"  # where conversations are stored: a URL as `open_store` takes; this one ends with us
+    session_seconds: float = 600.0  # how long a conversation's KV is kept for its next turn
 
     def __post_init__(self) -> None:
         _whole("port", self.port, 0, 65535)
         _whole("max_queued", self.max_queued, 0, 1_000_000)
+        _whole("max_restarts", self.max_restarts, 0, 1_000_000)
         _whole("max_body_bytes", self.max_body_bytes, 1024, 2**30)
-        for name in ("body_seconds", "drain_seconds"):
+        if self.tls_key is not None and self.tls_cert is None:
+            raise ConfigError("tls_key without tls_cert: give the certificate, too")
+        for path in (self.tls_cert, self.tls_key):
+            if path is not None and not path.is_file():
+                raise ConfigError(f"no file {path}")
+        for name in ("body_seconds", "drain_seconds", "session_seconds"):
             value = getattr(self, name)
             if not 0.0 <= value <= 86400.0:
                 raise ConfigError(f"{name} must be from 0 to 86400 seconds, got {value!r}")
@@ -45,15 +62,8 @@ class ServerConfig:
 
 
 def digests(keys: Sequence[str]) -> tuple[bytes, ...]:
-    """SHA-256 of each key.
-
-    Raises:
-        ConfigError: a key is too short to be one.
-    """
-    for key in keys:
-        if len(key) < 8:
-            raise ConfigError(f"an API key needs at least 8 characters, got {len(key)}")
-    return tuple(hashlib.sha256(key.encode()).digest() for key in keys)
+    """SHA-256 of each key. Raises ConfigError for one that is too short."""
+    return tuple(digest_of(key) for key in keys)
 
 
 def _whole(name: str, value: object, low: int, high: int) -> None:

@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 
-from niwaki.runtime.api import Delta, EngineStopped, Generation, Output
+from niwaki.runtime.api import Cancelled, Delta, EngineStopped, Generation, Output
 from niwaki.runtime.server.metrics import Metrics
+from niwaki.runtime.server.wake import wake
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,12 @@ class Failed:
     error: BaseException
 
 
-Event = Piece | Ended | Failed
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """Somebody asked for the end of the request; what has come is all that there is."""
+
+
+Event = Piece | Ended | Failed | Aborted
 
 
 class Feed:
@@ -60,6 +66,8 @@ class Feed:
         self._is_closed = False
         self._began = time.perf_counter()
         self._last_piece: dict[int, float] = {}
+        self._num_ended = 0
+        self.num_tokens = 0  # computed for it: generated ones as they come, a prompt's uncached ones at its end
 
     # -- the engine's side ------------------------------------------------------------------------------------------
 
@@ -90,7 +98,7 @@ class Feed:
             must_tell = not self._is_told
             self._is_told = True
         if must_tell:
-            self._loop.call_soon_threadsafe(self._arrived.set)
+            wake(self._loop, self._arrived)
 
     # -- the event loop's side --------------------------------------------------------------------------------------
 
@@ -108,7 +116,7 @@ class Feed:
                 match event:
                     case Ended():
                         num_running -= 1
-                    case Failed():
+                    case Failed() | Aborted():
                         num_running = 0
             if events:
                 yield events
@@ -123,6 +131,8 @@ class Feed:
                         found[index] = output
                     case Failed(_, error):
                         raise error
+                    case Aborted():
+                        raise Cancelled("the request was aborted")
         return [found[index] for index in range(self.size)]
 
     def interrupt(self, reason: EngineStopped) -> None:
@@ -130,10 +140,17 @@ class Feed:
         self._put(Failed(0, reason))
         self._cancel()
 
+    def abort(self) -> None:
+        """Tell the reader that there will be no more, and stop the work."""
+        self._put(Aborted())
+        self._cancel()
+
     def close(self) -> None:
         """Stop what still runs. Calling it twice is allowed."""
         with self._lock:
-            self._is_closed = True
+            was_closed, self._is_closed = self._is_closed, True
+        if not was_closed and self._num_ended < self.size:
+            self._metrics.aborted.inc(self.size - self._num_ended)
         self._cancel()
 
     def _cancel(self) -> None:
@@ -148,12 +165,21 @@ class Feed:
     def _measure(self, event: Event) -> None:
         now = time.perf_counter()
         match event:
-            case Piece(index, _):
+            case Piece(index, delta):
                 before = self._last_piece.get(index)
                 if before is None:
                     self._metrics.first_piece.observe(now - self._began)
                 else:
                     self._metrics.between_pieces.observe(now - before)
                 self._last_piece[index] = now
-            case Ended():
+                self.num_tokens += len(delta.token_ids)
+            case Ended(_, output, outputs):
+                self._num_ended += 1
                 self._metrics.whole.observe(now - self._began)
+                self._metrics.queued.observe(output.queued_seconds)
+                # Pieces are told of the first output only.
+                self.num_tokens += output.prompt_tokens - output.cached_tokens
+                self.num_tokens += sum(other.completion_tokens for other in outputs[1:])
+            case Failed(_, error):
+                self._num_ended += 1
+                self._metrics.failed.labels(type(error).__name__).inc()

@@ -26,4 +26,5 @@ def bind(config: ServerConfig) -> socket.socket:
 
 def url_of(config: ServerConfig, listener: socket.socket) -> str:
     host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"http://{host}:{listener.getsockname()[1]}"
+    scheme = "http" if config.tls_cert is None else "https"
+    return f"{scheme}://{host}:{listener.getsockname()[1]}"

@@ -9,6 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+GAUGES = ("pages_", "requests_")  # all else that the engine tells are counters
+TIER_GAUGES = ("_pages", "_bytes")
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -28,6 +30,21 @@ class Metrics:
         self.whole = Histogram(
             "niwaki_request_seconds", "From a request's arrival to its end.", buckets=SECONDS, registry=self._registry
         )
+        self.queued = Histogram(
+            "niwaki_queue_seconds", "From a sequence's arrival at the engine to its first step.",
+            buckets=SECONDS, registry=self._registry,
+        )  # fmt: skip
+        self.aborted = Counter(
+            "niwaki_aborted_sequences", "Sequences whose clients left before their end.", registry=self._registry
+        )
+        self.failed = Counter(
+            "niwaki_failed_sequences", "Sequences that failed, by error.", labelnames=("error",),
+            registry=self._registry,
+        )  # fmt: skip
+        self.refused = Counter(
+            "niwaki_refused_requests", "Requests that were refused for want of room or by a limit, by code.",
+            labelnames=("code",), registry=self._registry,
+        )  # fmt: skip
         self.answers = Counter(
             "niwaki_http_responses", "Answers by status.", labelnames=("status",), registry=self._registry
         )
@@ -42,15 +59,32 @@ class Metrics:
 
 
 class _EngineCollector(Collector):
-    """Reads the engine's counters when they are asked for."""
+    """Reads the engine's counters when they are asked for, and says what share of the cache is used and hit."""
 
     def __init__(self, usage: Callable[[], Mapping[str, float]]) -> None:
         self._usage = usage
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        for name, value in self._usage().items():
+        usage = self._usage()
+        for name, value in usage.items():
             about = f"The engine's {name.replace('_', ' ')}."
-            if name.startswith(("pages_", "requests_")):
+            if name.startswith(GAUGES) or (name.startswith("tier_") and name.endswith(TIER_GAUGES)):
                 yield GaugeMetricFamily(f"niwaki_{name}", about, value)
             else:
                 yield CounterMetricFamily(f"niwaki_{name}", about, value)
+        pages = [usage.get(f"pages_{where}", 0.0) for where in ("free", "tree", "held")]
+        used = _share(sum(pages[1:]), sum(pages))
+        yield GaugeMetricFamily("niwaki_kv_use", "The share of the KV cache's pages that hold something.", used)
+        hits = GaugeMetricFamily(
+            "niwaki_hit_rate", "The share of prompt tokens that the cache gave since the start.", labels=("tier",)
+        )
+        cached, restored = usage.get("cached_tokens", 0.0), usage.get("tier_restored_tokens", 0.0)
+        asked = cached + usage.get("prefilled_tokens", 0.0)
+        hits.add_metric(("device",), _share(max(0.0, cached - restored), asked))
+        if "tier_restored_tokens" in usage:
+            hits.add_metric(("lower",), _share(restored, asked))  # host memory and disk
+        yield hits
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Literal
 
@@ -15,19 +16,20 @@ from niwaki.runtime.api import (
     Delta,
     Grammar,
     JsonSchema,
+    NiwakiError,
     Output,
     Regex,
     RequestError,
     SamplingOptions,
     Segment,
 )
-from niwaki.runtime.request import TokenIds
+from niwaki.runtime.limits import TokenIds
 from niwaki.runtime.results import result_of
 from niwaki.runtime.server.access import administrative, key_of, service_of
 from niwaki.runtime.server.errors import ApiError, as_api_error
-from niwaki.runtime.server.feed import Ended, Failed, Feed, Piece
+from niwaki.runtime.server.feed import Aborted, Ended, Event, Failed, Feed, Piece
 from niwaki.runtime.server.openai_models import MAX_NEW, LogitBias, Pattern, Stop, bias_of
-from niwaki.runtime.server.openai_shapes import LOWEST_LOGPROB
+from niwaki.runtime.server.openai_shapes import LOWEST_LOGPROB, Json
 from niwaki.runtime.server.service import Work, works_of
 from niwaki.runtime.server.sse import DONE, EventStream, event, unless_gone
 from niwaki.runtime.server.wire import (
@@ -157,7 +159,7 @@ class GenerateRequest(Strict):
         return [self.sampling_params or NativeSampling()] * count
 
 
-@router.post("/generate", openapi_extra=takes(GenerateRequest))
+@router.post("/generate", openapi_extra=takes(GenerateRequest, streams=True))
 @router.put("/generate", openapi_extra=takes(GenerateRequest))
 async def generate(request: Request) -> Response:
     """Generate from texts or token ids; a list of prompts, or n above 1, gives a list of results."""
@@ -181,13 +183,20 @@ async def generate(request: Request) -> Response:
     except Exception as error:
         param = "text" if body.input_ids is None else "input_ids"
         raise as_api_error(error, param=param, constraint="sampling_params") from error
-    if body.stream:
-        return EventStream(_chunks(feed, writer), lambda: service.finish(feed))
-    try:
-        outputs = await unless_gone(request.receive, feed.outputs())
-    finally:
+    if body.rid is not None:
+        service.name(feed, body.rid)
+
+    def finish() -> None:
         service.finish(feed)
-    results = [writer.result(index, output) for index, output in enumerate(outputs)]
+        if body.rid is not None:
+            service.unname(feed, body.rid)
+
+    if body.stream:
+        return EventStream(_chunks(feed, writer), finish)
+    try:
+        results = await unless_gone(request.receive, _whole(feed, writer))
+    finally:
+        finish()
     return json_response(results if writer.is_list else results[0])
 
 
@@ -199,6 +208,9 @@ class _Writer:
         self.works: list[Work] = []
         self._body = body
         self._id = body.rid or uuid.uuid4().hex
+        self._texts: defaultdict[int, str] = defaultdict(str)
+        self._ids: defaultdict[int, list[int]] = defaultdict(list)
+        self._ended: set[int] = set()
 
     def logits_from(self, ids: TokenIds) -> int | None:
         """The first position whose logits are wanted. Raises RequestError when it is behind the prompt."""
@@ -209,7 +221,7 @@ class _Writer:
             raise RequestError(f"logprob_start_len {start} is behind the end of a prompt of {len(ids)} tokens")
         return max(0, start - 1)
 
-    def result(self, index: int, output: Output) -> dict[str, object]:
+    def result(self, index: int, output: Output) -> Json:
         work = self.works[index]
         result = result_of(
             output,
@@ -223,37 +235,52 @@ class _Writer:
         meta["id"] = self._id
         return result
 
-    def partial(self, index: int, text: str, ids: Sequence[int]) -> dict[str, object]:
-        meta = {
+    def partial(self, index: int, finish_reason: Json | None = None) -> Json:
+        """What has come so far; with a reason, that is all."""
+        meta: Json = {
             "id": self._id,
-            "finish_reason": None,
+            "finish_reason": finish_reason,
             "prompt_tokens": len(self.works[index].ids),
-            "completion_tokens": len(ids),
+            "completion_tokens": len(self._ids[index]),
         }
-        return {"text": text, "output_ids": list(ids), "meta_info": meta}
+        return {"text": self._texts[index], "output_ids": list(self._ids[index]), "meta_info": meta}
+
+    def take(self, events: Sequence[Event]) -> dict[int, Json]:
+        """The latest result of every sequence that the events tell of. Raises what one of them failed with."""
+        latest: dict[int, Json] = {}
+        for one in events:
+            match one:
+                case Piece(index, Delta(text=text, token_ids=token_ids)):
+                    self._texts[index] += text
+                    self._ids[index] += token_ids
+                    latest[index] = self.partial(index)
+                case Ended(index, output):
+                    self._ended.add(index)
+                    latest[index] = self.result(index, output)
+                case Aborted():
+                    for index in set(range(len(self.works))) - self._ended:
+                        latest[index] = self.partial(index, {"type": "abort", "message": "aborted"})
+                    return latest  # what came behind it is not told any more
+                case Failed(_, error):
+                    raise error
+        return latest
+
+
+async def _whole(feed: Feed, writer: _Writer) -> list[Json]:
+    found: dict[int, Json] = {}
+    async for events in feed.batches():
+        found |= writer.take(events)
+    return [found[index] for index in range(feed.size)]
 
 
 async def _chunks(feed: Feed, writer: _Writer) -> AsyncIterator[bytes]:
     """Each event holds the whole text so far: that is SGLang's wire. What arrived together is told once."""
-    texts = [""] * feed.size
-    ids: list[list[int]] = [[] for _ in range(feed.size)]
-    async for events in feed.batches():
-        latest: dict[int, dict[str, object]] = {}
-        failure: BaseException | None = None
-        for one in events:
-            match one:
-                case Piece(index, Delta(text=text, token_ids=token_ids)):
-                    texts[index] += text
-                    ids[index] += token_ids
-                    latest[index] = writer.partial(index, texts[index], ids[index])
-                case Ended(index, output):
-                    latest[index] = writer.result(index, output)
-                case Failed(_, failure):
-                    pass
-        for index, result in latest.items():
-            yield event(to_json({"index": index, **result} if writer.is_list else result))
-        if failure is not None:
-            yield event(to_json(as_api_error(failure).body()))
+    try:
+        async for events in feed.batches():
+            for index, result in writer.take(events).items():
+                yield event(to_json({"index": index, **result} if writer.is_list else result))
+    except NiwakiError as error:
+        yield event(to_json(as_api_error(error).body()))
     yield DONE
 
 
@@ -276,6 +303,25 @@ class DetokenizeRequest(Strict):
     model: Name | None = None
     tokens: Annotated[TokenIdList | TokenIdLists, Field(union_mode="left_to_right")]
     skip_special_tokens: Literal[True] | None = None
+
+
+class AbortRequest(Strict):
+    """POST /abort_request"""
+
+    rid: Name = ""
+    abort_all: bool = False
+
+
+@router.post("/abort_request", openapi_extra=takes(AbortRequest))
+async def abort_request(request: Request) -> Response:
+    """End the caller's own /generate requests with this `rid`, or all that have one: each answers with the text so
+    far and the finish reason `abort`. Nothing of that name is no error: it may just have ended."""
+    service = service_of(request)
+    body = await read_body(request, AbortRequest, service.config)
+    if not body.rid and not body.abort_all:
+        raise ApiError(400, "give rid or abort_all", param="rid")
+    service.abort(None if body.abort_all else body.rid)
+    return json_response({"success": True})
 
 
 @router.post("/tokenize", openapi_extra=takes(TokenizeRequest))

@@ -1,20 +1,51 @@
-"""A team's own programs as pages: POST /programs/NAME with the parameters as JSON answers with the values as JSON."""
+"""A team's own programs as pages: POST /programs/NAME with the parameters as JSON answers with the values as JSON.
+
+With `?stream=true` the values come as server-sent events while they grow; /programs/NAME/batch takes many rows.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Annotated, Any, Protocol, TypeVar, cast
 
-from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, Field, create_model
 
-from niwaki.runtime.api import EngineStopped, NiwakiError
-from niwaki.runtime.engine import Engine
+from niwaki.runtime.api import (
+    Backend,
+    Branch,
+    EngineStopped,
+    Generation,
+    NiwakiError,
+    Pending,
+    SamplingParams,
+    Score,
+    Segment,
+)
 from niwaki.runtime.server.access import service_of
-from niwaki.runtime.server.errors import failed_inside
-from niwaki.runtime.server.sse import unless_gone
-from niwaki.runtime.server.wire import json_response, read_body, takes
+from niwaki.runtime.server.errors import ApiError, as_api_error, failed_inside
+from niwaki.runtime.server.service import Service
+from niwaki.runtime.server.sse import DONE, EventStream, event, unless_gone
+from niwaki.runtime.server.wire import MAX_PROMPTS, Strict, json_response, read_body, reference, takes, to_json
+
+MAX_PARALLEL = 32  # rows of one batch that run at once; their generations are batched by the engine
+
+
+_Value = TypeVar("_Value")
+
+
+class Grown(Protocol):
+    """What a variable is so far."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def value(self) -> object: ...
+
+    @property
+    def is_done(self) -> bool: ...
 
 
 class ServedProgram(Protocol):
@@ -31,39 +62,71 @@ class ServedProgram(Protocol):
         """The model of its parameters."""
         ...
 
-    async def call(self, body: BaseModel, backend: Engine) -> Mapping[str, object]:
+    @property
+    def answer(self) -> type[BaseModel] | None:
+        """The model of what it answers, where that is known."""
+        ...
+
+    async def call(self, body: BaseModel, backend: Backend) -> Mapping[str, object]:
         """Run it. Cancelling the call cancels what it runs."""
         ...
 
+    def stream(self, body: BaseModel, backend: Backend) -> AsyncIterator[Grown | Mapping[str, object]]:
+        """Run it and tell its variables as they grow; what `call` gives comes last."""
+        ...
 
-def programs_router(programs: Sequence[ServedProgram], engine: Engine) -> APIRouter:
-    """One page for each program."""
+
+def programs_router(programs: Sequence[ServedProgram], backend: Backend) -> APIRouter:
+    """Two pages for each program."""
     router = APIRouter()
     for program in programs:
+        batch = _batch_of(program)
+        answers: dict[int | str, dict[str, Any]] = {}
+        if program.answer is not None:
+            answers = {200: {"content": {"application/json": {"schema": reference(program.answer)}}}}
         router.add_api_route(
             f"/programs/{program.name}",
-            _page_of(program, engine),
+            _page_of(program, backend),
             methods=["POST"],
             summary=program.name,
             description=program.about,
             openapi_extra=takes(program.body),
+            responses=answers,
+        )
+        router.add_api_route(
+            f"/programs/{program.name}/batch",
+            _batch_page_of(program, batch, backend),
+            methods=["POST"],
+            summary=f"{program.name}, many rows",
+            description="Runs the program on every row. Answers with `results`, one for each row and in their order: "
+            "`values`, or the `error` that this row alone failed with.",
+            openapi_extra=takes(batch),
         )
     return router
 
 
+def _batch_of(program: ServedProgram) -> type[BaseModel]:
+    rows = Annotated[list[program.body], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]  # type: ignore[name-defined]  # a class that is made at run time
+    made: type[BaseModel] = create_model(f"{program.name}_rows", __base__=Strict, rows=(rows, ...))
+    return made
+
+
 class _Run:
-    """A program that runs for a client, as the service counts and ends it."""
+    """A program that runs for a client, as the service counts and ends it. It runs on `backend`, which counts, too."""
 
-    size = 1
-
-    def __init__(self, task: asyncio.Future[Mapping[str, object]]) -> None:
-        self._task = task
+    def __init__(self, backend: Backend, size: int = 1) -> None:
+        self.size = size
+        self.num_tokens = 0
+        self.backend = cast("Backend", _Metered(backend, self._charge))
+        self._task: asyncio.Future[object] | None = None
         self._reason: EngineStopped | None = None
 
-    async def values(self) -> Mapping[str, object]:
-        """What the program answers. Raises what it failed with, as an ApiError when it is no NiwakiError."""
+    async def result(self, work: Awaitable[_Value]) -> _Value:
+        """What the work gives. Raises what it failed with, as an ApiError when it is no NiwakiError."""
+        task = asyncio.ensure_future(work)
+        self._task = cast("asyncio.Future[object]", task)
         try:
-            return await self._task
+            return await task
         except asyncio.CancelledError:
             if self._reason is not None:
                 raise self._reason from None
@@ -72,26 +135,123 @@ class _Run:
             raise
         except Exception as error:
             raise failed_inside(error, "the program failed") from error
+        finally:
+            task.cancel()
 
     def interrupt(self, reason: EngineStopped) -> None:
         self._reason = reason
-        self._task.cancel()
+        self.close()
 
     def close(self) -> None:
-        self._task.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _charge(self, num_tokens: int) -> None:
+        self.num_tokens += num_tokens
 
 
-def _page_of(program: ServedProgram, engine: Engine) -> Callable[[Request], Awaitable[Response]]:
-    async def page(request: Request) -> Response:
+class _Metered:
+    """A backend that tells how many tokens were computed; in all else the one that it stands before."""
+
+    def __init__(self, backend: Backend, charge: Callable[[int], None]) -> None:
+        self._backend = backend
+        self._charge = charge
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._backend, name)
+
+    def generate(self, branch: Branch, delta: Sequence[Segment], params: SamplingParams) -> Generation:
+        generation = self._backend.generate(branch, delta, params)
+
+        def count() -> None:
+            if generation.error() is None:
+                outputs = generation.result()
+                generated = sum(output.completion_tokens for output in outputs)
+                self._charge(generated + outputs[0].prompt_tokens - outputs[0].cached_tokens)
+
+        generation.add_done_callback(count)
+        return generation
+
+    def score(
+        self, branch: Branch, delta: Sequence[Segment], continuations: Sequence[str]
+    ) -> Pending[tuple[Score, ...]]:
+        pending = self._backend.score(branch, delta, continuations)
+
+        def count() -> None:
+            if pending.error() is None:
+                self._charge(sum(score.prompt_tokens - score.cached_tokens for score in pending.result()))
+
+        pending.add_done_callback(count)
+        return pending
+
+
+def _page_of(program: ServedProgram, backend: Backend) -> Callable[..., Awaitable[Response]]:
+    async def page(
+        request: Request, stream: Annotated[bool, Query(description="Server-sent events while it runs.")] = False
+    ) -> Response:
         service = service_of(request)
         body = await read_body(request, program.body, service.config)
         service.admit(1)
-        run = _Run(asyncio.ensure_future(program.call(body, engine)))
+        run = _Run(backend)
         service.enter(run)
-        try:
-            values = await unless_gone(request.receive, run.values())
-        finally:
-            service.finish(run)
-        return json_response(values)
+        if stream:
+            return EventStream(_events(program, body, run), lambda: service.finish(run))
+        return json_response(await _answered(request, service, run, program.call(body, run.backend)))
 
     return page
+
+
+def _batch_page_of(
+    program: ServedProgram, batch: type[BaseModel], backend: Backend
+) -> Callable[[Request], Awaitable[Response]]:
+    async def page(request: Request) -> Response:
+        service = service_of(request)
+        rows: Sequence[BaseModel] = getattr(await read_body(request, batch, service.config), "rows")  # noqa: B009  # of a class made at run time
+        service.admit(len(rows))
+        run = _Run(backend, len(rows))
+        service.enter(run)
+        free = asyncio.Semaphore(MAX_PARALLEL)
+
+        async def one(row: BaseModel) -> Mapping[str, object]:
+            async with free:
+                try:
+                    return {"values": await program.call(row, run.backend)}
+                except Exception as error:  # it is this row's own
+                    return _told(error).body()
+
+        return json_response({"results": await _answered(request, service, run, _all(one, rows))})
+
+    return page
+
+
+async def _all(
+    one: Callable[[BaseModel], Awaitable[Mapping[str, object]]], rows: Sequence[BaseModel]
+) -> Sequence[Mapping[str, object]]:
+    return await asyncio.gather(*(one(row) for row in rows))
+
+
+async def _answered(request: Request, service: Service, run: _Run, work: Awaitable[_Value]) -> _Value:
+    try:
+        return await unless_gone(request.receive, run.result(work))
+    finally:
+        service.finish(run)
+
+
+async def _events(program: ServedProgram, body: BaseModel, run: _Run) -> AsyncIterator[bytes]:
+    """`{"name", "value", "done"}` while values grow, then `{"values"}` with all that the program answers."""
+    steps = program.stream(body, run.backend)
+    try:
+        while (step := await run.result(anext(steps, None))) is not None:
+            told = (
+                {"values": step}
+                if isinstance(step, Mapping)
+                else {"name": step.name, "value": step.value, "done": step.is_done}
+            )
+            yield event(to_json(told))
+    except Exception as error:
+        yield event(to_json(_told(error).body()))
+    yield DONE
+
+
+def _told(error: Exception) -> ApiError:
+    return as_api_error(error) if isinstance(error, NiwakiError) else failed_inside(error, "the program failed")

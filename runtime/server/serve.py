@@ -10,18 +10,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import APIRouter
 
 from niwaki import __version__
-from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.app import make_app
 from niwaki.runtime.server.branches import Branches, branches_router
 from niwaki.runtime.server.config import ServerConfig
+from niwaki.runtime.server.conversations import Conversations
+from niwaki.runtime.server.engine_process import EngineProcess
+from niwaki.runtime.server.frames import loaded_by
 from niwaki.runtime.server.listen import bind, url_of
 from niwaki.runtime.server.programs import ServedProgram, programs_router
+from niwaki.runtime.server.responses import responses_router
 from niwaki.runtime.server.service import ServedModel, Service
+from niwaki.runtime.server.sessions import Sessions, sessions_router
+from niwaki.runtime.server.store import open_store
+from niwaki.runtime.server.tracing import Tracing
+
+if TYPE_CHECKING:
+    from niwaki.runtime.engine import Engine  # loads torch, which this process does without
 
 MAX_HEADER_BYTES = 64 * 2**10
 # Behind the drain: responses are written, connections closed. What is slower than this is cut off.
@@ -37,29 +47,39 @@ def serve(
 ) -> None:
     """Load a model and answer on a bound socket until SIGTERM or SIGINT; then every request is answered or told.
 
+    The engine has a process of its own, which is started again when it dies, unless `config.in_process`.
+
     Raises:
-        ConfigError, ModelError: as `Engine`.
+        ConfigError, ModelError: as `Engine`. EngineStopped: its process died while it loaded the model.
     """
-    with Engine(model, **dict(options or {})) as engine:
-        _warm_up(engine)
+    with _hosted(config, model, dict(options or {})) as engine:
         server = make_server(config, engine, programs)
         said = f"niwaki serves {server.model_name} on {url_of(config, listener)}"
         server.when_started.append(lambda: print(said, flush=True))  # not before: a bound socket still refuses
         server.run(sockets=[listener])
 
 
-def _warm_up(engine: Engine) -> None:
-    """Run every kernel once, greedy and sampled: what is compiled at its first use is compiled before anybody waits."""
-    for temperature in (0.0, 1.0):
-        engine.generate("a", {"max_new_tokens": 2, "temperature": temperature, "ignore_eos": True})
-    engine.flush_cache()
+@contextmanager
+def _hosted(config: ServerConfig, model: Path | None, options: dict[str, object]) -> Iterator[Engine | EngineProcess]:
+    if config.in_process:
+        from niwaki.runtime.engine import Engine  # loads torch
+        from niwaki.runtime.server.engine_host import warm_up
+
+        with Engine(model, **options) as engine:
+            warm_up(engine)
+            yield engine
+        return
+    with EngineProcess(model, options, max_restarts=config.max_restarts) as process:
+        yield process
 
 
 @contextmanager
 def serving(
-    engine: Engine, config: ServerConfig | None = None, programs: Sequence[ServedProgram] = ()
+    engine: Engine | EngineProcess, config: ServerConfig | None = None, programs: Sequence[ServedProgram] = ()
 ) -> Iterator[str]:
-    """Serve an engine from a thread of this process while the block runs; gives the URL. For notebooks and tests.
+    """Serve an engine, of this process or of one that was started, from a thread of this process while the block runs.
+
+    Gives the URL. For notebooks and tests.
 
     Raises:
         OSError: the port is taken.
@@ -77,37 +97,46 @@ def serving(
             thread.join()
 
 
-def make_service(config: ServerConfig, engine: Engine) -> Service:
-    """A service on an engine of this process."""
-    settings = engine.get_server_info()
-    info = engine.backend.info()
-    pool_tokens = settings["kv_tokens"]
-    assert isinstance(pool_tokens, int)
-    model = ServedModel(
-        info=info,
+def served_model(engine: Engine | EngineProcess) -> ServedModel:
+    """The server's side of a model that an engine has loaded."""
+    loaded = engine.loaded if isinstance(engine, EngineProcess) else loaded_by(engine)
+    return ServedModel(
+        info=engine.backend.info(),
         tokenizer=engine.tokenizer,
-        vocab_size=engine.vocab_size,
-        longest=min(info.context_length, pool_tokens),
-        max_running=engine.config.max_running_requests,
-        settings={**settings, "version": __version__},
+        vocab_size=loaded.vocab_size,
+        longest=min(loaded.context_length, loaded.pool_tokens),
+        max_running=loaded.max_running,
+        settings={**loaded.settings, "version": __version__},
     )
-    return Service(config, model, engine.backend)
 
 
-def make_server(config: ServerConfig, engine: Engine, programs: Sequence[ServedProgram] = ()) -> _Server:
-    service = make_service(config, engine)
-    branches = Branches(engine.backend)
-    service.at_close.append(branches.close_all)
-    return _Server(service, programs_router(programs, engine), branches_router(branches))
+def make_server(
+    config: ServerConfig, engine: Engine | EngineProcess, programs: Sequence[ServedProgram] = ()
+) -> _Server:
+    backend = engine.backend
+    service = Service(config, served_model(engine), backend)
+    branches = Branches(backend)
+    sessions = Sessions(open_store(config.sessions), Conversations(backend, config.session_seconds))
+    service.at_close += [branches.close_all, sessions.close]
+    return _Server(
+        service,
+        programs_router(programs, backend),
+        branches_router(branches),
+        sessions_router(sessions),
+        responses_router(sessions.store),
+    )
 
 
 class _Server(uvicorn.Server):
     """uvicorn, with an end of our own: refuse new work at once, let what runs finish, tell the rest, then close."""
 
     def __init__(self, service: Service, *more: APIRouter) -> None:
+        config = service.config
+        tracing = Tracing.to(config.otlp_endpoint)
+        service.at_close.append(tracing.close)
         super().__init__(
             uvicorn.Config(
-                make_app(service, __version__, *more),
+                make_app(service, __version__, *more, tracing=tracing),
                 http="h11",  # its limits are those that were tested
                 ws="none",
                 loop="asyncio",
@@ -116,6 +145,8 @@ class _Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
+                ssl_certfile=config.tls_cert,
+                ssl_keyfile=config.tls_key,
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
                 timeout_graceful_shutdown=CLOSING_SECONDS,
             )

@@ -9,11 +9,13 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import numpy as np
 
+from niwaki.radix.outline import OutlineNode
 from niwaki.runtime.api import (
     BackendInfo,
     CapacityError,
@@ -23,17 +25,21 @@ from niwaki.runtime.api import (
     SamplingParams,
     Segment,
 )
-from niwaki.runtime.request import TokenIds
+from niwaki.runtime.limits import TokenIds
 from niwaki.runtime.server.config import ServerConfig
 from niwaki.runtime.server.errors import ApiError, overloaded
 from niwaki.runtime.server.feed import Feed
 from niwaki.runtime.server.metrics import Metrics
+from niwaki.runtime.server.rates import Rates
 from niwaki.runtime.tokenizer import Tokenizer
 
 MAX_SEQUENCES = 256  # of one request: prompts times n
 SERVED_ALIASES = ("", "default")  # model names that mean whatever is served
 
 Result = TypeVar("Result")
+
+# The digest of the key with which the request that runs now was made; empty where the server has no keys.
+caller: ContextVar[bytes] = ContextVar("niwaki_caller", default=b"")
 
 
 class EngineClient(Protocol):
@@ -52,6 +58,10 @@ class EngineClient(Protocol):
 
     def flush(self) -> bool: ...
 
+    def outline(self, limit: int, namespace: str = "") -> tuple[OutlineNode, ...]:
+        """The shape of a namespace's tree, at most `limit` nodes of it."""
+        ...
+
     def usage(self) -> Mapping[str, float]: ...
 
 
@@ -61,6 +71,11 @@ class InFlight(Protocol):
     @property
     def size(self) -> int:
         """In sequences."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """That were computed for it so far."""
         ...
 
     def interrupt(self, reason: EngineStopped) -> None:
@@ -127,7 +142,9 @@ class Service:
         self.at_close: list[Callable[[], None]] = []  # what else ends with the service
         self.started_at = int(time.time())
         self._secret = os.urandom(32)
-        self._in_flight: set[InFlight] = set()
+        self._in_flight: dict[InFlight, bytes] = {}  # whose it is
+        self._named: dict[tuple[bytes, str], set[Feed]] = {}  # (whose, its name) -> requests
+        self._rates = Rates(dict(config.key_limits), config.limits)
         self._is_draining = False
         self._must_hurry = False
         # Constraints compile for up to a second each: they must not keep others from being tokenized.
@@ -184,7 +201,8 @@ class Service:
         return options.over(self.model.info.defaults).resolve()
 
     def admit(self, size: int) -> None:
-        """Raises ApiError: 503 while draining or with a full queue, 400 for more than one request may ask."""
+        """Count a request of the caller. Raises ApiError: 503 while draining or with a full queue, 429 when the caller
+        asked too much, 400 for more than one request may ask."""
         if self._is_draining:
             raise overloaded("the server is shutting down")
         if not self.engine.is_alive:
@@ -194,10 +212,13 @@ class Service:
         limit = self.model.max_running + self.config.max_queued
         if self._in_flight and self.num_in_flight + size > limit:
             raise overloaded(f"{self.num_in_flight} sequences run or wait already; try again")
+        self._rates.admit(caller.get())
 
     def enter(self, one: InFlight) -> None:
         """Count it from now on; the caller must `finish` it."""
-        self._in_flight.add(one)
+        key = caller.get()
+        self._in_flight[one] = key
+        self._rates.enter(key)
         self._count()
 
     async def begin(self, size: int, prepare: Callable[[], Sequence[Work]], *, compiles: bool) -> Feed:
@@ -237,9 +258,29 @@ class Service:
 
     def finish(self, one: InFlight) -> None:
         """The request is answered, or its client is gone: whatever still runs for it stops."""
-        self._in_flight.discard(one)
+        key = self._in_flight.pop(one, None)
         one.close()
+        if key is not None:
+            self._rates.leave(key, one.num_tokens)
         self._count()
+
+    def name(self, feed: Feed, name: str) -> None:
+        """Let `abort` find it under a name of its caller."""
+        self._named.setdefault((caller.get(), name), set()).add(feed)
+
+    def unname(self, feed: Feed, name: str) -> None:
+        named = self._named.get((caller.get(), name), set())
+        named.discard(feed)
+        if not named:
+            self._named.pop((caller.get(), name), None)
+
+    def abort(self, name: str | None) -> None:
+        """End the caller's requests of that name; None: all that have one. Others' are not touched."""
+        key = caller.get()
+        for (owner, known), feeds in tuple(self._named.items()):
+            if owner == key and name in (None, known):
+                for feed in tuple(feeds):
+                    feed.abort()
 
     def _count(self) -> None:
         self.metrics.in_flight.set(self.num_in_flight)

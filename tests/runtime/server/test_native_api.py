@@ -134,3 +134,23 @@ def test_flush_cache_forgets_prefixes(client: httpx2.Client, engine: Engine) -> 
     assert client.post("/flush_cache").status_code == 200
     assert engine.stats()["pages_tree"] == 0
     assert client.get("/flush_cache").text == "Cache flushed.\n"
+
+
+def test_a_request_that_is_aborted_answers_with_what_there_was(client: httpx2.Client, url: str) -> None:
+    asked = {
+        "text": "the cat",
+        "rid": "mine",
+        "stream": True,
+        "sampling_params": {"max_new_tokens": 480, "ignore_eos": True},
+    }
+    with client.stream("POST", "/generate", json=asked) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        assert httpx2.post(f"{url}/abort_request", json={"rid": "another"}).json() == {"success": True}
+        assert httpx2.post(f"{url}/abort_request", json={"rid": "mine"}).status_code == 200
+        rest = [line.removeprefix("data: ") for line in lines if line]
+    assert rest[-1] == "[DONE]"
+    last = json.loads(rest[-2])
+    assert last["meta_info"]["finish_reason"]["type"] == "abort"
+    assert 0 < last["meta_info"]["completion_tokens"] == len(last["output_ids"]) < 480
+    assert client.post("/abort_request", json={}).status_code == 400

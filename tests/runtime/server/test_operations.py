@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import re
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -16,9 +20,12 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from niwaki.runtime.api import ConfigError
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.server.config import ServerConfig
+from niwaki.runtime.server import logs
+from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.serve import serving
+from niwaki.runtime.server.tracing import Tracing
 
 ROOT = Path(__file__).parents[3]
 LONG = {"prompt": "the cat", "max_tokens": 500, "ignore_eos": True, "temperature": 0}
@@ -67,8 +74,86 @@ def test_metrics_count_what_happened(client: httpx2.Client) -> None:
     assert grown("niwaki_request_seconds_count") == 1
     assert grown("niwaki_time_to_first_token_seconds_count") == 1
     assert grown('niwaki_http_responses_total{status="400"}') == 1
+    assert grown("niwaki_queue_seconds_count") == 1
+    assert 0 < after["niwaki_kv_use"] <= 1
+    assert 0 <= after['niwaki_hit_rate{tier="device"}'] <= 1
     assert after["niwaki_sequences_in_flight"] == 0
     assert after["niwaki_pages_held"] == 0
+
+
+def test_only_pages_of_origins_that_were_named_may_ask(engine: Engine, client: httpx2.Client) -> None:
+    asking = {"origin": "https://team.example", "access-control-request-method": "POST"}
+    assert client.options("/v1/models", headers=asking).status_code == 405
+    assert "access-control-allow-origin" not in client.get("/v1/models", headers=asking).headers
+    config = ServerConfig(port=0, cors_origins=("https://team.example",), key_digests=digests(["a-key-of-ours"]))
+    with serving(engine, config) as url, httpx2.Client(base_url=url, timeout=60) as open_client:
+        preflight = open_client.options("/v1/models", headers=asking)
+        assert preflight.status_code == 200  # a browser sends no key with it
+        assert preflight.headers["access-control-allow-origin"] == "https://team.example"
+        assert open_client.get("/v1/models", headers=asking).status_code == 401
+        foreign = open_client.options("/v1/models", headers=asking | {"origin": "https://evil.example"})
+        assert foreign.status_code == 400
+        assert "access-control-allow-origin" not in foreign.headers
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+def test_with_a_certificate_it_speaks_https(engine: Engine, tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    subprocess.run(
+        [*command.split(), "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
+        check=True,
+        capture_output=True,
+    )
+    trust = ssl.create_default_context(cafile=str(certificate))
+    with serving(engine, ServerConfig(port=0, tls_cert=certificate, tls_key=key)) as url:
+        assert url.startswith("https://")
+        assert httpx2.get(f"{url}/ready", verify=trust).status_code == 200
+    with pytest.raises(ConfigError, match="no file"):
+        ServerConfig(tls_cert=tmp_path / "none.pem")
+
+
+def test_logs_are_json_lines_under_the_id_of_their_request(client: httpx2.Client) -> None:
+    written = io.StringIO()
+    logger = logging.getLogger("niwaki")
+    before = (logger.handlers[:], logger.level, logger.propagate)
+    try:
+        logs.configure("info", "json", written)
+        client.post("/v1/completions", json={"prompt": "canary", "max_tokens": 1}, headers={"x-request-id": "mine-7"})
+        client.get("/nowhere?prompt=canary", headers={"x-request-id": "mine-8"})
+        deadline = time.monotonic() + 30
+        while not all(name in written.getvalue() for name in ("mine-7", "mine-8")):
+            assert time.monotonic() < deadline  # a line is written when the server, too, is done
+            time.sleep(0.01)
+    finally:
+        logger.handlers[:], logger.propagate = before[0], before[2]
+        logger.setLevel(before[1])
+    lines = [json.loads(line) for line in written.getvalue().splitlines()]
+    told = {line["request_id"]: line for line in lines if line["logger"] == "niwaki.access"}
+    assert (told["mine-7"]["path"], told["mine-7"]["status"]) == ("/v1/completions", 200)
+    assert (told["mine-8"]["path"], told["mine-8"]["status"]) == ("/nowhere", 404)
+    assert told["mine-7"]["seconds"] > 0
+    assert "canary" not in written.getvalue()
+
+
+def test_traces_hold_a_span_for_each_request_in_the_trace_of_its_caller() -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter = InMemorySpanExporter()
+    tracing = Tracing(SimpleSpanProcessor(exporter))
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    end = tracing.begin("POST", "/generate", {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"})
+    end(503, "mine-9")
+    (span,) = exporter.get_finished_spans()
+    assert span.name == "POST /generate"
+    assert span.context is not None
+    assert f"{span.context.trace_id:032x}" == trace_id
+    assert span.attributes is not None
+    assert span.attributes["http.response.status_code"] == 503
+    assert span.attributes["niwaki.request_id"] == "mine-9"
+    tracing.close()
 
 
 def test_the_api_describes_its_bodies_and_no_reference_dangles(client: httpx2.Client) -> None:

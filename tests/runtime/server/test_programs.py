@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
 import httpx2
 import pytest
+from pydantic import BaseModel
 
 import niwaki as nw
 from niwaki.lang.endpoint import Endpoint
 from niwaki.lang.state import State
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.config import ServerConfig, digests
+from niwaki.runtime.server.keys import KeyLimits
 from niwaki.runtime.server.serve import serving
 
 ROOT = Path(__file__).parents[3]
@@ -53,9 +57,29 @@ def endless(s: State) -> None:
         twin["x"]
 
 
+class Verdict(BaseModel):
+    word: str
+
+
+@nw.function
+def judge(s: State, text: str) -> Verdict:
+    s += text
+    s += nw.gen("word", max_new_tokens=120, ignore_eos=True)
+    s += " and "
+    s += nw.gen("number", dtype=int, max_new_tokens=3)
+    s["seen"] = True
+    return Verdict(word=str(s["word"]))
+
+
+def events_of(answer: httpx2.Response) -> list[dict[str, object]]:
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
 @pytest.fixture(scope="module")
 def programs(engine: Engine) -> Iterator[httpx2.Client]:
-    served = [Endpoint(program) for program in (guess, total, breaks, endless)]
+    served = [Endpoint(program) for program in (guess, total, breaks, endless, judge)]
     config = ServerConfig(port=0, key_digests=digests(["a-key-of-ours"]))
     with serving(engine, config, served) as url, httpx2.Client(base_url=url, timeout=60, headers=KEY) as client:
         yield client
@@ -101,6 +125,60 @@ def test_a_failure_is_that_calls_own_and_says_nothing_of_the_inside(
     assert "test_programs.py" in caplog.text
     assert "a secret" not in failed.text + caplog.text
     assert programs.post("/programs/guess", json={"text": "the"}).status_code == 200
+
+
+def test_values_stream_while_they_grow_and_the_answer_comes_last(programs: httpx2.Client) -> None:
+    events = events_of(programs.post("/programs/judge?stream=true", json={"text": "the"}))
+    words = [event for event in events if event.get("name") == "word"]
+    assert len(words) > 1
+    texts = [str(event["value"]) for event in words]
+    assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
+    assert [event["done"] for event in words] == [False] * (len(words) - 1) + [True]
+    numbers = [event for event in events if event.get("name") == "number"]
+    assert [event["done"] for event in numbers] == [True]  # 3 may yet become 36
+    assert {"name": "seen", "value": True, "done": True} in events
+    assert events[-1] == {"values": {"word": texts[-1]}}
+
+
+def test_a_stream_that_fails_says_so_where_it_ends(programs: httpx2.Client) -> None:
+    events = events_of(programs.post("/programs/breaks?stream=true", json={"how": "badly"}))
+    error = events[-1]["error"]
+    assert isinstance(error, dict)
+    assert error["message"].startswith("the program failed; error id ")
+    assert "secret" not in str(events)
+
+
+def test_a_batch_gives_each_row_its_values_or_its_own_error(programs: httpx2.Client) -> None:
+    rows = [{"text": "the "}, {"text": "7", "kind": "number"}, {"text": "the ", "kind": "animal"}]
+    results = programs.post("/programs/guess/batch", json={"rows": rows}).json()["results"]
+    assert [sorted(result["values"]) for result in results] == [["answer"]] * 3
+    mixed = programs.post("/programs/breaks/batch", json={"rows": [{"how": "capacity"}, {"how": "so"}]}).json()
+    assert [result["error"]["code"] for result in mixed["results"]] == ["context_length_exceeded", "internal_error"]
+    wrong = programs.post("/programs/guess/batch", json={"rows": [{"text": "x"}, {"text": 5}]})
+    assert wrong.status_code == 400
+    assert wrong.json()["error"]["param"] == "rows[1].text"
+    assert programs.post("/programs/guess/batch", json={"rows": []}).status_code == 400
+
+
+def test_what_a_program_returns_stands_in_the_description(programs: httpx2.Client) -> None:
+    document = programs.get("/openapi.json").json()
+    answer = document["paths"]["/programs/judge"]["post"]["responses"]["200"]["content"]["application/json"]
+    assert answer["schema"] == {"$ref": "#/components/schemas/Verdict"}
+    assert document["components"]["schemas"]["Verdict"]["required"] == ["word"]
+    assert "/programs/judge/batch" in document["paths"]
+    page = programs.get("/docs").text
+    assert "POST /programs/judge" in page
+    assert "body: guess_parameters" in page
+    assert "answer: Verdict" in page
+    assert "<script" not in page
+    assert programs.get("/docs", headers={"authorization": ""}).status_code == 401
+
+
+def test_the_tokens_of_a_program_count_for_its_caller(engine: Engine) -> None:
+    config = ServerConfig(port=0, limits=KeyLimits(tokens_per_minute=3))
+    with serving(engine, config, [Endpoint(judge)]) as url, httpx2.Client(base_url=url, timeout=60) as client:
+        assert client.post("/programs/judge", json={"text": "count me"}).status_code == 200
+        assert client.post("/programs/judge", json={"text": "the"}).status_code == 429
 
 
 def test_a_client_that_leaves_ends_its_program(programs: httpx2.Client, engine: Engine) -> None:

@@ -1,0 +1,355 @@
+"""The engine of another process as a `Backend`: tokenizes here, sends token ids, hands out what comes back.
+
+Knows the link, not the process behind it: `engine_process` starts that and gives a new link when it had to be started
+again. Branches outlive such a restart, as their token ids stand here: the new engine computes them once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from niwaki.radix.outline import OutlineNode
+from niwaki.runtime.api import (
+    BackendInfo,
+    Branch,
+    CallFormat,
+    EngineStopped,
+    Generation,
+    Message,
+    Pending,
+    ProgramError,
+    RequestError,
+    SamplingOptions,
+    SamplingParams,
+    Score,
+    Segment,
+    Tool,
+)
+from niwaki.runtime.limits import Limits, TokenIds
+from niwaki.runtime.server import frames
+from niwaki.runtime.server.frames import Link, Order, Report
+from niwaki.runtime.server.wake import together
+from niwaki.runtime.tokenizer import Tokenizer
+
+# Without a beat for so long the engine hangs or is stopped: beats come twice a second, from a thread of their own.
+ALIVE_SECONDS = 4.0
+FLUSH_SECONDS = 60.0
+
+EngineLink = Link[Order, Report]
+
+
+@dataclass(slots=True, eq=False)
+class ClientBranch:
+    """A place in the engine. `num_there` of its tokens stand in the engine of link number `epoch` already."""
+
+    number: int
+    ids: TokenIds
+    namespace: str
+    num_there: int = 0
+    epoch: int = 0
+    running: set[int] = field(default_factory=set)
+    is_closed: bool = False
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        return list(self.ids.tolist())
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """What the engine works on for somebody here."""
+
+    pending: Generation | Pending[tuple[Score, ...]] | Pending[bool] | Pending[tuple[OutlineNode, ...]]
+    branch: ClientBranch | None = None
+    accepted: Pending[None] | None = None
+
+
+class EngineClient:
+    """The `Backend` protocol, and what the server asks beside it, on a link that comes and goes. Thread-safe, except
+    that one branch has one user at a time. Results are handed over on the link's reading thread."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()  # all below
+        self._link: EngineLink | None = None
+        self._epoch = 0
+        self._info: BackendInfo | None = None
+        self._limits = Limits(0, 0, 0)
+        self._asked: dict[int, _Asked] = {}
+        self._numbers = itertools.count(1)
+        self._usage: Mapping[str, float] = {}
+        self._beat_at = 0.0
+
+    # -- the side of the process ------------------------------------------------------------------------------------
+
+    def connect(self, link: EngineLink, loaded: frames.Loaded) -> None:
+        """From now on the engine behind this link answers."""
+        with self._lock:
+            self._link = link
+            self._epoch += 1
+            defaults = frames.meant(loaded.defaults)
+            assert isinstance(defaults, SamplingOptions)
+            self._info = BackendInfo(loaded.model, loaded.context_length, defaults)
+            self._limits = Limits(loaded.context_length, loaded.pool_tokens, loaded.vocab_size)
+            self._beat_at = time.monotonic()
+
+    def disconnect(self, reason: EngineStopped) -> None:
+        """The engine is gone: everybody who waits is told so."""
+        with self._lock:
+            self._link = None
+            lost, self._asked = tuple(self._asked.values()), {}
+        for one in lost:
+            _fail(one, reason)
+
+    def receive(self, reports: Sequence[Report]) -> None:
+        """What the engine says, in order. Called on the link's reading thread."""
+        with together():
+            for report in reports:
+                self._take_in(report)
+
+    def _take_in(self, report: Report) -> None:
+        match report:
+            case frames.Piece(id, delta):
+                asked = self._asked.get(id)
+                if asked is not None and isinstance(asked.pending, Generation):
+                    asked.pending.push(delta)
+            case frames.Beat(usage):
+                self._usage, self._beat_at = usage, time.monotonic()
+            case frames.Accepted(id):
+                asked = self._asked.get(id)
+                if asked is not None and asked.accepted is not None:
+                    asked.accepted.succeed(None)
+            case frames.Failed(id):
+                asked = self._take(id)
+                if asked is not None:
+                    _fail(asked, frames.error_of(report))
+            case frames.Ended() | frames.Weighed() | frames.Flushed() | frames.Seen():
+                self._end(report)
+            case frames.Loaded():
+                raise AssertionError("read by engine_process")
+
+    def _end(self, report: frames.Ended | frames.Weighed | frames.Flushed | frames.Seen) -> None:
+        asked = self._take(report.id)
+        if asked is None:
+            return
+        value: object
+        match report:
+            case frames.Ended(_, outputs, kept):
+                if asked.branch is not None and kept:
+                    asked.branch.ids = np.concatenate([asked.branch.ids, np.frombuffer(kept, dtype=np.int32)])
+                if asked.branch is not None:
+                    asked.branch.num_there = len(asked.branch.ids)
+                value = outputs
+            case frames.Weighed(_, scores):
+                value = scores
+            case frames.Flushed(_, is_done):
+                value = is_done
+            case frames.Seen(_, nodes):
+                value = nodes
+        asked.pending.succeed(value)  # type: ignore[arg-type]  # what was asked for is what was answered
+
+    def _take(self, request_id: int) -> _Asked | None:
+        with self._lock:
+            asked = self._asked.pop(request_id, None)
+        if asked is not None and asked.branch is not None:
+            asked.branch.running.discard(request_id)
+        return asked
+
+    # -- what the server asks ---------------------------------------------------------------------------------------
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine was heard within ALIVE_SECONDS."""
+        return self._link is not None and self.silent_seconds < ALIVE_SECONDS
+
+    @property
+    def silent_seconds(self) -> float:
+        """Since the engine was last heard."""
+        return time.monotonic() - self._beat_at
+
+    def start(
+        self,
+        ids: TokenIds,
+        params: SamplingParams,
+        namespace: str = "",
+        branch: ClientBranch | None = None,
+        *,
+        logits_from: int | None = None,
+    ) -> Generation:
+        """Generate from token ids. A constraint is waited for until it is compiled, except on an event loop.
+
+        Raises:
+            CapacityError, RequestError, ConstraintError: where it can be told at once. EngineStopped: no engine.
+        """
+        self._limits.check(ids, params)
+        number = next(self._numbers)
+        generation = Generation(lambda: self._post(frames.Cancel(number)))
+        accepted: Pending[None] | None = Pending() if params.compiles and not _is_on_a_loop() else None
+        keep, branch_number = self._kept(branch)
+        self._ask(
+            number,
+            _Asked(generation, branch, accepted),
+            frames.Start(
+                number, branch_number, keep, _bytes(ids[keep:]), frames.plain(params), namespace, logits_from
+            ),
+        )  # fmt: skip
+        if accepted is not None:
+            accepted.result()  # the engine bounds compiling, and its end is everybody's failure
+        return generation
+
+    def flush(self) -> bool:
+        done: Pending[bool] = Pending()
+        number = next(self._numbers)
+        self._ask(number, _Asked(done), frames.Flush(number))
+        return done.result(timeout=FLUSH_SECONDS)
+
+    def outline(self, limit: int, namespace: str = "") -> tuple[OutlineNode, ...]:
+        """The shape of a namespace's tree, at most `limit` nodes of it."""
+        done: Pending[tuple[OutlineNode, ...]] = Pending()
+        number = next(self._numbers)
+        self._ask(number, _Asked(done), frames.Look(number, limit, namespace))
+        return done.result(timeout=FLUSH_SECONDS)
+
+    def usage(self) -> Mapping[str, float]:
+        """As of the last beat: up to half a second old."""
+        return self._usage
+
+    # -- branches ---------------------------------------------------------------------------------------------------
+
+    def info(self) -> BackendInfo:
+        assert self._info is not None, "nobody has the client before the first engine is there"
+        return self._info
+
+    def open(self, *, namespace: str = "") -> ClientBranch:
+        return ClientBranch(next(self._numbers), np.empty(0, dtype=np.int32), namespace)
+
+    def fork(self, branch: Branch) -> ClientBranch:
+        own = _open_branch(branch)
+        keep, number = self._kept(own)
+        twin = ClientBranch(next(self._numbers), own.ids, own.namespace, keep, own.epoch)
+        if keep:
+            self._post(frames.Fork(number, twin.number))
+        return twin
+
+    def close(self, branch: Branch) -> None:
+        own = _own(branch)
+        if own.is_closed:
+            return
+        own.is_closed = True
+        for number in tuple(own.running):
+            self._post(frames.Cancel(number))
+        self._post(frames.Close(own.number))
+
+    def append(self, branch: Branch, delta: Sequence[Segment]) -> None:
+        own = _open_branch(branch)
+        own.ids = self._extended(own.ids, delta)
+
+    def generate(self, branch: Branch, delta: Sequence[Segment], params: SamplingParams) -> Generation:
+        own = _open_branch(branch)
+        before = own.ids
+        own.ids = self._extended(before, delta)
+        try:
+            return self.start(own.ids, params, own.namespace, own)
+        except BaseException:
+            own.ids = before
+            raise
+
+    def score(
+        self, branch: Branch, delta: Sequence[Segment], continuations: Sequence[str]
+    ) -> Pending[tuple[Score, ...]]:
+        own = _open_branch(branch)
+        own.ids = self._extended(own.ids, delta)
+        if not continuations:
+            raise RequestError("score needs at least one continuation")
+        number = next(self._numbers)
+        pending: Pending[tuple[Score, ...]] = Pending(lambda: self._post(frames.Cancel(number)))
+        keep, branch_number = self._kept(own)
+        tail = _bytes(own.ids[keep:])
+        order = frames.Weigh(number, branch_number, keep, tail, own.namespace, tuple(continuations))
+        self._ask(number, _Asked(pending, own), order)
+        return pending
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        return self._tokenizer.render(messages, add_generation_prompt=add_generation_prompt)
+
+    def call_format(self) -> CallFormat:
+        return self._tokenizer.call_format
+
+    def reasoning_markers(self) -> tuple[str, str] | None:
+        return self._tokenizer.reasoning_markers
+
+    def render_with_tools(
+        self, messages: Sequence[Message], tools: Sequence[Tool], *, add_generation_prompt: bool
+    ) -> str:
+        self._tokenizer.check_tools(tools)
+        return self._tokenizer.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
+
+    # -- helpers ----------------------------------------------------------------------------------------------------
+
+    def _extended(self, ids: TokenIds, delta: Sequence[Segment]) -> TokenIds:
+        new = self._tokenizer.encode(delta, at_start=len(ids) == 0) if delta or not len(ids) else []
+        return np.concatenate([ids, np.array(new, dtype=np.int32)]) if new else ids
+
+    def _kept(self, branch: ClientBranch | None) -> tuple[int, int]:
+        """How many of the branch's tokens the engine has, and its number. A new engine has none."""
+        if branch is None:
+            return 0, 0
+        if branch.epoch != self._epoch:
+            branch.epoch, branch.num_there = self._epoch, 0
+        return branch.num_there, branch.number
+
+    def _ask(self, number: int, asked: _Asked, order: Order) -> None:
+        with self._lock:
+            link = self._link
+            # What the engine has of a branch was looked up before: another engine has nothing of it.
+            if link is None or (asked.branch is not None and asked.branch.epoch != self._epoch):
+                raise EngineStopped("the engine is not running")
+            self._asked[number] = asked
+        if asked.branch is not None:
+            asked.branch.running.add(number)
+        link.post(order)
+
+    def _post(self, order: Order) -> None:
+        """To whom it may concern: without an engine there is nothing to cancel and nothing to close."""
+        link = self._link
+        if link is not None:
+            link.post(order)
+
+
+def _fail(asked: _Asked, error: Exception) -> None:
+    if asked.accepted is not None:
+        asked.accepted.fail(error)
+    asked.pending.fail(error)
+
+
+def _bytes(ids: TokenIds) -> bytes:
+    return ids.astype(np.int32, copy=False).tobytes()
+
+
+def _is_on_a_loop() -> bool:
+    """Waiting there would stop every other task."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _own(branch: Branch) -> ClientBranch:
+    if not isinstance(branch, ClientBranch):
+        raise ProgramError(f"this branch belongs to another backend: {type(branch).__name__}")
+    return branch
+
+
+def _open_branch(branch: Branch) -> ClientBranch:
+    own = _own(branch)
+    if own.is_closed:
+        raise ProgramError("the branch is closed")
+    return own

@@ -1,0 +1,325 @@
+"""What the API process and the engine process say to each other: msgpack frames on a Unix socket.
+
+A frame is four bytes of length and a msgpack array of messages. Whoever posts never waits: a thread of the link
+writes, and what was posted until it gets to it is one frame.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from io import BufferedReader
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import msgspec
+
+from niwaki.radix.outline import OutlineNode
+from niwaki.runtime import api
+from niwaki.runtime.api import Delta, GenerationError, NiwakiError, Output, Score
+
+if TYPE_CHECKING:
+    from niwaki.runtime.engine import Engine  # loads torch
+
+LENGTH = struct.Struct("<I")
+MAX_FRAME = 1 << 30  # both ends are ours; more than this is a torn stream
+
+Said = dict[str, object]
+
+# ---------------------------------------------------------------------------------------------------------------
+# To the engine
+# ---------------------------------------------------------------------------------------------------------------
+
+
+class Load(msgspec.Struct, tag=0, array_like=True, frozen=True):
+    """First of all: the model folder (None: the bundled one) and the engine's options."""
+
+    model: str | None
+    options: Said
+
+
+class Start(msgspec.Struct, tag=1, array_like=True, frozen=True):
+    """Generate. The prompt is the first `keep` tokens of `branch`, then `tail` (int32); branch 0 is none."""
+
+    id: int
+    branch: int
+    keep: int
+    tail: bytes
+    params: object  # `plain` of SamplingParams
+    namespace: str
+    logits_from: int | None
+
+
+class Weigh(msgspec.Struct, tag=2, array_like=True, frozen=True):
+    """Score continuations behind the same kind of prompt."""
+
+    id: int
+    branch: int
+    keep: int
+    tail: bytes
+    namespace: str
+    continuations: tuple[str, ...]
+
+
+class Fork(msgspec.Struct, tag=3, array_like=True, frozen=True):
+    branch: int
+    twin: int
+
+
+class Close(msgspec.Struct, tag=4, array_like=True, frozen=True):
+    branch: int
+
+
+class Cancel(msgspec.Struct, tag=5, array_like=True, frozen=True):
+    id: int
+
+
+class Flush(msgspec.Struct, tag=6, array_like=True, frozen=True):
+    id: int
+
+
+class Look(msgspec.Struct, tag=7, array_like=True, frozen=True):
+    """Tell the shape of the tree."""
+
+    id: int
+    limit: int
+    namespace: str
+
+
+Order = Load | Start | Weigh | Fork | Close | Cancel | Flush | Look
+
+# ---------------------------------------------------------------------------------------------------------------
+# From the engine
+# ---------------------------------------------------------------------------------------------------------------
+
+
+class Loaded(msgspec.Struct, tag=20, array_like=True, frozen=True):
+    """The model is there, its kernels are warm."""
+
+    model: str
+    context_length: int
+    pool_tokens: int
+    vocab_size: int
+    max_running: int
+    defaults: object  # `plain` of SamplingOptions
+    settings: Said
+
+
+class Piece(msgspec.Struct, tag=21, array_like=True, frozen=True):
+    id: int
+    delta: Delta
+
+
+class Ended(msgspec.Struct, tag=22, array_like=True, frozen=True):
+    """`kept`: the tokens (int32) that its branch has now behind the prompt."""
+
+    id: int
+    outputs: tuple[Output, ...]
+    kept: bytes
+
+
+class Weighed(msgspec.Struct, tag=23, array_like=True, frozen=True):
+    id: int
+    scores: tuple[Score, ...]
+
+
+class Failed(msgspec.Struct, tag=24, array_like=True, frozen=True):
+    """`kind` is the name of an error of `niwaki.runtime.api`."""
+
+    id: int
+    kind: str
+    message: str
+
+
+class Accepted(msgspec.Struct, tag=25, array_like=True, frozen=True):
+    """Its constraint is compiled: nothing that can be told at once is wrong."""
+
+    id: int
+
+
+class Flushed(msgspec.Struct, tag=26, array_like=True, frozen=True):
+    id: int
+    is_done: bool
+
+
+class Beat(msgspec.Struct, tag=27, array_like=True, frozen=True):
+    """It lives. `usage` as `Backend.usage`."""
+
+    usage: dict[str, float]
+
+
+class Seen(msgspec.Struct, tag=28, array_like=True, frozen=True):
+    id: int
+    nodes: tuple[OutlineNode, ...]
+
+
+Report = Loaded | Piece | Ended | Weighed | Failed | Accepted | Flushed | Beat | Seen
+
+# ---------------------------------------------------------------------------------------------------------------
+# Plain data that msgpack has no type for
+# ---------------------------------------------------------------------------------------------------------------
+
+KINDS: Mapping[str, type] = {
+    name: kind for name, kind in vars(api).items() if isinstance(kind, type) and is_dataclass(kind)
+}
+ERRORS: Mapping[str, type[NiwakiError]] = {
+    name: kind for name, kind in vars(api).items() if isinstance(kind, type) and issubclass(kind, NiwakiError)
+}
+KIND = "kind of"  # no field has such a name
+
+
+def plain(value: object) -> object:
+    """Data of `niwaki.runtime.api` as maps with their class's name. Fields at their defaults are left out."""
+    if isinstance(value, tuple):
+        return [plain(part) for part in value]
+    if not is_dataclass(value):
+        return value
+    said: Said = {KIND: type(value).__name__}
+    for f in fields(value):
+        part = getattr(value, f.name)
+        if part is not f.default:
+            said[f.name] = plain(part)
+    return said
+
+
+def meant(value: object) -> object:
+    """What `plain` was given. Lists are tuples again."""
+    if isinstance(value, list):
+        return tuple(meant(part) for part in value)
+    if isinstance(value, dict) and KIND in value:
+        return KINDS[value[KIND]](**{name: meant(part) for name, part in value.items() if name != KIND})
+    return value
+
+
+def loaded_by(engine: Engine) -> Loaded:
+    """What there is to know of an engine that is loaded."""
+    info = engine.backend.info()
+    settings = engine.get_server_info()
+    pool_tokens = settings["kv_tokens"]
+    assert isinstance(pool_tokens, int)
+    return Loaded(
+        model=info.model,
+        context_length=info.context_length,
+        pool_tokens=pool_tokens,
+        vocab_size=engine.vocab_size,
+        max_running=engine.config.max_running_requests,
+        defaults=plain(info.defaults),
+        settings=settings,
+    )
+
+
+def failed(request_id: int, error: BaseException) -> Failed:
+    """An error for the other side. What is none of ours is told by its type: its text may hold anything."""
+    for kind in type(error).__mro__:
+        if kind.__name__ in ERRORS:
+            return Failed(request_id, kind.__name__, str(error))
+    return Failed(request_id, GenerationError.__name__, f"{type(error).__name__} in the engine process")
+
+
+def error_of(report: Failed) -> NiwakiError:
+    return ERRORS[report.kind](report.message)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The link
+# ---------------------------------------------------------------------------------------------------------------
+
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
+
+
+class Link(Generic[Sent, Received]):
+    """One end of the socket. Any thread may post; `receive` and then, once, `ended` are called on a thread of the link.
+
+    `kind` is what comes in. The link owns the socket.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        kind: object,
+        receive: Callable[[Sequence[Received]], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._connection = connection
+        self._stream: BufferedReader = connection.makefile("rb")
+        self._decoder: msgspec.msgpack.Decoder[list[Received]] = msgspec.msgpack.Decoder(list[kind])  # type: ignore[valid-type]  # a union as a value
+        self._encoder = msgspec.msgpack.Encoder()
+        self._receive = receive
+        self._ended = ended
+        self._changed = threading.Condition()
+        self._posted: list[Sent] = []
+        self._must_write = False
+        self._is_closed = False
+        self._threads = [
+            threading.Thread(target=self._read, name="niwaki-link-read", daemon=True),
+            threading.Thread(target=self._write, name="niwaki-link-write", daemon=True),
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def post(self, message: Sent, *, flush: bool = True) -> None:
+        """Send it soon; without `flush`, with the next one that has it. Lost when the link is down: `ended` tells."""
+        with self._changed:
+            self._posted.append(message)
+            if flush:
+                self._must_write = True
+                self._changed.notify()
+
+    def flush(self) -> None:
+        """Send what was posted, as one frame."""
+        with self._changed:
+            if self._posted:
+                self._must_write = True
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Send what was posted, then end both directions. The other side's `ended` is called."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+
+    def join(self, timeout: float | None = None) -> None:
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout)
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._must_write or self._is_closed)
+                posted, self._posted = self._posted, []
+                self._must_write = False
+                is_closed = self._is_closed
+            try:
+                if posted:
+                    body = self._encoder.encode(posted)
+                    self._connection.sendall(LENGTH.pack(len(body)) + body)
+            except OSError:  # nobody reads any more: the reading side finds out, too
+                is_closed = True
+            if is_closed:
+                with contextlib.suppress(OSError):
+                    self._connection.shutdown(socket.SHUT_RDWR)
+                return
+
+    def _read(self) -> None:
+        try:
+            while (head := self._stream.read(LENGTH.size)) and len(head) == LENGTH.size:
+                size = LENGTH.unpack(head)[0]
+                assert size <= MAX_FRAME, "a torn stream"
+                body = self._stream.read(size)
+                if len(body) < size:
+                    break
+                self._receive(self._decoder.decode(body))
+        except OSError:
+            pass
+        finally:
+            self.close()
+            self._ended()
+            self._stream.close()
+            self._connection.close()

@@ -1,0 +1,87 @@
+"""The options of `niwaki serve`: their names, their defaults, and the configuration that they make.
+
+Loads the standard library only: `niwaki --help` shows them where the server is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from niwaki.runtime.api import ConfigError
+from niwaki.runtime.server.config import ServerConfig, digests
+from niwaki.runtime.server.keys import KeyLimits, digest_of, read_keys
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+SESSIONS_FILE = Path.home() / ".local" / "state" / "niwaki" / "sessions.db"
+DEFAULT = ServerConfig()
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """All options of the server but those that say what it serves."""
+    add = parser.add_argument
+    add("--host", default=DEFAULT.host, metavar="ADDRESS", help="where to listen (%(default)s)")
+    add("--port", type=int, default=DEFAULT.port, metavar="N", help="0 takes a free one and says which (%(default)s)")
+    add("--tls-cert", type=Path, metavar="PEM", help="a certificate: the server speaks HTTPS")
+    add("--tls-key", type=Path, metavar="PEM", help="its key, where it does not stand in the certificate's file")
+    add("--api-key", action="append", default=[], metavar="KEY", help="answer only who has it; may be given again")
+    add("--api-key-file", type=Path, metavar="PATH", help="keys or their digests, one a line, with limits of their own")
+    add("--admin-key", metavar="KEY", help="who has it may also flush the cache; `sha256:DIGEST` works, too")
+    add("--requests-per-minute", type=int, metavar="N", help="of one key, then 429")
+    add("--tokens-per-minute", type=int, metavar="N", help="that one key may have computed, then 429")
+    add("--concurrent", type=int, metavar="N", help="requests of one key that run at once, then 429")
+    add("--allowed-host", action="append", default=[], metavar="NAME", help="a name that a Host header may hold")
+    add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="whose web pages may ask; * for all")
+    add("--max-queued", type=int, default=DEFAULT.max_queued, metavar="N", help="sequences that may wait (%(default)s)")
+    add(
+        "--drain-seconds",
+        type=float,
+        default=DEFAULT.drain_seconds,
+        metavar="S",
+        help="for requests to end (%(default)s)",
+    )
+    add("--in-process", action="store_true", help="the engine in this process; its end is then the server's, too")
+    add(
+        "--max-restarts",
+        type=int,
+        default=DEFAULT.max_restarts,
+        metavar="N",
+        help="of an engine process that died, in ten minutes (%(default)s)",
+    )
+    add(
+        "--sessions",
+        metavar="URL",
+        default=f"sqlite:///{SESSIONS_FILE}",
+        help="where conversations are stored: sqlite:///FILE, postgresql://..., sqlite:// in memory (%(default)s)",
+    )
+    add("--log-level", choices=LOG_LEVELS, default="warning", help="info has a line for each request (%(default)s)")
+    add("--log-format", choices=("text", "json"), default="text", help="of the lines on stderr (%(default)s)")
+    add("--otlp-endpoint", metavar="URL", help="where OpenTelemetry traces go (niwaki[otel])")
+
+
+def config_of(arguments: argparse.Namespace) -> ServerConfig:
+    """Raises ConfigError for a value that cannot be, OSError for a file that cannot be read."""
+    limits = KeyLimits(arguments.requests_per_minute, arguments.tokens_per_minute, arguments.concurrent)
+    keys = dict.fromkeys(digests(arguments.api_key), limits)
+    if arguments.api_key_file is not None:
+        keys |= read_keys(arguments.api_key_file.read_text("utf-8"), limits)
+        if not keys:
+            raise ConfigError(f"{arguments.api_key_file} holds no key: everybody would be answered")
+    return ServerConfig(
+        host=arguments.host,
+        port=arguments.port,
+        key_digests=tuple(keys),
+        key_limits=tuple(keys.items()),
+        limits=limits,
+        admin_digest=None if arguments.admin_key is None else digest_of(arguments.admin_key),
+        allowed_hosts=tuple(arguments.allowed_host),
+        cors_origins=tuple(arguments.cors_origin),
+        tls_cert=arguments.tls_cert,
+        tls_key=arguments.tls_key,
+        max_queued=arguments.max_queued,
+        drain_seconds=arguments.drain_seconds,
+        in_process=arguments.in_process,
+        max_restarts=arguments.max_restarts,
+        sessions=arguments.sessions,
+        otlp_endpoint=arguments.otlp_endpoint,
+    )

@@ -1,0 +1,133 @@
+"""What the engine's frames cost the API process: processor time a step, from the socket to the event loop's readers.
+
+python -m tests.benchmarks.bench_frames
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import socket
+import statistics
+import time
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
+
+import msgspec
+import numpy as np
+
+from niwaki.runtime import bundled
+from niwaki.runtime.api import Delta, SamplingParams
+from niwaki.runtime.server import frames
+from niwaki.runtime.server.engine_client import EngineClient
+from niwaki.runtime.server.feed import Feed, Piece
+from niwaki.runtime.server.frames import LENGTH, Link, Report
+from niwaki.runtime.server.metrics import Metrics
+from niwaki.runtime.tokenizer import Tokenizer
+
+BATCHES = (1, 8, 32)
+NUM_STEPS = 400
+STEP_SECONDS = 0.004  # steps come apart, as an engine's do: a reader that is woken once for many would look cheap
+AIM_MICROSECONDS = 150.0
+PAIRS = 5
+TOKENIZER = Tokenizer(bundled.MODEL_DIR)
+PROMPT = np.arange(8, dtype=np.int32)
+LOADED = frames.Loaded("bench", 4096, 65536, 2048, 256, frames.plain(frames.api.SamplingOptions()), {})
+
+
+def send(connection: socket.socket, frame: bytes) -> None:
+    """The engine's side, in a process of its own: its processor time is not counted."""
+    connection.recv(1)
+    for _ in range(NUM_STEPS):
+        connection.sendall(frame)
+        time.sleep(STEP_SECONDS)
+    connection.close()
+
+
+async def drain(feed: Feed, count: int) -> None:
+    """What a stream's reader does, up to where it would write its own format."""
+    seen = 0
+    async for events in feed.batches():
+        seen += sum(isinstance(event, Piece) for event in events)
+        if seen == count:
+            return
+
+
+async def seconds_of(batch: int) -> tuple[float, float]:
+    """Processor seconds for NUM_STEPS steps, each with one token for every one of `batch` streams.
+
+    Of the thread that reads frames, decodes them and hands the tokens over; and of the whole process, the streams'
+    readers on the event loop and their histograms included.
+    """
+    ours, theirs = socket.socketpair()
+    client = EngineClient(TOKENIZER)
+    reading = 0.0
+
+    def receive(reports: Sequence[Report]) -> None:
+        nonlocal reading
+        client.receive(reports)
+        reading = time.thread_time()
+
+    link: Link[frames.Order, Report] = Link(ours, Report, receive, lambda: None)
+    client.connect(link, LOADED)
+    feeds = [Feed(1, Metrics(dict)) for _ in range(batch)]
+    for feed in feeds:
+        feed.add(client.start(PROMPT, SamplingParams()))
+    sender = started(batch, theirs)
+    link.start()  # what `start` posted goes out now, and the sender begins
+    before = time.process_time()
+    await asyncio.gather(*(drain(feed, NUM_STEPS) for feed in feeds))
+    seconds = time.process_time() - before
+    sender.join()
+    link.join(5)
+    return reading, seconds
+
+
+def bare_seconds(batch: int) -> float:
+    """Processor seconds for the same frames when they are read and thrown away: what waking up costs here and now."""
+    ours, theirs = socket.socketpair()
+    sender = started(batch, theirs)
+    ours.send(b"x")
+    with ours, ours.makefile("rb") as stream:
+        before = time.thread_time()
+        while head := stream.read(LENGTH.size):
+            stream.read(LENGTH.unpack(head)[0])
+        seconds = time.thread_time() - before
+    sender.join()
+    return seconds
+
+
+def started(batch: int, theirs: socket.socket) -> BaseProcess:
+    body = msgspec.msgpack.encode([frames.Piece(n, Delta(" word", (1000 + n,))) for n in range(1, batch + 1)])
+    sender = multiprocessing.get_context("fork").Process(target=send, args=(theirs, LENGTH.pack(len(body)) + body))
+    sender.start()
+    theirs.close()
+    return sender
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.parse_args(argv)
+    is_good = True
+    print(
+        f"{os.cpu_count()} processors; microseconds of processor time a step: medians of {PAIRS} runs (least to most)"
+    )
+    print(f"aim: {AIM_MICROSECONDS:.0f} to hand over; `bare` reads the same frames and throws them away")
+    for batch in BATCHES:
+        runs = [(bare_seconds(batch), *asyncio.run(seconds_of(batch))) for _ in range(PAIRS)]
+        bare, handed, whole = ([one / NUM_STEPS * 1e6 for one in column] for column in zip(*runs, strict=True))
+        is_good &= statistics.median(handed) <= AIM_MICROSECONDS
+        print(
+            f"batch {batch:>2}: {said(bare)} bare, {said(handed)} to hand over, {said(whole)} with the streams' readers"
+        )
+    return 0 if is_good else 1
+
+
+def said(figures: Sequence[float]) -> str:
+    return f"{statistics.median(figures):.0f} ({min(figures):.0f} to {max(figures):.0f})"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,234 @@
+"""The engine in a process of its own: the same answers, and an end of it that everybody is told of."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import psutil
+import pytest
+
+import niwaki as nw
+from niwaki.lang.state import State
+from niwaki.runtime.api import (
+    Choices,
+    ConstraintError,
+    EngineStopped,
+    ModelError,
+    Regex,
+    SamplingParams,
+    Segment,
+)
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.limits import TokenIds
+from niwaki.runtime.server import frames
+from niwaki.runtime.server.config import ServerConfig
+from niwaki.runtime.server.engine_process import EngineProcess
+from niwaki.runtime.server.serve import serving
+
+GREEDY = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True)
+LONG = SamplingParams(max_new_tokens=480, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def process(toy_folder: Path) -> Iterator[EngineProcess]:
+    with EngineProcess(toy_folder, {"kv_tokens": 8192}) as started:
+        yield started
+
+
+def ids_of(process: EngineProcess, text: str) -> TokenIds:
+    return np.array(process.tokenizer.encode([Segment(text)], at_start=True), dtype=np.int32)
+
+
+def wait_until_alive(process: EngineProcess) -> None:
+    deadline = time.monotonic() + 120
+    while not process.backend.is_alive:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_what_it_generates_is_what_an_engine_here_generates(process: EngineProcess, engine: Engine) -> None:
+    ids = ids_of(process, "the cat sat")
+    there = process.backend.start(ids, GREEDY)
+    here = engine.backend.start(ids, GREEDY)
+    assert there.result(60)[0].token_ids == here.result(60)[0].token_ids
+    assert [d.text for d in there.deltas()] == [d.text for d in here.deltas()]
+
+
+def test_branches_stand_where_they_stand_in_an_engine_here(process: EngineProcess, engine: Engine) -> None:
+    stands = []
+    for backend in (process.backend, engine.backend):
+        branch = backend.open(namespace="a")
+        backend.append(branch, [Segment("the cat sat on")])
+        backend.generate(branch, [Segment(" the")], GREEDY).result(60)
+        twin = backend.fork(branch)
+        output = backend.generate(twin, [Segment(" mat")], SamplingParams(max_new_tokens=4, temperature=0)).result(60)
+        scores = backend.score(branch, [Segment(" and")], [" a", " the dog"]).result(60)
+        stands.append((list(branch.token_ids), list(twin.token_ids), output[0].text, [s.text for s in scores]))
+        assert output[0].cached_tokens > 10
+        assert scores[0].logprobs[0].logprob is not None
+        backend.close(branch)
+        backend.close(twin)
+    assert stands[0] == stands[1]
+
+
+def test_the_tree_over_there_can_be_looked_at_and_emptied(process: EngineProcess) -> None:
+    process.backend.start(ids_of(process, "the cat sat"), GREEDY, "looked at").result(60)
+    nodes = process.backend.outline(10, "looked at")
+    assert sum(node.num_tokens for node in nodes) > 3
+    assert process.backend.flush()
+    assert process.backend.outline(10, "looked at") == ()
+
+
+def test_a_constraint_is_refused_at_once_and_a_good_one_is_kept(process: EngineProcess) -> None:
+    ids = ids_of(process, "x")
+    with pytest.raises(ConstraintError, match="missing"):
+        process.backend.start(ids, SamplingParams(constraint=Regex("a{3")))
+    chosen = process.backend.start(ids, SamplingParams(max_new_tokens=9, constraint=Choices(("the cat", "a dog"))))
+    assert chosen.result(60)[0].text in ("the cat", "a dog")
+
+
+def test_what_is_cancelled_ends_there_too(process: EngineProcess) -> None:
+    generation = process.backend.start(ids_of(process, "the"), LONG)
+    next(iter(generation.deltas(60)))
+    generation.cancel()
+    with pytest.raises(nw.Cancelled):
+        generation.result(60)
+
+
+def test_programs_run_on_it(process: EngineProcess) -> None:
+    @nw.function
+    def two(s: State) -> None:
+        s += "the "
+        forks = s.fork(2)
+        forks += nw.gen("word", choices=["cat", "dog"])
+        forks.join()
+
+    words = two.run(backend=process.backend)["word"]
+    assert set(words) <= {"cat", "dog"}
+    assert len(words) == 2
+
+
+def test_nothing_of_the_bodies_of_messages_is_lost_on_the_way() -> None:
+    params = SamplingParams(
+        seed=3, stop=("a", "b"), logit_bias=((1, 2.0),), constraint=Choices(("x", "y")), top_logprobs_num=2
+    )
+    assert frames.meant(frames.plain(params)) == params
+    failed = frames.failed(7, ConstraintError("so"))
+    assert isinstance(frames.error_of(failed), ConstraintError)
+    assert "secret" not in frames.failed(7, RuntimeError("secret")).message
+
+
+def test_a_model_that_is_not_there_is_told_by_its_own_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelError), EngineProcess(tmp_path / "nowhere"):
+        pass
+
+
+def in_flight(client: httpx2.Client) -> float:
+    lines = client.get("/metrics").text.splitlines()
+    return float(next(line.split()[1] for line in lines if line.startswith("niwaki_sequences_in_flight ")))
+
+
+def test_when_it_is_killed_every_request_is_answered_and_it_comes_back(process: EngineProcess) -> None:
+    body = {"prompt": "the cat", "max_tokens": 480, "ignore_eos": True}
+    answers: list[httpx2.Response] = []
+    branch = process.backend.open()
+    process.backend.generate(branch, [Segment("the cat")], GREEDY).result(60)
+    before = list(branch.token_ids)
+    with serving(process, ServerConfig(port=0)) as url, httpx2.Client(base_url=url, timeout=60) as client:
+        asking = [
+            threading.Thread(target=lambda: answers.append(httpx2.post(f"{url}/v1/completions", json=body, timeout=60)))
+            for _ in range(4)
+        ]
+        pid = process.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)  # so that nothing ends before it is killed, however fast the machine
+        with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
+            for thread in asking:
+                thread.start()
+            while in_flight(client) < 5:
+                time.sleep(0.01)
+            os.kill(pid, signal.SIGKILL)
+            killed_at = time.monotonic()
+            lines = [line for line in stream.iter_lines() if line]
+            for thread in asking:
+                thread.join(60)
+            seconds = time.monotonic() - killed_at
+        assert "overloaded" in lines[-2]
+        assert lines[-1] == "data: [DONE]"
+        assert [answer.status_code for answer in answers] == [503] * 4
+        assert answers[0].headers["retry-after"] == "1"
+        assert "engine stopped" in answers[0].json()["error"]["message"]
+        assert seconds < 1
+        assert client.get("/health").status_code == 503
+        assert client.post("/v1/completions", json=body).status_code == 503
+        wait_until_alive(process)
+        assert client.get("/health").status_code == client.get("/ready").status_code == 200
+        assert client.post("/v1/completions", json=body | {"max_tokens": 2}).status_code == 200
+    assert process.pid != pid
+    # The branch's text stands here: the new engine computes it again, and goes on.
+    output = process.backend.generate(branch, [Segment(" and")], GREEDY).result(60)[0]
+    assert output.prompt_tokens > len(before)
+    assert list(branch.token_ids)[: len(before)] == before
+
+
+def test_an_engine_that_dies_too_often_stays_away(toy_folder: Path) -> None:
+    with EngineProcess(toy_folder, {"kv_tokens": 1024}, max_restarts=0) as process:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while process.backend.is_alive:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with pytest.raises(EngineStopped, match="not running"):
+            process.backend.start(ids_of(process, "x"), GREEDY)
+        assert process.num_restarts == 0
+
+
+def test_one_that_is_stopped_is_not_healthy_and_one_that_hangs_is_replaced(
+    process: EngineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("niwaki.runtime.server.engine_client.ALIVE_SECONDS", 1.2)
+    pid = process.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    waiting = process.backend.start(ids_of(process, "x"), GREEDY)
+    deadline = time.monotonic() + 5
+    while process.backend.is_alive:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    monkeypatch.setattr(process, "_hanging_seconds", 1.5)
+    with pytest.raises(EngineStopped):
+        waiting.result(60)
+    monkeypatch.undo()
+    wait_until_alive(process)
+    assert process.pid != pid
+
+
+def test_without_its_parent_it_ends(toy_folder: Path) -> None:
+    script = (
+        "import os, sys, signal\n"
+        "from pathlib import Path\n"
+        "from niwaki.runtime.server.engine_process import EngineProcess\n"
+        f"with EngineProcess(Path({str(toy_folder)!r}), {{'kv_tokens': 1024}}) as process:\n"
+        "    print(process.pid, 'torch' in sys.modules, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True
+    )
+    pid, has_torch = done.stdout.split()
+    assert has_torch == "False"  # the server's own process stays small
+    deadline = time.monotonic() + 20
+    while psutil.pid_exists(int(pid)) and psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

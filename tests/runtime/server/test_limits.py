@@ -1,0 +1,135 @@
+"""Keys, hashed in files, and how much each may ask; on a clock of the test."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from niwaki.runtime.api import ConfigError
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.server.config import ServerConfig, digests
+from niwaki.runtime.server.errors import ApiError
+from niwaki.runtime.server.keys import KeyLimits, digest_of, read_keys
+from niwaki.runtime.server.rates import Rates
+from niwaki.runtime.server.serve import serving
+
+KEY = "a-key-of-ours"
+DIGEST = hashlib.sha256(KEY.encode()).hexdigest()
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def refusal(rates: Rates, key: bytes = b"") -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        rates.admit(key)
+    assert (caught.value.status, caught.value.code) == (429, "rate_limit_exceeded")
+    return caught.value
+
+
+def test_a_file_holds_keys_and_digests_with_limits_of_their_own() -> None:
+    found = read_keys(
+        f"# the team's\n\nplain-key-1 concurrent=2\nsha256:{DIGEST} requests_per_minute=5 tokens_per_minute=100\n",
+        KeyLimits(concurrent=7),
+    )
+    assert found == {
+        digest_of("plain-key-1"): KeyLimits(concurrent=2),
+        digest_of(KEY): KeyLimits(5, 100, 7),
+    }
+    assert digest_of(KEY) == digest_of(f"sha256:{DIGEST}")
+
+
+@pytest.mark.parametrize(
+    "line", ["short", "sha256:abc", "long-enough what=3", "long-enough concurrent=x", "long-enough concurrent=0"]
+)
+def test_a_wrong_line_is_told_by_its_number_and_not_by_its_text(line: str) -> None:
+    with pytest.raises(ConfigError, match="line 2 of the key file") as caught:
+        read_keys(f"another-good-key\n{line}\n")
+    assert line not in str(caught.value)
+
+
+def test_requests_come_back_evenly_over_the_minute() -> None:
+    clock = Clock()
+    rates = Rates({}, KeyLimits(requests_per_minute=6), clock)
+    for _ in range(6):
+        rates.admit(b"")
+    assert refusal(rates).retry_after == 10
+    clock.now = 9.9
+    assert refusal(rates).retry_after == 1
+    clock.now = 10.0
+    rates.admit(b"")
+    refusal(rates)
+    clock.now = 10_000.0  # a long rest saves up a minute's worth, not more
+    for _ in range(6):
+        rates.admit(b"")
+    refusal(rates)
+
+
+def test_tokens_are_counted_when_they_were_used() -> None:
+    clock = Clock()
+    rates = Rates({}, KeyLimits(tokens_per_minute=60), clock)
+    rates.admit(b"")
+    rates.enter(b"")
+    rates.leave(b"", 100)
+    assert refusal(rates).retry_after == 41
+    clock.now = 41.0
+    rates.admit(b"")
+
+
+def test_every_key_has_a_measure_of_its_own() -> None:
+    rates = Rates({b"few": KeyLimits(concurrent=1)}, KeyLimits(concurrent=3))
+    for key in (b"few", b"other"):
+        rates.admit(key)
+        rates.enter(key)
+    refusal(rates, b"few")
+    rates.admit(b"other")
+    rates.leave(b"few", 0)
+    rates.admit(b"few")
+
+
+def test_the_server_refuses_who_asked_too_much_and_says_when_to_come_back(engine: Engine) -> None:
+    config = ServerConfig(
+        port=0,
+        key_digests=digests([KEY, "another-key"]),
+        key_limits=((digest_of(KEY), KeyLimits(requests_per_minute=1, tokens_per_minute=1000)),),
+    )
+    body = {"prompt": "the cat", "max_tokens": 2}
+    with serving(engine, config) as url, httpx2.Client(base_url=url, timeout=120) as client:
+        mine, other = ({"authorization": f"Bearer {key}"} for key in (KEY, "another-key"))
+        statuses = [client.post("/v1/completions", json=body, headers=mine).status_code for _ in range(2)]
+        assert statuses == [200, 429]
+        refused = client.post("/v1/completions", json=body, headers=mine)
+        assert refused.json()["error"]["type"] == "requests"
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert client.post("/v1/completions", json=body, headers=other).status_code == 200
+        metrics = client.get("/metrics", headers=other).text
+        assert 'niwaki_refused_requests_total{code="rate_limit_exceeded"} 2.0' in metrics
+
+
+def test_long_answers_use_up_the_tokens_of_a_minute(engine: Engine) -> None:
+    config = ServerConfig(port=0, limits=KeyLimits(tokens_per_minute=20))
+    body = {"prompt": "the cat", "max_tokens": 40, "ignore_eos": True, "stream": True}
+    with serving(engine, config) as url, httpx2.Client(base_url=url, timeout=120) as client:
+        assert client.post("/v1/completions", json=body).status_code == 200
+        while "niwaki_sequences_in_flight 0.0" not in client.get("/metrics").text:
+            time.sleep(0.01)  # its tokens count when the server, too, is done with it
+        refused = client.post("/v1/completions", json=body)
+        assert refused.status_code == 429
+        assert refused.json()["error"]["type"] == "tokens"
+
+
+def test_a_file_without_keys_opens_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from niwaki.__main__ import main
+
+    path = tmp_path / "keys"
+    path.write_text("# none yet\n")
+    assert main(["serve", "--port", "0", "--api-key-file", str(path)]) == 1
+    assert "holds no key" in capsys.readouterr().err
