@@ -51,8 +51,10 @@ class _Spelling:
 def tokenizer_of(tokens: Sequence[bytes | None], eos_ids: Sequence[int], size: int) -> LLTokenizer:
     """A tokenizer of llguidance over these tokens; None and what is beyond them is never allowed by a mask."""
     # A first byte of 0xff marks what no text holds; each needs a name of its own.
-    hidden = {i for i in range(size) if i in set(eos_ids) or i >= len(tokens) or not tokens[i]}
-    spelled = [b"\xff<%d>" % i if i in hidden else tokens[i] or b"" for i in range(size)]
+    spelled = [piece or b"" for piece in tokens[:size]] + [b""] * (size - len(tokens))
+    hidden = {i for i, piece in enumerate(spelled) if not piece} | set(eos_ids)
+    for i in hidden:
+        spelled[i] = b"\xff<%d>" % i
     wrapper = TokenizerWrapper(_Spelling(spelled, sorted(hidden), eos_ids[0]))
     return LLTokenizer(wrapper, n_vocab=size, eos_token=list(eos_ids))
 
