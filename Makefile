@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test eval lint bench setup package-check clean
+.PHONY: demo docs test test-clients eval lint bench bench-gpu setup package-check clean
 
 demo: $(INSTALLED)
 	@if grep -qs '"finished": true' contacts.jsonl.meta; then rm -f contacts.jsonl contacts.jsonl.meta; fi
@@ -18,6 +18,9 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/python -m pytest tests -q
 
+test-clients: $(INSTALLED)
+	.ci/test-clients
+
 eval: $(INSTALLED)
 	$(BIN)/python -m niwaki.runtime.bundled.evaluate
 
@@ -27,8 +30,17 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/mypy tests
 
+# The site goes to build/site. Warnings are errors: a broken link, a page that no menu has, a docstring that cannot be read.
+docs: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 bench: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_prefix --json build/bench_prefix.json
+
+# In the Python of the GPU machine, whose torch is built for CUDA: .venv has one for CPUs.
+bench-gpu:
+	PYTHONPATH=. $(PYTHON) -m tests.benchmarks.bench_gpu --json build/bench_gpu.json
 
 package-check: $(INSTALLED)
 	.ci/package-check

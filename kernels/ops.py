@@ -6,11 +6,13 @@ paths behind `attend`, told apart by the plan: what rows share, then short rows 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Protocol
 
 import torch
 
+from niwaki.kernels.copy_pages import copy_pages
 from niwaki.kernels.gelu_mul import gelu_mul, gelu_mul_torch
 from niwaki.kernels.linear import MAX_ROWS, linear_few_rows, linear_torch
 from niwaki.kernels.operand import Array, Operand
@@ -92,6 +94,14 @@ class Ops(Protocol):
         """
         ...
 
+    def select_rows(self, index: torch.Tensor, *pairs: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """out[i] = x[index[i]] for one pair (x, out) or two; index int32 [rows]."""
+        ...
+
+    def copy_pages(self, pool: torch.Tensor, copies: Sequence[tuple[int, int, int]]) -> None:
+        """See kernels/copy_pages.py."""
+        ...
+
 
 def ops_for(device: torch.device) -> Ops:
     """Numba on the CPU, Triton on an NVIDIA GPU; elsewhere the torch references, which run on any device."""
@@ -110,11 +120,22 @@ def _array(operand: Operand) -> Array:
     return operand.array
 
 
-class NumbaOps:
-    """The CPU kernels; torch for matrix products of many rows."""
+class Plain:
+    """What the CPU and the references have in common: torch's own way."""
 
     reads_device_plan = False
     fused_experts = None
+
+    def select_rows(self, index: torch.Tensor, *pairs: tuple[torch.Tensor, torch.Tensor]) -> None:
+        for x, out in pairs:
+            torch.index_select(x, 0, index, out=out)
+
+    def copy_pages(self, pool: torch.Tensor, copies: Sequence[tuple[int, int, int]]) -> None:
+        copy_pages(pool, copies)
+
+
+class NumbaOps(Plain):
+    """The CPU kernels; torch for matrix products of many rows."""
 
     def linear(self, x: Operand, weight: Operand, bias: Operand | None, out: Operand) -> None:
         rows = _array(x)
@@ -168,11 +189,8 @@ class NumbaOps:
             prefill_attention(q.tensor, k_pool.tensor, v_pool.tensor, prefill, out.tensor, rule, partial)
 
 
-class TorchOps:
+class TorchOps(Plain):
     """The references, behind the same protocol."""
-
-    reads_device_plan = False
-    fused_experts = None
 
     def linear(self, x: Operand, weight: Operand, bias: Operand | None, out: Operand) -> None:
         linear_torch(x.tensor, weight.tensor, None if bias is None else bias.tensor, out.tensor)

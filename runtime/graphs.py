@@ -65,7 +65,7 @@ class DecodeGraphs:
         inputs = host.to(self._device)
         on_device = plan_in(inputs, shape)
         plan = replace(self._blank, num_tokens=shape.num_tokens, on_device=on_device)
-        beside = torch.cuda.Stream(self._device)
+        beside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch gives it no types
         beside.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(beside):  # compiles the kernels, and stores what the replay will store again
             self._model.forward(on_device.token_ids, plan, None)
@@ -74,4 +74,5 @@ class DecodeGraphs:
         with torch.cuda.graph(graph, pool=self._memory):
             logits = self._model.forward(on_device.token_ids, plan, None)
         memory = self._model.buffers(shape.num_tokens)
-        return Recorded(graph, host, inputs, logits, torch.cuda.Event(), memory)
+        has_copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        return Recorded(graph, host, inputs, logits, has_copied, memory)

@@ -59,10 +59,12 @@ class Runner:
         num_pages: int,
         page_size: int = 16,
         tree_attention: bool = True,
+        cuda_graphs: bool = True,
         ops: Ops | None = None,
     ) -> None:
         """`read(name)` gives each tensor of `expected_tensors(config)`; it is converted to `dtype`. Without
-        `tree_attention` every row reads all its keys by itself. `ops`: other kernels than those of the device.
+        `tree_attention` every row reads all its keys by itself; without `cuda_graphs` a GPU gets its kernels one by
+        one. `ops`: other kernels than those of the device.
 
         Raises:
             ConfigError: an unknown device or dtype.
@@ -95,7 +97,7 @@ class Runner:
             ops=chosen,
         )
         self._graphs: DecodeGraphs | None = None
-        if self._is_on_device and self._device.type == "cuda":
+        if cuda_graphs and self._is_on_device and self._device.type == "cuda":
             from niwaki.runtime.graphs import DecodeGraphs  # loads Triton, which CPUs do without
 
             blank = make_plan((), page_size=page_size, num_pages=num_pages, device=HOST)

@@ -30,6 +30,7 @@ from niwaki.kernels.triton.sample import Draws, sample_rows, sample_rows_torch
 from niwaki.kernels.triton.tree_attention import tree_attention
 
 PAGE = 16
+DECODE, DECODE_FP8 = "decode", "decode, FP8 cache"
 Run = Callable[[], torch.Tensor]
 
 
@@ -70,20 +71,28 @@ COMPILED = Size(4, 1024, 64, 32, 8, 128, 4096, 1024, 4096, 8, 2, 32)  # real wid
 REAL = Size(128, 4096, 4096, 32, 8, 128, 4096, 14_336, 128_256, 64, 8, 256)
 
 
-def cases(size: Size, device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    """All of them, one after another: each frees its memory before the next."""
-    yield decode_case(size, device, dtype)
-    yield decode_case(size, device, torch.bfloat16, is_fp8=True)
-    yield prefill_case(size, device, dtype)
-    yield tree_case(size, device, dtype)
-    yield norm_case(size, device, dtype)
-    yield gate_case(size, device, dtype)
-    yield rope_case(size, device, dtype)
-    yield sample_case(size, device)
-    yield bitmask_case(size, device)
-    yield gather_case(size, device, dtype)
-    yield copy_case(size, device, dtype)
-    yield moe_case(size, device, dtype)
+def cases(size: Size, device: torch.device, dtype: torch.dtype, only: str = "") -> Iterator[Case]:
+    """Those whose name holds `only`, one after another: each frees its memory before the next."""
+    makers: dict[str, Callable[[], Case]] = {
+        DECODE: lambda: decode_case(size, device, dtype),
+        DECODE_FP8: lambda: decode_case(size, device, torch.bfloat16, is_fp8=True),
+        "prefill": lambda: prefill_case(size, device, dtype),
+        "tree decode": lambda: tree_case(size, device, dtype),
+        "residual + RMSNorm": lambda: norm_case(size, device, dtype),
+        "SiLU gate": lambda: gate_case(size, device, dtype),
+        "rope + KV store": lambda: rope_case(size, device, dtype),
+        "sample": lambda: sample_case(size, device),
+        "bitmask": lambda: bitmask_case(size, device),
+        "gather two": lambda: gather_case(size, device, dtype),
+        "copy pages": lambda: copy_case(size, device, dtype),
+        "experts: route, product, sum": lambda: moe_case(size, device, dtype),
+    }
+    for name, make in makers.items():
+        if only in name:
+            case = make()
+            assert case.name == name
+            yield case
+            del case
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
@@ -143,8 +152,9 @@ class Cache:
         q, keys, values = self.dense()
         out = torch.empty(q.shape, dtype=torch.float32, device=self.device)
         for row in range(len(q)):  # row by row: float32 copies of everything would not fit
-            operands = (tensor[row : row + 1].float() for tensor in (q, keys, values))
-            out[row] = scaled_dot_product_attention(*operands, is_causal=q.shape[2] > 1, enable_gqa=True)[0]
+            one, its_keys, its_values = (tensor[row : row + 1].float() for tensor in (q, keys, values))
+            mixed = scaled_dot_product_attention(one, its_keys, its_values, is_causal=q.shape[2] > 1, enable_gqa=True)
+            out[row] = mixed[0]
         return out.transpose(1, 2).reshape(self.q.shape)
 
     def sdpa(self) -> Run:
@@ -173,7 +183,7 @@ def decode_case(size: Size, device: torch.device, dtype: torch.dtype, *, is_fp8:
     if is_fp8:
         run = _in_fp8(cache)
     return Case(
-        "decode, FP8 cache" if is_fp8 else "decode",
+        DECODE_FP8 if is_fp8 else DECODE,
         f"{size.rows} x {size.keys} keys, {size.heads}/{size.kv_heads} x {size.head_dim}",
         run,
         cache.reference,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from niwaki.kernels.linear import linear_torch
@@ -12,8 +14,10 @@ from niwaki.kernels.triton.gate import gelu_mul, silu_mul
 from niwaki.kernels.triton.moe import combine, grouped_linear, route, sorted_choices
 from niwaki.kernels.triton.norm import add_rms_norm, qk_norm, rms_norm
 from niwaki.kernels.triton.paged_attention import paged_attention
+from niwaki.kernels.triton.pages import Copy, copy_pages
 from niwaki.kernels.triton.plan import SPLIT, DevicePlan
 from niwaki.kernels.triton.rope_store import rope_store_kv
+from niwaki.kernels.triton.rows import gather_rows
 from niwaki.kernels.triton.tree_attention import tree_attention
 
 
@@ -75,6 +79,12 @@ class TritonOps:
             paged_attention(*operands, on_device.length, rows, out.tensor, rule, split=SPLIT)
         for rows in on_device.whole:
             paged_attention(*operands, on_device.length, rows, out.tensor, rule)
+
+    def select_rows(self, index: torch.Tensor, *pairs: tuple[torch.Tensor, torch.Tensor]) -> None:
+        gather_rows(index, *pairs)
+
+    def copy_pages(self, pool: torch.Tensor, copies: Sequence[Copy]) -> None:
+        copy_pages(pool, copies)
 
     def fused_experts(
         self,

@@ -7,14 +7,14 @@ a layer has or has not. For a small model a step is mostly launches, so projecti
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from niwaki.kernels.copy_pages import copy_pages, read_pages, write_pages
+from niwaki.kernels.copy_pages import read_pages, write_pages
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import Ops, ops_for
 from niwaki.kernels.plan import AttentionPlan
@@ -142,7 +142,7 @@ class Decoder:
 
     def copy_pages(self, copies: list[tuple[int, int, int]]) -> None:
         """See kernels/copy_pages.py."""
-        copy_pages(self._pool, copies)
+        self._ops.copy_pages(self._pool, copies)
 
     def read_pages(self, page_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
         """See kernels/copy_pages.py."""
@@ -174,10 +174,9 @@ class Decoder:
         return logits
 
     def _select(self, b: Buffers, wanted: npt.NDArray[np.int64]) -> Buffers:
-        index = torch.from_numpy(wanted).to(self._device)
+        index = torch.from_numpy(wanted.astype(np.int32)).to(self._device)
         tail = self._tail.of_size(len(wanted))
-        torch.index_select(b.x.tensor, 0, index, out=tail.x.tensor)
-        torch.index_select(b.attended.tensor, 0, index, out=tail.attended.tensor)
+        self._ops.select_rows(index, (b.x.tensor, tail.x.tensor), (b.attended.tensor, tail.attended.tensor))
         return tail
 
     def _rope_tables(self, positions: int) -> dict[str, RopeTables]:

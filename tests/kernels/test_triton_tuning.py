@@ -73,6 +73,6 @@ def test_the_check_says_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_pa
     nan = Case("NaN", "", lambda: right.run() * torch.nan, right.reference, 1e-5)
     lines = [check.check_case(case, None) for case in (right, wrong, nan, gather_case(TINY, DEVICE, torch.bfloat16))]
     assert [fits for _, fits in lines] == [True, False, False, True]
-    assert check.main(["--only", "gate", "--json", str(tmp_path / "out.json")]) == 0
+    assert check.main(["--only", "SiLU", "--json", str(tmp_path / "out.json")]) == 0
     assert "SiLU gate" in capsys.readouterr().out
     assert json.loads((tmp_path / "out.json").read_text("utf-8"))["results"][0]["right"] is True
