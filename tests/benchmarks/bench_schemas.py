@@ -1,11 +1,12 @@
-"""How many real schemas are enforced rightly, and which keyword each refusal points at.
+"""How many real schemas are enforced rightly, by split and by keyword, and which keyword each refusal points at.
 
     python tests/benchmarks/bench_schemas.py --sample 150            # JSONSchemaBench, drawn evenly over its splits
     python tests/benchmarks/bench_schemas.py --suite                 # the JSON Schema Test Suite, 2020-12, required
+    python tests/benchmarks/bench_schemas.py --sample 0 --keywords --refusals --wrong --json figures.json
 
-"Right": compiled, and every instance judged rightly, written compactly with its keys in the schema's order. "Silently
-wrong": compiled, yet an invalid instance is accepted or a valid one refused. The data are looked for in
-NIWAKI_TEST_DATA, or in ../shared/data.
+"Right": compiled, and every instance judged rightly, written compactly with its keys in the schema's order; or refused
+because no value satisfies it, where no instance does. "Wrong": compiled, yet an invalid instance is accepted or a valid
+one refused. The data are looked for in NIWAKI_TEST_DATA, or in ../shared/data.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from niwaki.runtime import bundled
 from niwaki.runtime.api import ConstraintError, JsonSchema
 from niwaki.runtime.constraints import CompiledConstraint, ConstraintCompiler, Matcher, Vocabulary
 from niwaki.runtime.constraints.schema import normalise
+from niwaki.runtime.constraints.schema.ways import KEYWORDS
 from niwaki.runtime.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,11 +49,23 @@ class Case:
 @dataclass(slots=True)
 class Tally:
     right: int = 0
+    empty: int = 0  # of the right: refused since nothing satisfies them
     refused: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     accepted_invalid: int = 0
     refused_valid: int = 0
     compile_ms: list[float] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        self.right += other.right
+        self.empty += other.empty
+        self.wrong += other.wrong
+        self.refused += other.refused
+        self.accepted_invalid += other.accepted_invalid
+        self.refused_valid += other.refused_valid
+        self.compile_ms += other.compile_ms
+        self.refusals += other.refusals
 
     @property
     def total(self) -> int:
@@ -126,9 +140,12 @@ def judge(case: Case, compiler: ConstraintCompiler, tally: Tally) -> None:
     try:
         compiled = compiler.compile(JsonSchema(json.dumps(case.schema)))
     except ConstraintError as error:
-        tally.refused[reason(str(error))] += 1
-        if os.environ.get("SHOW_REFUSALS"):
-            print("REFUSED", case.name, "::", str(error)[:200])
+        if "admits no text" in str(error) and not any(is_valid for is_valid, _ in case.tests):
+            tally.right += 1
+            tally.empty += 1
+        else:
+            tally.refused[reason(str(error))] += 1
+            tally.refusals.append(f"{case.name}: {str(error)[:200]}")
         return
     tally.compile_ms.append(1000 * (time.process_time() - began))
     orders = orders_of(normalise(json.dumps(case.schema)).schema)
@@ -156,12 +173,65 @@ def reason(message: str) -> str:
     return f"{words[-1] if words else 'root'}: {place[2][:60]}"
 
 
+def keywords_of(schema: Json) -> set[str]:
+    """The keywords of validation and of application that a schema uses anywhere."""
+    found: set[str] = set()
+    stack = [schema]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, list):
+            stack += node
+        if isinstance(node, dict):
+            found |= node.keys() & KNOWN_KEYWORDS
+            stack += node.values()
+    return found
+
+
+KNOWN_KEYWORDS = set(KEYWORDS) | {"unevaluatedProperties", "unevaluatedItems"}
+
+
+def print_table(tallies: dict[str, Tally]) -> None:
+    print(
+        f"{'':28} {'schemas':>8} {'right':>7} {'of 100':>7} {'wrong':>6} {'refused':>8} "
+        f"{'bad accepts':>12} {'bad refusals':>13} {'p50 ms':>7} {'p99 ms':>7}"
+    )
+    for name, tally in tallies.items():
+        print(
+            f"{name:28} {tally.total:8} {tally.right:7} {100 * tally.right / max(1, tally.total):7.1f} "
+            f"{len(tally.wrong):6} {tally.refused.total():8} {tally.accepted_invalid:12} {tally.refused_valid:13} "
+            f"{percentile(tally.compile_ms, 0.5):7.1f} {percentile(tally.compile_ms, 0.99):7.1f}"
+        )
+
+
+def percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values) or [0.0]
+    return ordered[int(share * (len(ordered) - 1))]
+
+
+def figures(tally: Tally) -> dict[str, Json]:
+    return {
+        "schemas": tally.total,
+        "right": tally.right,
+        "unsatisfiable": tally.empty,
+        "wrong": len(tally.wrong),
+        "refused": dict(tally.refused),
+        "accepted_invalid": tally.accepted_invalid,
+        "refused_valid": tally.refused_valid,
+        "compile_ms_p50": percentile(tally.compile_ms, 0.5),
+        "compile_ms_p99": percentile(tally.compile_ms, 0.99),
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--sample", type=int, default=150, help="schemas of JSONSchemaBench, 0 for all")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--suite", action="store_true", help="the test suite instead")
-    parser.add_argument("--wrong", action="store_true", help="print what was judged wrongly")
+    add = parser.add_argument
+    add("--sample", type=int, default=150, help="schemas of JSONSchemaBench, 0 for all")
+    add("--seed", type=int, default=0)
+    add("--suite", action="store_true", help="the test suite instead")
+    add("--keywords", action="store_true", help="a second table, by the keywords that the schemas use")
+    add("--refusals", action="store_true", help="print every refusal")
+    add("--wrong", action="store_true", help="print what was judged wrongly")
+    add("--json", type=Path, help="write the figures to this file, too")
     given = parser.parse_args()
     if not DATA.exists():
         print(f"no data at {DATA}; set NIWAKI_TEST_DATA", file=sys.stderr)
@@ -169,32 +239,32 @@ def main() -> int:
     tokens = Tokenizer(Path(bundled.MODEL_DIR)).token_bytes
     vocabulary = Vocabulary(tokens, {next(i for i, text in enumerate(tokens) if text is None)})
     compiler = ConstraintCompiler(vocabulary, seconds=10, max_bytes=1)
-    tallies: dict[str, Tally] = defaultdict(Tally)
+    groups: dict[str, Tally] = defaultdict(Tally)
+    keywords: dict[str, Tally] = defaultdict(Tally)
     whole = Tally()
+    compiler.compile(JsonSchema("{}"))  # the first one also reads the vocabulary
     for case in suite_cases() if given.suite else bench_cases(given.sample, given.seed):
         one = Tally()
         judge(case, compiler, one)
-        for tally in (tallies[case.group], whole):
-            tally.right += one.right
-            tally.wrong += one.wrong
-            tally.refused += one.refused
-            tally.accepted_invalid += one.accepted_invalid
-            tally.refused_valid += one.refused_valid
-            tally.compile_ms += one.compile_ms
+        used = [keywords[name] for name in keywords_of(case.schema)]
+        for tally in (groups[case.group], whole, *used):
+            tally.add(one)
     compiler.close()
-    print(f"{'':28} {'schemas':>8} {'right':>7} {'wrong':>6} {'refused':>8} {'bad accepts':>12} {'bad refusals':>13}")
-    for name, tally in [*sorted(tallies.items()), ("all", whole)]:
-        print(
-            f"{name:28} {tally.total:8} {tally.right:7} {len(tally.wrong):6} {tally.refused.total():8} "
-            f"{tally.accepted_invalid:12} {tally.refused_valid:13}"
-        )
-    times = sorted(whole.compile_ms) or [0.0]
-    print(f"compile, processor ms: p50 {times[len(times) // 2]:.1f}, p99 {times[int(0.99 * (len(times) - 1))]:.1f}")
+    print_table({**dict(sorted(groups.items())), "all": whole})
+    if given.keywords:
+        print()
+        print_table(dict(sorted(keywords.items())))
     for why, count in whole.refused.most_common():
         print(f"  refused {count:4}  {why}")
-    if given.wrong:
-        for line in whole.wrong:
-            print("  wrong   ", line)
+    if whole.empty:
+        print(f"  {whole.empty} of the right were refused because nothing satisfies them")
+    for line in whole.refusals if given.refusals else ():
+        print("  refused ", line)
+    for line in whole.wrong if given.wrong else ():
+        print("  wrong   ", line)
+    if given.json is not None:
+        parts = {"all": whole, **groups, **{f"keyword {name}": tally for name, tally in keywords.items()}}
+        given.json.write_text(json.dumps({name: figures(tally) for name, tally in parts.items()}, indent=1))
     return 0
 
 

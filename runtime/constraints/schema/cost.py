@@ -8,12 +8,15 @@ from functools import lru_cache
 from typing import Final
 
 from niwaki.runtime.api import ConstraintError
+from niwaki.runtime.constraints.regex_language import Languages, Term, TooManyTerms
+from niwaki.runtime.constraints.regex_meaning import found_in
 from niwaki.runtime.constraints.regex_parser import Parser
 from niwaki.runtime.constraints.regex_tree import cost_of as cost_of_regex
 from niwaki.runtime.constraints.schema.arrays import least_path
 from niwaki.runtime.constraints.schema.document import Json, json_text
 
 NUMBER_BYTES: Final = 48  # a bounded number: its digits
+WIDEST: Final = 6  # bytes of a character: an escape
 UNKNOWN_PATTERN: Final = 400
 MOST_INSIDE: Final = 4000
 SMALL_TEXT: Final = 6000
@@ -117,7 +120,9 @@ class _Measure:
         if isinstance(pattern := schema.get("pattern"), str):
             inside = _pattern_bytes(pattern)
             self.is_small &= inside <= SMALL_PATTERN and len(pattern) <= SMALL_PATTERN
-        self.inside = max(self.inside, inside * (1 + min(shortest, 8)))
+            self.is_small &= _COUNT.search(pattern) is None
+            inside += shortest
+        self.inside = max(self.inside, inside)
         return 2 + shortest + inside
 
     def _of_object(self, schema: dict[str, Json]) -> int | None:
@@ -151,7 +156,40 @@ class _Measure:
 
 @lru_cache(maxsize=512)
 def _pattern_bytes(pattern: str) -> int:
+    """How many bytes a text of the pattern that was begun may still ask for, at most."""
+    languages = Languages()
     try:
-        return min(cost_of_regex(Parser(pattern).parse()), MOST_INSIDE)
-    except ConstraintError:  # outside our dialect, not outside the engine's
+        node = Parser(pattern).parse()
+        language = found_in(languages, node, pattern)
+        if language.is_plain:
+            return min(_need(language, {})[1], MOST_INSIDE)
+        return min(cost_of_regex(node), MOST_INSIDE)
+    except (ConstraintError, TooManyTerms):  # outside our dialect, not outside the engine's
         return UNKNOWN_PATTERN
+
+
+def _need(term: Term, known: dict[Term, tuple[int, int]]) -> tuple[int, int]:
+    """(the bytes of a shortest text, of a shortest rest wherever a text was begun) of a term without "all" and "not".
+
+    Where a text can be read in several ways, one of them is followed to its end: an upper bound.
+    """
+    if term in known:
+        return known[term]
+    parts = [_need(part, known) for part in term.parts]
+    match term.kind:
+        case "chars":
+            width = 1 if any(low <= 0x7E and high >= 0x23 for low, high in term.ranges) else WIDEST
+            found = width, width
+        case "sequence":
+            total = sum(least for least, _ in parts)
+            found = (
+                total,
+                max([total, *(rest + (parts[1][0] if index == 0 else 0) for index, (_, rest) in enumerate(parts))]),
+            )
+        case "any":
+            found = min(least for least, _ in parts), max(rest for _, rest in parts)
+        case _:
+            least, rest = parts[0]
+            found = term.low * least, max(term.low * least, rest + max(0, term.low - 1) * least)
+    known[term] = found
+    return found
