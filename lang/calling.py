@@ -68,7 +68,7 @@ class Calling(Reading):
         self._is_streaming = False
         self._place = Place()
         # What happened, for whoever wants to see it: nothing here reads it back.
-        self.history = History(run.program)
+        self.history = History(run.program) if is_fork else run.history
 
     @abstractmethod
     def fail(self, error: BaseException, origin: Origin | None = None) -> None:
@@ -135,7 +135,9 @@ class Calling(Reading):
             params = options.resolve()
             return params if node.ask is None else self._asked(node.ask, params, backend)
         kind = node.type
-        if isinstance(kind.constraint, Regex) and node.dtype is not None and not info.knows_patterns:
+        # A stop that ends a bare number would end a call, too: beside calls and reasoning it is the schema's.
+        is_other = not info.knows_patterns or (node.ask is not None and bool(kind.stop))
+        if isinstance(kind.constraint, Regex) and node.dtype is not None and is_other:
             kind = schema_type(cast("type", node.dtype))
         said = (options.stop,) if isinstance(options.stop, str) else tuple(options.stop or ())
         stop = tuple(dict.fromkeys((*said, *kind.stop)))

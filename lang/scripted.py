@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 from niwaki.runtime.api import (
     BackendInfo,
     Branch,
+    CallFormat,
     Cancelled,
     Choices,
     ConstraintError,
@@ -37,7 +38,10 @@ from niwaki.runtime.api import (
     Score,
     Segment,
     TokenLogprob,
+    Tool,
+    ToolCalls,
 )
+from niwaki.runtime.calls import NIWAKI, REASONING_MARKERS, read_answer
 
 Answer: TypeAlias = str | BaseException | Callable[[str], str]
 Script: TypeAlias = (
@@ -217,6 +221,19 @@ class ScriptedBackend:
         turns = "".join(f"<|{message.role}|>\n{message.content}<|end|>\n" for message in messages)
         return turns + ("<|assistant|>\n" if add_generation_prompt else "")
 
+    def call_format(self) -> CallFormat:
+        return NIWAKI
+
+    def reasoning_markers(self) -> tuple[str, str] | None:
+        return REASONING_MARKERS[0]
+
+    def render_with_tools(
+        self, messages: Sequence[Message], tools: Sequence[Tool], *, add_generation_prompt: bool
+    ) -> str:
+        listed = "".join(f"{tool.name}: {tool.description}\n" for tool in tools)
+        turns = self.render(messages, add_generation_prompt=add_generation_prompt)
+        return f"<|tools|>\n{listed}<|end|>\n{turns}"
+
     def usage(self) -> Mapping[str, float]:
         with self._lock:
             return dict(self._usage)
@@ -382,6 +399,12 @@ def _check_constraint(text: str, params: SamplingParams) -> None:
             raise ConstraintError(f"the scripted answer {text!r} does not match the regex {pattern!r}")
         case Choices(choices=choices) if text not in choices:
             raise ConstraintError(f"the scripted answer {text!r} is none of the choices {list(choices)!r}")
+        case ToolCalls(tools=tools, is_required=is_required):
+            called = [call.name for call in read_answer(text, NIWAKI).calls]
+            unknown = set(called) - {tool.name for tool in tools}
+            if unknown or (is_required and not called):
+                offered = [tool.name for tool in tools]
+                raise ConstraintError(f"the scripted answer {text!r} makes no call of the tools {offered}")
         case JsonSchema():  # only that it is JSON: a type's own parser, or the program, judges the rest
             try:
                 json.loads(text)

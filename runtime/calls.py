@@ -88,7 +88,7 @@ class AnswerReader:
 
     def __init__(self, form: CallFormat | None, think: tuple[str, str] | None = None) -> None:
         self._form = form
-        self._think = think
+        self._think = self.think = think
         self._held = ""
         self._read: Callable[[], list[Event] | None] = self._text if think is None else self._think_begin
         self._index = -1  # of the call that was begun last

@@ -19,6 +19,7 @@ from niwaki.runtime.api import (
     Generation,
     Output,
     Pending,
+    Reasoned,
     SamplingParams,
     Score,
     Segment,
@@ -101,7 +102,8 @@ class Request:
         self.lease: Lease | None = None
         self.matcher = matcher
         self.healing = healing  # until the text that was taken back is written again
-        self.stops = StopText(params.stop, params.stop_regex, stop_ends)
+        after = params.constraint.end if isinstance(params.constraint, Reasoned) else ""
+        self.stops = StopText(params.stop, params.stop_regex, stop_ends, after)
         self.detokenizer = tokenizer.detokenizer(marks_of(params.constraint))
         self.waited_steps = 0
         self.arrived = time.perf_counter()

@@ -14,8 +14,13 @@ class StopText:
     in the length of the stop strings, not of the text.
     """
 
-    def __init__(self, stops: Sequence[str], pattern: str | None = None, ends: ByteDfa | None = None) -> None:
-        """`ends` takes the texts that end with their first match of `pattern`; the match is part of the text."""
+    def __init__(
+        self, stops: Sequence[str], pattern: str | None = None, ends: ByteDfa | None = None, after: str = ""
+    ) -> None:
+        """`ends` takes the texts that end with their first match of `pattern`; the match is part of the text. Nothing
+        stops before `after` was written."""
+        self._after = after
+        self._before = ""  # of the text so far, what `after` may have begun in
         self._stops = tuple(stops)
         self._pattern = pattern
         self._ends = ends
@@ -35,12 +40,28 @@ class StopText:
 
         A stop string goes before a match of the pattern.
         """
+        if self._after:
+            return self._push_before(text)
         length = None if self._ends is None else self._length_to_match(self._ends, text)
         shown = self._push(text[:length])
         if length is not None and self.matched is None:
             self.matched = self._pattern
             shown += self.finish()
         return shown
+
+    def _push_before(self, text: str) -> str:
+        """Text that may hold the end of what nothing stops in."""
+        known = len(self._before)
+        self._before += text
+        at = self._before.find(self._after)
+        if at < 0:
+            self._before = self._before[max(0, len(self._before) - len(self._after) + 1) :]
+            self._num_shown += len(text)
+            return text
+        cut = at + len(self._after) - known
+        self._after = ""
+        self._num_shown += cut
+        return text[:cut] + self.push(text[cut:])
 
     def _length_to_match(self, ends: ByteDfa, text: str) -> int | None:
         """How much of the text reaches up to the end of a match; None for all of it, and no match yet."""

@@ -51,6 +51,7 @@ class Tokenizer:
         self._template_source = (
             template_file.read_text(encoding="utf-8") if template_file.exists() else self._config.get("chat_template")
         )
+        self._tables: dict[tuple[str, ...], Sequence[bytes | None]] = {}
         self.bos_ids: tuple[int, ...] = tuple(self._control.encode("", add_special_tokens=True).ids)
 
     @property
@@ -118,13 +119,17 @@ class Tokenizer:
 
     def detokenizer(self, shown: Sequence[str] = ()) -> Detokenizer:
         """`shown` holds the special tokens that are part of the text: markers, as they stand in it."""
-        marks = [mark for mark in self.special_ids if any(mark in text for text in shown)]
-        if not marks:
-            return Detokenizer(self.token_bytes)
-        table = list(self.token_bytes)
-        for mark in marks:
-            table[self.special_ids[mark]] = mark.encode()
-        return Detokenizer(table)
+        return Detokenizer(self._shown_bytes(shown) if shown else self.token_bytes)
+
+    def _shown_bytes(self, shown: Sequence[str]) -> Sequence[bytes | None]:
+        """`token_bytes` with the special tokens in `shown`. Few sets of markers are ever asked for: all are kept."""
+        marks = tuple(mark for mark in self.special_ids if any(mark in text for text in shown))
+        if marks not in self._tables:
+            table = list(self.token_bytes)
+            for mark in marks:
+                table[self.special_ids[mark]] = mark.encode()
+            self._tables[marks] = table
+        return self._tables[marks]
 
     # -- chat -----------------------------------------------------------------------------------------------------
 
@@ -178,7 +183,20 @@ class Tokenizer:
 
     @cached_property
     def reasoning_markers(self) -> tuple[str, str] | None:
-        """What stands before and behind the model's reasoning: tokens of its own, where it has them."""
+        """What stands before and behind the model's reasoning: "reasoning_markers" of tokenizer_config.json, two texts,
+        or the usual ones where the vocabulary has them as tokens.
+
+        Raises:
+            ModelError: the file names something else.
+        """
+        named = self._config.get("reasoning_markers")
+        match named:
+            case None:
+                pass
+            case [str(begin), str(end)] if begin and end:
+                return begin, end
+            case _:
+                raise ModelError(f"reasoning_markers in tokenizer_config.json must be two texts, got {named!r}")
         for begin, end in REASONING_MARKERS:
             if self.token_id(begin) is not None and self.token_id(end) is not None:
                 return begin, end

@@ -17,6 +17,8 @@ import struct
 import sys
 from array import array
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, BinaryIO
 
 from outlines_core import Index  # type: ignore[import-untyped]  # ships no types
@@ -137,9 +139,7 @@ def _meant(expression: object) -> Transitions:
         case str(pattern):
             return transitions_of(pattern)
         case ["all", *parts]:
-            from interegular.fsm import FSM
-
-            return _of_fsm(FSM.intersection(*(_fsm(_meant(part)) for part in parts)))
+            return _of_fsm(reduce(and_, [_fsm(_meant(part)) for part in parts]))
         case ["first", part]:
             found = _meant(part)
             kept = [edge for edge, source in enumerate(found.sources) if not found.accepting[source]]
@@ -176,7 +176,7 @@ def _fsm(automaton: Transitions) -> FSM:
     from interegular.fsm import FSM, Alphabet
 
     table = _table(automaton)
-    alphabet = Alphabet(_classes([table]))
+    alphabet = Alphabet(_classes([table]))  # type: ignore[arg-type]  # any symbols will do, not only characters
     finals = {state for state, accepts in enumerate(automaton.accepting) if accepts}
     rows = {state: {alphabet[byte]: target for byte, target in row.items()} for state, row in enumerate(table)}
     return FSM(alphabet, set(range(len(table))), 0, finals, rows)
@@ -240,7 +240,9 @@ class _Looking:
 
         behind = (0,) * len(self._behind)
         start = (behind, self._stands({(0, frozenset())}, behind))
-        return crawl(Alphabet(self._class_of), start, is_final, follow)
+        alphabet = Alphabet(self._class_of)  # type: ignore[arg-type]  # as in _fsm
+        found: FSM = crawl(alphabet, start, is_final, follow)  # type: ignore[no-untyped-call]  # its types are partial
+        return found
 
     def _without_signs(self) -> list[list[tuple[int, int]]]:
         """Take the signs out of the pattern's table: by state, (look-around, next state)."""

@@ -216,7 +216,7 @@ async def _answer(
     async def whole() -> Json:
         outputs = await feed.outputs()
         choices = [shape.whole(index, output) for index, output in enumerate(outputs)]
-        used = usage_of(outputs, n)
+        used = usage_of(outputs, n, shape)
         kept = {} if keeper is None else await keeper.keep(choices[0], outputs[0], used)
         return head.around(shape.object_name, choices, usage=used, **kept)
 
@@ -238,9 +238,10 @@ async def _chunks(
     """The events of a streamed answer; those that arrived together go out in one write."""
     counts = [0] * feed.size
     cached = [0] * feed.size
+    reasoned = [0] * feed.size
 
     def so_far() -> Json:
-        return usage(sum(lengths), sum(counts), sum(cached[::n]))
+        return usage(sum(lengths), sum(counts), sum(cached[::n]), sum(reasoned))
 
     def chunk(choice: Json, **kept: object) -> bytes:
         more: Json = dict(kept)
@@ -264,6 +265,7 @@ async def _chunks(
                         written.append(chunk(choice))
                 case Ended(index, output):
                     counts[index], cached[index] = output.completion_tokens, output.cached_tokens
+                    reasoned[index] = shape.reasoning_tokens(output)
                     kept: Json = {}
                     if keeper is not None:  # before its client reads that the answer is whole
                         try:

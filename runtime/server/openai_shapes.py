@@ -42,6 +42,10 @@ class Shape(Protocol):
         """The choice of an answer that is not streamed."""
         ...
 
+    def reasoning_tokens(self, output: Output) -> int:
+        """How many of its tokens are reasoning, the markers included."""
+        ...
+
 
 class Head:
     """What all chunks of one answer begin with."""
@@ -56,23 +60,24 @@ class Head:
         return head | {"choices": choices} | more
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Json:
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int = 0) -> Json:
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     }
 
 
-def usage_of(outputs: Sequence[Output], n: int) -> Json:
+def usage_of(outputs: Sequence[Output], n: int, shape: Shape) -> Json:
     """Of a whole request: each prompt counts once, however many answers it got; so does what the cache gave of it."""
     firsts = outputs[::n]
     return usage(
         sum(output.prompt_tokens for output in firsts),
         sum(output.completion_tokens for output in outputs),
         sum(output.cached_tokens for output in firsts),
+        sum(map(shape.reasoning_tokens, outputs)),
     )
 
 
@@ -116,6 +121,19 @@ class ChatShape:
             "logprobs": self._logprobs(output.logprobs, output.top_logprobs),
             **_finish(output, talk),
         }
+
+    def reasoning_tokens(self, output: Output) -> int:
+        reader = self._reader()
+        think = None if reader is None else reader.think
+        if think is None or not output.text.startswith(think[0]):
+            return 0
+        detokenizer = self._tokenizer.detokenizer(think)
+        text = ""
+        for count, token_id in enumerate(output.token_ids, 1):
+            text += detokenizer.push(token_id)
+            if think[1] in text:
+                return count
+        return len(output.token_ids)
 
     def _talk(self, index: int) -> Talk | None:
         if index not in self._talks:
@@ -180,6 +198,9 @@ class CompletionShape:
         )
         text = self._echoes[index] + output.text
         return {"index": index, "text": text, "logprobs": logprobs, **_finish(output)}
+
+    def reasoning_tokens(self, output: Output) -> int:
+        return 0
 
     def _logprobs(self, chosen: Sequence[TokenLogprob], tops: Sequence[Sequence[TokenLogprob]], at: int) -> Json | None:
         if self._tops is None:

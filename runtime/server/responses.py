@@ -80,7 +80,7 @@ def responses_router(store: Store) -> APIRouter:
         async def whole() -> Json:
             (output,) = await feed.outputs()
             _consume(writer.more(cast(Json, shape.whole(0, output)["message"])))
-            _consume(writer.end(usage_of([output], 1), is_whole=output.finish_reason.type != "length"))
+            _consume(writer.end(usage_of([output], 1, shape), is_whole=output.finish_reason.type != "length"))
             await keep(output)
             return writer.response
 
@@ -136,7 +136,7 @@ async def _progress(feed: Feed, shape: ChatShape, writer: Writer) -> AsyncIterat
                 case Ended(index, output):
                     last = _written(writer.more(cast(Json, shape.ending(index, output)["delta"])))
                     is_whole = output.finish_reason.type != "length"
-                    yield last + _written(writer.end(usage_of([output], 1), is_whole=is_whole)), output
+                    yield last + _written(writer.end(usage_of([output], 1, shape), is_whole=is_whole)), output
                 case Failed(_, error):
                     yield _written(writer.fail(as_api_error(error))), None
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from niwaki.runtime.stops import StopText
 
 
@@ -55,3 +57,16 @@ def test_shown_pieces_always_add_up_to_the_text_before_the_first_stop() -> None:
         found = [text[:at].find(stop) for stop in stop_strings if stop in text[:at]]
         assert shown == (text[:at][: min(found)] if found else text)
         assert stops.length == len(shown)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 50])
+def test_nothing_stops_before_the_text_that_it_waits_for(width: int) -> None:
+    text = "<think>a. b.</think>Yes. No."
+    watch = StopText((". ",), after="</think>")
+    shown = ""
+    for at in range(0, len(text), width):
+        shown += watch.push(text[at : at + width])
+        if watch.matched is not None:
+            break
+    assert (shown, watch.matched) == ("<think>a. b.</think>Yes", ". ")
+    assert watch.length == len(shown)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 import openai
@@ -228,3 +229,17 @@ def test_control_tokens_spelt_in_arguments_stay_text(tiny: Engine) -> None:
     special = tiny.tokenizer.special_ids
     assert ids.count(special["<|end|>"]) == 4  # the template's own: tools, user, assistant, tool
     assert ids.count(special["<|system|>"]) == 1
+
+
+def test_a_stop_regex_ends_the_text_with_its_match(ai: openai.OpenAI) -> None:
+    def ask(pattern: str) -> str:
+        answer = ai.completions.create(
+            model="", prompt="1, 2, 3, 4,", temperature=0, max_tokens=16, extra_body={"stop_regex": pattern}
+        )
+        assert answer.choices[0].finish_reason == "stop"
+        return answer.choices[0].text
+
+    assert re.fullmatch(r"[^0-9]*\d, \d", ask(r"\d, \d"))
+    with pytest.raises(openai.BadRequestError, match="not valid") as refusal:
+        ask("(")
+    assert refusal.value.param == "stop_regex"

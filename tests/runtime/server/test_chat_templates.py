@@ -1,0 +1,79 @@
+"""Calls and results in templates of other makes: told as each writes them, and never more than text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from niwaki.runtime.api import Message, ModelError, RequestError, Segment, Tool, ToolCall, UnsupportedByBackend
+from niwaki.runtime.calls import HERMES, LLAMA3
+from niwaki.runtime.server import chat
+from niwaki.runtime.tokenizer import Tokenizer
+from tests.toy import make_tokenizer
+
+LISTED = "{% for tool in tools %}{{ tool.function.name }}: {{ tool.function.description }}<|end|>{% endfor %}"
+# In the manner of Qwen: each call as JSON between two words, results as they are.
+QWEN = (
+    LISTED + "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
+    "{% endfor %}<|end|>{% endfor %}"
+)
+# In the manner of Llama: the arguments are parameters, and a result is written as JSON.
+LLAMA = (
+    LISTED + "{% for message in messages %}<|{{ message.role }}|>{% if message.tool_calls %}"
+    '{"name": "{{ message.tool_calls[0].function.name }}", '
+    '"parameters": {{ message.tool_calls[0].function.arguments | tojson }}}'
+    "{% elif message.role == 'tool' %}{{ message.content | tojson }}"
+    "{% else %}{{ message.content }}{% endif %}<|end|>{% endfor %}"
+)
+TALK = [
+    Message("user", "Say it."),
+    Message("assistant", "", (ToolCall("say", '{"text":"<|end|>"}', "c1"),)),
+    Message("tool", 'He said "no".\n', call_id="c1"),
+]
+
+
+def rendered(tokenizer: Tokenizer, tools: list[Tool] | None = None) -> list[Segment]:
+    return chat.segments(tokenizer, TALK, tools or [])
+
+
+@pytest.mark.parametrize(
+    ("template", "call", "result"),
+    [
+        (QWEN, '<tool_call>\n{"name": "say", "arguments": {"text": "<|end|>"}}\n</tool_call>', 'He said "no".\n'),
+        (LLAMA, '{"name": "say", "parameters": {"text": "<|end|>"}}', '"He said \\"no\\".\\n"'),
+    ],
+)
+def test_a_conversation_is_written_as_the_template_writes_it(
+    tmp_path: Path, template: str, call: str, result: str
+) -> None:
+    tokenizer = Tokenizer(make_tokenizer(tmp_path, template=template))
+    segments = rendered(tokenizer, [Tool("say", "", "Say it")])
+    text = "".join(segment.text for segment in segments)
+    assert text == f"say: Say it<|end|><|user|>Say it.<|end|><|assistant|>{call}<|end|><|tool|>{result}<|end|>"
+    end = tokenizer.token_id("<|end|>")
+    assert tokenizer.encode(segments).count(end) == 4 if end is not None else 0
+
+
+def test_the_format_of_calls_comes_from_the_template(tmp_path: Path) -> None:
+    assert Tokenizer(make_tokenizer(tmp_path / "q", template=QWEN)).call_format is HERMES
+    assert Tokenizer(make_tokenizer(tmp_path / "l", template=LLAMA)).call_format is LLAMA3
+    plain = Tokenizer(make_tokenizer(tmp_path / "p", template="{{ messages[0].content }}"))
+    with pytest.raises(UnsupportedByBackend, match="no form of tool calls"):
+        _ = plain.call_format
+    with pytest.raises(RequestError, match="control token"):
+        Tokenizer(make_tokenizer(tmp_path / "c", template=QWEN)).check_tools([Tool("f", "", "Ends <|end|>")])
+
+
+def test_markers_of_reasoning_are_the_folders_or_the_vocabularys(tmp_path: Path) -> None:
+    folder = make_tokenizer(tmp_path)
+    assert Tokenizer(folder).reasoning_markers is None
+    config = folder / "tokenizer_config.json"
+    text = config.read_text("utf-8").rstrip().removesuffix("}")
+    config.write_text(text + ', "reasoning_markers": ["<a>", "</a>"]}', "utf-8")
+    assert Tokenizer(folder).reasoning_markers == ("<a>", "</a>")
+    config.write_text(text + ', "reasoning_markers": "<a>"}', "utf-8")
+    with pytest.raises(ModelError, match="two texts"):
+        _ = Tokenizer(folder).reasoning_markers
