@@ -62,7 +62,7 @@ class Sessions:
     def __init__(self, store: Store, conversations: Conversations) -> None:
         self.store = store
         self.conversations = conversations
-        self._busy: set[str] = set()
+        self._busy: set[tuple[str, str]] = set()  # owner and session: who asks for a foreign one disturbs nobody
 
     async def find(self, service: Service, owner: str, session_id: str) -> Session:
         """Raises ApiError: 404 for an unknown or foreign one."""
@@ -83,15 +83,15 @@ class Sessions:
                 return path[: place + 1]
         raise ApiError(404, "this session has no such turn", param="turn", code="not_found")
 
-    def take(self, session_id: str) -> None:
+    def take(self, owner: str, session_id: str) -> None:
         """Nobody else may move the session until it is given back. Raises ApiError: 409."""
-        if session_id in self._busy:
+        if (owner, session_id) in self._busy:
             raise ApiError(409, "another request is moving this session; wait for it", param="session", code="conflict")
-        self._busy.add(session_id)
+        self._busy.add((owner, session_id))
         self.conversations.start_sweeping()
 
-    def give_back(self, session_id: str) -> None:
-        self._busy.discard(session_id)
+    def give_back(self, owner: str, session_id: str) -> None:
+        self._busy.discard((owner, session_id))
 
     def close(self) -> None:
         self.conversations.close()
@@ -182,7 +182,7 @@ class SessionTurn:
         if branch is not None:
             self._sessions.conversations.backend.close(branch)
         if is_first and not self._is_undoing:
-            self._sessions.give_back(self._asked.session.id)
+            self._sessions.give_back(self._asked.session.owner, self._asked.session.id)
 
     def _stand_behind(self, turn: Turn, output: Output) -> None:
         """The branch that generated the answer is where the next turn goes on."""
@@ -198,7 +198,7 @@ class SessionTurn:
                 moved = storing.result()
                 await stored(self._service, lambda: self._sessions.store.move(moved, self._asked.session.head))
         finally:
-            self._sessions.give_back(self._asked.session.id)
+            self._sessions.give_back(self._asked.session.owner, self._asked.session.id)
 
 
 def sessions_router(sessions: Sessions) -> APIRouter:
@@ -228,7 +228,8 @@ def sessions_router(sessions: Sessions) -> APIRouter:
         after: Annotated[str | None, Query(max_length=64)] = None,
     ) -> Response:
         """The caller's sessions, the newest first; `after` is the id that the last page ended with."""
-        found = await stored(service_of(request), lambda: store.sessions(_owner(request), limit + 1, after))
+        owner = _owner(request)
+        found = await stored(service_of(request), lambda: store.sessions(owner, limit + 1, after))
         page = [_told(session) for session in found[:limit]]
         return json_response({"object": "list", "data": page, "has_more": len(found) > limit})
 
@@ -244,14 +245,14 @@ def sessions_router(sessions: Sessions) -> APIRouter:
     @router.delete("/v1/sessions/{session_id}")
     async def delete(request: Request, session_id: str) -> Response:
         """The session, and the turns that no other one shares."""
-        service = service_of(request)
-        sessions.take(session_id)
+        service, owner = service_of(request), _owner(request)
+        sessions.take(owner, session_id)
         try:
-            session = await sessions.find(service, _owner(request), session_id)
+            session = await sessions.find(service, owner, session_id)
             path = await sessions.path(service, session)
             await stored(service, lambda: store.drop_session(session))
         finally:
-            sessions.give_back(session_id)
+            sessions.give_back(owner, session_id)
         for turn in path:
             sessions.conversations.forget(turn.id)
         return json_response({"id": session_id, "object": "session.deleted", "deleted": True})
@@ -259,16 +260,16 @@ def sessions_router(sessions: Sessions) -> APIRouter:
     @router.post("/v1/sessions/{session_id}/rewind", openapi_extra=takes(RewindBody))
     async def rewind(request: Request, session_id: str) -> Response:
         """Take back the turns behind one."""
-        service = service_of(request)
+        service, owner = service_of(request), _owner(request)
         body = await read_body(request, RewindBody, service.config)
-        sessions.take(session_id)
+        sessions.take(owner, session_id)
         try:
-            session = await sessions.find(service, _owner(request), session_id)
+            session = await sessions.find(service, owner, session_id)
             path = await sessions.path(service, session)
             kept = [] if body.turn is None else await sessions.path_to(service, session, body.turn)
             moved = await stored(service, lambda: store.move(session, body.turn))
         finally:
-            sessions.give_back(session_id)
+            sessions.give_back(owner, session_id)
         for turn in path[len(kept) :]:
             sessions.conversations.forget(turn.id)
         return json_response(_told(moved))
@@ -295,7 +296,7 @@ def sessions_router(sessions: Sessions) -> APIRouter:
         body = await read_body(request, ChatRequest, service.config)
         if body.num_outputs > 1:
             raise ApiError(400, "a turn of a session has one answer", param="n", code="invalid_value")
-        sessions.take(session_id)
+        sessions.take(owner, session_id)
         try:
             session = await sessions.find(service, owner, session_id)
             if request_key is not None:
@@ -305,7 +306,7 @@ def sessions_router(sessions: Sessions) -> APIRouter:
             path = await sessions.path(service, session)
             asked = Asked(session, path, [_dumped(message) for message in body.messages], request_key)
         except BaseException:
-            sessions.give_back(session_id)
+            sessions.give_back(owner, session_id)
             raise
         turn = SessionTurn(service, sessions, asked)
         try:

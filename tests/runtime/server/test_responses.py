@@ -1,0 +1,166 @@
+"""/v1/responses through OpenAI's own client: what it parses is what was answered, and a conversation goes on by ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx2
+import openai
+import pydantic
+import pytest
+from openai.types.responses import (
+    Response,
+    ResponseCompletedEvent,
+    ResponseFunctionToolCall,
+    ResponseIncompleteEvent,
+    ResponseTextDeltaEvent,
+)
+
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.server.serve import serving
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Iterator[openai.OpenAI]:
+    """The bundled model, which knows calls."""
+    with (
+        Engine(kv_tokens=2048) as tiny,
+        serving(tiny) as address,
+        openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as made,
+    ):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def ai(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_a_response_says_what_the_chat_says(ai: openai.OpenAI) -> None:
+    answer = ai.responses.create(
+        model="toy", instructions="the cat", input="sat on the mat?", temperature=0, max_output_tokens=12
+    )
+    chat = ai.chat.completions.create(
+        model="toy",
+        messages=[{"role": "system", "content": "the cat"}, {"role": "user", "content": "sat on the mat?"}],
+        temperature=0,
+        max_tokens=12,
+    )
+    assert answer.output_text == chat.choices[0].message.content
+    is_cut = chat.choices[0].finish_reason == "length"
+    assert answer.status == ("incomplete" if is_cut else "completed")
+    assert (answer.incomplete_details is not None) == is_cut
+    assert answer.usage is not None
+    assert chat.usage is not None
+    assert answer.usage.input_tokens == chat.usage.prompt_tokens
+    assert answer.usage.total_tokens == chat.usage.total_tokens
+
+
+def test_the_events_of_a_stream_add_up_to_the_response(ai: openai.OpenAI) -> None:
+    with ai.responses.stream(model="toy", input="the dog", temperature=0, max_output_tokens=12) as stream:
+        events = list(stream)
+    last = events[-1]
+    assert isinstance(last, ResponseCompletedEvent | ResponseIncompleteEvent)
+    final = last.response
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"
+    ]  # fmt: skip
+    assert kinds[-4:-1] == ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
+    deltas = [event.delta for event in events if isinstance(event, ResponseTextDeltaEvent)]
+    assert len(deltas) > 1
+    assert "".join(deltas) == final.output_text
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert ai.responses.retrieve(final.id).output_text == final.output_text
+
+
+def test_a_response_goes_on_from_the_one_before(ai: openai.OpenAI) -> None:
+    asked = {"model": "toy", "temperature": 0, "max_output_tokens": 4}
+    first = ai.responses.create(input="one", instructions="the cat", **asked)  # type: ignore[call-overload]
+    second = ai.responses.create(input="two", previous_response_id=first.id, **asked)  # type: ignore[call-overload]
+    whole = ai.chat.completions.create(
+        model="toy",
+        messages=[  # instructions belong to one response, as OpenAI has it
+            {"role": "user", "content": "one"},
+            {"role": "assistant", "content": first.output_text},
+            {"role": "user", "content": "two"},
+        ],
+        temperature=0,
+        max_tokens=4,
+    )
+    assert second.output_text == whole.choices[0].message.content
+    assert second.previous_response_id == first.id
+    items = ai.responses.input_items.list(second.id)
+    assert [item.content[0].text for item in items] == ["two"]  # type: ignore[union-attr]  # a message of text
+    ai.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        ai.responses.retrieve(first.id)
+    third = ai.responses.create(input="three", previous_response_id=second.id, **asked)  # type: ignore[call-overload]
+    assert third.usage.input_tokens > second.usage.input_tokens, "what stands on a deleted one keeps it"
+
+
+def test_what_is_not_stored_cannot_be_gone_on_from(ai: openai.OpenAI) -> None:
+    answer = ai.responses.create(model="toy", input="one", store=False, max_output_tokens=2)
+    with pytest.raises(openai.NotFoundError):
+        ai.responses.retrieve(answer.id)
+    with pytest.raises(openai.BadRequestError, match="no such response"):
+        ai.responses.create(model="toy", input="two", previous_response_id=answer.id)
+
+
+class Verdict(pydantic.BaseModel):
+    ok: bool
+
+
+def test_a_parsed_response_is_of_its_type(ai: openai.OpenAI) -> None:
+    answer = ai.responses.parse(model="toy", input="is it?", text_format=Verdict, max_output_tokens=20)
+    assert isinstance(answer.output_parsed, Verdict)
+
+
+def test_calls_are_items_and_their_results_go_back_in(bundled: openai.OpenAI) -> None:
+    tool = {
+        "type": "function",
+        "name": "get_weather",
+        "description": "The weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "strict": True,
+    }
+    asked = {"model": "niwaki-tiny", "tools": [tool], "temperature": 0, "max_output_tokens": 60}
+    first = bundled.responses.create(input="How is the weather in Oslo?", tool_choice="required", **asked)  # type: ignore[call-overload]
+    assert isinstance(first, Response)
+    (call,) = first.output
+    assert isinstance(call, ResponseFunctionToolCall)
+    assert call.name == "get_weather"
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "4 degrees"}
+    second = bundled.responses.create(input=[output], previous_response_id=first.id, **asked)  # type: ignore[call-overload]
+    assert second.output
+    with bundled.responses.stream(input="How is the weather in Oslo?", tool_choice="required", **asked) as stream:
+        arguments = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+        (streamed,) = stream.get_final_response().output
+    assert "".join(arguments) == streamed.arguments == call.arguments
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://x"}]}]}, "input"),
+        ({"conversation": "c"}, "conversation"),
+        ({"background": True}, "background"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "strin"}}}}, "text.format"),
+        ({"no_such": 1}, "no_such"),
+        ({"previous_response_id": "resp_none"}, "previous_response_id"),
+        ({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}], "tools": 5}, "tools"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(client: httpx2.Client, more: dict[str, object], param: str) -> None:
+    answer = client.post("/v1/responses", json={"input": "x"} | more)
+    assert answer.status_code == 400, answer.text
+    assert str(answer.json()["error"]["param"]).startswith(param)
+
+
+def test_embeddings_are_refused_for_what_they_are(ai: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="not trained to embed") as caught:
+        ai.embeddings.create(model="toy", input=["the cat"])
+    assert caught.value.code == "unsupported"
