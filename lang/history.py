@@ -53,9 +53,12 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class ForkedInto:
+    """Other states begin here: forks, or the one of a program that was called, which starts without this text."""
+
     histories: tuple[History, ...]
     origin: Origin
     at: float
+    program: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,10 @@ class History:
     def forked(self, histories: Sequence[History], origin: Origin) -> None:
         self.last = time.perf_counter()
         self.events.append(ForkedInto(tuple(histories), origin, self.last))
+
+    def called(self, history: History, origin: Origin) -> None:
+        """A program of its own, called by this one's body."""
+        self.events.append(ForkedInto((history,), origin, time.perf_counter(), history.program))
 
     def has_joined(self, forks: Sequence[History], names: Sequence[str], origin: Origin, asked: float) -> None:
         self.last = time.perf_counter()

@@ -151,6 +151,8 @@ class _Maker:
                 f'<div class="limbs">{"".join(more)}</div></details>'
             )
         count = f"{len(limbs):,} branches" if len(limbs) > 1 else "1 branch"
+        if fork.program is not None:
+            count = f"calls {escape(fork.program)}"
         return (
             f'<details class="fork"{" open" if depth == 0 or not self._is_large else ""}><summary>{count}'
             f" <small>at {_seconds(fork.at)} · {escape(_clipped(fork.line, 70))}</small></summary>"

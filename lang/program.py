@@ -19,6 +19,7 @@ from niwaki.lang.batch import DEFAULT_CONCURRENCY, check_batch, run_rows
 from niwaki.lang.checkpoint import StoredRow, fingerprint_of, run_with_checkpoint, run_with_checkpoint_async
 from niwaki.lang.executor import Executor
 from niwaki.lang.lazy import LazyExecutor, Shared
+from niwaki.lang.origin import here
 from niwaki.lang.progress import with_async_progress_bar, with_progress_bar
 from niwaki.lang.run import Run, running_loop
 from niwaki.lang.sites import sites_of
@@ -62,7 +63,7 @@ class Program:
         Raises:
             ProgramError: the arguments do not fit the program, or it would block the event loop that runs here.
             RequestError: an option is out of its bounds.
-            What the body raises.
+            Exception: what the body raises.
         """
         call = self._arguments.call(args, kwargs)
         if call.stream:
@@ -82,7 +83,7 @@ class Program:
         thread of its own. Cancelling the call cancels the state and its forks.
 
         Raises:
-            What `run` raises, and the error that the state failed with.
+            Exception: what `run` raises, and the error that the state failed with.
         """
         call = self._arguments.call(args, kwargs)
         if call.stream:
@@ -417,6 +418,9 @@ class Program:
 
     def _new_executor(self, call: Call) -> Executor:
         run = self._new_run(call)
+        around = _current_run.get()
+        if around is not None:
+            around.history.called(run.history, here())
         return Executor(run) if self._sites is None else LazyExecutor(run, Shared(self._sites))
 
     def _new_run(self, call: Call) -> Run:

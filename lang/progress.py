@@ -82,4 +82,5 @@ async def with_async_progress_bar(
 def _bar(total: int | None) -> tqdm[None]:
     from tqdm import tqdm  # heavy, and most callers show no bar
 
-    return tqdm(total=total, unit="row", dynamic_ncols=True)
+    bar: tqdm[None] = tqdm(total=total, unit="row", dynamic_ncols=True)
+    return bar

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 from niwaki.lang.backends import Host, backend_of, default_host, is_default_ready
+from niwaki.lang.history import History
 from niwaki.runtime.api import Backend, ProgramError, SamplingOptions, TimedOut
 
 
@@ -24,6 +25,7 @@ class Run:
         deadline: float | None = None,
     ) -> None:
         self.program = program
+        self.history = History(program)  # of the run's first state
         self.loop: asyncio.AbstractEventLoop | None = None
         self.options = options
         self.timeout = timeout

@@ -126,11 +126,12 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """Limbs that begin here, side by side."""
+    """Limbs that begin here, side by side. `program`: the one limb is a run of that program, which was called here."""
 
     limbs: tuple[Limb, ...]
     line: str
     at: float
+    program: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,10 +281,10 @@ def _limb(history: History, path: tuple[int, ...], began: float) -> Limb:
                 reached = (_end(event) or 0) + (made.tokens if isinstance(made, Chosen) else 0)
                 if made.name is not None and event.outcome is not None:
                     variables[made.name] = made.text
-            case ForkedInto(histories=histories, origin=origin, at=at):
+            case ForkedInto(histories=histories, origin=origin, at=at, program=program):
                 limbs = [_limb(child, (*path, num_forks + number), began) for number, child in enumerate(histories)]
                 num_forks += len(limbs)
-                items.append(Forked(tuple(limbs), str(origin), at - began))
+                items.append(Forked(tuple(limbs), str(origin), at - began, program))
             case JoinedFrom(names=names, origin=origin, asked=asked, at=at):
                 items.append(Joined(names, str(origin), asked - began, at - began))
             case Assigned(name=name, value=value):
@@ -322,7 +323,7 @@ def _first_reads(events: Sequence[object]) -> list[int]:
         if isinstance(event, Called):
             cached = _cached(event)
             return found if cached is None else [*found, cached]
-        if isinstance(event, ForkedInto):
+        if isinstance(event, ForkedInto) and event.program is None:
             found += [cached for child in event.histories for cached in _first_reads(tuple(child.events))]
     return found
 

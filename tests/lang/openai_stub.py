@@ -81,7 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         try:
             for letter in text:
-                said = {"delta": {"content": letter}} if is_chat else {"text": letter}
+                said: Body = {"delta": {"content": letter}} if is_chat else {"text": letter}
                 self._event({"choices": [{"index": 0, "finish_reason": None, **said}]})
                 if self.stub.hold is not None:
                     while not self.stub.hold.wait(0.01):

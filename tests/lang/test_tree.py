@@ -238,3 +238,24 @@ def test_on_the_bundled_model_the_shared_prefix_is_computed_once(bundled_engine:
     calls = [item for limb in first.trunk.forks() for item in limb.items if isinstance(item, Generated)]
     assert sum((call.cached_tokens or 0) >= shared.tokens for call in calls) == 2
     assert all(call.tokens == 3 for call in calls)
+
+
+def test_a_program_that_is_called_hangs_where_it_was_called() -> None:
+    @nw.function
+    def inner(s: State, word: str) -> None:
+        s += f"{word}? " + nw.gen("x")
+
+    @nw.function
+    def outer(s: State) -> None:
+        s += "first " + nw.gen("a")
+        s += str(inner(word="tree")["x"])
+        s += " then " + nw.gen("b")
+
+    state = outer.run(backend=nw.ScriptedBackend({"tree? ": "oak", "": "yes"}))
+    [called] = [item for item in state.tree().trunk.items if isinstance(item, Forked)]
+    assert called.program == "inner"
+    assert "inner(word=" in called.line
+    [limb] = called.limbs
+    assert (limb.text, limb.path, limb.is_done) == ("tree? oak", (0,), True)
+    assert state.tree().trunk.text == "first yesoak then yes"
+    assert "calls inner" in state.show().html
