@@ -134,9 +134,9 @@ def test_an_error_is_shown_where_it_happened() -> None:
 
 def test_a_thousand_branches_are_one_quick_page_that_starts_folded() -> None:
     tree = large_tree()
-    start = time.perf_counter()
+    start = time.thread_time()
     html = picture_of([tree]).html
-    assert time.perf_counter() - start < 5  # about 0.2 s
+    assert time.thread_time() - start < 5  # about 0.2 s
     read(html)
     assert html.count('class="call ') == 1001
     assert html.count(f"{100 - SHOWN_LIMBS} more branches") == 10
