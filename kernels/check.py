@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from niwaki.kernels.triton.cases import Case
+    from niwaki.kernels.triton.case import Case
 
 Json = dict[str, object]
 
@@ -79,7 +79,8 @@ def machine() -> Json:
 
 def check_all(only: str, *, tunes: bool) -> tuple[list[Json], bool]:
     """A line for each case; whether all were right."""
-    from niwaki.kernels.triton.cases import REAL, TINY, cases
+    from niwaki.kernels.triton.case import REAL, TINY
+    from niwaki.kernels.triton.cases import cases
 
     torch.manual_seed(0)
     has_gpu = torch.cuda.is_available()
@@ -166,7 +167,8 @@ def compile_all(capability: int, only: str) -> list[Json]:
     """A line for each kernel that the cases start, at real widths."""
     from triton.runtime.driver import driver
 
-    from niwaki.kernels.triton.cases import COMPILED, cases
+    from niwaki.kernels.triton.case import COMPILED
+    from niwaki.kernels.triton.cases import cases
     from niwaki.kernels.triton.launch import compiling
 
     driver.set_active(AbsentGpu(capability))  # type: ignore[no-untyped-call,unused-ignore]

@@ -11,7 +11,8 @@ from itertools import product
 
 import torch
 
-from niwaki.kernels.triton.cases import REAL, Cache, Size
+from niwaki.kernels.triton.attention_cases import Cache
+from niwaki.kernels.triton.case import REAL, Size
 from niwaki.kernels.triton.moe import grouped_linear, sorted_choices
 from niwaki.kernels.triton.paged_attention import paged_attention
 from niwaki.kernels.triton.plan import SPLIT

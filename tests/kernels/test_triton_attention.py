@@ -162,16 +162,17 @@ def test_an_fp8_cache_is_read_with_its_scales(split: int) -> None:
     batch = Batch([(140, 1), (30, 1)], dtype=torch.bfloat16)
     scales = [torch.tensor(s, device=DEVICE) for s in ([0.02, 0.01], [0.01, 0.04])]
     pools = zip((batch.k_pool, batch.v_pool), scales, strict=True)
-    stored = [quantized_torch(pool.flatten(0, 1), scale).view(pool.shape) for pool, scale in pools]
+    k_stored, v_stored = (quantized_torch(pool.flatten(0, 1), scale).view(pool.shape) for pool, scale in pools)
     out = batch.out()
     paged_attention(
-        batch.q, *stored, *batch.on_device(), batch.ragged([0, 1]), out,
+        batch.q, k_stored, v_stored, *batch.on_device(), batch.ragged([0, 1]), out,
         k_scale=scales[0], v_scale=scales[1], split=split,
     )  # fmt: skip
-    batch.k_pool, batch.v_pool = ((p.float() * s[:, None]).bfloat16() for p, s in zip(stored, scales, strict=True))
+    batch.k_pool = (k_stored.float() * scales[0][:, None]).bfloat16()
+    batch.v_pool = (v_stored.float() * scales[1][:, None]).bfloat16()
     assert_close(out, batch.expected(), 6)
     with pytest.raises(ValueError, match="a pool in FP8 needs k_scale"):
-        paged_attention(batch.q, *stored, *batch.on_device(), batch.ragged([0, 1]), out)
+        paged_attention(batch.q, k_stored, v_stored, *batch.on_device(), batch.ragged([0, 1]), out)
 
 
 def test_parts_merge_in_proportion_to_their_sums() -> None:

@@ -10,7 +10,8 @@ import torch
 
 from tests.kernels.triton_setup import DEVICE
 from niwaki.kernels import check
-from niwaki.kernels.triton.cases import TINY, Case, gather_case, norm_case
+from niwaki.kernels.triton.case import TINY, Case
+from niwaki.kernels.triton.row_cases import gather_case, norm_case
 from niwaki.kernels.triton.tune import attention_runs, best_of, candidates, product_run
 from niwaki.kernels.triton.tuning import DEFAULTS, Tuning, key_of, load, save, tuning_for
 

@@ -1,0 +1,197 @@
+"""The cases of attention: single tokens, long prompts, windows, FP8, and a tree, over a cache of pages in order."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from niwaki.kernels.paged_decode import paged_decode_attention_torch
+from niwaki.kernels.rule import AttentionRule
+from niwaki.kernels.triton.case import PAGE, Case, Run, Size, randn, tolerance_of
+from niwaki.kernels.triton.paged_attention import paged_attention
+from niwaki.kernels.triton.plan import SPLIT, DevicePlan, device_plan
+from niwaki.kernels.triton.rope_store import FP8, quantized_torch
+from niwaki.kernels.triton.tree_attention import tree_attention
+
+DECODE, DECODE_FP8 = "decode", "decode, FP8 cache"
+
+
+class Cache:
+    """A batch of rows (start, count) with keys and values in pages, in order, the first `shared` pages in common."""
+
+    def __init__(
+        self,
+        size: Size,
+        starts: list[int],
+        counts: list[int],
+        device: torch.device,
+        dtype: torch.dtype,
+        shared: int = 0,
+    ) -> None:
+        self.starts, self.counts = np.array(starts, np.int64), np.array(counts, np.int64)
+        lengths = self.starts + self.counts
+        own = int(-(-lengths.max() // PAGE)) - shared
+        trunk = np.arange(shared, dtype=np.int32)
+        self.table = np.stack([np.r_[trunk, shared + i * own + np.arange(own)] for i in range(len(starts))])
+        self.table = self.table.astype(np.int32)
+        shape = (int(self.table.max()) + 1, PAGE, size.kv_heads, size.head_dim)
+        self.k_pool, self.v_pool = (randn(*shape, device=device, dtype=dtype) for _ in range(2))
+        self.q = randn(int(self.counts.sum()), size.heads, size.head_dim, device=device, dtype=dtype)
+        self.positions = np.concatenate([np.arange(s, s + c) for s, c in zip(starts, counts, strict=True)])
+        self.group = size.heads // size.kv_heads
+        self.device = device
+
+    def plan(self, *, shares: bool) -> DevicePlan:
+        ids = np.zeros(len(self.positions), np.int32)
+        return device_plan(
+            self.starts, self.counts, self.table, ids, self.positions, self.positions,
+            page_size=PAGE, group=self.group, device=self.device, shares=shares,
+        )  # fmt: skip
+
+    def dense(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q [rows, heads, count, head_dim], keys and values [rows, kv_heads, length, head_dim] of equal rows."""
+        rows, length = len(self.counts), int((self.starts + self.counts)[0])
+        pages = torch.from_numpy(self.table.astype(np.int64)).to(self.device)
+        keys, values = (pool[pages].flatten(1, 2)[:, :length].transpose(1, 2) for pool in (self.k_pool, self.v_pool))
+        q = self.q.view(rows, -1, *self.q.shape[1:]).transpose(1, 2)
+        return q, keys.contiguous(), values.contiguous()
+
+    def reference(self) -> torch.Tensor:
+        q, keys, values = self.dense()
+        out = torch.empty(q.shape, dtype=torch.float32, device=self.device)
+        for row in range(len(q)):  # row by row: float32 copies of everything would not fit
+            one, its_keys, its_values = (tensor[row : row + 1].float() for tensor in (q, keys, values))
+            mixed = scaled_dot_product_attention(one, its_keys, its_values, is_causal=q.shape[2] > 1, enable_gqa=True)
+            out[row] = mixed[0]
+        return out.transpose(1, 2).reshape(self.q.shape)
+
+    def sdpa(self) -> Run:
+        q, keys, values = self.dense()
+        is_causal = q.shape[2] > 1
+        return lambda: scaled_dot_product_attention(q, keys, values, is_causal=is_causal, enable_gqa=True)
+
+
+def flat(cache: Cache, plan: DevicePlan) -> Run:
+    out = torch.empty_like(cache.q)
+
+    def run() -> torch.Tensor:
+        operands = cache.q, cache.k_pool, cache.v_pool, plan.page_table, plan.length
+        for rows in plan.split:
+            paged_attention(*operands, rows, out, split=SPLIT)
+        for rows in plan.whole:
+            paged_attention(*operands, rows, out)
+        return out
+
+    return run
+
+
+def decode_case(size: Size, device: torch.device, dtype: torch.dtype, *, is_fp8: bool = False) -> Case:
+    cache = Cache(size, [size.keys - 1] * size.rows, [1] * size.rows, device, dtype)
+    run = flat(cache, cache.plan(shares=False))
+    if is_fp8:
+        run = _in_fp8(cache)
+    return Case(
+        DECODE_FP8 if is_fp8 else DECODE,
+        f"{size.rows} x {size.keys} keys, {size.heads}/{size.kv_heads} x {size.head_dim}",
+        run,
+        cache.reference,
+        tolerance_of(dtype),
+        num_bytes=2 * size.rows * size.keys * size.kv_heads * size.head_dim * (1 if is_fp8 else dtype.itemsize),
+        peers={} if is_fp8 else {"SDPA": cache.sdpa()},
+    )
+
+
+def _in_fp8(cache: Cache) -> Run:
+    """The cache's keys and values become what FP8 keeps of them, and the run reads them so."""
+    plan, out = cache.plan(shares=False), torch.empty_like(cache.q)
+    scale = torch.full((cache.k_pool.shape[2],), 0.02, device=cache.device)
+    k_pool, v_pool = (
+        quantized_torch(pool.flatten(0, 1), scale).view(pool.shape) for pool in (cache.k_pool, cache.v_pool)
+    )
+    cache.k_pool, cache.v_pool = ((pool.float() * 0.02).to(cache.q.dtype) for pool in (k_pool, v_pool))
+    assert k_pool.dtype == FP8
+
+    def run() -> torch.Tensor:
+        operands = cache.q, k_pool, v_pool, plan.page_table, plan.length, plan.split[0], out
+        paged_attention(*operands, k_scale=scale, v_scale=scale, split=SPLIT)
+        return out
+
+    return run
+
+
+def window_case(size: Size, device: torch.device, dtype: torch.dtype) -> Case:
+    rule = AttentionRule(window=size.keys // 2, soft_cap=30.0)
+    cache = Cache(size, [size.keys - 1] * size.rows, [1] * size.rows, device, dtype)
+    plan, out = cache.plan(shares=False), torch.empty_like(cache.q)
+
+    def run() -> torch.Tensor:
+        operands = cache.q, cache.k_pool, cache.v_pool, plan.page_table, plan.length, plan.split[0], out
+        paged_attention(*operands, rule, split=SPLIT)
+        return out
+
+    def reference() -> torch.Tensor:
+        expected, rows = torch.empty_like(cache.q), torch.arange(size.rows, device=device)
+        length = torch.full((size.rows,), size.keys, device=device)
+        operands = cache.q, cache.k_pool, cache.v_pool, plan.page_table.long(), rows, rows, length, expected
+        paged_decode_attention_torch(*operands, rule)
+        return expected
+
+    return Case(
+        "decode, window and cap",
+        f"{size.rows} x {size.keys // 2} of {size.keys} keys, {size.heads}/{size.kv_heads} x {size.head_dim}",
+        run,
+        reference,
+        tolerance_of(dtype),
+        num_bytes=size.rows * size.keys * size.kv_heads * size.head_dim * dtype.itemsize,
+    )
+
+
+def prefill_case(size: Size, device: torch.device, dtype: torch.dtype) -> Case:
+    cache = Cache(size, [0, 0], [size.prompt] * 2, device, dtype)
+    peers: dict[str, Run] = {"SDPA": cache.sdpa()}
+    if device.type == "cuda":
+        peers["FlexAttention"] = _flex(cache)
+    return Case(
+        "prefill",
+        f"2 x {size.prompt} tokens, {size.heads}/{size.kv_heads} x {size.head_dim}",
+        flat(cache, cache.plan(shares=False)),
+        cache.reference,
+        tolerance_of(dtype),
+        num_bytes=2 * cache.q.numel() * dtype.itemsize,
+        operations=2 * 4 * size.heads * size.head_dim * size.prompt * (size.prompt + 1) / 2,
+        peers=peers,
+    )
+
+
+def _flex(cache: Cache) -> Run:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # compiles: on a GPU only
+
+    q, keys, values = cache.dense()
+    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, q.shape[2], q.shape[2], device=str(cache.device))
+    compiled = torch.compile(flex_attention)
+    return lambda: compiled(q, keys, values, block_mask=mask, enable_gqa=True)
+
+
+def tree_case(size: Size, device: torch.device, dtype: torch.dtype) -> Case:
+    shared = size.keys // PAGE * PAGE
+    start = shared + size.own_keys - 1
+    rows = max(size.rows, 16)  # of fewer, sharing would not pay
+    cache = Cache(size, [start] * rows, [1] * rows, device, dtype, shared=shared // PAGE)
+    plan, out = cache.plan(shares=True), torch.empty_like(cache.q)
+
+    def run() -> torch.Tensor:
+        if plan.tree is None:  # too small to pay
+            return flat(cache, plan)()
+        tree_attention(cache.q, cache.k_pool, cache.v_pool, plan.page_table, plan.positions, plan.tree, out)
+        return out
+
+    return Case(
+        "tree decode",
+        f"{rows} x ({shared} shared + {size.own_keys}) keys",
+        run,
+        cache.reference,
+        tolerance_of(dtype),
+        num_bytes=2 * (shared + rows * size.own_keys) * size.kv_heads * size.head_dim * dtype.itemsize,
+        peers={"row by row": flat(cache, cache.plan(shares=False))},
+    )
