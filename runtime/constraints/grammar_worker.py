@@ -26,7 +26,7 @@ LENGTH = struct.Struct("<I")
 STACK_BYTES: Final = 64 * 1024 * 1024  # llguidance recurses over references: 1,000 chained ones overflow 8 MiB
 # llguidance does about 50,000 a millisecond and stops a text at its limit, 200,000 by default: counts of words beside a
 # length met that in the middle of valid texts, the worst at 10 ms.
-STEP_FUEL: Final = 1_000_000
+STEP_FUEL: Final = 2_000_000
 TRIAL_STEPS: Final = 24
 SEARCH_NODES: Final = 6000
 # Bytes worth trying for a short text where many may follow: they close, or begin what is short.

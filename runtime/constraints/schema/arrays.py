@@ -117,13 +117,24 @@ def _trimmed(edges: list[list[tuple[Json, int]]], ends: list[int]) -> dict[str, 
     return {"type": "array", "x-automaton": {"edges": kept, "ends": [number[state] for state in sorted(ends)]}}
 
 
-def least_items(schema: dict[str, Json], text_of: Callable[[Json], bytes | None]) -> list[bytes] | None:
-    """The items of a shortest array of an `x-automaton`, where `text_of` an item is known."""
+def read_automaton(schema: dict[str, Json]) -> tuple[list[list[tuple[Json, int]]], frozenset[int]]:
+    """The edges (item, next state) of each state, and the states in which the array may end."""
     described = schema["x-automaton"]
     assert isinstance(described, dict)
     edges, ends = described["edges"], described["ends"]
     assert isinstance(edges, list)
     assert isinstance(ends, list)
+    states: list[list[tuple[Json, int]]] = []
+    for found in edges:
+        assert isinstance(found, list)
+        pairs = [edge for edge in found if isinstance(edge, list)]
+        states.append([(item, target) for item, target in pairs if isinstance(target, int)])
+    return states, frozenset(end for end in ends if isinstance(end, int))
+
+
+def least_items(schema: dict[str, Json], text_of: Callable[[Json], bytes | None]) -> list[bytes] | None:
+    """The items of a shortest array of an `x-automaton`, where `text_of` an item is known."""
+    states, ends = read_automaton(schema)
     queue: list[tuple[int, int, list[bytes]]] = [(0, 0, [])]
     done: set[int] = set()
     while queue:
@@ -133,12 +144,10 @@ def least_items(schema: dict[str, Json], text_of: Callable[[Json], bytes | None]
         if state in done:
             continue
         done.add(state)
-        found = edges[state]
-        assert isinstance(found, list)
-        for item, target in found:  # type: ignore[misc]
+        for item, target in states[state]:
             text = text_of(item)
             if text is not None:
-                heapq.heappush(queue, (length + len(text) + 1, int(str(target)), [*items, text]))
+                heapq.heappush(queue, (length + len(text) + 1, target, [*items, text]))
     return None
 
 

@@ -120,7 +120,7 @@ def both(one: Way, other: Way) -> Way | None:
     free = FREE[one.kind]
     if one is free or other is free:
         return other if one is free else one
-    values = [one.kind]
+    values: list[object] = [one.kind]
     for name, default in _FACTS:
         a, b = getattr(one, name), getattr(other, name)
         values.append(a if b == default or a == b else b if a == default else _joined(name, a, b))

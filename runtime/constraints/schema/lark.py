@@ -14,6 +14,7 @@ from typing import Final
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.regex_language import ANY_CHARACTER, Languages, TooManyTerms
 from niwaki.runtime.constraints.regex_lark import in_json, terminal
+from niwaki.runtime.constraints.schema.arrays import read_automaton
 from niwaki.runtime.constraints.schema.document import Json, json_text
 from niwaki.runtime.constraints.schema.strings import anywhere, language_of
 
@@ -172,25 +173,19 @@ class _Writer:
         return self._rule([f'"[" {tail} "]"'])
 
     def _automaton(self, schema: dict[str, Json]) -> str:
-        """An array whose items are read by an automaton: [[the edges (item, next state) of a state], ...] from state
-        0, and the states in which the array may end."""
-        described = schema["x-automaton"]
-        assert isinstance(described, dict)
-        states, ends = described["edges"], described["ends"]
-        assert isinstance(states, list)
-        assert isinstance(ends, list)
-        key = f"automaton {json_text(described)}"
+        """An array whose items are read by an automaton."""
+        key = f"automaton {json_text(schema)}"
         if key in self._known:
             return self._known[key]
         name = self._known[key] = f"a{len(self._known)}"
+        states, ends = read_automaton(schema)
+        is_entered = any(target == 0 for found in states for _, target in found)  # the start, after items
         for state, edges in enumerate(states):
-            assert isinstance(edges, list)
-            is_entered = state or any(target == 0 for found in states for _, target in found)  # type: ignore[misc,union-attr]
-            for is_first in (*((True,) if state == 0 else ()), *((False,) if is_entered else ())):
-                comma = "" if is_first else '"," '
-                options = [f"{comma}{self.part(item)} {name}_{target}" for item, target in edges]  # type: ignore[misc]
+            for label in ("s", "0")[: 1 + is_entered] if state == 0 else (str(state),):
+                comma = "" if label == "s" else '"," '
+                options = [f"{comma}{self.part(item)} {name}_{target}" for item, target in edges]
                 options += ['""'] if state in ends else []
-                self.lines.append(f"{name}_{'s' if is_first else state}: {' | '.join(options)}")
+                self.lines.append(f"{name}_{label}: {' | '.join(options)}")
         self.lines.append(f'{name}: "[" {name}_s "]"')
         return name
 

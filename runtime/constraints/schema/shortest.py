@@ -119,7 +119,7 @@ class _Texts:
         try:
             found = shortest_of(str(schema["pattern"]), int(str(least)), None if most is None else int(str(most)))
         except (ConstraintError, TooManyTerms):  # only the engine knows the pattern, or it is large
-            alone = {key: schema[key] for key in ("pattern", "minLength", "maxLength") if key in schema}
+            alone = {key: value for key, value in schema.items() if key in ("pattern", "minLength", "maxLength")}
             return self._solution("string", alone)
         return None if found is None else json_text(found).encode()
 
