@@ -196,6 +196,42 @@ def test_react_reads_what_its_tool_returns(engine: Engine) -> None:
     assert state.ret_value is None or state.ret_value == str(state["answer"]).strip()
 
 
+def test_the_judges_rate_each_answer_and_the_verdict_is_one_of_them(engine: Engine) -> None:
+    example = load("judge")
+    state = example.judge.run(text=example.TEXT, answers=example.ANSWERS)
+    ratings = state["rating"]
+    assert isinstance(ratings, list)
+    assert [len(row) for row in ratings] == [len(example.JUDGES)] * len(example.ANSWERS)
+    assert all(rating in "12345" for row in ratings for rating in row)
+    assert state.ret_value in example.ANSWERS
+
+
+def test_the_tree_of_thoughts_grows_by_one_number_a_round(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    example = load("thoughts")
+    best = str(example.search.run(start=example.START).ret_value)
+    assert best.startswith(example.START)
+    assert best.count(",") == example.START.count(",") + example.ROUNDS
+    assert best in capsys.readouterr().out
+
+
+def test_the_skeleton_is_chosen_first_and_each_chapter_has_a_text(engine: Engine) -> None:
+    example = load("skeleton")
+    chapters = example.guide.run(topic="a good life").ret_value
+    assert isinstance(chapters, dict)
+    assert len(chapters) == example.NUM_CHAPTERS
+    assert set(chapters) <= set(example.CHAPTERS)
+    assert all(chapters.values())
+
+
+def test_live_draws_every_value_while_it_fills(engine: Engine) -> None:
+    example = load("live")
+    drawn: list[list[str]] = []
+    state = example.read.run(texts=example.TEXTS, draw=lambda lines: drawn.append(list(lines)), temperature=0)
+    assert [type(person).__name__ for person in state.ret_value] == ["Person"] * len(example.TEXTS)
+    assert len(drawn) >= len(example.TEXTS)
+    assert drawn[-1] == [str(person) for person in state.ret_value]
+
+
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
 
