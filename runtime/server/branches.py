@@ -43,6 +43,7 @@ from niwaki.runtime.server.openai_models import MAX_NEW, Pattern, Stop
 from niwaki.runtime.server.openai_shapes import Json, finite
 from niwaki.runtime.server.service import Service
 from niwaki.runtime.server.sse import EventStream, event, unless_gone
+from niwaki.runtime.server.wake import wake
 from niwaki.runtime.server.wire import (
     MAX_PROMPTS,
     Name,
@@ -393,8 +394,15 @@ class _Waiting:
         self._reason: EngineStopped | None = None
         pending.add_done_callback(self._tell)
 
+    @property
+    def num_tokens(self) -> int:
+        """Of what was scored, as far as the cache did not have it."""
+        if not self._pending.is_done or self._pending.error() is not None:
+            return 0
+        return sum(score.prompt_tokens - score.cached_tokens for score in self._pending.result())
+
     def _tell(self) -> None:
-        self._loop.call_soon_threadsafe(self._done.set)
+        wake(self._loop, self._done)
 
     async def result(self) -> tuple[Score, ...]:
         await self._done.wait()

@@ -90,7 +90,7 @@ def programs_router(programs: Sequence[ServedProgram], backend: Backend) -> APIR
             methods=["POST"],
             summary=program.name,
             description=program.about,
-            openapi_extra=takes(program.body),
+            openapi_extra=takes(program.body, streams=True),
             responses=answers,
         )
         router.add_api_route(
