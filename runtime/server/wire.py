@@ -110,7 +110,9 @@ async def read_body(request: Request, model: type[Body], config: ServerConfig) -
 
 def takes(model: type[BaseModel], *, streams: bool = False) -> dict[str, object]:
     """What /openapi.json says of a route's body, and of an answer that may be events; `schemas` holds the models."""
-    body: dict[str, object] = {"requestBody": {"required": True, "content": {"application/json": {"schema": reference(model)}}}}
+    body: dict[str, object] = {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": reference(model)}}}
+    }
     events = {"responses": {"200": {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}}
     return body | (events if streams else {})
 
