@@ -1,0 +1,308 @@
+"""What constraints cost and what forced tokens bring: W8, W9 and W10, side by side.
+
+    python -m tests.benchmarks.bench_constraints                 # all; peers that are not installed are left out
+    python -m tests.benchmarks.bench_constraints --only W9 --vocab 8192 131072 --batch 1 32 256
+
+W8: JSON of which about 60 % is forced, written with forced tokens and without. W9: time of the masks along given texts,
+ours against llguidance's own matcher on the bare schema and xgrammar's (`pip install niwaki[bench]`), on a generated
+vocabulary or, for 131072, on Mistral's where mistral-common is installed. W10: a batch under a constraint that forces
+nothing against the same batch without one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import importlib
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from niwaki.runtime.api import Grammar, JsonSchema, Regex
+from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
+from niwaki.runtime.constraints.grammar_worker import tokenizer_of
+from niwaki.runtime.constraints.masks import MaskFiller
+from niwaki.runtime.engine import Engine
+from tests.benchmarks.bench_masks import synthetic_vocabulary
+from tests.benchmarks.harness import Comparison, compare, table, write_json
+
+TEKKEN_SIZE = 131_072
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "longer", "the longest of all"]}, "maxItems": 4},
+        "address": {"$ref": "#/$defs/address"},
+    },
+    "required": ["name", "age", "tags", "address"],
+    "additionalProperties": False,
+    "$defs": {
+        "address": {
+            "type": "object",
+            "properties": {"street": {"type": "string"}, "zip": {"type": "string", "pattern": "^[0-9]{5}$"}},
+            "required": ["street", "zip"],
+            "additionalProperties": False,
+        }
+    },
+}
+# schema, and a text of it: strings, bounds, references, unions, numbers
+TEXTS: list[tuple[object, str]] = [
+    (PERSON, '{"name":"Ada Lovelace","age":36,"tags":["a","longer"],"address":{"street":"Main St. 5","zip":"01234"}}'),
+    ({"type": "array", "items": {"type": "number"}}, "[1,2.5,-3e10,4,55,678,0.001]"),
+    (
+        {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
+        '["one",null,"a longer one",null]',
+    ),
+    ({"type": "object", "additionalProperties": {"type": "boolean"}}, '{"red":true,"green":false,"blue sky":true}'),
+]
+FORCED = {
+    "type": "object",
+    "properties": {
+        "customer_identifier": {"type": "integer", "minimum": 10, "maximum": 99},
+        "is_still_subscribed": {"type": "boolean"},
+        "preferred_language": {"enum": ["German", "French"]},
+        "last_payment_status": {"enum": ["accepted", "declined"]},
+        "number_of_complaints": {"type": "integer", "minimum": 0, "maximum": 9},
+    },
+    "required": [
+        "customer_identifier", "is_still_subscribed", "preferred_language", "last_payment_status",
+        "number_of_complaints",
+    ],
+    "additionalProperties": False,
+}  # fmt: skip
+
+
+def w8(batch: int) -> list[Comparison]:
+    prompts = [f"Customer {n}, as JSON: " for n in range(batch)]
+    options = {"json_schema": FORCED, "temperature": 0.0, "max_new_tokens": 160}
+    with Engine(kv_tokens=32_768) as forced, Engine(kv_tokens=32_768, force_tokens=False) as drawn:
+
+        def share() -> dict[str, float]:
+            stats = forced.stats()
+            return {"forced share": stats["forced_tokens"] / stats["generated_tokens"]}
+
+        return [
+            compare(
+                "W8", f"{batch} x JSON",
+                ("forced", lambda: _generate(forced, prompts, options)),
+                ("drawn", lambda: _generate(drawn, prompts, options)),
+                aim=">= 2.2", notes=share,
+            )
+        ]  # fmt: skip
+
+
+def w10(batch: int, tokens: int) -> list[Comparison]:
+    prompts = [f"Tell me about {n}." for n in range(batch)]
+    free: dict[str, object] = {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True}
+    kinds = {"regex": Regex(r"(?s).*"), "grammar": Grammar(r"start: /(.|\n)*/")}
+    with Engine(kv_tokens=32_768) as engine:
+        return [
+            compare(
+                "W10", f"{batch} x {tokens}, {name}",
+                ("constrained", lambda options=free | {"constraint": kind}: _generate(engine, prompts, options)),  # type: ignore[misc]
+                ("free", lambda: _generate(engine, prompts, free)),
+                aim=">= 0.98",
+            )
+            for name, kind in kinds.items()
+        ]  # fmt: skip
+
+
+def _generate(engine: Engine, prompts: Sequence[str], options: dict[str, object]) -> None:
+    results = engine.generate(prompts, options)
+    assert isinstance(results, list)
+    assert len(results) == len(prompts)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# W9
+# ---------------------------------------------------------------------------------------------------------------
+
+
+class Peer(Protocol):
+    """One engine of masks over one vocabulary."""
+
+    name: str
+
+    def start(self, schema: str, count: int) -> Texts: ...
+
+
+class Texts(Protocol):
+    """`count` texts of one schema, all at the same place."""
+
+    def fill(self) -> None: ...
+
+    def accept(self, token_id: int) -> None: ...
+
+
+class Ours:
+    name = "niwaki"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._compiler = ConstraintCompiler(vocabulary, seconds=20)
+        self._filler = MaskFiller(vocabulary.num_words)
+
+    def start(self, schema: str, count: int) -> Texts:
+        compiled = self._compiler.compile(JsonSchema(schema))
+        matchers = [compiled.matcher() for _ in range(count)]
+        row = np.zeros(self._compiler.vocabulary.num_words, np.uint32)
+
+        def fill() -> None:
+            if count == 1:
+                matchers[0].fill_mask_within(row, 10_000)
+            else:
+                self._filler.start([(matcher, 10_000) for matcher in matchers]).rows()
+
+        return _Texts(fill, lambda token_id: [matcher.accept(token_id) for matcher in matchers])
+
+    def close(self) -> None:
+        self._compiler.close()
+        self._filler.close()
+
+
+class Llguidance:
+    name = "llguidance"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._tokenizer = tokenizer_of(vocabulary.token_bytes, sorted(vocabulary.eos_ids), vocabulary.size)
+        self._num_words = vocabulary.num_words
+        llguidance = importlib.import_module("llguidance")
+        self._matcher, self._executor = llguidance.LLMatcher, llguidance.LLExecutor()
+
+    def start(self, schema: str, count: int) -> Texts:
+        compact = {**json.loads(schema), "x-guidance": {"whitespace_flexible": False}}
+        grammar = self._matcher.grammar_from_json_schema(json.dumps(compact))
+        matchers = [self._matcher(self._tokenizer, grammar) for _ in range(count)]
+        rows = np.zeros((count, self._num_words), np.uint32)
+
+        def fill() -> None:
+            if count == 1:
+                matchers[0].unsafe_compute_mask_ptr(rows.ctypes.data, rows.nbytes)
+            else:
+                numbered = [(matcher, place) for place, matcher in enumerate(matchers)]
+                self._executor.unsafe_compute_mask_ptr(numbered, rows.ctypes.data, 4 * self._num_words, count)
+
+        return _Texts(fill, lambda token_id: [matcher.consume_token(token_id) for matcher in matchers])
+
+
+class Xgrammar:
+    name = "xgrammar"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._xgrammar = importlib.import_module("xgrammar")
+        tokens = [piece or b"<%d>" % i for i, piece in enumerate(vocabulary.token_bytes)]
+        info = self._xgrammar.TokenizerInfo(
+            tokens, self._xgrammar.VocabType.RAW, vocab_size=vocabulary.size, stop_token_ids=sorted(vocabulary.eos_ids)
+        )
+        self._compiler = self._xgrammar.GrammarCompiler(info)
+        self._size = vocabulary.size
+
+    def start(self, schema: str, count: int) -> Texts:
+        compiled = self._compiler.compile_json_schema(schema, any_whitespace=False, separators=(",", ":"))
+        matchers = [self._xgrammar.GrammarMatcher(compiled) for _ in range(count)]
+        rows = self._xgrammar.allocate_token_bitmask(count, self._size)
+        batch = self._xgrammar.BatchGrammarMatcher()
+
+        def fill() -> None:
+            if count == 1:
+                matchers[0].fill_next_token_bitmask(rows, 0)
+            else:
+                batch.batch_fill_next_token_bitmask(matchers, rows)
+
+        return _Texts(fill, lambda token_id: [matcher.accept_token(token_id) for matcher in matchers])
+
+
+class _Texts:
+    def __init__(self, fill: Callable[[], None], accept: Callable[[int], object]) -> None:
+        self.fill, self._accept = fill, accept
+
+    def accept(self, token_id: int) -> None:
+        self._accept(token_id)
+
+
+def w9(size: int, batches: Sequence[int], rounds: int) -> Iterator[str]:
+    began = time.process_time()
+    vocabulary, source = vocabulary_of(size)
+    ours = Ours(vocabulary)
+    peers: list[Peer] = [ours, Llguidance(vocabulary)]
+    if importlib.util.find_spec("xgrammar"):
+        peers.append(Xgrammar(vocabulary))
+    yield f"\nW9, vocabulary of {size} ({source}), set up in {time.process_time() - began:.1f} s of processor time"
+    for batch in batches:
+        first: dict[str, list[float]] = {peer.name: [] for peer in peers}
+        later: dict[str, list[float]] = {peer.name: [] for peer in peers}
+        for round_ in range(rounds):
+            for schema, text in TEXTS:
+                # In turns at every token, so that what else the machine does falls on all alike.
+                texts = [(peer.name, peer.start(json.dumps(schema), batch)) for peer in peers]
+                for place, token_id in enumerate(longest_match(text.encode(), vocabulary)):
+                    for name, one in texts if (place + round_) % 2 else reversed(texts):
+                        start = time.perf_counter()
+                        one.fill()
+                        (later if place else first)[name].append(1e6 * (time.perf_counter() - start))
+                        one.accept(token_id)
+        yield f"  batch {batch:3}: " + "; ".join(
+            f"{name} p50 {np.percentile(later[name], 50):.1f} us, p99 {np.percentile(later[name], 99):.0f}, "
+            f"first {np.percentile(first[name], 50):.0f}"
+            for name in first
+        )
+        for name in list(first)[1:]:
+            ratios = np.array(later[name]) / np.array(later["niwaki"])
+            yield f"             {name} / niwaki, pair by pair: median {np.median(ratios):.2f}"
+    ours.close()
+
+
+def vocabulary_of(size: int) -> tuple[Vocabulary, str]:
+    found = importlib.util.find_spec("mistral_common") if size == TEKKEN_SIZE else None
+    if found is None or found.origin is None:
+        return synthetic_vocabulary(size), "generated"
+    data = json.loads((Path(found.origin).parent / "data" / "tekken_240911.json").read_text("utf-8"))
+    num_special = int(data["config"]["default_num_special_tokens"])
+    texts = [base64.b64decode(entry["token_bytes"]) for entry in data["vocab"][: size - num_special]]
+    return Vocabulary([*[None] * num_special, *texts], {2}), "tekken"
+
+
+def longest_match(text: bytes, vocabulary: Vocabulary) -> list[int]:
+    """The text in the longest tokens from the left."""
+    ids = {piece: i for i, piece in enumerate(vocabulary.token_bytes) if piece}
+    found: list[int] = []
+    while text:
+        length = next(n for n in range(min(len(text), vocabulary.max_token_bytes), 0, -1) if text[:n] in ids)
+        found.append(ids[text[:length]])
+        text = text[length:]
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--only", choices=["W8", "W9", "W10"])
+    parser.add_argument("--vocab", type=int, nargs="+", default=[8192, TEKKEN_SIZE])
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 32, 256], help="of W9")
+    parser.add_argument("--rounds", type=int, default=3, help="of W9: how often each text is walked")
+    parser.add_argument("--rows", type=int, default=32, help="of W8 and W10")
+    parser.add_argument("--tokens", type=int, default=64, help="of W10")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args(arguments)
+    results: list[Comparison] = []
+    if given.only in (None, "W8"):
+        results += w8(given.rows)
+    if given.only in (None, "W10"):
+        results += w10(given.rows, given.tokens)
+    if results:
+        print(table(results))
+    if given.json and results:
+        write_json(given.json, results, {})
+    for size in given.vocab if given.only in (None, "W9") else ():
+        for line in w9(size, given.batch, given.rounds):
+            print(line, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
