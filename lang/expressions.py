@@ -48,6 +48,7 @@ def gen(
     separate_reasoning: bool = True,
     stop_regex: str | None = None,
     heal: bool | None = None,
+    logprob_start_len: int | None = None,
 ) -> Gen | Select:
     """Generate text into the variable `name`. What is None comes from `run`, then from the model, then our defaults.
 
@@ -60,6 +61,8 @@ def gen(
     them with `parallel_tool_calls`, or else what it would be without; `tool_choice` is "auto", "required", "none" or a
     tool. With `reasoning` (True, or a budget in tokens) the model reasons before it answers: that becomes the variable
     `<name>_reasoning_content`, and with `separate_reasoning=False` stays in the text of a value that is text.
+    With `return_logprob`, `logprob_start_len` is the first token of the whole text before whose log-probability is told
+    too, as `input_token_logprobs`; the prompt is not healed then.
     Where the text before may merge with what is generated, its last tokens are written again; `heal=False` keeps them.
     `return_text_in_logprobs` is SGLang's, and changes nothing: tokens are always told with their texts.
 
@@ -92,6 +95,7 @@ def gen(
         return_logprob=return_logprob,
         top_logprobs_num=top_logprobs_num,
         heal=heal,
+        logprob_start_len=logprob_start_len,
     )
     constraints = {"dtype": dtype, "regex": regex, "choices": choices, "json_schema": json_schema, "grammar": grammar}
     given = [name for name, value in constraints.items() if value is not None]

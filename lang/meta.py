@@ -73,6 +73,8 @@ def _of_output(output: Output) -> MetaInfo:
     }
     if output.logprobs:
         info["output_token_logprobs"] = _triples(output.logprobs)
+    if output.prompt_logprobs:
+        info["input_token_logprobs"] = _triples(output.prompt_logprobs)
     if output.top_logprobs:
         info["output_top_logprobs"] = [_triples(top) for top in output.top_logprobs]
     return info

@@ -149,6 +149,8 @@ def ask_of(model: str, api: Api, segments: Sequence[Segment], params: SamplingPa
 def _extra_options(params: SamplingParams, *, extensions: bool) -> Json:
     plain = SamplingParams()
     names = ("top_k", "min_p", "min_tokens", "repetition_penalty", "stop_token_ids", "ignore_eos")
+    if params.logprob_start_len >= 0:
+        raise UnsupportedByBackend("OpenAI's API tells no log-probabilities of prompts; leave out logprob_start_len")
     extra: Json = {name: getattr(params, name) for name in names if getattr(params, name) != getattr(plain, name)}
     if extra and not extensions:
         raise UnsupportedByBackend(

@@ -324,7 +324,11 @@ def _taken(branch: RemoteBranch, delta: Sequence[Segment]) -> list[Json]:
 
 
 def _params(params: SamplingParams) -> Json:
-    written: Json = {f.name: getattr(params, f.name) for f in fields(params)}
+    if params.logprob_start_len >= 0:
+        raise UnsupportedByBackend(
+            "a server's branches tell no log-probabilities of prompts; leave out logprob_start_len"
+        )
+    written: Json = {f.name: getattr(params, f.name) for f in fields(params) if f.name != "logprob_start_len"}
     return written | {"constraint": None if params.constraint is None else _constraint(params.constraint)}
 
 

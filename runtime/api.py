@@ -214,6 +214,7 @@ class SamplingParams:
     ignore_eos: bool = False
     return_logprob: bool = False
     top_logprobs_num: int = 0
+    logprob_start_len: int = -1  # with return_logprob: the first prompt token whose own is wanted; -1: none
     priority: int = 0  # higher goes first, and is preempted and (eviction_policy="priority") evicted last
     constraint: Constraint | None = None
     heal: bool = False  # take back the prompt's last tokens where what follows may merge with them
@@ -253,6 +254,7 @@ class SamplingOptions:
     ignore_eos: bool | None = None
     return_logprob: bool | None = None
     top_logprobs_num: int | None = None
+    logprob_start_len: int | None = None
     priority: int | None = None
     constraint: Constraint | None = None
     heal: bool | None = None
@@ -297,6 +299,7 @@ INT_BOUNDS: dict[str, tuple[int, int]] = {
     "n": (1, 16),
     "top_k": (-1, 1_000_000),
     "top_logprobs_num": (0, 20),
+    "logprob_start_len": (-1, 1_000_000),
     "priority": (-1000, 1000),
 }
 FLOAT_BOUNDS: dict[str, tuple[float, float]] = {

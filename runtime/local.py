@@ -250,6 +250,12 @@ class LocalBackend:
         generation = Generation(lambda: self.cancel(job))
         job = GenerateJob(generation, params.n)
         seeds = self._seeds(params)
+        if logits_from is None and params.return_logprob and params.logprob_start_len >= 0:
+            if params.logprob_start_len > len(ids):
+                raise RequestError(
+                    f"logprob_start_len {params.logprob_start_len} is behind the end of a prompt of {len(ids)} tokens"
+                )
+            logits_from = max(0, params.logprob_start_len - 1)
         unsettled = None if logits_from is not None else self._unsettled(ids, params, num_settled)
         if branch is not None:
             self._track(branch, job)

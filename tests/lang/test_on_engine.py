@@ -159,3 +159,17 @@ def test_a_time_out_stops_the_engine_too(engine: Engine) -> None:
     while engine.stats()["requests_running"] and time.monotonic() < deadline:
         time.sleep(0.01)
     assert engine.stats()["requests_running"] == 0
+
+
+def test_log_probabilities_of_the_text_before_are_told_where_asked_for(engine: Engine) -> None:
+    @nw.function
+    def told(s: State, start: int) -> None:
+        s += "The cat sat on the" + nw.gen("x", max_tokens=2, return_logprob=True, logprob_start_len=start)
+
+    ids = engine.tokenizer.encode([Segment("The cat sat on the")], at_start=True)
+    whole, last = (told.run(start).get_meta_info("x")["input_token_logprobs"] for start in (0, len(ids) - 1))
+    assert [entry[1] for entry in whole] == ids
+    assert [entry[1] for entry in last] == ids[-1:]
+    assert last[0][0] == pytest.approx(whole[-1][0], abs=0.05)  # in bfloat16, by way of other shapes
+    with pytest.raises(nw.RequestError, match="logprob_start_len 99 is behind the end"):
+        told.run(99)["x"]
