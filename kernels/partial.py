@@ -82,7 +82,7 @@ def _stack_queries(q: Array, tokens: Int32s, kv_heads: int, packed: Array) -> No
 
 
 @jit()
-def _take(part: Array, lse: Float32s, tokens: Int32s, into_mixed: Float32s, into_lse: Float32s, is_first: bool) -> None:
+def _take(part: Array, lse: Array, tokens: Int32s, into_mixed: Float32s, into_lse: Float32s, is_first: bool) -> None:
     heads, head_dim = into_mixed.shape[1:]
     kv_heads = part.shape[1]
     group = heads // kv_heads
@@ -104,7 +104,7 @@ def _take(part: Array, lse: Float32s, tokens: Int32s, into_mixed: Float32s, into
 
 
 @jit()
-def _finish(part: Array, lse: Float32s, first: int, mixed: Float32s, partial_lse: Float32s, out: Array) -> None:
+def _finish(part: Array, lse: Array, first: int, mixed: Float32s, partial_lse: Float32s, out: Array) -> None:
     count, heads, head_dim = part.shape
     for i in range(count):
         for head in range(heads):

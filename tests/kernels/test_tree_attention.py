@@ -51,7 +51,8 @@ def attend(
     ops: NumbaOps | TorchOps, plan: AttentionPlan, q: torch.Tensor, pools: Sequence[torch.Tensor], rule: AttentionRule
 ) -> torch.Tensor:
     out = torch.full(q.shape, torch.nan, dtype=q.dtype)
-    ops.attend(Operand.of(q), *(Operand.of(pool) for pool in pools), plan, Operand.of(out), rule)
+    keys, values = (Operand.of(pool) for pool in pools)
+    ops.attend(Operand.of(q), keys, values, plan, Operand.of(out), rule)
     return out
 
 
