@@ -445,7 +445,7 @@ class LocalBackend:
         with self._lock:
             self._next_id += 1
             number = self._next_id
-        healing = None
+        healing: Healing | None = None
         if unsettled is not None:
             ids, healing = ids[: -unsettled.num_tokens], Healing(unsettled, self._compiler.vocabulary)
         return Request(

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from niwaki.radix.pages import PageCopy
@@ -43,7 +44,7 @@ class OracleRunner:
                 row[token_id] = row.get(token_id, 0.0) + weight
 
     def forward(self, rows: Sequence[Row]) -> torch.Tensor:
-        out: list[np.ndarray] = []
+        out: list[npt.NDArray[np.float32]] = []
         for row in rows:
             self.num_rows += 1
             end = row.start + len(row.token_ids)
@@ -63,7 +64,7 @@ class OracleRunner:
             source = copy.src * size
             self._slots[copy.dst * size :][: copy.num_tokens] = self._slots[source : source + copy.num_tokens]
 
-    def _logits(self, so_far: tuple[int, ...]) -> np.ndarray:
+    def _logits(self, so_far: tuple[int, ...]) -> npt.NDArray[np.float32]:
         logits = np.full(self.config.vocab_size, UNTOLD, np.float32)
         known = self._next.get(so_far)
         if known is None:

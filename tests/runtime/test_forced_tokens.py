@@ -299,7 +299,9 @@ def test_a_small_pool_and_mates_in_the_batch_change_nothing(folder: Path) -> Non
     answers = []
     for kv_tokens, chunk in ((8192, 512), (224, 16)):
         with Engine(folder, kv_tokens=kv_tokens, chunked_prefill_size=chunk) as one:
-            answers.append([result(r)["output_ids"] for r in one.generate(prompts, options)])  # type: ignore[union-attr]
+            results = one.generate(prompts, options)
+            assert isinstance(results, list)
+            answers.append([result(r)["output_ids"] for r in results])
             one.backend.check()
             assert one.stats()["pages_held"] == 0
     assert answers[0] == answers[1]

@@ -137,9 +137,9 @@ def test_branches_streams_and_forks_go_on_behind_a_healed_prompt(engine: Engine)
 
 def test_healing_is_off_where_it_is_not_asked_for(engine: Engine) -> None:
     ids = engine.tokenizer.encode([Segment("see http:")], at_start=True)
-    options = {"temperature": 0.0, "max_new_tokens": 3, "ignore_eos": True}
-    for more in ({}, {"heal": False}):
-        assert result(engine.generate("see http:", {**options, **more}))["meta_info"]["prompt_tokens"] == len(ids)
+    options: dict[str, object] = {"temperature": 0.0, "max_new_tokens": 3, "ignore_eos": True}
+    for asked in (options, options | {"heal": False}):
+        assert result(engine.generate("see http:", asked))["meta_info"]["prompt_tokens"] == len(ids)
     told = engine.generate("see http:", {**options, "heal": True}, return_logprob=True, logprob_start_len=0)
     assert len(result(told)["meta_info"]["input_token_logprobs"]) == len(ids)
     with pytest.raises(RequestError, match="heal must be True or False, got 'no'"):
