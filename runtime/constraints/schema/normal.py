@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from itertools import combinations, product
 from typing import Final
 
@@ -30,16 +29,15 @@ from niwaki.runtime.constraints.schema.facts import (
     both,
     contradicts,
 )
+from niwaki.runtime.constraints.schema.numbers import number_satisfies, number_schemas
+from niwaki.runtime.constraints.schema.presence import presences
 from niwaki.runtime.constraints.schema.references import Document
 from niwaki.runtime.constraints.schema.strings import Strings, escaped_text, joined
 from niwaki.runtime.constraints.schema.ways import Circular, Expander, kind_of
 
-MAX_VARIANTS: Final = 256  # of one object by which keys are present
-MAX_EXCLUDED_NUMBERS: Final = 16
 MAX_OVERLAPPING: Final = 4  # patterns of keys
 MAX_NODES: Final = 20_000
 MAX_LOOKS: Final = 8  # how deep emptiness looks into required values
-EXACT_WHOLE: Final = 2**53  # the engine reads bounds as float64
 UNIVERSAL_PATTERNS: Final = frozenset({"", ".*", "^.*", "^", "[\\s\\S]*"})  # found in every string
 
 
@@ -191,7 +189,7 @@ class _Writer:
             return self._array_satisfies(value, way)
         if isinstance(value, dict):
             return self._object_satisfies(value, way)
-        return value is None or isinstance(value, bool) or _number_satisfies(value, way)
+        return value is None or isinstance(value, bool) or number_satisfies(value, way)
 
     def _array_satisfies(self, value: list[Json], way: Way) -> bool:
         if not _fits(len(value), way) or (way.unique_at and len(set(map(identity, value))) < len(value)):
@@ -327,7 +325,7 @@ class _Writer:
     def _branches(self, way: Way, place: str) -> list[dict[str, Json]]:
         match way.kind:
             case "number":
-                return _number_schemas(way, place)
+                return number_schemas(way, place)
             case "string":
                 return [self._strings.schema(way)]
             case "array":
@@ -361,7 +359,7 @@ class _Writer:
         is_closed = not patterns and self.is_impossible(rest)
         optional = [name for name in names if name not in way.required and name not in impossible]
         written: list[dict[str, Json]] = []
-        for present, absent, least, most in _presences(way, optional, is_closed, place):
+        for present, absent, least, most in presences(way, optional, is_closed, place):
             properties: dict[str, Json] = {}
             for name in names:
                 properties[name] = False if name in impossible or name in absent else self.schema_of(states[name])
@@ -550,47 +548,6 @@ class _Writer:
         return list({identity(value): value for way in ways for value in way.values or ()}.values())
 
 
-def _presences(
-    way: Way, optional: Sequence[str], is_closed: bool, place: str
-) -> Iterator[tuple[frozenset[str], frozenset[str], int, int | None]]:
-    """minProperties and maxProperties (validation 6.5.1, 6.5.2) by cases: (present, absent, least, most) of keys.
-
-    The engine counts keys only where all known ones are required, so optional ones are made required or absent.
-    """
-    none: frozenset[str] = frozenset()
-    least = max(0, way.least - len(way.required))  # of keys that are not required
-    most = way.most
-    if most is not None and is_closed and len(way.required) + len(optional) <= most:
-        most = None
-    too_many = f"minProperties or maxProperties over {len(optional)} optional keys has too many cases"
-    if least == 0 and most is None:
-        yield none, none, 0, None
-    elif least >= 2 and not is_closed:
-        raise refused(
-            place,
-            f"minProperties {way.least}: where any keys are allowed, at most one beside the required ones can be asked "
-            "for (a key could come twice); list the keys, or set additionalProperties to false",
-        )
-    elif most is None:
-        if math.comb(len(optional), least) > MAX_VARIANTS:
-            raise refused(place, too_many)
-        for first in combinations(range(len(optional)), least):  # the first `least` of those that are present
-            present = frozenset(optional[i] for i in first)
-            yield present, frozenset(optional[i] for i in range(first[-1]) if i not in first), 0, None
-        if not is_closed:
-            yield none, frozenset(optional), len(way.required) + least, None
-    else:
-        if 2 ** len(optional) > MAX_VARIANTS and optional:
-            raise refused(place, too_many)
-        for size in range(len(optional) + 1):
-            for chosen in combinations(optional, size):
-                total = len(way.required) + size
-                if total > most or (is_closed and size < least):
-                    continue
-                free_least = way.least if total < way.least else 0
-                yield frozenset(chosen), frozenset(optional) - set(chosen), free_least, None if is_closed else most
-
-
 def _state_of_key(way: Way, matched: frozenset[str]) -> State:
     """What is asked of the value of a key that matches just these patterns, and that no name covers."""
     atoms: list[Atom] = []
@@ -604,73 +561,3 @@ def _state_of_key(way: Way, matched: frozenset[str]) -> State:
 
 def _fits(size: int, way: Way) -> bool:
     return way.least <= size and (way.most is None or size <= way.most)
-
-
-def _number_satisfies(value: float, way: Way) -> bool:
-    exact = Fraction(value) if isinstance(value, int) else Fraction(repr(value))
-    if way.low is not None and (exact < way.low[0] or (exact == way.low[0] and way.low[1])):
-        return False
-    if way.high is not None and (exact > way.high[0] or (exact == way.high[0] and way.high[1])):
-        return False
-    if way.is_whole is not None and (exact.denominator == 1) != way.is_whole:
-        return False
-    return all((exact / step).denominator == 1 for step in way.multiples)
-
-
-def _number_schemas(way: Way, place: str) -> list[dict[str, Json]]:
-    """Bounds, with the excluded numbers cut out of the range."""
-    if way.is_whole is False:
-        if way.low is not None or way.high is not None or way.multiples or way.excluded:
-            raise refused(place, "that a number is not whole cannot be enforced together with bounds")
-        return [{"type": "number", "not": {"type": "integer"}}]
-    numbers = sorted(
-        Fraction(value) if isinstance(value, int) else Fraction(repr(value))
-        for value in way.excluded
-        if isinstance(value, int | float)
-    )
-    if len(numbers) > MAX_EXCLUDED_NUMBERS:
-        raise refused(place, f"{len(numbers)} excluded numbers are too many: at most {MAX_EXCLUDED_NUMBERS}")
-    pieces = [way]
-    for number in numbers:
-        cuts = [Way("number", high=(number, True)), Way("number", low=(number, True))]
-        pieces = [found for piece in pieces for cut in cuts if (found := both(piece, cut)) is not None]
-    return [schema for piece in pieces if (schema := _range_schema(piece, place)) is not None]
-
-
-def _range_schema(way: Way, place: str) -> dict[str, Json] | None:
-    schema: dict[str, Json] = {"type": "integer" if way.is_whole else "number"}
-    low, high = way.low, way.high
-    if way.is_whole:
-        if low is not None:
-            bound = math.floor(low[0]) + 1 if low[1] else math.ceil(low[0])
-            low = (Fraction(bound), False)
-        if high is not None:
-            bound = math.ceil(high[0]) - 1 if high[1] else math.floor(high[0])
-            high = (Fraction(bound), False)
-        if low is not None and high is not None and low[0] > high[0]:
-            return None
-    if low is not None:
-        schema["exclusiveMinimum" if low[1] else "minimum"] = _as_number(low[0], 1, place)
-    if high is not None:
-        schema["exclusiveMaximum" if high[1] else "maximum"] = _as_number(high[0], -1, place)
-    if way.multiples:
-        step = way.multiples[0]
-        for other in way.multiples[1:]:  # the least common multiple of fractions
-            step = Fraction(math.lcm(step.numerator, other.numerator), math.gcd(step.denominator, other.denominator))
-        if not (way.is_whole and step == 1):
-            schema["multipleOf"] = _as_number(step, 0, place)
-    return schema
-
-
-def _as_number(value: Fraction, towards: int, place: str) -> Json:
-    """The bound as the engine reads it, a float64: where that is not exact, the next one inside the range."""
-    if value.denominator == 1 and abs(value) <= EXACT_WHOLE:
-        return int(value)
-    near = float(value)
-    if Fraction(repr(near)) == value and (value.denominator != 1 or Fraction(near) == value):
-        return int(value) if value.denominator == 1 else near
-    if towards == 0:
-        raise refused(place, f"multipleOf {value} cannot be enforced exactly")
-    while (Fraction(near) - value) * towards < 0:
-        near = math.nextafter(near, math.inf * towards)
-    return int(near) if near.is_integer() else near

@@ -1,0 +1,83 @@
+"""Numbers: whether a constant satisfies the facts, and the facts as ranges that the engine reads exactly."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Final
+
+from niwaki.runtime.constraints.schema.document import Json, refused
+from niwaki.runtime.constraints.schema.facts import Way, both
+
+MAX_EXCLUDED_NUMBERS: Final = 16
+EXACT_WHOLE: Final = 2**53  # the engine reads bounds as float64
+
+
+def number_satisfies(value: float, way: Way) -> bool:
+    exact = Fraction(value) if isinstance(value, int) else Fraction(repr(value))
+    if way.low is not None and (exact < way.low[0] or (exact == way.low[0] and way.low[1])):
+        return False
+    if way.high is not None and (exact > way.high[0] or (exact == way.high[0] and way.high[1])):
+        return False
+    if way.is_whole is not None and (exact.denominator == 1) != way.is_whole:
+        return False
+    return all((exact / step).denominator == 1 for step in way.multiples)
+
+
+def number_schemas(way: Way, place: str) -> list[dict[str, Json]]:
+    """Bounds, with the excluded numbers cut out of the range."""
+    if way.is_whole is False:
+        if way.low is not None or way.high is not None or way.multiples or way.excluded:
+            raise refused(place, "that a number is not whole cannot be enforced together with bounds")
+        return [{"type": "number", "not": {"type": "integer"}}]
+    numbers = sorted(
+        Fraction(value) if isinstance(value, int) else Fraction(repr(value))
+        for value in way.excluded
+        if isinstance(value, int | float)
+    )
+    if len(numbers) > MAX_EXCLUDED_NUMBERS:
+        raise refused(place, f"{len(numbers)} excluded numbers are too many: at most {MAX_EXCLUDED_NUMBERS}")
+    pieces = [way]
+    for number in numbers:
+        cuts = [Way("number", high=(number, True)), Way("number", low=(number, True))]
+        pieces = [found for piece in pieces for cut in cuts if (found := both(piece, cut)) is not None]
+    return [schema for piece in pieces if (schema := _range_schema(piece, place)) is not None]
+
+
+def _range_schema(way: Way, place: str) -> dict[str, Json] | None:
+    schema: dict[str, Json] = {"type": "integer" if way.is_whole else "number"}
+    low, high = way.low, way.high
+    if way.is_whole:
+        if low is not None:
+            bound = math.floor(low[0]) + 1 if low[1] else math.ceil(low[0])
+            low = (Fraction(bound), False)
+        if high is not None:
+            bound = math.ceil(high[0]) - 1 if high[1] else math.floor(high[0])
+            high = (Fraction(bound), False)
+        if low is not None and high is not None and low[0] > high[0]:
+            return None
+    if low is not None:
+        schema["exclusiveMinimum" if low[1] else "minimum"] = _as_number(low[0], 1, place)
+    if high is not None:
+        schema["exclusiveMaximum" if high[1] else "maximum"] = _as_number(high[0], -1, place)
+    if way.multiples:
+        step = way.multiples[0]
+        for other in way.multiples[1:]:  # the least common multiple of fractions
+            step = Fraction(math.lcm(step.numerator, other.numerator), math.gcd(step.denominator, other.denominator))
+        if not (way.is_whole and step == 1):
+            schema["multipleOf"] = _as_number(step, 0, place)
+    return schema
+
+
+def _as_number(value: Fraction, towards: int, place: str) -> Json:
+    """The bound as the engine reads it, a float64: where that is not exact, the next one inside the range."""
+    if value.denominator == 1 and abs(value) <= EXACT_WHOLE:
+        return int(value)
+    near = float(value)
+    if Fraction(repr(near)) == value and (value.denominator != 1 or Fraction(near) == value):
+        return int(value) if value.denominator == 1 else near
+    if towards == 0:
+        raise refused(place, f"multipleOf {value} cannot be enforced exactly")
+    while (Fraction(near) - value) * towards < 0:
+        near = math.nextafter(near, math.inf * towards)
+    return int(near) if near.is_integer() else near

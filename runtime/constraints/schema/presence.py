@@ -1,0 +1,54 @@
+"""minProperties and maxProperties by cases: which of the optional keys are present."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import Final
+
+from niwaki.runtime.constraints.schema.document import refused
+from niwaki.runtime.constraints.schema.facts import Way
+
+MAX_VARIANTS: Final = 256  # of one object by which keys are present
+
+
+def presences(
+    way: Way, optional: Sequence[str], is_closed: bool, place: str
+) -> Iterator[tuple[frozenset[str], frozenset[str], int, int | None]]:
+    """minProperties and maxProperties (validation 6.5.1, 6.5.2) by cases: (present, absent, least, most) of keys.
+
+    The engine counts keys only where all known ones are required, so optional ones are made required or absent.
+    """
+    none: frozenset[str] = frozenset()
+    least = max(0, way.least - len(way.required))  # of keys that are not required
+    most = way.most
+    if most is not None and is_closed and len(way.required) + len(optional) <= most:
+        most = None
+    too_many = f"minProperties or maxProperties over {len(optional)} optional keys has too many cases"
+    if least == 0 and most is None:
+        yield none, none, 0, None
+    elif least >= 2 and not is_closed:
+        raise refused(
+            place,
+            f"minProperties {way.least}: where any keys are allowed, at most one beside the required ones can be asked "
+            "for (a key could come twice); list the keys, or set additionalProperties to false",
+        )
+    elif most is None:
+        if math.comb(len(optional), least) > MAX_VARIANTS:
+            raise refused(place, too_many)
+        for first in combinations(range(len(optional)), least):  # the first `least` of those that are present
+            present = frozenset(optional[i] for i in first)
+            yield present, frozenset(optional[i] for i in range(first[-1]) if i not in first), 0, None
+        if not is_closed:
+            yield none, frozenset(optional), len(way.required) + least, None
+    else:
+        if 2 ** len(optional) > MAX_VARIANTS and optional:
+            raise refused(place, too_many)
+        for size in range(len(optional) + 1):
+            for chosen in combinations(optional, size):
+                total = len(way.required) + size
+                if total > most or (is_closed and size < least):
+                    continue
+                free_least = way.least if total < way.least else 0
+                yield frozenset(chosen), frozenset(optional) - set(chosen), free_least, None if is_closed else most
