@@ -128,19 +128,23 @@ class Boundaries:
             if rest is not None and rest == own[ends.index(skipped) + 1 :]:
                 end = self._found_end(text[skipped:], follow)
                 return TextEnd(skipped + end.settled, tuple(skipped + place for place in end.crossings))
-        settled = min((self._shared(own, text, probe) for probe in _characters(follow)), default=len(text))
+        settled = len(text)
+        for probe in _characters(follow):
+            settled = min(settled, self._shared(own, self._tokens(text + probe)))
         crossings = []
         for place in range(len(text) - 1, max(-1, len(text) - self._vocabulary.max_token_bytes), -1):
             probes = self._extensions(text[place:], follow)
             if not probes:
                 continue
-            sample = probes if len(probes) <= MAX_PROBES else probes[:: len(probes) // 64]
-            for probe in filter(_is_text, map(_completed, sample)):
-                settled = min(settled, self._shared(own, text, probe))
-                if place not in crossings and self._cuts_at(text, place, probe):
-                    crossings.append(place)
             if len(probes) > MAX_PROBES:  # too many to ask for each
+                probes = probes[:: len(probes) // 64]
                 settled = min(settled, next((end for end in reversed((0, *ends)) if end <= place), 0))
+            for probe in filter(_is_text, map(_completed, probes)):
+                tokens = self._tokens(text + probe)
+                settled = min(settled, self._shared(own, tokens))
+                if self._cuts_at(tokens, place, len(text)):
+                    crossings.append(place)
+                    break  # before that place the others are cut alike
         return TextEnd(settled, tuple(crossings))
 
     def _extensions(self, end: bytes, follow: bytes) -> list[bytes]:
@@ -153,9 +157,8 @@ class Boundaries:
         allowed = set(follow)
         return [text[len(end) :] for text in texts[first:last] if text[len(end)] in allowed]
 
-    def _shared(self, own: tuple[int, ...], text: bytes, probe: bytes) -> int:
-        """How many bytes of the text are written alike when `probe` follows."""
-        tokens = self._tokens(text + probe)
+    def _shared(self, own: tuple[int, ...], tokens: tuple[int, ...] | None) -> int:
+        """How many bytes both begin with, in the same tokens."""
         if tokens is None:
             return 0
         same = next(
@@ -163,10 +166,10 @@ class Boundaries:
         )
         return self._ends_of(own[:same])[-1] if same else 0
 
-    def _cuts_at(self, text: bytes, place: int, probe: bytes) -> bool:
-        """Whether, with `probe` behind the text, one token reaches from `place` behind the text."""
-        ends = (0, *self._ends_of(self._tokens(text + probe) or ()))
-        return place in ends and not any(place < end <= len(text) for end in ends)
+    def _cuts_at(self, tokens: tuple[int, ...] | None, place: int, end: int) -> bool:
+        """Whether one of the tokens reaches from `place` over `end`."""
+        cuts = (0, *self._ends_of(tokens or ()))
+        return place in cuts and not any(place < cut <= end for cut in cuts)
 
     def _tokens(self, text: bytes) -> tuple[int, ...] | None:
         """The tokens of a text; None where it is none, or they do not write it."""
