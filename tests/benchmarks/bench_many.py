@@ -20,7 +20,7 @@ from niwaki.lang.state import State
 from niwaki.runtime.engine import Engine
 
 MEBIBYTE = 2**20
-GEN = {"temperature": 0, "ignore_eos": True}
+OPTIONS = {"temperature": 0, "ignore_eos": True}
 
 
 @nw.function
@@ -78,11 +78,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     with Engine() as engine:
         rows = [(number,) for number in range(arguments.threaded)]
-        measured("threaded", engine, lambda: threaded.run_batch(rows, num_threads=len(rows), backend=engine, **GEN))
+        measured(
+            "threaded", engine, lambda: threaded.run_batch(rows, num_threads=len(rows), backend=engine, options=OPTIONS)
+        )
         many = [(number,) for number in range(arguments.asynchronous)]
 
         async def all_at_once() -> list[State | Exception]:
-            return await asynchronous.arun_batch(many, concurrency=len(many), backend=engine, **GEN)
+            return await asynchronous.arun_batch(many, concurrency=len(many), backend=engine, options=OPTIONS)
 
         measured("async", engine, lambda: asyncio.run(all_at_once()))
     return 0

@@ -82,7 +82,7 @@ def follow(s: State, plan: list[tuple[str, object]], decided: list[str]) -> None
                 follow_branch(branch, steps, set(known))
             for i, branch in enumerate(forks):
                 branch += f"{i} " + nw.gen("each")
-                branch += "again: " + branch["each"]
+                branch += "again: " + branch["each"]  # type: ignore[operator]  # a text
             forks.join()
             if "each" not in known:
                 s += ", ".join(s["each"])  # type: ignore[arg-type]  # a list of texts
@@ -126,7 +126,7 @@ def judge(s: State, question: str) -> str:
     views = s["view"]
     s += nw.user("The judges said:\n" + "\n".join(s["view"]) + f"\nFirst: {s['view'][0]}")  # type: ignore[arg-type,index]
     s += nw.assistant(nw.gen("verdict"))
-    s.user(s["verdict"])  # type: ignore[arg-type]  # a text
+    s.user(s["verdict"])  # type: ignore[call-overload]  # a text
     return f"{s['verdict']} of {len(views)}"  # type: ignore[arg-type]  # a list
 
 
