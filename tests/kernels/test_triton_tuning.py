@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,16 @@ def test_the_check_says_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_pa
     assert check.main(["--only", "SiLU", "--json", str(tmp_path / "out.json")]) == 0
     assert "SiLU gate" in capsys.readouterr().out
     assert json.loads((tmp_path / "out.json").read_text("utf-8"))["results"][0]["right"] is True
+
+
+def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    """In a process of its own: whether kernels are interpreted is settled when they are defined."""
+    out = tmp_path / "out.json"
+    options = ["--compile", "90", "--only", "SiLU", "--json", str(out)]
+    command = [sys.executable, "-m", "niwaki.kernels.check", *options]
+    told = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    assert told.returncode == 0, told.stderr
+    (line,) = json.loads(out.read_text("utf-8"))["results"]
+    assert line["kernel"] == "_gate_mul"
+    assert line["registers"] > 0
+    assert line["stack bytes"] == 0
