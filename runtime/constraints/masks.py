@@ -80,7 +80,8 @@ class MaskFiller:
         if not together:
             return
         if self._native is None:
-            self._native = LLExecutor(min(os.cpu_count() or 1, MAX_THREADS))
+            # One processor is the forward pass's: native threads that wait for it hold up the whole call.
+            self._native = LLExecutor(max(1, min((os.cpu_count() or 1) - 1, MAX_THREADS)))
         self._native.unsafe_compute_mask_ptr(
             [(matcher.native, place) for place, _, matcher in together],
             filled.ctypes.data, 4 * self._num_words, len(slow),
