@@ -160,9 +160,7 @@ def main() -> int:
     found = list(faults(given.draws, given.seed))
     for name, text, error in found[:20]:
         print(f"{name}: {text!r}: {error}")
-    print(
-        f"{given.draws} draws of {len(TYPES)} types, {len(found)} not taken by the type's own validator, or not complete"
-    )
+    print(f"{given.draws} draws of {len(TYPES)} types, {len(found)} not taken by their validators, or not complete")
     for name, count in Counter(name for name, _, _ in found).items():
         print(f"  {count:6} {name}")
     return 1 if found else 0
