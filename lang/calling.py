@@ -319,6 +319,8 @@ def _value(output: Output, node: Gen, backend: Backend) -> Value:
             assert node.type is not None
             return Value(node.type.parse(output.text))
         answer = node.ask.read(output.text, backend)
+        if not answer.is_whole:
+            raise GenerationError("it ends inside a call or inside the reasoning")
         if answer.calls:
             return Value(node.ask.calls(answer), answer.reasoning)
         if node.type is not None:

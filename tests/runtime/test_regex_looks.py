@@ -141,6 +141,10 @@ def test_a_conjunction_is_the_intersection() -> None:
     assert every
 
 
+def same(one: FSM, other: FSM) -> bool:
+    return bool(one.equivalent(other))  # type: ignore[no-untyped-call]  # its types are partial
+
+
 def fsm(pattern: Pattern) -> FSM:
     return worker._fsm(worker.automaton_of(request_of(pattern.expression)))
 
@@ -148,11 +152,11 @@ def fsm(pattern: Pattern) -> FSM:
 def test_laws_of_languages_hold_between_automata() -> None:
     one, other = "(?:ab|b)*", "b[ab]*"
     both = fsm(all_of([parse(one), parse(other)]))
-    assert both.equivalent(fsm(parse(f"(?=(?:{one})$){other}")))
-    assert both.equivalent(fsm(parse(one)) & fsm(parse(other)))
-    assert fsm(parse(f"(?!(?:{other})$)(?:{one})")).equivalent(fsm(parse(one)) - fsm(parse(other)))
+    assert same(both, fsm(parse(f"(?=(?:{one})$){other}")))
+    assert same(both, fsm(parse(one)) & fsm(parse(other)))
+    assert same(fsm(parse(f"(?!(?:{other})$)(?:{one})")), fsm(parse(one)) - fsm(parse(other)))
     assert fsm(parse("(?!a)[ab]+")).isdisjoint(fsm(parse("a[ab]*")))
-    assert fsm(all_of([parse("a+"), parse("b+")])).empty()
+    assert fsm(all_of([parse("a+"), parse("b+")])).empty()  # type: ignore[no-untyped-call]  # as above
 
 
 def accepts(compiler: ConstraintCompiler, constraint: Constraint, text: str) -> bool:

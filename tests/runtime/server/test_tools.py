@@ -131,16 +131,17 @@ def test_tool_choice_says_who_may_be_called(ai: openai.OpenAI) -> None:
 
 
 def test_tools_and_a_schema_are_one_grammar(ai: openai.OpenAI) -> None:
-    schema = {
+    schema: dict[str, object] = {
         "type": "object",
         "properties": {"label": {"enum": ["hello", "other"]}},
         "required": ["label"],
         "additionalProperties": False,
     }
-    for question, calls in ((SUM, True), ({"role": "user", "content": "Hello"}, False)):
+    hello: ChatCompletionMessageParam = {"role": "user", "content": "Hello"}
+    for question, calls in ((SUM, True), (hello, False)):
         answer = ai.chat.completions.create(
             model="",
-            messages=[question],  # type: ignore[list-item]  # both are messages
+            messages=[question],
             tools=TOOLS,
             temperature=0,
             max_tokens=64,
