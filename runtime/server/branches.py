@@ -35,6 +35,7 @@ from niwaki.runtime.api import (
     Score,
     Segment,
     TokenLogprob,
+    ToolCall,
 )
 from niwaki.runtime.server.access import key_of, service_of
 from niwaki.runtime.server.errors import ApiError, as_api_error, overloaded
@@ -165,9 +166,22 @@ class ScoreBody(Strict):
     continuations: Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 
 
+class CallBody(Strict):
+    name: Name
+    arguments: Text
+    id: Name = ""
+
+
 class MessageBody(Strict):
     role: Name
     content: Text
+    calls: Annotated[tuple[CallBody, ...], Field(max_length=MAX_PROMPTS)] = ()
+    call_id: Name = ""
+    name: Name = ""
+
+    def message(self) -> Message:
+        calls = tuple(ToolCall(call.name, call.arguments, call.id) for call in self.calls)
+        return Message(self.role, self.content, calls, self.call_id, self.name)
 
 
 class RenderBody(Strict):
@@ -282,7 +296,7 @@ def branches_router(branches: Branches) -> APIRouter:
         """The model's chat template over messages."""
         service = service_of(request)
         body = await read_body(request, RenderBody, service.config)
-        messages = [Message(message.role, message.content) for message in body.messages]
+        messages = [message.message() for message in body.messages]
         text = await _apart(service, lambda: backend.render(messages, add_generation_prompt=body.add_generation_prompt))
         return json_response({"text": text})
 
