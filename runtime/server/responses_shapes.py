@@ -175,8 +175,9 @@ class ResponseRequest(Strict):
         found: list[Json] = []
         for message in (message for item in self.input for message in item.messages()):
             calls, last = message.get("tool_calls"), found[-1] if found else {}
-            if isinstance(calls, list) and isinstance(last.get("tool_calls"), list):
-                found[-1] = last | {"tool_calls": [*last["tool_calls"], *calls]}  # type: ignore[misc]  # just tested
+            before = last.get("tool_calls")
+            if isinstance(calls, list) and isinstance(before, list):
+                found[-1] = last | {"tool_calls": [*before, *calls]}
             else:
                 found.append(message)
         return found

@@ -6,6 +6,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine.interfaces import DBAPIConnection
@@ -222,7 +223,7 @@ def _row(turn: Turn) -> dict[str, object]:
     }
 
 
-def _turn(row: sa.Row[tuple[object, ...]]) -> Turn:
+def _turn(row: sa.Row[*tuple[Any, ...]]) -> Turn:
     messages: list[Json] = json.loads(row.messages)
     return Turn(
         id=row.id,
@@ -236,7 +237,7 @@ def _turn(row: sa.Row[tuple[object, ...]]) -> Turn:
     )
 
 
-def _session(row: sa.Row[tuple[object, ...]]) -> Session:
+def _session(row: sa.Row[*tuple[Any, ...]]) -> Session:
     return Session(row.id, row.owner, row.head, json.loads(row.about), row.created, row.updated)
 
 

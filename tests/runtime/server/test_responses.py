@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import httpx2
 import openai
@@ -76,9 +77,9 @@ def test_the_events_of_a_stream_add_up_to_the_response(ai: openai.OpenAI) -> Non
 
 
 def test_a_response_goes_on_from_the_one_before(ai: openai.OpenAI) -> None:
-    asked = {"model": "toy", "temperature": 0, "max_output_tokens": 4}
-    first = ai.responses.create(input="one", instructions="the cat", **asked)  # type: ignore[call-overload]
-    second = ai.responses.create(input="two", previous_response_id=first.id, **asked)  # type: ignore[call-overload]
+    asked: dict[str, Any] = {"model": "toy", "temperature": 0, "max_output_tokens": 4}
+    first = ai.responses.create(input="one", instructions="the cat", **asked)
+    second = ai.responses.create(input="two", previous_response_id=first.id, **asked)
     whole = ai.chat.completions.create(
         model="toy",
         messages=[  # instructions belong to one response, as OpenAI has it
@@ -92,11 +93,11 @@ def test_a_response_goes_on_from_the_one_before(ai: openai.OpenAI) -> None:
     assert second.output_text == whole.choices[0].message.content
     assert second.previous_response_id == first.id
     items = ai.responses.input_items.list(second.id)
-    assert [item.content[0].text for item in items] == ["two"]  # type: ignore[union-attr]  # a message of text
+    assert [item.model_dump()["content"][0]["text"] for item in items] == ["two"]
     ai.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
         ai.responses.retrieve(first.id)
-    third = ai.responses.create(input="three", previous_response_id=second.id, **asked)  # type: ignore[call-overload]
+    third = ai.responses.create(input="three", previous_response_id=second.id, **asked)
     assert third.usage.input_tokens > second.usage.input_tokens, "what stands on a deleted one keeps it"
 
 
@@ -125,18 +126,19 @@ def test_calls_are_items_and_their_results_go_back_in(bundled: openai.OpenAI) ->
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
         "strict": True,
     }
-    asked = {"model": "niwaki-tiny", "tools": [tool], "temperature": 0, "max_output_tokens": 60}
-    first = bundled.responses.create(input="How is the weather in Oslo?", tool_choice="required", **asked)  # type: ignore[call-overload]
+    asked: dict[str, Any] = {"model": "niwaki-tiny", "tools": [tool], "temperature": 0, "max_output_tokens": 60}
+    first = bundled.responses.create(input="How is the weather in Oslo?", tool_choice="required", **asked)
     assert isinstance(first, Response)
     (call,) = first.output
     assert isinstance(call, ResponseFunctionToolCall)
     assert call.name == "get_weather"
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "4 degrees"}
-    second = bundled.responses.create(input=[output], previous_response_id=first.id, **asked)  # type: ignore[call-overload]
+    second = bundled.responses.create(input=[output], previous_response_id=first.id, **asked)
     assert second.output
     with bundled.responses.stream(input="How is the weather in Oslo?", tool_choice="required", **asked) as stream:
         arguments = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
         (streamed,) = stream.get_final_response().output
+    assert isinstance(streamed, ResponseFunctionToolCall)
     assert "".join(arguments) == streamed.arguments == call.arguments
 
 

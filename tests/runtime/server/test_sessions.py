@@ -69,7 +69,9 @@ def test_a_turn_sends_only_what_is_new_and_goes_on_from_the_tokens_that_were_sai
     expected = generated(ids)
     assert content(first) == expected["text"]
     more = [*control("<|end|><|user|>"), Segment("and the dog?"), *control("<|end|><|assistant|>")]
-    assert content(second) == generated([*ids, *expected["output_ids"], *engine.tokenizer.encode(more)])["text"]  # type: ignore[misc]
+    output_ids = expected["output_ids"]
+    assert isinstance(output_ids, list)
+    assert content(second) == generated([*ids, *output_ids, *engine.tokenizer.encode(more)])["text"]
     assert history(client, session) == [
         ("system", "the cat"),
         ("user", "sat on the mat?"),

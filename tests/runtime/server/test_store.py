@@ -31,9 +31,19 @@ def postgresql() -> Iterator[str]:
         if user is not None:
             os.chown(folder, user, user)
         data = Path(folder) / "data"
-        initdb = [POSTGRES / "initdb", "-D", data, "-U", "niwaki", "-A", "trust", "-N"]
+        initdb = [str(POSTGRES / "initdb"), "-D", str(data), "-U", "niwaki", "-A", "trust", "-N"]
         subprocess.run(initdb, check=True, user=user, group=user, extra_groups=[], cwd=folder, capture_output=True)
-        command = [POSTGRES / "postgres", "-D", data, "-k", folder, "-c", "listen_addresses=", "-c", "fsync=off"]
+        command = [
+            str(POSTGRES / "postgres"),
+            "-D",
+            str(data),
+            "-k",
+            folder,
+            "-c",
+            "listen_addresses=",
+            "-c",
+            "fsync=off",
+        ]
         with subprocess.Popen(
             command, user=user, group=user, extra_groups=[], cwd=folder, stderr=subprocess.PIPE, text=True
         ) as server:
