@@ -22,6 +22,7 @@ from niwaki.runtime.constraints.protocol import MAX_FORCED_BYTES, NOTHING_FORCED
 from niwaki.runtime.constraints.vocabulary import Vocabulary, concatenated
 
 FAR: Final = 1_000_000  # the distance where no ending was found
+MAX_SHORTEST: Final = 8000  # bytes of a shortest text: each of its suffixes is held in tokens
 SEARCH_NODES: Final = 1500  # of one search in the middle of a text
 DOUBTS: Final = 512  # tokens looked at one by one in one mask
 SEARCHES: Final = 8  # of these, for how many an ending of their own is searched
@@ -130,6 +131,8 @@ class GrammarConstraint:
         self.num_states = num_states
         self.num_bytes = 64 * 1024 + 20 * len(grammar)  # llguidance does not tell; measured: 0.1 to 1 MB for a schema
         self._lock = threading.Lock()  # a matcher may be touched by one thread at a time
+        if len(shortest) > MAX_SHORTEST:
+            raise ConstraintError(f"its shortest text has {len(shortest)} bytes, at most {MAX_SHORTEST}; ask for less")
         try:
             self._start = build(grammar, words.tokenizer, is_shallow=is_shallow)
         except ValueError as error:
