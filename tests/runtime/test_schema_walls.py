@@ -1,0 +1,100 @@
+"""Hostile schemas: each is compiled or refused within its limits, no mask is empty, and the next one compiles."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from niwaki.runtime.api import ConstraintError, JsonSchema
+from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
+
+BYTES = Vocabulary([*(bytes([byte]) for byte in range(256)), None], {256})
+SECONDS = 1.0
+PROCESSOR_SECONDS = 8.0  # of this process, on a machine with other things to do; alone none takes two
+
+
+def chain(length: int) -> dict[str, object]:
+    definitions = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(length)} | {f"d{length}": {"type": "null"}}
+    return {"$ref": "#/$defs/d0", "$defs": definitions}
+
+
+def nested(keyword: str, depth: int) -> object:
+    schema: object = {"type": "integer"}
+    for _ in range(depth):
+        schema = {keyword: schema}
+    return schema
+
+
+def tree(depth: int) -> object:
+    return {"const": depth} if depth == 0 else {"anyOf": [{"items": tree(depth - 1)}, {"contains": tree(depth - 1)}]}
+
+
+HOSTILE: dict[str, object] = {
+    "a chain of references": chain(600),
+    "a reference to itself": {"$ref": "#"},
+    "a circle": {"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}}},
+    "a value that holds itself": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+    "not nested": nested("not", 60),
+    "items nested": nested("items", 60),
+    "a large prime": {"type": "integer", "multipleOf": 999_983},
+    "many digits": {"type": "integer", "multipleOf": 0.123456789},
+    "far bounds": {"type": "integer", "minimum": -(10**200), "maximum": 10**200},
+    "600 optional keys": {"properties": {f"k{i}": {} for i in range(600)}},
+    "600 required keys": {"properties": {f"k{i}": {} for i in range(600)}, "required": [f"k{i}" for i in range(600)]},
+    "patterns of keys": {"patternProperties": {f"^k{i}x*$": {"const": i} for i in range(60)}},
+    "overlapping patterns of keys": {"patternProperties": {f"[a-z]{{{i}}}": {"minimum": i} for i in range(1, 20)}},
+    "pairs of anyOf": {"allOf": [{"anyOf": [{"minimum": i}, {"multipleOf": i + 1}]} for i in range(20)]},
+    "oneOf of ranges": {"oneOf": [{"minimum": i, "maximum": i + 2} for i in range(40)]},
+    "a tree of anyOf": tree(7),
+    "many constants": {"enum": [f"constant {i}" for i in range(5_000)]},
+    "not many constants": {"type": "string", "not": {"enum": [f"constant {i}" for i in range(300)]}},
+    "a long text": {"type": "string", "minLength": 20_000, "maxLength": 20_000},
+    "a longest text": {"type": "string", "maxLength": 10**6},
+    "a long array": {"type": "array", "minItems": 10**6},
+    "counted counts": {"type": "string", "pattern": "^(a{1,1000}){1,1000}$"},
+    "an exponential pattern": {"type": "string", "pattern": "^(a|b)*a(a|b){20}$"},
+    "its complement": {"type": "string", "not": {"pattern": "^(a|b)*a(a|b){20}$"}},
+    "patterns together": {"allOf": [{"type": "string", "pattern": f"^(?:[ab]*a[ab]{{{n}}})*$"} for n in (7, 11, 13)]},
+    "backtracking": {"type": "string", "pattern": "^(a+)+$", "enum": ["a" * 300 + "!", "a"]},
+    "much to contain": {"contains": {"minimum": 1}, "minContains": 1000, "maxContains": 2000},
+    "several to contain": {"allOf": [{"contains": {"const": i}, "maxContains": 9} for i in range(6)], "type": "array"},
+    "unique letters": {"type": "array", "uniqueItems": True, "items": {"enum": list("abcdefghijklmnopqrst")}},
+    "keys by number": {"properties": {f"k{i}": {} for i in range(24)}, "minProperties": 12, "maxProperties": 13},
+    "keys that depend": {"dependentRequired": {f"k{i}": [f"k{i + 1}"] for i in range(40)}},
+    "if in if": nested("if", 40),
+    "nothing at all": {"allOf": [{"type": "string"}, {"type": "integer"}]},
+    "a number as a name": {"properties": {"": {"enum": [None]}, "\u0000": {}, "\\": {}, '"': {}}, "minProperties": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[ConstraintCompiler]:
+    made = ConstraintCompiler(BYTES, seconds=SECONDS)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_schema_is_compiled_or_refused(name: str, compiler: ConstraintCompiler) -> None:
+    began = time.process_time()
+    try:
+        compiled = compiler.compile(JsonSchema(json.dumps(HOSTILE[name])))
+    except ConstraintError as error:
+        if not 20 < len(str(error)) < 600:
+            pytest.fail(f"the reason should be a sentence: {error}")
+    else:
+        row = np.zeros(BYTES.num_words, np.uint32)
+        matcher = compiled.matcher()
+        for remaining in range(12, 0, -1):
+            matcher.fill_mask_within(row, remaining)
+            allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+            assert len(allowed)
+            matcher.accept(int(allowed[len(allowed) // 2]))
+            if matcher.is_done:
+                break
+    assert time.process_time() - began < PROCESSOR_SECONDS
+    assert compiler.compile(JsonSchema('{"type": "null"}')).matcher().shortest_ending(9) is not None
