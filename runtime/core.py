@@ -430,8 +430,6 @@ class EngineCore:
         kept: list[int] = []
         for place, (request, _) in enumerate(drawing):
             mask = masks.get(request.id)
-            if request.healing is not None:
-                mask = request.healing.mask(request.matcher, request.remaining_new)
             if isinstance(mask, NiwakiError):  # a fault belongs to its request
                 self._fail_request(request, mask)
                 continue
@@ -463,6 +461,9 @@ class EngineCore:
 
     def _take(self, request: Request, sampled: Sampled) -> None:
         try:
+            if request.healing is not None:
+                settled = request.healing.settled(sampled.token_id, request.matcher, request.remaining_new)
+                sampled = sampled if settled == sampled.token_id else Sampled(settled)
             reason = request.take(sampled, self._end_ids) or self._force(request)
         except NiwakiError as error:
             self._fail_request(request, error)

@@ -15,44 +15,44 @@ from niwaki.runtime.constraints.vocabulary import Vocabulary
 class Healing:
     """The text of the tokens that were taken back, and how much of it is written again.
 
-    Allowed are the tokenizer's own ways to write it: the prompt's tokens, and where a token may reach over its end,
-    the tokens before that and all that reach over it, into what the constraint admits there.
+    Its own tokens are written again, unless the model, asked freely, writes one that begins with all that is left and
+    reaches over the end, into what the constraint admits there. (Drawn among these tokens alone, text that was cut at a
+    boundary went on otherwise too often: 26 of 48 cuts as from the uncut prompt, against 30 without healing.)
     """
 
     def __init__(self, unsettled: Unsettled, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._rest = unsettled.text
-        self._paths = unsettled.paths
-        self._written: tuple[int, ...] = ()
+        self._own = unsettled.paths[0]
+        self._crossings = {len(path) for path in unsettled.paths[1:] if path == self._own[: len(path)]}
+        self.num_written = 0  # tokens so far that lie within the text
 
     @property
     def is_done(self) -> bool:
         return not self._rest
 
-    @property
-    def num_written(self) -> int:
-        """Tokens so far that lie within the text."""
-        return len(self._written)
-
     def mask(self, matcher: Matcher | None, remaining: int) -> Words:
         """Which tokens may come next; `remaining` may still be generated behind the text."""
         row = np.zeros(self._vocabulary.num_words, np.uint32)
-        done = len(self._written)
-        for place, path in enumerate(self._paths):
-            if path[:done] != self._written:
-                continue
-            if len(path) > done:
-                row[path[done] >> 5] |= np.uint32(1 << (path[done] & 31))
-            elif place and remaining:  # the first path is the text itself: no token reaches over its end
-                self._allow_reaching_over(row, matcher, remaining)
+        own = self._own[self.num_written]
+        row[own >> 5] |= np.uint32(1 << (own & 31))
+        if remaining and self.num_written in self._crossings:
+            self._allow_reaching_over(row, matcher, remaining)
         return row
+
+    def settled(self, token_id: int, matcher: Matcher | None, remaining: int) -> int:
+        """The token to write where the model, asked freely, drew `token_id`: that, or the prompt's own."""
+        row = self.mask(matcher, remaining)
+        return (
+            token_id if row[token_id >> 5] >> np.uint32(token_id & 31) & np.uint32(1) else self._own[self.num_written]
+        )
 
     def accept(self, token_id: int) -> bytes:
         """Note a drawn token. Returns what it writes behind the text; nothing while it stays within."""
         piece = self._vocabulary.bytes_of(token_id) or b""
         over = piece[len(self._rest) :]
         if not over:
-            self._written += (token_id,)
+            self.num_written += 1
         self._rest = self._rest[len(piece) :]
         return over
 

@@ -17,7 +17,6 @@ from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.constraints.healing import Healing
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.tokenizer import Tokenizer
-from tests.benchmarks.bench_healing import agreement
 from tests.toy import make_model
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -144,9 +143,3 @@ def test_healing_is_off_where_it_is_not_asked_for(engine: Engine) -> None:
     assert len(result(told)["meta_info"]["input_token_logprobs"]) == len(ids)
     with pytest.raises(RequestError, match="heal must be True or False, got 'no'"):
         engine.generate("a", {"heal": "no"})
-
-
-def test_cut_text_goes_on_as_uncut_text_does_at_least_as_often_as_without_healing(bundled_engine: Engine) -> None:
-    found = agreement(bundled_engine, 48)
-    assert found.inside > 10
-    assert found.healed >= found.plain
