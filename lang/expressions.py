@@ -52,8 +52,8 @@ def gen(
 ) -> Gen | Select:
     """Generate text into the variable `name`. What is None comes from `run`, then from the model, then our defaults.
 
-    `stop` ends the text before the string, `stop_regex` with its first match. At most one of `dtype`, `regex` (of several
-    ones, the text matches all), `choices`, `json_schema` (a dict, its text or a type: the value is text) and
+    `stop` ends the text before the string, `stop_regex` with its first match. At most one of `dtype`, `regex` (of
+    several ones, the text matches all), `choices`, `json_schema` (a dict, its text or a type: the value is text) and
     `grammar` (Lark, or EBNF with `::=`). With `dtype` the variable's value is of that type; with `choices` this is
     `select`. With n > 1 the value is a list of n, and the text goes on with the first. A gen that is not done
     `timeout` seconds after it was sent ends its state, and the forks of it, with TimedOut.

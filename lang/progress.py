@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -82,5 +82,4 @@ async def with_async_progress_bar(
 def _bar(total: int | None) -> tqdm[None]:
     from tqdm import tqdm  # heavy, and most callers show no bar
 
-    bar: tqdm[None] = tqdm(total=total, unit="row", dynamic_ncols=True)
-    return bar
+    return cast("tqdm[None]", tqdm(total=total, unit="row", dynamic_ncols=True))

@@ -84,12 +84,12 @@ class Ask:
             UnsupportedByBackend: the model or the backend has no form for it.
         """
         assert not isinstance(answer, ToolCalls | Reasoned), "a gen has one Ask"
-        made: Regex | JsonSchema | Grammar | ToolCalls | None = answer  # type: ignore[assignment]  # no choices: those are a select
+        made: Regex | JsonSchema | Grammar | ToolCalls | None = answer  # type: ignore[assignment]  # no choices
         if self.offered:
             callable_tools = [one.tool for one in self.offered if self.choice in ("auto", "required", one.tool.name)]
             tools = tuple(replace(tool, description="") for tool in callable_tools)
             form = offering(backend).call_format()
-            made = ToolCalls(tools, form, self.choice != "auto", self.is_parallel, answer)  # type: ignore[arg-type]  # likewise
+            made = ToolCalls(tools, form, self.choice != "auto", self.is_parallel, answer)
         if not self.reasoning:
             assert made is not None, "an Ask asks for something"
             return made
@@ -236,7 +236,7 @@ def _loaded(call: ToolCall) -> Mapping[str, object]:
 def _adapter(function: Callable[..., object]) -> TypeAdapter[object]:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(function)
+    return TypeAdapter(function)  # type: ignore[arg-type]  # functions are taken, too
 
 
 def _arguments(values: dict[str, object]) -> object:

@@ -165,7 +165,8 @@ class Request:
 
     def text_tail(self) -> list[int]:
         """The last tokens, as many as what follows may be cut by."""
-        return self._buffer[max(0, self._length - TAIL_TOKENS) : self._length].tolist()
+        tail: list[int] = self._buffer[max(0, self._length - TAIL_TOKENS) : self._length].tolist()
+        return tail
 
     def append(self, token_id: int) -> None:
         if self._length == len(self._buffer):
