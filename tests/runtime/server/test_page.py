@@ -105,23 +105,6 @@ def test_an_answer_of_a_schema_is_drawn_while_it_grows(page: Browser) -> None:
 
 
 @needs_browser
-def test_a_stopped_answer_was_never_said(page: Browser) -> None:
-    page.run(  # an answer that does not end by itself
-        """
-        const send = window.fetch;
-        window.fetch = (path, asked) => send(path, !path.endsWith("/completions") ? asked :
-          { ...asked, body: JSON.stringify({ ...JSON.parse(asked.body), ignore_eos: true }) });
-        document.querySelector("[name=max_tokens]").value = 450;
-        """
-    )
-    page.type("#draft", "the cat" + ENTER)
-    page.wait("document.querySelector('.assistant .body')?.textContent")
-    page.click("#stop")
-    page.wait(f"{IDLE} && document.querySelectorAll('.turn').length === 0")
-    assert "not kept" in page.texts("#state")[0]
-
-
-@needs_browser
 def test_what_is_refused_is_told_on_the_page(page: Browser) -> None:
     page.run("document.querySelector('[name=max_tokens]').value = 9999")
     page.type("#draft", "the cat" + ENTER)
