@@ -159,7 +159,11 @@ class Ours:
             else:
                 self._filler.start([(matcher, 10_000) for matcher in matchers]).rows()
 
-        return _Texts(fill, lambda token_id: [matcher.accept(token_id) for matcher in matchers])
+        def accept(token_id: int) -> None:
+            for matcher in matchers:
+                matcher.accept(token_id)
+
+        return _Texts(fill, accept)
 
     def close(self) -> None:
         self._compiler.close()

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from niwaki.runtime import bundled
-from niwaki.runtime.api import Delta, SamplingParams
+from niwaki.runtime.api import Delta, SamplingOptions, SamplingParams
 from niwaki.runtime.server import frames
 from niwaki.runtime.server.engine_client import EngineClient
 from niwaki.runtime.server.feed import Feed, Piece
@@ -34,7 +34,7 @@ AIM_MICROSECONDS = 150.0
 PAIRS = 5
 TOKENIZER = Tokenizer(bundled.MODEL_DIR)
 PROMPT = np.arange(8, dtype=np.int32)
-LOADED = frames.Loaded("bench", 4096, 65536, 2048, 256, frames.plain(frames.api.SamplingOptions()), {})
+LOADED = frames.Loaded("bench", 4096, 65536, 2048, 256, frames.plain(SamplingOptions()), {})
 
 
 def send(connection: socket.socket, frame: bytes) -> None:

@@ -147,7 +147,7 @@ def dense_plan(plan: AttentionPlan, spans: list[Span]) -> AttentionPlan:
         PrefillRow(index * span.count, span.count, span.start, torch.tensor(list(span.page_ids)))
         for index, span in enumerate(spans)
     )
-    return replace(plan, decode=DecodeQueries(none, none, none), prefill=rows)
+    return replace(plan, decode=DecodeQueries(none, none, none, none), prefill=rows)
 
 
 def step(config: ModelConfig, dtype: str, batch: int) -> float:

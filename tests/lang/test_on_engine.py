@@ -6,7 +6,7 @@ import gc
 import re
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pydantic
 import pytest
@@ -167,7 +167,8 @@ def test_log_probabilities_of_the_text_before_are_told_where_asked_for(engine: E
         s += "The cat sat on the" + nw.gen("x", max_tokens=2, return_logprob=True, logprob_start_len=start)
 
     ids = engine.tokenizer.encode([Segment("The cat sat on the")], at_start=True)
-    whole, last = (told.run(start).get_meta_info("x")["input_token_logprobs"] for start in (0, len(ids) - 1))
+    metas = [dict[str, Any](told.run(start).get_meta_info("x")) for start in (0, len(ids) - 1)]
+    whole, last = (meta["input_token_logprobs"] for meta in metas)
     assert [entry[1] for entry in whole] == ids
     assert [entry[1] for entry in last] == ids[-1:]
     assert last[0][0] == pytest.approx(whole[-1][0], abs=0.3)  # bfloat16, by way of other shapes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -41,14 +42,16 @@ def order_of_leaving(cache: Cache, numbers: list[int]) -> list[int]:
 def test_each_policy_evicts_in_the_order_that_its_name_says(seed: int) -> None:
     rng = random.Random(seed)
     uses = [(rng.randrange(8), rng.randint(-2, 2)) for _ in range(60)]
-    last, hits, highest = {}, dict.fromkeys(range(8), 0), {}
+    last: dict[int, int] = {}
+    highest: dict[int, int] = {}
+    hits = dict.fromkeys(range(8), 0)
     for time, (number, priority) in enumerate(uses):
         hits[number] += number in last  # the first use is no hit: it writes
         last[number] = time
         highest[number] = max(priority, highest.get(number, priority))
     numbers = sorted(last)
-    keys = {
-        "lru": lambda number: last[number],
+    keys: dict[str, Callable[[int], tuple[int, ...]]] = {
+        "lru": lambda number: (last[number],),
         "lfu": lambda number: (hits[number], last[number]),
         "priority": lambda number: (highest[number], last[number]),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -303,7 +304,7 @@ def test_a_higher_priority_goes_before_those_that_waited_longer(folder: Path) ->
             params = SamplingOptions(priority=priority).over(base).resolve()
             branch = backend.open()
             generation = backend.generate(branch, [Segment(f"the cat {name}")], params)
-            generation.add_done_callback(lambda name=name: finished.append(name))
+            generation.add_done_callback(partial(finished.append, name))
             asked.append((branch, generation))
         for branch, generation in asked:
             generation.result(timeout=60)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import numpy as np
@@ -112,7 +113,7 @@ def test_programs_run_on_it(process: EngineProcess) -> None:
         forks += nw.gen("word", choices=["cat", "dog"])
         forks.join()
 
-    words = two.run(backend=process.backend)["word"]
+    words: Any = two.run(backend=process.backend)["word"]
     assert set(words) <= {"cat", "dog"}
     assert len(words) == 2
 

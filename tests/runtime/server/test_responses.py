@@ -132,7 +132,7 @@ def test_calls_are_items_and_their_results_go_back_in(bundled: openai.OpenAI) ->
     (call,) = first.output
     assert isinstance(call, ResponseFunctionToolCall)
     assert call.name == "get_weather"
-    output = {"type": "function_call_output", "call_id": call.call_id, "output": "4 degrees"}
+    output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "4 degrees"}
     second = bundled.responses.create(input=[output], previous_response_id=first.id, **asked)
     assert second.output
     with bundled.responses.stream(input="How is the weather in Oslo?", tool_choice="required", **asked) as stream:

@@ -76,7 +76,10 @@ def begun(store: Store, head: str | None = None) -> Session:
 
 
 def following(session: Session, number: int, key: str | None = None) -> Turn:
-    messages = ({"role": "user", "content": f"\0 {number} é 東"}, {"role": "assistant", "content": None})
+    messages: tuple[dict[str, object], ...] = (
+        {"role": "user", "content": f"\0 {number} é 東"},
+        {"role": "assistant", "content": None},
+    )
     return Turn(new_id("turn"), "me", session.head, number, messages, {"usage": {"n": number}}, key)
 
 
