@@ -176,7 +176,14 @@ class ConstraintCompiler:
                     ask(WALK + source.text)
             with self._lock:
                 self._words = self._words or GrammarVocabulary(self.vocabulary)
-            return GrammarConstraint(source.text, self._words, shortest, source.commitments, source.num_states)
+            return GrammarConstraint(
+                source.text,
+                self._words,
+                shortest,
+                source.commitments,
+                source.num_states,
+                is_shallow=source.is_small,
+            )
         except RecursionError:
             raise ConstraintError(f"{_named(constraint)} is nested too deeply; nest it less") from None
         except ConfigError as error:
