@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ def engines() -> Iterator[tuple[Engine, Engine]]:
         yield cached, plain
 
 
-def test_a_comparison_alternates_and_takes_the_median_of_the_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_alternates_and_takes_the_median_of_the_pairs() -> None:
     clock = 0.0
     order: list[str] = []
     durations = {"a": iter([9, 1, 1, 1, 1, 1]), "b": iter([9, 2, 3, 4, 5, 60])}  # the first is the warm-up
@@ -30,8 +29,8 @@ def test_a_comparison_alternates_and_takes_the_median_of_the_pairs(monkeypatch: 
         order.append(name)
         clock += next(durations[name])
 
-    monkeypatch.setattr(time, "perf_counter", lambda: clock)
-    result = compare("W0", "shape", ("A", lambda: run("a")), ("B", lambda: run("b")), aim="none", pairs=5)
+    sides = ("A", lambda: run("a")), ("B", lambda: run("b"))
+    result = compare("W0", "shape", *sides, aim="none", pairs=5, clock=lambda: clock)
     assert "".join(order) == "ab" + "ab" + "ba" + "ab" + "ba" + "ab"
     assert (result.ratio, result.low, result.high) == (4, 2, 60)
     assert (result.seconds_a, result.seconds_b) == (1, 4)
