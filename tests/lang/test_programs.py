@@ -77,7 +77,8 @@ def test_options_of_gen_stand_over_those_of_run_over_those_of_the_model_over_the
         s += nw.gen("x", temperature=0.7)
 
     f.run(backend=backend, temperature=0.5, top_p=0.6).sync()
-    assert params_of(backend.calls[0]) == replace(SamplingParams(), temperature=0.7, top_p=0.6, top_k=3, min_p=0.4)
+    expected = replace(SamplingParams(), temperature=0.7, top_p=0.6, top_k=3, min_p=0.4, heal=True)
+    assert params_of(backend.calls[0]) == expected
 
 
 def test_max_tokens_is_another_spelling_of_max_new_tokens(backend: nw.ScriptedBackend) -> None:

@@ -254,7 +254,7 @@ def test_bad_tools_are_refused_with_the_tool_and_the_place(
 def test_an_answer_is_read_alike_however_it_is_cut(form: CallFormat) -> None:
     text = ("Let me <see>. " if form.mark else "") + written(form, 'add {"a":{"x":["}\\"",2]},"b":"<|/call|>"}')
     if form.mark:
-        text = "Hm<thi</think>" + text
+        text = "<think>Hm<thi</think>" + text
     think = ("<think>", "</think>") if form.mark else None
     whole = read_answer(text, form, think)
     assert whole.is_whole

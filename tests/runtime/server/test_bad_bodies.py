@@ -37,7 +37,7 @@ def refused(answer: httpx2.Response, status: int = 400) -> dict[str, object]:
         ("seed", 2**63), ("stop", ""), ("stop", ["a"] * 33), ("stop", [""]), ("stop", 5),
         ("stream", "yes"), ("stream_options", {"else": 1}), ("messages", []), ("messages", "hi"),
         ("regex", ""), ("choices", []), ("user", "u" * 257), ("cache_salt", 1),
-        ("tools", [{"type": "function", "function": {"name": "f"}}]), ("tool_choice", "auto"),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]), ("tool_choice", "required"),
         ("functions", [{"name": "f"}]), ("reasoning_effort", "low"), ("audio", {"voice": "x"}),
         ("response_format", {"type": "xml"}), ("response_format", {"type": "json_schema"}),
         ("response_format", {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}),
@@ -55,12 +55,12 @@ JSON = {"content-type": "application/json"}
 @pytest.mark.parametrize(
     ("messages", "param"),
     [
-        ([{"role": "tool", "content": "x"}], "messages[0].role"),
-        ([{"role": "user"}], "messages[0].content"),
-        ([{"role": "user", "content": None}], "messages[0].content"),
+        ([{"role": "tool", "content": "x"}], "messages[0]"),
+        ([{"role": "user"}], "messages[0]"),
+        ([{"role": "user", "content": None}], "messages[0]"),
         ([*USER, {"role": "user", "content": 5}], "messages[1].content"),
-        ([{"role": "user", "content": "x", "name": "me"}], "messages[0].name"),
-        ([{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls"),
+        ([{"role": "user", "content": "x", "name": "me"}], "messages[0]"),
+        ([{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls[0].id"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]}],
             "messages[0].content[0].type",
@@ -149,8 +149,8 @@ def test_what_is_no_plain_json_is_another_media_type(client: httpx2.Client) -> N
 
 
 def test_unknown_pages_methods_and_models_are_told_in_the_same_form(client: httpx2.Client) -> None:
-    refused(client.get("/v1/responses"), 404)
-    refused(client.get("/docs"), 404)
+    refused(client.get("/v1/no-such-page"), 404)
+    refused(client.get("/v1/responses"), 405)
     refused(client.get(CHAT), 405)
     assert refused(client.post(CHAT, json={"messages": USER, "model": "gpt-4"}), 404)["code"] == "model_not_found"
 

@@ -24,6 +24,7 @@ NOBODY = 65534  # PostgreSQL refuses to run as root
 @pytest.fixture(scope="module")
 def postgresql() -> Iterator[str]:
     """The URL of a server of our own, on a Unix socket."""
+    pytest.importorskip("psycopg")  # niwaki[sessions]
     if not (POSTGRES / "initdb").exists():
         pytest.skip("no PostgreSQL here")
     user = NOBODY if os.geteuid() == 0 else None
