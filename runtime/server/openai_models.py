@@ -188,13 +188,17 @@ class ChatMessage(Strict):
     @model_validator(mode="after")
     def _is_of_its_role(self) -> ChatMessage:
         if self.tool_calls is not None and self.role != "assistant":
-            raise PydanticCustomError("role", "only an assistant's message has tool_calls")
+            raise PydanticCustomError("role", "only an assistant's message has tool_calls", {"field": "tool_calls"})
         if (self.tool_call_id is None) == (self.role == "tool"):
-            raise PydanticCustomError("role", "a tool's message, and no other, has a tool_call_id")
+            raise PydanticCustomError(
+                "role", "a tool's message, and no other, has a tool_call_id", {"field": "tool_call_id"}
+            )
         if self.name is not None and self.role != "tool":
-            raise PydanticCustomError("role", "this server does not tell names to the model; leave name out")
+            raise PydanticCustomError(
+                "role", "this server does not tell names to the model; leave name out", {"field": "name"}
+            )
         if self.content is None and self.tool_calls is None:
-            raise PydanticCustomError("missing", "a message needs content")
+            raise PydanticCustomError("missing", "a message needs content", {"field": "content"})
         return self
 
     def message(self) -> Message:

@@ -143,8 +143,9 @@ def to_json(content: Mapping[str, object] | Sequence[object]) -> bytes:
 
 def as_refusal(error: ValidationError) -> ApiError:
     """The first thing that is wrong with a body, and where."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    param = _param(first["loc"])
+    first = error.errors(include_url=False, include_input=False)[0]
+    inside = first.get("ctx", {}).get("field")  # told by a check of several fields
+    param = _param(first["loc"] if inside is None else (*first["loc"], inside))
     match first["type"]:
         case "extra_forbidden":
             message = f"unknown field {param!r}"
