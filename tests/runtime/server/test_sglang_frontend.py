@@ -25,7 +25,8 @@ PARTS = ("sglang/lang/", "sglang/utils.py", "sglang/srt/environ.py")
 @pytest.fixture(scope="module")
 def frontend(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sglang")
-    named = os.environ.get("NIWAKI_SGLANG_WHEEL")
+    fetched = next(Path("build/wheels").glob("sglang-*.whl"), None)  # by the test of its programs
+    named = os.environ.get("NIWAKI_SGLANG_WHEEL") or fetched
     if named is None:
         if os.environ.get("NIWAKI_DOWNLOADS") != "1":
             pytest.skip("NIWAKI_DOWNLOADS=1 lets this test fetch SGLang's wheel")
