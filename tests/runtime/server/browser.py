@@ -40,7 +40,12 @@ class Browser:
         return self.ask("execute/sync", script=script, args=list(values))
 
     def click(self, selector: str) -> None:
-        self.ask(f"element/{self._find(selector)}/click")
+        """A page that draws a list anew between the look and the click is looked at once more."""
+        for _ in range(20):
+            answer = self._session.post(f"element/{self._find(selector)}/click", json={})
+            if "stale element" not in answer.text:
+                break
+        assert answer.status_code == 200, answer.text
 
     def type(self, selector: str, text: str) -> None:
         self.ask(f"element/{self._find(selector)}/value", text=text)
