@@ -16,32 +16,69 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def empty_fold(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
-    """acc, highest and total of no keys."""
-    return (
-        tl.zeros((BLOCK_M, BLOCK_D), tl.float32),
-        tl.full((BLOCK_M,), -float("inf"), tl.float32),
-        tl.zeros((BLOCK_M,), tl.float32),
-    )
-
-
-@triton.jit
-def fold_keys(
-    acc,
-    highest,
-    total,
+def attend_keys(
     q,  # [BLOCK_M, BLOCK_D], in the type of the products
     query_at,  # [BLOCK_M] positions; below 0: no query, which sees no key
-    k_ptr,  # of this kv head
+    k_ptr,  # of this kv head, as are the three after it
     v_ptr,
+    k_scale_ptr,  # read only where IS_FP8
+    v_scale_ptr,
     pages_ptr,  # the row's page table
-    begin,  # a multiple of BLOCK_N
+    begin,  # a multiple of BLOCK_N, as is the next
+    whole,  # every query sees every key before it
     end,
     first_key,  # keys before it belong to someone else
     scale,
     window,
     soft_cap,
     token_stride,  # elements between two slots of the pool
+    PAGE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    IS_FP8: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """out [BLOCK_M, BLOCK_D] and lse [BLOCK_M] to base 2; 0 and -inf where a query saw no key."""
+    if IS_FP8:
+        scale = scale * tl.load(k_scale_ptr)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    highest = tl.full((BLOCK_M,), -float("inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    acc, highest, total = _fold_keys(
+        acc, highest, total, q, query_at, k_ptr, v_ptr, pages_ptr, begin, whole, first_key,
+        scale, window, soft_cap, token_stride, PAGE, HEAD_DIM, BLOCK_D, BLOCK_N, False, HAS_CAP, PRECISION,
+    )  # fmt: skip
+    acc, highest, total = _fold_keys(
+        acc, highest, total, q, query_at, k_ptr, v_ptr, pages_ptr, whole, end, first_key,
+        scale, window, soft_cap, token_stride, PAGE, HEAD_DIM, BLOCK_D, BLOCK_N, True, HAS_CAP, PRECISION,
+    )  # fmt: skip
+    some = total > 0.0
+    out = acc / tl.where(some, total, 1.0)[:, None]
+    if IS_FP8:
+        out = out * tl.load(v_scale_ptr)
+    return out, tl.where(some, highest + tl.log2(tl.where(some, total, 1.0)), -float("inf"))
+
+
+@triton.jit
+def _fold_keys(
+    acc,
+    highest,
+    total,
+    q,
+    query_at,
+    k_ptr,
+    v_ptr,
+    pages_ptr,
+    begin,
+    end,
+    first_key,
+    scale,
+    window,
+    soft_cap,
+    token_stride,
     PAGE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -74,11 +111,3 @@ def fold_keys(
         acc = acc * shrink[:, None] + mixed
         highest = higher
     return acc, highest, total
-
-
-@triton.jit
-def closed_fold(acc, highest, total):
-    """out [BLOCK_M, BLOCK_D] and lse [BLOCK_M] to base 2; 0 and -inf where there was no key."""
-    some = total > 0.0
-    out = acc / tl.where(some, total, 1.0)[:, None]
-    return out, tl.where(some, highest + tl.log2(tl.where(some, total, 1.0)), -float("inf"))

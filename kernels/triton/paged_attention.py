@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from niwaki.kernels.rule import NO_CAP, NO_WINDOW, PLAIN, AttentionRule
-from niwaki.kernels.triton.fold import closed_fold, empty_fold, fold_keys
+from niwaki.kernels.triton.fold import attend_keys
 from niwaki.kernels.triton.launch import (
     CACHED,
     FLOATS,
@@ -233,23 +233,11 @@ def _paged_attention(
             whole = begin
         else:  # all keys up to the first query's are seen by all of the tile
             whole = tl.maximum(tl.minimum((first_at + 1) // BLOCK_N * BLOCK_N, end // BLOCK_N * BLOCK_N), begin)
-        if IS_FP8:
-            scale = scale * tl.load(k_scale_ptr + kv_head)
-        acc, highest, total = empty_fold(BLOCK_M, BLOCK_D)
-        k_head_ptr = k_ptr + kv_head * HEAD_DIM
-        v_head_ptr = v_ptr + kv_head * HEAD_DIM
-        pages_ptr = table_ptr + row * table_stride
-        acc, highest, total = fold_keys(
-            acc, highest, total, q, query_at, k_head_ptr, v_head_ptr, pages_ptr, begin, whole, first_key,
-            scale, window, soft_cap, token_stride, PAGE, HEAD_DIM, BLOCK_D, BLOCK_N, False, HAS_CAP, PRECISION,
+        out, lse = attend_keys(
+            q, query_at, k_ptr + kv_head * HEAD_DIM, v_ptr + kv_head * HEAD_DIM, k_scale_ptr + kv_head,
+            v_scale_ptr + kv_head, table_ptr + row * table_stride, begin, whole, end, first_key, scale, window,
+            soft_cap, token_stride, PAGE, HEAD_DIM, BLOCK_M, BLOCK_D, BLOCK_N, HAS_CAP, IS_FP8, PRECISION,
         )  # fmt: skip
-        acc, highest, total = fold_keys(
-            acc, highest, total, q, query_at, k_head_ptr, v_head_ptr, pages_ptr, whole, end, first_key,
-            scale, window, soft_cap, token_stride, PAGE, HEAD_DIM, BLOCK_D, BLOCK_N, True, HAS_CAP, PRECISION,
-        )  # fmt: skip
-        out, lse = closed_fold(acc, highest, total)
-        if IS_FP8:
-            out = out * tl.load(v_scale_ptr + kv_head)
         if SPLIT > 0:
             part = (first + row_token).to(tl.int64) * num_splits + tl.program_id(2)
             tl.store(lse_ptr + part * (out_stride_t // HEAD_DIM) + head, lse, mask=is_query)
