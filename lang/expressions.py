@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
-from niwaki.lang.choices import ChoicesMethod, method_of, token_length_normalized
 from niwaki.lang.nodes import Chain, Content, Gen, RoleBegin, RoleEnd, Select, Text, as_nodes
 from niwaki.lang.tools import ToolLike, ask_of, offers_of, with_reasoning
 from niwaki.lang.types import ValueType, grammar_type, regex_type, schema_type, value_type
 from niwaki.runtime.api import ProgramError, SamplingOptions, UnsupportedByBackend
+from niwaki.runtime.choices import ChoicesMethod, method_of, token_length_normalized
 
 
 def gen(
@@ -147,12 +147,14 @@ def select(
     temperature: float = 0.0,
     choices_method: ChoicesMethod | str = token_length_normalized,
     timeout: float | None = None,
+    heal: bool | None = None,
 ) -> Select:
     """Append the choice that the model finds likeliest, by `choices_method`, and set the variable `name` to it.
 
     A method is one of ours or its name (token_length_normalized, greedy_token_selection,
-    unconditional_likelihood_normalized, exact), or an object of yours (`niwaki.lang.choices.ChoicesMethod`).
-    `timeout` is as in `gen`.
+    unconditional_likelihood_normalized, exact), or an object of yours (`niwaki.runtime.choices.ChoicesMethod`).
+    `timeout` is as in `gen`. Where the text before merges with a choice, its last tokens are scored as the tokenizer
+    writes them with each choice; `heal=False` keeps them.
 
     Raises:
         ProgramError: no choices, an empty or repeated one, an unknown method, or a temperature above 0 (scores are
@@ -170,7 +172,9 @@ def select(
         raise ProgramError(f"choice {repeated!r} is given twice")
     if temperature > 1e-5:
         raise ProgramError(f"select compares scores and does not sample: temperature must be 0, got {temperature}")
-    return Select(name, tuple(choices), method_of(choices_method), timeout)
+    if heal is not None and not isinstance(heal, bool):
+        raise ProgramError(f"heal must be True or False, got {heal!r}")
+    return Select(name, tuple(choices), method_of(choices_method), timeout, heal)
 
 
 def image(source: object) -> NoReturn:
@@ -275,10 +279,11 @@ def _select_of_gen(
     options: SamplingOptions,
     timeout: float | None,
 ) -> Select:
-    said = [f for f in SamplingOptions.__slots__ if getattr(options, f) is not None and f != "temperature"]
+    taken = ("temperature", "heal")
+    said = [f for f in SamplingOptions.__slots__ if getattr(options, f) is not None and f not in taken]
     if said:
         raise ProgramError(f"a gen with choices is a select, which takes no {', '.join(said)}; leave it out")
-    return select(name, choices, options.temperature or 0.0, method or token_length_normalized, timeout)
+    return select(name, choices, options.temperature or 0.0, method or token_length_normalized, timeout, options.heal)
 
 
 def _check_name(name: object) -> None:

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from niwaki.lang.choices import Decision, choice_logprobs, mean_logprob
 from niwaki.runtime.api import FinishReason, GenerationError, Output, Score, TokenLogprob
+from niwaki.runtime.choices import Decision, choice_logprobs, mean_logprob
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from niwaki.lang.choices import ChoicesMethod
 from niwaki.lang.types import ValueType
 from niwaki.runtime.api import ProgramError, SamplingOptions, Tool
+from niwaki.runtime.choices import ChoicesMethod
 
 if TYPE_CHECKING:
     from niwaki.lang.tools import Ask
@@ -59,6 +59,7 @@ class Select(Expression):
     choices: tuple[str, ...]
     method: ChoicesMethod
     timeout: float | None = None  # seconds from when it is sent
+    heal: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ _HOMES = {
         "user_begin",
         "user_end",
     ),
-    "niwaki.lang.choices": (
+    "niwaki.runtime.choices": (
         "greedy_token_selection",
         "token_length_normalized",
         "unconditional_likelihood_normalized",
@@ -60,11 +60,6 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 if TYPE_CHECKING:
     from niwaki.lang.backends import flush_cache, get_server_info, set_default_backend
-    from niwaki.lang.choices import (
-        greedy_token_selection,
-        token_length_normalized,
-        unconditional_likelihood_normalized,
-    )
     from niwaki.lang.expressions import (
         assistant,
         assistant_begin,
@@ -103,6 +98,11 @@ if TYPE_CHECKING:
         TimedOut,
         UnknownVariable,
         UnsupportedByBackend,
+    )
+    from niwaki.runtime.choices import (
+        greedy_token_selection,
+        token_length_normalized,
+        unconditional_likelihood_normalized,
     )
     from niwaki.runtime.engine import Engine
 

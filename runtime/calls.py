@@ -1,6 +1,6 @@
 """Calls in a model's text: the formats that models are trained to write, and the reader that takes an answer apart.
 
-Beside `api.py` the only part of the runtime that the language sees: plain data and the standard library, no model work.
+Like `choices.py`, and beside `api.py`, a part of the runtime that the language sees: plain data, no model work.
 """
 
 from __future__ import annotations

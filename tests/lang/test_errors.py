@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 
 import niwaki as nw
-from niwaki.lang.choices import ChoicesMethod
 from niwaki.lang.state import State
+from niwaki.runtime.choices import ChoicesMethod
 
 BROKEN = "the kernel is on fire"
 

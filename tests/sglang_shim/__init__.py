@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 
 import niwaki
-from niwaki.lang import choices, patterns
+from niwaki.lang import patterns
 from niwaki.lang.backends import Host
+from niwaki.runtime import choices
 
 
 @contextmanager

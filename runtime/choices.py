@@ -1,4 +1,8 @@
-"""How `select` picks: each method is a pure function from the scores of the choices to a decision."""
+"""How `select` picks: each method is a pure function from the scores of the choices to a decision.
+
+The language sees it as it sees `api.py`: plain data and the standard library. A server that runs whole programs decides
+by the same functions.
+"""
 
 from __future__ import annotations
 
