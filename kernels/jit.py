@@ -19,21 +19,24 @@ REDUCTION = FASTMATH | {"reassoc"}
 
 # Numba's own pool instead of its OpenMP layer, unless the user chose one: torch brings a second OpenMP runtime, and the
 # two spin against each other. Measured on 2 cores beside one busy process, an empty parallel loop of 2 threads: 8 ms
-# on OpenMP, 0.05 ms on the pool. The pool ends the process when two threads enter it at once; kernels therefore
-# keep the interpreter lock (no `nogil`), which serializes them across all engines of a process.
+# on OpenMP, 0.05 ms on the pool. The pool ends the process when two threads enter it at once; parallel kernels
+# therefore keep the interpreter lock (no `nogil`), which serializes them across all engines of a process.
 SETTINGS = vars(numba_config)
 if SETTINGS["THREADING_LAYER"] == "default":
     SETTINGS["THREADING_LAYER"] = "workqueue"
 
 
-def jit(*, parallel: bool = False, fastmath: frozenset[str] = FASTMATH) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Compile for the CPU on first call, kept on disk where a directory for it can be written."""
+def jit(
+    *, parallel: bool = False, nogil: bool = False, fastmath: frozenset[str] = FASTMATH
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Compile for the CPU on first call, kept on disk where a directory for it can be written. `nogil` is for kernels
+    of one thread, which never enter the pool."""
 
     def compile_lazily(function: Callable[P, R]) -> Callable[P, R]:
         try:
-            return numba.njit(cache=True, parallel=parallel, fastmath=set(fastmath))(function)
+            return numba.njit(cache=True, parallel=parallel, nogil=nogil, fastmath=set(fastmath))(function)
         except RuntimeError:  # "no locator available": neither the package folder nor the user's cache is writable
-            return numba.njit(parallel=parallel, fastmath=set(fastmath))(function)
+            return numba.njit(parallel=parallel, nogil=nogil, fastmath=set(fastmath))(function)
 
     return compile_lazily
 

@@ -11,8 +11,9 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from niwaki.kernels.sample import uniform
 from niwaki.runtime.api import GenerationError, SamplingParams
-from niwaki.runtime.sampler import Sampled, SampleRow, sample, token_logprobs, uniform
+from niwaki.runtime.sampler import Sampled, SampleRow, sample, token_logprobs
 
 GREEDY = SamplingParams(temperature=0.0)
 VOCABS = (1, 31, 33, 512, 700, 2048)
