@@ -247,8 +247,10 @@ class Talk:
         )
 
     def _delta(self, events: Sequence[Event]) -> Json:
+        """One entry for each call that it has news of: clients read the first of an index only."""
         texts: dict[str, str] = {}
-        calls: list[Json] = []
+        heads: dict[int, Json] = {}
+        functions: dict[int, dict[str, str]] = {}
         for event in events:
             match event:
                 case Content(text):
@@ -258,10 +260,11 @@ class Talk:
                 case CallBegin(index, name):
                     self.has_calls = True
                     # Nine letters and digits: the templates of one family take no other ids.
-                    function: Json = {"name": name, "arguments": ""}
-                    calls.append({"index": index, "id": uuid.uuid4().hex[:9], "type": "function", "function": function})
+                    heads[index] = {"id": uuid.uuid4().hex[:9], "type": "function"}
+                    functions[index] = {"name": name, "arguments": ""}
                 case CallArguments(index, text):
-                    calls.append({"index": index, "function": {"arguments": text}})
+                    functions.setdefault(index, {"arguments": ""})["arguments"] += text
+        calls = [{"index": i, **heads.get(i, {}), "function": function} for i, function in functions.items()]
         return {**texts, **({"tool_calls": calls} if calls else {})}
 
 

@@ -87,6 +87,7 @@ def test_a_streamed_call_adds_up_to_the_whole_one(ai: openai.OpenAI) -> None:
         )
         for chunk in stream:
             delta = chunk.choices[0].delta
+            assert len({part.index for part in delta.tool_calls or []}) == len(delta.tool_calls or [])
             content += delta.content or ""
             for part in delta.tool_calls or []:
                 assert part.function is not None
