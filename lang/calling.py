@@ -20,7 +20,6 @@ from niwaki.lang.origin import Origin, add_origin
 from niwaki.lang.place import Place
 from niwaki.lang.reading import Reading
 from niwaki.lang.run import Run
-from niwaki.lang.scoring import parted, scores_for
 from niwaki.lang.tools import Ask
 from niwaki.lang.transcript import Span
 from niwaki.lang.types import schema_type
@@ -211,7 +210,8 @@ class Calling(Reading):
         backend = self.run.backend
         branch, delta = self._branch_and_delta(backend)
         call = self.history.calls(node, None, branch, origin)
-        scoring = scores_for(node, backend, branch, delta)
+        alone = node.method.needs_unconditional
+        scoring = backend.score(branch, delta, node.choices, heal=self.heals(node), unconditional=alone)
         call.end = num_tokens(branch)
         active = Active(origin, (scoring,))
         with self._lock:
@@ -225,11 +225,15 @@ class Calling(Reading):
         self._set_alarm(active, node)
         scoring.add_done_callback(partial(self._on_scored, active, scoring, node, call))
 
+    def heals(self, node: Select) -> bool:
+        return self.run.options.heal is not False if node.heal is None else node.heal
+
     def _on_scored(self, active: Active, scoring: Pending[tuple[Score, ...]], node: Select, call: Called) -> None:
         self._stop_alarm(active)
         try:
-            scores, unconditional = parted(node, scoring.result(0))
-            decision = node.method.decide(scores, unconditional)
+            told, count = scoring.result(0), len(node.choices)
+            scores = told[:count]
+            decision = node.method.decide(scores, told[count:])
             choice = node.choices[decision.index]
             with self._lock:
                 if self._active is not active:

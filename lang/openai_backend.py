@@ -155,7 +155,13 @@ class OpenAI:
         return generation
 
     def score(
-        self, branch: Branch, delta: Sequence[Segment], continuations: Sequence[str]
+        self,
+        branch: Branch,
+        delta: Sequence[Segment],
+        continuations: Sequence[str],
+        *,
+        heal: bool = False,
+        unconditional: bool = False,
     ) -> Pending[tuple[Score, ...]]:
         own = _own(branch)
         if self._api == "chat":
@@ -167,7 +173,13 @@ class OpenAI:
         running = _Running()
         pending: Pending[tuple[Score, ...]] = Pending(running.cancel)
         prompt = prompt_of(own.segments)
-        self._start(own, pending, running, lambda: self._echo(prompt, tuple(continuations)))
+
+        async def answer() -> tuple[Score, ...]:
+            scores = await self._echo(prompt, continuations)
+            # The service cuts prompt and choice as one text: what is scored alone are the tokens that it made.
+            return scores + await self._echo("", [score.text for score in scores]) if unconditional else scores
+
+        self._start(own, pending, running, answer)
         return pending
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
@@ -290,14 +302,16 @@ class OpenAI:
         scores = []
         for text, choice in zip(continuations, _dicts(answer.get("choices")), strict=True):
             tokens, _ = logprobs_of("completions", _mapping(choice.get("logprobs")))
-            end, behind = 0, []
+            begin, end, behind = 0, 0, []
             for token in tokens:
                 end += len(token.text or "")
                 if end > len(prompt):
                     behind.append(token)
+                else:
+                    begin = end
             if not behind:
                 raise UnsupportedByBackend(f"{self!r} does not echo log-probabilities, which select needs")
-            scores.append(Score(text, tuple(behind), used.prompt // len(continuations), 0))
+            scores.append(Score((prompt + text)[begin:], tuple(behind), used.prompt // len(continuations), 0))
         return tuple(scores)
 
     def _count(self, used: Used) -> None:

@@ -146,12 +146,19 @@ class RuntimeEndpoint:
         return generation
 
     def score(
-        self, branch: Branch, delta: Sequence[Segment], continuations: Sequence[str]
+        self,
+        branch: Branch,
+        delta: Sequence[Segment],
+        continuations: Sequence[str],
+        *,
+        heal: bool = False,
+        unconditional: bool = False,
     ) -> Pending[tuple[Score, ...]]:
         own = self._own(branch)
         call = _Call()
         pending: Pending[tuple[Score, ...]] = Pending(call.cancel)
-        body = {"delta": _taken(own, delta), "continuations": list(continuations)}
+        body: Json = {"delta": _taken(own, delta), "continuations": list(continuations)}
+        body |= {"heal": heal, "unconditional": unconditional}
         self._start(self._score, pending, call, f"/branches/{own.id}/score", body)
         return pending
 

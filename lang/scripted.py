@@ -187,7 +187,13 @@ class ScriptedBackend:
         return generation
 
     def score(
-        self, branch: Branch, delta: Sequence[Segment], continuations: Sequence[str]
+        self,
+        branch: Branch,
+        delta: Sequence[Segment],
+        continuations: Sequence[str],
+        *,
+        heal: bool = False,
+        unconditional: bool = False,
     ) -> Pending[tuple[Score, ...]]:
         own = self._own(branch)
         self._extend(own, delta)
@@ -202,15 +208,15 @@ class ScriptedBackend:
         def work() -> None:
             try:
                 self._wait(threading.Event())
-                # With no text before them nothing tells the choices apart, and the script is not asked: so score the
-                # methods of select that compare with the unconditional log-probabilities.
-                chosen = self._script.answer(prompt) if prompt else None
-                if chosen is not None and chosen not in continuations:
+                chosen = self._script.answer(prompt)
+                if chosen not in continuations:
                     raise ConstraintError(
                         f"the scripted answer {chosen!r} is none of the choices {list(continuations)!r}"
                     )
-                scores = tuple(self._score_of(text, text == chosen, num_prompt, num_cached) for text in continuations)
-                scoring.succeed(scores)
+                scores = [self._score_of(text, text == chosen, num_prompt, num_cached) for text in continuations]
+                if unconditional:  # with no text before them nothing tells the choices apart
+                    scores += [self._score_of(text, False, 0, 0) for text in continuations]
+                scoring.succeed(tuple(scores))
             except BaseException as error:  # whatever it is, somebody waits for it
                 scoring.fail(error)
 

@@ -611,9 +611,19 @@ class Backend(Protocol):
         ...
 
     def score(
-        self, branch: Branch, delta: Sequence[Segment], continuations: Sequence[str]
+        self,
+        branch: Branch,
+        delta: Sequence[Segment],
+        continuations: Sequence[str],
+        *,
+        heal: bool = False,
+        unconditional: bool = False,
     ) -> Pending[tuple[Score, ...]]:
-        """Add text, then score each continuation on it, all in one request. The branch does not move."""
+        """Add text, then score each continuation on it, all in one request. The branch does not move.
+
+        With `heal`, the text's last tokens are cut anew with each continuation where one of them would merge with
+        them, and those from the first that differs on are scored as part of it. With `unconditional`, the same tokens
+        are scored with no text before them, too: those scores stand behind the others, in the same order."""
         ...
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:

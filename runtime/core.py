@@ -511,8 +511,8 @@ class EngineCore:
         job = request.job
         if isinstance(job, ScoreJob):
             job.scores[request.index] = request.score()
-            if len(job.scores) == job.num_scores:
-                job.pending.succeed(tuple(job.scores[i] for i in range(job.num_scores)))
+            if len(job.scores) == len(job.starts):
+                job.pending.succeed(tuple(job.scores[i] for i in range(len(job.starts))))
             return
         delta = request.next_delta(is_last=True)
         if delta is not None and request.index == 0:

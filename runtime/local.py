@@ -39,6 +39,7 @@ from niwaki.runtime.api import (
     StopRegex,
     Tool,
 )
+from niwaki.runtime.branch_tokens import BranchTokens
 from niwaki.runtime.cache_file import CacheWriter, Layout, read_cache
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher
 from niwaki.runtime.constraints.automaton import ByteDfa
@@ -56,22 +57,17 @@ log = logging.getLogger("niwaki.engine")
 MAX_HEALED = 32  # tokens of a prompt's end that are looked at
 
 
-class LocalBranch:
+class LocalBranch(BranchTokens):
     """A place in this engine: token ids, and a share of a pin on their path in the tree. Made by `LocalBackend`."""
 
-    __slots__ = ("ids", "is_closed", "jobs", "namespace", "num_settled", "pin")
+    __slots__ = ("is_closed", "jobs", "namespace", "pin")
 
     def __init__(self, ids: TokenIds, namespace: str, pin: SharedPin | None, num_settled: int = 0) -> None:
-        self.ids = ids
-        self.num_settled = num_settled  # tokens that a model or a template wrote: never taken back
+        super().__init__(ids, num_settled)
         self.pin = pin
         self.jobs: list[Job] = []
         self.namespace = namespace
         self.is_closed = False
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        return list(self.ids.tolist())
 
     @property
     def num_tokens(self) -> int:
@@ -165,33 +161,51 @@ class LocalBackend:
 
     def append(self, branch: Branch, delta: Sequence[Segment]) -> None:
         own = _open_branch(branch)
-        own.ids, own.num_settled = self._extended(own.ids, delta), self._settled(own, delta)
+        own.move(*own.extended(delta, self._tokenizer))
 
     def generate(self, branch: Branch, delta: Sequence[Segment], params: SamplingParams) -> Generation:
         own = _open_branch(branch)
-        ids, num_settled = self._extended(own.ids, delta), self._settled(own, delta)
-        generation = self.start(ids, params, own.namespace, own, num_settled=num_settled)
-        own.ids, own.num_settled = ids, num_settled
-        return generation
+        before = own.ids, own.num_settled
+        own.move(*own.extended(delta, self._tokenizer))
+        try:
+            return self.start(own.ids, params, own.namespace, own, num_settled=own.num_settled)
+        except BaseException:
+            own.move(*before)
+            raise
 
     def score(
-        self, branch: Branch, delta: Sequence[Segment], continuations: Sequence[str]
+        self,
+        branch: Branch,
+        delta: Sequence[Segment],
+        continuations: Sequence[str],
+        *,
+        heal: bool = False,
+        unconditional: bool = False,
     ) -> Pending[tuple[Score, ...]]:
         own = _open_branch(branch)
-        own.ids = self._extended(own.ids, delta)
+        own.move(*own.extended(delta, self._tokenizer))
         if not continuations:
             raise RequestError("score needs at least one continuation")
+        before, tails = own.ids, [self._tokenizer.encode([Segment(text)]) for text in continuations]
+        if not all(tails):
+            raise RequestError(f"continuation {tails.index([])} is empty: there is nothing to score")
+        if heal and self._boundaries is not None:
+            first = _first_loose(before, own.num_settled)
+            joined = self._boundaries.joined(before[first:].tolist(), continuations)
+            if joined is not None:
+                own.num_open, before, tails = joined.num_open, before[: -joined.num_taken], joined.tails
+        rows = [(before, tail) for tail in tails]
+        if unconditional:
+            start = np.array(self._tokenizer.bos_ids, dtype=np.int32)
+            rows += [(start, tail) for tail in tails]
         pending: Pending[tuple[Score, ...]] = Pending(lambda: self.cancel(job))
-        job = ScoreJob(pending, len(continuations), len(own.ids))
+        job = ScoreJob(pending, [len(head) for head, _ in rows])
         params = SamplingParams(max_new_tokens=0)
         requests = []
-        for index, text in enumerate(continuations):
-            tail = self._tokenizer.encode([Segment(text)])
-            if not tail:
-                raise RequestError(f"continuation {index} is empty: there is nothing to score")
-            ids = np.concatenate([own.ids, np.array(tail, dtype=np.int32)])
+        for index, (head, tail) in enumerate(rows):
+            ids = np.concatenate([head, np.array(tail, dtype=np.int32)])
             self._limits.check_room(len(ids), 0)
-            logits_from = max(0, len(own.ids) - 1)
+            logits_from = max(0, len(head) - 1)
             requests.append(self._request(job, index, ids, params, own.namespace, logits_from=logits_from))
         self._track(own, job)
         self._post(lambda: self._core.submit(requests))
@@ -393,25 +407,11 @@ class LocalBackend:
 
     # -- helpers of the caller's side -------------------------------------------------------------------------------
 
-    def _extended(self, ids: TokenIds, delta: Sequence[Segment]) -> TokenIds:
-        new = self._tokenizer.encode(delta, at_start=len(ids) == 0) if delta or not len(ids) else []
-        return np.concatenate([ids, np.array(new, dtype=np.int32)]) if new else ids
-
-    def _settled(self, branch: LocalBranch, delta: Sequence[Segment]) -> int:
-        """How many tokens of the branch are settled once the delta stands behind it: up to its last template text."""
-        text = ""
-        for segment in reversed(delta):
-            if segment.control:
-                return len(self._extended(branch.ids, delta)) - len(self._tokenizer.plain_ids(text))
-            text = segment.text + text
-        return branch.num_settled
-
     def _unsettled(self, ids: TokenIds, params: SamplingParams, num_settled: int) -> Unsettled | None:
-        """The end of the prompt that what follows may change. One token must stay: the model needs one to begin."""
+        """The end of the prompt that what follows may change."""
         if self._boundaries is None or not params.heal or params.max_new_tokens == 0:
             return None
-        first = max(1, num_settled, len(ids) - MAX_HEALED)
-        return self._boundaries.unsettled(ids[first:].tolist(), 0)
+        return self._boundaries.unsettled(ids[_first_loose(ids, num_settled) :].tolist(), 0)
 
     def _seeds(self, params: SamplingParams) -> list[int]:
         with self._lock:
@@ -489,7 +489,7 @@ class LocalBackend:
 
     def _move(self, branch: LocalBranch, kept: TokenIds) -> None:
         """On the engine thread: a generation ended, its branch now stands behind the text."""
-        branch.ids, branch.num_settled = kept, len(kept)
+        branch.move(kept, len(kept))
         if not branch.is_closed:
             self._move_pin(branch, SharedPin(self._core.pin(kept, branch.namespace)))
         if branch.is_closed:  # perhaps only now, on another thread, which then found no pin to give back
@@ -504,6 +504,11 @@ class LocalBackend:
             is_free = old.holders == 0
         if is_free and not self._is_stopping:
             self._post(lambda: self._core.unpin(old.pin))
+
+
+def _first_loose(ids: TokenIds, num_settled: int) -> int:
+    """The first token that may be taken back. One must stay: the model needs one to begin."""
+    return max(1, num_settled, len(ids) - MAX_HEALED)
 
 
 def _own(branch: Branch) -> LocalBranch:

@@ -47,11 +47,10 @@ class GenerateJob:
 
 @dataclass(slots=True)
 class ScoreJob:
-    """The continuations of one prompt of `num_before` tokens, each scored."""
+    """Continuations, each scored in a request of its own, where it begins at token `starts[index]`."""
 
     pending: Pending[tuple[Score, ...]]
-    num_scores: int
-    num_before: int
+    starts: Sequence[int]
     scores: dict[int, Score] = field(default_factory=dict)
 
 
@@ -114,7 +113,7 @@ class Request:
         self.prompt_logprobs: dict[int, TokenLogprob] = {}
         self.prompt_top: dict[int, tuple[TokenLogprob, ...]] = {}
         # Nothing stands before the first token, so where its log-probability is asked for there is none.
-        if (self.samples and logits_from == 0) or (isinstance(job, ScoreJob) and job.num_before == 0):
+        if (self.samples and logits_from == 0) or (isinstance(job, ScoreJob) and job.starts[index] == 0):
             self.prompt_logprobs[0] = TokenLogprob(None, int(ids[0]), tokenizer.token_text(int(ids[0])))
         self.forced: list[int] = []  # which generated tokens, by index, were not drawn
         self._num_shown = 0  # of the generated tokens: the text of those behind waits for their log-probabilities

@@ -49,6 +49,16 @@ class Unsettled:
     paths: tuple[tuple[int, ...], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Known texts behind a prompt whose end they change. The last `num_open` tokens of the prompt were cut again with
+    each text, the last `num_taken` of them may not stay; `tails`: for each text the tokens behind those that do."""
+
+    num_open: int
+    num_taken: int
+    tails: list[list[int]]
+
+
 class Boundaries:
     """What one tokenizer makes of known texts. Thread-safe; remembers what it was asked last.
 
@@ -68,6 +78,28 @@ class Boundaries:
 
     def unsettled(self, ids: Sequence[int], start: int) -> Unsettled | None:
         """What of the end of `ids`, from token `start` on, may change with what follows; None where nothing may."""
+        own = self._loose_end(ids, start)
+        return self._unsettled_end(self._written(own), own) if own else None
+
+    def joined(self, ids: Sequence[int], texts: Sequence[str]) -> Joined | None:
+        """How the tokenizer writes each text behind `ids`; None where all their tokens stay, whichever text follows."""
+        own = self._loose_end(ids, 0)
+        head = self._written(own)
+        kept, rows = len(own), []
+        for text in texts:
+            row = self._tokens(head + text.encode())
+            if row is None:
+                return None
+            kept = min(kept, next((i for i, (a, b) in enumerate(zip(own, row, strict=False)) if a != b), kept))
+            rows.append(row)
+        if kept == len(own):
+            return None
+        return Joined(len(own), len(own) - kept, [list(row[kept:]) for row in rows])
+
+    # -- helpers
+
+    def _loose_end(self, ids: Sequence[int], start: int) -> tuple[int, ...]:
+        """The longest end, of HEALED_BYTES or so, that the tokenizer would write as it stands; empty where none is."""
         first = len(ids)
         size = 0
         while first > start and size < HEALED_BYTES:
@@ -76,14 +108,8 @@ class Boundaries:
                 break
             first -= 1
             size += len(piece)
-        for begin in range(first, len(ids)):  # the longest end that the tokenizer would write as it stands
-            own = tuple(ids[begin:])
-            text = self._written(own)
-            if self._tokens(text) == own:
-                return self._unsettled_end(text, own)
-        return None
-
-    # -- helpers
+        ends = (tuple(ids[begin:]) for begin in range(first, len(ids)))
+        return next((own for own in ends if self._tokens(self._written(own)) == own), ())
 
     def _unsettled_end(self, text: bytes, own: tuple[int, ...]) -> Unsettled | None:
         end = self._ends(text, ANY_BYTE)

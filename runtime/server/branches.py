@@ -164,6 +164,8 @@ class GenerateBody(Strict):
 class ScoreBody(Strict):
     delta: Segments
     continuations: Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+    heal: bool = False
+    unconditional: bool = False
 
 
 class CallBody(Strict):
@@ -382,7 +384,14 @@ def branches_router(branches: Branches) -> APIRouter:
         try:
             service.admit(len(body.continuations))
             pending = await _apart(
-                service, lambda: backend.score(held.branch, _segments(body.delta), body.continuations)
+                service,
+                lambda: backend.score(
+                    held.branch,
+                    _segments(body.delta),
+                    body.continuations,
+                    heal=body.heal,
+                    unconditional=body.unconditional,
+                ),
             )
             waiting = _Waiting(pending, len(body.continuations))
             service.enter(waiting)

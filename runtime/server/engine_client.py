@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from niwaki.runtime.api import (
     Segment,
     Tool,
 )
+from niwaki.runtime.branch_tokens import BranchTokens
 from niwaki.runtime.limits import Limits, TokenIds
 from niwaki.runtime.server import frames
 from niwaki.runtime.server.frames import Link, Order, Report
@@ -45,21 +46,21 @@ FLUSH_SECONDS = 60.0
 EngineLink = Link[Order, Report]
 
 
-@dataclass(slots=True, eq=False)
-class ClientBranch:
+class ClientBranch(BranchTokens):
     """A place in the engine. `num_there` of its tokens stand in the engine of link number `epoch` already."""
 
-    number: int
-    ids: TokenIds
-    namespace: str
-    num_there: int = 0
-    epoch: int = 0
-    running: set[int] = field(default_factory=set)
-    is_closed: bool = False
+    __slots__ = ("epoch", "is_closed", "namespace", "num_there", "number", "running")
 
-    @property
-    def token_ids(self) -> Sequence[int]:
-        return list(self.ids.tolist())
+    def __init__(
+        self, number: int, ids: TokenIds, namespace: str, num_settled: int = 0, num_there: int = 0, epoch: int = 0
+    ) -> None:
+        super().__init__(ids, num_settled)
+        self.number = number
+        self.namespace = namespace
+        self.num_there = num_there
+        self.epoch = epoch
+        self.running: set[int] = set()
+        self.is_closed = False
 
 
 @dataclass(slots=True, eq=False)
@@ -141,13 +142,15 @@ class EngineClient:
             return
         value: object
         match report:
-            case frames.Ended(_, outputs, kept):
-                if asked.branch is not None and kept:
-                    asked.branch.ids = np.concatenate([asked.branch.ids, np.frombuffer(kept, dtype=np.int32)])
+            case frames.Ended(_, outputs, same, behind):
                 if asked.branch is not None:
-                    asked.branch.num_there = len(asked.branch.ids)
+                    ids = np.concatenate([asked.branch.ids[:same], np.frombuffer(behind, dtype=np.int32)])
+                    asked.branch.move(ids, len(ids))
+                    asked.branch.num_there = len(ids)
                 value = outputs
-            case frames.Weighed(_, scores):
+            case frames.Weighed(_, scores, num_open):
+                if asked.branch is not None:
+                    asked.branch.num_open = num_open
                 value = scores
             case frames.Flushed(_, is_done):
                 value = is_done
@@ -197,7 +200,8 @@ class EngineClient:
             number,
             _Asked(generation, branch, accepted),
             frames.Start(
-                number, branch_number, keep, _bytes(ids[keep:]), frames.plain(params), namespace, logits_from
+                number, branch_number, keep, _bytes(ids[keep:]), frames.plain(params), namespace, logits_from,
+                0 if branch is None else branch.num_settled,
             ),
         )  # fmt: skip
         if accepted is not None:
@@ -233,7 +237,7 @@ class EngineClient:
     def fork(self, branch: Branch) -> ClientBranch:
         own = _open_branch(branch)
         keep, number = self._kept(own)
-        twin = ClientBranch(next(self._numbers), own.ids, own.namespace, keep, own.epoch)
+        twin = ClientBranch(next(self._numbers), own.ids, own.namespace, own.num_settled, keep, own.epoch)
         if keep:
             self._post(frames.Fork(number, twin.number))
         return twin
@@ -249,30 +253,38 @@ class EngineClient:
 
     def append(self, branch: Branch, delta: Sequence[Segment]) -> None:
         own = _open_branch(branch)
-        own.ids = self._extended(own.ids, delta)
+        own.move(*own.extended(delta, self._tokenizer))
 
     def generate(self, branch: Branch, delta: Sequence[Segment], params: SamplingParams) -> Generation:
         own = _open_branch(branch)
-        before = own.ids
-        own.ids = self._extended(before, delta)
+        before = own.ids, own.num_settled
+        own.move(*own.extended(delta, self._tokenizer))
         try:
             return self.start(own.ids, params, own.namespace, own)
         except BaseException:
-            own.ids = before
+            own.move(*before)
             raise
 
     def score(
-        self, branch: Branch, delta: Sequence[Segment], continuations: Sequence[str]
+        self,
+        branch: Branch,
+        delta: Sequence[Segment],
+        continuations: Sequence[str],
+        *,
+        heal: bool = False,
+        unconditional: bool = False,
     ) -> Pending[tuple[Score, ...]]:
         own = _open_branch(branch)
-        own.ids = self._extended(own.ids, delta)
+        own.move(*own.extended(delta, self._tokenizer))
         if not continuations:
             raise RequestError("score needs at least one continuation")
         number = next(self._numbers)
         pending: Pending[tuple[Score, ...]] = Pending(lambda: self._post(frames.Cancel(number)))
         keep, branch_number = self._kept(own)
         tail = _bytes(own.ids[keep:])
-        order = frames.Weigh(number, branch_number, keep, tail, own.namespace, tuple(continuations))
+        order = frames.Weigh(
+            number, branch_number, keep, tail, own.namespace, own.num_settled, tuple(continuations), heal, unconditional
+        )  # fmt: skip
         self._ask(number, _Asked(pending, own), order)
         return pending
 
@@ -292,10 +304,6 @@ class EngineClient:
         return self._tokenizer.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
 
     # -- helpers ----------------------------------------------------------------------------------------------------
-
-    def _extended(self, ids: TokenIds, delta: Sequence[Segment]) -> TokenIds:
-        new = self._tokenizer.encode(delta, at_start=len(ids) == 0) if delta or not len(ids) else []
-        return np.concatenate([ids, np.array(new, dtype=np.int32)]) if new else ids
 
     def _kept(self, branch: ClientBranch | None) -> tuple[int, int]:
         """How many of the branch's tokens the engine has, and its number. A new engine has none."""

@@ -136,9 +136,11 @@ class Host:
 
     def _start_on(self, order: frames.Start, branch: LocalBranch | None, ids: TokenIds, params: SamplingParams) -> None:
         def work() -> Generation:
-            generation = self._engine.start(ids, params, order.namespace, branch, logits_from=order.logits_from)
             if branch is not None:
-                branch.ids = ids
+                branch.move(ids, order.settled)
+            generation = self._engine.start(
+                ids, params, order.namespace, branch, logits_from=order.logits_from, num_settled=order.settled
+            )
             if params.compiles:
                 self._link.post(frames.Accepted(order.id))
             return generation
@@ -150,8 +152,8 @@ class Host:
         def end() -> None:
             outputs = self._ended(order.id, generation)
             if outputs is not None:
-                kept = b"" if branch is None else branch.ids[len(ids) :].astype(np.int32).tobytes()
-                self._link.post(frames.Ended(order.id, outputs, kept), flush=False)
+                same, behind = (len(ids), b"") if branch is None else _changed(ids, branch.ids)
+                self._link.post(frames.Ended(order.id, outputs, same, behind), flush=False)
             self._flush_outside_steps()
 
         generation.add_delta_callback(lambda delta: self._link.post(frames.Piece(order.id, delta), flush=False))
@@ -159,17 +161,18 @@ class Host:
 
     def _weigh(self, order: frames.Weigh) -> None:
         branch = self._branch(order.branch, order.namespace)
-        branch.ids = _prompt(branch, order.keep, order.tail)
+        branch.move(_prompt(branch, order.keep, order.tail), order.settled)
         with self._lock:
             self._running[order.id] = None
-        pending = self._begin(order.id, lambda: self._engine.score(branch, [], order.continuations))
+        score = partial(self._engine.score, heal=order.heal, unconditional=order.unconditional)
+        pending = self._begin(order.id, lambda: score(branch, [], order.continuations))
         if pending is None:
             return
 
         def end() -> None:
             scores: tuple[Score, ...] | None = self._ended(order.id, pending)
             if scores is not None:
-                self._link.post(frames.Weighed(order.id, scores), flush=False)
+                self._link.post(frames.Weighed(order.id, scores, branch.num_open), flush=False)
             self._flush_outside_steps()
 
         pending.add_done_callback(end)
@@ -233,6 +236,14 @@ def warm_up(engine: Engine) -> None:
     for temperature in (0.0, 1.0):
         engine.generate("a", {"max_new_tokens": 2, "temperature": temperature, "ignore_eos": True})
     engine.flush_cache()
+
+
+def _changed(before: TokenIds, after: TokenIds) -> tuple[int, bytes]:
+    """How many tokens both begin with, and the others of `after`."""
+    size = min(len(before), len(after))
+    differ = np.flatnonzero(before[:size] != after[:size])
+    same = int(differ[0]) if len(differ) else size
+    return same, after[same:].astype(np.int32).tobytes()
 
 
 def _prompt(branch: LocalBranch | None, keep: int, tail: bytes) -> TokenIds:

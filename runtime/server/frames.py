@@ -42,7 +42,8 @@ class Load(msgspec.Struct, tag=0, array_like=True, frozen=True):
 
 
 class Start(msgspec.Struct, tag=1, array_like=True, frozen=True):
-    """Generate. The prompt is the first `keep` tokens of `branch`, then `tail` (int32); branch 0 is none."""
+    """Generate. The prompt is the first `keep` tokens of `branch`, then `tail` (int32); branch 0 is none. Its first
+    `settled` tokens are never taken back."""
 
     id: int
     branch: int
@@ -51,17 +52,21 @@ class Start(msgspec.Struct, tag=1, array_like=True, frozen=True):
     params: object  # `plain` of SamplingParams
     namespace: str
     logits_from: int | None
+    settled: int
 
 
 class Weigh(msgspec.Struct, tag=2, array_like=True, frozen=True):
-    """Score continuations behind the same kind of prompt."""
+    """Score continuations behind the same kind of prompt, as `Backend.score`."""
 
     id: int
     branch: int
     keep: int
     tail: bytes
     namespace: str
+    settled: int
     continuations: tuple[str, ...]
+    heal: bool
+    unconditional: bool
 
 
 class Fork(msgspec.Struct, tag=3, array_like=True, frozen=True):
@@ -114,16 +119,20 @@ class Piece(msgspec.Struct, tag=21, array_like=True, frozen=True):
 
 
 class Ended(msgspec.Struct, tag=22, array_like=True, frozen=True):
-    """`kept`: the tokens (int32) that its branch has now behind the prompt."""
+    """Its branch has now the first `same` tokens of the prompt, then those of `behind` (int32)."""
 
     id: int
     outputs: tuple[Output, ...]
-    kept: bytes
+    same: int
+    behind: bytes
 
 
 class Weighed(msgspec.Struct, tag=23, array_like=True, frozen=True):
+    """`num_open`: as many of the branch's last tokens are tokenized again with the text that comes next."""
+
     id: int
     scores: tuple[Score, ...]
+    num_open: int
 
 
 class Failed(msgspec.Struct, tag=24, array_like=True, frozen=True):

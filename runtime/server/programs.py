@@ -173,9 +173,15 @@ class _Metered:
         return generation
 
     def score(
-        self, branch: Branch, delta: Sequence[Segment], continuations: Sequence[str]
+        self,
+        branch: Branch,
+        delta: Sequence[Segment],
+        continuations: Sequence[str],
+        *,
+        heal: bool = False,
+        unconditional: bool = False,
     ) -> Pending[tuple[Score, ...]]:
-        pending = self._backend.score(branch, delta, continuations)
+        pending = self._backend.score(branch, delta, continuations, heal=heal, unconditional=unconditional)
 
         def count() -> None:
             if pending.error() is None:

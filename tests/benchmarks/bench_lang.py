@@ -65,7 +65,13 @@ class StubBackend:
         return generation
 
     def score(
-        self, branch: Branch, delta: Sequence[Segment], continuations: Sequence[str]
+        self,
+        branch: Branch,
+        delta: Sequence[Segment],
+        continuations: Sequence[str],
+        *,
+        heal: bool = False,
+        unconditional: bool = False,
     ) -> Pending[tuple[Score, ...]]:
         pending: Pending[tuple[Score, ...]] = Pending()
         pending.succeed(tuple(Score(text, (TokenLogprob(-1.0, 7, text),)) for text in continuations))

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 import niwaki as nw
 from niwaki.lang.state import State
 from niwaki.runtime.api import (
+    Backend,
     Choices,
     ConstraintError,
     EngineStopped,
@@ -64,6 +66,21 @@ def test_what_it_generates_is_what_an_engine_here_generates(process: EngineProce
     assert [d.text for d in there.deltas()] == [d.text for d in here.deltas()]
 
 
+def healed(backend: Backend) -> tuple[object, ...]:
+    """Where a branch stands whose end was cut anew, before a generation and by what was scored."""
+    branch = backend.open()
+    backend.append(branch, [Segment("the cat sat on ")])
+    (output,) = backend.generate(branch, [], replace(GREEDY, max_new_tokens=3, heal=True)).result(60)
+    ids = list(branch.token_ids)
+    scores = backend.score(branch, [Segment(" and the ")], ["dog", "mat"], heal=True, unconditional=True).result(60)
+    told = [[token.text for token in score.logprobs] for score in scores]
+    assert told == [[" dog"], [" mat"]] * 2
+    backend.append(branch, [Segment("dog")])
+    assert list(branch.token_ids)[: len(ids)] == ids, "what the model wrote stays"
+    backend.close(branch)
+    return ids, list(branch.token_ids), output.text
+
+
 def test_branches_stand_where_they_stand_in_an_engine_here(process: EngineProcess, engine: Engine) -> None:
     stands = []
     for backend in (process.backend, engine.backend):
@@ -76,6 +93,7 @@ def test_branches_stand_where_they_stand_in_an_engine_here(process: EngineProces
         stands.append((list(branch.token_ids), list(twin.token_ids), output[0].text, [s.text for s in scores]))
         assert output[0].cached_tokens > 10
         assert scores[0].logprobs[0].logprob is not None
+        stands[-1] += healed(backend)
         backend.close(branch)
         backend.close(twin)
     assert stands[0] == stands[1]
