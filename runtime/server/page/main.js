@@ -127,6 +127,7 @@ async function ask(text) {
   scrollDown();
   running = new AbortController();
   busy(true);
+  let told = "";
   try {
     const turn = await answerInto(answer.querySelector(".body"), here, text, running.signal);
     shown.append(toldElement(turn));
@@ -134,11 +135,12 @@ async function ask(text) {
   } catch (error) {
     shown.remove(); // a turn that did not end was never said
     if (error.name !== "AbortError") throw error;
-    $("state").textContent = "Stopped; this turn was not kept.";
+    told = "Stopped; this turn was not kept.";
   } finally {
     running = null;
     busy(false);
   }
+  $("state").textContent = told;
   await listSessions();
 }
 
@@ -148,14 +150,21 @@ async function answerInto(body, here, text, signal) {
     asked.response_format = { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse($("schema").value) } };
   const turn = {};
   let content = "";
+  let frame = 0; // what draws the next one: once for all that has come, or a quick answer leaves no time for a click
+  const drawGrowing = () => {
+    frame = 0;
+    show(body, content, true);
+    scrollDown();
+  };
   for await (const chunk of stream(`v1/sessions/${here}/chat/completions`, asked, signal)) {
     content += chunk.choices[0]?.delta.content ?? "";
     turn.id = chunk.turn ?? turn.id;
     turn.usage = chunk.usage ?? turn.usage;
-    show(body, content, true);
-    scrollDown();
+    frame ||= requestAnimationFrame(drawGrowing);
   }
+  cancelAnimationFrame(frame);
   show(body, content, false);
+  scrollDown();
   return turn;
 }
 
