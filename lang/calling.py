@@ -100,7 +100,7 @@ class Calling(Reading):
 
     def _generate(self, node: Gen, origin: Origin) -> None:
         backend = self.run.backend
-        params = self._params(node, backend)
+        params = self.params_of(node)
         branch, delta = self._branch_and_delta(backend)
         call = self.history.calls(node, params, branch, origin)
         generation = backend.generate(branch, delta, params)
@@ -124,10 +124,11 @@ class Calling(Reading):
             generation.add_delta_callback(partial(self._on_delta, active))
         generation.add_done_callback(partial(self._on_generated, active, generation, node, span, call))
 
-    def _params(self, node: Gen, backend: Backend) -> SamplingParams:
+    def params_of(self, node: Gen) -> SamplingParams:
         """The node's options over the run's, over the model's own, over the defaults; with the type's constraint."""
         if self.run.remaining() == 0.0:
             raise self.run.timed_out()
+        backend = self.run.backend
         info = backend.info()
         options = node.options.over(self.run.options).over(info.defaults).over(PROGRAM_DEFAULTS)
         if node.type is None:

@@ -1,7 +1,8 @@
 """A state that need not know what it writes on: reads of such values give a mark, which the text takes up when it runs.
 
 So the body of a program runs to its end, or to the first read that it decides by, while nothing has been generated yet;
-all its steps are queued by then, and the backend's callbacks run them without the author's thread.
+all its steps are queued by then, and the backend's callbacks run them without the author's thread. Where the backend
+takes scripts, nothing runs until then either: it gets all that was queued as one, and the queues replay its answers.
 """
 
 from __future__ import annotations
@@ -9,18 +10,26 @@ from __future__ import annotations
 import re
 import secrets
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
+from niwaki.lang.backends import Lease
+from niwaki.lang.chat import template_of
 from niwaki.lang.executor import Executor
 from niwaki.lang.nodes import Gen, ScopeEnd, Select, SetVariable, Text, variables_of
 from niwaki.lang.origin import Origin
 from niwaki.lang.run import Run
+from niwaki.lang.script import NotWritable, RunsScripts, ScriptWriter
 from niwaki.lang.sites import Sites
 from niwaki.lang.steps import Borrow, Join, Snapshot, Step, Tell
-from niwaki.runtime.api import Pending
+from niwaki.lang.waiting import Question
+from niwaki.runtime.api import Pending, UnsupportedByBackend
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,10 @@ class Shared:
     marks: Marks = field(default_factory=Marks)
     # What forks had set by the time of their mark, which a join waits for.
     own_at: WeakKeyDictionary[Pending[Snapshot], Mapping[str, Known]] = field(default_factory=WeakKeyDictionary)
+    # While there is one, nothing runs: what is submitted is queued, and written down in it. Under the lock.
+    script: ScriptWriter | None = None
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    root: Callable[[], LazyExecutor | None] = lambda: None
 
 
 class LazyExecutor(Executor):
@@ -78,6 +91,8 @@ class LazyExecutor(Executor):
     def __init__(self, run: Run, shared: Shared, *, parent: LazyExecutor | None = None) -> None:
         super().__init__(run, parent=parent)
         self._shared = shared
+        if parent is None:
+            shared.root = weakref.ref(self)
         # What is known of each variable's value by the time that everything submitted so far has run.
         self._known: dict[str, Known] = {} if parent is None else dict(parent._known)
         self._own: dict[str, Known] = {}  # those that were set since the fork
@@ -91,11 +106,16 @@ class LazyExecutor(Executor):
                 continue
             taken_apart.append(step)
             self._learn(step)
-        return super().submit(taken_apart, origin)
+        if self._shared.script is None:
+            return super().submit(taken_apart, origin)
+        with self._shared.lock:  # the script and the queue must hold the same, in the same order
+            return super().submit(taken_apart, origin) and self._write(taken_apart)
 
     def variable(self, name: str, *, outside: bool = False) -> object:
         """The value, or a mark for it where the caller's caller only writes it on."""
         kind = self._shared.sites.kind_at(sys._getframe(2))
+        if kind == "end":
+            self._send_script(is_over=True)
         match self._known.get(name):
             case TextValue() if kind == "text":
                 return self._marked(name)
@@ -116,6 +136,65 @@ class LazyExecutor(Executor):
 
     def _child(self) -> LazyExecutor:
         return LazyExecutor(self.run, self._shared, parent=self)
+
+    # -- the script ---------------------------------------------------------------------------------------------------
+
+    def write_script(self) -> None:
+        """Where the backend takes scripts: from now on write down what is submitted, until somebody has to wait."""
+        if isinstance(self.run.backend, RunsScripts):
+            self._shared.script = ScriptWriter(template_of(self.run.backend))
+            self._shared.script.add(self)
+
+    def end_body(self, ret_value: object) -> None:
+        self._send_script(is_over=True)
+        super().end_body(ret_value)
+
+    def _write(self, steps: Sequence[Step]) -> bool:
+        script = self._shared.script
+        try:
+            if script is not None:
+                for step in steps:
+                    script.branches[self].write(step, self)
+        except NotWritable:
+            self._send_script(is_over=False)
+        return True
+
+    def _send_script(self, *, is_over: bool) -> None:
+        """Let the backend run what was written, and the states all that was submitted."""
+        root = self._shared.root()
+        with self._shared.lock:
+            script = self._shared.script
+            if script is not None and script.num_calls and root is not None:
+                root._stand_on_script(script, is_over=is_over)
+            self._shared.script = None
+        if script is not None and root is not None:
+            root._pump()
+
+    def _stand_on_script(self, script: ScriptWriter, *, is_over: bool) -> None:
+        backend = self.run.backend
+        assert isinstance(backend, RunsScripts), "a script is written for such a backend only"
+        if self._error is not None:
+            return
+        try:
+            lease = Lease(backend, backend.run_script(script.script(is_over=is_over)))
+        except UnsupportedByBackend:  # the call that it cannot do says so where it stands
+            return
+        with self._lock:
+            self._place.hold(lease)
+
+    def _pump(self) -> None:
+        if self._shared.script is None:
+            super()._pump()
+
+    def _wait_or_time_out(self, is_ready: Question) -> None:
+        if self._shared.script is not None and not is_ready():
+            with self._changed.released():
+                self._send_script(is_over=False)
+        super()._wait_or_time_out(is_ready)
+
+    async def _when(self, is_ready: Question, read: Callable[[], T]) -> T:
+        self._send_script(is_over=False)
+        return await super()._when(is_ready, read)
 
     # -- what is known of values --------------------------------------------------------------------------------------
 

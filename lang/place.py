@@ -54,11 +54,16 @@ class Place:
 
     def unsent(self) -> tuple[Segment, ...]:
         """One text, however many pieces it was written in: where the pieces met must not show in the tokens."""
-        return tuple(
-            Segment("".join(segment.text for segment in run), control)
-            for control, run in groupby(self.segments[self._num_sent :], key=lambda segment: segment.control)
-        )
+        return joined(self.segments[self._num_sent :])
 
     def own_segments(self) -> tuple[Segment, ...]:
         """Those that the parent did not have."""
         return tuple(self.segments[self._num_inherited :])
+
+
+def joined(segments: Iterable[Segment]) -> tuple[Segment, ...]:
+    """One segment for each stretch of one kind."""
+    return tuple(
+        Segment("".join(segment.text for segment in run), control)
+        for control, run in groupby(segments, key=lambda segment: segment.control)
+    )

@@ -327,7 +327,7 @@ class Program:
     def _stream(self, call: Call) -> State:
         executor = self._new_executor(call)
         if not self.is_async:
-            self._start_thread(partial(self._run_body, executor, call))
+            self._start_thread(partial(self._run_body, executor, call, is_streamed=True))
         elif running_loop() is None:
             self._start_thread(lambda: asyncio.run(self._arun_body(executor, call)))
         else:
@@ -343,9 +343,11 @@ class Program:
 
         threading.Thread(target=run, name=f"niwaki-{self.name}", daemon=True).start()
 
-    def _run_body(self, executor: Executor, call: Call) -> None:
+    def _run_body(self, executor: Executor, call: Call, *, is_streamed: bool = False) -> None:
         token = _current_run.set(executor.run)
         try:
+            if isinstance(executor, LazyExecutor) and not is_streamed:  # what a script gives comes call by call
+                executor.write_script()
             executor.end_body(self.func(State(executor), *call.args, **call.kwargs))
         except BaseException as error:
             executor.abort(error)

@@ -10,6 +10,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Literal, TypeVar
 
@@ -222,11 +223,11 @@ class Branches:
         if len(self._held) >= MAX_BRANCHES:
             raise overloaded(f"{len(self._held)} branches are open already; close some")
 
-    def hold(self, branch: Branch, key: bytes) -> str:
-        """Keep an open branch; its new id."""
+    def hold(self, branch: Branch, key: bytes, branch_id: str = "") -> str:
+        """Keep an open branch, by the id that it was promised or a new one, which is returned."""
         if self._sweeping is None:
             self._sweeping = asyncio.create_task(self._sweep())
-        branch_id = uuid.uuid4().hex
+        branch_id = branch_id or uuid.uuid4().hex
         self._held[branch_id] = HeldBranch(branch, key)
         return branch_id
 
@@ -369,11 +370,14 @@ def branches_router(branches: Branches) -> APIRouter:
                 raise as_api_error(error, param="delta", constraint="params.constraint") from error
             raise
 
+        turn = ExitStack()  # ends once: when the result is told, or when the client goes before
+        turn.callback(branches.give_back, held)
+
         def finish() -> None:
             service.finish(feed)
-            branches.give_back(held)
+            turn.close()
 
-        return EventStream(_events(feed), finish)
+        return EventStream(_events(feed, turn), finish)
 
     @router.post("/branches/{branch_id}/score", openapi_extra=takes(ScoreBody))
     async def score(request: Request, branch_id: str) -> Response:
@@ -445,13 +449,14 @@ class _Waiting:
             return  # nothing runs any more
 
 
-async def _events(feed: Feed) -> AsyncIterator[bytes]:
+async def _events(feed: Feed, turn: ExitStack) -> AsyncIterator[bytes]:
     async for events in feed.batches():
         for one in events:
             match one:
                 case Piece(_, delta):
                     yield event(to_json({"delta": _delta(delta)}))
                 case Ended():
+                    turn.close()  # who reads this may use the branch at once
                     yield event(to_json({"outputs": [_output(output) for output in one.outputs]}))
                 case Failed(_, error):
                     yield event(to_json(as_api_error(error).body()))

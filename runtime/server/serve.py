@@ -25,6 +25,7 @@ from niwaki.runtime.server.frames import loaded_by
 from niwaki.runtime.server.listen import bind, url_of
 from niwaki.runtime.server.programs import ServedProgram, programs_router
 from niwaki.runtime.server.responses import responses_router
+from niwaki.runtime.server.scripts import scripts_router
 from niwaki.runtime.server.service import ServedModel, Service
 from niwaki.runtime.server.sessions import Sessions, sessions_router
 from niwaki.runtime.server.store import open_store
@@ -122,6 +123,7 @@ def make_server(
         service,
         programs_router(programs, backend),
         branches_router(branches),
+        scripts_router(branches),
         sessions_router(sessions),
         responses_router(sessions.store),
     )

@@ -171,7 +171,7 @@ def test_a_busy_branch_takes_no_second_call_and_a_foreign_one_is_not_there(engin
         own = ann.open()
         for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/fork")):
             with pytest.raises(nw.RequestError, match="no such branch"):
-                bob._call(method, f"/branches/{own.id}{path}", {"delta": []} if path else None)
+                bob._link.call(method, f"/branches/{own.id}{path}", {"delta": []} if path else None)
         assert ann.token_ids(own) == []
         assert bob.info().model == "toy"
         with RuntimeEndpoint(url) as nobody, pytest.raises(nw.RequestError, match="API key"):

@@ -1,0 +1,165 @@
+"""HTTP to one server: connections that are kept, calls that answer at once, and calls whose answer is a stream."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from niwaki.lang.remote_wire import Json, as_object, error_at
+from niwaki.runtime.api import Cancelled, ConfigError, EngineStopped, NiwakiError, TimedOut
+
+
+class LongCall:
+    """One call that takes its time. Cancelling closes its connection, by which the server knows that nobody waits."""
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+
+    def runs_on(self, connection: http.client.HTTPConnection) -> None:
+        """Raises Cancelled: it was cancelled before."""
+        with self._lock:
+            self.check()
+            self._socket = connection.sock
+
+    def end(self) -> None:
+        """The connection is somebody else's from now on. Raises Cancelled: it was cut off."""
+        with self._lock:
+            self._socket = None
+        self.check()
+
+    def check(self) -> None:
+        """Raises Cancelled."""
+        if self.is_cancelled:
+            raise Cancelled("the request was cancelled") from None
+
+    def cancel(self) -> None:
+        with self._lock:
+            self.is_cancelled = True
+            if self._socket is not None:
+                with suppress(OSError):  # closed already
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+
+class ServerLink:
+    """Thread-safe. `timeout` bounds every call but the long ones.
+
+    Raises:
+        ConfigError: `url` is no http or https address.
+    """
+
+    def __init__(self, url: str, api_key: str | None, timeout: float) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
+            raise ConfigError(f"{url!r} is no server's address, as in http://127.0.0.1:30000")
+        self._is_secure = parts.scheme == "https"
+        self._host, self._port = parts.hostname, parts.port
+        self._timeout = timeout
+        self._headers = {"content-type": "application/json"}
+        if api_key is not None:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        self._lock = threading.Lock()
+        self._idle: list[http.client.HTTPConnection] = []
+        self._is_shut_down = False
+
+    def __str__(self) -> str:
+        return f"RuntimeEndpoint({self._host}:{self._port})"
+
+    def call(self, method: str, path: str, body: Json | None = None) -> Json:
+        """Raises the error that the answer is; EngineStopped, TimedOut: there was none."""
+        try:
+            connection, response = self._ask(method, path, body, LongCall(), self._timeout)
+            with response:
+                content = response.read()
+        except TimeoutError:
+            raise TimedOut(f"{self} did not answer {method} {path} within {self._timeout:g} s") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from error
+        self._keep(connection)
+        if response.status != 200:
+            raise error_at(response.status, content)
+        is_json = response.headers.get_content_type() == "application/json"
+        return as_object(json.loads(content)) if is_json else {}
+
+    def events(self, call: LongCall, path: str, body: Json) -> Iterator[Json]:
+        """Post, and give the events of the answer, or the one object that it is, as they come.
+
+        Raises:
+            Cancelled: the call was. The error that the answer is. EngineStopped: there was none.
+        """
+        connection: http.client.HTTPConnection | None = None
+        try:
+            connection, response = self._ask("POST", path, body, call, None)
+            with response:
+                if response.status != 200:
+                    raise error_at(response.status, response.read())
+                if response.headers.get_content_type() == "application/json":
+                    yield as_object(json.loads(response.read()))
+                else:
+                    for line in response:
+                        if line.startswith(b"data: "):
+                            yield as_object(json.loads(line[6:]))
+            call.end()
+            self._keep(connection)
+            connection = None
+        except Exception as error:
+            call.check()
+            raise error if isinstance(error, NiwakiError) else self._unreachable(error) from error
+        finally:
+            if connection is not None:  # cut off in the middle
+                connection.close()
+
+    def shutdown(self) -> None:
+        """Keep no connection open from now on."""
+        with self._lock:
+            self._is_shut_down = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _ask(
+        self, method: str, path: str, body: Json | None, call: LongCall, timeout: float | None
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        """Send, and read the head of the answer."""
+        content = None if body is None else json.dumps(body)
+        with self._lock:
+            idle = self._idle.pop() if self._idle else None
+        for connection in (idle, self._connection()):
+            if connection is None:
+                continue
+            try:
+                connection.timeout = timeout
+                if connection.sock is None:
+                    connection.connect()
+                connection.sock.settimeout(timeout)
+                call.runs_on(connection)
+                connection.request(method, path, content, self._headers)
+                return connection, connection.getresponse()
+            except BaseException as error:
+                connection.close()
+                is_stale = connection is idle and isinstance(error, OSError | http.client.HTTPException)
+                if not is_stale or isinstance(error, TimeoutError):
+                    raise
+                # The server had closed it while it was idle; once more on a new one.
+        raise AssertionError("the second connection answers or raises")
+
+    def _connection(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._is_secure else http.client.HTTPConnection
+        return kind(self._host, self._port)
+
+    def _keep(self, connection: http.client.HTTPConnection) -> None:
+        with self._lock:
+            is_kept = not self._is_shut_down and connection.sock is not None
+            if is_kept:
+                self._idle.append(connection)
+        if not is_kept:  # a branch may be closed after the shutdown
+            connection.close()
+
+    def _unreachable(self, error: Exception) -> EngineStopped:
+        return EngineStopped(f"{self} cannot be reached: {type(error).__name__}: {error}")

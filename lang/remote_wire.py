@@ -1,0 +1,151 @@
+"""What a program's side and a niwaki server say to each other, as JSON, and what the server's errors mean here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TypeAlias
+
+from niwaki.runtime.api import (
+    Cancelled,
+    CapacityError,
+    Choices,
+    Constraint,
+    ConstraintError,
+    Delta,
+    EngineStopped,
+    FinishReason,
+    GenerationError,
+    Grammar,
+    JsonSchema,
+    NiwakiError,
+    Output,
+    ProgramError,
+    Regex,
+    RequestError,
+    SamplingParams,
+    Score,
+    Segment,
+    TimedOut,
+    TokenLogprob,
+    UnsupportedByBackend,
+)
+
+Json: TypeAlias = dict[str, object]
+
+# What the server's error codes mean here; every other one is a RequestError below 500, a GenerationError above.
+ERRORS: dict[str, type[NiwakiError]] = {
+    "context_length_exceeded": CapacityError,
+    "invalid_constraint": ConstraintError,
+    "invalid_program": ProgramError,
+    "unsupported": UnsupportedByBackend,
+    "cancelled": Cancelled,
+    "overloaded": EngineStopped,
+    "timeout": TimedOut,
+}
+
+
+def segments_json(segments: Sequence[Segment]) -> list[Json]:
+    return [{"text": segment.text, "control": segment.control} for segment in segments]
+
+
+def params_json(params: SamplingParams) -> Json:
+    if params.logprob_start_len >= 0:
+        raise UnsupportedByBackend(
+            "a server's branches tell no log-probabilities of prompts; leave out logprob_start_len"
+        )
+    written: Json = {f.name: getattr(params, f.name) for f in fields(params) if f.name != "logprob_start_len"}
+    return written | {"constraint": None if params.constraint is None else _constraint(params.constraint)}
+
+
+def _constraint(constraint: Constraint) -> Json:
+    match constraint:
+        case Regex(pattern):
+            return {"kind": "regex", "pattern": pattern}
+        case Choices(choices):
+            return {"kind": "choices", "choices": choices}
+        case JsonSchema(text):
+            return {"kind": "json_schema", "text": text}
+        case Grammar(source, syntax):
+            return {"kind": "grammar", "source": source, "syntax": syntax}
+        case _:
+            raise UnsupportedByBackend(f"a {type(constraint).__name__} constraint cannot be sent to a server yet")
+
+
+def error_at(status: int, content: bytes) -> NiwakiError:
+    try:
+        return error_of(status, as_object(json.loads(content)))
+    except (ValueError, KeyError, TypeError):
+        return GenerationError(f"the server answered {status} with something that no niwaki server says")
+
+
+def error_of(status: int, body: Json) -> NiwakiError:
+    told = as_object(body["error"])
+    kind = ERRORS.get(str(told["code"]), RequestError if status < 500 else GenerationError)
+    return kind(str(told["message"]))
+
+
+def delta_of(told: Json) -> Delta:
+    return Delta(
+        str(told["text"]), ids_of(told["token_ids"]), _logprobs(told["logprobs"]), _lists(told["top_logprobs"])
+    )
+
+
+def output_of(told: Json) -> Output:
+    finish = as_object(told["finish_reason"])
+    return Output(
+        text=str(told["text"]),
+        token_ids=ids_of(told["token_ids"]),
+        finish_reason=FinishReason(finish["type"], finish["matched"]),  # type: ignore[arg-type]  # written from one
+        prompt_tokens=as_int(told["prompt_tokens"]),
+        cached_tokens=as_int(told["cached_tokens"]),
+        complete=bool(told["complete"]),
+        logprobs=_logprobs(told["logprobs"]),
+        top_logprobs=_lists(told["top_logprobs"]),
+        seconds=float(str(told["seconds"])),
+    )
+
+
+def score_of(told: Json) -> Score:
+    return Score(
+        str(told["text"]), _logprobs(told["logprobs"]), as_int(told["prompt_tokens"]), as_int(told["cached_tokens"])
+    )
+
+
+def _logprobs(told: object) -> tuple[TokenLogprob, ...]:
+    found = []
+    for entry in as_list(told):
+        logprob, token_id, text = as_list(entry)
+        found.append(
+            TokenLogprob(
+                None if logprob is None else float(str(logprob)), as_int(token_id), None if text is None else str(text)
+            )
+        )
+    return tuple(found)
+
+
+def _lists(told: object) -> tuple[tuple[TokenLogprob, ...], ...]:
+    return tuple(_logprobs(one) for one in as_list(told))
+
+
+def ids_of(told: object) -> tuple[int, ...]:
+    return tuple(as_int(token_id) for token_id in as_list(told))
+
+
+def as_int(told: object) -> int:
+    if not isinstance(told, int):
+        raise TypeError(f"expected a whole number, got {told!r}")
+    return told
+
+
+def as_list(told: object) -> list[object]:
+    if not isinstance(told, list):
+        raise TypeError(f"expected a list, got {told!r}")
+    return told
+
+
+def as_object(told: object) -> Json:
+    if not isinstance(told, dict):
+        raise TypeError(f"expected an object, got {told!r}")
+    return told

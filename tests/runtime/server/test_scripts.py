@@ -1,0 +1,239 @@
+"""A compiled program is one request to a server, gives what the program gives, and leaves nothing there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+from hypothesis import given, settings
+
+import niwaki as nw
+from niwaki.lang.backends import Host
+from niwaki.lang.program import Program
+from niwaki.lang.remote import RuntimeEndpoint
+from niwaki.lang.remote_link import ServerLink
+from niwaki.lang.state import State
+from niwaki.runtime.engine import Engine
+from tests.plans import NAMES, follow, plans_of
+from tests.runtime.server.conftest import wait_until_idle
+
+Told = dict[str, object]
+
+
+@pytest.fixture(scope="module")
+def endpoint(url: str) -> Iterator[RuntimeEndpoint]:
+    with RuntimeEndpoint(url) as made:
+        yield made
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every request that leaves this process, but those that close a branch when its state is dropped."""
+    found: list[str] = []
+    ask = ServerLink._ask
+
+    def noted(self: ServerLink, method: str, path: str, *more: object) -> object:
+        if method != "DELETE":
+            found.append(f"{method} /{path.split('/')[1]}")
+        return ask(self, method, path, *more)  # type: ignore[arg-type]  # what it was given
+
+    monkeypatch.setattr(ServerLink, "_ask", noted)
+    return found
+
+
+@nw.function
+def judge(s: State, question: str) -> str:
+    s += nw.user(question)
+    forks = s.fork(3)
+    forks += lambda i: nw.assistant(f"As judge {i}: " + nw.gen("view", max_tokens=5))
+    forks.join()
+    s += nw.user("The judges said:\n" + "\n".join(s["view"]) + f"\nFirst: {s['view'][0]}")  # type: ignore[arg-type,index]
+    s += nw.assistant(
+        nw.select("word", choices=["yes", "no"], choices_method="exact") + nw.gen("verdict", max_tokens=6)
+    )
+    s += nw.user(nw.gen("score", dtype=int, max_tokens=4))
+    return f"{s['verdict']} of {s['word']}"
+
+
+@nw.function
+def decide(s: State, question: str) -> None:
+    s += question + nw.gen("a", max_tokens=5)
+    forks = s.fork(2)
+    forks += lambda i: f" {i} " + nw.gen("x", max_tokens=4)
+    forks.join()
+    if len(str(s["x"])) > 8:
+        s += "long " + s["x"][1]  # type: ignore[index]  # a list of texts
+    else:
+        s += "short "
+    s += nw.gen("b", max_tokens=4) + f" {s['a']} " + nw.gen("c", max_tokens=3)
+
+
+def told(program: Program, backend: Host, names: list[str], *args: object) -> Told:
+    state = program.run(*args, options={"backend": backend, "temperature": 0, "max_new_tokens": 4})
+    values: Told = {name: state[name] for name in names if name in state}
+    values |= {"text": state.text(), "ids": list(state.token_ids), "messages": state.messages()}
+    return values | {"returned": state.ret_value, "completion": state.usage.generated_tokens}
+
+
+VALUES = {"judge": ["view", "word", "verdict", "score"], "decide": ["a", "x", "b", "c"]}
+
+
+def test_a_whole_program_is_one_request(endpoint: RuntimeEndpoint, engine: Engine, asked: list[str]) -> None:
+    expected = told(judge, engine, VALUES["judge"], "Why the cat?")
+    assert told(judge, endpoint, VALUES["judge"], "Why the cat?") == expected
+    assert len(asked) > 8, "call by call"
+    told(judge.compile(), endpoint, VALUES["judge"], "Why a dog?")  # asks for the chat template, once
+    asked.clear()
+    assert told(judge.compile(), endpoint, VALUES["judge"], "Why the cat?") == expected
+    assert asked == ["POST /scripts"], "its values, its text and its tokens came with the answer"
+
+
+def test_a_decision_hands_over_with_the_state_as_it_is(
+    endpoint: RuntimeEndpoint, engine: Engine, asked: list[str]
+) -> None:
+    expected = told(decide, engine, VALUES["decide"], "the cat ")
+    asked.clear()
+    assert told(decide.compile(), endpoint, VALUES["decide"], "the cat ") == expected
+    assert asked == ["POST /scripts", "POST /branches", "POST /branches", "GET /branches"], "then call by call"
+    wait_until_idle(engine)
+
+
+@settings(max_examples=10)
+@given(plan=plans_of("select"))
+def test_random_programs_give_the_same_on_an_engine_compiled_and_on_a_server(
+    plan: list[tuple[str, object]], endpoint: RuntimeEndpoint, engine: Engine
+) -> None:
+    names = [*NAMES, "inner", "turn", "each"]
+    decided: list[list[str]] = [[], [], []]
+    plain = told(follow, engine, names, plan, decided[0])
+    assert told(follow.compile(), engine, names, plan, decided[1]) == plain
+    assert told(follow.compile(), endpoint, names, plan, decided[2]) == plain
+    assert decided[1:] == decided[:1] * 2, "the body ran once, and decided by the same values"
+
+
+def test_text_behind_the_end_of_a_script_goes_on_like_that_behind_a_released_state(
+    endpoint: RuntimeEndpoint, engine: Engine
+) -> None:
+    """On a branch of its own, to which the text so far is sent again."""
+
+    @nw.function
+    def short(s: State) -> None:
+        s += "the cat " + nw.gen("x", regex="[a-z]{3}")
+
+    def longer(program: Program, backend: Host) -> str:
+        state = program.run(options={"backend": backend, "temperature": 0})
+        state.sync()
+        state._executor.release()
+        state += " and the dog " + nw.gen("y", regex="[a-z]{3}")
+        return state.text()
+
+    expected = longer(short, engine)
+    assert longer(short.compile(), endpoint) == expected
+    state = short.compile().run(options={"backend": endpoint, "temperature": 0})
+    state += " and the dog " + nw.gen("y", regex="[a-z]{3}")
+    assert state.text() == expected
+
+
+def test_a_call_that_fails_fails_its_state_as_without_a_script(endpoint: RuntimeEndpoint) -> None:
+    @nw.function
+    def broken(s: State, pattern: str) -> None:
+        s += "the cat " + nw.gen("a", max_tokens=3)
+        forks = s.fork(2)
+        forks[0] += nw.gen("x", max_tokens=3)
+        forks[1] += nw.gen("x", regex=pattern, max_tokens=3)
+        forks.join()
+        s += nw.gen("end", max_tokens=3)
+
+    for program in (broken, broken.compile()):
+        state = program.run("(a|b)*a(a|b){20}", backend=endpoint)
+        assert isinstance(state["a"], str)
+        with pytest.raises(nw.ConstraintError, match="too complex"):
+            state["end"]
+
+
+def test_what_a_server_takes_no_script_of_is_interpreted(
+    endpoint: RuntimeEndpoint, engine: Engine, asked: list[str]
+) -> None:
+    class Last:
+        needs_unconditional = False
+
+        def decide(self, scores: object, unconditional: object = ()) -> object:
+            from niwaki.runtime.choices import Decision
+
+            return Decision(len(scores) - 1, {})  # type: ignore[arg-type]  # a sequence
+
+    @nw.function
+    def own_method(s: State) -> None:
+        s += "the cat " + nw.gen("a", max_tokens=3)
+        s += nw.select("b", choices=["x", "y"], choices_method=Last())  # type: ignore[arg-type]  # a method
+        s += nw.gen("c", max_tokens=3)
+
+    assert told(own_method.compile(), endpoint, ["a", "b", "c"]) == told(own_method, engine, ["a", "b", "c"])
+    assert asked[0] == "POST /scripts"
+    assert len(asked) > 3, "what follows the method of the author's own is asked call by call"
+
+
+def test_cancelling_here_ends_the_script_there(endpoint: RuntimeEndpoint, engine: Engine) -> None:
+    @nw.function
+    def wide(s: State) -> None:
+        s += "the cat "
+        forks = s.fork(3)
+        forks += nw.gen("x", max_tokens=400, ignore_eos=True)
+        forks.join()
+        s += nw.gen("y", max_tokens=40)
+
+    state = wide.compile().run(backend=endpoint)
+    deadline = time.monotonic() + 30
+    while engine.stats()["requests_running"] < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    state.cancel()
+    with pytest.raises(nw.Cancelled):
+        state["y"]
+    del state
+    wait_until_idle(engine)
+
+
+def test_a_body_that_waits_on_a_thread_of_its_own_does_not_hang(endpoint: RuntimeEndpoint) -> None:
+    @nw.function
+    def threaded(s: State, found: list[object]) -> None:
+        s += "the cat " + nw.gen("x", max_tokens=3)
+        thread = threading.Thread(target=lambda: found.append(s["x"]))
+        thread.start()
+        thread.join()
+        s += nw.gen("y", max_tokens=3)
+
+    found: list[object] = []
+    state = threaded.compile().run(found, backend=endpoint)
+    assert found == [state["x"]]
+    assert isinstance(state["y"], str)
+
+
+SAY: Told = {"do": "say", "parts": ["the cat"]}
+
+
+@pytest.mark.parametrize(
+    ("branches", "said"),
+    [
+        ([[SAY], [SAY]], "split off once"),
+        ([[{"do": "split", "branch": 1}, {"do": "split", "branch": 1}], []], "split off once"),
+        ([[{"do": "split", "branch": 0}]], "split off once"),
+        ([[{"do": "choose", "call": 0, "choices": ["a"], "method": "best"}]], "method"),
+        ([[{"do": "choose", "call": 0, "choices": ["a"], "method": "exact"}] * 2], "number of its own"),
+        ([[{"do": "say", "parts": [-1]}]], "greater than or equal"),
+        ([], "at least 1"),
+    ],
+)
+def test_a_script_that_makes_no_sense_is_refused(client: httpx2.Client, branches: list[object], said: str) -> None:
+    answer = client.post("/scripts", json={"branches": branches, "is_over": True})
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]["message"]
+
+
+def test_a_text_that_never_comes_ends_the_script_and_hangs_nobody(client: httpx2.Client, engine: Engine) -> None:
+    choose = {"do": "choose", "call": 0, "choices": ["a", "b"], "method": "exact"}
+    answer = client.post("/scripts", json={"branches": [[{"do": "say", "parts": [0]}, choose]], "is_over": True})
+    assert answer.text == 'data: {"token_ids":null}\n\n'
