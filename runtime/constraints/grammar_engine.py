@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -16,7 +17,14 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
 from niwaki.runtime.api import ConfigError, ConstraintError
-from niwaki.runtime.constraints.grammar_worker import build, short_reason, short_text, tokenizer_of
+from niwaki.runtime.constraints.grammar_worker import (
+    CLOSING,
+    build,
+    short_reason,
+    short_text,
+    straight_text,
+    tokenizer_of,
+)
 from niwaki.runtime.constraints.matcher import first_bit
 from niwaki.runtime.constraints.protocol import MAX_FORCED_BYTES, NOTHING_FORCED, Forced, MaskRow
 from niwaki.runtime.constraints.vocabulary import Vocabulary, concatenated
@@ -29,7 +37,6 @@ SEARCHES: Final = 8  # of these, for how many an ending of their own is searched
 MAX_BEHIND: Final = 1024  # tokens that a prompt's last bytes begin, of which each is tried
 JOINTS: Final = 8  # places of a known ending that are tried after another token
 JOINT_BYTES: Final = 400
-CLOSING: Final = frozenset(b'"}],')
 OPENING: Final = frozenset(b'{[,:"')
 # A byte of a number or literal may ask for three more; an escape or a character beyond ASCII for up to eleven.
 PLAIN_COST: Final = 4
@@ -64,8 +71,8 @@ class Ending:
 
     def joints(self) -> list[int]:
         """Places from which the rest may complete another text as well: the start, and where something closes."""
-        found = [i for i, byte in enumerate(self.text[:JOINT_BYTES]) if i and byte in CLOSING]
-        return [0, *found[:JOINTS], len(self.text)] if self.text else [0]
+        found = (i for i, byte in enumerate(self.text[1:JOINT_BYTES], 1) if byte in CLOSING)
+        return [0, *islice(found, JOINTS), len(self.text)] if self.text else [0]
 
 
 class GrammarVocabulary:
@@ -174,7 +181,7 @@ class GrammarMatcher:
     budget meet must an ending be looked for, and only tokens that cost more than what is left to spare are doubted.
     """
 
-    __slots__ = ("_bounds", "_constraint", "_ended", "_ending", "_is_sure", "_matcher")
+    __slots__ = ("_bounds", "_constraint", "_ended", "_ending", "_is_searched", "_is_sure", "_matcher")
 
     def __init__(
         self, constraint: GrammarConstraint, matcher: LLMatcher, bounds: list[int], ending: Ending | None
@@ -184,6 +191,7 @@ class GrammarMatcher:
         self._bounds = bounds  # after each accepted token, at most so many tokens lead to an end; one more than tokens
         self._ending = ending
         self._is_sure = ending is not None  # it is one from here; else a guess, from some tokens before
+        self._is_searched = self._is_sure  # a shorter one was looked for
         self._ended = False
 
     @property
@@ -204,7 +212,7 @@ class GrammarMatcher:
     def distance(self) -> int:
         if self.can_end:
             return 0
-        ending = self._found_ending()
+        ending = self._found_ending(0)
         return FAR if ending is None else len(ending.tokens)
 
     def fill_mask(self, row: MaskRow) -> None:
@@ -218,7 +226,7 @@ class GrammarMatcher:
         constraint = self._constraint
         if self._ended or self.is_far_from_the_end(remaining):
             return
-        ending = self._found_ending()
+        ending = self._found_ending(remaining)
         if ending is None or len(ending.tokens) > remaining:
             return
         spare = remaining - 1 - len(ending.tokens)
@@ -307,7 +315,10 @@ class GrammarMatcher:
         return NOTHING_FORCED if place.is_error() else Forced(text, words.bytes_in(row))
 
     def fits(self, remaining: int) -> bool:
-        return self._bounds[-1] <= remaining or self.distance <= remaining
+        if self._bounds[-1] <= remaining or self.can_end:
+            return True
+        ending = self._found_ending(remaining)
+        return ending is not None and len(ending.tokens) <= remaining
 
     def allow_behind(self, row: npt.NDArray[np.uint32], text: bytes, remaining: int) -> None:
         words = self._constraint.words
@@ -345,37 +356,48 @@ class GrammarMatcher:
 
     def clone(self) -> GrammarMatcher:
         twin = GrammarMatcher(self._constraint, self._matcher.deep_copy(), self._bounds.copy(), self._ending)
-        twin._ended, twin._is_sure = self._ended, self._is_sure
+        twin._ended, twin._is_sure, twin._is_searched = self._ended, self._is_sure, self._is_searched
         return twin
 
     def shortest_ending(self, budget: int) -> tuple[int, ...] | None:
         if self.can_end:
             return ()
-        ending = self._found_ending()
+        ending = self._found_ending(0)
         return None if ending is None or len(ending.tokens) > budget else ending.tokens
 
     # -- endings
 
-    def _found_ending(self) -> Ending | None:
-        """A way to the end from here; the bound becomes its length."""
-        if self._is_sure:
-            return self._ending
-        guess = self._ending
-        text = self._known_end(self._matcher, guess)
-        if text is None:
+    def _found_ending(self, enough: int) -> Ending | None:
+        """A way to the end from here; where the straight one takes more than `enough` tokens, a shorter one is looked
+        for. The bound becomes its length."""
+        guess = None if self._is_sure else self._ending
+        if not self._is_sure:
+            text = self._known_end(self._matcher, guess)
+            self._is_searched = text is not None
+            self._end_with(self._straight(self._matcher, guess) if text is None else text)
+        if not self._is_searched and (self._ending is None or len(self._ending.tokens) > enough):
+            self._is_searched = True
             text = short_text(
                 self._matcher,
                 self._constraint.words.byte_ids,
                 SEARCH_NODES,
                 lambda place: self._known_end(place, guess),
             )
-        if guess is not None and text is not None and guess.text.endswith(text):
-            self._ending = guess.behind(len(guess.text) - len(text))
+            if text is not None and (self._ending is None or len(text) < len(self._ending.text)):
+                self._end_with(text)
+        return self._ending
+
+    def _end_with(self, text: bytes | None) -> None:
+        known = self._ending
+        if text is not None and known is not None and known.text.endswith(text):
+            self._ending = known.behind(len(known.text) - len(text))
         else:
             self._ending = None if text is None else self._constraint.words.ending(text)
         self._is_sure = True
         self._bounds[-1] = FAR if self._ending is None else len(self._ending.tokens)
-        return self._ending
+
+    def _straight(self, place: LLMatcher, guess: Ending | None) -> bytes | None:
+        return straight_text(place, self._constraint.words.byte_ids, lambda after: self._known_end(after, guess))
 
     def _fits(self, token_id: int, ending: Ending, budget: int, may_search: bool) -> tuple[bool, bool]:
         """Whether the text can surely end within `budget` tokens after this one, and whether we had to search."""
@@ -388,7 +410,7 @@ class GrammarMatcher:
         if not may_search:
             return False, False
         words = self._constraint.words
-        text = short_text(place, words.byte_ids, SEARCH_NODES // 10, lambda after: self._known_end(after, ending))
+        text = self._straight(place, ending)
         return text is not None and len(words.ending(text).tokens) <= budget, True
 
     def _known_end(self, place: LLMatcher, ending: Ending | None) -> bytes | None:

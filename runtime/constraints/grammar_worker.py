@@ -29,9 +29,14 @@ STACK_BYTES: Final = 64 * 1024 * 1024  # llguidance recurses over references: 1,
 STEP_FUEL: Final = 2_000_000
 TRIAL_STEPS: Final = 24
 SEARCH_NODES: Final = 6000
+COPIED_BYTES: Final = 200  # of text, which cost as much to copy as a place costs otherwise
 # Bytes worth trying for a short text where many may follow: they close, or begin what is short.
 LIKELY: Final = b'"}]0,:1n-{[a A.t'
 FEW: Final = 12
+# Bytes on the straight way to an end: what closes, what must come before it, then what is short when it opens.
+STRAIGHT: Final = b'}]",:1234567890.-ntfa [{'
+STRAIGHT_BYTES: Final = 600
+CLOSING: Final = b'"}],'
 MASKS_COMPARED: Final = 8  # one mask is too little: after `,` and after `:` a quote may be all that follows
 _stack_lock = threading.Lock()
 
@@ -110,11 +115,59 @@ def short_text(
 
     Uniform-cost over bytes. Among places as far away and with the same last masks one is kept, and where very many
     bytes may follow only the likely ones are tried first: both cost no correctness, only at times a byte.
-    None where `max_nodes` places were looked at in vain. byte_ids[b] is the token of the single byte b; `known_end`
-    tells the rest of the text from a place where it is known.
+    None where `max_nodes` places were looked at in vain; one far behind counts as several, as it costs more to copy.
+    byte_ids[b] is the token of the single byte b; `known_end` tells the rest of the text from where it is known.
     """
-    found = _searched(matcher, byte_ids, max_nodes, known_end, prunes=True)
-    return found if found is not None else _searched(matcher, byte_ids, max_nodes, known_end, prunes=False)
+    found, has_pruned = _searched(matcher, byte_ids, max_nodes, known_end, prunes=True)
+    if found is not None or not has_pruned:
+        return found
+    return _searched(matcher, byte_ids, max_nodes, known_end, prunes=False)[0]
+
+
+def straight_text(
+    matcher: LLMatcher,
+    byte_ids: Sequence[int],
+    known_end: Callable[[LLMatcher], bytes | None] = lambda place: b"" if place.is_accepting() else None,
+) -> bytes | None:
+    """A continuation after which the text may end, closing at every place what can be closed: some tens of steps where
+    a search looks at thousands of places. Often the shortest; None where it does not end within STRAIGHT_BYTES.
+    Parameters as of `short_text`."""
+    place = matcher.deep_copy()
+    text = b""
+    tried: set[int] = set()  # since something closed or was forced: these are taken again when no other byte may follow
+    while len(text) <= STRAIGHT_BYTES and not place.is_error():
+        end = known_end(place) if place.is_accepting() or text[-1:] in CLOSING else None
+        if end is not None:
+            return text + end
+        forced = place.compute_ff_bytes()
+        follow = forced or _nearest(place, byte_ids, tried)
+        if not follow or place.try_consume_tokens([byte_ids[byte] for byte in follow]) < len(follow):
+            return None
+        if forced or follow in CLOSING or follow[0] in tried:
+            tried.clear()
+        tried.update(() if forced else follow)
+        text += follow
+    return None
+
+
+def _nearest(place: LLMatcher, byte_ids: Sequence[int], tried: set[int]) -> bytes:
+    """The byte that leads to an end most directly, as JSON is written; none where none may follow."""
+
+    def may_follow(byte: int) -> bool:
+        return place.validate_tokens([byte_ids[byte]]) == 1
+
+    # Inside a string all of these may stand, elsewhere never: there a bracket would close nothing.
+    if all(map(may_follow, b'",}')):
+        return b'"'
+    for byte in STRAIGHT:
+        if byte not in tried and may_follow(byte):
+            return bytes([byte])
+    follow = _followers(place.compute_bitmask(), byte_ids)
+    return bytes(sorted(follow, key=tried.__contains__)[:1])
+
+
+def _followers(mask: bytes, byte_ids: Sequence[int]) -> list[int]:
+    return [byte for byte in range(256) if mask[byte_ids[byte] >> 3] >> (byte_ids[byte] & 7) & 1]
 
 
 def _searched(
@@ -124,33 +177,36 @@ def _searched(
     known_end: Callable[[LLMatcher], bytes | None],
     *,
     prunes: bool,
-) -> bytes | None:
+) -> tuple[bytes | None, bool]:
+    """The text, and whether bytes were left out."""
     queue: list[tuple[int, int, bytes, tuple[int, ...], LLMatcher]] = [(0, 0, b"", (), matcher)]
     seen: set[tuple[int, tuple[int, ...]]] = set()
     order = 0
-    for _ in range(max_nodes):
-        if not queue:
-            return None
+    has_pruned = False
+    left = max_nodes
+    while queue and left > 0:
         length, _, text, before, place = heapq.heappop(queue)
+        left -= 1 + length // COPIED_BYTES
         end = known_end(place)
         if end is not None:
-            return text + end
+            return text + end, has_pruned
         mask = place.compute_bitmask()
         masks = (*before[-MASKS_COMPARED:], hash(mask))
         key = (length, masks)
         if place.is_error() or key in seen:
             continue
         seen.add(key)
-        follow = [byte for byte in range(256) if mask[byte_ids[byte] >> 3] >> (byte_ids[byte] & 7) & 1]
+        follow = _followers(mask, byte_ids)
         if prunes and len(follow) > FEW:
             likely = [byte for byte in LIKELY if byte in follow]
             follow = likely or follow[:FEW]
+            has_pruned = True
         for byte in follow:
             after = place.deep_copy()
             if after.consume_token(byte_ids[byte]):
                 order -= 1  # among equals the latest first: a text is finished before its rivals are begun
                 heapq.heappush(queue, (length + 1, order, text + bytes([byte]), masks, after))
-    return None
+    return None, has_pruned
 
 
 def tried(request: str) -> bytes:
@@ -160,7 +216,10 @@ def tried(request: str) -> bytes:
         ValueError: llguidance refuses it, or no text of it was found.
     """
     matcher = build(request[1:], byte_tokenizer())
-    text = short_text(matcher, range(256)) if request[0] == SEARCH else b""
+    text: bytes | None = b""
+    if request[0] == SEARCH:
+        text = short_text(matcher, range(256))
+        text = straight_text(matcher, range(256)) if text is None else text
     if text is None:
         raise ValueError("no text that satisfies it was found")
     rng = random.Random(0)
@@ -168,7 +227,7 @@ def tried(request: str) -> bytes:
         mask = matcher.compute_bitmask()
         if matcher.is_error():
             raise ValueError(short_reason(matcher.get_error()))
-        follow = [byte for byte in range(256) if mask[byte >> 3] >> (byte & 7) & 1]
+        follow = _followers(mask, range(256))
         if not follow or not matcher.consume_token(rng.choice(follow)):
             break
     return text

@@ -119,6 +119,23 @@ def test_within_any_budget_that_the_shortest_text_fits_the_text_ends_complete(
     assert not short_of.can_end
 
 
+def test_objects_of_any_keys_end_within_their_budget_however_long_their_values_are(
+    compiler: ConstraintCompiler,
+) -> None:
+    """A value of three fields is begun and has to be finished, which no search over single bytes gets to."""
+    point = {
+        "type": "object",
+        "properties": {**{name: {"type": "number"} for name in "xy"}, "tag": {"type": ["string", "null"]}},
+        "required": ["x", "y", "tag"],
+        "additionalProperties": False,
+    }
+    compiled = compiler.compile(schema({"type": "object", "additionalProperties": point}))
+    for seed in range(8):
+        matcher = compiled.matcher()
+        drawn(matcher, random.Random(seed), 60)
+        assert matcher.can_end
+
+
 def test_the_shortest_ending_completes_the_text_from_everywhere(compiler: ConstraintCompiler) -> None:
     rng = random.Random(5)
     for constraint in (schema(PERSON), schema(TREE), Grammar(LARK)):
