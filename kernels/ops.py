@@ -114,7 +114,8 @@ def ops_for(device: torch.device) -> Ops:
     return TorchOps()
 
 
-def _array(operand: Operand) -> Array:
+def array_of(operand: Operand) -> Array:
+    """Its memory as NumPy sees it. Raises TypeError where that is not the CPU's."""
     if operand.array is None:
         raise TypeError(f"a CPU kernel was given a tensor on {operand.tensor.device}")
     return operand.array
@@ -138,35 +139,37 @@ class NumbaOps(Plain):
     """The CPU kernels; torch for matrix products of many rows."""
 
     def linear(self, x: Operand, weight: Operand, bias: Operand | None, out: Operand) -> None:
-        rows = _array(x)
+        rows = array_of(x)
         if len(rows) <= MAX_ROWS[rows.dtype]:
-            linear_few_rows(rows, _array(weight), None if bias is None else _array(bias), _array(out))
+            linear_few_rows(rows, array_of(weight), None if bias is None else array_of(bias), array_of(out))
         else:
             linear_torch(x.tensor, weight.tensor, None if bias is None else bias.tensor, out.tensor)
 
     def rms_norm(self, x: Operand, weight: Operand, eps: float, out: Operand, offset: float = 0.0) -> None:
-        rms_norm(_array(x), _array(weight), eps, _array(out), offset)
+        rms_norm(array_of(x), array_of(weight), eps, array_of(out), offset)
 
     def add_rms_norm(
         self, x: Operand, delta: Operand, weight: Operand, eps: float, out: Operand, offset: float = 0.0
     ) -> None:
-        add_rms_norm(_array(x), _array(delta), _array(weight), eps, _array(out), offset)
+        add_rms_norm(array_of(x), array_of(delta), array_of(weight), eps, array_of(out), offset)
 
     def qk_norm(
         self, qkv: Operand, q_weight: Operand, k_weight: Operand, widths: tuple[int, int], eps: float, offset: float
     ) -> None:
-        qk_norm(_array(qkv), _array(q_weight), _array(k_weight), *widths, eps, offset)
+        qk_norm(array_of(qkv), array_of(q_weight), array_of(k_weight), *widths, eps, offset)
 
     def silu_mul(self, gate_up: Operand, out: Operand) -> None:
-        silu_mul(_array(gate_up), _array(out))
+        silu_mul(array_of(gate_up), array_of(out))
 
     def gelu_mul(self, gate_up: Operand, out: Operand) -> None:
-        gelu_mul(_array(gate_up), _array(out))
+        gelu_mul(array_of(gate_up), array_of(out))
 
     def rope_store_kv(
         self, qkv: Operand, cos: Operand, sin: Operand, plan: AttentionPlan, k_pool: Operand, v_pool: Operand
     ) -> None:
-        rope_store_kv(_array(qkv), _array(cos), _array(sin), plan.positions, plan.slots, _array(k_pool), _array(v_pool))
+        rope_store_kv(
+            array_of(qkv), array_of(cos), array_of(sin), plan.positions, plan.slots, array_of(k_pool), array_of(v_pool)
+        )
 
     def attend(
         self,
@@ -180,10 +183,10 @@ class NumbaOps(Plain):
         decode, prefill, partial = plan.decode, plan.prefill, NOTHING
         if plan.shared is not None and can_share(plan.shared, rule):
             decode, prefill = plan.shared.decode, plan.shared.prefill
-            partial = shared_attention(_array(q), k_pool.tensor, v_pool.tensor, plan.shared.segments, rule)
+            partial = shared_attention(array_of(q), k_pool.tensor, v_pool.tensor, plan.shared.segments, rule)
         if len(decode.token):
             paged_decode_attention(
-                _array(q), _array(k_pool), _array(v_pool), plan.page_table, decode, _array(out), rule, partial
+                array_of(q), array_of(k_pool), array_of(v_pool), plan.page_table, decode, array_of(out), rule, partial
             )
         if prefill:
             prefill_attention(q.tensor, k_pool.tensor, v_pool.tensor, prefill, out.tensor, rule, partial)

@@ -110,7 +110,7 @@ class SparseMlp:
 
     def forward(self, x: Operand, b: Buffers) -> None:
         rows, per_token = x.tensor, self.rule.per_token
-        scores = torch.mm(rows, self.router.t()).float().softmax(-1)  # [tokens, experts]
+        scores = _product(self.ops, x, self.router).float().softmax(-1)  # [tokens, experts]
         weights, chosen = scores.topk(per_token, -1)
         if self.rule.renormalise:
             weights = weights / weights.sum(-1, keepdim=True)
@@ -129,7 +129,7 @@ class SparseMlp:
         total = torch.zeros(rows.shape, dtype=torch.float32, device=rows.device).index_add_(0, token, weighted)
         if self.shared is not None:
             run_expert(self.ops, self.gate, self.shared.expert, x, b.delta)
-            share = torch.mm(rows, self.shared.gate.t()).float().sigmoid()
+            share = _product(self.ops, x, self.shared.gate).float().sigmoid()
             total.add_(b.delta.tensor.float().mul_(share))
         b.delta.tensor.copy_(total)
 
@@ -142,3 +142,10 @@ def run_expert(ops: Ops, gate: Gate, expert: Expert, x: Operand, out: Operand) -
     ops.linear(x, expert.gate_up, None, gate_up)
     gate(gate_up, activated)
     ops.linear(activated, expert.down, None, out)
+
+
+def _product(ops: Ops, x: Operand, weight: torch.Tensor) -> torch.Tensor:
+    """x weight^T as the device's own operations have it."""
+    out = x.tensor.new_empty((len(x.tensor), len(weight)))
+    ops.linear(x, Operand.of(weight), None, Operand.of(out))
+    return out
