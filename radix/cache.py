@@ -8,80 +8,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 import numpy as np
-import numpy.typing as npt
 
+from niwaki.radix.children import TOKEN_BYTES
 from niwaki.radix.eviction import EVICTIONS
+from niwaki.radix.handles import CacheStats, Lease, Match, Pin, home
 from niwaki.radix.outline import OutlineNode, outline
 from niwaki.radix.pages import PageCopy, PagePool
-from niwaki.radix.tree import TOKEN_BYTES, Node, Root, Tree, common_pages
-
-TokenIds = npt.NDArray[np.int32]
+from niwaki.radix.paths import INT32, TokenIds, demand_token_ids, pack, path_key, path_pages
+from niwaki.radix.tree import Node, Tree, common_pages
 
 # Namespace, the tokens from the first one to the end of the pages, the index of the first page, the page ids.
 OnEvict = Callable[[str, TokenIds, int, list[int]], None]
-
-INT32 = np.dtype(np.int32)  # comparing with a dtype is much quicker than with the scalar type
-
-
-@dataclass(slots=True, eq=False)
-class Lease:
-    """The pages of one running request. Owned by the cache: read the first three fields, change nothing.
-
-    `page_ids[i]` holds tokens `i * page_size` and following. `commit` may replace a page by an equal one of the tree,
-    so read `page_ids` anew for each step. `num_cached` tokens need no computing once `copies` have been carried out.
-    """
-
-    page_ids: list[int]
-    num_cached: int
-    copies: tuple[PageCopy, ...]
-    _node: Node = field(repr=False)  # locked; the path down to it holds the first `_num_shared` pages
-    _num_shared: int = field(repr=False)
-    _priority: int = field(repr=False)
-    _source: Node | None = field(default=None, repr=False)  # locked; holds the page to be copied from
-    _tail: Node | None = field(default=None, repr=False)  # locked; offers the page after the shared ones, being written
-    _is_open: bool = field(default=True, repr=False)
-
-
-@dataclass(slots=True, eq=False)
-class Pin:
-    """A wish to keep a prefix, by `Cache.pin`. Opaque."""
-
-    _node: Node = field(repr=False)
-    _until: float | None = field(repr=False)
-    _is_open: bool = field(default=True, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """What the cache holds of a prompt, for planning: nothing is locked, so it may be gone a moment later."""
-
-    num_cached: int  # tokens
-    num_locked_pages: int  # full pages among them that running requests hold already: acquiring these takes no room
-
-
-@dataclass(frozen=True, slots=True)
-class CacheStats:
-    """Where the pages are now, and counters since the start."""
-
-    num_pages: int
-    free_pages: int
-    tree_pages: int
-    held_pages: int  # by leases, not (yet) shared
-    evictable_pages: int  # those of `tree_pages` that eviction could free now
-    tree_tokens: int
-    tree_nodes: int
-    namespaces: int
-    leases: int
-    pins: int
-    lookups: int
-    hits: int  # lookups that found at least one token
-    looked_up_tokens: int
-    cached_tokens: int
-    evicted_pages: int
 
 
 class Cache:
@@ -167,27 +107,26 @@ class Cache:
 
     def match(self, ids: TokenIds, namespace: str = "") -> int:
         """How many tokens at the start of `ids` are cached. Locks, touches and counts nothing."""
-        query = _pack(ids)
+        query = pack(ids)
         root = self._tree.roots.get(namespace)
         if root is None:
             return 0
-        found = self._tree.find(root, query)
-        return found.num_pages * self.page_size + found.num_tail_tokens
+        _, _, num_pages, _, num_tail = self._tree.find(root, query)
+        return num_pages * self.page_size + num_tail
 
     def peek(self, ids: TokenIds, namespace: str = "") -> Match:
         """`match`, and how much of it is locked already."""
-        query = _pack(ids)
+        query = pack(ids)
         root = self._tree.roots.get(namespace)
         if root is None:
             return Match(0, 0)
-        found = self._tree.find(root, query)
-        node, locked = found.node, found.num_pages
-        in_node = found.num_node_pages
+        node, in_node, num_pages, _, num_tail = self._tree.find(root, query)
+        locked = num_pages
         while node.parent is not None and not node.protected:
             locked -= in_node
             node = node.parent
             in_node = len(node.pages)
-        return Match(found.num_pages * self.page_size + found.num_tail_tokens, locked)
+        return Match(num_pages * self.page_size + num_tail, locked)
 
     def num_exclusive(self, lease: Lease) -> int:
         """How many pages would become free or evictable if `lease` ended now: those that nobody else locks."""
@@ -219,18 +158,16 @@ class Cache:
         page boundary. None if there is no room for `room_for` tokens even so (never when it is 0). `priority` marks
         what the request uses and writes, for the eviction policy of that name.
         """
-        query = _pack(ids if max_cached is None else ids[: max(0, max_cached)])
+        query = pack(ids if max_cached is None else ids[: max(0, max_cached)])
         if room_for < 0:
             raise ValueError(f"room_for must be at least 0, got {room_for}")
         tree = self._tree
         root = tree.root(namespace)
         if self.enabled:
             self._clock += 1
-            found = tree.find(root, query, self._clock, priority)
-            node = found.node
-            if found.num_node_pages < len(node.pages):
-                node = tree.split(node, found.num_node_pages)  # so that the lock covers what is used and no more
-            source, num_shared, num_tail = found.source, found.num_pages, found.num_tail_tokens
+            node, in_node, num_shared, source, num_tail = tree.find(root, query, self._clock, priority)
+            if in_node < len(node.pages):
+                node = tree.split(node, in_node)  # so that the lock covers what is used and no more
             node.stamp = self._clock
         else:
             node, source, num_shared, num_tail = root, None, 0, 0
@@ -249,7 +186,7 @@ class Cache:
             return None
         copies = () if source is None else (PageCopy(source.pages[0], own[0], num_tail),)
         num_cached = num_shared * self.page_size + num_tail
-        lease = Lease(_path_pages(node) + own, num_cached, copies, node, num_shared, priority, source)
+        lease = Lease(path_pages(node) + own, num_cached, copies, node, num_shared, priority, source)
         self._leases[lease] = None
         self._lookups += 1
         self._hits += num_cached > 0
@@ -323,18 +260,17 @@ class Cache:
         `until`, a time of the caller's clock, the pin ends by itself at the first `expire` from then on.
         """
         tree = self._tree
-        found = tree.find(tree.root(namespace), _pack(ids))
-        node = found.node
-        if found.num_node_pages < len(node.pages):
-            node = tree.split(node, found.num_node_pages)
-        if found.source is not None:
-            node = self._first_page_node(found.source)
+        node, in_node, _, source, _ = tree.find(tree.root(namespace), pack(ids))
+        if in_node < len(node.pages):
+            node = tree.split(node, in_node)
+        if source is not None:
+            node = self._first_page_node(source)
         return self._pin_node(node, until)
 
     def clone_pin(self, pin: Pin) -> Pin:
         """A second pin on the same prefix and to the same time, in O(1)."""
         self._demand_open(pin)
-        return self._pin_node(_home(pin), pin._until)
+        return self._pin_node(home(pin), pin._until)
 
     def expire(self, now: float) -> int:
         """End the pins whose time has come; returns how many. What they kept is evicted like anything else."""
@@ -351,7 +287,7 @@ class Cache:
         self._demand_open(pin)
         pin._is_open = False
         del self._pins[pin]
-        node = _home(pin)
+        node = home(pin)
         self._tree.unpin(node)
         self._tree.drop_if_idle(node)
 
@@ -369,8 +305,8 @@ class Cache:
         """Every cached sequence that no longer one holds: its namespace, its tokens and its pages."""
         for node in self._tree.nodes():
             if not node.children:
-                namespace, key = _path_key(node)
-                yield namespace, np.frombuffer(key, INT32), _path_pages(node)
+                namespace, key = path_key(node)
+                yield namespace, np.frombuffer(key, INT32), path_pages(node)
 
     # -- invariants -------------------------------------------------------------------------------------------------
 
@@ -386,7 +322,7 @@ class Cache:
             assert lease._is_open, "only open leases are known"
             nodes = (lease._node, lease._source, lease._tail)
             locks.update(node for node in nodes if node is not None)
-            shared = _path_pages(lease._node)
+            shared = path_pages(lease._node)
             assert len(shared) == lease._num_shared, f"{len(shared)} shared pages, lease says {lease._num_shared}"
             if lease._tail is not None:
                 assert lease._tail.parent is lease._node, "a tail stands below the pages before it"
@@ -395,11 +331,11 @@ class Cache:
             held += lease.page_ids[len(shared) :]
             for copy in lease.copies:
                 assert lease._source is not None, "the source of a copy is locked"
-                assert copy.src in _path_pages(lease._source), "the source of a copy holds the page"
+                assert copy.src in path_pages(lease._source), "the source of a copy holds the page"
                 assert copy.dst == lease.page_ids[lease._num_shared], "a copy goes to the page after the shared ones"
         for pin in self._pins:
             assert pin._is_open, "only open pins are known"
-        self._tree.check(locks, Counter(_home(pin) for pin in self._pins))
+        self._tree.check(locks, Counter(home(pin) for pin in self._pins))
         in_tree = [page for node in self._tree.nodes() for page in node.pages]
         everywhere = [*self._pool.snapshot(), *in_tree, *held]
         assert len(everywhere) == self.num_pages, (
@@ -413,7 +349,7 @@ class Cache:
         """Move the lock of `lease` down to page `num_full`: through equal pages of the tree, then through its own."""
         tree, page_bytes = self._tree, self._tree.page_bytes
         self._demand_same_path(lease, ids)
-        query = _pack(ids[lease._num_shared * self.page_size : num_full * self.page_size])
+        query = pack(ids[lease._num_shared * self.page_size : num_full * self.page_size])
         node, index, pos = lease._node, lease._num_shared, 0
         duplicates: list[int] = []
         while index < num_full:
@@ -446,7 +382,7 @@ class Cache:
         tree = self._tree
         head = key[: tree.page_bytes]
         absorbed = tree.absorbed_by(node, head)
-        if any(leaf.pins for leaf in absorbed):
+        if absorbed and any(leaf.pins for leaf in absorbed):
             # The heir of the pins is one page long, so that they keep no more than they did.
             heir = tree.attach(node, head, pages[:1], self._clock, priority)
             for leaf in absorbed:
@@ -464,7 +400,7 @@ class Cache:
         """Put the unfinished page of `lease` into the tree as a leaf that it keeps locked, and goes on writing."""
         tree, index, offered = self._tree, lease._num_shared, lease._tail
         self._demand_same_path(lease, ids)
-        tail = _pack(ids[index * self.page_size : num_written])
+        tail = pack(ids[index * self.page_size : num_written])
         if offered is not None and (offered.key == tail or self._is_tail_in_use(lease)):
             return  # the shorter offer stands
         lease._tail = None
@@ -507,7 +443,7 @@ class Cache:
         assert self._on_evict is not None
         num_full = len(leaf.key) // self._tree.page_bytes
         if first < num_full:
-            namespace, key = _path_key(leaf)
+            namespace, key = path_key(leaf)
             ids = np.frombuffer(key, INT32)[: len(key) // self._tree.page_bytes * self.page_size]
             start = len(ids) // self.page_size - num_full + first
             self._on_evict(namespace, ids, start, leaf.pages[first:num_full])
@@ -566,7 +502,7 @@ class Cache:
 
     def _demand_written(self, lease: Lease, ids: TokenIds, num_written: int) -> None:
         self._demand_open(lease)
-        _demand_token_ids(ids)
+        demand_token_ids(ids)
         least = lease._num_shared * self.page_size
         most = min(len(ids), len(lease.page_ids) * self.page_size)
         if not least <= num_written <= most:
@@ -578,47 +514,5 @@ class Cache:
     def _demand_same_path(self, lease: Lease, ids: TokenIds) -> None:
         """Refuse ids that cannot be those of the lease, by its last shared page: a cheap guard for a costly mistake."""
         stop = lease._num_shared * self.page_size
-        if stop and not lease._node.key.endswith(_pack(ids[stop - self.page_size : stop])):
+        if stop and not lease._node.key.endswith(pack(ids[stop - self.page_size : stop])):
             raise ValueError(f"ids[{stop - self.page_size}:{stop}] are not the tokens that this lease shares there")
-
-
-def _demand_token_ids(ids: TokenIds) -> None:
-    if not isinstance(ids, np.ndarray) or ids.dtype != INT32 or ids.ndim != 1:
-        shown = f"{ids.dtype} of shape {ids.shape}" if isinstance(ids, np.ndarray) else type(ids).__name__
-        raise TypeError(f"token ids must be a NumPy array of int32 with one dimension, got {shown}")
-
-
-def _pack(ids: TokenIds) -> bytes:
-    """Tokens as bytes in memory order, 4 each."""
-    _demand_token_ids(ids)
-    return ids.tobytes()
-
-
-def _path_pages(node: Node) -> list[int]:
-    """The pages from the root down to the end of `node`."""
-    parts: list[list[int]] = []
-    step: Node | None = node
-    while step is not None:
-        parts.append(step.pages)
-        step = step.parent
-    return [page for part in reversed(parts) for page in part]
-
-
-def _path_key(node: Node) -> tuple[str, bytes]:
-    """The namespace of a node and all tokens from the root down to its end, packed."""
-    parts: list[bytes] = []
-    step = node
-    while step.parent is not None:
-        parts.append(step.key)
-        step = step.parent
-    assert isinstance(step, Root)
-    return step.namespace, b"".join(reversed(parts))
-
-
-def _home(pin: Pin) -> Node:
-    """The node that a pin keeps now: eviction and absorption hand pins on."""
-    node = pin._node
-    while node.moved_to is not None:
-        node = node.moved_to
-    pin._node = node
-    return node

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from niwaki.radix.tree import TOKEN_BYTES, Node
+from niwaki.radix.children import TOKEN_BYTES
+from niwaki.radix.tree import Node
 
 SHOWN_TOKENS = 24  # of a node's tokens
 

@@ -14,12 +14,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
-from typing import NamedTuple
 
-from niwaki.radix.children import Children
+from niwaki.radix.children import TOKEN_BYTES, Children
 from niwaki.radix.eviction import MOST, Eviction, least_recently_used
-
-TOKEN_BYTES = 4  # token ids are int32
 
 
 class Node:
@@ -65,19 +62,13 @@ class Root(Node):
         self.namespace = namespace
 
 
-class Found(NamedTuple):
-    """How far a query of tokens is in the tree.
-
-    `node` is the deepest node of which `num_node_pages` >= 1 full pages matched (or the root); `num_pages` full pages
-    matched in all; then `num_tail_tokens` more tokens match the head of a page of `source`: of page `num_node_pages`
-    where that is `node` itself, of the first one where it is a child of it.
-    """
-
-    node: Node
-    num_node_pages: int
-    num_pages: int
-    source: Node | None
-    num_tail_tokens: int
+# How far a query of tokens is in the tree: node, num_node_pages, num_pages, source, num_tail_tokens.
+#
+# `node` is the deepest node of which `num_node_pages` >= 1 full pages matched (or the root); `num_pages` full pages
+# matched in all; then `num_tail_tokens` more tokens match the head of a page of `source`: of page `num_node_pages`
+# where that is `node` itself, of the first one where it is a child of it. A plain tuple: to make an object of a class
+# costs as much as the rest of a short search.
+Found = tuple[Node, int, int, Node | None, int]
 
 
 class Tree:
@@ -118,14 +109,14 @@ class Tree:
                     node.priority = priority
             children = node.children
             if children is None:
-                return Found(node, len(node.pages), num_pages, None, 0)
+                return node, len(node.pages), num_pages, None, 0
             head = query[pos : pos + page_bytes]
             if not head:
-                return Found(node, len(node.pages), num_pages, None, 0)
+                return node, len(node.pages), num_pages, None, 0
             child = children.get(head)
             if child is None or len(head) < page_bytes:
                 source, num_tail = _longest_head(children, head)
-                return Found(node, len(node.pages), num_pages, source, num_tail)
+                return node, len(node.pages), num_pages, source, num_tail
             key = child.key
             if query.startswith(key, pos):
                 node = child
@@ -136,7 +127,7 @@ class Tree:
             num_same = common_pages(key, query, pos, page_bytes)
             at = num_same * page_bytes
             num_tail = common_tokens(key[at : at + page_bytes], query[pos + at : pos + at + page_bytes])
-            return Found(child, num_same, num_pages + num_same, child if num_tail else None, num_tail)
+            return child, num_same, num_pages + num_same, child if num_tail else None, num_tail
 
     def child_with(self, node: Node, first_page: bytes) -> Node | None:
         """The child whose first page is exactly `first_page`."""
@@ -144,7 +135,7 @@ class Tree:
 
     def has_head(self, node: Node, head: bytes) -> bool:
         """Whether some child of `node` starts with `head`."""
-        found = None if node.children is None else node.children.after(head)
+        found = None if node.children is None else node.children.around(head)[1]
         return found is not None and found.startswith(head)
 
     # -- changing the shape -----------------------------------------------------------------------------------------
@@ -172,7 +163,7 @@ class Tree:
         at = num_pages * self.page_bytes
         upper = Node(node.key[:at], node.pages[:num_pages], parent, node.stamp)
         upper.hits, upper.priority = node.hits, node.priority
-        upper.children = Children()
+        upper.children = Children(self.page_bytes)
         upper.children.add(node.key[at : at + self.page_bytes], node)
         upper.protected = 1 if node.protected else 0
         assert parent.children is not None
@@ -188,7 +179,7 @@ class Tree:
         node = Node(key, pages, parent, stamp)
         node.priority = priority
         if parent.children is None:
-            parent.children = Children()
+            parent.children = Children(self.page_bytes)
         parent.children.add(key[: self.page_bytes], node)
         self.num_nodes += 1
         self.num_pages += len(pages)
@@ -232,14 +223,14 @@ class Tree:
         """
         found: list[Node] = []
         children = node.children
-        if children is None:
+        if children is None or not children.num_partial:
             return found
-        key = children.before(head)
+        key = children.around(head)[0]
         while key is not None and head.startswith(key):
             leaf = children[key]
             if not leaf.protected:
                 found.append(leaf)
-            key = children.before(key)
+            key = children.around(key)[0]
         return found
 
     def subsumer(self, leaf: Node) -> Node | None:
@@ -248,7 +239,7 @@ class Tree:
             return None
         siblings = leaf.parent.children
         assert siblings is not None
-        key = siblings.after(leaf.key + b"\0")  # the least key that is greater
+        key = siblings.around(leaf.key + b"\0")[1]  # the least key that is greater
         return siblings[key] if key is not None and key.startswith(leaf.key) else None
 
     # -- locks and pins ---------------------------------------------------------------------------------------------
@@ -333,8 +324,9 @@ class Tree:
             parent = leaf.parent
             assert parent is not None
             dropped += self.detach(leaf, heir=parent)
-            self.enqueue(parent)
-            self.drop_if_idle(parent)
+            if parent.children is None:
+                self.enqueue(parent)
+                self.drop_if_idle(parent)
         return dropped
 
     def _rank(self, leaf: Node) -> int:
@@ -435,7 +427,7 @@ def _longest_head(children: Children[Node], head: bytes) -> tuple[Node | None, i
     """The child that shares the longest head with `head`, and how many tokens of it."""
     best, best_tokens = None, 0
     for key in children.around(head):
-        if key is not None and key.startswith(head[:TOKEN_BYTES]):
+        if key is not None:
             tokens = common_tokens(key, head)
             if tokens > best_tokens:
                 best, best_tokens = children[key], tokens

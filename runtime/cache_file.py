@@ -19,7 +19,7 @@ from typing import BinaryIO, Self
 
 import numpy as np
 
-from niwaki.radix.cache import TokenIds
+from niwaki.radix.paths import TokenIds
 from niwaki.runtime.api import ConfigError
 from niwaki.runtime.tiers import Bytes
 

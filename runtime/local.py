@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from niwaki.radix.cache import Pin
+from niwaki.radix.handles import Pin
 from niwaki.radix.outline import OutlineNode
 from niwaki.runtime.api import (
     BackendInfo,

@@ -14,7 +14,7 @@ import tracemalloc
 
 import numpy as np
 
-from niwaki.radix.cache import Cache, Lease, TokenIds
+from niwaki.radix import Cache, Lease, TokenIds
 from tests.benchmarks.shapes import SHAPES
 
 PAGE = 16

@@ -1,0 +1,74 @@
+"""What the cache hands out: leases and pins, which it alone changes, and what it tells about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from niwaki.radix.pages import PageCopy
+from niwaki.radix.tree import Node
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """The pages of one running request. Owned by the cache: read the first three fields, change nothing.
+
+    `page_ids[i]` holds tokens `i * page_size` and following. `commit` may replace a page by an equal one of the tree,
+    so read `page_ids` anew for each step. `num_cached` tokens need no computing once `copies` have been carried out.
+    """
+
+    page_ids: list[int]
+    num_cached: int
+    copies: tuple[PageCopy, ...]
+    _node: Node = field(repr=False)  # locked; the path down to it holds the first `_num_shared` pages
+    _num_shared: int = field(repr=False)
+    _priority: int = field(repr=False)
+    _source: Node | None = field(default=None, repr=False)  # locked; holds the page to be copied from
+    _tail: Node | None = field(default=None, repr=False)  # locked; offers the page after the shared ones, being written
+    _is_open: bool = field(default=True, repr=False)
+
+
+@dataclass(slots=True, eq=False)
+class Pin:
+    """A wish to keep a prefix, by `Cache.pin`. Opaque."""
+
+    _node: Node = field(repr=False)
+    _until: float | None = field(repr=False)
+    _is_open: bool = field(default=True, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What the cache holds of a prompt, for planning: nothing is locked, so it may be gone a moment later."""
+
+    num_cached: int  # tokens
+    num_locked_pages: int  # full pages among them that running requests hold already: acquiring these takes no room
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """Where the pages are now, and counters since the start."""
+
+    num_pages: int
+    free_pages: int
+    tree_pages: int
+    held_pages: int  # by leases, not (yet) shared
+    evictable_pages: int  # those of `tree_pages` that eviction could free now
+    tree_tokens: int
+    tree_nodes: int
+    namespaces: int
+    leases: int
+    pins: int
+    lookups: int
+    hits: int  # lookups that found at least one token
+    looked_up_tokens: int
+    cached_tokens: int
+    evicted_pages: int
+
+
+def home(pin: Pin) -> Node:
+    """The node that a pin keeps now: eviction and absorption hand pins on."""
+    node = pin._node
+    while node.moved_to is not None:
+        node = node.moved_to
+    pin._node = node
+    return node

@@ -1,0 +1,45 @@
+"""Token ids as packed bytes, and paths in the tree as tokens and pages."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from niwaki.radix.tree import Node, Root
+
+TokenIds = npt.NDArray[np.int32]
+
+INT32 = np.dtype(np.int32)  # comparing with a dtype is much quicker than with the scalar type
+
+
+def demand_token_ids(ids: TokenIds) -> None:
+    if not isinstance(ids, np.ndarray) or ids.dtype != INT32 or ids.ndim != 1:
+        shown = f"{ids.dtype} of shape {ids.shape}" if isinstance(ids, np.ndarray) else type(ids).__name__
+        raise TypeError(f"token ids must be a NumPy array of int32 with one dimension, got {shown}")
+
+
+def pack(ids: TokenIds) -> bytes:
+    """Tokens as bytes in memory order, 4 each."""
+    demand_token_ids(ids)
+    return ids.tobytes()
+
+
+def path_pages(node: Node) -> list[int]:
+    """The pages from the root down to the end of `node`."""
+    parts: list[list[int]] = []
+    step: Node | None = node
+    while step is not None:
+        parts.append(step.pages)
+        step = step.parent
+    return [page for part in reversed(parts) for page in part]
+
+
+def path_key(node: Node) -> tuple[str, bytes]:
+    """The namespace of a node and all tokens from the root down to its end, packed."""
+    parts: list[bytes] = []
+    step = node
+    while step.parent is not None:
+        parts.append(step.key)
+        step = step.parent
+    assert isinstance(step, Root)
+    return step.namespace, b"".join(reversed(parts))
