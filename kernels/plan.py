@@ -33,6 +33,31 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Spans:
+    """All rows of a batch as arrays. Who runs the same rows step after step keeps them, and changes them in place."""
+
+    starts: Int64s  # [rows]
+    counts: Int64s  # [rows]
+    table: Int32s  # [rows, at least the widest], padded with 0
+    held: Int64s  # [rows] pages of each row
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @classmethod
+    def of(cls, spans: Sequence[Span]) -> Spans:
+        widest = max((len(span.page_ids) for span in spans), default=0)
+        table = np.zeros((len(spans), max(widest, 1)), np.int32)
+        held = np.empty(len(spans), np.int64)
+        for row, span in enumerate(spans):
+            held[row] = len(span.page_ids)
+            table[row, : held[row]] = span.page_ids
+        starts = np.fromiter([span.start for span in spans], np.int64, len(spans))
+        counts = np.fromiter([span.count for span in spans], np.int64, len(spans))
+        return cls(starts, counts, table, held)
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeQueries:
     """Single queries over paged keys. Query i is token `token[i]`; it sees the first `length[i]` keys of table row
     `table_row[i]`, its own key being the last. Those before `first_key[i]` are not read: they come from segments."""
@@ -97,7 +122,7 @@ class AttentionPlan:
 
 
 def make_plan(
-    spans: Sequence[Span], *, page_size: int, num_pages: int, device: torch.device, costs: Costs | None = None
+    spans: Sequence[Span] | Spans, *, page_size: int, num_pages: int, device: torch.device, costs: Costs | None = None
 ) -> AttentionPlan:
     """Lay out one step. With `costs`, pages that rows share are read once where that pays.
 
@@ -105,20 +130,13 @@ def make_plan(
         ValueError: a span is empty, its pages do not cover its tokens, or a page id is outside the pool. Kernels
             address memory by these numbers unchecked, so nothing gets past here.
     """
-    num_rows = len(spans)
-    starts = np.fromiter([span.start for span in spans], np.int64, num_rows)
-    counts = np.fromiter([span.count for span in spans], np.int64, num_rows)
-    widest = max((len(span.page_ids) for span in spans), default=0)
-    table = np.zeros((num_rows, max(widest, 1)), np.int32)
-    held = np.empty(num_rows, np.int64)  # pages of each row
-    for row, span in enumerate(spans):
-        held[row] = len(span.page_ids)
-        table[row, : held[row]] = span.page_ids
+    rows = spans if isinstance(spans, Spans) else Spans.of(spans)
+    num_rows, starts, counts, table = len(rows), rows.starts, rows.counts, rows.table
     num_tokens = int(counts.sum())
     positions = np.empty(num_tokens, np.int64)
     slots = np.empty(num_tokens, np.int64)
-    is_decode = counts <= MAX_DECODE_TOKENS
-    num_queries = int(counts[is_decode].sum())
+    all_decode = num_rows == 0 or int(counts.max()) <= MAX_DECODE_TOKENS
+    num_queries = num_tokens if all_decode else int(counts[counts <= MAX_DECODE_TOKENS].sum())
     queries = DecodeQueries(
         np.empty(num_queries, np.int32),
         np.empty(num_queries, np.int32),
@@ -129,7 +147,7 @@ def make_plan(
         _fill(
             starts,
             counts,
-            held,
+            rows.held,
             table,
             page_size,
             num_pages,
@@ -141,10 +159,10 @@ def make_plan(
         )
     )
     if bad_row < num_rows:
-        _explain(spans[bad_row], bad_row, page_size, num_pages)
-    firsts = np.cumsum(counts) - counts
+        _explain(rows, bad_row, page_size, num_pages)
     prefill: tuple[PrefillRow, ...] = ()
-    if num_queries < num_tokens:
+    if not all_decode:
+        firsts = np.cumsum(counts) - counts
         prefill = tuple(
             PrefillRow(
                 int(firsts[row]),
@@ -154,7 +172,7 @@ def make_plan(
                     table[row, : _pages_for(int(starts[row] + counts[row]), page_size)].astype(np.int64)
                 ).to(device),
             )
-            for row in np.flatnonzero(~is_decode)
+            for row in np.flatnonzero(counts > MAX_DECODE_TOKENS)
         )
     shared = None
     if costs is not None and num_rows > 1:
@@ -164,21 +182,20 @@ def make_plan(
         if len(segments):
             first_key = segments.row_end * np.int32(page_size)
             shared = Shared(
-                _as_tokens(segments, table, firsts, counts, device),
+                _as_tokens(segments, table, counts, device),
                 replace(queries, first_key=first_key[queries.table_row]),
                 tuple(
                     replace(row, first_key=int(first_key[index]))
-                    for row, index in zip(prefill, np.flatnonzero(~is_decode), strict=True)
+                    for row, index in zip(prefill, np.flatnonzero(counts > MAX_DECODE_TOKENS), strict=True)
                 ),
                 int((starts + counts).max()),
             )
     return AttentionPlan(num_tokens, page_size, num_pages, positions, slots, table, queries, prefill, shared)
 
 
-def _as_tokens(
-    segments: Segments, table: Int32s, firsts: Int64s, counts: Int64s, device: torch.device
-) -> tuple[Segment, ...]:
+def _as_tokens(segments: Segments, table: Int32s, counts: Int64s, device: torch.device) -> tuple[Segment, ...]:
     """The segments, with the tokens of their rows."""
+    firsts = np.cumsum(counts) - counts
     found = []
     for i in range(len(segments)):
         rows = segments.rows[segments.bounds[i] : segments.bounds[i + 1]]
@@ -215,16 +232,18 @@ def _pages_for(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size)
 
 
-def _explain(span: Span, row: int, page_size: int, num_pages: int) -> None:
-    if span.start < 0 or span.count < 1:
-        raise ValueError(f"row {row} must have at least one new token at a position >= 0, got {span}")
-    needed = _pages_for(span.start + span.count, page_size)
-    if len(span.page_ids) < needed:
+def _explain(rows: Spans, row: int, page_size: int, num_pages: int) -> None:
+    start, count, held = int(rows.starts[row]), int(rows.counts[row]), int(rows.held[row])
+    if start < 0 or count < 1:
         raise ValueError(
-            f"row {row} needs {needed} pages of {page_size} for {span.start} cached and {span.count} new tokens, "
-            f"got {len(span.page_ids)}"
+            f"row {row} must have at least one new token at a position >= 0, got {count} tokens at {start}"
         )
-    raise ValueError(f"row {row} names a page outside the pool of {num_pages}: {list(span.page_ids)}")
+    needed = _pages_for(start + count, page_size)
+    if held < needed:
+        raise ValueError(
+            f"row {row} needs {needed} pages of {page_size} for {start} cached and {count} new tokens, got {held}"
+        )
+    raise ValueError(f"row {row} names a page outside the pool of {num_pages}: {rows.table[row, :held].tolist()}")
 
 
 @jit()

@@ -529,6 +529,12 @@ class Generation(Pending[tuple[Output, ...]]):
         super().__init__(cancel)
         self._deltas: list[Delta] = []
         self._delta_callbacks: list[Callable[[Delta], None]] = []
+        self._is_streamed = False
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether anybody has begun to read deltas. Until then a backend may send several as one."""
+        return self._is_streamed
 
     def push(self, delta: Delta) -> None:
         """Backend side: one more piece of text."""
@@ -541,6 +547,7 @@ class Generation(Pending[tuple[Output, ...]]):
 
     def add_delta_callback(self, callback: Callable[[Delta], None]) -> None:
         """Call back with every delta, those that already came included, in order."""
+        self._is_streamed = True
         with self._changed:
             seen = tuple(self._deltas)
             self._delta_callbacks.append(callback)
@@ -552,6 +559,7 @@ class Generation(Pending[tuple[Output, ...]]):
 
         `timeout` bounds the wait for each next delta.
         """
+        self._is_streamed = True
         position = 0
         while new := self._after(position, timeout):
             position += len(new)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from niwaki.radix.cache import Cache, Lease, Pin
+from niwaki.radix.cache import Cache
+from niwaki.radix.handles import Lease, Pin
 from niwaki.runtime import scheduler
 from niwaki.runtime.api import (
     Cancelled,
@@ -30,8 +31,9 @@ from niwaki.runtime.config import EngineConfig
 from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.masks import MaskFiller
+from niwaki.runtime.decoding import Decoding
 from niwaki.runtime.request import GenerateJob, Job, Request, ScoreJob, TokenIds
-from niwaki.runtime.runner import Row, Runner
+from niwaki.runtime.runner import Batch, Row, Runner
 from niwaki.runtime.sampler import Sampled, SampleRow, sample, token_logprobs
 from niwaki.runtime.tiers import Tiers
 from niwaki.runtime.tokenizer import Tokenizer
@@ -90,6 +92,7 @@ class EngineCore:
         )
         self._waiting: list[Request] = []  # in order of arrival
         self._running: dict[int, Request] = {}
+        self._decoding: Decoding | None = None  # while the batch is steady
         self._since_aged = scheduler.AGED_STEPS
         self._masks = MaskFiller((runner.config.vocab_size + 31) // 32)
         self.counters = Counters()
@@ -115,6 +118,7 @@ class EngineCore:
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Take in the requests of one job."""
+        self._settle()
         for request in requests:
             try:
                 reason = self._force(request)
@@ -127,6 +131,7 @@ class EngineCore:
 
     def abort(self, job: Job, error: NiwakiError | None = None) -> None:
         """End every request of the job. What it had computed stays in the tree, as far as it was fully written."""
+        self._settle()
         for request in [r for r in self._waiting if r.job is job]:
             self._waiting.remove(request)
         for request in [r for r in self._running.values() if r.job is job]:
@@ -187,33 +192,92 @@ class EngineCore:
 
     def step(self) -> None:
         """Run one ragged batch and tell whoever waits for its tokens."""
-        batch = self._make_batch()
-        if not batch:
+        decoding = self._steady()
+        if decoding is not None:
+            masked = [decoding.requests[place] for place in decoding.special]
+            computed = self._compute(decoding.requests, decoding.batch, [r for r in masked if _is_masked(r)])
+            if computed is not None:
+                self._go_on(decoding, *computed)
+            return
+        plan = self._plan()
+        rows = self._carry_out(plan)
+        if not rows:
             self._refuse_the_impossible()
             return
+        masked = [request for request, row in rows if _is_masked(request) and _is_last(request, row)]
+        computed = self._compute([request for request, _ in rows], Batch.of([row for _, row in rows]), masked)
+        if computed is not None:
+            self._commit(rows)
+            self._take_logits(rows, *computed)
+            self._begin_decoding(plan)
+
+    def _compute(
+        self, requests: Sequence[Request], batch: Batch, masked: Sequence[Request]
+    ) -> tuple[torch.Tensor, FilledMasks] | None:
+        """Run the model, and fill the masks meanwhile. None where it failed: the whole batch is lost, the engine is
+        not."""
         self.counters.steps += 1
-        rows = [row for _, row in batch]
-        masked = [request for request, row in batch if _draws_under_a_mask(request, row)]
         masks = self._masks.start([(r.matcher, r.remaining_new) for r in masked if r.matcher is not None])
         start = time.perf_counter()
         try:
-            logits = self._runner.forward(rows)
-        except Exception as error:  # the whole batch is lost, the engine is not
+            logits = self._runner.forward(batch)
+        except Exception as error:
             log.exception("a step failed")
             masks.rows()  # nobody else may touch the matchers before
-            self._fail_batch([request for request, _ in batch], error)
-            return
-        num_tokens = sum(len(row.token_ids) for row in rows)
+            self._fail_batch(requests, error)
+            return None
+        num_tokens = len(batch.token_ids)
         if self._tiers is not None and num_tokens >= 4 * self._config.page_size:
             self._tiers.computed(num_tokens, time.perf_counter() - start)
-        self._commit(batch)
         filled = masks.rows()  # all at once, before any matcher moves on
-        self._take_logits(batch, logits, {request.id: mask for request, mask in zip(masked, filled, strict=True)})
+        return logits, {request.id: mask for request, mask in zip(masked, filled, strict=True)}
+
+    # -- a steady batch ---------------------------------------------------------------------------------------------
+
+    def _begin_decoding(self, plan: scheduler.Plan) -> None:
+        """After a step: keep the batch as arrays where the next step's plan would be this one again."""
+        requests = list(self._running.values())
+        if scheduler.is_steady(plan, len(requests)) and all(r.samples and r.num_pending == 1 for r in requests):
+            config = self._runner.config
+            self._decoding = Decoding(requests, self._end_ids, config.vocab_size, self._config.page_size)
+
+    def _steady(self) -> Decoding | None:
+        """The batch of the step before, where it goes on as it is."""
+        if self._decoding is not None and not self._decoding.reserve(self._cache):
+            self._settle()
+        return self._decoding
+
+    def _settle(self) -> None:
+        """Somebody comes or goes: from here on requests are looked at one by one."""
+        decoding, self._decoding = self._decoding, None
+        if decoding is not None:
+            decoding.settle()
+            self._since_aged += decoding.num_steps
+            for request in self._waiting:
+                request.waited_steps += decoding.num_steps
+
+    def _go_on(self, decoding: Decoding, logits: torch.Tensor, masks: FilledMasks) -> None:
+        """Take the tokens of a steady batch, and find out whether it is one still."""
+        requests = decoding.requests
+        tokens = decoding.draw(logits)
+        looked_at, one_by_one = decoding.take(tokens)
+        self.counters.generated_tokens += len(requests) - len(looked_at) - len(one_by_one)
+        for place in looked_at:
+            if requests[place].lease is not None:  # else it ended with another of its job
+                assert tokens is not None
+                self._take(requests[place], Sampled(int(tokens[place])))
+        drawing = [(requests[place], place) for place in one_by_one if requests[place].lease is not None]
+        if drawing:
+            self._draw(drawing, logits if len(drawing) == len(logits) else logits[[row for _, row in drawing]], masks)
+        if decoding is self._decoding:
+            is_steady = decoding.keep([*looked_at, *one_by_one])
+            if not is_steady or (self._waiting and len(decoding.requests) < len(requests)):
+                self._settle()
 
     # -- the batch --------------------------------------------------------------------------------------------------
 
-    def _make_batch(self) -> list[tuple[Request, Row]]:
-        plan = self._plan()
+    def _carry_out(self, plan: scheduler.Plan) -> list[tuple[Request, Row]]:
+        """Preempt, admit, and give every row its pages."""
         for request_id in plan.preempt:
             self._preempt(self._running[request_id])
         self._since_aged = 0 if plan.aged is not None else self._since_aged + 1
@@ -524,8 +588,14 @@ class EngineCore:
             job.generation.succeed(tuple(job.outputs[i] for i in range(job.num_outputs)))
 
 
-def _draws_under_a_mask(request: Request, row: Row) -> bool:
-    return request.matcher is not None and request.healing is None and row.start + len(row.token_ids) == request.length
+def _is_masked(request: Request) -> bool:
+    """Whether the next token that it draws must be one that its constraint allows."""
+    return request.matcher is not None and request.healing is None
+
+
+def _is_last(request: Request, row: Row) -> bool:
+    """Whether a token is drawn behind the row."""
+    return row.start + len(row.token_ids) == request.length
 
 
 def _fail(job: Job, error: NiwakiError) -> None:

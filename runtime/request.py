@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from niwaki.radix.cache import Lease
+from niwaki.radix.handles import Lease
 from niwaki.runtime.api import (
     Delta,
     FinishReason,
@@ -30,7 +30,7 @@ from niwaki.runtime.constraints.automaton import ByteDfa
 from niwaki.runtime.constraints.boundaries import TAIL_TOKENS
 from niwaki.runtime.constraints.healing import Healing
 from niwaki.runtime.limits import TokenIds as TokenIds  # told on from here, too
-from niwaki.runtime.sampler import Sampled
+from niwaki.runtime.sampler import Sampled, is_plain
 from niwaki.runtime.stops import StopText
 from niwaki.runtime.tokenizer import Tokenizer
 
@@ -121,7 +121,8 @@ class Request:
         self._length = len(ids)
         self._tokenizer = tokenizer
         self._text: list[str] = []
-        self._text_ends: list[int] = []  # text length after each generated token; -1 inside a character
+        # Of a request with stop strings: text length after each generated token; -1 inside a character.
+        self._text_ends: list[int] = []
         self._unsent_text: list[str] = []
         self._unsent_ids: list[int] = []
         self._unsent_logprobs: list[TokenLogprob] = []
@@ -136,6 +137,11 @@ class Request:
     @property
     def length(self) -> int:
         return self._length
+
+    @property
+    def num_pending(self) -> int:
+        """Known tokens whose KV is not written."""
+        return self._length - self.num_computed
 
     @property
     def num_generated(self) -> int:
@@ -162,18 +168,43 @@ class Request:
     def remaining_new(self) -> int:
         return self.params.max_new_tokens - self.num_generated if self.samples else 0
 
+    @property
+    def is_drawn_plainly(self) -> bool:
+        """Whether its tokens are drawn from the logits as they are, and nothing but the tokens is asked for."""
+        return (
+            self.matcher is None
+            and self.healing is None
+            and not self.wants_logprobs
+            and self.num_generated >= self.params.min_tokens
+            and is_plain(self.params)
+        )
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether each token must be looked at as it comes, whatever token it is."""
+        is_read = isinstance(self.job, GenerateJob) and self.index == 0 and self.job.generation.is_streamed
+        return is_read or self.stops.watches or not self.is_drawn_plainly
+
     def text_tail(self) -> list[int]:
         """The last tokens, as many as what follows may be cut by."""
         tail: list[int] = self._buffer[max(0, self._length - TAIL_TOKENS) : self._length].tolist()
         return tail
 
     def append(self, token_id: int) -> None:
-        if self._length == len(self._buffer):
-            grown = np.empty(max(64, 2 * self._length), dtype=np.int32)
-            grown[: self._length] = self._buffer
-            self._buffer = grown
+        self._reserve(self._length + 1)
         self._buffer[self._length] = token_id
         self._length += 1
+
+    def _reserve(self, length: int) -> None:
+        if length > len(self._buffer):
+            grown = np.empty(max(64, 2 * length), dtype=np.int32)
+            grown[: self._length] = self.ids
+            self._buffer = grown
+
+    def computed_up_to(self, num_tokens: int) -> None:
+        """The KV of so many tokens is written, and the logits before the last of them are read."""
+        self.num_computed = num_tokens
+        self.logits_from = max(self.logits_from, num_tokens - 1)
 
     # -- taking tokens ------------------------------------------------------------------------------------------------
 
@@ -194,6 +225,17 @@ class Request:
         if self.matcher is not None and not self._ends(sampled.token_id, end_ids):
             self.matcher.accept(sampled.token_id)
         return self.show(sampled, end_ids)
+
+    def extend(self, token_ids: TokenIds) -> None:
+        """Add sampled tokens and their text: of a request that is not watched, and none of them may end it."""
+        length = self._length + len(token_ids)
+        self._reserve(length)
+        self._buffer[self._length : length] = token_ids
+        self._length = length
+        self._num_shown += len(token_ids)
+        ids = token_ids.tolist()
+        self._unsent_ids += ids
+        self._add_text(self.stops.push(self.detokenizer.push_all(ids)))
 
     def _heal(self, healing: Healing, sampled: Sampled, end_ids: frozenset[int]) -> FinishReason | None:
         """A token within the prompt's own text is the prompt's; one that reaches over it is the first of the answer."""
@@ -235,8 +277,9 @@ class Request:
         if text is None:
             text = self.detokenizer.push(sampled.token_id)
         text = "" if ends else self.stops.push(text)
-        is_boundary = self.detokenizer.is_between_characters and self.stops.matched is None
-        self._text_ends.append(self.stops.length if is_boundary else -1)
+        if self.stops.watches:
+            is_boundary = self.detokenizer.is_between_characters and self.stops.matched is None
+            self._text_ends.append(self.stops.length if is_boundary else -1)
         self._add_text(text)
         self._unsent_ids.append(sampled.token_id)
         if logprob is not None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from niwaki.kernels.ops import Ops, ops_for
-from niwaki.kernels.plan import AttentionPlan, Span, make_plan
+from niwaki.kernels.plan import AttentionPlan, Span, Spans, make_plan
 from niwaki.kernels.segments import Int32s
 from niwaki.kernels.shared_prefix import costs_for
 from niwaki.radix.pages import PageCopy
@@ -44,6 +44,22 @@ class Row:
     start: int
     page_ids: Sequence[int]  # its page table, covering start + q tokens
     num_logits: int = 1  # the last positions whose logits are wanted; 0 for a prefill chunk that is not the last
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's rows as arrays."""
+
+    token_ids: Int32s  # [tokens]
+    spans: Spans
+    wanted: npt.NDArray[np.int64] | None  # indices of the tokens whose logits are wanted; None for all
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Batch:
+        """Raises ValueError where num_logits is not from 0 to q."""
+        spans = Spans.of([Span(row.start, len(row.token_ids), row.page_ids) for row in rows])
+        ids = np.concatenate([row.token_ids for row in rows])
+        return cls(ids, spans, _wanted(rows, len(ids)))
 
 
 class Runner:
@@ -168,7 +184,7 @@ class Runner:
             ops=ops,
         )
 
-    def forward(self, rows: Sequence[Row]) -> torch.Tensor:
+    def forward(self, rows: Sequence[Row] | Batch) -> torch.Tensor:
         """Run one step: store the keys and values of all new tokens, return the logits asked for.
 
         Returns:
@@ -179,20 +195,20 @@ class Runner:
                 q, or a position is beyond the model's context. Nothing was stored then.
             IndexError: a token id is outside the vocabulary.
         """
-        if not rows:
-            return torch.empty((0, self.config.vocab_size), dtype=torch.float32)
-        spans = [Span(row.start, len(row.token_ids), row.page_ids) for row in rows]
+        if not isinstance(rows, Batch):
+            if not rows:
+                return torch.empty((0, self.config.vocab_size), dtype=torch.float32)
+            rows = Batch.of(rows)
+        ids, wanted = rows.token_ids, rows.wanted
         plan = make_plan(
-            spans,
+            rows.spans,
             page_size=self.page_size,
             num_pages=self.num_pages,
             device=HOST if self._is_on_device else self._device,
             costs=self._costs,
         )
-        ids = np.concatenate([row.token_ids for row in rows])
-        wanted = _wanted(rows, plan.num_tokens)
         if self._is_on_device:
-            return self._forward_on_device(spans, ids, plan, wanted)
+            return self._forward_on_device(rows.spans, ids, plan, wanted)
         token_ids = torch.from_numpy(ids).to(self._device)
         threads = torch.get_num_threads()
         if threads == 1 or plan.num_tokens * self._num_weights >= MIN_PARALLEL_WORK:
@@ -204,7 +220,7 @@ class Runner:
             torch.set_num_threads(threads)
 
     def _forward_on_device(
-        self, spans: Sequence[Span], ids: Int32s, plan: AttentionPlan, wanted: npt.NDArray[np.int64] | None
+        self, spans: Spans, ids: Int32s, plan: AttentionPlan, wanted: npt.NDArray[np.int64] | None
     ) -> torch.Tensor:
         """The step by GPU kernels, which address memory by ids and positions unchecked: so they are checked here."""
         from niwaki.kernels.triton.plan import lay_out, packed, plan_in  # an extra: only those who have a GPU load it
@@ -213,11 +229,9 @@ class Runner:
             raise IndexError(f"a token id is outside the vocabulary of {self.config.vocab_size}")
         if plan.positions.max() >= (most := min(self.config.context_length, self.num_pages * self.page_size)):
             raise ValueError(f"position {plan.positions.max()} is beyond the {most} positions of the model")
-        starts = np.array([span.start for span in spans], np.int64)
-        counts = np.array([span.count for span in spans], np.int64)
         arrays, shape = lay_out(
-            starts,
-            counts,
+            spans.starts,
+            spans.counts,
             plan.page_table,
             ids.astype(np.int32, copy=False),
             plan.positions,

@@ -24,6 +24,7 @@ from niwaki.kernels.sample import (
     NO_ROW,
     NO_TOKEN,
     NOT_FINITE,
+    Doubles,
     Floats,
     Ints,
     Longs,
@@ -115,6 +116,48 @@ def token_logprobs(logits: torch.Tensor, target_ids: TokenIds, top_n: int = 0) -
     return read
 
 
+class PlainDraws:
+    """Rows whose logits are sampled as they are (`is_plain`), step after step: what they ask for, as arrays."""
+
+    def __init__(self, options: Doubles, integers: Longs) -> None:
+        self._options = options
+        self._integers = integers
+        self._all_greedy = not options[:, 0].any()
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[SamplingParams, int, int]], vocab: int) -> PlainDraws:
+        """Of each row its parameters, seed and first position."""
+        numbers = [_numbers(*row, vocab) for row in rows]
+        return cls(
+            np.array([options for options, _ in numbers], np.float64).reshape(-1, 3),
+            np.array([integers for _, integers in numbers], np.int64).reshape(-1, 3),
+        )
+
+    def of_rows(self, rows: Longs) -> PlainDraws:
+        return PlainDraws(self._options[rows], self._integers[rows])
+
+    def advance(self) -> None:
+        """To the next position."""
+        self._integers[:, 2] += 1
+
+    def draw(self, logits: torch.Tensor) -> Longs | None:
+        """What `sample` draws from these logits, a token for each row. None where it takes `sample` to do it: the
+        logits are on a device, or one is not finite."""
+        if logits.device.type != "cpu":
+            return None
+        values = _on_host(logits)
+        best = np.argmax(values, axis=1)
+        rows = np.arange(len(best))
+        if not np.isfinite(values[rows, best]).all():
+            return None
+        if self._all_greedy:
+            return best
+        sources = np.full((len(best), 3), NO_ROW, np.int64)
+        sources[:, 0] = rows
+        none = np.empty((0, 0), np.float32)
+        return draw_rows(values, none, none.view(np.uint32), best, sources, self._options, self._integers)
+
+
 def _on_host(logits: torch.Tensor) -> Floats:
     return cast(Floats, logits.detach().cpu().contiguous().numpy())
 
@@ -127,8 +170,21 @@ def _not_finite(highest: float) -> GenerationError:
 
 def _is_plain(row: SampleRow) -> bool:
     """The logits are sampled as they are: no mask, nothing added, nothing forbidden."""
-    params = row.params
-    return row.mask is None and len(row.forbid) == 0 and not params.logit_bias and not _is_penalised(params)
+    return row.mask is None and len(row.forbid) == 0 and is_plain(row.params)
+
+
+def is_plain(params: SamplingParams) -> bool:
+    """Whether these parameters change no logit."""
+    return not params.logit_bias and not _is_penalised(params)
+
+
+def _numbers(
+    params: SamplingParams, seed: int, position: int, vocab: int
+) -> tuple[tuple[float, float, float], tuple[int, int, int]]:
+    """A row of `draw_rows`' options and integers."""
+    temperature = 0.0 if params.is_greedy else params.temperature
+    top_k = params.top_k if params.top_k > 0 else vocab
+    return (temperature, params.top_p, params.min_p), (top_k, seed, position)
 
 
 def _is_penalised(params: SamplingParams) -> bool:
@@ -151,8 +207,7 @@ def _draw(
         row = rows[index]
         params = row.params
         sources[place, 0] = index
-        options[place] = 0.0 if params.is_greedy else params.temperature, params.top_p, params.min_p
-        integers[place] = params.top_k if params.top_k > 0 else vocab, row.seed, row.position
+        options[place], integers[place] = _numbers(params, row.seed, row.position, vocab)
         try:
             if row.mask is not None:
                 known = places.get(id(row.mask))  # rows of one state share their mask

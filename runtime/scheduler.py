@@ -123,6 +123,15 @@ def plan(waiting: Sequence[Waiting], running: Sequence[Running], room: Room, pol
     return Plan(tuple(step.rows), admitted, left, aged if aged in admitted else None)
 
 
+def is_steady(plan: Plan, num_running: int) -> bool:
+    """Whether the plan says that every running request decodes one token, and nothing else.
+
+    The same plan then holds for the steps behind it, until somebody comes or goes or pages run short: what is promised
+    to running requests never shrinks while they decode, so whoever waits finds no more room than now.
+    """
+    return len(plan.rows) == num_running and plan.num_tokens == num_running and not (plan.admit or plan.preempt)
+
+
 def is_decoding(request: Running, page_size: int) -> bool:
     """Whether its next row is short: the last sampled token, or a run of forced ones of at most a page."""
     return request.num_pending <= page_size

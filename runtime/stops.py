@@ -25,6 +25,7 @@ class StopText:
         self._pattern = pattern
         self._ends = ends
         self._state = START
+        self.watches = bool(stops) or ends is not None  # else no text is ever its end
         self._longest = max((len(stop) for stop in self._stops), default=0)
         self._held = ""  # text not shown yet: it may be the head of a stop string
         self._num_shown = 0

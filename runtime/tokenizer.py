@@ -248,6 +248,11 @@ class Detokenizer:
         piece = self._token_bytes[token_id] if token_id < len(self._token_bytes) else None
         return self._decoder.decode(piece) if piece else ""
 
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """`push` of several tokens, one behind the other."""
+        known = self._token_bytes
+        return self._decoder.decode(b"".join([known[i] or b"" for i in token_ids if i < len(known)]))
+
     def push_bytes(self, piece: bytes) -> str:
         """`push` of a token's last bytes alone."""
         return self._decoder.decode(piece)

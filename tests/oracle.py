@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from niwaki.radix.pages import PageCopy
-from niwaki.runtime.runner import Row
+from niwaki.runtime.runner import Batch
 
 UNTOLD = -30.0  # logit of what it never says
 
@@ -43,18 +43,20 @@ class OracleRunner:
                 row = self._next.setdefault(whole[:i], {})
                 row[token_id] = row.get(token_id, 0.0) + weight
 
-    def forward(self, rows: Sequence[Row]) -> torch.Tensor:
+    def forward(self, batch: Batch) -> torch.Tensor:
+        spans, first = batch.spans, 0
+        wanted = range(len(batch.token_ids)) if batch.wanted is None else batch.wanted.tolist()
         out: list[npt.NDArray[np.float32]] = []
-        for row in rows:
+        for start, count, page_ids in zip(spans.starts.tolist(), spans.counts.tolist(), spans.table, strict=True):
             self.num_rows += 1
-            end = row.start + len(row.token_ids)
-            places = [row.page_ids[i // self._page_size] * self._page_size + i % self._page_size for i in range(end)]
-            self._slots[places[row.start :]] = row.token_ids
+            positions = np.arange(start + count)
+            places = page_ids[positions // self._page_size] * self._page_size + positions % self._page_size
+            self._slots[places[start:]] = batch.token_ids[first : first + count]
             ids = self._slots[places]
             assert (ids >= 0).all(), "a row reads a slot that nobody wrote"
-            out += [
-                self._logits(tuple(ids[self._num_prompt : i + 1].tolist())) for i in range(end - row.num_logits, end)
-            ]
+            ends = [start + i - first + 1 for i in wanted if first <= i < first + count]
+            out += [self._logits(tuple(ids[self._num_prompt : end].tolist())) for end in ends]
+            first += count
         shape = (len(out), self.config.vocab_size)
         return torch.from_numpy(np.stack(out)) if out else torch.empty(shape, dtype=torch.float32)
 

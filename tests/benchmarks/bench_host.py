@@ -1,8 +1,10 @@
 """W17: what the host does in each step, by part, while the model costs nothing. Prints a table, can write JSON.
 
-Run it as `python -m tests.benchmarks.bench_host [--json PATH] [--profile BATCH]`. The core runs decoding requests
-against a model that returns the same logits at once. Medians over steps, of processor time: other work on the machine
-still slows it by the caches that it takes. Budgets in all: 53, 156 and 522 microseconds at batch 1, 32 and 256.
+Run it as `python -m tests.benchmarks.bench_host [--streamed] [--json PATH] [--profile BATCH]`. The core runs decoding
+requests against a model that returns the same logits at once. Medians over runs of 16 steps, in which each request
+takes one page, of processor time: other work on the machine still slows it by the caches that it takes. With
+`--streamed` somebody reads every token of every request as it comes. Budgets in all: 53, 156 and 522 microseconds at
+batch 1, 32 and 256.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from niwaki.kernels.plan import Span, make_plan
+from niwaki.kernels.plan import make_plan
 from niwaki.radix.pages import PageCopy
 from niwaki.runtime.api import Generation, SamplingParams
 from niwaki.runtime.bundled import MODEL_DIR
@@ -30,12 +32,12 @@ from niwaki.runtime.config import EngineConfig
 from niwaki.runtime.core import EngineCore
 from niwaki.runtime.loader import read_model_folder
 from niwaki.runtime.request import GenerateJob, Request
-from niwaki.runtime.runner import Row
+from niwaki.runtime.runner import Batch
 from niwaki.runtime.tokenizer import Tokenizer
 
 PAGE_SIZE = 16
 BUDGETS = {1: 53.0, 32: 156.0, 256: 522.0}
-STEPS, WARM_STEPS = 200, 20
+STEPS, WARM_STEPS = 320, 24
 PROMPT = 24
 
 
@@ -47,18 +49,17 @@ class StubRunner:
         self.num_pages = num_pages
         self.page_size = PAGE_SIZE
         self.kv_bytes_per_token = 1
-        self.seconds = 0.0  # of the last step, spent on laying out the batch
+        self.seconds = 0.0  # spent on laying out batches
         generator = torch.Generator().manual_seed(0)
         self.logits = torch.randn(4096, self.config.vocab_size, generator=generator)
         self.logits[:, list(self.config.eos_ids)] = -1e9
 
-    def forward(self, rows: Sequence[Row]) -> torch.Tensor:
+    def forward(self, batch: Batch) -> torch.Tensor:
         start = time.thread_time()
-        spans = [Span(row.start, len(row.token_ids), row.page_ids) for row in rows]
-        make_plan(spans, page_size=PAGE_SIZE, num_pages=self.num_pages, device=torch.device("cpu"))
-        torch.from_numpy(np.concatenate([row.token_ids for row in rows]))
-        self.seconds = time.thread_time() - start
-        return self.logits[: sum(row.num_logits for row in rows)]
+        make_plan(batch.spans, page_size=PAGE_SIZE, num_pages=self.num_pages, device=torch.device("cpu"))
+        torch.from_numpy(batch.token_ids)
+        self.seconds += time.thread_time() - start
+        return self.logits[: len(batch.token_ids if batch.wanted is None else batch.wanted)]
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None: ...
 
@@ -73,9 +74,9 @@ class HostTime:
     budget: float
 
 
-def timed(core: EngineCore, name: str, spent: dict[str, float]) -> None:
+def timed(owner: object, name: str, spent: dict[str, float]) -> None:
     """Add the seconds of each call of the method to `spent`."""
-    method: Callable[..., Any] = getattr(core, name)
+    method: Callable[..., Any] = getattr(owner, name)
 
     def call(*args: Any) -> Any:
         start = time.thread_time()
@@ -84,64 +85,65 @@ def timed(core: EngineCore, name: str, spent: dict[str, float]) -> None:
         finally:
             spent[name] = spent.get(name, 0.0) + time.thread_time() - start
 
-    setattr(core, name, call)
+    setattr(owner, name, call)
 
 
-def core_with(batch: int) -> tuple[EngineCore, StubRunner]:
+def core_with(batch: int, *, is_streamed: bool) -> tuple[EngineCore, StubRunner]:
     """A core in which `batch` requests decode, each on a prompt of its own."""
-    length = PROMPT + STEPS + WARM_STEPS + 64
-    num_pages = batch * (length // PAGE_SIZE + 2) + 64
+    length = PROMPT + 2 * STEPS + WARM_STEPS + 64
+    num_pages = batch * (length // PAGE_SIZE + 4) + 64
     runner = StubRunner(num_pages)
     tokenizer = Tokenizer(MODEL_DIR)
-    config = EngineConfig(max_running_requests=max(256, batch), chunked_prefill_size=8192)
+    config = EngineConfig(max_running_requests=max(256, batch), chunked_prefill_size=16384)
     core = EngineCore(runner, tokenizer, config, num_pages)  # type: ignore[arg-type]  # what the core asks of a runner
     rng = np.random.default_rng(0)
     params = SamplingParams(max_new_tokens=length - PROMPT, temperature=0.0, ignore_eos=True)
     for index in range(batch):
-        job = GenerateJob(Generation(), 1)
-        ids = rng.integers(16, 2000, PROMPT, dtype=np.int32)
-        core.submit([Request(index, job, 0, ids, params, tokenizer)])
+        generation = Generation()
+        if is_streamed:
+            generation.add_delta_callback(lambda delta: None)
+        ids = rng.integers(16, 2000, PROMPT + index % PAGE_SIZE, dtype=np.int32)
+        core.submit([Request(index, GenerateJob(generation, 1), 0, ids, params, tokenizer)])
     return core, runner
 
 
-def measure(batch: int, profile: bool = False) -> HostTime:
-    core, runner = core_with(batch)
-    spent: dict[str, float] = {}
-    if not profile:
-        for name in ("_plan", "_make_batch", "_commit", "_take_logits", "_draw", "_take"):
-            timed(core, name, spent)
+def measure(batch: int, *, is_streamed: bool = False, profile: bool = False) -> HostTime:
+    core, runner = core_with(batch, is_streamed=is_streamed)
     for _ in range(WARM_STEPS):
         core.step()
     gc.collect()
     gc.freeze()
     profiler = cProfile.Profile()
-    totals: list[float] = []
-    parts: dict[str, list[float]] = {}
-    for _ in range(STEPS):
-        spent.clear()
-        if profile:
-            profiler.enable()
-        start = time.thread_time()
-        core.step()
-        totals.append(time.thread_time() - start)
-        if profile:
-            profiler.disable()
-            continue
-        plan, take, draw = spent["_plan"], spent["_take"], spent["_draw"]
-        for name, seconds in {
-            "schedule": plan,
-            "allocate": spent["_make_batch"] - plan,
-            "inputs": runner.seconds,
-            "commit": spent["_commit"],
-            "sample": draw - take,
-            "tokens back, text, stops": spent["_take_logits"] - draw + take,
-        }.items():
-            parts.setdefault(name, []).append(seconds)
-    gc.unfreeze()
+    if profile:
+        profiler.enable()
+    totals = [seconds_of_a_page(core) for _ in range(STEPS // PAGE_SIZE)]
+    profiler.disable()
     if profile:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
-    medians = {name: statistics.median(values) * 1e6 for name, values in parts.items()}
-    return HostTime(batch, statistics.median(totals) * 1e6, medians, BUDGETS[batch])
+    spent: dict[str, float] = {}  # the parts afterwards: looking at the clock takes time as well
+    timed(core, "_steady", spent)
+    timed(core, "_go_on", spent)
+    timed(core._decoding, "draw", spent)
+    parts: dict[str, list[float]] = {}
+    for _ in range(STEPS // PAGE_SIZE):
+        spent.clear()
+        runner.seconds = 0.0
+        total = seconds_of_a_page(core)
+        draw, go_on = spent["draw"], spent["_go_on"] - spent["draw"]
+        known = {"schedule, pages": spent["_steady"], "inputs": runner.seconds, "sample": draw, "tokens back": go_on}
+        for name, seconds in {**known, "the step itself": total - sum(known.values())}.items():
+            parts.setdefault(name, []).append(seconds)
+    gc.unfreeze()
+    medians = {name: statistics.median(values) / PAGE_SIZE * 1e6 for name, values in parts.items()}
+    return HostTime(batch, statistics.median(totals) / PAGE_SIZE * 1e6, medians, BUDGETS[batch])
+
+
+def seconds_of_a_page(core: EngineCore) -> float:
+    """Of so many steps that each request takes one page."""
+    start = time.thread_time()
+    for _ in range(PAGE_SIZE):
+        core.step()
+    return time.thread_time() - start
 
 
 def table(measured: Sequence[HostTime]) -> str:
@@ -158,13 +160,14 @@ def table(measured: Sequence[HostTime]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--streamed", action="store_true", help="somebody reads every request's text as it comes")
     parser.add_argument("--profile", type=int, metavar="BATCH", help="show where the time goes at this batch size")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.profile:
-        measure(options.profile, profile=True)
+        measure(options.profile, is_streamed=options.streamed, profile=True)
         return
-    measured = [measure(batch) for batch in BUDGETS]
+    measured = [measure(batch, is_streamed=options.streamed) for batch in BUDGETS]
     print(table(measured))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,196 @@
+"""Requests that decode one token each, step after step, as arrays: most of a step's cost no longer grows with them.
+
+Owned by `core.EngineCore`, which makes one when a plan has shown that the batch is steady and ends it when somebody
+comes or goes. In between, how far the requests have come is known here alone; `settle` tells them. A request is
+*watched* when each of its tokens must be looked at as it comes: under a constraint, for a stop string, for whoever
+reads the stream. The others are looked at where they may end, and their text is made in one go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from operator import attrgetter
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from niwaki.kernels.plan import Spans
+from niwaki.radix.cache import Cache
+from niwaki.runtime.request import GenerateJob, Request
+from niwaki.runtime.runner import Batch
+from niwaki.runtime.sampler import PlainDraws
+
+T = TypeVar("T")
+
+MAX_UNSETTLED = 64  # tokens of a request before its text is made
+SPARE_PAGES = 4  # columns by which the page table grows
+
+_is_streamed = attrgetter("job.generation.is_streamed")
+
+
+class Decoding:
+    """`requests` stand in the order of the batch; a *place* is an index into it."""
+
+    def __init__(self, requests: Sequence[Request], end_ids: Collection[int], vocab_size: int, page_size: int) -> None:
+        """Of each request all tokens but the last are computed."""
+        self.requests = list(requests)
+        self.num_steps = 0
+        self._page_size = page_size
+        count = len(requests)
+        pages = [_pages_of(request) for request in requests]
+        self._held = np.array([len(own) for own in pages], np.int64)
+        self._steps_in_pages = 0  # steps before anyone needs another page
+        self._table = np.zeros((count, int(self._held.max()) + SPARE_PAGES), np.int32)
+        for place, own in enumerate(pages):
+            self._table[place, : len(own)] = own
+        self._starts = np.array([request.num_computed for request in requests], np.int64)
+        self._token_ids = np.array([request.ids[-1] for request in requests], np.int32)
+        # So many tokens are computed when the last one that the request may generate is drawn.
+        self._last = np.array([request.length - 1 + request.remaining_new for request in requests], np.int64)
+        self._may_end = np.zeros(vocab_size, np.bool_)
+        self._may_end[[*end_ids, *(end for request in requests for end in request.params.stop_token_ids)]] = True
+        self._unsettled = np.empty((count, MAX_UNSETTLED), np.int32)
+        self._num_unsettled = 0
+        self._first = np.zeros(count, np.int64)  # of the unsettled tokens, by place
+        self._is_plain = np.array([request.is_drawn_plainly for request in requests])
+        self._is_watched = np.array([request.is_watched for request in requests])
+        self._draws = PlainDraws.of(
+            [(request.params, request.seed, request.num_generated) for request in requests], vocab_size
+        )
+        self._look_at_kinds()
+
+    def _look_at_kinds(self) -> None:
+        """What follows from who is plain and who is watched, and the batch of the arrays as they are."""
+        plain = np.flatnonzero(self._is_plain)
+        self._plain = None if len(plain) == len(self.requests) else plain
+        self.special = np.flatnonzero(~self._is_plain).tolist()
+        self._unread = [
+            request
+            for request, is_watched in zip(self.requests, self._is_watched.tolist(), strict=True)
+            if not is_watched and isinstance(request.job, GenerateJob) and request.index == 0
+        ]
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        spans = Spans(self._starts, np.ones(len(self.requests), np.int64), self._table, self._held)
+        self.batch = Batch(self._token_ids, spans, None)
+
+    # -- before the forward pass --------------------------------------------------------------------------------------
+
+    def reserve(self, cache: Cache) -> bool:
+        """Pages for the tokens of this step. False where they run short: the scheduler must say who yields."""
+        if self._steps_in_pages:
+            self._steps_in_pages -= 1
+            return True
+        for place in (self._starts >= self._held * self._page_size).nonzero()[0].tolist():
+            request = self.requests[place]
+            assert request.lease is not None, "running requests hold a lease"
+            if not cache.reserve(request.lease, int(self._starts[place]) + 1):
+                return False
+            held, pages = int(self._held[place]), request.lease.page_ids
+            if len(pages) > self._table.shape[1]:
+                self._table = np.pad(self._table, ((0, 0), (0, len(pages) - self._table.shape[1] + SPARE_PAGES)))
+                self._lay_out()
+            self._table[place, held : len(pages)] = pages[held:]
+            self._held[place] = len(pages)
+        self._steps_in_pages = int((self._held * self._page_size - self._starts).min()) - 1
+        return True
+
+    # -- after it -----------------------------------------------------------------------------------------------------
+
+    def draw(self, logits: torch.Tensor) -> npt.NDArray[np.int64] | None:
+        """A token for every request that is drawn plainly, anything for the others; None where all must be drawn one by
+        one. Counts the step as computed."""
+        self._starts += 1
+        self.num_steps += 1
+        if self._plain is None:
+            tokens = self._draws.draw(logits)
+        elif len(self._plain):
+            tokens = np.zeros(len(self.requests), np.int64)
+            drawn = self._draws.of_rows(self._plain).draw(logits[self._plain])
+            if drawn is None:
+                return None
+            tokens[self._plain] = drawn
+        else:
+            tokens = np.zeros(len(self.requests), np.int64)
+        self._draws.advance()
+        return tokens
+
+    def take(self, tokens: npt.NDArray[np.int64] | None) -> tuple[list[int], list[int]]:
+        """Keep what `draw` gave, but for two kinds of places, whose requests are settled: those whose token must be
+        looked at, and those for which one must be drawn one by one."""
+        self._watch_streamed()
+        if tokens is None:
+            looked_at, one_by_one = [], list(range(len(self.requests)))
+        else:
+            must_look = self._is_watched | self._may_end[tokens] | (self._starts >= self._last)
+            looked_at, one_by_one = (must_look & self._is_plain).nonzero()[0].tolist(), self.special
+            self._token_ids[:] = tokens
+        if self._num_unsettled == MAX_UNSETTLED:
+            self.settle()
+            self._num_unsettled = 0
+            self._first[:] = 0
+        for places in (looked_at, one_by_one):
+            self._settle(places)
+            self._first[places] = self._num_unsettled + 1
+        if tokens is not None:
+            self._unsettled[:, self._num_unsettled] = tokens
+        self._num_unsettled += 1
+        return looked_at, one_by_one
+
+    def settle(self) -> None:
+        """Tell all requests how far they have come."""
+        self._settle(range(len(self.requests)))
+
+    def _settle(self, places: Collection[int]) -> None:
+        for place in places:
+            request = self.requests[place]
+            if request.lease is None:  # it has ended
+                continue
+            request.computed_up_to(int(self._starts[place]))
+            first = int(self._first[place])
+            if first < self._num_unsettled:
+                request.extend(self._unsettled[place, first : self._num_unsettled])
+                self._first[place] = self._num_unsettled
+
+    def _watch_streamed(self) -> None:
+        """Whoever begins to read a stream is told every token from now on."""
+        if not any(map(_is_streamed, self._unread)):
+            return
+        self._is_watched |= np.array([request.is_watched for request in self.requests])
+        self._look_at_kinds()
+
+    # -- who goes on --------------------------------------------------------------------------------------------------
+
+    def keep(self, looked_at: Sequence[int]) -> bool:
+        """Drop the requests that have ended, of those that were looked at, and read the new tokens of the others.
+
+        False where the batch is no longer steady: nobody is left, or a request has more than one token to compute.
+        """
+        ended = []
+        for place in looked_at:
+            request = self.requests[place]
+            if request.lease is None:
+                ended.append(place)
+            elif request.num_pending != 1:
+                return False
+            else:
+                self._token_ids[place] = request.ids[-1]
+        if len(ended) == len(self.requests):
+            return False
+        if ended:
+            left = np.delete(np.arange(len(self.requests)), ended)
+            self.requests = [self.requests[place] for place in left.tolist()]
+            self._table, self._held, self._starts = self._table[left], self._held[left], self._starts[left]
+            self._token_ids, self._last, self._first = self._token_ids[left], self._last[left], self._first[left]
+            self._unsettled, self._draws = self._unsettled[left], self._draws.of_rows(left)
+            self._is_plain, self._is_watched = self._is_plain[left], self._is_watched[left]
+            self._look_at_kinds()
+        return True
+
+
+def _pages_of(request: Request) -> list[int]:
+    assert request.lease is not None, "running requests hold a lease"
+    return request.lease.page_ids
