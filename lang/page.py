@@ -1,4 +1,4 @@
-"""The style and the script of a picture's page. Colours keep their distance for colour-blind eyes, texts their contrast."""
+"""What the page of a run adds to the look of all pages, and its script."""
 
 # ruff: noqa: E501  # a rule of the style sheet reads best on one line
 
@@ -7,41 +7,11 @@ from __future__ import annotations
 from typing import Final
 
 STYLE: Final = """
-:root {
-  color-scheme: light dark;
-  --paper: #faf9f5; --card: #ffffff; --ink: #23261f; --soft: #5f6357; --line: #e2dfd4; --wood: #8a7a66;
-  --cached: #3f7fb5; --cached-t: #dbe9f5; --prefilled: #c98a1b; --prefilled-t: #f8e9c8;
-  --sampled: #2e8b62; --sampled-t: #d3eedd; --selected: #9457a3; --selected-t: #eedcf3;
-  --failed: #bf3b2b; --failed-t: #fbe0dc; --on: #ffffff; --shade: 0 1px 2px rgb(60 50 30 / .06), 0 6px 20px rgb(60 50 30 / .05);
-}
-@media (prefers-color-scheme: dark) {
-  :root {
-    --paper: #161814; --card: #1e211c; --ink: #e6e5dc; --soft: #a3a698; --line: #33372f; --wood: #a08e76;
-    --cached: #6fabdc; --cached-t: #1d3447; --prefilled: #dfa945; --prefilled-t: #433413;
-    --sampled: #5cbd8e; --sampled-t: #173b2a; --selected: #c08bd0; --selected-t: #3b2643;
-    --failed: #ee7f70; --failed-t: #4a1f1a; --on: #10120e; --shade: none;
-  }
-}
-* { box-sizing: border-box }
 html { scroll-padding: 6rem }
-body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.6 ui-sans-serif, system-ui, "Segoe UI", "Noto Sans", "DejaVu Sans", sans-serif; -webkit-text-size-adjust: 100% }
-main { max-width: 1180px; margin: 0 auto; padding: 44px 28px 96px }
 .run + .run { margin-top: 88px }
-header { display: flex; flex-wrap: wrap; align-items: baseline; gap: 2px 18px }
-h1 { font: 600 30px/1.25 ui-serif, Georgia, "Noto Serif", "DejaVu Serif", serif; letter-spacing: -.01em; margin: 0 }
-header p { margin: 0; color: var(--soft) }
-header .reuse { flex-basis: 100%; margin-top: 6px }
-header .reuse b { color: var(--ink); font-weight: 650 }
-.share { display: flex; gap: 2px; height: 8px; margin: 22px 0 12px; border-radius: 4px; overflow: hidden }
-.share i { min-width: 3px }
-.share i, .legend i, .strip i { background: var(--soft) }
+.strip i { background: var(--soft) }
 i.cached { background: var(--cached) !important } i.prefilled { background: var(--prefilled) !important }
 i.sampled { background: var(--sampled) !important } i.selected { background: var(--selected) !important }
-.legend { display: flex; flex-wrap: wrap; gap: 2px 26px; margin: 0; padding: 0; list-style: none; color: var(--soft); font-size: 14px }
-.legend i { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 8px }
-.legend b { color: var(--ink); font-weight: 600; font-variant-numeric: tabular-nums; margin-left: 4px }
-.chart { margin: 26px 0 8px; overflow: auto; max-height: 700px; background: var(--card); border: 1px solid var(--line); border-radius: 14px; box-shadow: var(--shade) }
-.chart svg { display: block; width: 100%; min-width: 680px; height: auto }
 .tick line { stroke: var(--line); stroke-width: 1 } .tick text { fill: var(--soft); font-size: 11px; text-anchor: middle; font-variant-numeric: tabular-nums }
 .wood, .wait { fill: none; stroke: var(--wood); stroke-linecap: round } .wait { opacity: .38 }
 .bar rect { fill: var(--sampled) } .bar.selected rect { fill: var(--selected) } .bar.failed rect { fill: var(--failed) }
@@ -96,9 +66,8 @@ h2 { display: flex; justify-content: space-between; gap: 10px; font-size: 13px; 
 .tokens { white-space: pre-wrap } .tokens span { border-bottom: 3px solid color-mix(in srgb, var(--sampled) calc(var(--p) * 100%), var(--failed)); margin-right: 2px }
 .choices { list-style: none; margin: 8px 0 0; padding: 0 } .choices li { position: relative; display: flex; justify-content: space-between; gap: 18px; padding: 1px 6px; margin-bottom: 2px }
 .choices i { position: absolute; inset: 0 auto 0 0; background: var(--selected-t); border-radius: 4px } .choices span, .choices b { position: relative; font-weight: 400 } .choices .chosen span { font-weight: 650 }
-:focus-visible { outline: 2px solid var(--cached); outline-offset: 2px }
-@media (max-width: 640px) { main { padding: 26px 14px 60px } h1 { font-size: 24px } .trunk { padding-left: 14px } }
-@media print { .chart { max-height: none } .tools { display: none } }
+@media (max-width: 640px) { .trunk { padding-left: 14px } }
+@media print { .tools { display: none } }
 @media (prefers-reduced-motion: no-preference) { .bar rect, .call { transition: stroke .12s, box-shadow .12s } }
 """
 

@@ -1,25 +1,21 @@
 """A run's tree as one HTML file: the tree over time, and the text with its branches side by side.
 
 Everything that is seen is in the markup; the page's script only adds to it (details under the pointer, keys). All text
-of a run goes through `escape`: it may hold anything. The page loads nothing, and its policy lets nothing be loaded.
+of a run goes through `escape`: it may hold anything.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from html import escape
 from itertools import groupby
-from pathlib import Path
 
 from niwaki.lang.chart import Chart, chart_of
 from niwaki.lang.page import SCRIPT, STYLE
 from niwaki.lang.tree import Chosen, Forked, Generated, How, Joined, Limb, Part, Prompt, Set, Totals, Tree
 from niwaki.runtime.api import TokenLogprob
+from niwaki.runtime.picture import Picture, page_of
 
 OPEN_ITEMS = 200  # of a run: with more, the forks inside of forks start closed
 SHOWN_LIMBS = 12  # of one fork; the rest opens on demand
@@ -44,40 +40,16 @@ LEGEND: tuple[tuple[str, str], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A page about one or more runs. A notebook shows it; `html` is the whole file."""
-
-    html: str
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        Path(path).write_text(self.html, "utf-8")
-
-    def _repr_html_(self) -> str:
-        # In a frame of its own: its styles must not touch the notebook, nor the notebook's touch it.
-        page = escape(self.html, quote=True)
-        return (
-            f'<iframe srcdoc="{page}" sandbox="allow-scripts" title="niwaki run" '
-            'style="width:100%;height:640px;border:0;border-radius:12px"></iframe>'
-        )
-
-
 def picture_of(trees: Sequence[Tree]) -> Picture:
     """One page with a section for each tree, in order."""
     maker = _Maker()
     sections = "".join(maker.section(tree) for tree in trees)
     title = ", ".join(dict.fromkeys(tree.program for tree in trees)) or "no run"
-    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
-    return Picture(
-        "<!doctype html>\n"
-        f'<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)} · niwaki</title><style>{STYLE}</style></head>\n"
-        f"<body><main>{sections}</main>"
-        f'<div id="details" hidden>{"".join(maker.details)}</div><div id="tip" role="tooltip" hidden></div>'
-        f"<script>{SCRIPT}</script></body></html>\n"
+    body = (
+        f'<main>{sections}</main><div id="details" hidden>{"".join(maker.details)}</div>'
+        '<div id="tip" role="tooltip" hidden></div>'
     )
+    return page_of(title, body, style=STYLE, script=SCRIPT)
 
 
 class _Maker:

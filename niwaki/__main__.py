@@ -1,5 +1,5 @@
 """The command line: `niwaki run FILE.py:FUNCTION` sends every record of a file through a program, `niwaki serve`
-answers over HTTP.
+answers over HTTP, `niwaki tree` looks at the radix tree of such a server.
 
 Exit codes: 0 the run is done (records may have failed, see --strict), 1 it failed, 2 wrong usage, 130 interrupted.
 """
@@ -27,6 +27,7 @@ from niwaki.lang.progress import hit_rate, speed
 from niwaki.lang.records import Record, RecordError, RecordFile
 from niwaki.lang.tables import TABLE_SUFFIXES, check_installed, write_table
 from niwaki.lang.tree import Tree
+from niwaki.runtime import tree_command
 from niwaki.runtime.api import ConfigError, EngineStopped, NiwakiError
 from niwaki.runtime.server.logs import configure
 from niwaki.runtime.server.options import add_options, config_of
@@ -50,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return serve(arguments)
     if arguments.command == "constraint":
         return show_constraint(arguments)
+    if arguments.command == "tree":
+        return show_tree(arguments)
     try:
         options = RunOptions.of(arguments)
     except ConfigError as error:
@@ -136,6 +139,13 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
     _add_constraint(commands)
+    tree_command.add_options(
+        commands.add_parser(
+            "tree",
+            help="look at the radix tree of a running server",
+            description="Draw the radix tree of a running server in the terminal, live until Ctrl-C.",
+        )
+    )
     return parser
 
 
@@ -168,6 +178,15 @@ def show_constraint(arguments: argparse.Namespace) -> int:
     return 0 if shown.is_enforced else 1
 
 
+def show_tree(arguments: argparse.Namespace) -> int:
+    """Draw a server's tree. Returns 0, or 1 where there is none."""
+    try:
+        tree_command.run(arguments)
+    except (NiwakiError, OSError) as error:
+        return _fail(_one_line(error))
+    return 0
+
+
 def add_serve_options(parser: argparse.ArgumentParser) -> None:
     """What `niwaki serve` takes: what is served, then how."""
     add = parser.add_argument
@@ -180,6 +199,7 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
         help="serve a function made with @niwaki.function at /programs/FUNCTION; may be given again",
     )
     add("--kv-tokens", type=_positive, metavar="N", help="tokens that the KV cache holds; else by free memory")
+    add("--deterministic", action="store_true", help="the same bits whatever else runs, for some speed")
     add_options(parser)
 
 
@@ -191,7 +211,9 @@ def serve(arguments: argparse.Namespace) -> int:
 
         config = config_of(arguments)
         configure(arguments.log_level, arguments.log_format)
-        options = {} if arguments.kv_tokens is None else {"kv_tokens": arguments.kv_tokens}
+        options: dict[str, object] = {"deterministic": arguments.deterministic}
+        if arguments.kv_tokens is not None:
+            options["kv_tokens"] = arguments.kv_tokens
         programs = [Endpoint(load_program(*program_target(target))) for target in arguments.program]
         with bind(config) as listener:
             from niwaki.runtime.server.serve import serve as serve_until_stopped  # loads torch: after the port is ours
@@ -291,6 +313,7 @@ def _write_rows(
     options: RunOptions,
 ) -> None:
     trees: dict[int, Tree] = {}
+    program = program.for_rows()
 
     def run_one(numbered: tuple[int, Record]) -> JsonObject:
         number, record = numbered

@@ -103,7 +103,7 @@ class Cache:
     def outline(self, limit: int, namespace: str = "") -> tuple[OutlineNode, ...]:
         """The shape of a namespace's tree, at most `limit` nodes of it."""
         root = self._tree.roots.get(namespace)
-        return () if root is None else outline(root, limit)
+        return () if root is None else outline(root, limit, self._clock)
 
     def match(self, ids: TokenIds, namespace: str = "") -> int:
         """How many tokens at the start of `ids` are cached. Locks, touches and counts nothing."""

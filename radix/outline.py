@@ -22,13 +22,18 @@ class OutlineNode:
     num_tokens: int
     num_pages: int
     num_children: int  # in the tree, told or not
-    is_locked: bool
+    num_locks: int  # requests that end in it, and children that are locked; 0: it may be evicted once it is a leaf
     is_pinned: bool
-    stamp: int  # of the last use; larger is later
+    hits: int  # lookups that went through it or ended in it
+    age: int  # of all lookups and commits, how many came after its last use
+    tier: str = "pool"  # where its pages are
 
 
-def outline(root: Node, limit: int) -> tuple[OutlineNode, ...]:
-    """At most `limit` nodes below `root`, parents before children, among siblings the one used last first."""
+def outline(root: Node, limit: int, now: int) -> tuple[OutlineNode, ...]:
+    """At most `limit` nodes below `root`, parents before children, among siblings the one used last first.
+
+    `now` is the logical time of the latest use of any.
+    """
     found: list[OutlineNode] = []
     line = deque((-1, child) for child in _children(root))
     while line and len(found) < limit:
@@ -42,9 +47,10 @@ def outline(root: Node, limit: int) -> tuple[OutlineNode, ...]:
                 num_tokens=len(node.key) // TOKEN_BYTES,
                 num_pages=len(node.pages),
                 num_children=len(node.children or ()),
-                is_locked=node.protected > 0,
+                num_locks=node.protected,
                 is_pinned=node.pins > 0,
-                stamp=node.stamp,
+                hits=node.hits,
+                age=now - node.stamp,
             )
         )
     return tuple(found)

@@ -32,6 +32,7 @@ class EngineConfig:
     disk_cache_bytes: int = 4 * 2**30  # of files in it
     enable_prefix_cache: bool = True
     enable_tree_attention: bool = True  # keys that rows share are read once a step, where that pays
+    deterministic: bool = False  # a request's tokens and log-probabilities are the same bits whatever runs beside it
     force_tokens: bool = True  # what a constraint leaves no choice about is written without asking the model
     seed: int | None = None  # of the seeds that requests without one are given
 
@@ -50,7 +51,7 @@ class EngineConfig:
         _kv_memory(self.kv_memory, self.kv_tokens)
         if self.seed is not None:
             _whole("seed", self.seed, 0, 2**63 - 1)
-        for name in ("enable_prefix_cache", "enable_tree_attention", "force_tokens"):
+        for name in ("enable_prefix_cache", "enable_tree_attention", "deterministic", "force_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
 

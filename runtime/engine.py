@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 
+from niwaki.kernels.fixed import FixedOps
 from niwaki.runtime import bundled
 from niwaki.runtime.api import (
     BackendInfo,
@@ -39,11 +42,14 @@ from niwaki.runtime.core import EngineCore
 from niwaki.runtime.loader import read_model_folder, weights_fingerprint
 from niwaki.runtime.local import LocalBackend
 from niwaki.runtime.memory import pool_tokens
+from niwaki.runtime.picture import Picture
 from niwaki.runtime.request import TokenIds
 from niwaki.runtime.results import Result, result_of
 from niwaki.runtime.runner import Runner, resolve_device
 from niwaki.runtime.tiers import DiskStore, MemoryStore, PageStore, Tiers
 from niwaki.runtime.tokenizer import Tokenizer
+from niwaki.runtime.tree_page import draw
+from niwaki.runtime.tree_view import DEFAULT_NODES, TreeNode, TreeView
 
 # Spellings of SGLang's wire, beside our own names.
 WIRE_NAMES = {"min_new_tokens": "min_tokens", "max_tokens": "max_new_tokens", "sampling_seed": "seed"}
@@ -66,6 +72,8 @@ class Engine:
         folder = Path(bundled.MODEL_DIR if self.config.model is None else self.config.model)
         contents = read_model_folder(folder)
         self.tokenizer = Tokenizer(folder)
+        if self.config.deterministic and resolve_device(self.config.device).type != "cpu":
+            raise ConfigError("deterministic=True runs on the CPU only: give device='cpu'")
         page_size = self.config.page_size
         tokens = self.config.kv_tokens or pool_tokens(
             contents.config,
@@ -82,7 +90,8 @@ class Engine:
             dtype=self.config.dtype,
             num_pages=num_pages,
             page_size=page_size,
-            tree_attention=self.config.enable_tree_attention,
+            tree_attention=self.config.enable_tree_attention and not self.config.deterministic,
+            ops=FixedOps() if self.config.deterministic else None,
         )
         model_config = runner.config
         self._vocab_size = model_config.vocab_size  # may exceed the tokenizer's: some models pad their embeddings
@@ -95,10 +104,9 @@ class Engine:
             model_config.vocab_size,
             self.tokenizer.special_ids,
         )
+        said = f"{runner.dtype} {page_size}{' deterministic' if self.config.deterministic else ''}"
         self._layout = Layout(
-            hashlib.blake2b(
-                weights_fingerprint(folder) + f"{runner.dtype} {page_size}".encode(), digest_size=16
-            ).digest(),
+            hashlib.blake2b(weights_fingerprint(folder) + said.encode(), digest_size=16).digest(),
             page_size,
             page_size * runner.kv_bytes_per_token,
         )
@@ -194,6 +202,24 @@ class Engine:
         """Tokens prefilled, cached and generated since the start; pages free, in the tree and held; queues."""
         return self.backend.usage()
 
+    def tree(self, *, namespace: str = "", limit: int = DEFAULT_NODES) -> TreeView:
+        """The radix tree as it stands, as data: at most `limit` nodes, those used last first."""
+        nodes = self.backend.outline(limit, namespace)
+        return TreeView(self._info.model, [TreeNode.of(node, self.tokenizer) for node in nodes], self.stats())
+
+    def show_tree(self, path: str | os.PathLike[str] | None = None, *, namespace: str = "") -> Picture:
+        """The radix tree as a page that a notebook shows; with `path`, also written there as one HTML file."""
+        picture = draw(self.tree(namespace=namespace))
+        if path is not None:
+            picture.save(path)
+        return picture
+
+    def watch_tree(self, *, namespace: str = "") -> AbstractContextManager[None]:
+        """Draws the radix tree in the terminal, four times a second, while a `with` block runs."""
+        from niwaki.runtime.tree_terminal import watching  # loads rich
+
+        return watching(lambda: self.tree(namespace=namespace))
+
     def flush_cache(self) -> bool:
         """Forget every cached prefix that nothing runs on."""
         return self.backend.flush()
@@ -228,6 +254,7 @@ class Engine:
             "page_size": self.config.page_size,
             "schedule_policy": self.config.schedule_policy,
             "enable_prefix_cache": self.config.enable_prefix_cache,
+            "deterministic": self.config.deterministic,
         }
 
     def shutdown(self) -> None:

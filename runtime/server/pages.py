@@ -5,17 +5,16 @@ The page is static, so it is open to everybody; it asks the API for everything e
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from niwaki.radix.outline import OutlineNode
 from niwaki.runtime.server.access import key_of, service_of
 from niwaki.runtime.server.errors import ApiError
-from niwaki.runtime.server.openai_shapes import Json
-from niwaki.runtime.server.service import Service
 from niwaki.runtime.server.wire import json_response
+from niwaki.runtime.tree_view import DEFAULT_NODES, TreeNode
 
 FOLDER = Path(__file__).parent / "page"
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -46,27 +45,13 @@ async def page_file(name: str) -> Response:
 
 
 @router.get("/debug/tree")
-async def tree(request: Request, limit: Annotated[int, Query(ge=1, le=MAX_NODES)] = 200) -> Response:
+async def tree(request: Request, limit: Annotated[int, Query(ge=1, le=MAX_NODES)] = DEFAULT_NODES) -> Response:
     """The caller's part of the radix tree as it stands: at most `limit` nodes, parents before children."""
     service = service_of(request)
     namespace = service.namespace(key_of(request), None)
     nodes = await service.apart(lambda: service.engine.outline(limit, namespace))
-    return json_response({"nodes": [_node(service, node) for node in nodes], "usage": dict(service.engine.usage())})
-
-
-def _node(service: Service, node: OutlineNode) -> Json:
-    tokenizer = service.model.tokenizer
-    return {
-        "parent": None if node.parent < 0 else node.parent,
-        "text": "".join(tokenizer.token_text(token_id) for token_id in node.token_ids),
-        "num_tokens": node.num_tokens,
-        "num_pages": node.num_pages,
-        "num_children": node.num_children,
-        "is_cut": len(node.token_ids) < node.num_tokens,
-        "is_locked": node.is_locked,
-        "is_pinned": node.is_pinned,
-        "used": node.stamp,
-    }
+    shown = [asdict(TreeNode.of(node, service.model.tokenizer)) for node in nodes]
+    return json_response({"model": service.model.info.model, "nodes": shown, "usage": dict(service.engine.usage())})
 
 
 def _file(name: str) -> Response:

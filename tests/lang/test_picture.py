@@ -14,10 +14,10 @@ import pytest
 
 import niwaki as nw
 from niwaki.lang.chart import LEFT, RIGHT, WIDTH, chart_of
-from niwaki.lang.page import STYLE
 from niwaki.lang.picture import SHOWN_LIMBS, picture_of
 from niwaki.lang.state import State
 from niwaki.lang.tree import Tree
+from niwaki.runtime.picture import LOOK
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 VOID = {"meta", "circle", "line", "path", "rect"}
@@ -207,7 +207,7 @@ def contrast(first: str, second: str) -> float:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_keeps_its_contrast_in_both_schemes(scheme: str) -> None:
-    light, dark = (block for block in re.findall(r":root \{(.*?)\}", STYLE, re.DOTALL))
+    light, dark = (block for block in re.findall(r":root \{(.*?)\}", LOOK, re.DOTALL))
     colors = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", light if scheme == "light" else dark))
     backgrounds = ["paper", "card", *(name for name in colors if name.endswith("-t"))]
     assert len(backgrounds) == 7

@@ -97,7 +97,7 @@ function showTree(nodes) {
 }
 
 function box(node, x, y, longest) {
-  const kind = node.is_locked ? "locked" : node.is_pinned ? "pinned" : "idle";
+  const kind = node.num_locks ? "locked" : node.is_pinned ? "pinned" : "idle";
   const group = svg("g", { class: kind, transform: `translate(${x} ${y})` });
   const text = node.text.replaceAll("\n", "↵");
   const title = svg("title");
