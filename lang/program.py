@@ -7,7 +7,7 @@ import contextvars
 import inspect
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Literal, TypeVar, cast, overload
@@ -24,7 +24,8 @@ from niwaki.lang.progress import with_async_progress_bar, with_progress_bar
 from niwaki.lang.run import Run, running_loop
 from niwaki.lang.sites import sites_of
 from niwaki.lang.state import State
-from niwaki.lang.trace import Placeholder, Trace, trace
+from niwaki.lang.trace import Placeholder, Trace, is_free_of_effects, is_plain, trace
+from niwaki.lang.under_way import UnderWay
 from niwaki.runtime.api import NiwakiError, ProgramError
 
 # The run around the code that runs now: a program called inside another one is part of its run.
@@ -35,13 +36,20 @@ class Program:
     """A function whose first parameter is the state. Made by `@function`; calling it runs it."""
 
     def __init__(
-        self, func: Callable[..., object], bound: Mapping[str, object] | None = None, *, is_compiled: bool = False
+        self,
+        func: Callable[..., object],
+        bound: Mapping[str, object] | None = None,
+        *,
+        is_compiled: bool = False,
+        only_plain: bool = False,
     ) -> None:
+        """`only_plain`: a call with arguments that are no plain data is interpreted all the same."""
         self.func = func
         self.name = getattr(func, "__name__", repr(func))
         self.is_async = inspect.iscoroutinefunction(func)
         self._arguments = Arguments(func, self.name, bound or {})
         self._sites = sites_of(func) if is_compiled else None
+        self._only_plain = only_plain
         update_wrapper(self, func)
 
     def __call__(self, *args: object, **kwargs: object) -> State:
@@ -173,7 +181,8 @@ class Program:
 
         Returns the finished states in the order of the rows, and in the place of a row that failed its exception;
         on_error="raise" raises the first one instead. `generator_style` yields them as they come, in constant memory.
-        The options of `run` hold for every row.
+        The options of `run` hold for every row. A program whose body only appends, forks, joins and computes runs
+        compiled (see `compile`).
 
         With `checkpoint="out.jsonl"` each finished row goes into that file, and a call made again after a kill gives
         what stands there without running it. Results are then what the file holds, for rows new and old: a mapping of
@@ -214,14 +223,15 @@ class Program:
             return iterate_on_a_loop(self._arun_batch(rows, num_threads, options, on_error=on_error))
         self._check_may_block("arun_batch")
         num = DEFAULT_CONCURRENCY if num_threads == "auto" else num_threads
-        under_way = _UnderWay()
+        under_way = UnderWay()
+        program = self.for_rows()
 
         def run_one(row: Row) -> State:
             args, named = row_arguments(row, self.name)
             call = self._arguments.call(args, {**named, "options": options})
-            executor = self._new_executor(call)
+            executor = program._new_executor(call)
             with under_way.has(executor):
-                self._run_body(executor, call)
+                program._run_body(executor, call)
                 executor.sync()
             executor.release()
             return State(executor)
@@ -300,7 +310,8 @@ class Program:
         Raises:
             ProgramError: the program has no such parameter, and no run such an option.
         """
-        return Program(self.func, self._arguments.bound_with(arguments), is_compiled=self.is_compiled)
+        bound = self._arguments.bound_with(arguments)
+        return Program(self.func, bound, is_compiled=self.is_compiled, only_plain=self._only_plain)
 
     def compile(self) -> Program:
         """The same program, whose body need not wait for what it only writes on: `s += "So: " + s["x"]`.
@@ -317,6 +328,15 @@ class Program:
                 f"program {self.name} is async, and waits without a thread as it is; it needs no compile()"
             )
         return Program(self.func, self._arguments.bound, is_compiled=True)
+
+    def for_rows(self) -> Program:
+        """The same program as `run_batch` and `niwaki run` run it: compiled where nobody could tell but by the clock.
+
+        That is where its body does nothing but append, fork, join and compute on plain data, its arguments included.
+        """
+        if self.is_async or self.is_compiled or not is_free_of_effects(self.func):
+            return self
+        return Program(self.func, self._arguments.bound, is_compiled=True, only_plain=True)
 
     @property
     def is_compiled(self) -> bool:
@@ -423,7 +443,8 @@ class Program:
         around = _current_run.get()
         if around is not None:
             around.history.called(run.history, here())
-        return Executor(run) if self._sites is None else LazyExecutor(run, Shared(self._sites))
+        is_interpreted = self._only_plain and not all(map(is_plain, (*call.args, *call.kwargs.values())))
+        return Executor(run) if self._sites is None or is_interpreted else LazyExecutor(run, Shared(self._sites))
 
     def _new_run(self, call: Call) -> Run:
         around = _current_run.get()
@@ -431,38 +452,6 @@ class Program:
             return Run(self.name, call.options, call.backend, call.timeout)
         host = around.backend if call.backend is None else call.backend
         return Run(self.name, call.options.over(around.options), host, call.timeout, around.deadline)
-
-
-class _UnderWay:
-    """The rows of a batch that run now. Whoever stops reading the batch, by Ctrl-C too, stops them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._executors: set[Executor] = set()
-        self._is_over = False
-
-    @contextmanager
-    def has(self, executor: Executor) -> Iterator[None]:
-        with self._lock:
-            self._executors.add(executor)
-            is_late = self._is_over
-        if is_late:
-            executor.cancel()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._executors.discard(executor)
-
-    def ended_with(self, results: Iterator[State | Exception]) -> Iterator[State | Exception]:
-        try:
-            yield from results
-        finally:
-            with self._lock:
-                self._is_over = True
-                left = list(self._executors)
-            for executor in left:
-                executor.cancel()
 
 
 def function(func: Callable[..., object]) -> Program:

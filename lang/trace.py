@@ -106,7 +106,7 @@ def trace(
     """
     _Effects(name).check(func)
     for value in (*args, *kwargs.values()):
-        if not isinstance(value, Placeholder) and not _is_plain(value):
+        if not isinstance(value, Placeholder) and not is_plain(value):
             raise ProgramError(
                 f"program {name} cannot be traced with {type(value).__name__} as an argument: what its methods do is "
                 "not known; leave that argument out"
@@ -124,6 +124,15 @@ def trace(
         stopped = f"an argument that was not given: {str(error).replace(_OPEN, '{').replace(_CLOSE, '}')}"
     graph = tracer.graph()
     return Trace(shown, graph, _shared(graph), stopped)
+
+
+def is_free_of_effects(func: Callable[..., object]) -> bool:
+    """Does the body do nothing but append, fork, join and compute on plain data? Its source is looked at only."""
+    try:
+        _Effects(func.__name__).check(func)
+    except ProgramError:
+        return False
+    return True
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -324,7 +333,7 @@ class _Effects:
             return
         self._seen.add(func.__code__)
         defaults = (*(func.__defaults__ or ()), *(func.__kwdefaults__ or {}).values())
-        if not all(type(value) in PLAIN or (type(value) is tuple and _is_plain(value)) for value in defaults):
+        if not all(type(value) in PLAIN or (type(value) is tuple and is_plain(value)) for value in defaults):
             self._refuse("a default of its arguments lives outside and is no plain value", func, None)
         tree = self._parsed(func)
         own = {*func.__code__.co_varnames, *func.__code__.co_cellvars}
@@ -366,7 +375,7 @@ class _Effects:
             is_named = isinstance(parent, ast.Attribute) and not issubclass(value, enum.Enum)
             if is_named or (isinstance(parent, ast.Call) and parent.func is node):
                 self._refuse(f"it uses {name}, whose methods may do anything", func, node)
-        elif not _is_plain(value) and not isinstance(value, re.Pattern):
+        elif not is_plain(value) and not isinstance(value, re.Pattern):
             self._refuse(f"it uses {name}, a {type(value).__name__} from outside", func, node)
         elif isinstance(value, list | dict | set) and not _only_reads(node, parent):
             self._refuse(f"it may change {name}, which lives outside", func, node)
@@ -429,12 +438,12 @@ def _is_of_the_language(value: object) -> bool:
     return module in SAFE_NAMES_OF or (isinstance(value, type) and module == "niwaki.runtime.api")
 
 
-def _is_plain(value: object) -> bool:
+def is_plain(value: object) -> bool:
     """Data of Python's own types, all the way down: no method of it is somebody's code."""
     if type(value) in (list, tuple, set, frozenset):
-        return all(_is_plain(item) for item in cast("Sequence[object]", value))
+        return all(is_plain(item) for item in cast("Sequence[object]", value))
     if type(value) is dict:
-        return all(_is_plain(item) for pair in value.items() for item in pair)
+        return all(is_plain(item) for pair in value.items() for item in pair)
     return type(value) in PLAIN
 
 

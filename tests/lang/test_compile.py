@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 
 import niwaki as nw
+from niwaki.lang.executor import Executor
+from niwaki.lang.lazy import LazyExecutor
 from niwaki.lang.program import Program
 from niwaki.lang.sites import sites_of
 from niwaki.lang.state import State
@@ -233,3 +235,54 @@ def test_it_is_a_program_like_any_other(backend: nw.ScriptedBackend) -> None:
     assert isinstance(states[2], nw.ProgramError)
     assert asyncio.run(compiled.arun("France", backend=backend)).text() == states[0].text()  # type: ignore[union-attr]
     assert "".join(compiled.stream("France", backend=backend).text_iter("y")) == states[0]["y"]  # type: ignore[index]
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+@nw.function
+def retell(s: State, text: str) -> None:
+    s += f"{text}: " + nw.gen("x")
+    s += "So: " + s["x"] + nw.gen("y")  # type: ignore[operator]  # a text
+
+
+def test_a_batch_compiles_by_itself_what_has_no_effects_but_its_text(backend: nw.ScriptedBackend) -> None:
+    seen: list[object] = []
+
+    @nw.function
+    def noted(s: State, text: str) -> None:
+        s += f"{text}: " + nw.gen("x")
+        seen.append(s["x"])
+
+    @nw.function
+    async def waited(s: State, text: str) -> None:
+        s += text + nw.gen("x")
+
+    assert retell.for_rows().is_compiled
+    assert [program.for_rows() for program in (noted, waited)] == [noted, waited]
+    compiled = retell.compile()
+    assert compiled.for_rows() is compiled
+    assert retell.for_rows().bind(text="a").for_rows().is_compiled
+
+
+def test_a_row_with_objects_that_might_do_anything_is_interpreted(backend: nw.ScriptedBackend) -> None:
+    class Name(str):
+        __slots__ = ()
+
+    program = retell.for_rows()
+    calls = [program._arguments.call((text,), {"backend": backend}) for text in ("a", Name("a"), [Name("a")])]
+    kinds = [type(program._new_executor(call)) for call in calls]
+    assert kinds == [LazyExecutor, Executor, Executor]
+    rows = [{"text": "a"}, {"text": Name("a")}]
+    texts = [state.text() for state in retell.run_batch(rows, backend=backend) if isinstance(state, State)]
+    assert texts == [retell.run("a", backend=backend).text()] * 2
+
+
+def test_a_row_that_fails_has_the_error_that_it_has_interpreted() -> None:
+    def fail(prompt: str) -> str:
+        raise nw.CapacityError("full")
+
+    backend = nw.ScriptedBackend(fail)
+    (failed,) = retell.run_batch([("a",)], backend=backend)
+    assert isinstance(failed, nw.CapacityError)
+    backend.shutdown()
