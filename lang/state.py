@@ -12,11 +12,12 @@ from niwaki.lang.expressions import role
 from niwaki.lang.meta import MetaInfo, Usage, meta_info
 from niwaki.lang.nodes import Content, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, SetVariable, as_nodes
 from niwaki.lang.origin import here
-from niwaki.lang.picture import Picture, picture_of
+from niwaki.lang.picture import picture_of
 from niwaki.lang.steps import Join
 from niwaki.lang.streams import AsyncPieces, AsyncStream, AsyncTexts, ValueStream, iterate
 from niwaki.lang.tree import Tree, tree_of
 from niwaki.runtime.api import ProgramError
+from niwaki.runtime.picture import Picture
 
 MAX_FORKS = 10_000
 

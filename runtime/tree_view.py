@@ -99,7 +99,8 @@ class TreeView:
         children: dict[int | None, list[int]] = {}
         for index, node in enumerate(self.nodes):
             children.setdefault(node.parent, []).append(index)
-        waiting = [(index, (place > 0,)) for place, index in enumerate(reversed(children.get(None, [])))]
+        waiting: list[tuple[int, tuple[bool, ...]]] = []
+        waiting += [(index, (place > 0,)) for place, index in enumerate(reversed(children.get(None, [])))]
         while waiting:
             index, guides = waiting.pop()
             node, below = self.nodes[index], children.get(index, [])
