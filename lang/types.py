@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Union, get_args, get_origin
 
+from niwaki.lang.type_schema import schema_of
 from niwaki.runtime.api import AllOf, Choices, Constraint, ConstraintError, Grammar, JsonSchema, Regex
 
 # Where a type sets no limit on a text or a list, neither do we: an automaton that counts characters has a state for
@@ -75,7 +76,7 @@ def value_type(dtype: object) -> ValueType:
     except _NeverExact:
         raise
     except ConstraintError as refusal:
-        constraint = JsonSchema(_schema_of(dtype, refusal))
+        constraint = JsonSchema(schema_of(dtype, name, refusal))
     return ValueType(name, constraint, _reader(dtype))
 
 
@@ -124,7 +125,7 @@ def schema_type(schema: Mapping[str, object] | str | type) -> ValueType:
         return ValueType("json_schema", JsonSchema(text), str)
     name = _name(schema)
     refusal = ConstraintError(f"json_schema {name}: the type has no JSON schema")
-    return ValueType(f"json_schema {name}", JsonSchema(_schema_of(schema, refusal)), str)
+    return ValueType(f"json_schema {name}", JsonSchema(schema_of(schema, name, refusal)), str)
 
 
 def grammar_type(source: str) -> ValueType:
@@ -137,66 +138,6 @@ def grammar_type(source: str) -> ValueType:
     if not isinstance(source, str) or not source.strip():
         raise ConstraintError(f"grammar must be text with at least one rule, got {source!r}")
     return ValueType("grammar", Grammar(source, "ebnf" if "::=" in source else "lark"), str)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Types by their JSON schema
-# ---------------------------------------------------------------------------------------------------------------
-
-# What Pydantic writes into a schema where JSON Schema has no keyword for it, such as a bound on a union.
-_NO_KEYWORDS = frozenset("ge gt le lt multiple_of min_length max_length max_digits decimal_places".split())
-_ONE_SCHEMA = ("items", "additionalProperties", "not")
-_MANY_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_NAMED_SCHEMAS = ("properties", "$defs", "patternProperties")
-
-
-def _schema_of(dtype: object, refusal: ConstraintError) -> str:
-    """The schema of a type as text: Pydantic's, with objects closed and every field written.
-
-    Raises:
-        ConstraintError: `refusal`, where Pydantic has none.
-    """
-    from pydantic import TypeAdapter  # heavy: only programs with composed types load it
-    from pydantic.errors import PydanticUserError
-
-    if isinstance(dtype, str):
-        raise refusal
-    try:
-        adapter: TypeAdapter[object] = TypeAdapter(dtype)  # type: ignore[arg-type]  # a type, known only at run time
-        schema = adapter.json_schema()
-    except (PydanticUserError, NameError, TypeError) as error:
-        raise refusal from error
-    if not schema:  # Any, object: a value of it could be anything
-        raise refusal
-    _close(schema, refusal)
-    return json.dumps(schema, ensure_ascii=False)
-
-
-def _close(schema: object, refusal: ConstraintError) -> None:
-    """In place: no keys but the fields, and a field with a default is written like the others.
-
-    Raises:
-        ConstraintError: `refusal`, where Pydantic holds a limit that its schema cannot say.
-    """
-    if not isinstance(schema, dict):
-        return
-    if schema.keys() & _NO_KEYWORDS:
-        raise refusal
-    properties = schema.get("properties")
-    if schema.get("type") == "object" and isinstance(properties, dict):
-        schema.setdefault("additionalProperties", False)
-        required = schema.get("required", [])
-        written = [key for key, field in properties.items() if key in required or "default" in field]
-        if written:
-            schema["required"] = written
-    for keyword in _ONE_SCHEMA:
-        _close(schema.get(keyword), refusal)
-    for keyword in _MANY_SCHEMAS:
-        for branch in schema.get(keyword, ()):
-            _close(branch, refusal)
-    for keyword in _NAMED_SCHEMAS:
-        for inner in schema.get(keyword, {}).values():
-            _close(inner, refusal)
 
 
 # ---------------------------------------------------------------------------------------------------------------

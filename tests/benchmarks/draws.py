@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import decimal
 import enum
+import ipaddress
 import random
 import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple, NotRequired
 
 import numpy as np
 import pydantic
 from pydantic import Field
+from typing_extensions import TypedDict  # before Python 3.12 Pydantic takes no other
 
 from niwaki.lang.types import ValueType, value_type
 from niwaki.runtime.constraints import CompiledConstraint, ConstraintCompiler, Vocabulary
@@ -100,7 +103,37 @@ class Settings(pydantic.BaseModel):
     colours: Annotated[set[Literal["red", "green", "blue"]], Field(min_length=1)]
 
 
+class Spot(NamedTuple):
+    name: str
+    at: tuple[float, float]
+
+
+class Options(TypedDict):
+    depth: Annotated[int, Field(gt=-5, lt=5)]
+    note: NotRequired[str]
+
+
+class Shop(pydantic.BaseModel):
+    site: pydantic.HttpUrl
+    wait: datetime.timedelta
+    price: Annotated[decimal.Decimal, Field(ge=0)]
+    key: pydantic.UUID4
+    host: ipaddress.IPv4Address
+    tags: Annotated[frozenset[Annotated[int, Field(ge=0, le=4)]], Field(max_length=3)]
+
+
 TYPES: Sequence[object] = (
+    int,
+    float,
+    bool,
+    str,
+    Literal["yes", "no", 3],
+    Kind,
+    list[Spot],
+    Options,
+    Shop,
+    datetime.timedelta,
+    Annotated[list[Annotated[str, Field(pattern="^[a-f]+$")]], Field(min_length=1, max_length=3)],
     Pet,
     Visit,
     Bill,
@@ -144,6 +177,8 @@ def faults(draws: int, seed: int) -> Iterator[tuple[str, str, str]]:
             if text is None:
                 yield kind.name, "", "not complete within its tokens"
                 continue
+            for stop in kind.stop:  # cut off by whoever generates
+                text = text.split(stop, 1)[0]
             try:
                 kind.parse(text)
             except Exception as error:  # whatever the validator raises is a fault of ours

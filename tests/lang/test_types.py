@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import decimal
 import enum
 import json
 import re
+from fractions import Fraction
 from typing import Annotated, Any, Literal, Optional
 
 import annotated_types
@@ -249,6 +251,11 @@ def model_with(annotation: object, field: object = ...) -> type[pydantic.BaseMod
         (Literal["a", ""], "an empty text cannot be generated"),
         (Literal[1, "1"], "written alike"),
         (model_with(int | str, pydantic.Field(ge=5)), "field 'bad'.*cannot be enforced exactly"),
+        (model_with(complex), "dtype Made, field 'bad': complex cannot be enforced"),
+        (model_with(re.Pattern), "field 'bad': regex cannot be enforced"),
+        (model_with(pydantic.PastDate), "field 'bad': a limit on date cannot be enforced"),
+        (model_with(Fraction), "field 'bad': Fraction cannot be enforced"),
+        (model_with(decimal.Decimal, pydantic.Field(max_digits=3)), "a limit on the digits of Decimal"),
         (model_with(int, pydantic.Field(validation_alias=pydantic.AliasPath("a", 0))), "field 'bad'.*alias"),
     ],
 )

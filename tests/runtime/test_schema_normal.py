@@ -249,6 +249,15 @@ def test_a_mask_admits_exactly_the_values_that_a_validator_accepts(compiler: Con
         ),
         (
             {
+                "type": "array",
+                "items": {"type": "integer", "minimum": 0, "exclusiveMaximum": 6, "multipleOf": 2},
+                "uniqueItems": True,
+            },
+            [[], [4, 0, 2]],
+            [[4, 4], [1], [6]],
+        ),
+        (
+            {
                 "items": {"enum": ["a", "b", 1]},
                 "uniqueItems": True,
                 "minItems": 2,

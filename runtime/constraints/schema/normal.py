@@ -29,7 +29,7 @@ from niwaki.runtime.constraints.schema.facts import (
     both,
     contradicts,
 )
-from niwaki.runtime.constraints.schema.numbers import number_satisfies, number_schemas
+from niwaki.runtime.constraints.schema.numbers import number_satisfies, number_schemas, whole_numbers
 from niwaki.runtime.constraints.schema.presence import presences
 from niwaki.runtime.constraints.schema.references import Document
 from niwaki.runtime.constraints.schema.strings import Strings, escaped_text, joined
@@ -542,10 +542,13 @@ class _Writer:
 
     def _finite(self, state: State) -> list[Json] | None:
         """All values of a state, or None where they are not listed."""
-        ways = [way for kind in KINDS for way in self.ways(state, kind)]
-        if any(way.values is None for way in ways):
-            return None
-        return list({identity(value): value for way in ways for value in way.values or ()}.values())
+        listed: dict[str, Json] = {}
+        for way in (way for kind in KINDS for way in self.ways(state, kind)):
+            values = whole_numbers(way) if way.values is None else way.values
+            if values is None:
+                return None
+            listed |= {identity(value): value for value in values}
+        return list(listed.values())
 
 
 def _state_of_key(way: Way, matched: frozenset[str]) -> State:

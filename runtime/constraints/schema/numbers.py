@@ -10,6 +10,7 @@ from niwaki.runtime.constraints.schema.document import Json, refused
 from niwaki.runtime.constraints.schema.facts import Way, both
 
 MAX_EXCLUDED_NUMBERS: Final = 16
+MAX_LISTED_NUMBERS: Final = 32
 EXACT_WHOLE: Final = 2**53  # the engine reads bounds as float64
 
 
@@ -22,6 +23,14 @@ def number_satisfies(value: float, way: Way) -> bool:
     if way.is_whole is not None and (exact.denominator == 1) != way.is_whole:
         return False
     return all((exact / step).denominator == 1 for step in way.multiples)
+
+
+def whole_numbers(way: Way) -> list[Json] | None:
+    """All numbers of a way of whole ones between two bounds; None where they are not so, or too many to list."""
+    if not way.is_whole or way.low is None or way.high is None or way.high[0] - way.low[0] > MAX_LISTED_NUMBERS:
+        return None
+    near = range(math.floor(way.low[0]), math.ceil(way.high[0]) + 1)
+    return [number for number in near if number_satisfies(number, way) and number not in way.excluded]
 
 
 def number_schemas(way: Way, place: str) -> list[dict[str, Json]]:

@@ -1,0 +1,156 @@
+"""The JSON schema of a type, such that whatever it admits the type's own validator takes: Pydantic's, with objects
+closed, every field written, and what a schema cannot say narrowed or refused. Loads Pydantic when it is called."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from niwaki.runtime.api import ConstraintError
+
+if TYPE_CHECKING:
+    from pydantic.json_schema import GenerateJsonSchema
+    from pydantic_core import core_schema
+
+# What Pydantic writes into a schema where JSON Schema has no keyword for it, such as a bound on a union.
+_NO_KEYWORDS: Final = frozenset("ge gt le lt multiple_of min_length max_length max_digits decimal_places".split())
+_ONE_SCHEMA: Final = ("items", "additionalProperties", "not")
+_MANY_SCHEMAS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
+_NAMED_SCHEMAS: Final = ("properties", "$defs", "patternProperties")
+# Formats that Pydantic writes for types whose validators ask for more than text, and that no schema enforces.
+_CHECKED_FORMATS: Final = frozenset(
+    (
+        *("base64", "base64url", "directory-path", "file-path", "json-string", "multi-host-uri", "name-email", "regex"),
+        *("ipv4interface", "ipv4network", "ipv6interface", "ipv6network", "ulid"),
+        *("ipvanyaddress", "ipvanyinterface", "ipvanynetwork"),
+    )
+)
+_REFUSED: Final = "x-refused"  # in the place of a part that has no schema: what it is
+# Nine digits fit everywhere in a timedelta but before days, weeks, months and years, where these add up.
+_TIMES: Final = r"T(?:\d{1,9}H(?:\d{1,9}M(?:\d{1,9}S)?)?|\d{1,9}M(?:\d{1,9}S)?|\d{1,9}S)"
+_DURATION: Final = rf"^P(?:\d{{1,6}}Y(?:\d{{1,4}}M(?:\d{{1,4}}D)?)?|\d{{1,6}}D|\d{{1,6}}W)(?:{_TIMES})?$|^P{_TIMES}$"
+_UUID: Final = "^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{version}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
+_HOST: Final = r"(?:[a-z0-9]{1,20}\.){0,4}[a-z]{1,20}(?::[1-9]\d{0,3})?"  # a last label of digits would be an address
+_PATH: Final = r"(?:/[A-Za-z0-9._~-]+)*/?(?:\?[A-Za-z0-9._~=&-]*)?(?:#[A-Za-z0-9._~-]*)?"
+_LARGEST: Final = 10**15  # of a Decimal: bounds also keep exponents out, which may be too large for any number
+
+
+def schema_of(dtype: object, name: str, refusal: ConstraintError) -> str:
+    """The schema of a type as text. `name` is what errors call it.
+
+    Raises:
+        ConstraintError: a part of it has no schema that says all its validator asks for, and which; or `refusal`,
+            where Pydantic does not know the type at all.
+    """
+    from pydantic import TypeAdapter  # heavy: only programs with composed types load it
+    from pydantic.errors import PydanticUserError
+
+    if isinstance(dtype, str):
+        raise refusal
+    try:
+        adapter: TypeAdapter[object] = TypeAdapter(dtype)  # type: ignore[arg-type]  # a type, known only at run time
+        schema = adapter.json_schema(schema_generator=_generator())
+    except (PydanticUserError, NameError, TypeError) as error:
+        raise refusal from error
+    if not schema:  # Any, object: a value of it could be anything
+        raise refusal
+    _close(schema, name)
+    return json.dumps(schema, ensure_ascii=False)
+
+
+def _close(schema: object, where: str) -> None:
+    """In place: no keys but the fields, and a field with a default is written like the others.
+
+    Raises:
+        ConstraintError: a validator asks for more than the schema says.
+    """
+    if not isinstance(schema, dict):
+        return
+    limits = sorted(schema.keys() & _NO_KEYWORDS)
+    if limits:
+        raise ConstraintError(
+            f"dtype {where}: the limit {limits[0]} cannot be enforced exactly; take it out and check the value"
+        )
+    wanted = schema.get("format")
+    what = schema.get(_REFUSED, wanted if wanted in _CHECKED_FORMATS else None)
+    if what is not None:
+        raise ConstraintError(f"dtype {where}: {what} cannot be enforced; use a type that a JSON schema describes")
+    if isinstance(wanted, str) and wanted[:4] == "uuid" and wanted[4:].isdigit():
+        schema["pattern"] = _UUID.format(version=wanted[4:])
+    properties = schema.get("properties")
+    if schema.get("type") == "object" and isinstance(properties, dict):
+        schema.setdefault("additionalProperties", False)
+        required = schema.get("required", [])
+        written = [key for key, field in properties.items() if key in required or "default" in field]
+        if written:
+            schema["required"] = written
+    for keyword in _ONE_SCHEMA:
+        _close(schema.get(keyword), where)
+    for keyword in _MANY_SCHEMAS:
+        for branch in schema.get(keyword, ()):
+            _close(branch, where)
+    for keyword in _NAMED_SCHEMAS:
+        for key, inner in schema.get(keyword, {}).items():
+            names = {"properties": f", field {key!r}", "$defs": f", {key}"}
+            _close(inner, where + names.get(keyword, ""))
+
+
+def _generator() -> type[GenerateJsonSchema]:
+    """Pydantic's writer of schemas, which here says all that its validators ask for, or marks what cannot be said."""
+    from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+
+    def refused(what: str) -> JsonSchemaValue:
+        return {_REFUSED: what}
+
+    class Exact(GenerateJsonSchema):
+        def handle_invalid_for_json_schema(self, schema: core_schema.CoreSchema, error_info: str) -> JsonSchemaValue:
+            kind = schema.get("cls", schema["type"])
+            return refused(kind.__name__ if isinstance(kind, type) else str(kind))
+
+        def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> JsonSchemaValue:
+            if schema.keys() & _NO_KEYWORDS:
+                return refused("a limit on timedelta")
+            return {"type": "string", "pattern": _DURATION}
+
+        def date_schema(self, schema: core_schema.DateSchema) -> JsonSchemaValue:
+            is_limited = schema.keys() & _NO_KEYWORDS or "now_op" in schema
+            return refused("a limit on date") if is_limited else super().date_schema(schema)
+
+        def time_schema(self, schema: core_schema.TimeSchema) -> JsonSchemaValue:
+            is_limited = schema.keys() & _NO_KEYWORDS or "tz_constraint" in schema
+            return refused("a limit on time") if is_limited else super().time_schema(schema)
+
+        def datetime_schema(self, schema: core_schema.DatetimeSchema) -> JsonSchemaValue:
+            # The format has a time zone always.
+            is_limited = schema.keys() & _NO_KEYWORDS or "now_op" in schema or schema.get("tz_constraint") == "naive"
+            return refused("a limit on datetime") if is_limited else super().datetime_schema(schema)
+
+        def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
+            if schema.keys() & {"max_digits", "decimal_places", "multiple_of"}:
+                return refused("a limit on the digits of Decimal")
+            named = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+            bounds = {named[key]: float(str(value)) for key, value in schema.items() if key in named}
+            if not bounds.keys() & {"minimum", "exclusiveMinimum"}:
+                bounds["minimum"] = -_LARGEST
+            if not bounds.keys() & {"maximum", "exclusiveMaximum"}:
+                bounds["maximum"] = _LARGEST
+            return {"type": "number", **bounds}
+
+        def complex_schema(self, schema: core_schema.ComplexSchema) -> JsonSchemaValue:
+            return refused("complex")
+
+        def fraction_schema(self, schema: core_schema.FractionSchema) -> JsonSchemaValue:
+            return refused("Fraction")
+
+        def json_schema(self, schema: core_schema.JsonSchema) -> JsonSchemaValue:
+            return refused("Json")
+
+        def url_schema(self, schema: core_schema.UrlSchema) -> JsonSchemaValue:
+            schemes = "|".join(schema.get("allowed_schemes") or ["https", "http"])
+            limit = {"maxLength": schema["max_length"]} if "max_length" in schema else {}
+            return {"type": "string", "pattern": f"^(?:{schemes})://{_HOST}{_PATH}$", **limit}
+
+        def multi_host_url_schema(self, schema: core_schema.MultiHostUrlSchema) -> JsonSchemaValue:
+            return refused("a URL of several hosts")
+
+    return Exact
