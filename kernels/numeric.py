@@ -88,18 +88,18 @@ def dot(a: Array, b: Array) -> np.float32:
 
 
 @jit(fastmath=REDUCTION)
-def sum_of(a: Array, count: int) -> np.float32:
-    """The sum of the first `count` float32 elements."""
+def sum_of(a: Array, row: int, count: int) -> np.float32:
+    """The sum of the first `count` float32 elements of a row."""
     result = np.float32(0.0)
     for i in range(count):
-        result += a[i]
+        result += a[row, i]
     return result
 
 
 @jit(fastmath=REDUCTION | {"nnan"})
-def largest_of(a: Array, count: int, floor: np.float32) -> np.float32:
-    """The largest of `floor` and the first `count` float32 elements; some number where one of them is NaN."""
+def largest_of(a: Array, row: int, count: int, floor: np.float32) -> np.float32:
+    """The largest of `floor` and the first `count` float32 elements of a row; some number where one of them is NaN."""
     result = floor
     for i in range(count):
-        result = a[i] if a[i] > result else result
+        result = a[row, i] if a[row, i] > result else result
     return result

@@ -6,7 +6,8 @@ loaded key. A bfloat16 pool is read as uint16 and shifted to float32. A sliding 
 
 Within a block two heads of a group are scored against four keys at a time and mixed from two values at a time, eight
 sums of sixteen lanes each (simd.py). Pages lie anywhere, which the processor cannot foresee: scoring a key asks memory
-for its value, mixing one for a key of the next block.
+for its value, mixing one for a key of the next block. Inner functions get whole arrays and where to begin in them, for
+Numba counts the references to each slice of an array, which takes a part of the time that a block does.
 """
 
 from __future__ import annotations
@@ -169,9 +170,10 @@ def _decode_items(
     cap = np.float32(soft_cap)
     is_capped = soft_cap < math.inf
     padded = (head_dim + 2 * LANES - 1) // (2 * LANES) * (2 * LANES)
-    query = np.zeros((heads, padded), np.float32)
-    mixed = np.zeros((heads, padded), np.float32)  # sum of weight x value so far
+    query = np.zeros(heads * padded, np.float32)
+    mixed = np.zeros(heads * padded, np.float32)  # sum of weight x value so far
     weights = np.empty((heads, BLOCK), np.float32)  # of the block at hand: scores, then their exponentials
+    flat_weights = weights.reshape(-1)
     highest = np.empty(heads, np.float32)
     total = np.empty(heads, np.float32)
     shrink = np.empty(heads, np.float32)  # what the block does to the sums before it
@@ -184,12 +186,10 @@ def _decode_items(
         first_head = item % kv_heads
         last_head = min(kv_heads, first_head + last_item - item)
         item += last_head - first_head
-        pages = page_table[table_row[i]]
         for h in range(first_head * group, last_head * group):
-            source = q[token[i], h]
             for d in range(head_dim):
-                query[h, d] = load(source[d]) * factor
-                mixed[h, d] = partial_mixed[token[i], h, d] if first_key[i] > 0 else np.float32(0.0)
+                query[h * padded + d] = load(q[token[i], h, d]) * factor
+                mixed[h * padded + d] = partial_mixed[token[i], h, d] if first_key[i] > 0 else np.float32(0.0)
             # Weights that sum to e^lse, seen from e^lse, sum to 1.
             highest[h] = partial_lse[token[i], h] if first_key[i] > 0 else np.float32(-1e30)
             total[h] = np.float32(1.0) if first_key[i] > 0 else np.float32(0.0)
@@ -199,43 +199,45 @@ def _decode_items(
             block = max(start, first)
             count = min(start + BLOCK, length[i]) - block
             end = block + count
-            _place(pages, block, count, page_size, kv_heads * head_dim, at)
-            _place(pages, end, min(BLOCK, length[i] - end), page_size, kv_heads * head_dim, at[BLOCK:])
+            row, width = table_row[i], kv_heads * head_dim
+            _place(page_table, row, block, count, page_size, width, at, 0)
+            _place(page_table, row, end, min(BLOCK, length[i] - end), page_size, width, at, BLOCK)
             for head in range(first_head, last_head):
                 for h in range(head * group, head * group + group, 2):
                     other = min(h + 1, head * group + group - 1)
                     _score(
-                        query[h], query[other], k, v, at, head * head_dim, head_dim, count,
-                        weights[h], weights[other],
+                        query, h * padded, other * padded, k, v, at, head * head_dim, head_dim, count,
+                        flat_weights, h * BLOCK, other * BLOCK,
                     )  # fmt: skip
             for h in range(first_head * group, last_head * group):
                 if is_capped:
                     for j in range(count):  # tanh(x) = 1 - 2 / (e^2x + 1)
                         power = exp_f32(np.float32(2.0) * weights[h, j] / cap)
                         weights[h, j] = cap - np.float32(2.0) * cap / (power + np.float32(1.0))
-                top = largest_of(weights[h], count, highest[h])
+                top = largest_of(weights, h, count, highest[h])
                 shrink[h] = exp_f32(highest[h] - top)
                 for j in range(count):
                     weights[h, j] = exp_f32(weights[h, j] - top)
                 highest[h] = top
-                total[h] = total[h] * shrink[h] + sum_of(weights[h], count)
+                total[h] = total[h] * shrink[h] + sum_of(weights, h, count)
             for head in range(first_head, last_head):
                 for h in range(head * group, head * group + group, 2):
                     other = min(h + 1, head * group + group - 1)
                     _mix(
-                        weights[h], weights[other], k, v, at, head * head_dim, head_dim, count,
-                        shrink[h], shrink[other], mixed[h], mixed[other],
+                        weights, h, other, k, v, at, head * head_dim, head_dim, count,
+                        shrink[h], shrink[other], mixed, h * padded, other * padded,
                     )  # fmt: skip
         for h in range(first_head * group, last_head * group):
-            target = out[token[i], h]
             inverse = np.float32(1.0) / total[h]
             for d in range(head_dim):
-                target[d] = store(mixed[h, d] * inverse, q[0, 0, 0])
+                out[token[i], h, d] = store(mixed[h * padded + d] * inverse, q[0, 0, 0])
 
 
 @jit()
-def _place(pages: Int32s, block: int, count: int, page_size: int, width: int, at: Int64s) -> None:
-    """at[j] = the element of the pool where key `block` + j begins; `at` is filled up to a multiple of four keys."""
+def _place(
+    page_table: Int32s, row: int, block: int, count: int, page_size: int, width: int, at: Int64s, to: int
+) -> None:
+    """at[to + j] = the element of the pool where key `block` + j of the row begins, up to a multiple of four keys."""
     page = block // page_size
     offset = block % page_size
     base = np.int64(0)
@@ -244,19 +246,22 @@ def _place(pages: Int32s, block: int, count: int, page_size: int, width: int, at
             offset = 0
             page += 1
         if j == 0 or offset == 0:
-            base = np.int64(pages[page]) * page_size
-        at[j] = (base + offset) * width
+            base = np.int64(page_table[row, page]) * page_size
+        at[to + j] = (base + offset) * width
         offset += 1
     for j in range(max(count, 0), (count + 3) // 4 * 4):
-        at[j] = at[count - 1]
+        at[to + j] = at[to + count - 1]
 
 
 @jit()
 def _score(
-    query: Float32s, other_query: Float32s, k: Array, v: Array, at: Int64s, base: int, head_dim: int, count: int,
-    weights: Float32s, other_weights: Float32s,
+    query: Float32s, own_query: int, other_query: int, k: Array, v: Array, at: Int64s, base: int, head_dim: int,
+    count: int, weights: Float32s, own: int, other: int,
 ) -> None:  # fmt: skip
-    """Scores of `count` keys for two heads, which may be the same one, four keys at a time. Asks for their values."""
+    """Scores of `count` keys for two heads, which may be the same one, four keys at a time. Asks for their values.
+
+    The heads' queries begin at `own_query` and `other_query`, their weights at `own` and `other`.
+    """
     for j in range(0, count, 4):
         first, second, third, fourth = at[j] + base, at[j + 1] + base, at[j + 2] + base, at[j + 3] + base
         for d in range(0, head_dim, LINE // v.itemsize):
@@ -267,8 +272,8 @@ def _score(
         a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zeros()
         for d in range(0, head_dim, LANES):
             left = head_dim - d
-            x = load16(query, d, LANES)
-            y = load16(other_query, d, LANES)
+            x = load16(query, own_query + d, LANES)
+            y = load16(query, other_query + d, LANES)
             if left >= LANES:  # one branch for all of them
                 k0, k1 = load16(k, first + d, LANES), load16(k, second + d, LANES)
                 k2, k3 = load16(k, third + d, LANES), load16(k, fourth + d, LANES)
@@ -283,21 +288,22 @@ def _score(
             b1 = multiply_add(k1, y, b1)
             b2 = multiply_add(k2, y, b2)
             b3 = multiply_add(k3, y, b3)
-        sum_four(weights, j, a0, a1, a2, a3)
-        sum_four(other_weights, j, b0, b1, b2, b3)
+        sum_four(weights, own + j, a0, a1, a2, a3)
+        sum_four(weights, other + j, b0, b1, b2, b3)
 
 
 @jit()
 def _mix(
-    weights: Float32s, other_weights: Float32s, k: Array, v: Array, at: Int64s, base: int, head_dim: int, count: int,
-    shrink: np.float32, other_shrink: np.float32, mixed: Float32s, other_mixed: Float32s,
+    weights: Array, own: int, other: int, k: Array, v: Array, at: Int64s, base: int, head_dim: int, count: int,
+    shrink: np.float32, other_shrink: np.float32, mixed: Float32s, own_mixed: int, other_mixed: int,
 ) -> None:  # fmt: skip
     """mixed = mixed x shrink + the sum of weight x value, for two heads, which may be the same one.
 
-    Asks for the keys of the next block.
+    The heads' weights are the rows `own` and `other`, their sums begin at `own_mixed` and `other_mixed`. Asks for the
+    keys of the next block.
     """
     if count % 2:
-        weights[count] = other_weights[count] = np.float32(0.0)
+        weights[own, count] = weights[other, count] = np.float32(0.0)
     for d in range(0, head_dim, 2 * LANES):
         left = head_dim - d
         a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zeros()
@@ -313,23 +319,24 @@ def _mix(
             else:
                 v0, v1 = load16(v, first, left), load16(v, first + LANES, left - LANES)
                 v2, v3 = load16(v, second, left), load16(v, second + LANES, left - LANES)
-            x, y = splat(weights[j]), splat(other_weights[j])
+            x, y = splat(weights[own, j]), splat(weights[other, j])
             a0 = multiply_add(v0, x, a0)
             a1 = multiply_add(v1, x, a1)
             b0 = multiply_add(v0, y, b0)
             b1 = multiply_add(v1, y, b1)
-            x, y = splat(weights[j + 1]), splat(other_weights[j + 1])
+            x, y = splat(weights[own, j + 1]), splat(weights[other, j + 1])
             a2 = multiply_add(v2, x, a2)
             a3 = multiply_add(v3, x, a3)
             b2 = multiply_add(v2, y, b2)
             b3 = multiply_add(v3, y, b3)
         # Both heads are read before either is written: they may be one.
         one, factor, other_factor = splat(np.float32(1.0)), splat(shrink), splat(other_shrink)
-        a0 = multiply_add(load16(mixed, d, LANES), factor, multiply_add(a2, one, a0))
-        a1 = multiply_add(load16(mixed, d + LANES, LANES), factor, multiply_add(a3, one, a1))
-        b0 = multiply_add(load16(other_mixed, d, LANES), other_factor, multiply_add(b2, one, b0))
-        b1 = multiply_add(load16(other_mixed, d + LANES, LANES), other_factor, multiply_add(b3, one, b1))
-        store16(mixed, d, a0)
-        store16(mixed, d + LANES, a1)
-        store16(other_mixed, d, b0)
-        store16(other_mixed, d + LANES, b1)
+        first, second = own_mixed + d, other_mixed + d
+        a0 = multiply_add(load16(mixed, first, LANES), factor, multiply_add(a2, one, a0))
+        a1 = multiply_add(load16(mixed, first + LANES, LANES), factor, multiply_add(a3, one, a1))
+        b0 = multiply_add(load16(mixed, second, LANES), other_factor, multiply_add(b2, one, b0))
+        b1 = multiply_add(load16(mixed, second + LANES, LANES), other_factor, multiply_add(b3, one, b1))
+        store16(mixed, first, a0)
+        store16(mixed, first + LANES, a1)
+        store16(mixed, second, b0)
+        store16(mixed, second + LANES, b1)
