@@ -22,7 +22,13 @@ def main(url: str) -> None:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as plain:
         for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON, instructor.Mode.JSON_SCHEMA):
             client = instructor.from_openai(plain, mode=mode)
-            said = {"model": "niwaki-tiny", "messages": ASK, "response_model": Person, "temperature": 0, "max_tokens": 80}
+            said = {
+                "model": "niwaki-tiny",
+                "messages": ASK,
+                "response_model": Person,
+                "temperature": 0,
+                "max_tokens": 80,
+            }
             whole = client.create(**said, max_retries=0)
             assert isinstance(whole, Person), mode
             parts = list(client.create_partial(**said, max_retries=0))
