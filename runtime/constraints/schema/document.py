@@ -17,6 +17,10 @@ MAX_NUMBER_DIGITS: Final = 300
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")  # two of them may be one character
+_compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+_sorted = json.JSONEncoder(sort_keys=True).encode
 
 
 def refused(pointer: str, reason: str) -> ConstraintError:
@@ -50,19 +54,19 @@ def read_schema(text: str) -> Json:
         raise ConstraintError(f"the JSON schema is not valid JSON at {error.pos}: {error.msg}") from None
     if not isinstance(schema, dict | bool):
         raise ConstraintError(f"a JSON schema must be an object or a boolean, got {type(schema).__name__}")
-    if _has_surrogate(text, schema):
+    if _SURROGATE.search(text) or (_SURROGATE_ESCAPE.search(text) and _has_surrogate(schema)):
         raise ConstraintError("the JSON schema holds a lone surrogate, which is not text")
     return schema
 
 
 def json_text(value: Json) -> str:
     """The value as compact JSON, which is how generated text is written."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return _compact(value)
 
 
 def identity(value: Json) -> str:
     """Equal for values that JSON Schema holds equal (section 4.2.2): 1 and 1.0 are, 1 and true are not."""
-    return json.dumps(_canonical(value), sort_keys=True)
+    return _sorted(_canonical(value))
 
 
 def escaped(token: str) -> str:
@@ -115,13 +119,11 @@ def _finite(text: str) -> float:
     return value
 
 
-def _has_surrogate(text: str, schema: Json) -> bool:
-    if "\\" not in text and text.isascii():
-        return False
+def _has_surrogate(schema: Json) -> bool:
     stack: list[Json] = [schema]
     while stack:
         value = stack.pop()
-        if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
+        if isinstance(value, str) and _SURROGATE.search(value):
             return True
         if isinstance(value, list):
             stack.extend(value)

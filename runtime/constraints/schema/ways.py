@@ -94,6 +94,8 @@ class Expander:
         keywords = ["type", *schema] if "type" in schema else list(schema)
         if "$ref" in schema and self._document.is_old:
             keywords = ["$ref"]  # up to draft 7 whatever stands beside a $ref is ignored
+        elif "type" in schema and holds and not _type(self, schema, pointer, kind, True, False):
+            return []  # as below, for most kinds at once
         needs_all = exact or "unevaluatedProperties" in schema or "unevaluatedItems" in schema
         relevant = RELEVANT[kind]
         keywords.sort(key=LAST.__contains__)
