@@ -10,8 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
-from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Generic, Literal, Protocol, TypeVar, TypeVarTuple, runtime_checkable
 
 log = logging.getLogger("niwaki")
 
@@ -449,6 +448,7 @@ class BackendInfo:
 # ---------------------------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
+Given = TypeVarTuple("Given")
 
 
 class Pending(Generic[T]):
@@ -459,7 +459,8 @@ class Pending(Generic[T]):
     """
 
     def __init__(self, cancel: Callable[[], None] | None = None) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # taken by itself for every token: a Condition's own `with` runs Python
+        self._changed = threading.Condition(self._lock)
         self._value: T | None = None
         self._error: BaseException | None = None
         self._done = False
@@ -514,10 +515,10 @@ class Pending(Generic[T]):
             _guarded(callback)
 
 
-def _guarded(callback: Callable[[], None]) -> None:
+def _guarded(callback: Callable[[*Given], None], *given: *Given) -> None:
     """Run a waiter's callback. Its fault is its own: it must never stop the backend that brings the result."""
     try:
-        callback()
+        callback(*given)
     except Exception:
         log.exception("a callback on a result failed")
 
@@ -538,12 +539,12 @@ class Generation(Pending[tuple[Output, ...]]):
 
     def push(self, delta: Delta) -> None:
         """Backend side: one more piece of text."""
-        with self._changed:
+        with self._lock:
             self._deltas.append(delta)
             callbacks = tuple(self._delta_callbacks)
             self._changed.notify_all()
         for callback in callbacks:
-            _guarded(partial(callback, delta))
+            _guarded(callback, delta)
 
     def add_delta_callback(self, callback: Callable[[Delta], None]) -> None:
         """Call back with every delta, those that already came included, in order."""
