@@ -97,7 +97,7 @@ async def openapi(request: Request) -> Response:
     return json_response(_description(request.app))
 
 
-@_private.get("/docs")
+@_private.get("/docs", response_class=HTMLResponse)
 async def docs(request: Request) -> Response:
     """Every page with its bodies, to be read in a browser."""
     return HTMLResponse(reference_page(_description(request.app)), headers=HEADERS)
@@ -115,7 +115,9 @@ def _description(app: FastAPI) -> dict[str, Any]:
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientGone):
         return Response(status_code=CLIENT_CLOSED)
+    headers: Mapping[str, str] | None = None
     if isinstance(error, HTTPException):  # the framework's own: no such path, no such method
+        headers = error.headers  # which methods there are
         what = {404: "no such page", 405: "this page does not take that method"}.get(error.status_code, error.detail)
         error = ApiError(error.status_code, what, code="not_found" if error.status_code == 404 else None)
     if isinstance(error, RequestValidationError):  # of what stands in the address
@@ -125,11 +127,13 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     told = as_api_error(error)
     if told.code in ("overloaded", "rate_limit_exceeded"):
         service_of(request).metrics.refused.labels(told.code).inc()
-    return _response(told)
+    return _response(told, headers)
 
 
-def _response(error: ApiError) -> Response:
-    return Response(error.content(), error.status, error.headers(), media_type="application/json")
+def _response(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(
+        error.content(), error.status, {**error.headers(), **(headers or {})}, media_type="application/json"
+    )
 
 
 class _Door:

@@ -22,8 +22,11 @@ PLACEHOLDER = re.compile('\ue000([0-9]+)(\\\\?"?)\ue001')
 GUARD = "\ue002"
 
 
-def segments(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Segment]:
-    """The prompt of a conversation, up to where the assistant's answer begins.
+def segments(
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = (), *, continues: bool = False
+) -> list[Segment]:
+    """The prompt of a conversation, up to where the assistant's answer begins; with `continues`, up to the end of what
+    the last message says, which the answer goes on with.
 
     Raises:
         ApiError, UnsupportedByBackend, ProgramError: the model has no template, or it does not write these turns.
@@ -41,7 +44,7 @@ def segments(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[
         )
         for index, message in enumerate(messages)
     ]
-    rendering = tokenizer.render(stand_ins, add_generation_prompt=True, tools=tools)
+    rendering = tokenizer.render(stand_ins, add_generation_prompt=not continues, tools=tools)
     pieces = PLACEHOLDER.split(rendering)  # template text, index, and what a quote became, in turn
     indices = [int(index) for index in pieces[1::3]]
     wanted = [index for index, message in enumerate(stand_ins) if message.content]
@@ -57,6 +60,8 @@ def segments(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[
         content = messages[index].content
         is_json = quote.startswith("\\")
         found.append(Segment(json.dumps(content, ensure_ascii=False)[1:-1] if is_json else content))
+        if continues and index == len(messages) - 1:
+            break
         found += _template_segments(text)
     return [segment for segment in found if segment.text]
 

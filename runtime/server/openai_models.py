@@ -256,6 +256,7 @@ class ChatRequest(SamplingFields):
     # extensions: the budget of a span of reasoning before the answer, and whether it is told apart from the content
     reasoning_tokens: Annotated[int, Field(ge=0, le=MAX_REASONING)] | None = None
     separate_reasoning: bool | None = None
+    continue_final_message: bool | None = None  # the answer goes on with the last message, an assistant's
     # not yet
     functions: Unsupported = None
     function_call: Unsupported = None
@@ -264,6 +265,13 @@ class ChatRequest(SamplingFields):
     reasoning_effort: Unsupported = None
     verbosity: Unsupported = None
     web_search_options: Unsupported = None
+
+    def check(self) -> None:
+        last = self.messages[-1]
+        if self.continue_final_message and (last.role != "assistant" or not last.content or last.tool_calls):
+            message = "it needs an assistant's message with a content, and no calls, at the end"
+            raise ApiError(400, f"continue_final_message: {message}", param="continue_final_message")
+        super().check()
 
     def constraints(self) -> dict[str, Constraint]:
         found = super().constraints()

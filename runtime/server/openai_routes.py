@@ -115,7 +115,9 @@ def prepared_chat(
         nonlocal plan
         history = () if keeper is None else keeper.history
         messages = [message.message() for message in (*history, *body.messages)]
-        segments = chat.segments(service.model.tokenizer, messages, plan.told)
+        segments = chat.segments(
+            service.model.tokenizer, messages, plan.told, continues=bool(body.continue_final_message)
+        )
         plan = plan.behind(segments[-1].text)
         ids = service.model.encode(segments) if keeper is None else keeper.place(segments, namespace)
         room = service.model.room(ids, "messages")

@@ -296,6 +296,9 @@ def sessions_router(sessions: Sessions) -> APIRouter:
         body = await read_body(request, ChatRequest, service.config)
         if body.num_outputs > 1:
             raise ApiError(400, "a turn of a session has one answer", param="n", code="invalid_value")
+        if body.continue_final_message:
+            field = "continue_final_message"
+            raise ApiError(400, "a turn of a session begins an answer", param=field, code="invalid_value")
         sessions.take(owner, session_id)
         try:
             session = await sessions.find(service, owner, session_id)

@@ -152,6 +152,7 @@ def test_unknown_pages_methods_and_models_are_told_in_the_same_form(client: http
     refused(client.get("/v1/no-such-page"), 404)
     refused(client.get("/v1/responses"), 405)
     refused(client.get(CHAT), 405)
+    assert client.get(CHAT).headers["allow"] == "POST"
     assert refused(client.post(CHAT, json={"messages": USER, "model": "gpt-4"}), 404)["code"] == "model_not_found"
 
 

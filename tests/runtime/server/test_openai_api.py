@@ -57,6 +57,19 @@ def test_a_chat_answer_is_what_the_engine_says_to_the_rendered_prompt(ai: openai
     assert answer.usage.completion_tokens == meta["completion_tokens"]
 
 
+def test_an_answer_goes_on_with_the_last_message_where_asked(client: httpx2.Client, engine: Engine) -> None:
+    begun = [*MESSAGES, {"role": "assistant", "content": "the dog sat"}]
+    body = {"messages": begun, "continue_final_message": True, "temperature": 0, "max_tokens": 8}
+    answer = client.post("/v1/chat/completions", json=body).json()
+    ids = engine.tokenizer.encode([*_rendered(engine), Segment("the dog sat")], at_start=True)
+    expected = engine.generate(input_ids=ids, sampling_params={"temperature": 0, "max_new_tokens": 8})
+    assert isinstance(expected, dict)
+    assert answer["choices"][0]["message"]["content"] == expected["text"]
+    assert answer["usage"]["prompt_tokens"] == len(ids)
+    refused = client.post("/v1/chat/completions", json=body | {"messages": MESSAGES})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "continue_final_message")
+
+
 def _rendered(engine: Engine) -> list[Segment]:
     return [
         Segment("<|bos|><|system|>", control=True),

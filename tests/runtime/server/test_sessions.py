@@ -211,6 +211,10 @@ def test_what_one_exports_another_session_begins_with(client: httpx2.Client) -> 
     [
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": "x"}], "n": 2}, "n"),
+        (
+            {"messages": [{"role": "assistant", "content": "x"}], "continue_final_message": True},
+            "continue_final_message",
+        ),
         ({"messages": [{"role": "user", "content": "x " * 2000}]}, "messages"),
         ({"messages": [{"role": "user", "content": "x"}], "regex": "a{3"}, "regex"),
         ({"messages": [{"role": "user", "content": "x"}], "model": "gpt-4"}, "model"),
