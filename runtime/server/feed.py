@@ -6,24 +6,23 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from niwaki.runtime.api import Cancelled, Delta, EngineStopped, Generation, Output
 from niwaki.runtime.server.metrics import Metrics
 from niwaki.runtime.server.wake import wake
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """More text of the generation at `index`."""
 
     index: int
     delta: Delta
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """The generation at `index` is done; `outputs` are all of a generation that has more than one."""
 
     index: int
@@ -31,16 +30,14 @@ class Ended:
     outputs: tuple[Output, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """The generation at `index` failed, and with it the request."""
 
     index: int
     error: BaseException
 
 
-@dataclass(frozen=True, slots=True)
-class Aborted:
+class Aborted(msgspec.Struct, frozen=True):
     """Somebody asked for the end of the request; what has come is all that there is."""
 
 
