@@ -146,7 +146,7 @@ class PlainDraws:
         if logits.device.type != "cpu":
             return None
         values = _on_host(logits)
-        best = np.argmax(values, axis=1)
+        best: Longs = np.argmax(values, axis=1)
         rows = np.arange(len(best))
         if not np.isfinite(values[rows, best]).all():
             return None
