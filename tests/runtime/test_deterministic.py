@@ -69,14 +69,6 @@ def test_a_request_gives_the_same_bits_whatever_runs_beside_it(tmp_path: Path, d
         assert tight.stats()["preemptions"] > 0
 
 
-def test_without_it_bits_depend_on_the_company(tmp_path: Path) -> None:
-    """Else the test above would prove nothing."""
-    folder = make_model(tmp_path / "toy")
-    asked = prompts(12, seed=3)
-    with Engine(folder, kv_tokens=4096, enable_prefix_cache=False) as engine:
-        assert one_by_one(engine, asked) != told(engine, asked, list(range(len(asked))))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("inputs", "outputs"), [(320, 1920), (960, 384), (72, 40)])
 def test_a_row_of_a_product_is_the_same_in_every_place(dtype: torch.dtype, inputs: int, outputs: int) -> None:
