@@ -19,6 +19,7 @@ import pytest
 import niwaki as nw
 from niwaki.lang.state import State
 from niwaki.runtime.api import Message
+from tests.lang.passing_time import passing_time
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "errors.md"
 PATIENCE = 60.0  # a bound on the wait, not a measure: every one of these raises at once on an idle machine
@@ -62,7 +63,7 @@ def read_x(body: Callable[[State], object], backend: nw.ScriptedBackend | None =
 
 
 def slow() -> nw.ScriptedBackend:
-    return nw.ScriptedBackend(lambda prompt: "word " * 100_000, threads=1, delay=0.005)
+    return nw.ScriptedBackend(lambda prompt: "word " * 1000, threads=1, delay=0.1)
 
 
 def gen_x(s: State) -> None:
@@ -399,9 +400,12 @@ def _() -> object:
     return read_x(gen_x, backend)
 
 
-@fault("a run takes longer than its timeout", nw.TimedOut, READ, "within its timeout, of 0.05 s")
+@fault("a run takes longer than its timeout", nw.TimedOut, READ, "within its timeout, of 60 s")
 def _() -> object:
-    return read_x(gen_x, slow(), timeout=0.05)
+    with passing_time() as later:
+        state = run(gen_x, slow(), timeout=60)
+        later(60)
+        return state["x"]
 
 
 @fault("a gen takes longer than its timeout", nw.TimedOut, READ, "gen 'x' was not done within its timeout of 0.05 s")

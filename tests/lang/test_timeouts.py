@@ -15,6 +15,7 @@ import pytest
 import niwaki as nw
 from niwaki.lang.clock import MANY, Clock
 from niwaki.lang.state import State
+from tests.lang.passing_time import passing_time
 
 if TYPE_CHECKING:
     from niwaki.runtime.api import Constraint
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 LIMIT = 0.3  # seconds: what the programs below are given, enough for a loaded machine to start them
 PATIENCE = 60.0  # seconds: what a loaded machine is given to notice
+LONG = "word " * 2000  # takes longer than that, and next to no work: a thread that still makes it holds its branch
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
@@ -40,7 +42,7 @@ def failure(state: State) -> BaseException | None:
 
 @pytest.fixture
 def slow() -> Iterator[nw.ScriptedBackend]:
-    backend = nw.ScriptedBackend(lambda prompt: "word " * 100_000, threads=4, delay=0.005)
+    backend = nw.ScriptedBackend(lambda prompt: LONG, threads=4, delay=0.1)
     yield backend
     wait_until(lambda: not any_branch_is_open(backend))
     backend.shutdown()
@@ -96,10 +98,13 @@ def test_the_time_of_a_run_ends_its_forks_too(slow: nw.ScriptedBackend) -> None:
         inner = forks[0].fork(1)[0]
         return [*forks, inner]
 
-    state = f.run(backend=slow, timeout=LIMIT)
-    forks = state.ret_value
-    assert isinstance(forks, list)
-    wait_until(lambda: all(isinstance(failure(fork), nw.TimedOut) for fork in forks))
+    with passing_time() as later:
+        state = f.run(backend=slow, timeout=600)
+        forks = state.ret_value
+        assert isinstance(forks, list)
+        assert [failure(fork) for fork in forks] == [None] * 4
+        later(600)
+        wait_until(lambda: all(isinstance(failure(fork), nw.TimedOut) for fork in forks))
     assert state.error() is None  # it was done: the body had returned, and nothing was left to run
     with pytest.raises(nw.TimedOut):
         forks[0]["x"]
@@ -110,25 +115,28 @@ def test_a_body_that_is_still_busy_is_told_at_its_next_read() -> None:
     seen: list[State] = []
 
     @nw.function
-    def f(s: State) -> None:
+    def f(s: State, later: Callable[[float], None]) -> None:
         s += nw.gen("x")
         s.sync()
         seen.append(s)
-        wait_until(lambda: failure(s) is not None)  # stands for a long computation
+        later(600)  # a long computation
+        wait_until(lambda: failure(s) is not None)
         s["x"]
 
-    with pytest.raises(nw.TimedOut, match="program f was not done"):
-        f.run(backend=backend, timeout=LIMIT)
+    with passing_time() as later, pytest.raises(nw.TimedOut, match="program f was not done"):
+        f.run(later, backend=backend, timeout=600)
     assert len(seen) == 1
 
 
 def test_what_was_done_in_time_stays_readable() -> None:
-    state = endless.run(backend=nw.ScriptedBackend(lambda prompt: "ok"), timeout=0.5)
-    threading.Event().wait(0.6)
-    assert state["x"] == "ok"
-    state += nw.gen("y")
-    with pytest.raises(nw.TimedOut):
-        state["y"]
+    with passing_time() as later:
+        state = endless.run(backend=nw.ScriptedBackend(lambda prompt: "ok"), timeout=600)
+        state.sync()
+        later(601)
+        assert state["x"] == "ok"
+        state += nw.gen("y")
+        with pytest.raises(nw.TimedOut):
+            state["y"]
 
 
 def test_each_row_of_a_batch_has_its_own_time(slow: nw.ScriptedBackend) -> None:
@@ -209,13 +217,14 @@ def test_a_gen_that_is_done_in_time_is_left_alone() -> None:
     backend = nw.ScriptedBackend(lambda prompt: "ok")
 
     @nw.function
-    def f(s: State) -> None:
-        s += nw.gen("x", timeout=0.2) + nw.gen("y", choices=["ok"], timeout=0.2)
+    def f(s: State, later: Callable[[float], None]) -> None:
+        s += nw.gen("x", timeout=60) + nw.gen("y", choices=["ok"], timeout=60)
         s.sync()
-        threading.Event().wait(0.3)
+        later(61)
         s += nw.gen("z", timeout=60)
 
-    assert f.run(backend=backend)["z"] == "ok"
+    with passing_time() as later:
+        assert f.run(later, backend=backend)["z"] == "ok"
 
 
 @pytest.mark.parametrize("timeout", [-1, True, "1", float("nan")])
@@ -375,9 +384,9 @@ def test_leaving_a_batch_early_cancels_the_rows_that_run() -> None:
     gate = threading.Event()
 
     def answer(prompt: str) -> str:
-        return "done" if prompt.startswith("0") else "word " * 100_000
+        return "done" if prompt.startswith("0") else LONG
 
-    backend = nw.ScriptedBackend(answer, threads=4, delay=0.002)
+    backend = nw.ScriptedBackend(answer, threads=4, delay=0.1)
     ended: list[BaseException] = []
     together = threading.Barrier(3)  # a row that had not begun when the batch is left would never run
 
