@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from operator import attrgetter
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +20,6 @@ from niwaki.radix.cache import Cache
 from niwaki.runtime.request import GenerateJob, Request
 from niwaki.runtime.runner import Batch
 from niwaki.runtime.sampler import PlainDraws
-
-T = TypeVar("T")
 
 MAX_UNSETTLED = 64  # tokens of a request before its text is made
 SPARE_PAGES = 4  # columns by which the page table grows
@@ -105,17 +102,19 @@ class Decoding:
         one. Counts the step as computed."""
         self._starts += 1
         self.num_steps += 1
+        tokens = self._drawn(logits)
+        self._draws.advance()
+        return tokens
+
+    def _drawn(self, logits: torch.Tensor) -> npt.NDArray[np.int64] | None:
         if self._plain is None:
-            tokens = self._draws.draw(logits)
-        elif len(self._plain):
-            tokens = np.zeros(len(self.requests), np.int64)
+            return self._draws.draw(logits)
+        tokens = np.zeros(len(self.requests), np.int64)
+        if len(self._plain):
             drawn = self._draws.of_rows(self._plain).draw(logits[self._plain])
             if drawn is None:
                 return None
             tokens[self._plain] = drawn
-        else:
-            tokens = np.zeros(len(self.requests), np.int64)
-        self._draws.advance()
         return tokens
 
     def take(self, tokens: npt.NDArray[np.int64] | None) -> tuple[list[int], list[int]]:
