@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from niwaki.runtime.api import EngineStopped, TimedOut
 from niwaki.runtime.tree_view import Place, TreeView
 
 STYLES = {"locked": "green", "pinned": "blue", "idle": ""}
@@ -52,7 +53,15 @@ def watch(look: Callable[[], TreeView], seconds: float) -> None:
 @contextmanager
 def watching(look: Callable[[], TreeView]) -> Iterator[None]:
     """Draw what `look` gives, again and again, while the block runs."""
-    with Live(get_renderable=lambda: Drawn(look(), fits=True), refresh_per_second=REFRESHES):
+    drawn = Drawn(look(), fits=True)
+
+    def latest() -> Drawn:
+        nonlocal drawn
+        with suppress(TimedOut, EngineStopped):  # a step takes its time, or it is over: what was seen last stands
+            drawn = Drawn(look(), fits=True)
+        return drawn
+
+    with Live(get_renderable=latest, refresh_per_second=REFRESHES):
         yield
 
 
@@ -61,8 +70,8 @@ def _head(view: TreeView) -> RenderableType:
     total = max(1, sum(pages.values()))
     held, tree = (round(BAR * pages[name] / total) for name in ("held", "tree"))
     bar = Text.assemble(("█" * held, "green"), ("█" * tree, "yellow"), ("░" * (BAR - held - tree), "dim"))
-    told = [f"{pages['held']:,} pages held", f"{pages['tree']:,} in the tree", f"{pages['free']:,} free"]
-    lines = [Text.assemble((view.model, "bold"), "  ", bar, "  ", " · ".join(told))]
+    told = f"pages: {pages['held']:,} held, {pages['tree']:,} in the tree, {pages['free']:,} free"
+    lines = [Text.assemble((view.model, "bold"), "  ", bar, "  ", told)]
     running, waiting = (int(view.usage.get(f"requests_{name}", 0)) for name in ("running", "waiting"))
     facts = [f"{running} running, {waiting} waiting"]
     if view.hit_rate is not None:

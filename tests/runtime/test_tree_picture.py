@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from niwaki.__main__ import main
-from niwaki.runtime.api import ConfigError, SamplingParams, Segment
+from niwaki.runtime.api import ConfigError, SamplingParams, Segment, TimedOut
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.serve import serving
 from niwaki.runtime.tree_page import draw
-from niwaki.runtime.tree_terminal import Drawn
+from niwaki.runtime.tree_terminal import Drawn, watching
 from niwaki.runtime.tree_view import TreeNode, TreeView
 from tests.lang.test_picture import NASTY, read
 from tests.toy import make_model
@@ -92,9 +92,25 @@ def test_a_terminal_shows_every_node_or_as_many_as_fit() -> None:
     assert "+1 children" in text
     assert re.search(r"left .* locked +pool", text)
     assert re.search(r"right .*1,234 +pinned", text)
-    assert "1 pages held · 4 in the tree · 5 free" in text
+    assert "pages: 1 held, 4 in the tree, 5 free" in text
     assert "9 pages in disk" in text
     assert "2 more nodes below" in printed(view, height=8)
+
+
+def test_a_live_picture_stands_while_the_engine_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = 0
+
+    def look() -> TreeView:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            raise TimedOut("no result within 60 s")
+        return TreeView("toy", [node("seen once")], {})
+
+    with watching(look):
+        pass
+    assert asked > 1
+    assert "seen once" in capsys.readouterr().out
 
 
 def test_the_page_is_one_safe_file_with_every_node() -> None:
