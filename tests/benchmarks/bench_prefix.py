@@ -1,4 +1,5 @@
-"""W1 and W13: what the prefix cache brings where prompts share, and what it costs where nothing is shared.
+"""W1 and W13: what the prefix cache brings where prompts share, and what it costs where nothing is shared. W18: what it
+brings that evicted pages come back.
 
 python -m tests.benchmarks.bench_prefix --json build/bench_prefix.json
 """
@@ -6,10 +7,13 @@ python -m tests.benchmarks.bench_prefix --json build/bench_prefix.json
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -84,21 +88,64 @@ def w13(engines: tuple[Engine, Engine], vocab_size: int, pairs: int) -> Comparis
     return cache_on_off(engines, "W13", "64 x 256 unique, 32 new", prompts, 32, ">= 1 / 1.003", pairs)
 
 
-WORKLOADS: Mapping[str, Callable[[tuple[Engine, Engine], int, int], Comparison]] = {"w1": w1, "w13": w13}
+class Rotating:
+    """Long prompts in turn, one new token each, in a pool that holds one: each has left before it returns."""
+
+    NUM_PROMPTS = 4
+
+    def __init__(self, engine: Engine, vocab_size: int, length: int) -> None:
+        self._engine = engine
+        self._prompts = itertools.cycle(unique(vocab_size, num_prompts=self.NUM_PROMPTS, length=length))
+        for _ in range(self.NUM_PROMPTS):
+            self()
+
+    def __call__(self) -> None:
+        params = {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True}
+        self._engine.generate(input_ids=next(self._prompts), sampling_params=params)
+
+
+def w18(vocab_size: int, pairs: int) -> Iterator[Comparison]:
+    """A prefix of 2,048 tokens that was evicted: the time to the first token, fetched or computed."""
+    length, pool = 2048, 2048 + 64
+    with tempfile.TemporaryDirectory() as folder, Engine(kv_tokens=pool) as computing:
+        tiers: dict[str, dict[str, object]] = {"RAM": {"host_cache_bytes": 2**30}, "disk": {"disk_cache_dir": folder}}
+        for name, options in tiers.items():
+            with Engine(None, kv_tokens=pool, **options) as fetching:
+
+                def notes(engine: Engine = fetching) -> Mapping[str, float]:
+                    return {"tokens restored": engine.stats()["tier_restored_tokens"]}
+
+                yield compare(
+                    "W18",
+                    f"{length} + 1 token, from {name}",
+                    ("fetched", Rotating(fetching, vocab_size, length)),
+                    ("computed", Rotating(computing, vocab_size, length)),
+                    aim=">= 10" if name == "RAM" else "",
+                    pairs=pairs,
+                    notes=notes,
+                    clock=time.process_time,
+                )
+
+
+ON_OFF: Mapping[str, Callable[[tuple[Engine, Engine], int, int], Comparison]] = {"w1": w1, "w13": w13}
+NAMES = (*ON_OFF, "w18")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the results there as well")
     parser.add_argument("--pairs", type=int, default=MIN_PAIRS + 2)
-    parser.add_argument("--only", choices=sorted(WORKLOADS), action="append")
+    parser.add_argument("--only", choices=NAMES, action="append")
     options = parser.parse_args(argv)
-    results = []
+    results: list[Comparison] = []
     with Engine(enable_prefix_cache=True) as cached, Engine(enable_prefix_cache=False) as plain:
         vocab_size = cached.tokenizer.vocab_size
-        for name in options.only or WORKLOADS:
-            results.append(WORKLOADS[name]((cached, plain), vocab_size, options.pairs))
-            print(table(results[-1:]), flush=True)
+        for name in options.only or NAMES:
+            if name == "w18":
+                results += (found := list(w18(vocab_size, options.pairs)))
+            else:
+                results += (found := [ON_OFF[name]((cached, plain), vocab_size, options.pairs)])
+            print(table(found), flush=True)
     if options.json is not None:
         write_json(options.json, results, machine())
         print(f"written to {options.json}")
