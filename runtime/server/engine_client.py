@@ -35,7 +35,7 @@ from niwaki.runtime.api import (
 from niwaki.runtime.branch_tokens import BranchTokens
 from niwaki.runtime.limits import Limits, TokenIds
 from niwaki.runtime.server import frames
-from niwaki.runtime.server.frames import Link, Order, Report
+from niwaki.runtime.server.frames import READER, Link, Order, Report
 from niwaki.runtime.server.wake import together
 from niwaki.runtime.tokenizer import Tokenizer
 
@@ -186,7 +186,7 @@ class EngineClient:
         *,
         logits_from: int | None = None,
     ) -> Generation:
-        """Generate from token ids. A constraint is waited for until it is compiled, except on an event loop.
+        """Generate from token ids. A constraint is waited for until it is compiled, except where nobody may wait.
 
         Raises:
             CapacityError, RequestError, ConstraintError: where it can be told at once. EngineStopped: no engine.
@@ -194,7 +194,7 @@ class EngineClient:
         self._limits.check(ids, params)
         number = next(self._numbers)
         generation = Generation(lambda: self._post(frames.Cancel(number)))
-        accepted: Pending[None] | None = Pending() if params.compiles and not _is_on_a_loop() else None
+        accepted: Pending[None] | None = Pending() if params.compiles and not _must_not_wait() else None
         keep, branch_number = self._kept(branch)
         self._ask(
             number,
@@ -341,8 +341,10 @@ def _bytes(ids: TokenIds) -> bytes:
     return ids.astype(np.int32, copy=False).tobytes()
 
 
-def _is_on_a_loop() -> bool:
-    """Waiting there would stop every other task."""
+def _must_not_wait() -> bool:
+    """On an event loop it would stop every other task, on the link's reading thread what is waited for."""
+    if threading.current_thread().name == READER:
+        return True
     try:
         asyncio.get_running_loop()
     except RuntimeError:

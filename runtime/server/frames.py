@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 LENGTH = struct.Struct("<I")
 MAX_FRAME = 1 << 30  # both ends are ours; more than this is a torn stream
+READER = "niwaki-link-read"  # name of the threads on which what comes in is handed over
 
 Said = dict[str, object]
 
@@ -264,7 +265,7 @@ class Link(Generic[Sent, Received]):
         self._must_write = False
         self._is_closed = False
         self._threads = [
-            threading.Thread(target=self._read, name="niwaki-link-read", daemon=True),
+            threading.Thread(target=self._read, name=READER, daemon=True),
             threading.Thread(target=self._write, name="niwaki-link-write", daemon=True),
         ]
 

@@ -66,6 +66,19 @@ def test_what_it_generates_is_what_an_engine_here_generates(process: EngineProce
     assert "".join(d.text for d in there.deltas()) == "".join(d.text for d in here.deltas()) == here.result()[0].text
 
 
+def test_a_constraint_behind_a_call_of_a_script_keeps_nobody_waiting(process: EngineProcess, engine: Engine) -> None:
+    """It is sent from the thread that would bring the news that it is compiled."""
+
+    @nw.function
+    def two(s: State) -> None:
+        s += "the cat " + nw.gen("x", max_tokens=3, ignore_eos=True)
+        s += f"{s['x']} is " + nw.gen("y", regex="[ab]{3}c{1,4}d")
+
+    with serving(process) as url, nw.RuntimeEndpoint(url) as endpoint:
+        state = two.compile().run(options={"backend": endpoint, "temperature": 0}, timeout=120)
+        assert state.text() == two.run(options={"backend": engine, "temperature": 0}).text()
+
+
 def healed(backend: Backend) -> tuple[object, ...]:
     """Where a branch stands whose end was cut anew, before a generation and by what was scored."""
     branch = backend.open()
