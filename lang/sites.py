@@ -50,8 +50,8 @@ _STR_CONVERSION = 115
 def sites_of(func: Callable[..., object]) -> Sites:
     """The reads of state variables in `func` whose value is only written on: as one text, or as a list of texts.
 
-    "end" are reads in a `return` of the function itself, after which it appends nothing. None where the source is not
-    to be had.
+    "end" are reads in a `return` of the function itself that gives no state to anybody: nothing is appended after them.
+    None where the source is not to be had.
     """
     none = Sites("", {})
     try:
@@ -200,11 +200,18 @@ class _Body:
     def _is_in_return(self, node: ast.AST) -> bool:
         while node is not self._tree:
             if isinstance(node, ast.Return):
-                return True
+                return not any(self._is_handed_on(name) for name in ast.walk(node) if isinstance(name, ast.Name))
             if isinstance(node, ast.Lambda | ast.FunctionDef):
                 return False
             node = self._parents[node]
         return False
+
+    def _is_handed_on(self, name: ast.Name) -> bool:
+        """Might somebody append to a state that this name gives them?"""
+        if name.id not in self._states | self._groups:
+            return False
+        parent = self._parents[name]
+        return not (isinstance(parent, ast.Subscript) and parent.value is name)
 
     def _is_written_on(self, node: ast.AST) -> bool:
         """Does all that Python does with the value end in an append to a state?"""

@@ -205,6 +205,15 @@ def test_only_what_is_seen_to_be_written_on_is_put_off() -> None:
     assert found == {2: "text", 11: "text", 13: "list", 18: "end"}
 
 
+def hand_on(s: State) -> object:
+    s += nw.gen("x")
+    return [s["x"], s.fork(1)]
+
+
+def test_a_return_that_gives_the_state_to_somebody_may_not_be_the_end() -> None:
+    assert sites_of(hand_on).kinds == {}
+
+
 def test_a_function_without_source_is_run_as_it_is(backend: nw.ScriptedBackend) -> None:
     assert sites_of(len).kinds == {}
 
