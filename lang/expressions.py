@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 from niwaki.lang.nodes import Chain, Content, Gen, RoleBegin, RoleEnd, Select, Text, as_nodes
 from niwaki.lang.tools import ToolLike, ask_of, offers_of, with_reasoning
 from niwaki.lang.types import ValueType, grammar_type, regex_type, schema_type, value_type
-from niwaki.runtime.api import ProgramError, SamplingOptions, UnsupportedByBackend
+from niwaki.runtime.api import ConstraintError, ProgramError, SamplingOptions, Spacing, UnsupportedByBackend
 from niwaki.runtime.choices import ChoicesMethod, method_of, token_length_normalized
 
 
@@ -40,6 +40,7 @@ def gen(
     max_new_tokens: int | None = None,
     timeout: float | None = None,
     json_schema: Mapping[str, object] | str | type | None = None,
+    json_spacing: Spacing | None = None,
     grammar: str | None = None,
     tools: Sequence[ToolLike] | None = None,
     tool_choice: str | Callable[..., object] | None = None,
@@ -54,9 +55,10 @@ def gen(
 
     `stop` ends the text before the string, `stop_regex` with its first match. At most one of `dtype`, `regex` (of
     several ones, the text matches all), `choices`, `json_schema` (a dict, its text or a type: the value is text) and
-    `grammar` (Lark, or EBNF with `::=`). With `dtype` the variable's value is of that type; with `choices` this is
-    `select`. With n > 1 the value is a list of n, and the text goes on with the first. A gen that is not done
-    `timeout` seconds after it was sent ends its state, and the forks of it, with TimedOut.
+    `grammar` (Lark, or EBNF with `::=`). `json_spacing` says where blanks stand in the JSON of a `dtype` or
+    `json_schema`: "compact" (nowhere, if None), "spaced" (as `json.dumps`) or "free". With `dtype` the variable's value
+    is of that type; with `choices` this is `select`. With n > 1 the value is a list of n, and the text goes on with
+    the first. A gen that is not done `timeout` seconds after it was sent ends its state, and its forks, with TimedOut.
     With `tools` (Python functions, or dicts with name, description and parameters) the value is a `Call`, a list of
     them with `parallel_tool_calls`, or else what it would be without; `tool_choice` is "auto", "required", "none" or a
     tool. With `reasoning` (True, or a budget in tokens) the model reasons before it answers: that becomes the variable
@@ -109,15 +111,20 @@ def gen(
     if choices_method is not None:
         raise ProgramError("choices_method needs choices")
     check_options(options)
+    spacing = json_spacing or "compact"
+    if spacing not in get_args(Spacing):
+        raise ConstraintError(f"json_spacing must be one of {', '.join(get_args(Spacing))}, got {json_spacing!r}")
+    if spacing != "compact" and dtype is None and json_schema is None:
+        raise ProgramError("json_spacing is about the JSON of a dtype or json_schema; give one of them")
     kind: ValueType | None = None
     if regex is not None:
         kind = regex_type(regex)
     elif json_schema is not None:
-        kind = schema_type(json_schema)
+        kind = schema_type(json_schema, spacing)
     elif grammar is not None:
         kind = grammar_type(grammar)
     elif dtype is not None:
-        kind = value_type(dtype)
+        kind = value_type(dtype, spacing)
     return Gen(name, options, kind, timeout, dtype, ask)
 
 
@@ -261,7 +268,7 @@ def check_options(options: SamplingOptions) -> None:
 
 
 def _typed(dtype: type, name: str | None, options: dict[str, object]) -> Gen:
-    for excluded in ("dtype", "regex", "choices", "choices_method", "json_schema", "grammar"):
+    for excluded in ("dtype", "regex", "choices", "choices_method", "json_schema", "json_spacing", "grammar"):
         if excluded in options:
             raise ProgramError(f"gen_{dtype.__name__} is typed already and takes no {excluded}")
     try:

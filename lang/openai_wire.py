@@ -134,6 +134,8 @@ def ask_of(model: str, api: Api, segments: Sequence[Segment], params: SamplingPa
     match params.constraint:
         case None:
             return Ask(api, fields, extra, params.n)
+        case JsonSchema(spacing="spaced"):
+            raise UnsupportedByBackend('OpenAI\'s API has no spacing of JSON; leave json_spacing out, or say "free"')
         case JsonSchema(schema) if api == "chat":
             whole, is_wrapped = _as_object(json.loads(schema))
             fields["response_format"] = _format(whole)

@@ -65,8 +65,8 @@ def _constraint(constraint: Constraint) -> Json:
             return {"kind": "regex", "pattern": pattern}
         case Choices(choices):
             return {"kind": "choices", "choices": choices}
-        case JsonSchema(text):
-            return {"kind": "json_schema", "text": text}
+        case JsonSchema(text, spacing):
+            return {"kind": "json_schema", "text": text, "spacing": spacing}
         case Grammar(source, syntax):
             return {"kind": "grammar", "source": source, "syntax": syntax}
         case _:

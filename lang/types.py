@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, Union, get_args, get_origin
 
 from niwaki.lang.type_schema import schema_of
-from niwaki.runtime.api import AllOf, Choices, Constraint, ConstraintError, Grammar, JsonSchema, Regex
+from niwaki.runtime.api import AllOf, Choices, Constraint, ConstraintError, Grammar, JsonSchema, Regex, Spacing
 
 # Where a type sets no limit on a text or a list, neither do we: an automaton that counts characters has a state for
 # each, one that does not has a few in all, and when the budget runs out the runtime closes quotes and brackets itself.
@@ -51,11 +51,12 @@ class _NeverExact(ConstraintError):
     """A JSON schema cannot say it either."""
 
 
-def value_type(dtype: object) -> ValueType:
+def value_type(dtype: object, spacing: Spacing = "compact") -> ValueType:
     """The `ValueType` of a Python type.
 
-    int, float, bool, str and everything composed are written as compact JSON (`{"name":"Ada","age":36}`, keys in the
-    order of the fields). Literal and Enum are written bare: `positive`, not `"positive"`.
+    int, float, bool, str and everything composed are written as JSON (`{"name":"Ada","age":36}`, keys in the order of
+    the fields; compact unless `spacing` says otherwise). Literal and Enum are written bare: `positive`, not
+    `"positive"`.
 
     Raises:
         ConstraintError: the type, or a field of it, cannot be enforced exactly. Names the field.
@@ -72,11 +73,14 @@ def value_type(dtype: object) -> ValueType:
     if get_origin(dtype) is Literal or _is_enum(dtype):
         return _bare_choices(dtype, name)
     try:
-        constraint: Constraint = Regex(_pattern(dtype, name, ()))
+        pattern = _pattern(dtype, name, ())
     except _NeverExact:
         raise
     except ConstraintError as refusal:
-        constraint = JsonSchema(schema_of(dtype, name, refusal))
+        return ValueType(name, JsonSchema(schema_of(dtype, name, refusal), spacing), _reader(dtype))
+    constraint: Constraint = Regex(pattern)
+    if spacing != "compact":
+        constraint = JsonSchema(schema_of(dtype, name, ConstraintError(f"dtype {name} has no JSON schema")), spacing)
     return ValueType(name, constraint, _reader(dtype))
 
 
@@ -105,7 +109,7 @@ def _check_regex(pattern: object) -> None:
         raise ConstraintError(f"regex {pattern!r} is not valid at {error.pos}: {error.msg}") from error
 
 
-def schema_type(schema: Mapping[str, object] | str | type) -> ValueType:
+def schema_type(schema: Mapping[str, object] | str | type, spacing: Spacing = "compact") -> ValueType:
     """The text is a value that the JSON schema (a dict, its text, or a type) admits; the value is the text.
 
     Raises:
@@ -116,16 +120,16 @@ def schema_type(schema: Mapping[str, object] | str | type) -> ValueType:
             json.loads(schema)
         except ValueError as error:
             raise ConstraintError(f"json_schema is not valid JSON: {error}") from error
-        return ValueType("json_schema", JsonSchema(schema), str)
+        return ValueType("json_schema", JsonSchema(schema, spacing), str)
     if isinstance(schema, Mapping):
         try:
             text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ConstraintError(f"json_schema must hold JSON values only: {error}") from error
-        return ValueType("json_schema", JsonSchema(text), str)
+        return ValueType("json_schema", JsonSchema(text, spacing), str)
     name = _name(schema)
     refusal = ConstraintError(f"json_schema {name}: the type has no JSON schema")
-    return ValueType(f"json_schema {name}", JsonSchema(schema_of(schema, name, refusal)), str)
+    return ValueType(f"json_schema {name}", JsonSchema(schema_of(schema, name, refusal), spacing), str)
 
 
 def grammar_type(source: str) -> ValueType:

@@ -93,14 +93,20 @@ class Choices:
     choices: tuple[str, ...]
 
 
+Spacing = Literal["compact", "spaced", "free"]
+
+
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
     """The generated text is a JSON value that `schema` admits, written compactly: `{"name":"Ada","age":36}`.
 
     `schema` is the text of a JSON Schema (2020-12; older drafts are read too). Keys come in the schema's order.
+    `spacing`: "spaced" as `json.dumps` writes by default, with a blank behind each comma and colon; "free" with or
+    without a blank, or a line's end and at most 32 of indentation, behind these and inside brackets.
     """
 
     schema: str
+    spacing: Spacing = "compact"
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from niwaki.runtime.constraints.pattern import Pattern, all_of, first_match, one
 from niwaki.runtime.constraints.process import CompileProcess, TookTooLong
 from niwaki.runtime.constraints.protocol import CompiledConstraint
 from niwaki.runtime.constraints.schema import shortest_text
+from niwaki.runtime.constraints.schema.spacing import spaced_text
 from niwaki.runtime.constraints.tools import calls_piece, reasoned_piece
 from niwaki.runtime.constraints.vocabulary import Vocabulary
 
@@ -171,7 +172,8 @@ class ConstraintCompiler:
             if source.schema is None:
                 shortest = ask(SEARCH + source.text)
             else:
-                shortest = shortest_text(source.schema, lambda part: ask(SEARCH + text_of_schema(part)))
+                compact = shortest_text(source.schema, lambda part: ask(SEARCH + text_of_schema(part)))
+                shortest = spaced_text(compact, source.spacing)
                 if not source.is_small:
                     ask(WALK + source.text)
             with self._lock:

@@ -7,11 +7,12 @@ from typing import Final
 
 from llguidance.gbnf_to_lark import any_to_lark
 
-from niwaki.runtime.api import ConstraintError, Grammar, JsonSchema
+from niwaki.runtime.api import ConstraintError, Grammar, JsonSchema, Spacing
 from niwaki.runtime.constraints.grammar_engine import Commitments
 from niwaki.runtime.constraints.schema import normalise
 from niwaki.runtime.constraints.schema.document import Json
 from niwaki.runtime.constraints.schema.lark import lark_of
+from niwaki.runtime.constraints.schema.spacing import spaced_grammar
 
 MAX_GRAMMAR_BYTES: Final = 64 * 1024
 MAX_NESTING: Final = 64
@@ -25,13 +26,14 @@ GRAMMAR_COMMITMENTS: Final = Commitments(value=64, inside=128)
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
     """A Lark grammar in llguidance's dialect. `is_small`: building it is provably quick. `schema`: where it is one, the
-    normal form."""
+    normal form, and where blanks stand."""
 
     text: str
     commitments: Commitments
     num_states: int
     is_small: bool
     schema: Json = None
+    spacing: Spacing = "compact"
 
 
 def source_of(constraint: JsonSchema | Grammar) -> GrammarSource:
@@ -43,18 +45,20 @@ def source_of(constraint: JsonSchema | Grammar) -> GrammarSource:
     if isinstance(constraint, Grammar):
         return _grammar(constraint)
     normal = normalise(constraint.schema)
+    blanks = 1 if constraint.spacing == "compact" else 2  # at most one byte more for each byte
     return GrammarSource(
-        text_of_schema(normal.schema),
-        Commitments(normal.value, normal.inside),
+        text_of_schema(normal.schema, constraint.spacing),
+        Commitments(blanks * normal.value, normal.inside),
         normal.num_nodes,
         normal.is_small,
         normal.schema,
+        constraint.spacing,
     )
 
 
-def text_of_schema(schema: Json) -> str:
-    """The grammar of a normal schema."""
-    return f"{HEADER}{lark_of(schema)}"
+def text_of_schema(schema: Json, spacing: Spacing = "compact") -> str:
+    """The grammar of a normal schema. Raises as `spaced_grammar`."""
+    return f"{HEADER}{spaced_grammar(lark_of(schema), spacing)}"
 
 
 def _grammar(grammar: Grammar) -> GrammarSource:

@@ -35,6 +35,7 @@ from niwaki.runtime.api import (
     SamplingParams,
     Score,
     Segment,
+    Spacing,
     TokenLogprob,
     ToolCall,
 )
@@ -99,6 +100,7 @@ class ChoicesBody(Strict):
 class SchemaBody(Strict):
     kind: Literal["json_schema"]
     text: Pattern
+    spacing: Spacing = "compact"
 
 
 class GrammarBody(Strict):
@@ -151,8 +153,8 @@ class ParamsBody(Strict):
                 return Regex(pattern)
             case ChoicesBody(choices=choices):
                 return Choices(tuple(choices))
-            case SchemaBody(text=text):
-                return JsonSchema(text)
+            case SchemaBody(text=text, spacing=spacing):
+                return JsonSchema(text, spacing)
             case GrammarBody(source=source, syntax=syntax):
                 return Grammar(source, syntax)
 

@@ -18,9 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import niwaki as nw
+from niwaki.lang.nodes import Gen
+from niwaki.lang.remote_wire import params_json
 from niwaki.lang.state import State
 from niwaki.lang.types import ValueType, _int_pattern, grammar_type, schema_type, value_type
-from niwaki.runtime.api import Choices, Grammar, JsonSchema, Regex
+from niwaki.runtime.api import Choices, Grammar, JsonSchema, Regex, SamplingParams
+from niwaki.runtime.server.branches import SchemaBody
 
 
 class Mood(enum.Enum):
@@ -397,3 +400,19 @@ def test_a_regex_gives_its_text() -> None:
     assert f.run(backend=nw.ScriptedBackend(["2024-05"]))["x"] == "2024-05"
     with pytest.raises(nw.ConstraintError, match="does not match the regex"):
         f.run(backend=nw.ScriptedBackend(["May"]))["x"]
+
+
+def test_the_spacing_of_a_typed_value_reaches_its_constraint() -> None:
+    node = nw.gen("x", dtype=Point, json_spacing="spaced")
+    assert isinstance(node, Gen)
+    assert node.type is not None
+    constraint = node.type.constraint
+    assert isinstance(constraint, JsonSchema)
+    assert constraint.spacing == "spaced"
+    assert node.type.parse('{"x": 1, "y": 2}') == Point(1, 2.0)
+    sent = params_json(SamplingParams(constraint=constraint))["constraint"]
+    assert SchemaBody.model_validate(sent).spacing == "spaced"
+    with pytest.raises(nw.ConstraintError, match="one of compact, spaced, free, got 'wide'"):
+        nw.gen("x", dtype=Point, json_spacing="wide")  # type: ignore[arg-type]  # what a caller may get wrong
+    with pytest.raises(nw.ProgramError, match="give one of them"):
+        nw.gen("x", regex="a", json_spacing="free")

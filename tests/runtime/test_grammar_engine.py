@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from niwaki.runtime.api import Constraint, ConstraintError, Grammar, JsonSchema, Regex
+from niwaki.runtime.api import Constraint, ConstraintError, Grammar, JsonSchema, Regex, Spacing
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
 
 WORDS = [
@@ -168,6 +168,29 @@ def test_a_schema_admits_its_values_written_compactly_and_nothing_else(text: str
         '{"name": "x","kind":"cat"}',
     ):
         assert not written(matcher, wrong)
+
+
+@pytest.mark.parametrize(
+    ("spacing", "admitted"),
+    [("compact", [True, False, False]), ("spaced", [False, True, False]), ("free", [True, True, True])],
+)
+def test_blanks_stand_in_json_where_the_spacing_says(
+    spacing: Spacing, admitted: list[bool], compiler: ConstraintCompiler
+) -> None:
+    compiled = compiler.compile(JsonSchema(json.dumps(PERSON), spacing))
+    value = {"name": "a,b: {", "kind": "cat", "tags": [{"a": "abcdef"}, {"a": "abcdef"}]}
+    texts = [json.dumps(value, separators=(",", ":")), json.dumps(value), json.dumps(value, indent=2)]
+    assert [written(compiled.matcher(), text) for text in texts] == admitted
+    assert not written(compiled.matcher(), json.dumps(value).replace(" ", "  "))
+    for seed in range(4):
+        matcher = compiled.matcher()
+        drawn(matcher, random.Random(seed), matcher.distance + 1 + 4 * seed)
+        assert matcher.can_end
+
+
+def test_an_unknown_spacing_is_refused(compiler: ConstraintCompiler) -> None:
+    with pytest.raises(ConstraintError, match="one of compact, spaced, free, got 'wide'"):
+        compiler.compile(JsonSchema("{}", "wide"))  # type: ignore[arg-type]  # what a caller may get wrong
 
 
 def test_grammars_of_both_syntaxes_admit_their_sentences(compiler: ConstraintCompiler) -> None:
