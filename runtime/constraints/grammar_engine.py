@@ -17,6 +17,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
 from niwaki.runtime.api import ConfigError, ConstraintError
+from niwaki.runtime.constraints.grammar_places import Place, Places
 from niwaki.runtime.constraints.grammar_worker import (
     CLOSING,
     build,
@@ -136,7 +137,8 @@ class GrammarConstraint:
     ) -> None:
         self.words = words
         self.num_states = num_states
-        self.num_bytes = 64 * 1024 + 20 * len(grammar)  # llguidance does not tell; measured: 0.1 to 1 MB for a schema
+        self.places = Places()
+        self._native_bytes = 64 * 1024 + 20 * len(grammar)  # llguidance does not tell; measured: 0.1 to 1 MB
         self._lock = threading.Lock()  # a matcher may be touched by one thread at a time
         if len(shortest) > MAX_SHORTEST:
             raise ConstraintError(f"its shortest text has {len(shortest)} bytes, at most {MAX_SHORTEST}; ask for less")
@@ -154,9 +156,14 @@ class GrammarConstraint:
         )
         self.highest_cost = int(self.costs.max())
 
+    @property
+    def num_bytes(self) -> int:
+        return self._native_bytes + self.places.num_bytes
+
     def matcher(self) -> GrammarMatcher:
         with self._lock:
-            return GrammarMatcher(self, self._start.deep_copy(), [len(self._ending.tokens)], self._ending)
+            native = self._start.deep_copy()
+        return GrammarMatcher(self, native, [len(self._ending.tokens)], [self.places.start], self._ending)
 
     def _verified(self, shortest: bytes) -> Ending:
         """The ending, seen to be accepted: what found it and what enforces it are two programs."""
@@ -181,14 +188,20 @@ class GrammarMatcher:
     budget meet must an ending be looked for, and only tokens that cost more than what is left to spare are doubted.
     """
 
-    __slots__ = ("_bounds", "_constraint", "_ended", "_ending", "_is_searched", "_is_sure", "_matcher")
+    __slots__ = ("_bounds", "_constraint", "_ended", "_ending", "_is_searched", "_is_sure", "_matcher", "_places")
 
     def __init__(
-        self, constraint: GrammarConstraint, matcher: LLMatcher, bounds: list[int], ending: Ending | None
+        self,
+        constraint: GrammarConstraint,
+        matcher: LLMatcher,
+        bounds: list[int],
+        places: list[Place | None],
+        ending: Ending | None,
     ) -> None:
         self._constraint = constraint
         self._matcher = matcher
         self._bounds = bounds  # after each accepted token, at most so many tokens lead to an end; one more than tokens
+        self._places = places  # likewise: the place after each
         self._ending = ending
         self._is_sure = ending is not None  # it is one from here; else a guess, from some tokens before
         self._is_searched = self._is_sure  # a shorter one was looked for
@@ -247,8 +260,15 @@ class GrammarMatcher:
             searches -= searched
         words &= ~np.packbits(refused, bitorder="little").view(np.uint32)
 
-    def known_mask(self, remaining: int) -> None:
-        """Each place has a mask of its own."""
+    def known_mask(self, remaining: int) -> npt.NDArray[np.uint32] | None:
+        place = self._places[-1]
+        return place.mask if place is not None and self.is_far_from_the_end(remaining) else None
+
+    def learn(self, mask: npt.NDArray[np.uint32]) -> None:
+        """Keep what `fill_mask` says here for every text that comes by."""
+        place = self._places[-1]
+        if place is not None:
+            self._constraint.places.learn(place, mask)
 
     @property
     def native(self) -> LLMatcher:
@@ -271,6 +291,7 @@ class GrammarMatcher:
                 raise self._not_allowed(token_id)
             self._ended = True
             self._bounds.append(0)
+            self._places.append(None)
             return
         if self._ended or not 0 <= token_id < self._constraint.words.vocabulary.size:
             raise self._not_allowed(token_id)
@@ -278,6 +299,7 @@ class GrammarMatcher:
             if self._matcher.is_error():
                 raise ConstraintError(f"the grammar failed: {short_reason(self._matcher.get_error())}")
             raise self._not_allowed(token_id)
+        self._places.append(self._constraint.places.after(self._places[-1], token_id))
         ending = self._ending
         if self._is_sure and ending is not None and ending.tokens[:1] == (token_id,):
             self._ending = ending.behind(len(self._constraint.words.vocabulary.token_bytes[token_id] or b""))
@@ -347,7 +369,7 @@ class GrammarMatcher:
             raise ConstraintError(f"cannot take back {count} tokens of {len(self._bounds) - 1}")
         if count == 0:
             return
-        del self._bounds[-count:]
+        del self._bounds[-count:], self._places[-count:]
         self._is_sure = False
         texts = count - self._ended
         self._ended = False
@@ -355,7 +377,8 @@ class GrammarMatcher:
             raise ConstraintError(f"the grammar failed: {short_reason(self._matcher.get_error())}")
 
     def clone(self) -> GrammarMatcher:
-        twin = GrammarMatcher(self._constraint, self._matcher.deep_copy(), self._bounds.copy(), self._ending)
+        native = self._matcher.deep_copy()
+        twin = GrammarMatcher(self._constraint, native, self._bounds.copy(), self._places.copy(), self._ending)
         twin._ended, twin._is_sure, twin._is_searched = self._ended, self._is_sure, self._is_searched
         return twin
 
@@ -401,6 +424,9 @@ class GrammarMatcher:
 
     def _fits(self, token_id: int, ending: Ending, budget: int, may_search: bool) -> tuple[bool, bool]:
         """Whether the text can surely end within `budget` tokens after this one, and whether we had to search."""
+        words = self._constraint.words
+        if len(ending.tokens) <= budget and completes(self._matcher, (token_id, *ending.tokens), words):
+            return True, False  # what most tokens inside a value do, seen without a copy
         place = self._matcher.deep_copy()
         if not place.consume_token(token_id):
             return False, False
@@ -409,7 +435,6 @@ class GrammarMatcher:
             return len(ending.suffixes[len(ending.text) - len(text)]) <= budget, False
         if not may_search:
             return False, False
-        words = self._constraint.words
         text = self._straight(place, ending)
         return text is not None and len(words.ending(text).tokens) <= budget, True
 

@@ -87,7 +87,10 @@ class MaskFiller:
             filled.ctypes.data, 4 * self._num_words, len(slow),
         )  # fmt: skip
         for place, index, matcher in together:
-            rows[index] = matcher.failure() or filled[place]
+            failure = matcher.failure()
+            rows[index] = failure or filled[place]
+            if failure is None:
+                matcher.learn(filled[place])
 
 
 _NOT_YET: Final = np.empty(0, np.uint32)

@@ -52,6 +52,34 @@ def test_rows_of_one_state_are_one_array_and_nothing_wanted_costs_no_thread(tmp_
     compiler.close()
 
 
+def test_texts_that_begin_alike_are_masked_once_also_after_a_step_back(tmp_path: Path) -> None:
+    vocabulary = Vocabulary(Tokenizer(make_tokenizer(tmp_path)).token_bytes, {1}, 450)
+    compiler = ConstraintCompiler(vocabulary, seconds=20)
+    filler = MaskFiller(vocabulary.num_words)
+    compiled = compiler.compile(CONSTRAINTS[0])
+    first, later = compiled.matcher(), compiled.matcher()
+    ids = [vocabulary.token_bytes.index(bytes([byte])) for byte in b'{"a":"x'] + [None]
+    before = compiled.num_bytes
+    for token_id in ids:
+        (row,) = filler.start([(first, 900)]).rows()
+        (same,) = filler.start([(later, 900)]).rows()
+        assert isinstance(row, np.ndarray)
+        assert isinstance(same, np.ndarray)
+        assert later.known_mask(900) is same
+        assert row.tolist() == same.tolist()
+        if token_id is not None:
+            first.accept(token_id)
+            later.accept(token_id)
+    assert compiled.num_bytes > before
+    later.rollback(len(ids) - 1)
+    assert later.known_mask(900) is compiled.matcher().known_mask(900) is not None
+    later.accept(ids[0] or 0)
+    assert later.clone().known_mask(900) is later.known_mask(900) is not None
+    assert later.known_mask(1) is None  # near the end what fits is another matter
+    filler.close()
+    compiler.close()
+
+
 def test_a_matcher_that_fails_fails_alone(tmp_path: Path) -> None:
     vocabulary = Vocabulary(Tokenizer(make_tokenizer(tmp_path)).token_bytes, {1}, 450)
     compiler = ConstraintCompiler(vocabulary, seconds=20)

@@ -1,0 +1,52 @@
+"""Masks of a grammar, kept by the tokens that lead to them: texts that begin alike are masked once."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+MAX_PLACES: Final = 4096  # of one constraint
+MAX_MASK_BYTES: Final = 4 * 1024 * 1024  # of these masks
+PLACE_BYTES: Final = 300
+
+
+class Place:
+    """Where the same tokens lead in every text of one constraint, and the mask there once it was filled."""
+
+    __slots__ = ("after", "mask")
+
+    def __init__(self) -> None:
+        self.after: dict[int, Place] = {}
+        self.mask: npt.NDArray[np.uint32] | None = None
+
+
+class Places:
+    """The places that texts of one constraint came through: what is known there need not be filled again. The first
+    ones are kept: texts begin alike, and part where their values do."""
+
+    def __init__(self) -> None:
+        self.start = Place()
+        self._num_places = 1
+        self._masks: dict[bytes, npt.NDArray[np.uint32]] = {}  # each once
+        self._mask_bytes = 0  # with their keys
+
+    @property
+    def num_bytes(self) -> int:
+        return PLACE_BYTES * self._num_places + self._mask_bytes
+
+    def after(self, place: Place | None, token_id: int) -> Place | None:
+        """None where no more are kept."""
+        found = place and place.after.get(token_id)
+        if found is None and place is not None and self._num_places < MAX_PLACES:
+            self._num_places += 1
+            found = place.after[token_id] = Place()
+        return found
+
+    def learn(self, place: Place, mask: npt.NDArray[np.uint32]) -> None:
+        known = self._masks.get(key := mask.tobytes())
+        if known is None and self._mask_bytes + 2 * mask.nbytes <= MAX_MASK_BYTES:
+            known = self._masks[key] = mask.copy()
+            self._mask_bytes += 2 * mask.nbytes
+        place.mask = known
