@@ -282,7 +282,7 @@ def test_a_row_with_objects_that_might_do_anything_is_interpreted(backend: nw.Sc
     calls = [program._arguments.call((text,), {"backend": backend}) for text in ("a", Name("a"), [Name("a")])]
     kinds = [type(program._new_executor(call)) for call in calls]
     assert kinds == [LazyExecutor, Executor, Executor]
-    rows = [{"text": "a"}, {"text": Name("a")}]
+    rows: list[dict[str, object]] = [{"text": "a"}, {"text": Name("a")}]
     texts = [state.text() for state in retell.run_batch(rows, backend=backend) if isinstance(state, State)]
     assert texts == [retell.run("a", backend=backend).text()] * 2
 
