@@ -94,7 +94,7 @@ DISTRIBUTION_OF = {
 }
 
 
-OF_DEVELOPERS = ("dev", "docs", "bench")
+OF_DEVELOPERS = ("dev", "docs", "bench", "rag")  # the last one is of an example
 # SQLAlchemy and OpenTelemetry load these when an address or a variable names them.
 LOADED_BY_NAME = ("psycopg", "opentelemetry-exporter-otlp-proto-http")
 
