@@ -76,7 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threaded", type=int, default=200)
     parser.add_argument("--asynchronous", type=int, default=2000)
     arguments = parser.parse_args(argv)
-    with Engine() as engine:
+    # Of 3 KiB a token: 192 MiB. A pool that is sized by free memory may by itself be most of a gibibyte.
+    with Engine(kv_tokens=65_536) as engine:
         rows = [(number,) for number in range(arguments.threaded)]
         measured(
             "threaded", engine, lambda: threaded.run_batch(rows, num_threads=len(rows), backend=engine, options=OPTIONS)
