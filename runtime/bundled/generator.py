@@ -10,7 +10,7 @@ from niwaki.runtime.bundled.sample import Message, Sample, Span, chat
 from niwaki.runtime.bundled.tasks_agent import react, tools
 from niwaki.runtime.bundled.tasks_extract import extraction
 from niwaki.runtime.bundled.tasks_plain import continuation, drill, misc
-from niwaki.runtime.bundled.tasks_text import SMALL_TALK, classification, dense_passage, recall
+from niwaki.runtime.bundled.tasks_text import SMALL_TALK, backward, classification, dense_passage, recall
 from niwaki.runtime.bundled.words import Words, filler
 
 TASKS: dict[str, Callable[[Words], Sample]] = {
@@ -23,6 +23,7 @@ TASKS: dict[str, Callable[[Words], Sample]] = {
     "continuation": continuation,
     "misc": misc,
     "drill": drill,
+    "backward": backward,
 }
 MIX = {
     "extraction": 0.26,
