@@ -9,8 +9,9 @@ from dataclasses import replace
 from niwaki.runtime.bundled.sample import Message, Sample, Span, chat
 from niwaki.runtime.bundled.tasks_agent import react, tools
 from niwaki.runtime.bundled.tasks_extract import extraction
+from niwaki.runtime.bundled.tasks_passage import backward, dense_passage
 from niwaki.runtime.bundled.tasks_plain import continuation, drill, misc
-from niwaki.runtime.bundled.tasks_text import SMALL_TALK, backward, classification, dense_passage, recall
+from niwaki.runtime.bundled.tasks_text import SMALL_TALK, classification, recall
 from niwaki.runtime.bundled.words import Words, filler
 
 TASKS: dict[str, Callable[[Words], Sample]] = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from niwaki.runtime.bundled.sample import Message, Sample, Span, chat, raw
-from niwaki.runtime.bundled.tasks_text import SMALL_TALK, value
+from niwaki.runtime.bundled.tasks_passage import value
+from niwaki.runtime.bundled.tasks_text import SMALL_TALK
 from niwaki.runtime.bundled.words import COLORS, FOODS, MONTHS, THINGS, WEEKDAYS, Words, is_held_out
 
 LETTERS = [chr(ord("A") + index) for index in range(26)]

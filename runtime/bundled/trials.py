@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from niwaki.runtime.bundled.generator import TASKS, stretch
 from niwaki.runtime.bundled.sample import Sample
 from niwaki.runtime.bundled.tasks_extract import extraction, plain_extraction
-from niwaki.runtime.bundled.tasks_text import passage, plain_passage
+from niwaki.runtime.bundled.tasks_passage import passage, plain_passage
 from niwaki.runtime.bundled.words import Words
 
 # Tasks with the least score that the model is held to.

@@ -103,10 +103,10 @@ def test_branches_stand_where_they_stand_in_an_engine_here(process: EngineProces
         twin = backend.fork(branch)
         output = backend.generate(twin, [Segment(" mat")], SamplingParams(max_new_tokens=4, temperature=0)).result(60)
         scores = backend.score(branch, [Segment(" and")], [" a", " the dog"]).result(60)
-        stands.append((list(branch.token_ids), list(twin.token_ids), output[0].text, [s.text for s in scores]))
+        texts = output[0].text, [score.text for score in scores]
         assert output[0].cached_tokens > 10
         assert scores[0].logprobs[0].logprob is not None
-        stands[-1] += healed(backend)
+        stands.append((list(branch.token_ids), list(twin.token_ids), *texts, *healed(backend)))
         backend.close(branch)
         backend.close(twin)
     assert stands[0] == stands[1]
