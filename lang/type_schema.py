@@ -26,8 +26,8 @@ _CHECKED_FORMATS: Final = frozenset(
     )
 )
 _REFUSED: Final = "x-refused"  # in the place of a part that has no schema: what it is
-# Nine digits fit everywhere in a timedelta but before days, weeks, months and years, where these add up.
-_TIMES: Final = r"T(?:\d{1,9}H(?:\d{1,9}M(?:\d{1,9}S)?)?|\d{1,9}M(?:\d{1,9}S)?|\d{1,9}S)"
+# Pydantic reads the part behind T as seconds below 2**32, and a timedelta has fewer than 10**9 days.
+_TIMES: Final = r"T(?:\d{1,6}H(?:\d{1,6}M(?:\d{1,8}S)?)?|\d{1,7}M(?:\d{1,8}S)?|\d{1,9}S)"
 _DURATION: Final = rf"^P(?:\d{{1,6}}Y(?:\d{{1,4}}M(?:\d{{1,4}}D)?)?|\d{{1,6}}D|\d{{1,6}}W)(?:{_TIMES})?$|^P{_TIMES}$"
 _UUID: Final = "^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{version}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
 _HOST: Final = r"(?:[a-z0-9]{1,20}\.){0,4}[a-z]{1,20}(?::[1-9]\d{0,3})?"  # a last label of digits would be an address

@@ -416,3 +416,16 @@ def test_the_spacing_of_a_typed_value_reaches_its_constraint() -> None:
         nw.gen("x", dtype=Point, json_spacing="wide")  # type: ignore[arg-type]  # what a caller may get wrong
     with pytest.raises(nw.ProgramError, match="give one of them"):
         nw.gen("x", regex="a", json_spacing="free")
+
+
+@pytest.mark.parametrize(
+    "longest",
+    ["PT999999H999999M99999999S", "PT9999999M99999999S", "PT999999999S", "P999999Y9999M9999DT999999H999999M99999999S"],
+)
+def test_the_longest_durations_that_may_come_out_are_read(longest: str) -> None:
+    constraint = value_type(datetime.timedelta).constraint
+    assert isinstance(constraint, JsonSchema)
+    pattern = json.loads(constraint.schema)["pattern"]
+    assert re.search(pattern, longest)
+    assert not re.search(pattern, longest.replace("9", "99", 1))
+    pydantic.TypeAdapter(datetime.timedelta).validate_python(longest)
