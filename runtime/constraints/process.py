@@ -20,7 +20,8 @@ from niwaki.runtime.constraints.worker import LENGTH, OK, Transitions
 
 WORKER: Final = Path(__file__).with_name("worker.py")
 START_SECONDS: Final = 30.0  # until the child says that it is ready, on a machine that has other things to do
-PATIENCE: Final = 2.0  # how much slower than alone the child may be on a busy machine
+# How much slower than alone the child may be on a busy machine. Its own timer ends it by its processor time.
+PATIENCE: Final = 10.0
 MAX_MEMORY: Final = 2 * 1024**3  # of the child, address space
 MAX_ANSWER: Final = 256 * 1024**2
 
