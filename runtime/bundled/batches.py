@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from niwaki.runtime.bundled.words import Words
 # whose losses are small by then: nobody can foresee a name.
 PROMPT_SHARE, PROMPT_WEIGHT = 0.01, 0.5
 SHORT_ANSWER = 9  # answers of fewer tokens weigh more, up to three times: a label is as much work as a name
+NO_NOTE = -1
 JUMP = 1700  # how far positions may jump between the parts of a sample
 
 Ints = npt.NDArray[np.int64]
@@ -27,11 +28,12 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Token ids, the weight of each token as a target, and its position."""
+    """Token ids, the weight of each token as a target, its position, and the token to have in mind there."""
 
-    ids: list[int]
-    weights: list[float]
-    positions: list[int]  # from 0, with jumps
+    ids: list[int] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)  # from 0, with jumps
+    notes: list[int] = field(default_factory=list)  # NO_NOTE where there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Batch:
     ids: Ints  # [rows, length]
     weights: Floats  # [rows, length]: weight of ids[:, i] as the target after ids[:, i - 1]
     positions: Ints  # [rows, length]
+    notes: Ints  # [rows, length]
 
 
 class Encoder:
@@ -58,7 +61,7 @@ class Encoder:
 
     def row(self, sample: Sample, jump: bool, loose: bool) -> Row:
         """`jump`: positions leap at the gaps. `loose`: JSON punctuation one character a token (constraints do that)."""
-        made = Row([], [], [])
+        made = Row()
         gaps = sum(bool(span.gap) for span in sample.spans)
         position = 0
         for span in sample.spans:
@@ -68,6 +71,7 @@ class Encoder:
             if loose:
                 ids = [piece for token in ids for piece in self.loose.get(token, [token])]
             made.ids.extend(ids)
+            made.notes.extend([self.encode(span.note)[0] if span.note else NO_NOTE] * len(ids))
             made.positions.extend(range(position, position + len(ids)))
             position += len(ids)
             if span.answer:
@@ -109,7 +113,7 @@ def repeats(rng: random.Random, vocabulary: int, length: int) -> Row:
         weights += weight
         positions += range(position, position + len(part))
         position += len(part)
-    return Row(ids[:length], weights[:length], positions[:length])
+    return Row(ids[:length], weights[:length], positions[:length], [NO_NOTE] * length)
 
 
 class Packer:
@@ -132,7 +136,7 @@ class Packer:
             self.mix, self.source = dict(mix), stream(self.rng.randrange(1 << 40), mix)
         while len(self.pool) < self.size:
             self._draw()
-        made, room = Row([], [], []), self.length
+        made, room = Row(), self.length
         while room > 0:
             fitting = [row for row in self.pool if len(row.ids) <= room]
             if not fitting:
@@ -142,6 +146,7 @@ class Packer:
             offset = made.positions[-1] + 1 if made.positions else 0
             made.ids.extend(row.ids)
             made.weights.extend(row.weights)
+            made.notes.extend(row.notes)
             made.positions.extend(offset + position for position in row.positions)
             room -= len(row.ids)
             self._draw()
@@ -166,9 +171,11 @@ def batch(rows: list[Row], length: int) -> Batch:
     ids = np.zeros((len(rows), length), np.int64)
     weights = np.zeros((len(rows), length), np.float32)
     positions = np.zeros((len(rows), length), np.int64)
+    notes = np.full((len(rows), length), NO_NOTE, np.int64)
     for index, row in enumerate(rows):
         count = len(row.ids)
         ids[index, :count] = row.ids
         weights[index, :count] = row.weights
         positions[index, :count] = row.positions
-    return Batch(ids, weights, positions)
+        notes[index, :count] = row.notes
+    return Batch(ids, weights, positions, notes)

@@ -32,7 +32,9 @@ def masters(network: Network, seed: int) -> dict[str, Tensor]:
     made: dict[str, Tensor] = {}
     for name, parameter in network.named_parameters():
         value = torch.ones(parameter.shape)
-        if name == "embed":
+        if name == "noting":
+            value = torch.eye(network.shape.width)
+        elif name == "embed":
             value.normal_(0, EMBED_STD, generator=generator)
         elif name.endswith(("out", "down")):
             value.zero_()  # blocks begin as nothing: the embedding reaches every layer

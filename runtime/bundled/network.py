@@ -20,6 +20,7 @@ class Shape:
     theta: float = 1e6  # slow pairs enough to compare contents over 2,000 tokens
     eps: float = 1e-5
     context: int = 4096
+    noting: int = 4  # blocks before the place where notes are read, in training
 
     @property
     def head_dim(self) -> int:
@@ -65,7 +66,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Network(nn.Module):
-    """ids [rows, length] and their angles -> hidden states [rows, length, width]; times `embed` they are logits."""
+    """ids [rows, length] and their angles -> hidden states [rows, length, width]; times `embed` they are logits.
+
+    A second result of the same shape is read in the middle and is for training alone (`Span.note`); times `embed` it
+    tells which token a place has in mind. Deep supervision: Lee et al. 2015, https://arxiv.org/abs/1409.5185 .
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -73,6 +78,7 @@ class Network(nn.Module):
         self.embed = nn.Parameter(torch.zeros(shape.vocabulary, shape.width))
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.Parameter(torch.ones(shape.width))
+        self.noting = nn.Parameter(torch.zeros(shape.width, shape.width))
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [rows, length, 1, head_dim], made in float32 as transformers does."""
@@ -82,11 +88,13 @@ class Network(nn.Module):
         angle = torch.cat((angle, angle), -1)[:, :, None]
         return angle.cos().to(self.embed.dtype), angle.sin().to(self.embed.dtype)
 
-    def forward(self, ids: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = F.embedding(ids, self.embed)
-        for block in self.blocks:
+    def forward(self, ids: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        x = middle = F.embedding(ids, self.embed)
+        for index, block in enumerate(self.blocks, 1):
             x = block(x, cos, sin)
-        return F.rms_norm(x, (self.shape.width,), self.norm, self.shape.eps)
+            middle = x if index == self.shape.noting else middle
+        noted = F.linear(F.rms_norm(middle, (self.shape.width,), None, self.shape.eps), self.noting)
+        return F.rms_norm(x, (self.shape.width,), self.norm, self.shape.eps), noted
 
 
 def hf_config(shape: Shape) -> dict[str, object]:

@@ -94,9 +94,9 @@ class Optimizer:
 
     @torch.no_grad()
     def begin(self, weights: dict[str, torch.Tensor]) -> None:
-        """Begin with these masters, in place: others may share the memory."""
-        for name, master in self.masters.items():
-            master.copy_(weights[name])
+        """Begin with these masters, in place (others may share the memory); what an export lacks begins as noise."""
+        for name, weight in weights.items():
+            self.masters[name].copy_(weight)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Everything that a run goes on from, by flat names: `masters/embed`, `first/embed`, ..., `count`."""

@@ -13,11 +13,15 @@ Gap = Literal["", "text", "turns"]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of a sample. `answer`: trained and tested on. `gap`: filler of that kind may stand before it."""
+    """A piece of a sample. `answer`: trained and tested on. `gap`: filler of that kind may stand before it.
+
+    `note`: what the middle of the network should have in mind here (its first token; in training only).
+    """
 
     text: str
     answer: bool = False
     gap: Gap = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

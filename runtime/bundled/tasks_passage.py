@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from niwaki.runtime.bundled.sample import Message, Sample, Span, chat, raw
 from niwaki.runtime.bundled.words import ANIMALS, COLORS, FOODS, INSTRUMENTS, MONTHS, SPORTS, THINGS, WEEKDAYS, Words
@@ -197,6 +198,26 @@ def passage_text(words: Words, facts: list[Fact]) -> str:
     return "\n".join(f"- {fact.sentence}" for fact in facts)
 
 
+def noted(sample: Sample, facts: list[Fact]) -> Sample:
+    """At every value, in the text and in questions, the network is to have in mind whom it is told of.
+
+    Questions backwards (who lives in Bergen?) are hardly learnt from their answers alone: nothing else makes a model
+    note at a value whom it belongs to, and none looks for what is not there.
+    """
+    owners = {fact.value: fact.subject for fact in facts if fact.subject not in THINGS}
+    if not owners:  # "the" begins the names of all things
+        return sample
+    values = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, sorted(owners, key=len, reverse=True)))})(?!\w)")
+    spans: list[Span] = []
+    for span in sample.spans:
+        if span.answer:
+            spans.append(span)
+            continue
+        parts = [Span(part, note=owners.get(part, "")) for part in values.split(span.text) if part]
+        spans += [replace(parts[0], gap=span.gap), *parts[1:]]
+    return Sample(sample.task, tuple(spans))
+
+
 def plain_passage(words: Words) -> Sample:
     """From one to six facts."""
     return passage(words, most=6)
@@ -255,7 +276,7 @@ def passage(
                 Span(f"\n{'' if index else words.pick(['', chr(10)])}Question: {question}\nAnswer:", gap="text")
             )
             spans.append(Span(f" {answer}\n", answer=True))
-        return raw("passage", *spans)
+        return noted(raw("passage", *spans), facts)
     messages = [Message("system", words.pick(QA_SYSTEMS))] if words.chance(0.5) else []
     shape = words.pick(["{label}:\n{text}{cut}\nQuestion: {question}", "{text}{cut}\n\n{question}"])
     shape = words.pick([shape, shape, "{label}:\n{text}{cut}\n\nQuestion: {question}\nAnswer:"])
@@ -268,4 +289,4 @@ def passage(
             content = f"Question: {question}" if "Question" in shape and words.chance(0.5) else question
             messages.append(Message("user", content, gap="turns"))
         messages.append(Message("assistant", answer, answer=True))
-    return chat("passage", messages)
+    return noted(chat("passage", messages), facts)

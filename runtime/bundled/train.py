@@ -30,7 +30,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from niwaki.runtime.bundled import MODEL_DIR
-from niwaki.runtime.bundled.batches import Batch, Packer, batch, repeats
+from niwaki.runtime.bundled.batches import NO_NOTE, Batch, Packer, batch, repeats
 from niwaki.runtime.bundled.generator import MIX
 from niwaki.runtime.bundled.network import Network, Shape, hf_config, hf_tensors, masters_of
 from niwaki.runtime.bundled.optimizer import Optimizer
@@ -38,7 +38,7 @@ from niwaki.runtime.bundled.tokenizer import build, save
 from niwaki.runtime.bundled.trials import FAR_TASKS, TRIALS, Trial, trials
 
 SHORT, MIDDLE, LONG = (3, 256), (2, 384), (1, 2048)  # rows taken at once, and their length
-WARM_STEPS = 400  # slow enough that the planted heads survive
+WARM_STEPS = 100  # slow enough that the planted heads survive
 REPORT_EVERY, SAVE_EVERY = 50, 400
 
 
@@ -55,6 +55,7 @@ class Plan:
     long_from: float = 0.6
     decay_from: float = 0.5
     long: float = 0.12  # share of the draws that are rows of 2,048 tokens, once they start
+    notes: float = 0.5  # weight of a note against an answer's token
     eval_every: int = 400
     mix: dict[str, float] = field(default_factory=lambda: dict(MIX))
 
@@ -220,12 +221,16 @@ class Worker:
         ids = torch.from_numpy(made.ids).to(run.device)
         weights = torch.from_numpy(made.weights[:, 1:]).to(run.device).reshape(-1)
         cos, sin = run.network.angles(torch.from_numpy(made.positions).to(run.device))
-        hidden = self.forward(ids, cos, sin)[:, :-1].reshape(-1, run.network.shape.width)
+        hidden, noted = self.forward(ids, cos, sin)
         places = weights.nonzero().squeeze(1)
-        logits = F.linear(hidden[places], run.network.embed).float()
+        logits = F.linear(hidden[:, :-1].flatten(0, 1)[places], run.network.embed).float()
         losses = F.cross_entropy(logits, ids[:, 1:].reshape(-1)[places], reduction="none")
         loss = (losses * weights[places]).sum()
-        (loss / weights.sum()).backward()  # type: ignore[no-untyped-call]
+        notes = torch.from_numpy(made.notes).to(run.device).flatten()
+        places = (notes != NO_NOTE).nonzero().squeeze(1)
+        logits = F.linear(noted.flatten(0, 1)[places], run.network.embed).float()
+        aside = self.plan.notes * F.cross_entropy(logits, notes[places], reduction="sum")
+        ((loss + aside) / weights.sum()).backward()  # type: ignore[no-untyped-call]
         share = float(weights.sum())
         for name, parameter in run.network.named_parameters():
             assert parameter.grad is not None
@@ -262,8 +267,8 @@ class Worker:
                 answer = run.tokenizer.encode(expected, add_special_tokens=False).ids
                 ids = torch.tensor([before + answer], device=run.device)
                 cos, sin = run.network.angles(torch.arange(ids.shape[1], device=run.device)[None])
-                hidden = run.network(ids, cos, sin)[0, len(before) - 1 : -1]
-                best = F.linear(hidden, run.network.embed).argmax(-1).tolist()
+                hidden, _ = run.network(ids, cos, sin)
+                best = F.linear(hidden[0, len(before) - 1 : -1], run.network.embed).argmax(-1).tolist()
                 if best != answer:
                     said = run.tokenizer.decode(best, skip_special_tokens=False)
                     wrong.append(f"{prompt[-600:]!r}\n    expected {expected!r}\n    said     {said!r}")
