@@ -116,6 +116,28 @@ def repeats(rng: random.Random, vocabulary: int, length: int) -> Row:
     return Row(ids[:length], weights[:length], positions[:length], [NO_NOTE] * length)
 
 
+def belongings(rng: random.Random, vocabulary: int, length: int) -> Row:
+    """Owners and what belongs to them, all random tokens, then belongings asked for in any order.
+
+    What is noted at each is its owner: what looking back for the same token, and taking what is noted there, is learnt
+    from, many times a row.
+    """
+    begins, asks, *alphabet = range(len(SPECIAL), vocabulary)
+    made = Row()
+    while len(made.ids) < length:
+        tokens = rng.sample(alphabet, rng.choice([6, 12, 24, 48]))
+        owner_of: dict[int, int] = {}
+        while tokens:
+            owner, *owned = (tokens.pop() for _ in range(min(len(tokens), rng.randint(2, 4))))
+            owner_of |= dict.fromkeys(owned, owner)
+            made.ids.extend([begins, owner, *owned])
+            made.notes.extend([NO_NOTE] * 2 + [owner] * len(owned))
+        for token in rng.sample(list(owner_of), len(owner_of)):
+            made.ids.extend([asks, token])
+            made.notes.extend([NO_NOTE, owner_of[token]])
+    return Row(made.ids[:length], [0.0] * length, list(range(length)), made.notes[:length])
+
+
 class Packer:
     """Fills rows of one length from a stream of samples, always with the longest that still fits."""
 

@@ -30,7 +30,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from niwaki.runtime.bundled import MODEL_DIR
-from niwaki.runtime.bundled.batches import NO_NOTE, Batch, Packer, batch, repeats
+from niwaki.runtime.bundled.batches import NO_NOTE, Batch, Packer, Row, batch, belongings, repeats
 from niwaki.runtime.bundled.generator import MIX
 from niwaki.runtime.bundled.network import Network, Shape, hf_config, hf_tensors, masters_of
 from niwaki.runtime.bundled.optimizer import Optimizer
@@ -39,7 +39,7 @@ from niwaki.runtime.bundled.trials import FAR_TASKS, TRIALS, Trial, trials
 
 SHORT, MIDDLE, LONG = (3, 256), (2, 384), (1, 2048)  # rows taken at once, and their length
 WARM_STEPS = 100  # slow enough that the planted heads survive
-REPORT_EVERY, SAVE_EVERY = 50, 400
+REPORT_EVERY, SAVE_EVERY = 50, 200
 
 
 @dataclass
@@ -56,6 +56,7 @@ class Plan:
     decay_from: float = 0.5
     long: float = 0.12  # share of the draws that are rows of 2,048 tokens, once they start
     notes: float = 0.5  # weight of a note against an answer's token
+    belongings: float = 0.05  # share of the rows that teach notes alone
     eval_every: int = 400
     mix: dict[str, float] = field(default_factory=lambda: dict(MIX))
 
@@ -207,13 +208,16 @@ class Worker:
         if packer is self.long:
             share = 0.0
         vocabulary = self.run.network.shape.vocabulary
-        rows = [
-            repeats(self.rng, vocabulary, packer.length)
-            if self.rng.random() < share
-            else packer.next_row(self.plan.mix)
-            for _ in range(count)
-        ]
-        return batch(rows, packer.length)
+
+        def row() -> Row:
+            kind = self.rng.random()
+            if kind < share:
+                return repeats(self.rng, vocabulary, packer.length)
+            if kind < share + self.plan.belongings and packer is not self.long:
+                return belongings(self.rng, vocabulary, packer.length)
+            return packer.next_row(self.plan.mix)
+
+        return batch([row() for _ in range(count)], packer.length)
 
     def learn(self, made: Batch, gradients: dict[str, Tensor]) -> None:
         """Add the gradients of these rows; the loss is computed where it has weight and nowhere else."""
@@ -230,13 +234,12 @@ class Worker:
         places = (notes != NO_NOTE).nonzero().squeeze(1)
         logits = F.linear(noted.flatten(0, 1)[places], run.network.embed).float()
         aside = self.plan.notes * F.cross_entropy(logits, notes[places], reduction="sum")
-        ((loss + aside) / weights.sum()).backward()  # type: ignore[no-untyped-call]
-        share = float(weights.sum())
+        ((loss + aside) / made.ids.size).backward()  # type: ignore[no-untyped-call]
         for name, parameter in run.network.named_parameters():
             assert parameter.grad is not None
-            gradients[name].add_(parameter.grad, alpha=share)
+            gradients[name].add_(parameter.grad, alpha=made.ids.size)
             parameter.grad = None
-        run.sums[self.rank] += torch.tensor([float(loss.detach()), share])
+        run.sums[self.rank] += torch.tensor([float(loss.detach()), float(weights.sum())])
 
     def evaluate(self, count: int) -> None:
         """Exact match on the test side; the workers share the tasks."""

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from niwaki.runtime.bundled import MODEL_DIR
-from niwaki.runtime.bundled.batches import Encoder, Packer, batch, repeats
+from niwaki.runtime.bundled.batches import NO_NOTE, Encoder, Packer, batch, belongings, repeats
 from niwaki.runtime.bundled.evaluate import Complete, Marker, Row, table
 from niwaki.runtime.bundled.generator import MIX, TASKS, stream, stretch
 from niwaki.runtime.bundled.sample import Message, Tool, chat, dumps, tool_call
@@ -156,6 +156,39 @@ def test_repeats_weigh_only_what_can_be_known() -> None:
         pair = (row.ids[index - 1], row.ids[index])
         assert row.weights[index] == 0 or pair in seen
         seen.add(pair)
+
+
+def test_belongings_are_noted_with_their_owner_where_told_and_where_asked() -> None:
+    row = belongings(random.Random(1), 2048, 256)
+    begins, asks = row.ids[0], row.ids[0] + 1
+    owner, owner_of, asked = 0, dict[int, int](), 0
+    for before, token, note in zip([0, *row.ids], row.ids, row.notes, strict=False):
+        if token in (begins, asks) or before == begins:
+            owner = token if before == begins else owner
+            assert note == NO_NOTE
+        elif before == asks:
+            assert note == owner_of[token]
+            asked += 1
+        else:
+            assert note == owner
+            owner_of[token] = owner
+    assert len(row.ids) == len(row.notes) == 256
+    assert asked > 20
+    assert not any(row.weights)
+
+
+def test_values_of_a_passage_are_noted_with_whom_they_are_told_of(tokenizer: Tokenizer) -> None:
+    """The text stays as it was, token by token; every question backwards has its answer noted at the value."""
+    samples = itertools.islice(stream(3, {"passage": 1.0}), 60)
+    backwards = 0
+    for sample in samples:
+        parts = [id for span in sample.spans for id in tokenizer.encode(span.text, add_special_tokens=False).ids]
+        assert parts == tokenizer.encode(sample.text, add_special_tokens=False).ids
+        for value, asks, answer in zip(sample.spans, sample.spans[1:], sample.spans[2:], strict=False):
+            if value.note and answer.answer and "?" in asks.text:
+                assert answer.text.strip().removesuffix("<|end|>") == value.note
+                backwards += 1
+    assert backwards > 20
 
 
 def test_loose_encoding_spells_json_punctuation_one_character_a_token(tokenizer: Tokenizer) -> None:
