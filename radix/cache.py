@@ -12,12 +12,14 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from niwaki.radix.beginnings import Beginnings
 from niwaki.radix.children import TOKEN_BYTES
 from niwaki.radix.eviction import EVICTIONS
 from niwaki.radix.handles import CacheStats, Lease, Match, Pin, home
 from niwaki.radix.outline import OutlineNode, outline
 from niwaki.radix.pages import PageCopy, PagePool
 from niwaki.radix.paths import INT32, TokenIds, demand_token_ids, pack, path_key, path_pages
+from niwaki.radix.summary import summary_of
 from niwaki.radix.tree import Node, Tree, common_pages
 
 # Namespace, the tokens from the first one to the end of the pages, the index of the first page, the page ids.
@@ -62,6 +64,8 @@ class Cache:
         self._on_evict = on_evict
         if on_evict is not None:
             self._tree.on_drop = self._tell_evicted
+        self._beginnings = Beginnings()
+        self._tree.on_begin = self._beginnings.written
         self._leases: dict[Lease, None] = {}
         self._pins: dict[Pin, None] = {}
         self._deadlines: list[tuple[float, int, Pin]] = []  # with a serial number, for pins have no order
@@ -105,6 +109,10 @@ class Cache:
         root = self._tree.roots.get(namespace)
         return () if root is None else outline(root, limit, self._clock)
 
+    def summary(self, limit: int) -> list[bytes]:
+        """Marks of the prefixes in the tree, at most `limit`, those used last first."""
+        return summary_of(self._tree.roots.values(), limit)
+
     def match(self, ids: TokenIds, namespace: str = "") -> int:
         """How many tokens at the start of `ids` are cached. Locks, touches and counts nothing."""
         query = pack(ids)
@@ -114,9 +122,26 @@ class Cache:
         _, _, num_pages, _, num_tail = self._tree.find(root, query)
         return num_pages * self.page_size + num_tail
 
-    def peek(self, ids: TokenIds, namespace: str = "") -> Match:
-        """`match`, and how much of it is locked already."""
+    def peek(self, ids: TokenIds, namespace: str = "", key: int | None = None) -> Match:
+        """`match`, and how much of it is locked already.
+
+        With a `key`, a prompt of which less than a page is cached is remembered by it until `forget(key)`, and looked
+        up again when something is written that begins like it; meanwhile that head of a page may be evicted.
+        """
+        known = None if key is None else self._beginnings.get(key)
+        if known is not None:
+            return known
         query = pack(ids)
+        match = self._peek(query, namespace)
+        if key is not None and match.num_cached < min(self.page_size, len(ids)):
+            self._beginnings.remember(key, match, (namespace, query[: (match.num_cached + 1) * TOKEN_BYTES]))
+        return match
+
+    def forget(self, key: int) -> None:
+        """Whoever peeked with `key` does not wait any more."""
+        self._beginnings.forget(key)
+
+    def _peek(self, query: bytes, namespace: str) -> Match:
         root = self._tree.roots.get(namespace)
         if root is None:
             return Match(0, 0)
@@ -200,7 +225,10 @@ class Cache:
         False, with nothing changed, when there are not enough pages that nobody locks.
         """
         self._demand_open(lease)
-        more = self._take(max(0, self._pages_for(num_tokens) - len(lease.page_ids)))
+        missing = self._pages_for(num_tokens) - len(lease.page_ids)
+        if missing <= 0:
+            return True
+        more = self._take(missing)
         if more is None:
             return False
         lease.page_ids += more
@@ -349,7 +377,7 @@ class Cache:
         """Move the lock of `lease` down to page `num_full`: through equal pages of the tree, then through its own."""
         tree, page_bytes = self._tree, self._tree.page_bytes
         self._demand_same_path(lease, ids)
-        query = pack(ids[lease._num_shared * self.page_size : num_full * self.page_size])
+        query = ids[lease._num_shared * self.page_size : num_full * self.page_size].tobytes()
         node, index, pos = lease._node, lease._num_shared, 0
         duplicates: list[int] = []
         while index < num_full:
@@ -368,8 +396,7 @@ class Cache:
             self._withdraw(lease._tail)
             lease._tail = None
         if node is not lease._node:
-            tree.lock(node)
-            self._unlock(lease._node)
+            tree.move_lock(lease._node, node)
             lease._node = node
         lease._num_shared = num_full
         self._pool.give(duplicates)
@@ -400,7 +427,7 @@ class Cache:
         """Put the unfinished page of `lease` into the tree as a leaf that it keeps locked, and goes on writing."""
         tree, index, offered = self._tree, lease._num_shared, lease._tail
         self._demand_same_path(lease, ids)
-        tail = pack(ids[index * self.page_size : num_written])
+        tail = ids[index * self.page_size : num_written].tobytes()
         if offered is not None and (offered.key == tail or self._is_tail_in_use(lease)):
             return  # the shorter offer stands
         lease._tail = None
@@ -514,5 +541,5 @@ class Cache:
     def _demand_same_path(self, lease: Lease, ids: TokenIds) -> None:
         """Refuse ids that cannot be those of the lease, by its last shared page: a cheap guard for a costly mistake."""
         stop = lease._num_shared * self.page_size
-        if stop and not lease._node.key.endswith(pack(ids[stop - self.page_size : stop])):
+        if stop and not lease._node.key.endswith(ids[stop - self.page_size : stop].tobytes()):
             raise ValueError(f"ids[{stop - self.page_size}:{stop}] are not the tokens that this lease shares there")

@@ -8,7 +8,7 @@ beginning would move half a megabyte for each one that comes or goes.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from itertools import pairwise
 from typing import TypeVar
 
@@ -25,24 +25,30 @@ class Children(dict[bytes, T]):
     __slots__ = ("_groups", "_page_bytes", "num_partial")
 
     def __init__(self, page_bytes: int) -> None:
-        super().__init__()
         self._page_bytes = page_bytes
-        self._groups: dict[bytes, SortedKeys] = {}  # by first token; empty while the children are few
+        # The keys in order, by first token; empty while the children are few. Most groups are small: a list is enough.
+        self._groups: dict[bytes, list[bytes] | SortedKeys] = {}
         self.num_partial = 0  # keys shorter than a page
 
     def around(self, key: bytes) -> tuple[bytes | None, bytes | None]:
         """Of the keys with the same first token: the last before `key`, and the first at it or behind it."""
         token = key[:TOKEN_BYTES]
-        if self._groups:
+        if not self._groups:
+            group: list[bytes] | SortedKeys | None = sorted(other for other in self if other.startswith(token))
+        else:
             group = self._groups.get(token)
-            return (None, None) if group is None else group.around(key)
-        keys = [other for other in self if other.startswith(token)]
-        return max((k for k in keys if k < key), default=None), min((k for k in keys if k >= key), default=None)
+        if group is None:
+            return None, None
+        if isinstance(group, SortedKeys):
+            return group.around(key)
+        index = bisect_left(group, key)
+        return group[index - 1] if index else None, group[index] if index < len(group) else None
 
     def add(self, key: bytes, node: T) -> None:
         """`key` must be new."""
         self[key] = node
-        self.num_partial += len(key) < self._page_bytes
+        if len(key) < self._page_bytes:
+            self.num_partial += 1
         if self._groups:
             self._sort_in(key)
         elif len(self) > FEW:
@@ -57,19 +63,32 @@ class Children(dict[bytes, T]):
     def remove(self, key: bytes) -> None:
         """`key` must be there."""
         del self[key]
-        self.num_partial -= len(key) < self._page_bytes
-        if self._groups:
-            token = key[:TOKEN_BYTES]
-            if self._groups[token].remove(key):
-                del self._groups[token]
+        if len(key) < self._page_bytes:
+            self.num_partial -= 1
+        if not self._groups:
+            return
+        token = key[:TOKEN_BYTES]
+        group = self._groups[token]
+        if isinstance(group, SortedKeys):
+            group.remove(key)
+            if len(group) <= MAX_BLOCK // 2:
+                self._groups[token] = group.all()
+        elif len(group) == 1:
+            del self._groups[token]
+        else:
+            del group[bisect_left(group, key)]
 
     def _sort_in(self, key: bytes) -> None:
         token = key[:TOKEN_BYTES]
         group = self._groups.get(token)
         if group is None:
-            self._groups[token] = SortedKeys(key)
-        else:
+            self._groups[token] = [key]
+        elif isinstance(group, SortedKeys):
             group.add(key)
+        else:
+            insort(group, key)
+            if len(group) > MAX_BLOCK:
+                self._groups[token] = SortedKeys(group)
 
     def check(self) -> None:
         """Raises AssertionError where the order is broken."""
@@ -77,22 +96,32 @@ class Children(dict[bytes, T]):
         if not self._groups:
             assert len(self) <= FEW, "many children are kept in order"
             return
-        assert sorted(key for group in self._groups.values() for key in group.all()) == sorted(self), (
+        groups = {
+            token: group.all() if isinstance(group, SortedKeys) else group for token, group in self._groups.items()
+        }
+        assert sorted(key for group in groups.values() for key in group) == sorted(self), (
             "the order knows all keys, and no others"
         )
-        for token, group in self._groups.items():
-            assert all(key[:TOKEN_BYTES] == token for key in group.all()), "keys stand with their first token"
-            group.check()
+        for token, keys in groups.items():
+            assert all(key[:TOKEN_BYTES] == token for key in keys), "keys stand with their first token"
+            assert all(a < b for a, b in pairwise(keys)), "child keys sorted, all different"
+        for group in self._groups.values():
+            if isinstance(group, SortedKeys):
+                group.check()
 
 
 class SortedKeys:
-    """Keys in order, at least one, in blocks."""
+    """Many keys in order, in blocks."""
 
-    __slots__ = ("_blocks", "_firsts")
+    __slots__ = ("_blocks", "_firsts", "_num_keys")
 
-    def __init__(self, key: bytes) -> None:
-        self._blocks = [[key]]
+    def __init__(self, keys: list[bytes]) -> None:
+        self._blocks = [keys]
         self._firsts = [b""]  # a lower bound of each block's keys, above all keys of the block before
+        self._num_keys = len(keys)
+
+    def __len__(self) -> int:
+        return self._num_keys
 
     def all(self) -> list[bytes]:
         return [key for block in self._blocks for key in block]
@@ -110,23 +139,22 @@ class SortedKeys:
         block, index = self._position(key)
         keys = self._blocks[block]
         keys.insert(index, key)
+        self._num_keys += 1
         if len(keys) > MAX_BLOCK:
             half = len(keys) // 2
             self._firsts.insert(block + 1, keys[half])
             self._blocks.insert(block + 1, keys[half:])
             del keys[half:]
 
-    def remove(self, key: bytes) -> bool:
-        """Whether no key is left."""
+    def remove(self, key: bytes) -> None:
         block, index = self._position(key)
         keys = self._blocks[block]
         assert keys[index] == key
         del keys[index]
+        self._num_keys -= 1
         if not keys:
             del self._blocks[block], self._firsts[block]
-            if self._firsts:
-                self._firsts[0] = b""
-        return not self._blocks
+            self._firsts[0] = b""
 
     def _position(self, key: bytes) -> tuple[int, int]:
         """Block and index of `key`, or where it would have to stand."""
@@ -137,7 +165,7 @@ class SortedKeys:
         assert len(self._firsts) == len(self._blocks), "a bound for each block"
         assert self._firsts[0] == b"", "the first block has no lower bound"
         assert all(self._blocks), "no empty block"
-        assert all(a < b for a, b in pairwise(self.all())), "child keys sorted, all different"
+        assert self._num_keys == sum(map(len, self._blocks)), "keys are counted"
         for low, block in zip(self._firsts, self._blocks, strict=True):
             assert all(low <= key for key in block), "a block's keys are not below its bound"
         for block, high in zip(self._blocks, self._firsts[1:], strict=False):

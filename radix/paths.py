@@ -31,7 +31,10 @@ def path_pages(node: Node) -> list[int]:
     while step is not None:
         parts.append(step.pages)
         step = step.parent
-    return [page for part in reversed(parts) for page in part]
+    pages: list[int] = []
+    for part in reversed(parts):
+        pages += part
+    return pages
 
 
 def path_key(node: Node) -> tuple[str, bytes]:

@@ -91,6 +91,8 @@ class Tree:
         self._serial = 0
         # Told before `evict` drops the pages of a leaf from the given one on.
         self.on_drop: Callable[[Node, int], None] | None = None
+        # Told of a new child of a root: the namespace and the child's first page.
+        self.on_begin: Callable[[str, bytes], None] | None = None
 
     # -- looking up -------------------------------------------------------------------------------------------------
 
@@ -100,34 +102,31 @@ class Tree:
         With a `stamp`, what it passes whole counts as used then, by a request of that `priority`.
         """
         page_bytes = self.page_bytes
-        node, pos, num_pages = root, 0, 0
+        node, pos = root, 0
         while True:
             if stamp:
                 node.stamp = stamp
                 node.hits += 1
                 if node.priority < priority:
                     node.priority = priority
-            children = node.children
-            if children is None:
-                return node, len(node.pages), num_pages, None, 0
             head = query[pos : pos + page_bytes]
-            if not head:
-                return node, len(node.pages), num_pages, None, 0
+            children = node.children
+            if children is None or not head:
+                return node, len(node.pages), pos // page_bytes, None, 0
             child = children.get(head)
             if child is None or len(head) < page_bytes:
                 source, num_tail = _longest_head(children, head)
-                return node, len(node.pages), num_pages, source, num_tail
+                return node, len(node.pages), pos // page_bytes, source, num_tail
             key = child.key
             if query.startswith(key, pos):
                 node = child
                 pos += len(key)
-                num_pages += len(child.pages)
                 continue
             # The query ends or parts inside `child`, after its first page at the earliest.
             num_same = common_pages(key, query, pos, page_bytes)
             at = num_same * page_bytes
             num_tail = common_tokens(key[at : at + page_bytes], query[pos + at : pos + at + page_bytes])
-            return child, num_same, num_pages + num_same, child if num_tail else None, num_tail
+            return child, num_same, pos // page_bytes + num_same, child if num_tail else None, num_tail
 
     def child_with(self, node: Node, first_page: bytes) -> Node | None:
         """The child whose first page is exactly `first_page`."""
@@ -180,7 +179,10 @@ class Tree:
         node.priority = priority
         if parent.children is None:
             parent.children = Children(self.page_bytes)
-        parent.children.add(key[: self.page_bytes], node)
+        first_page = key[: self.page_bytes]
+        parent.children.add(first_page, node)
+        if self.on_begin is not None and isinstance(parent, Root):
+            self.on_begin(parent.namespace, first_page)
         self.num_nodes += 1
         self.num_pages += len(pages)
         self.num_key_bytes += len(key)
@@ -239,6 +241,8 @@ class Tree:
             return None
         siblings = leaf.parent.children
         assert siblings is not None
+        if len(siblings) == 1:
+            return None
         key = siblings.around(leaf.key + b"\0")[1]  # the least key that is greater
         return siblings[key] if key is not None and key.startswith(leaf.key) else None
 
@@ -268,6 +272,20 @@ class Tree:
             self.num_protected_pages -= len(step.pages)
             self.enqueue(step)
             step = step.parent
+
+    def move_lock(self, upper: Node, lower: Node) -> None:
+        """Move a lock from `upper` down to `lower`, which stands below it."""
+        step = lower
+        while step is not upper:
+            step.protected += 1
+            if step.protected > 1:
+                upper.protected -= 1
+                assert upper.protected, "a node above a protected one is protected"
+                return
+            self.num_protected_pages += len(step.pages)
+            assert step.parent is not None
+            step = step.parent
+        # From now on a protected child protects `upper`, where the lock did: the count is the same.
 
     def unpin(self, node: Node) -> None:
         assert node.pins > 0, "unpinned more often than pinned"
@@ -425,10 +443,12 @@ def common_tokens(a: bytes, b: bytes) -> int:
 
 def _longest_head(children: Children[Node], head: bytes) -> tuple[Node | None, int]:
     """The child that shares the longest head with `head`, and how many tokens of it."""
-    best, best_tokens = None, 0
+    best, most = None, 0
     for key in children.around(head):
         if key is not None:
-            tokens = common_tokens(key, head)
-            if tokens > best_tokens:
-                best, best_tokens = children[key], tokens
-    return best, best_tokens
+            # The first tokens are equal; most often the second ones are not, and a short comparison tells.
+            is_one = key[TOKEN_BYTES : 2 * TOKEN_BYTES] != head[TOKEN_BYTES : 2 * TOKEN_BYTES]
+            num_tokens = 1 if is_one else common_tokens(key, head)
+            if num_tokens > most:
+                best, most = key, num_tokens
+    return None if best is None else children[best], most

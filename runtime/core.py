@@ -133,7 +133,7 @@ class EngineCore:
         """End every request of the job. What it had computed stays in the tree, as far as it was fully written."""
         self._settle()
         for request in [r for r in self._waiting if r.job is job]:
-            self._waiting.remove(request)
+            self._wait_no_more(request)
         for request in [r for r in self._running.values() if r.job is job]:
             self._leave(request)
         _fail(job, error or Cancelled("the request was cancelled"))
@@ -286,6 +286,7 @@ class EngineCore:
             self._admit(by_id[request_id])
         for request in self._waiting:
             request.waited_steps += 1
+        page_size = self._config.page_size
         batch: list[tuple[Request, Row]] = []
         for step in plan.rows:
             if step.id not in self._running:  # its admission failed for want of a page
@@ -294,7 +295,8 @@ class EngineCore:
             assert request.lease is not None, "running requests hold a lease"
             num_tokens = min(step.num_tokens, request.num_to_compute - request.num_computed)
             end = request.num_computed + num_tokens
-            if num_tokens > 0 and self._cache.reserve(request.lease, end):
+            has_pages = end <= len(request.lease.page_ids) * page_size  # most rows do: no call for them
+            if num_tokens > 0 and (has_pages or self._cache.reserve(request.lease, end)):
                 num_logits = max(0, end - max(request.num_computed, request.logits_from))
                 ids = request.ids[request.num_computed : end]
                 batch.append((request, Row(ids, request.num_computed, request.lease.page_ids, num_logits)))
@@ -332,7 +334,7 @@ class EngineCore:
         )
 
     def _as_waiting(self, request: Request) -> scheduler.Waiting:
-        match = self._cache.peek(request.ids[: self._max_cached(request)], request.namespace)
+        match = self._cache.peek(request.ids[: self._max_cached(request)], request.namespace, request.id)
         return scheduler.Waiting(
             id=request.id,
             ids=request.ids[: request.num_to_compute],
@@ -363,7 +365,7 @@ class EngineCore:
             return
         if lease.copies:
             self._runner.copy_pages(lease.copies)
-        self._waiting.remove(request)
+        self._wait_no_more(request)
         request.lease = lease
         request.num_computed = self._restored(request, lease)
         if request.num_cached is None:
@@ -371,6 +373,10 @@ class EngineCore:
             request.num_cached = min(request.num_computed, request.num_prompt)  # forced tokens behind it may be cached
             self.counters.cached_tokens += request.num_cached
         self._running[request.id] = request
+
+    def _wait_no_more(self, request: Request) -> None:
+        self._waiting.remove(request)
+        self._cache.forget(request.id)
 
     def _restored(self, request: Request, lease: Lease) -> int:
         """Fetch the pages behind the cached ones that a tier still has. Returns how many tokens need no computing."""

@@ -47,11 +47,13 @@ class Simulation:
         self.requests: list[Request] = []
         self.pins: list[Pin] = []
         self.now = 0  # of the clock that pins end by
+        self.waiting: dict[int, tuple[TokenIds, str]] = {}  # prompts that are peeked at in every step, by key
         self.past: list[TokenIds] = [np.zeros(0, np.int32)]
 
     def step(self) -> None:
         choice = self.rng.random()
         if choice < 0.25 or not self.requests:
+            self.wait_or_not()
             self.admit()
         elif choice < 0.65:
             self.forward(self.rng.choice(self.requests))
@@ -90,6 +92,11 @@ class Simulation:
         assert lease.num_cached in (found.num_cached, num_full * self.page_size)
         assert len(lease.page_ids) * self.page_size >= max(room_for, lease.num_cached)
         self.requests.append(Request(namespace, ids, lease, lease.num_cached))
+
+    def wait_or_not(self) -> None:
+        key = self.rng.randint(0, 2)
+        self.cache.forget(key)
+        self.waiting[key] = self.prompt(), self.rng.choice(["", "b"])
 
     def forward(self, request: Request) -> None:
         """One step of the engine: reserve, copy, read all that is there, write some more, commit."""
@@ -170,8 +177,15 @@ class Simulation:
                     longest = max(longest, same.index(False) if False in same else len(same))
             assert self.cache.match(np.array(query, np.int32), namespace) == longest
 
+    def what_is_remembered_of_prompts_holds(self) -> None:
+        for key, (ids, namespace) in self.waiting.items():
+            known, found = self.cache.peek(ids, namespace, key), self.cache.peek(ids, namespace)
+            is_head_evicted = found.num_cached < known.num_cached < self.page_size
+            assert known == found or is_head_evicted, "what begins like a prompt was written, and it was not told"
+
     def verify(self) -> None:
         self.cache.check()
+        self.what_is_remembered_of_prompts_holds()
         for page in self.cache._pool.snapshot():
             self.slots[page] = [None] * self.page_size  # whoever still reads it is found out
         for node in self.cache._tree.nodes():
@@ -185,6 +199,8 @@ class Simulation:
             self.cache.discard(request.lease)
         for pin in self.pins:
             self.cache.unpin(pin)
+        for key in self.waiting:
+            self.cache.forget(key)
         self.cache.check()
         assert self.cache.flush()
         self.cache.check()
