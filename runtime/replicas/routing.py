@@ -1,0 +1,84 @@
+"""Which replica a request goes to. Knows marks of prefixes (`niwaki.radix.summary`) and names; nothing of Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from niwaki.radix.summary import BLOCK_TOKENS
+
+# A request that runs or waits somewhere weighs as much as that many tokens to be computed: where 512 are cached, eight
+# more may wait than elsewhere before another replica computes them, too.
+REQUEST_TOKENS = 64
+MAX_SENT = 100_000  # marks; should summaries stay away
+
+
+@dataclass(slots=True)
+class _Replica:
+    """What is known of one. Its summaries are a little old, so what was sent there since stands beside them."""
+
+    held: frozenset[bytes] = frozenset()
+    sent: set[bytes] = field(default_factory=set)  # since the last summary
+    sent_before: set[bytes] = field(default_factory=set)  # since the one before, which may be too young to tell of it
+    running: set[str] = field(default_factory=set)  # ids of requests
+
+    def num_held(self, marks: Sequence[bytes]) -> int:
+        """How many of a prompt's first blocks it has."""
+        for place, mark in enumerate(marks):
+            if mark not in self.held and mark not in self.sent and mark not in self.sent_before:
+                return place
+        return len(marks)
+
+    @property
+    def num_known(self) -> int:
+        return len(self.held) + len(self.sent)
+
+
+class Routing:
+    """The state of one router: what each replica holds, and how much it was given. Has one user at a time.
+
+    A request goes where least has to be done before it: tokens of its prompt that are not cached, and what runs there
+    already, at REQUEST_TOKENS each. So requests follow their prefix, and leave it where too many do.
+    """
+
+    def __init__(self) -> None:
+        self._replicas: dict[str, _Replica] = {}
+
+    def stand(self, names: Collection[str]) -> None:
+        """These replicas are there, and no others."""
+        self._replicas = {name: self._replicas.get(name) or _Replica() for name in names}
+
+    def hold(self, name: str, marks: Iterable[bytes]) -> None:
+        """A replica tells what it holds."""
+        replica = self._replicas[name]
+        replica.held = frozenset(marks)
+        replica.sent, replica.sent_before = set(), replica.sent
+
+    def ranked(self, marks: Sequence[bytes]) -> list[str]:
+        """All replicas, the best for a prompt first. Among equals the one that holds least."""
+
+        def price(name: str) -> tuple[int, int, str]:
+            replica = self._replicas[name]
+            missing = (len(marks) - replica.num_held(marks)) * BLOCK_TOKENS
+            return missing + len(replica.running) * REQUEST_TOKENS, replica.num_known, name
+
+        return sorted(self._replicas, key=price)
+
+    def send(self, name: str, marks: Iterable[bytes]) -> None:
+        """A prompt goes to a replica: others that begin like it should follow at once."""
+        replica = self._replicas.get(name)
+        if replica is None:  # gone since it was chosen
+            return
+        if len(replica.sent) > MAX_SENT:
+            replica.sent, replica.sent_before = set(), replica.sent
+        replica.sent.update(marks)
+
+    def begin(self, name: str, request_id: str) -> None:
+        """A replica took a request."""
+        if name in self._replicas:
+            self._replicas[name].running.add(request_id)
+
+    def end(self, name: str, request_id: str) -> None:
+        """A request is over, however it ended, or was not taken."""
+        if name in self._replicas:
+            self._replicas[name].running.discard(request_id)

@@ -1,0 +1,107 @@
+"""Which replica a request goes to: to its prefix, while that is worth waiting for. Caches without a model, no Ray."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from niwaki.radix import Cache, TokenIds
+from niwaki.radix.summary import marks_of
+from niwaki.runtime.replicas.routing import REQUEST_TOKENS, Routing
+
+LONG = marks_of(np.arange(512, dtype=np.int32))  # 512 tokens: eight requests' worth
+
+
+def routing(*names: str) -> Routing:
+    made = Routing()
+    made.stand(names)
+    return made
+
+
+def test_a_request_follows_the_longest_prefix_that_a_summary_tells_of() -> None:
+    two = routing("a", "b")
+    two.hold("a", LONG[:4])
+    two.hold("b", LONG[:9])
+    assert two.ranked(LONG) == ["b", "a"]
+    assert two.ranked(LONG[:4])[0] == "a"  # both have it all; the one that holds less has more room
+
+
+def test_what_was_just_sent_counts_until_a_later_summary_could_have_told_of_it() -> None:
+    two = routing("a", "b")
+    two.send("b", LONG)
+    assert two.ranked(LONG)[0] == "b"
+    two.hold("b", [])  # made before the request was computed
+    assert two.ranked(LONG)[0] == "b"
+    two.hold("b", [])  # by now it would be there
+    assert two.ranked(LONG)[0] == "a"
+
+
+def test_new_prefixes_are_spread_and_stay_where_they_are() -> None:
+    two = routing("a", "b")
+    prompts = [marks_of(np.arange(first, first + 512, dtype=np.int32)) for first in range(0, 8000, 1000)]
+    at = []
+    for marks in prompts:
+        at.append(two.ranked(marks)[0])
+        two.send(at[-1], marks)
+    assert sorted(at) == ["a"] * 4 + ["b"] * 4
+    assert [two.ranked(marks)[0] for marks in prompts] == at
+
+
+def test_a_prefix_is_left_where_too_many_wait_for_it() -> None:
+    two = routing("a", "b")
+    two.hold("a", LONG)
+    for number in range(512 // REQUEST_TOKENS):
+        assert two.ranked(LONG)[0] == "a"
+        two.begin("a", str(number))
+    two.begin("a", "one more")
+    assert two.ranked(LONG)[0] == "b"
+    two.end("a", "0")
+    two.end("a", "1")
+    assert two.ranked(LONG)[0] == "a"
+
+
+def test_a_replica_that_is_gone_is_forgotten_and_a_new_one_begins_empty() -> None:
+    two = routing("a", "b")
+    two.hold("a", LONG)
+    two.begin("a", "x")
+    two.stand(["b", "c"])
+    two.send("a", LONG)  # chosen a moment ago
+    two.end("a", "x")
+    assert two.ranked(LONG) == ["b", "c"]
+
+
+def hit_rate(caches: list[Cache], order: list[TokenIds], *, is_routed: bool) -> float:
+    """Of all prompt tokens, those found in the cache of the replica that each prompt was sent to."""
+    names = [str(number) for number in range(len(caches))]
+    router = routing(*names)
+    found = 0
+    for number, ids in enumerate(order):
+        marks = marks_of(ids)
+        name = router.ranked(marks)[0] if is_routed else names[number % len(names)]
+        router.send(name, marks)
+        lease = caches[int(name)].acquire(ids, max_cached=len(ids) - 1, room_for=len(ids))
+        assert lease is not None
+        found += lease.num_cached
+        caches[int(name)].release(lease, ids, len(ids))
+        if number % 10 == 9:
+            for known, cache in zip(names, caches, strict=True):
+                router.hold(known, cache.summary(4096))
+    return found / sum(map(len, order))
+
+
+def test_two_small_caches_are_nearly_as_good_as_one_of_twice_the_size() -> None:
+    """W1: few-shot prompts of 512 tokens, questions of 48. The big cache has room for all eight prefixes, a small one
+    for half of them."""
+    draw = random.Random(7)
+    groups = [np.array(draw.choices(range(2000), k=512), dtype=np.int32) for _ in range(8)]
+    order = [
+        np.concatenate([groups[draw.randrange(8)], np.array(draw.choices(range(2000), k=48), dtype=np.int32)])
+        for _ in range(200)
+    ]
+    pages = 5 * 512 // 16
+    one = hit_rate([Cache(2 * pages)], order, is_routed=True)
+    routed = hit_rate([Cache(pages), Cache(pages)], order, is_routed=True)
+    in_turn = hit_rate([Cache(pages), Cache(pages)], order, is_routed=False)
+    assert routed >= 0.9 * one
+    assert routed >= 1.8 * in_turn
