@@ -31,10 +31,12 @@ from niwaki.runtime.config import EngineConfig
 from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.masks import MaskFiller
+from niwaki.runtime.constraints.protocol import Matcher
 from niwaki.runtime.decoding import Decoding
+from niwaki.runtime.redraw import sample_within
 from niwaki.runtime.request import GenerateJob, Job, Request, ScoreJob, TokenIds
 from niwaki.runtime.runner import Batch, Row, Runner
-from niwaki.runtime.sampler import Sampled, SampleRow, sample, token_logprobs
+from niwaki.runtime.sampler import Sampled, SampleRow, token_logprobs
 from niwaki.runtime.tiers import Tiers
 from niwaki.runtime.tokenizer import Tokenizer
 
@@ -497,6 +499,7 @@ class EngineCore:
     def _draw(self, drawing: Sequence[tuple[Request, int]], logits: torch.Tensor, masks: FilledMasks) -> None:
         ready: list[Request] = []
         rows: list[SampleRow] = []
+        texts: list[tuple[Matcher, int] | None] = []
         kept: list[int] = []
         for place, (request, _) in enumerate(drawing):
             mask = masks.get(request.id)
@@ -504,13 +507,15 @@ class EngineCore:
                 self._fail_request(request, mask)
                 continue
             rows.append(self._sample_row(request, mask))
+            matcher = request.matcher
+            texts.append(None if matcher is None or mask is None else (matcher, request.remaining_new))
             ready.append(request)
             kept.append(place)
         if not ready:
             return
-        drawn = sample(logits if len(kept) == len(drawing) else logits[kept], rows)
+        drawn = sample_within(logits if len(kept) == len(drawing) else logits[kept], rows, texts, self._end_ids)
         for request, sampled in zip(ready, drawn, strict=True):
-            if isinstance(sampled, GenerationError):
+            if isinstance(sampled, NiwakiError):
                 self._fail_request(request, sampled)
             else:
                 self._take(request, sampled)

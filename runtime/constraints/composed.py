@@ -269,6 +269,14 @@ class ComposedMatcher:
         if not row.view(np.uint32).any():
             self.fill_mask(row)
 
+    def admits(self, token_id: int, remaining: int) -> bool:
+        if token_id in self._constraint.vocabulary.eos_ids or not self.fits(remaining):
+            return True
+        self.accept(token_id)
+        fits = self.fits(remaining - 1)
+        self.rollback(1)
+        return fits
+
     def known_mask(self, remaining: int) -> None:
         """Never at hand."""
 
@@ -324,7 +332,7 @@ class ComposedMatcher:
         return replace(self._threads[0].matcher.forced_text(), follow=ANY_BYTE)
 
     def fits(self, remaining: int) -> bool:
-        return self.distance <= remaining
+        return remaining >= 0 and (self.can_end or any(self._fits(thread, remaining) for thread in self._threads))
 
     def allow_behind(self, row: Words, text: bytes, remaining: int) -> None:
         """None: a prompt's end stays as it is before composed constraints."""
@@ -380,7 +388,7 @@ class ComposedMatcher:
         return thread.matcher.distance + self._constraint.places[thread.place].rest
 
     def _fits(self, thread: _Thread, remaining: int) -> bool:
-        return self._distance(thread) <= remaining
+        return thread.matcher.fits(remaining - self._constraint.places[thread.place].rest)
 
     def _fill(self, threads: Sequence[tuple[_Thread, int | None]], row: MaskRow) -> None:
         """The union of the threads' masks, each within its own budget where it has one."""
@@ -432,6 +440,9 @@ class MarkMatcher:
 
     def fill_mask_within(self, row: MaskRow, remaining: int) -> None:
         self.fill_mask(row)
+
+    def admits(self, token_id: int, remaining: int) -> bool:
+        return True
 
     def known_mask(self, remaining: int) -> None:
         """Never at hand."""
@@ -503,6 +514,9 @@ class BudgetMatcher:
             self._inner.fill_mask_within(row, remaining)
         else:
             row.view(np.uint32)[:] = 0
+
+    def admits(self, token_id: int, remaining: int) -> bool:
+        return True
 
     def known_mask(self, remaining: int) -> None:
         """Never at hand."""

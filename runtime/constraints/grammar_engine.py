@@ -33,8 +33,7 @@ from niwaki.runtime.constraints.vocabulary import Vocabulary, concatenated
 FAR: Final = 1_000_000  # the distance where no ending was found
 MAX_SHORTEST: Final = 8000  # bytes of a shortest text: each of its suffixes is held in tokens
 SEARCH_NODES: Final = 1500  # of one search in the middle of a text
-DOUBTS: Final = 512  # tokens looked at one by one in one mask
-SEARCHES: Final = 8  # of these, for how many an ending of their own is searched
+TRIED_NODES: Final = 60  # of a search behind a token that was drawn near the end of its budget
 MAX_BEHIND: Final = 1024  # tokens that a prompt's last bytes begin, of which each is tried
 JOINTS: Final = 8  # places of a known ending that are tried after another token
 JOINT_BYTES: Final = 400
@@ -71,9 +70,12 @@ class Ending:
         return Ending(self.text[num_bytes:], self.suffixes[num_bytes:])
 
     def joints(self) -> list[int]:
-        """Places from which the rest may complete another text as well: the start, and where something closes."""
+        """Places from which the rest may complete another text as well: all of a short one; else the start, and where
+        something closes."""
+        if len(self.text) <= JOINTS:
+            return list(range(len(self.text) + 1))
         found = (i for i, byte in enumerate(self.text[1:JOINT_BYTES], 1) if byte in CLOSING)
-        return [0, *islice(found, JOINTS), len(self.text)] if self.text else [0]
+        return [0, *islice(found, JOINTS), len(self.text)]
 
 
 class GrammarVocabulary:
@@ -236,33 +238,21 @@ class GrammarMatcher:
 
     def fill_mask_within(self, row: MaskRow, remaining: int) -> None:
         self.fill_mask(row)
-        constraint = self._constraint
-        if self._ended or self.is_far_from_the_end(remaining):
-            return
-        ending = self._found_ending(remaining)
-        if ending is None or len(ending.tokens) > remaining:
-            return
-        spare = remaining - 1 - len(ending.tokens)
-        words = row.view(np.uint32)
-        allowed = np.unpackbits(words.view(np.uint8), bitorder="little")[: len(constraint.costs)].view(np.bool_)
-        allowed[constraint.words.eos_ids] = False
-        doubtful = np.flatnonzero(allowed & (constraint.costs > spare))
-        if not len(doubtful):
-            return
-        refused = np.zeros(32 * len(words), np.bool_)
-        refused[doubtful] = True
-        if ending.tokens:
-            refused[ending.tokens[0]] = False
-        searches = SEARCHES
-        for token_id in doubtful[:DOUBTS].tolist():
-            fits, searched = self._fits(token_id, ending, remaining - 1, searches > 0)
-            refused[token_id] &= not fits
-            searches -= searched
-        words &= ~np.packbits(refused, bitorder="little").view(np.uint32)
 
     def known_mask(self, remaining: int) -> npt.NDArray[np.uint32] | None:
         place = self._places[-1]
-        return place.mask if place is not None and self.is_far_from_the_end(remaining) else None
+        return None if place is None else place.mask
+
+    def admits(self, token_id: int, remaining: int) -> bool:
+        constraint = self._constraint
+        if self._ended or token_id in constraint.words.vocabulary.eos_ids:
+            return True
+        if self._bounds[-1] + int(constraint.costs[token_id]) < remaining:
+            return True
+        ending = self._found_ending(remaining)
+        if ending is None or len(ending.tokens) > remaining:
+            return True
+        return self._fits(token_id, ending, remaining - 1)
 
     def learn(self, mask: npt.NDArray[np.uint32]) -> None:
         """Keep what `fill_mask` says here for every text that comes by."""
@@ -271,13 +261,9 @@ class GrammarMatcher:
             self._constraint.places.learn(place, mask)
 
     @property
-    def native(self) -> LLMatcher:
-        """For filling masks of many matchers in one call."""
-        return self._matcher
-
-    def is_far_from_the_end(self, remaining: int) -> bool:
-        """Whether no token can be too much for what remains, so that the native mask is the mask."""
-        return not self._ended and self._bounds[-1] + self._constraint.highest_cost < remaining
+    def native(self) -> LLMatcher | None:
+        """For filling masks of many matchers in one call; None once the text has ended."""
+        return None if self._ended else self._matcher
 
     def failure(self) -> ConstraintError | None:
         """What went wrong in the native engine, if anything did."""
@@ -337,6 +323,8 @@ class GrammarMatcher:
         return NOTHING_FORCED if place.is_error() else Forced(text, words.bytes_in(row))
 
     def fits(self, remaining: int) -> bool:
+        if remaining < 0:
+            return False
         if self._bounds[-1] <= remaining or self.can_end:
             return True
         ending = self._found_ending(remaining)
@@ -345,8 +333,8 @@ class GrammarMatcher:
     def allow_behind(self, row: npt.NDArray[np.uint32], text: bytes, remaining: int) -> None:
         words = self._constraint.words
         subtree = words.vocabulary.subtree(text)
-        if subtree is None or not self.is_far_from_the_end(remaining):
-            return
+        if subtree is None or self._ended or self._bounds[-1] + self._constraint.highest_cost >= remaining:
+            return  # none near the end of the budget, where each would have to be tried
         mask = np.zeros_like(row)
         self.fill_mask(mask)
         follow = set(words.bytes_in(mask))
@@ -395,8 +383,9 @@ class GrammarMatcher:
         for. The bound becomes its length."""
         guess = None if self._is_sure else self._ending
         if not self._is_sure:
-            text = self._known_end(self._matcher, guess)
-            self._is_searched = text is not None
+            text = self._known_end(self._matcher, guess, enough)
+            # No way is shorter than the known one as long as all of it is needed.
+            self._is_searched = text is not None and (not text or (guess is not None and text == guess.text))
             self._end_with(self._straight(self._matcher, guess) if text is None else text)
         if not self._is_searched and (self._ending is None or len(self._ending.tokens) > enough):
             self._is_searched = True
@@ -406,8 +395,10 @@ class GrammarMatcher:
                 SEARCH_NODES,
                 lambda place: self._known_end(place, guess),
             )
-            if text is not None and (self._ending is None or len(text) < len(self._ending.text)):
-                self._end_with(text)
+            known = self._ending
+            self._end_with(text)
+            if known is not None and (self._ending is None or len(known.tokens) <= len(self._ending.tokens)):
+                self._end_with(known.text)
         return self._ending
 
     def _end_with(self, text: bytes | None) -> None:
@@ -422,28 +413,34 @@ class GrammarMatcher:
     def _straight(self, place: LLMatcher, guess: Ending | None) -> bytes | None:
         return straight_text(place, self._constraint.words.byte_ids, lambda after: self._known_end(after, guess))
 
-    def _fits(self, token_id: int, ending: Ending, budget: int, may_search: bool) -> tuple[bool, bool]:
-        """Whether the text can surely end within `budget` tokens after this one, and whether we had to search."""
+    def _fits(self, token_id: int, ending: Ending, budget: int) -> bool:
+        """Whether the text is seen to be able to end within `budget` tokens after this one."""
         words = self._constraint.words
-        if len(ending.tokens) <= budget and completes(self._matcher, (token_id, *ending.tokens), words):
-            return True, False  # what most tokens inside a value do, seen without a copy
+        for joint in ending.joints():  # what closed before still closes
+            tokens = ending.suffixes[joint]
+            if len(tokens) <= budget and completes(self._matcher, (token_id, *tokens), words):
+                return True
+        if len(ending.tokens) > budget and completes(self._matcher, (token_id, *ending.tokens), words):
+            return False  # it is no step towards the end: what would be found is this ending again
         place = self._matcher.deep_copy()
         if not place.consume_token(token_id):
-            return False, False
-        text = self._known_end(place, ending)
-        if text is not None:
-            return len(ending.suffixes[len(ending.text) - len(text)]) <= budget, False
-        if not may_search:
-            return False, False
-        text = self._straight(place, ending)
-        return text is not None and len(words.ending(text).tokens) <= budget, True
+            return False
+        found = self._straight(place, ending)
+        if found is None or len(words.ending(found).tokens) > budget:
+            found = short_text(place, words.byte_ids, TRIED_NODES, lambda after: self._known_end(after, ending))
+        return found is not None and len(words.ending(found).tokens) <= budget
 
-    def _known_end(self, place: LLMatcher, ending: Ending | None) -> bytes | None:
-        """The part of the ending that completes the text from `place`: what closed before still closes."""
+    def _known_end(self, place: LLMatcher, ending: Ending | None, enough: int = 0) -> bytes | None:
+        """A part of the ending that completes the text from `place`: what closed before still closes. One of at most
+        `enough` tokens, else the shortest."""
         if place.is_accepting():
             return b""
-        for joint in () if ending is None else ending.joints():
-            if ending is not None and completes(place, ending.suffixes[joint], self._constraint.words):
+        if ending is None:
+            return None
+        joints = ending.joints()
+        near = [joint for joint in joints if len(ending.suffixes[joint]) <= enough]
+        for joint in (*near, *reversed(joints[: len(joints) - len(near)])):
+            if completes(place, ending.suffixes[joint], self._constraint.words):
                 return ending.text[joint:]
         return None
 

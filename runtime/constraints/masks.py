@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 import numpy as np
-from llguidance import LLExecutor
+from llguidance import LLExecutor, LLMatcher
 
 from niwaki.runtime.api import NiwakiError
 from niwaki.runtime.constraints.grammar_engine import GrammarMatcher
@@ -67,10 +67,11 @@ class MaskFiller:
 
     def _fill(self, rows: list[Words | NiwakiError], slow: Sequence[tuple[int, Matcher, int]]) -> None:
         filled = np.zeros((len(slow), self._num_words), np.uint32)
-        together: list[tuple[int, int, GrammarMatcher]] = []
+        together: list[tuple[int, int, GrammarMatcher, LLMatcher]] = []
         for place, (index, matcher, remaining) in enumerate(slow):
-            if isinstance(matcher, GrammarMatcher) and matcher.is_far_from_the_end(remaining):
-                together.append((place, index, matcher))
+            native = matcher.native if isinstance(matcher, GrammarMatcher) else None
+            if isinstance(matcher, GrammarMatcher) and native is not None:
+                together.append((place, index, matcher, native))
                 continue
             try:
                 matcher.fill_mask_within(filled[place], remaining)
@@ -83,10 +84,10 @@ class MaskFiller:
             # One processor is the forward pass's: native threads that wait for it hold up the whole call.
             self._native = LLExecutor(max(1, min((os.cpu_count() or 1) - 1, MAX_THREADS)))
         self._native.unsafe_compute_mask_ptr(
-            [(matcher.native, place) for place, _, matcher in together],
+            [(native, place) for place, _, _, native in together],
             filled.ctypes.data, 4 * self._num_words, len(slow),
         )  # fmt: skip
-        for place, index, matcher in together:
+        for place, index, matcher, _ in together:
             failure = matcher.failure()
             rows[index] = failure or filled[place]
             if failure is None:

@@ -354,6 +354,9 @@ class AutomatonMatcher:
         else:
             row.view(np.uint32)[:] = self._constraint.row_within(state, remaining)
 
+    def admits(self, token_id: int, remaining: int) -> bool:
+        return True  # the mask is exact
+
     def known_mask(self, remaining: int) -> Words | None:
         state = self._states[-1]
         if state == ENDED:

@@ -56,10 +56,19 @@ class Matcher(Protocol):
         ...
 
     def fill_mask_within(self, row: MaskRow, remaining: int) -> None:
-        """Like `fill_mask`, but only tokens after which the text can still be completed within `remaining` tokens,
-        the next one included. Who fills every mask of a text with it, counting `remaining` down, ends complete if
-        any text fits in the first `remaining`: at the latest the shortest ending is all that is left. Where no
-        completion fits any more it is `fill_mask`, and the text will stay incomplete.
+        """Like `fill_mask`, and where it costs little without tokens after which the text cannot be completed within
+        `remaining` tokens, the next one included. The others that are too much are known by `admits`: it is asked of
+        the one token that was drawn, for asking it of all would cost milliseconds.
+        """
+        ...
+
+    def admits(self, token_id: int, remaining: int) -> bool:
+        """Whether the text can still be completed within `remaining` tokens when this one of the mask of
+        `fill_mask_within` is the first of them. Where no completion fits any more every token is admitted, and the
+        text will stay incomplete.
+
+        Who writes only tokens that are admitted, counting `remaining` down, ends complete if any text fits in the
+        first `remaining`: at the latest the shortest ending is all that is left.
         """
         ...
 

@@ -155,8 +155,8 @@ def drawn(compiled: CompiledConstraint, rng: random.Random, spare: int) -> str |
     text = b""
     for remaining in range(matcher.distance + 1 + spare, 0, -1):
         matcher.fill_mask_within(row, remaining)
-        allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
-        token = int(rng.choice(allowed))
+        allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+        token = next(token for token in rng.sample(allowed, len(allowed)) if matcher.admits(token, remaining))
         matcher.accept(token)
         if token == END:
             break

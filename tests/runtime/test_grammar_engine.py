@@ -77,7 +77,8 @@ def allowed(matcher: Matcher, remaining: int | None = None) -> list[int]:
         matcher.fill_mask(row)
     else:
         matcher.fill_mask_within(row, remaining)
-    return [int(i) for i in np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))]
+    tokens = [int(i) for i in np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))]
+    return tokens if remaining is None else [token for token in tokens if matcher.admits(token, remaining)]
 
 
 def written(matcher: Matcher, text: str) -> bool:
@@ -94,7 +95,8 @@ def drawn(matcher: Matcher, rng: random.Random, budget: int) -> bytes:
     """A random text within the budget."""
     text = b""
     for remaining in range(budget, 0, -1):
-        token = rng.choice(allowed(matcher, remaining))
+        tokens = allowed(matcher)
+        token = next(token for token in rng.sample(tokens, len(tokens)) if matcher.admits(token, remaining))
         matcher.accept(token)
         if token == END:
             break
@@ -117,6 +119,57 @@ def test_within_any_budget_that_the_shortest_text_fits_the_text_ends_complete(
     short_of = compiled.matcher()
     drawn(short_of, rng, shortest - 1)
     assert not short_of.can_end
+
+
+def fewest(matcher: Matcher, text: bytes, limit: int, known: dict[tuple[bytes, int], int]) -> int:
+    """How many tokens complete the text, tried one after the other; limit + 1 where more than `limit`."""
+    if matcher.can_end or limit == 0:
+        return 0 if matcher.can_end else 1
+    if (text, limit) not in known:
+        found = limit + 1
+        for token in allowed(matcher):
+            place = matcher.clone()
+            place.accept(token)
+            piece = VOCABULARY.token_bytes[token] or b""
+            found = min(found, 1 + fewest(place, text + piece, found - 2, known)) if found > 1 else found
+        known[text, limit] = found
+    return known[text, limit]
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Grammar(LARK),
+        Grammar(EBNF, "ebnf"),
+        Grammar('start: a | b\na: "(" a ")" | "a"\nb: "(" b "]]" | "b"\n'),
+        schema({"enum": ["abc", "abab", [True, 1], {"a": "12"}]}),
+        schema({"type": "array", "items": {"enum": ["ab", 1]}, "maxItems": 3}),
+        schema({"type": "string", "pattern": "^[ab]{2,4}$"}),
+    ],
+    ids=str,
+)
+def test_a_token_is_admitted_exactly_where_trying_all_texts_finds_an_ending_that_fits(
+    constraint: Constraint, compiler: ConstraintCompiler
+) -> None:
+    compiled = compiler.compile(constraint)
+    rng = random.Random(9)
+    known: dict[tuple[bytes, int], int] = {}
+    answers = set()
+    for _ in range(4):
+        matcher, text = compiled.matcher(), b""
+        while (tokens := [token for token in allowed(matcher) if token != END]) and len(text) < 8:
+            remaining = max(1, matcher.distance + rng.randrange(3))
+            for token in tokens:
+                place = matcher.clone()
+                place.accept(token)
+                piece = VOCABULARY.token_bytes[token] or b""
+                fits = fewest(place, text + piece, remaining - 1, known) < remaining
+                assert matcher.admits(token, remaining) == fits, (text, piece, remaining)
+                answers.add(fits)
+            token = rng.choice(tokens)
+            text += VOCABULARY.token_bytes[token] or b""
+            matcher.accept(token)
+    assert answers == {True, False}
 
 
 def test_objects_of_any_keys_end_within_their_budget_however_long_their_values_are(

@@ -75,7 +75,6 @@ def test_texts_that_begin_alike_are_masked_once_also_after_a_step_back(tmp_path:
     assert later.known_mask(900) is compiled.matcher().known_mask(900) is not None
     later.accept(ids[0] or 0)
     assert later.clone().known_mask(900) is later.known_mask(900) is not None
-    assert later.known_mask(1) is None  # near the end what fits is another matter
     filler.close()
     compiler.close()
 

@@ -103,7 +103,9 @@ def drawn(matcher: Matcher, rng: random.Random, budget: int) -> str:
     for remaining in range(budget, 0, -1):
         matcher.fill_mask_within(row, remaining)
         tokens = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
-        token = rng.choice([t for t in tokens if t >= 256] or tokens) if rng.random() < 0.3 else rng.choice(tokens)
+        first = [token for token in tokens if token >= 256 and rng.random() < 0.3]
+        order = rng.sample(first, len(first)) + rng.sample(tokens, len(tokens))
+        token = next(token for token in order if matcher.admits(token, remaining))
         matcher.accept(token)
         if token == END:
             break

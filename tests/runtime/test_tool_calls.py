@@ -57,7 +57,8 @@ def allowed(matcher: Matcher, remaining: int | None = None) -> list[int]:
         matcher.fill_mask(row)
     else:
         matcher.fill_mask_within(row, remaining)
-    return [int(i) for i in np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))]
+    tokens = [int(i) for i in np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))]
+    return tokens if remaining is None else [token for token in tokens if matcher.admits(token, remaining)]
 
 
 def walk(matcher: Matcher, rng: random.Random, budget: int, *, forces_end: bool = True) -> list[int]:
