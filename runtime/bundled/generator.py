@@ -9,7 +9,7 @@ from dataclasses import replace
 from niwaki.runtime.bundled.sample import Message, Sample, Span, chat
 from niwaki.runtime.bundled.tasks_agent import react, tools
 from niwaki.runtime.bundled.tasks_extract import extraction
-from niwaki.runtime.bundled.tasks_passage import backward, dense_passage
+from niwaki.runtime.bundled.tasks_passage import dense_passage
 from niwaki.runtime.bundled.tasks_plain import continuation, drill, misc
 from niwaki.runtime.bundled.tasks_text import SMALL_TALK, classification, recall
 from niwaki.runtime.bundled.words import Words, filler
@@ -24,7 +24,6 @@ TASKS: dict[str, Callable[[Words], Sample]] = {
     "continuation": continuation,
     "misc": misc,
     "drill": drill,
-    "backward": backward,
 }
 MIX = {
     "extraction": 0.26,

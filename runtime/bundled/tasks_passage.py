@@ -1,4 +1,4 @@
-"""Questions on a passage of facts: `passage`, and `backward`, which teaches to look from a value to its owner."""
+"""Questions on a passage of facts, about whom it tells of and about what it tells."""
 
 from __future__ import annotations
 
@@ -227,37 +227,6 @@ def dense_passage(words: Words) -> Sample:
     """For training: many questions a text, for the text costs more tokens than they do, and many that ask backwards
     (who lives in Bergen?), which are learnt last."""
     return passage(words, fewest_questions=4, most_questions=14, backwards=0.5)
-
-
-# What may stand between a fact and the name of its subject, and after that name.
-ECHOES = [(".", ". "), (":", ". "), (" ->", ". "), (",", ". "), (" =", "; "), ("\n-", "\n")]
-
-
-def backward(words: Words) -> Sample:
-    """For training: whom a fact is of, said again behind it, asked for by the value alone, by a question, in a form.
-
-    Questions alone teach this hardly at all: the answer has to read at the value whom it belongs to, and nothing else
-    makes a model note it there. Each step asks for it one place further from where it is noted.
-    """
-    step = words.rng.random()
-    if step > 0.65:
-        return passage(words, words.rng.randint(2, 8), 3, 10, backwards=0.9)
-    facts = world(words, words.rng.randint(2, 8))
-    if facts[0].subject in THINGS:  # "the" begins the names of all of them
-        return backward(words)
-    spans = []
-    if step < 0.12:
-        before, after = words.pick(ECHOES)
-        for fact in facts:
-            spans += [Span(fact.sentence.removesuffix(".") + before), Span(f" {fact.subject}{after}", answer=True)]
-        return raw("passage", *spans)
-    spans.append(Span(passage_text(words, facts) + "\n\n"))
-    mark = words.pick([":", " ->", " ="])
-    for fact in words.some(facts, len(facts), len(facts)):
-        asking = [question for question, answer in fact.questions if answer == fact.subject]
-        asked = words.pick(asking) if step > 0.35 and asking else fact.value + mark
-        spans += [Span(asked), Span(f" {fact.subject}\n", answer=True)]
-    return raw("passage", *spans)
 
 
 def passage(
