@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo docs test test-clients eval lint bench bench-gpu setup package-check clean
+.PHONY: demo docs test test-clients test-ray eval lint bench bench-gpu setup package-check clean
 
 demo: $(INSTALLED)
 	@if grep -qs '"finished": true' contacts.jsonl.meta; then rm -f contacts.jsonl contacts.jsonl.meta; fi
@@ -20,6 +20,11 @@ test: $(INSTALLED)
 
 test-clients: $(INSTALLED)
 	.ci/test-clients
+
+# Starts Ray on this machine: some 80 MB to install, and a minute or two.
+test-ray: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	NIWAKI_RAY=1 OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest tests/runtime/replicas -q -s
 
 eval: $(INSTALLED)
 	$(BIN)/python -m niwaki.runtime.bundled.evaluate

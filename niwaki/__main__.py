@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.util
-import inspect
+import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import Self, TextIO
 
 from niwaki import __version__
 from niwaki.lang.batch import DEFAULT_CONCURRENCY, Journal, run_rows
 from niwaki.lang.export import exported
 from niwaki.lang.picture import picture_of
 from niwaki.lang.program import Program
+from niwaki.lang.program_file import load_program, parameters_of, program_target
 from niwaki.lang.progress import hit_rate, speed
 from niwaki.lang.records import Record, RecordError, RecordFile
 from niwaki.lang.tables import TABLE_SUFFIXES, check_installed, write_table
@@ -31,9 +33,6 @@ from niwaki.runtime import tree_command
 from niwaki.runtime.api import ConfigError, EngineStopped, NiwakiError
 from niwaki.runtime.server.logs import configure
 from niwaki.runtime.server.options import add_options, config_of
-
-if TYPE_CHECKING:
-    from niwaki.runtime.engine import Engine
 
 JsonObject = Mapping[str, object]
 
@@ -81,6 +80,8 @@ class RunOptions:
     restart: bool
     strict: bool
     trace: Path | None
+    ray: int | None
+    ray_address: str | None
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> RunOptions:
@@ -88,14 +89,6 @@ class RunOptions:
         program_file, function = program_target(arguments.program)
         given = {name: value for name, value in vars(arguments).items() if name not in ("program", "command")}
         return cls(program_file=program_file, function=function, **given)
-
-
-def program_target(text: str) -> tuple[Path, str]:
-    """FILE.py:FUNCTION, taken apart. Raises ConfigError for anything else."""
-    program_file, _, function = text.rpartition(":")
-    if not program_file or not function.isidentifier():
-        raise ConfigError(f"{text!r} is not FILE.py:FUNCTION, as in examples/extract.py:extract")
-    return Path(program_file), function
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -125,6 +118,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--column", metavar="NAME", help="give the program this field of each record as its text (not for .txt)")
     add("--restart", action="store_true", help="throw away what the output holds and begin again")
     add("--strict", action="store_true", help="exit with 1 when any record failed")
+    add("--ray", type=_positive, metavar="N", help="run N engines on Ray (niwaki[ray]) and give each its share")
+    add("--ray-address", metavar="ADDRESS", help="of a Ray cluster; without it one is started on this machine")
     add(
         "--trace",
         type=Path,
@@ -266,6 +261,8 @@ def run(options: RunOptions) -> int:
     records = RecordFile.open(options.input, separator=options.record_separator, column=options.column)
     if options.output.exists() and any(options.output.samefile(path) for path in (options.input, options.program_file)):
         raise ConfigError(f"the output {options.output} is the input or the program; name another file")
+    if options.trace is not None and options.ray is not None:
+        raise ConfigError("--trace draws what runs in this process: leave --ray out")
     if options.trace is not None:
         _check_trace(options.trace, (options.input, options.program_file, options.output))
     check_installed(options.output)
@@ -281,14 +278,19 @@ def run(options: RunOptions) -> int:
             _make_table(options.output, journal, last)
             print(f"nothing to do: {options.output} has all {last} records (--restart begins again)")
             return 0
-        from niwaki.runtime.engine import Engine  # loads torch: only once it is clear that there is work
-
-        with Engine(options.model) as engine:
+        trees: dict[int, Tree] = {}
+        rows = islice(records, journal.num_done, last)
+        with (
+            _in_process(options, program, to_parameters, rows, trees)
+            if options.ray is None
+            else _on_ray(options, options.ray, to_parameters, rows)
+        ) as (results, usage):
             journal.begin()
-            tally = Tally(num_before=journal.num_done, num_records=last, usage=engine.stats)
-            rows = islice(records, journal.num_done, last)
+            tally = Tally(num_before=journal.num_done, num_records=last, usage=usage)
             try:
-                _write_rows(journal, tally, program, to_parameters, rows, engine, options)
+                _write_rows(journal, tally, results)
+                if options.trace is not None:
+                    picture_of([trees[number] for number in sorted(trees)]).save(options.trace)
                 if last == num_records:
                     journal.finish()
             except KeyboardInterrupt:
@@ -303,40 +305,114 @@ def run(options: RunOptions) -> int:
     return 1 if tally.num_errors and (options.strict or tally.num_errors == tally.num_rows) else 0
 
 
-def _write_rows(
-    journal: Journal,
-    tally: Tally,
+Usage = Callable[[], Mapping[str, float]]
+
+
+@contextmanager
+def _in_process(
+    options: RunOptions,
     program: Program,
     to_parameters: Callable[[str | JsonObject], JsonObject],
     rows: Iterator[Record],
-    engine: Engine,
-    options: RunOptions,
-) -> None:
-    trees: dict[int, Tree] = {}
+    trees: dict[int, Tree],
+) -> Iterator[tuple[Iterator[JsonObject | Failure], Usage]]:
+    """The rows' results in order, by an engine here, and its counters. Fills `trees` where some are to be drawn."""
+    from niwaki.runtime.engine import Engine  # loads torch: only once it is clear that there is work
+
     program = program.for_rows()
+    with Engine(options.model) as engine:
 
-    def run_one(numbered: tuple[int, Record]) -> JsonObject:
-        number, record = numbered
-        if isinstance(record, RecordError):
-            raise record
-        state = program.run(**to_parameters(record), options={"backend": engine})
-        try:
-            return exported(state, reserved=RESERVED_NAMES)
-        finally:
-            if options.trace is not None and number < NUM_TRACED:
-                trees[number] = state.tree()
+        def run_one(numbered: tuple[int, Record]) -> JsonObject:
+            number, record = numbered
+            if isinstance(record, RecordError):
+                raise record
+            state = program.run(**to_parameters(record), options={"backend": engine})
+            try:
+                return exported(state, reserved=RESERVED_NAMES)
+            finally:
+                if options.trace is not None and number < NUM_TRACED:
+                    trees[number] = state.tree()
 
+        found = run_rows(run_one, enumerate(rows), num_threads=options.concurrency)
+        yield map(Failure.unless_whole, found), engine.stats
+
+
+@contextmanager
+def _on_ray(
+    options: RunOptions,
+    count: int,
+    to_parameters: Callable[[str | JsonObject], JsonObject],
+    rows: Iterator[Record],
+) -> Iterator[tuple[Iterator[JsonObject | Failure], Usage]]:
+    """As `_in_process`, by `count` engines on Ray."""
+    from niwaki.__main__ import RowWorker  # by this name Ray finds it, also where this module is run as a script
+    from niwaki.runtime.replicas.rows import map_lines
+
+    used: Counter[str] = Counter()
+
+    def results() -> Iterator[JsonObject | Failure]:
+        lines = (_sent(record, to_parameters) for record in rows)
+        for line in map_lines(lines, RowWorker, RowWorker.arguments(options), count, options.ray_address):
+            told = json.loads(line)
+            used.update(told.get("used", {}))
+            yield told["row"] if "row" in told else Failure(**told["error"])
+
+    yield results(), lambda: used
+
+
+def _sent(record: Record, to_parameters: Callable[[str | JsonObject], JsonObject]) -> str:
+    """A record as a line for a worker."""
+    if isinstance(record, RecordError):
+        return json.dumps({"error": asdict(Failure.of(record))})
+    return json.dumps({"arguments": to_parameters(record)})
+
+
+class RowWorker:
+    """An engine on some machine of a Ray cluster, which runs a program on rows."""
+
+    def __init__(self, program_file: str, function: str, model: str | None, concurrency: int) -> None:
+        from niwaki.runtime.engine import Engine  # loads torch
+
+        self._program = load_program(Path(program_file), function).for_rows()
+        self._engine = Engine(model)
+        self._concurrency = concurrency
+
+    @staticmethod
+    def arguments(options: RunOptions) -> dict[str, object]:
+        return {
+            "program_file": str(options.program_file.resolve()),
+            "function": options.function,
+            "model": None if options.model is None else str(options.model.resolve()),
+            "concurrency": options.concurrency,
+        }
+
+    def run(self, lines: list[str]) -> list[str]:
+        """For each line of `_sent` one with its `row` or its `error`; the last one tells what all of them `used`."""
+        before = Counter(self._engine.stats())
+        told: list[dict[str, object]] = []
+        for result in map(Failure.unless_whole, run_rows(self._run_one, lines, num_threads=self._concurrency)):
+            told.append({"error": asdict(result)} if isinstance(result, Failure) else {"row": result})
+        used = Counter(self._engine.stats())
+        used.subtract(before)
+        told[-1]["used"] = used
+        return [json.dumps(one) for one in told]
+
+    def _run_one(self, line: str) -> JsonObject | Failure:
+        sent = json.loads(line)
+        if "error" in sent:
+            return Failure(**sent["error"])
+        state = self._program.run(**sent["arguments"], options={"backend": self._engine})
+        return exported(state, reserved=RESERVED_NAMES)
+
+
+def _write_rows(journal: Journal, tally: Tally, results: Iterator[JsonObject | Failure]) -> None:
     with Progress(tally, sys.stderr) as progress:
-        for result in run_rows(run_one, enumerate(rows), num_threads=options.concurrency):
-            if isinstance(result, EngineStopped):
-                raise result  # no record can be run any more: stop here, so that a restart finds them undone
-            error = result if isinstance(result, Exception) else _write_row(journal, result)
-            if error is not None:
-                journal.write({"error": {"type": type(error).__name__, "message": _one_line(error)}})
-            tally.count(error)
+        for result in results:
+            failure = result if isinstance(result, Failure) else _write_row(journal, result)
+            if failure is not None:
+                journal.write({"error": asdict(failure)})
+            tally.count(failure)
             progress.show()
-    if options.trace is not None:
-        picture_of([trees[number] for number in sorted(trees)]).save(options.trace)
 
 
 def _check_trace(trace: Path, taken: Sequence[Path]) -> None:
@@ -358,12 +434,12 @@ def _make_table(output: Path, journal: Journal, count: int) -> None:
         write_table(journal.path, output, count)
 
 
-def _write_row(journal: Journal, row: JsonObject) -> ValueError | None:
+def _write_row(journal: Journal, row: JsonObject) -> Failure | None:
     """Write it, or return why it is no JSON (a float that is not finite, a lone surrogate)."""
     try:
         journal.write(row)
     except ValueError as error:
-        return error
+        return Failure.of(error)
     return None
 
 
@@ -384,75 +460,6 @@ def _fingerprint(options: RunOptions, records: RecordFile) -> Mapping[str, str]:
     }
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# The program and its values
-# ---------------------------------------------------------------------------------------------------------------
-
-
-def load_program(path: Path, function: str) -> Program:
-    """Import the file as `python FILE.py` would and take the program of that name out of it.
-
-    Raises:
-        ConfigError: there is no such file or program, or the file does not import.
-    """
-    if not path.is_file():
-        raise ConfigError(f"no program file {path}")
-    name = f"niwaki_program_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} is no Python file; its name must end in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # annotations of its classes are looked up there
-    sys.path.insert(0, str(path.resolve().parent))
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"{path} does not import: {type(error).__name__}: {error}{_line_in(path, error)}") from error
-    found = getattr(module, function, None)
-    if not isinstance(found, Program):
-        programs = [key for key, value in vars(module).items() if isinstance(value, Program)]
-        what = "is not a program" if found is not None else "is not defined"
-        raise ConfigError(f"{function} {what} in {path}; programs there: {', '.join(programs) or 'none'}")
-    return found
-
-
-def _line_in(path: Path, error: BaseException) -> str:
-    line, trace = None, error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path.resolve()) or trace.tb_frame.f_code.co_filename == str(path):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return "" if line is None else f" (line {line})"
-
-
-def parameters_of(program: Program, records: RecordFile) -> Callable[[str | JsonObject], JsonObject]:
-    """How a record becomes the arguments of the program: an object by its keys, a text as the only parameter.
-
-    Raises:
-        ConfigError: the program does not fit the kind of record.
-    """
-    parameters = list(inspect.signature(program.func).parameters.values())[1:]  # without the state
-    required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
-    columns = records.columns()
-    if records.format == "txt" or records.column is not None:
-        named = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
-        takers = required or named[:1]
-        if len(takers) != 1 or takers[0] not in named:
-            raise ConfigError(f"{program!r} must have one parameter for the text of a record; give it .jsonl or .csv")
-        text_name = takers[0]
-    else:
-        text_name = ""
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-        known = {parameter.name for parameter in parameters}
-        unknown = [] if columns is None or takes_any else [name for name in columns if name not in known]
-        if unknown:
-            raise ConfigError(
-                f"{records.path} has a column {unknown[0]!r}, and {program!r} no such parameter; "
-                "--column NAME gives it one column alone"
-            )
-    return lambda record: {text_name: record} if isinstance(record, str) else record
-
-
 def _one_line(error: BaseException) -> str:
     """The message, and the program's line where the error knows it."""
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
@@ -462,6 +469,25 @@ def _one_line(error: BaseException) -> str:
 # ---------------------------------------------------------------------------------------------------------------
 # What it says while it runs, and at the end
 # ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What became of a record instead of a row."""
+
+    type: str
+    message: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Self:
+        return cls(type(error).__name__, _one_line(error))
+
+    @classmethod
+    def unless_whole(cls, result: JsonObject | Failure | Exception) -> JsonObject | Failure:
+        """Raises EngineStopped: no record can be run any more; it stays undone, so that a restart finds it."""
+        if isinstance(result, EngineStopped):
+            raise result
+        return cls.of(result) if isinstance(result, Exception) else result
 
 
 @dataclass(slots=True)
@@ -476,12 +502,11 @@ class Tally:
     first_error: str = ""
     started_at: float = field(default_factory=time.perf_counter)
 
-    def count(self, error: Exception | None) -> None:
-        if error is not None:
+    def count(self, failure: Failure | None) -> None:
+        if failure is not None:
             self.num_errors += 1
             self.first_error = (
-                self.first_error
-                or f"record {self.num_before + self.num_rows}: {type(error).__name__}: {_one_line(error)}"
+                self.first_error or f"record {self.num_before + self.num_rows}: {failure.type}: {failure.message}"
             )
         self.num_rows += 1
 

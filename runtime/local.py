@@ -375,6 +375,10 @@ class LocalBackend:
         self._post(lambda: done.succeed(self._core.cache.outline(limit, namespace)))
         return done.result(timeout=60)
 
+    def summary(self, limit: int) -> list[bytes]:
+        """Marks of the prefixes in the tree (`niwaki.radix.summary`), at most `limit`, between two steps."""
+        return self._between_steps(lambda: self._core.cache.summary(limit))
+
     def check(self) -> None:
         """Prove the cache's invariants (on the engine thread). Raises AssertionError with the reason."""
         done: Pending[None] = Pending()

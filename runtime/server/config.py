@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from niwaki.runtime.api import ConfigError
+from niwaki.runtime.replicas.config import ReplicaConfig
 from niwaki.runtime.server.keys import KeyLimits, digest_of
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -36,6 +37,7 @@ class ServerConfig:
     tls_key: Path | None = None  # PEM; None: it stands in `tls_cert`
     otlp_endpoint: str | None = None  # where OpenTelemetry traces go; None: none are made
     in_process: bool = False  # the engine in a thread of this process, not in a process of its own
+    replicas: ReplicaConfig | None = None  # engines on Ray Serve, instead of the one process
     max_restarts: int = 5  # of the engine process in ten minutes; then the server stays without one
     sessions: str = "sqlite://"  # where conversations are stored: a URL as `open_store` takes; this one ends with us
     session_seconds: float = 600.0  # how long a conversation's KV is kept for its next turn
@@ -47,6 +49,8 @@ class ServerConfig:
         _whole("max_body_bytes", self.max_body_bytes, 1024, 2**30)
         if self.tls_key is not None and self.tls_cert is None:
             raise ConfigError("tls_key without tls_cert: give the certificate, too")
+        if self.in_process and self.replicas is not None:
+            raise ConfigError("in_process and replicas: give one of them")
         for path in (self.tls_cert, self.tls_key):
             if path is not None and not path.is_file():
                 raise ConfigError(f"no file {path}")

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -35,7 +36,7 @@ from niwaki.runtime.api import (
 from niwaki.runtime.branch_tokens import BranchTokens
 from niwaki.runtime.limits import Limits, TokenIds
 from niwaki.runtime.server import frames
-from niwaki.runtime.server.frames import READER, Link, Order, Report
+from niwaki.runtime.server.frames import READER, Order, Report
 from niwaki.runtime.server.wake import together
 from niwaki.runtime.tokenizer import Tokenizer
 
@@ -43,7 +44,13 @@ from niwaki.runtime.tokenizer import Tokenizer
 ALIVE_SECONDS = 4.0
 FLUSH_SECONDS = 60.0
 
-EngineLink = Link[Order, Report]
+
+class EngineLink(Protocol):
+    """The way to an engine; what it answers goes to `EngineClient.receive`."""
+
+    def post(self, order: Order) -> None:
+        """Send it; lost when the link is down. Never waits. Called on any thread."""
+        ...
 
 
 class ClientBranch(BranchTokens):
@@ -76,24 +83,28 @@ class EngineClient:
     """The `Backend` protocol, and what the server asks beside it, on a link that comes and goes. Thread-safe, except
     that one branch has one user at a time. Results are handed over on the link's reading thread."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, first_number: int = 1) -> None:
+        """Its orders and branches are numbered from `first_number` on."""
         self._tokenizer = tokenizer
         self._lock = threading.Lock()  # all below
         self._link: EngineLink | None = None
+        self._keeps_branches = True
         self._epoch = 0
         self._info: BackendInfo | None = None
         self._limits = Limits(0, 0, 0)
         self._asked: dict[int, _Asked] = {}
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(first_number)
         self._usage: Mapping[str, float] = {}
         self._beat_at = 0.0
 
     # -- the side of the process ------------------------------------------------------------------------------------
 
-    def connect(self, link: EngineLink, loaded: frames.Loaded) -> None:
-        """From now on the engine behind this link answers."""
+    def connect(self, link: EngineLink, loaded: frames.Loaded, *, keeps_branches: bool = True) -> None:
+        """From now on the engine behind this link answers. Without `keeps_branches` it may be another one for each
+        order, which then brings all tokens of its branch."""
         with self._lock:
             self._link = link
+            self._keeps_branches = keeps_branches
             self._epoch += 1
             defaults = frames.meant(loaded.defaults)
             assert isinstance(defaults, SamplingOptions)
@@ -309,7 +320,7 @@ class EngineClient:
         """How many of the branch's tokens the engine has, and its number. A new engine has none."""
         if branch is None:
             return 0, 0
-        if branch.epoch != self._epoch:
+        if branch.epoch != self._epoch or not self._keeps_branches:
             branch.epoch, branch.num_there = self._epoch, 0
         return branch.num_there, branch.number
 

@@ -10,31 +10,16 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
 
-import numpy as np
-
-from niwaki.runtime.api import Generation, NiwakiError, Pending, SamplingParams, Score
+from niwaki.runtime.api import NiwakiError, Pending
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.local import LocalBackend, LocalBranch
-from niwaki.runtime.request import TokenIds
 from niwaki.runtime.server import frames
 from niwaki.runtime.server.frames import Link, Order, Report
+from niwaki.runtime.server.orders import Orders
 
 BEAT_SECONDS = 0.5
 END_SECONDS = 2.0  # to end by itself when the socket does
-COMPILERS = 2  # constraints that compile at once, each for up to a second
-
-
-class Running(Protocol):
-    def cancel(self) -> None: ...
-
-
-Work = TypeVar("Work", bound=Running)
-Value = TypeVar("Value")
 
 
 def main() -> int:
@@ -46,17 +31,13 @@ def main() -> int:
 
 
 class Host:
-    """Carries out orders on an engine and reports what becomes of them; one frame for each step."""
+    """Loads the engine, has orders carried out on it, and tells that it lives."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._link: Link[Report, Order] = Link(connection, Order, self._take_all, self._hang_up)
         self._over = threading.Event()
         self._first: Pending[frames.Load] = Pending()
-        self._backend: LocalBackend | None = None
-        self._branches: dict[int, LocalBranch] = {}  # used by the link's reading thread only
-        self._lock = threading.Lock()  # the field below
-        self._running: dict[int, Running | None] = {}  # None: its constraint is being compiled
-        self._compiling = ThreadPoolExecutor(COMPILERS, thread_name_prefix="niwaki-constrain")
+        self._orders: Orders | None = None
 
     def run(self) -> int:
         self._link.start()
@@ -64,8 +45,7 @@ class Host:
             load = self._first.result()
             with Engine(load.model, **load.options) as engine:
                 warm_up(engine)
-                self._backend = engine.backend
-                engine.backend.after_step = self._link.flush
+                self._orders = Orders(engine.backend, self._link)
                 self._link.post(frames.loaded_by(engine))
                 while not self._over.wait(BEAT_SECONDS):
                     self._link.post(frames.Beat(dict(engine.stats())))
@@ -73,10 +53,19 @@ class Host:
             self._link.post(frames.failed(0, error))
             return 1
         finally:
-            self._compiling.shutdown(wait=False, cancel_futures=True)
+            if self._orders is not None:
+                self._orders.close()
             self._link.close()
             self._link.join(timeout=5)
         return 0
+
+    def _take_all(self, orders: Sequence[Order]) -> None:
+        for order in orders:
+            if isinstance(order, frames.Load):
+                self._first.succeed(order)
+            else:
+                assert self._orders is not None, "other orders come behind Loaded"
+                self._orders.take(order)
 
     def _hang_up(self) -> None:
         last = threading.Timer(END_SECONDS, os._exit, (1,))  # a step may take longer than anybody wants to wait
@@ -85,170 +74,12 @@ class Host:
         self._over.set()
         self._first.fail(NiwakiError("the parent is gone"))
 
-    # -- orders, on the link's reading thread -------------------------------------------------------------------------
-
-    def _take_all(self, orders: Sequence[Order]) -> None:
-        for order in orders:
-            self._take(order)
-
-    def _take(self, order: Order) -> None:
-        match order:
-            case frames.Load():
-                self._first.succeed(order)
-            case frames.Start():
-                self._start(order)
-            case frames.Weigh():
-                self._weigh(order)
-            case frames.Fork(branch, twin):
-                if branch in self._branches:
-                    self._branches[twin] = self._engine.fork(self._branches[branch])
-            case frames.Close(branch):
-                closed = self._branches.pop(branch, None)
-                if closed is not None:
-                    self._engine.close(closed)
-            case frames.Cancel(id):
-                with self._lock:
-                    running = self._running.pop(id, None)
-                if running is not None:
-                    running.cancel()
-            case frames.Flush(id):
-                self._compiling.submit(self._flush, id)
-            case frames.Look():
-                self._compiling.submit(self._look, order)
-
-    @property
-    def _engine(self) -> LocalBackend:
-        assert self._backend is not None, "orders come behind Loaded"
-        return self._backend
-
-    def _start(self, order: frames.Start) -> None:
-        branch = self._branch(order.branch, order.namespace) if order.branch else None
-        ids = _prompt(branch, order.keep, order.tail)
-        with self._lock:
-            self._running[order.id] = None
-        params = frames.meant(order.params)
-        assert isinstance(params, SamplingParams)
-        start = partial(self._start_on, order, branch, ids, params)
-        if not params.compiles:
-            start()
-        else:
-            self._compiling.submit(start)
-
-    def _start_on(self, order: frames.Start, branch: LocalBranch | None, ids: TokenIds, params: SamplingParams) -> None:
-        def work() -> Generation:
-            if branch is not None:
-                branch.move(ids, order.settled)
-            generation = self._engine.start(
-                ids, params, order.namespace, branch, logits_from=order.logits_from, num_settled=order.settled
-            )
-            if params.compiles:
-                self._link.post(frames.Accepted(order.id))
-            return generation
-
-        generation = self._begin(order.id, work)
-        if generation is None:
-            return
-
-        def end() -> None:
-            outputs = self._ended(order.id, generation)
-            if outputs is not None:
-                same, behind = (len(ids), b"") if branch is None else _changed(ids, branch.ids)
-                self._link.post(frames.Ended(order.id, outputs, same, behind), flush=False)
-            self._flush_outside_steps()
-
-        generation.add_delta_callback(lambda delta: self._link.post(frames.Piece(order.id, delta), flush=False))
-        generation.add_done_callback(end)
-
-    def _weigh(self, order: frames.Weigh) -> None:
-        branch = self._branch(order.branch, order.namespace)
-        branch.move(_prompt(branch, order.keep, order.tail), order.settled)
-        with self._lock:
-            self._running[order.id] = None
-        score = partial(self._engine.score, heal=order.heal, unconditional=order.unconditional)
-        pending = self._begin(order.id, lambda: score(branch, [], order.continuations))
-        if pending is None:
-            return
-
-        def end() -> None:
-            scores: tuple[Score, ...] | None = self._ended(order.id, pending)
-            if scores is not None:
-                self._link.post(frames.Weighed(order.id, scores, branch.num_open), flush=False)
-            self._flush_outside_steps()
-
-        pending.add_done_callback(end)
-
-    def _flush(self, request_id: int) -> None:
-        try:
-            self._link.post(frames.Flushed(request_id, self._engine.flush()))
-        except NiwakiError as error:
-            self._link.post(frames.failed(request_id, error))
-
-    def _look(self, order: frames.Look) -> None:
-        try:
-            self._link.post(frames.Seen(order.id, self._engine.outline(order.limit, order.namespace)))
-        except NiwakiError as error:
-            self._link.post(frames.failed(order.id, error))
-
-    def _branch(self, number: int, namespace: str) -> LocalBranch:
-        """The branch of that number; a new, empty one when it was never named before."""
-        found = self._branches.get(number)
-        if found is None:
-            found = self._branches[number] = self._engine.open(namespace=namespace)
-        return found
-
-    # -- reports, on any thread -------------------------------------------------------------------------------------
-
-    def _begin(self, request_id: int, work: Callable[[], Work]) -> Work | None:
-        """Do it and remember what runs; None where it failed, which is reported, or was cancelled meanwhile."""
-        try:
-            begun = work()
-        except Exception as error:  # whatever it is, somebody waits for it
-            with self._lock:
-                self._running.pop(request_id, None)
-            self._link.post(frames.failed(request_id, error))
-            return None
-        with self._lock:
-            is_wanted = request_id in self._running
-            if is_wanted:
-                self._running[request_id] = begun
-        if not is_wanted:
-            begun.cancel()
-        return begun
-
-    def _ended(self, request_id: int, pending: Pending[Value]) -> Value | None:
-        """The value of what has ended, or None where it failed, which is reported."""
-        with self._lock:
-            self._running.pop(request_id, None)
-        error = pending.error()
-        if error is not None:
-            self._link.post(frames.failed(request_id, error), flush=False)
-            return None
-        return pending.result()
-
-    def _flush_outside_steps(self) -> None:
-        """What ends on the engine's thread goes out with its step; elsewhere nobody else would send it."""
-        if threading.current_thread().name != "niwaki-engine":
-            self._link.flush()
-
 
 def warm_up(engine: Engine) -> None:
     """Run every kernel once, greedy and sampled: what is compiled at its first use is compiled before anybody waits."""
     for temperature in (0.0, 1.0):
         engine.generate("a", {"max_new_tokens": 2, "temperature": temperature, "ignore_eos": True})
     engine.flush_cache()
-
-
-def _changed(before: TokenIds, after: TokenIds) -> tuple[int, bytes]:
-    """How many tokens both begin with, and the others of `after`."""
-    size = min(len(before), len(after))
-    differ = np.flatnonzero(before[:size] != after[:size])
-    same = int(differ[0]) if len(differ) else size
-    return same, after[same:].astype(np.int32).tobytes()
-
-
-def _prompt(branch: LocalBranch | None, keep: int, tail: bytes) -> TokenIds:
-    ids: TokenIds = np.frombuffer(tail, dtype=np.int32)
-    return ids if branch is None or not keep else np.concatenate([branch.ids[:keep], ids])
 
 
 if __name__ == "__main__":

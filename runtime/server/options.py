@@ -9,12 +9,14 @@ import argparse
 from pathlib import Path
 
 from niwaki.runtime.api import ConfigError
+from niwaki.runtime.replicas.config import ReplicaConfig
 from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.keys import KeyLimits, digest_of, read_keys
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 SESSIONS_FILE = Path.home() / ".local" / "state" / "niwaki" / "sessions.db"
 DEFAULT = ServerConfig()
+DEFAULT_REPLICAS = ReplicaConfig()
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +50,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of an engine process that died, in ten minutes (%(default)s)",
     )
+    add("--replicas", metavar="N|LOW-HIGH", help="engines on Ray Serve instead (niwaki[ray]); as many as needed")
+    add(
+        "--replica-requests",
+        type=int,
+        default=DEFAULT_REPLICAS.target_requests,
+        metavar="N",
+        help="at a replica, above which there should be another one (%(default)s)",
+    )
+    add("--replica-cpus", type=float, default=DEFAULT_REPLICAS.cpus, metavar="N", help="of a replica (%(default)s)")
+    add("--replica-gpus", type=float, default=DEFAULT_REPLICAS.gpus, metavar="N", help="of a replica (%(default)s)")
+    add("--ray-address", metavar="ADDRESS", help="of a Ray cluster; without it one is started here, and ends with us")
     add(
         "--sessions",
         metavar="URL",
@@ -81,7 +94,24 @@ def config_of(arguments: argparse.Namespace) -> ServerConfig:
         max_queued=arguments.max_queued,
         drain_seconds=arguments.drain_seconds,
         in_process=arguments.in_process,
+        replicas=_replicas_of(arguments),
         max_restarts=arguments.max_restarts,
         sessions=arguments.sessions,
         otlp_endpoint=arguments.otlp_endpoint,
+    )
+
+
+def _replicas_of(arguments: argparse.Namespace) -> ReplicaConfig | None:
+    if arguments.replicas is None:
+        return None
+    lowest, _, highest = arguments.replicas.partition("-")
+    if not (lowest.isdecimal() and (highest or lowest).isdecimal()):
+        raise ConfigError(f"--replicas takes N or LOW-HIGH, got {arguments.replicas!r}")
+    return ReplicaConfig(
+        int(lowest),
+        int(highest or lowest),
+        arguments.replica_requests,
+        arguments.replica_cpus,
+        arguments.replica_gpus,
+        arguments.ray_address,
     )

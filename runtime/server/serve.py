@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import uvicorn
 from fastapi import APIRouter
 
 from niwaki import __version__
+from niwaki.runtime.replicas.engines import RayEngines
 from niwaki.runtime.server.app import make_app
 from niwaki.runtime.server.branches import Branches, branches_router
 from niwaki.runtime.server.config import ServerConfig
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from niwaki.runtime.engine import Engine  # loads torch, which this process does without
 
 MAX_HEADER_BYTES = 64 * 2**10
+# Where the model runs: in this process, in one of ours, or in those of Ray.
+Hosted: TypeAlias = "Engine | EngineProcess | RayEngines"
 # Behind the drain: responses are written, connections closed. What is slower than this is cut off.
 CLOSING_SECONDS = 2
 
@@ -61,7 +64,7 @@ def serve(
 
 
 @contextmanager
-def _hosted(config: ServerConfig, model: Path | None, options: dict[str, object]) -> Iterator[Engine | EngineProcess]:
+def _hosted(config: ServerConfig, model: Path | None, options: dict[str, object]) -> Iterator[Hosted]:
     if config.in_process:
         from niwaki.runtime.engine import Engine  # loads torch
         from niwaki.runtime.server.engine_host import warm_up
@@ -70,15 +73,19 @@ def _hosted(config: ServerConfig, model: Path | None, options: dict[str, object]
             warm_up(engine)
             yield engine
         return
+    if config.replicas is not None:
+        with RayEngines(model, options, config.replicas) as engines:
+            yield engines
+        return
     with EngineProcess(model, options, max_restarts=config.max_restarts) as process:
         yield process
 
 
 @contextmanager
 def serving(
-    engine: Engine | EngineProcess, config: ServerConfig | None = None, programs: Sequence[ServedProgram] = ()
+    engine: Hosted, config: ServerConfig | None = None, programs: Sequence[ServedProgram] = ()
 ) -> Iterator[str]:
-    """Serve an engine, of this process or of one that was started, from a thread of this process while the block runs.
+    """Serve an engine that was started, wherever it runs, from a thread of this process while the block runs.
 
     Gives the URL. For notebooks and tests.
 
@@ -98,9 +105,9 @@ def serving(
             thread.join()
 
 
-def served_model(engine: Engine | EngineProcess) -> ServedModel:
+def served_model(engine: Hosted) -> ServedModel:
     """The server's side of a model that an engine has loaded."""
-    loaded = engine.loaded if isinstance(engine, EngineProcess) else loaded_by(engine)
+    loaded = engine.loaded if isinstance(engine, EngineProcess | RayEngines) else loaded_by(engine)
     return ServedModel(
         info=engine.backend.info(),
         tokenizer=engine.tokenizer,
@@ -111,9 +118,7 @@ def served_model(engine: Engine | EngineProcess) -> ServedModel:
     )
 
 
-def make_server(
-    config: ServerConfig, engine: Engine | EngineProcess, programs: Sequence[ServedProgram] = ()
-) -> _Server:
+def make_server(config: ServerConfig, engine: Hosted, programs: Sequence[ServedProgram] = ()) -> _Server:
     backend = engine.backend
     service = Service(config, served_model(engine), backend)
     branches = Branches(backend)

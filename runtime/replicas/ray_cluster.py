@@ -1,0 +1,32 @@
+"""The way to Ray: loaded late, connected or started, and left again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from niwaki.runtime.api import ConfigError
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[Any]:
+    """The module `ray`, connected to a cluster; without an address to one of this machine that ends with the block.
+
+    Raises:
+        ConfigError: Ray is not installed, or not at that address.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would tell its makers over the network
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"this needs {error.name}; install niwaki[ray]") from error
+    try:
+        ray.init(address or "local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    except ConnectionError as error:
+        raise ConfigError(f"no Ray cluster at {address}: {error}") from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
