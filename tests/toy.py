@@ -54,7 +54,7 @@ def make_model(
     folder: Path, *, seed: int = 0, sharpness: float = 1.0, texts: Sequence[str] = (), **changes: object
 ) -> Path:
     """A random Llama of two layers with the toy tokenizer (trained on `texts` as well), as a Hugging Face
-    folder.
+    folder. `changes` are fields of its config.json.
 
     `sharpness` scales the logits: above 1 the model is surer of itself, so that greedy text is no matter of rounding.
     """
@@ -87,12 +87,13 @@ def make_model(
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator) * (1 / math.sqrt(shape[-1]))
 
-    hidden, inner = int(str(config["hidden_size"])), int(str(config["intermediate_size"]))
-    head_dim = int(str(config["head_dim"]))
+    hidden, inner, vocab, head_dim = (
+        int(str(config[name])) for name in ("hidden_size", "intermediate_size", "vocab_size", "head_dim")
+    )
     query, value = (int(str(config[name])) * head_dim for name in ("num_attention_heads", "num_key_value_heads"))
     weights = {
-        "model.embed_tokens.weight": torch.randn(VOCAB_SIZE, hidden, generator=generator),
-        "lm_head.weight": draw(VOCAB_SIZE, hidden) * sharpness,
+        "model.embed_tokens.weight": torch.randn(vocab, hidden, generator=generator),
+        "lm_head.weight": draw(vocab, hidden) * sharpness,
         "model.norm.weight": torch.ones(hidden),
     }
     for layer in range(int(str(config["num_hidden_layers"]))):
@@ -108,5 +109,9 @@ def make_model(
             f"{name}.input_layernorm.weight": torch.ones(hidden),
             f"{name}.post_attention_layernorm.weight": torch.ones(hidden),
         }
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    if config["tie_word_embeddings"]:
+        del weights["lm_head.weight"]
+    dtype = getattr(torch, str(config["torch_dtype"]))
+    stored = {name: weight.to(dtype) for name, weight in weights.items()}
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
