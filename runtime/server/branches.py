@@ -12,47 +12,36 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Literal, TypeVar
+from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field
 
 from niwaki.runtime.api import (
     Backend,
     Branch,
-    Choices,
-    Constraint,
-    Delta,
     EngineStopped,
     Generation,
-    Grammar,
-    JsonSchema,
-    Message,
-    Output,
     Pending,
-    Regex,
-    SamplingOptions,
-    SamplingParams,
     Score,
-    Segment,
-    Spacing,
-    TokenLogprob,
-    ToolCall,
 )
 from niwaki.runtime.server.access import key_of, service_of
+from niwaki.runtime.server.branch_shapes import (
+    AppendBody,
+    GenerateBody,
+    OpenBody,
+    RenderBody,
+    ScoreBody,
+    delta_json,
+    output_json,
+    score_json,
+    segments_of,
+)
 from niwaki.runtime.server.errors import ApiError, as_api_error, overloaded
 from niwaki.runtime.server.feed import Ended, Failed, Feed, Piece
-from niwaki.runtime.server.openai_models import MAX_NEW, Pattern, Stop
-from niwaki.runtime.server.openai_shapes import Json, finite
 from niwaki.runtime.server.service import Service
 from niwaki.runtime.server.sse import EventStream, event, unless_gone
 from niwaki.runtime.server.wake import wake
 from niwaki.runtime.server.wire import (
-    MAX_PROMPTS,
-    Name,
-    Strict,
-    Text,
-    TokenId,
     json_response,
     read_body,
     takes,
@@ -64,134 +53,6 @@ IDLE_SECONDS = 600.0
 SWEEP_SECONDS = 15.0
 
 Result = TypeVar("Result")
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Bodies
-# ---------------------------------------------------------------------------------------------------------------
-
-
-class SegmentBody(Strict):
-    text: Text
-    control: bool = False
-
-
-Segments = Annotated[list[SegmentBody], Field(max_length=65536, fail_fast=True)]
-
-
-class OpenBody(Strict):
-    namespace: Name = ""
-
-
-class AppendBody(Strict):
-    delta: Segments
-
-
-class RegexBody(Strict):
-    kind: Literal["regex"]
-    pattern: Pattern
-
-
-class ChoicesBody(Strict):
-    kind: Literal["choices"]
-    choices: Annotated[list[Text], Field(min_length=1, max_length=4096, fail_fast=True)]
-
-
-class SchemaBody(Strict):
-    kind: Literal["json_schema"]
-    text: Pattern
-    spacing: Spacing = "compact"
-
-
-class GrammarBody(Strict):
-    kind: Literal["grammar"]
-    source: Pattern
-    syntax: Literal["lark", "ebnf"]
-
-
-ConstraintBody = Annotated[RegexBody | ChoicesBody | SchemaBody | GrammarBody, Field(discriminator="kind")]
-
-
-class ParamsBody(Strict):
-    """`SamplingParams`, resolved by the program's side; every bound is checked again."""
-
-    max_new_tokens: Annotated[int, Field(ge=0, le=MAX_NEW)]
-    min_tokens: int
-    n: Annotated[int, Field(ge=1, le=16)]
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    frequency_penalty: float
-    presence_penalty: float
-    repetition_penalty: float
-    logit_bias: Annotated[list[tuple[TokenId, float]], Field(max_length=300, fail_fast=True)]
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None
-    stop: Annotated[list[Stop], Field(max_length=32, fail_fast=True)]
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=32, fail_fast=True)]
-    stop_regex: Pattern | None
-    ignore_eos: bool
-    return_logprob: bool
-    top_logprobs_num: int
-    priority: int
-    constraint: ConstraintBody | None
-    heal: bool = False
-
-    def params(self) -> SamplingParams:
-        """Raises RequestError: a field is out of its bounds."""
-        said = {
-            name: getattr(self, name) for name in type(self).model_fields if name not in ("constraint", "logit_bias")
-        }
-        options = SamplingOptions(**said, logit_bias=dict(self.logit_bias), constraint=self._constraint())
-        return options.resolve()
-
-    def _constraint(self) -> Constraint | None:
-        match self.constraint:
-            case None:
-                return None
-            case RegexBody(pattern=pattern):
-                return Regex(pattern)
-            case ChoicesBody(choices=choices):
-                return Choices(tuple(choices))
-            case SchemaBody(text=text, spacing=spacing):
-                return JsonSchema(text, spacing)
-            case GrammarBody(source=source, syntax=syntax):
-                return Grammar(source, syntax)
-
-
-class GenerateBody(Strict):
-    delta: Segments
-    params: ParamsBody
-
-
-class ScoreBody(Strict):
-    delta: Segments
-    continuations: Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
-    heal: bool = False
-    unconditional: bool = False
-
-
-class CallBody(Strict):
-    name: Name
-    arguments: Text
-    id: Name = ""
-
-
-class MessageBody(Strict):
-    role: Name
-    content: Text
-    calls: Annotated[tuple[CallBody, ...], Field(max_length=MAX_PROMPTS)] = ()
-    call_id: Name = ""
-    name: Name = ""
-
-    def message(self) -> Message:
-        calls = tuple(ToolCall(call.name, call.arguments, call.id) for call in self.calls)
-        return Message(self.role, self.content, calls, self.call_id, self.name)
-
-
-class RenderBody(Strict):
-    messages: Annotated[list[MessageBody], Field(max_length=4096, fail_fast=True)]
-    add_generation_prompt: bool
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -335,7 +196,7 @@ def branches_router(branches: Branches) -> APIRouter:
         branches.check_room()
         held = branches.take(branch_id, key)
         try:
-            await _apart(service, lambda: backend.append(held.branch, _segments(body.delta)))
+            await _apart(service, lambda: backend.append(held.branch, segments_of(body.delta)))
             twin = backend.fork(held.branch)
         finally:
             branches.give_back(held)
@@ -348,7 +209,7 @@ def branches_router(branches: Branches) -> APIRouter:
         body = await read_body(request, AppendBody, service.config)
         held = branches.take(branch_id, key_of(request))
         try:
-            await _apart(service, lambda: backend.append(held.branch, _segments(body.delta)))
+            await _apart(service, lambda: backend.append(held.branch, segments_of(body.delta)))
         finally:
             branches.give_back(held)
         return json_response({"id": branch_id})
@@ -358,11 +219,11 @@ def branches_router(branches: Branches) -> APIRouter:
         """Append, then generate: events with deltas, then one with the outputs or the error."""
         service = service_of(request)
         body = await read_body(request, GenerateBody, service.config)
-        params = _or_refused(body.params.params)
+        params = body.params.params()
         held = branches.take(branch_id, key_of(request))
 
         def start() -> Sequence[Generation]:
-            return [backend.generate(held.branch, _segments(body.delta), params)]
+            return [backend.generate(held.branch, segments_of(body.delta), params)]
 
         try:
             feed = await service.begin_generations(1, start, compiles=params.constraint is not None)
@@ -393,7 +254,7 @@ def branches_router(branches: Branches) -> APIRouter:
                 service,
                 lambda: backend.score(
                     held.branch,
-                    _segments(body.delta),
+                    segments_of(body.delta),
                     body.continuations,
                     heal=body.heal,
                     unconditional=body.unconditional,
@@ -407,7 +268,7 @@ def branches_router(branches: Branches) -> APIRouter:
                 service.finish(waiting)
         finally:
             branches.give_back(held)
-        return json_response({"scores": [_score(one) for one in scores]})
+        return json_response({"scores": [score_json(one) for one in scores]})
 
     return router
 
@@ -456,10 +317,10 @@ async def _events(feed: Feed, turn: ExitStack) -> AsyncIterator[bytes]:
         for one in events:
             match one:
                 case Piece(_, delta):
-                    yield event(to_json({"delta": _delta(delta)}))
+                    yield event(to_json({"delta": delta_json(delta)}))
                 case Ended():
                     turn.close()  # who reads this may use the branch at once
-                    yield event(to_json({"outputs": [_output(output) for output in one.outputs]}))
+                    yield event(to_json({"outputs": [output_json(output) for output in one.outputs]}))
                 case Failed(_, error):
                     yield event(to_json(as_api_error(error).body()))
 
@@ -469,50 +330,3 @@ async def _apart(service: Service, function: Callable[[], Result]) -> Result:
         return await service.apart(function)
     except Exception as error:
         raise as_api_error(error, param="delta") from error
-
-
-def _or_refused(function: Callable[[], Result]) -> Result:
-    try:
-        return function()
-    except Exception as error:
-        raise as_api_error(error, param="params") from error
-
-
-def _segments(delta: Sequence[SegmentBody]) -> list[Segment]:
-    return [Segment(segment.text, segment.control) for segment in delta]
-
-
-def _triples(logprobs: Sequence[TokenLogprob]) -> list[tuple[float | None, int, str | None]]:
-    return [(finite(one.logprob), one.token_id, one.text) for one in logprobs]
-
-
-def _delta(delta: Delta) -> Json:
-    return {
-        "text": delta.text,
-        "token_ids": delta.token_ids,
-        "logprobs": _triples(delta.logprobs),
-        "top_logprobs": [_triples(top) for top in delta.top_logprobs],
-    }
-
-
-def _output(output: Output) -> Json:
-    return {
-        "text": output.text,
-        "token_ids": output.token_ids,
-        "finish_reason": asdict(output.finish_reason),
-        "prompt_tokens": output.prompt_tokens,
-        "cached_tokens": output.cached_tokens,
-        "complete": output.complete,
-        "logprobs": _triples(output.logprobs),
-        "top_logprobs": [_triples(top) for top in output.top_logprobs],
-        "seconds": output.seconds,
-    }
-
-
-def _score(score: Score) -> Json:
-    return {
-        "text": score.text,
-        "logprobs": _triples(score.logprobs),
-        "prompt_tokens": score.prompt_tokens,
-        "cached_tokens": score.cached_tokens,
-    }

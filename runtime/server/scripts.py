@@ -21,7 +21,8 @@ from pydantic import Field
 from niwaki.runtime.api import Backend, Branch, Cancelled, EngineStopped, Generation, Pending, Score, Segment
 from niwaki.runtime.choices import METHODS
 from niwaki.runtime.server.access import key_of, service_of
-from niwaki.runtime.server.branches import Branches, ParamsBody, _or_refused, _output, _score
+from niwaki.runtime.server.branch_shapes import ParamsBody, output_json, score_json
+from niwaki.runtime.server.branches import Branches
 from niwaki.runtime.server.errors import ApiError, as_api_error
 from niwaki.runtime.server.openai_shapes import Json
 from niwaki.runtime.server.sse import EventStream, event
@@ -102,7 +103,7 @@ class _Lane:
         """Raises ApiError: a parameter is out of its bounds."""
         self.number = number
         self.ops = deque(ops)
-        self.params = {op.call: _or_refused(op.params.params) for op in ops if isinstance(op, CallBody)}
+        self.params = {op.call: op.params.params() for op in ops if isinstance(op, CallBody)}
         self.branch: Branch | None = None
         self.is_kept = False
         self.delta: list[Segment] = []
@@ -258,12 +259,12 @@ class Running:
             outputs = pending.result(0)
             self._count(outputs[0].prompt_tokens - outputs[0].cached_tokens)
             self._count(sum(output.completion_tokens for output in outputs))
-            return outputs[0].text, {"outputs": [_output(output) for output in outputs]}
+            return outputs[0].text, {"outputs": [output_json(output) for output in outputs]}
         scores = pending.result(0)
         self._count(sum(score.prompt_tokens - score.cached_tokens for score in scores))
         assert isinstance(op, ChooseBody), "only choices are scored"
         decision = METHODS[op.method].decide(scores[: len(op.choices)], scores[len(op.choices) :])
-        return op.choices[decision.index], {"scores": [_score(score) for score in scores]}
+        return op.choices[decision.index], {"scores": [score_json(score) for score in scores]}
 
     def _text(self, parts: Sequence[int | str], lane: _Lane) -> str | None:
         """None: a call's text is missing, and the lane is moved on when it is there."""

@@ -23,7 +23,7 @@ from niwaki.lang.remote_wire import params_json
 from niwaki.lang.state import State
 from niwaki.lang.types import ValueType, _int_pattern, grammar_type, schema_type, value_type
 from niwaki.runtime.api import Choices, Grammar, JsonSchema, Regex, SamplingParams
-from niwaki.runtime.server.branches import SchemaBody
+from niwaki.runtime.server.branch_shapes import SchemaBody
 
 
 class Mood(enum.Enum):
