@@ -7,6 +7,7 @@ The demo itself, on the real engine, is in test_examples.py.
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import json
 import os
@@ -473,9 +474,23 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(
 ) -> None:
     ticks = itertools.count(step=3)
     clock = types.SimpleNamespace(monotonic=lambda: float(next(ticks)), perf_counter=time.perf_counter)
-    monkeypatch.setattr("niwaki.__main__.time", clock)  # and nobody else's: servers of other tests still run
+    monkeypatch.setattr("niwaki.lang.report.time", clock)  # and nobody else's: servers of other tests still run
     Path("in.txt").write_text("a\nb\nc\nd\n")
     assert run("shout", "in.txt", "--concurrency", "1") == 0
     shown = capsys.readouterr().err.splitlines()
     assert shown
     assert all("/4 records, " in line and "75% cached" in line for line in shown)
+
+
+def test_progress_is_a_bar_on_a_terminal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    Path("in.txt").write_text("a\nb\nc\nd\n")
+    assert run("shout", "in.txt", "--limit", "1") == 0
+    assert run("shout", "in.txt") == 0
+    last = screen.getvalue().split("\r")[-1]
+    assert "4/4" in last, "those that stood there already count"
+    assert "75% cached" in last

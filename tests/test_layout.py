@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("lang", "runtime", "radix", "kernels")
-FACE = {"__init__.py", "__main__.py", "py.typed"}
+FACE = {"__init__.py", "__main__.py", "run_command.py", "py.typed"}
 
 SEAM = ("niwaki.runtime.api", "niwaki.runtime.calls", "niwaki.runtime.choices", "niwaki.runtime.picture")
 # package -> (what of niwaki it may import, third-party packages that it may import; None: any)

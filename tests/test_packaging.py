@@ -53,7 +53,7 @@ def files_of_packages() -> set[str]:
     data = {f"niwaki/{path.relative_to(ROOT)}" for path in model.iterdir() if path.is_file()}
     page = ROOT / "runtime" / "server" / "page"
     data |= {f"niwaki/{path.relative_to(ROOT)}" for path in page.iterdir() if path.is_file()}
-    return modules | data | {"niwaki/__init__.py", "niwaki/__main__.py", "niwaki/py.typed"}
+    return modules | data | {f"niwaki/{name}" for name in ("__init__.py", "__main__.py", "run_command.py", "py.typed")}
 
 
 def test_the_wheel_holds_every_module_the_model_and_nothing_else(archives: tuple[set[str], set[str]]) -> None:

@@ -1,0 +1,115 @@
+"""What a run over a file of records says: what became of each, a bar while it runs, the counts at its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self, TextIO
+
+from niwaki.lang.progress import hit_rate, speed
+from niwaki.runtime.api import EngineStopped
+
+Usage = Callable[[], Mapping[str, float]]  # the engine's counters
+
+PLAIN_PROGRESS_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What became of a record instead of a row."""
+
+    type: str
+    message: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Self:
+        return cls(type(error).__name__, one_line(error))
+
+    @classmethod
+    def unless_whole(cls, result: Mapping[str, object] | Failure | Exception) -> Mapping[str, object] | Failure:
+        """Raises EngineStopped: no record can be run any more; it stays undone, so that a restart finds it."""
+        if isinstance(result, EngineStopped):
+            raise result
+        return cls.of(result) if isinstance(result, Exception) else result
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of this run. `usage` reads the engine's counters, which started at zero with it."""
+
+    num_before: int
+    num_records: int
+    usage: Usage
+    num_rows: int = 0
+    num_errors: int = 0
+    first_error: str = ""
+    started_at: float = field(default_factory=time.perf_counter)
+
+    def count(self, failure: Failure | None) -> None:
+        if failure is not None:
+            self.num_errors += 1
+            self.first_error = (
+                self.first_error or f"record {self.num_before + self.num_rows}: {failure.type}: {failure.message}"
+            )
+        self.num_rows += 1
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started_at
+
+    def speed(self) -> str:
+        return speed(self.usage(), self.seconds)
+
+    def report(self, path: Path) -> str:
+        usage = self.usage()
+        failed = (
+            f", {self.num_errors} of them with an error (the first is {self.first_error})" if self.num_errors else ""
+        )
+        before = f" ({self.num_before} stood there already)" if self.num_before else ""
+        return (
+            f"{self.num_rows} records in {self.seconds:.1f} s ({self.num_rows / self.seconds:.1f} a second){failed}\n"
+            f"tokens: {usage['prefilled_tokens']:,.0f} prefilled, {usage['cached_tokens']:,.0f} cached, "
+            f"{usage['generated_tokens']:,.0f} generated; cache hit rate {hit_rate(usage):.1%}\n"
+            f"written to {path}{before}"
+        )
+
+
+class Progress:
+    """A bar on a terminal; elsewhere a plain line every few seconds."""
+
+    def __init__(self, tally: Tally, stream: TextIO) -> None:
+        self._tally = tally
+        self._stream = stream
+        self._shown_at = time.monotonic()
+        self._bar = None
+        if stream.isatty():
+            from tqdm import tqdm  # only a terminal needs it
+
+            self._bar = tqdm(
+                initial=tally.num_before, total=tally.num_records, unit="record", dynamic_ncols=True, file=stream
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self) -> None:
+        """Call after each record."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(self._tally.speed(), refresh=False)
+            self._bar.update()
+        elif time.monotonic() - self._shown_at > PLAIN_PROGRESS_SECONDS:
+            self._shown_at = time.monotonic()
+            done = self._tally.num_before + self._tally.num_rows
+            print(f"{done}/{self._tally.num_records} records, {self._tally.speed()}", file=self._stream, flush=True)
+
+
+def one_line(error: BaseException) -> str:
+    """The message, and the program's line where the error knows it."""
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    return " ".join(f"{error}{notes}".split())

@@ -1,0 +1,263 @@
+"""`niwaki run`: every record of a file through a program, by an engine here or by several on Ray.
+
+Owns the order of things: what can be refused is refused before work begins, and each row is written when it is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
+from niwaki.lang.batch import Journal, run_rows
+from niwaki.lang.export import exported
+from niwaki.lang.picture import picture_of
+from niwaki.lang.program import Program
+from niwaki.lang.program_file import JsonObject, load_program, parameters_of, program_target
+from niwaki.lang.records import Record, RecordError, RecordFile
+from niwaki.lang.report import Failure, Progress, Tally, Usage, one_line
+from niwaki.lang.tables import TABLE_SUFFIXES, check_installed, write_table
+from niwaki.lang.tree import Tree
+from niwaki.runtime.api import ConfigError, NiwakiError
+
+NUM_TRACED = 10  # records that --trace draws
+RESERVED_NAMES = ("index", "error")  # what the output line itself says
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What `niwaki run` was asked to do."""
+
+    program_file: Path
+    function: str
+    input: Path
+    output: Path
+    model: Path | None
+    limit: int | None
+    concurrency: int
+    record_separator: str | None
+    column: str | None
+    restart: bool
+    strict: bool
+    trace: Path | None
+    ray: int | None
+    ray_address: str | None
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> RunOptions:
+        """Raises ConfigError for a target that is no FILE.py:FUNCTION."""
+        program_file, function = program_target(arguments.program)
+        given = {name: value for name, value in vars(arguments).items() if name not in ("program", "command")}
+        return cls(program_file=program_file, function=function, **given)
+
+
+def run(options: RunOptions) -> int:
+    """Run the program over the records and report. Everything that can be refused is refused before work begins."""
+    records = RecordFile.open(options.input, separator=options.record_separator, column=options.column)
+    if options.output.exists() and any(options.output.samefile(path) for path in (options.input, options.program_file)):
+        raise ConfigError(f"the output {options.output} is the input or the program; name another file")
+    if options.trace is not None and options.ray is not None:
+        raise ConfigError("--trace draws what runs in this process: leave --ray out")
+    if options.trace is not None:
+        _check_trace(options.trace, (options.input, options.program_file, options.output))
+    check_installed(options.output)
+    program = load_program(options.program_file, options.function)
+    to_parameters = parameters_of(program, records)
+    num_records = records.count()
+    last = num_records if options.limit is None else min(options.limit, num_records)
+    with Journal(_journal_path(options.output), _fingerprint(options, records), restart=options.restart) as journal:
+        if journal.num_done >= last:
+            journal.begin()
+            if last == num_records:
+                journal.finish()
+            _make_table(options.output, journal, last)
+            print(f"nothing to do: {options.output} has all {last} records (--restart begins again)")
+            return 0
+        trees: dict[int, Tree] = {}
+        rows = islice(records, journal.num_done, last)
+        with (
+            _in_process(options, program, to_parameters, rows, trees)
+            if options.ray is None
+            else _on_ray(options, options.ray, to_parameters, rows)
+        ) as (results, usage):
+            journal.begin()
+            tally = Tally(num_before=journal.num_done, num_records=last, usage=usage)
+            try:
+                _write_rows(journal, tally, results)
+                if options.trace is not None:
+                    picture_of([trees[number] for number in sorted(trees)]).save(options.trace)
+                if last == num_records:
+                    journal.finish()
+            except KeyboardInterrupt:
+                return fail(f"interrupted; {_how_to_continue(journal)}", 130)
+            except OSError as error:
+                return fail(f"{error.strerror or error}: {journal.path}; {_how_to_continue(journal)}")
+            except NiwakiError as error:
+                return fail(f"{one_line(error)}; {_how_to_continue(journal)}")
+            _make_table(options.output, journal, last)
+            report = tally.report(options.output)
+    print(report, file=sys.stdout if journal.is_resumable else sys.stderr)
+    return 1 if tally.num_errors and (options.strict or tally.num_errors == tally.num_rows) else 0
+
+
+@contextmanager
+def _in_process(
+    options: RunOptions,
+    program: Program,
+    to_parameters: Callable[[str | JsonObject], JsonObject],
+    rows: Iterator[Record],
+    trees: dict[int, Tree],
+) -> Iterator[tuple[Iterator[JsonObject | Failure], Usage]]:
+    """The rows' results in order, by an engine here, and its counters. Fills `trees` where some are to be drawn."""
+    from niwaki.runtime.engine import Engine  # loads torch: only once it is clear that there is work
+
+    program = program.for_rows()
+    with Engine(options.model) as engine:
+
+        def run_one(numbered: tuple[int, Record]) -> JsonObject:
+            number, record = numbered
+            if isinstance(record, RecordError):
+                raise record
+            state = program.run(**to_parameters(record), options={"backend": engine})
+            try:
+                return exported(state, reserved=RESERVED_NAMES)
+            finally:
+                if options.trace is not None and number < NUM_TRACED:
+                    trees[number] = state.tree()
+
+        found = run_rows(run_one, enumerate(rows), num_threads=options.concurrency)
+        yield map(Failure.unless_whole, found), engine.stats
+
+
+@contextmanager
+def _on_ray(
+    options: RunOptions,
+    count: int,
+    to_parameters: Callable[[str | JsonObject], JsonObject],
+    rows: Iterator[Record],
+) -> Iterator[tuple[Iterator[JsonObject | Failure], Usage]]:
+    """As `_in_process`, by `count` engines on Ray."""
+    from niwaki.runtime.replicas.rows import map_lines
+
+    used: Counter[str] = Counter()
+
+    def results() -> Iterator[JsonObject | Failure]:
+        lines = (_sent(record, to_parameters) for record in rows)
+        for line in map_lines(lines, RowWorker, RowWorker.arguments(options), count, options.ray_address):
+            told = json.loads(line)
+            used.update(told.get("used", {}))
+            yield told["row"] if "row" in told else Failure(**told["error"])
+
+    yield results(), lambda: used
+
+
+def _sent(record: Record, to_parameters: Callable[[str | JsonObject], JsonObject]) -> str:
+    """A record as a line for a worker."""
+    if isinstance(record, RecordError):
+        return json.dumps({"error": asdict(Failure.of(record))})
+    return json.dumps({"arguments": to_parameters(record)})
+
+
+class RowWorker:
+    """An engine on some machine of a Ray cluster, which runs a program on rows."""
+
+    def __init__(self, program_file: str, function: str, model: str | None, concurrency: int) -> None:
+        from niwaki.runtime.engine import Engine  # loads torch
+
+        self._program = load_program(Path(program_file), function).for_rows()
+        self._engine = Engine(model)
+        self._concurrency = concurrency
+
+    @staticmethod
+    def arguments(options: RunOptions) -> dict[str, object]:
+        return {
+            "program_file": str(options.program_file.resolve()),
+            "function": options.function,
+            "model": None if options.model is None else str(options.model.resolve()),
+            "concurrency": options.concurrency,
+        }
+
+    def run(self, lines: list[str]) -> list[str]:
+        """For each line of `_sent` one with its `row` or its `error`; the last one tells what all of them `used`."""
+        before = Counter(self._engine.stats())
+        told: list[dict[str, object]] = []
+        for result in map(Failure.unless_whole, run_rows(self._run_one, lines, num_threads=self._concurrency)):
+            told.append({"error": asdict(result)} if isinstance(result, Failure) else {"row": result})
+        used = Counter(self._engine.stats())
+        used.subtract(before)
+        told[-1]["used"] = used
+        return [json.dumps(one) for one in told]
+
+    def _run_one(self, line: str) -> JsonObject | Failure:
+        sent = json.loads(line)
+        if "error" in sent:
+            return Failure(**sent["error"])
+        state = self._program.run(**sent["arguments"], options={"backend": self._engine})
+        return exported(state, reserved=RESERVED_NAMES)
+
+
+def _write_rows(journal: Journal, tally: Tally, results: Iterator[JsonObject | Failure]) -> None:
+    with Progress(tally, sys.stderr) as progress:
+        for result in results:
+            failure = result if isinstance(result, Failure) else _write_row(journal, result)
+            if failure is not None:
+                journal.write({"error": asdict(failure)})
+            tally.count(failure)
+            progress.show()
+
+
+def _check_trace(trace: Path, taken: Sequence[Path]) -> None:
+    """Raises ConfigError where the picture could not be written at the end, or would be written over a file in use."""
+    if trace.suffix != ".html" or trace.is_dir() or not trace.parent.is_dir():
+        raise ConfigError(f"--trace writes a page: name a .html file in a folder that exists, got {trace}")
+    if any(trace.resolve() == path.resolve() for path in taken):
+        raise ConfigError(f"--trace {trace} would overwrite another file of this run; name another one")
+
+
+def _journal_path(output: Path) -> Path:
+    """Where the rows go as they come: into the output itself, or beside a table, which is made of them at the end."""
+    is_table = output.suffix.lower() in TABLE_SUFFIXES
+    return output.with_name(output.name + ".rows.jsonl") if is_table else output
+
+
+def _make_table(output: Path, journal: Journal, count: int) -> None:
+    if output != journal.path:
+        write_table(journal.path, output, count)
+
+
+def _write_row(journal: Journal, row: JsonObject) -> Failure | None:
+    """Write it, or return why it is no JSON (a float that is not finite, a lone surrogate)."""
+    try:
+        journal.write(row)
+    except ValueError as error:
+        return Failure.of(error)
+    return None
+
+
+def _how_to_continue(journal: Journal) -> str:
+    if not journal.is_resumable:
+        return f"{journal.num_done} rows were written"
+    return f"{journal.num_done} rows stand in {journal.path}; give the same command again to continue"
+
+
+def _fingerprint(options: RunOptions, records: RecordFile) -> Mapping[str, str]:
+    """What the output depends on. The modules that the program imports are not looked at."""
+    source = options.program_file.read_bytes()
+    return {
+        "input": records.digest(),
+        "program": hashlib.sha256(source).hexdigest() + ":" + options.function,
+        "model": "niwaki-tiny" if options.model is None else str(options.model.resolve()),
+        "reading of the input": repr((options.record_separator, options.column)),
+    }
+
+
+def fail(message: str, code: int = 1) -> int:
+    print("niwaki:", " ".join(message.split()), file=sys.stderr)
+    return code
