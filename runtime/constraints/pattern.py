@@ -13,7 +13,7 @@ from typing import Final
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.regex_growth import stays_small
 from niwaki.runtime.constraints.regex_looks import Expression, first_match_of, meaning_of, request_of
-from niwaki.runtime.constraints.regex_parser import Parser
+from niwaki.runtime.constraints.regex_parser import parsed
 from niwaki.runtime.constraints.regex_tree import Node, invalid, shown
 
 __all__ = ["MAX_PATTERN_BYTES", "Pattern", "all_of", "first_match", "invalid", "one_of", "parse", "request_of", "shown"]
@@ -70,4 +70,4 @@ def _read(text: str) -> Node:
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > MAX_PATTERN_BYTES:
         raise ConstraintError(f"a regex of {size} bytes is too long: at most {MAX_PATTERN_BYTES}")
-    return Parser(text).parse()
+    return parsed(text)

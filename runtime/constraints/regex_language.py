@@ -49,6 +49,7 @@ class Languages:
         self._terms: dict[tuple[object, ...], Term] = {}
         self._derivatives: dict[tuple[Term, int], Term] = {}
         self._classes: dict[Term, tuple[Ranges, ...]] = {}
+        self._empty: dict[Term, bool | None] = {}
         self.nothing = self._term("any")
         self.empty = self._term("sequence")
         self.any_character = self.characters(ANY_CHARACTER)
@@ -235,10 +236,15 @@ class Languages:
         for ranges in sets:
             for low, high in ranges:
                 cuts |= {low, high + 1}
-        members: dict[tuple[bool, ...], list[tuple[int, int]]] = {}
         edges = sorted(cuts)
-        for low, above in pairwise(edges):
-            key = tuple(any(a <= low <= b for a, b in ranges) for ranges in sets)
+        places = {edge: place for place, edge in enumerate(edges)}
+        keys = [0] * len(edges)  # a bit for each set that holds what begins at the edge
+        for number, ranges in enumerate(sets):
+            for low, high in ranges:
+                for place in range(places[low], places[high + 1]):
+                    keys[place] |= 1 << number
+        members: dict[int, list[tuple[int, int]]] = {}
+        for key, (low, above) in zip(keys[:-1], pairwise(edges), strict=True):
             members.setdefault(key, []).append((low, above - 1))
         return tuple(map(tuple, members.values()))
 
@@ -272,10 +278,12 @@ class Languages:
         """Whether no text is in it; None where that is not found out quickly."""
         if term.is_plain:
             return term is self.nothing
-        try:
-            return self.shortest(term, 300) is None
-        except TooManyTerms:
-            return None
+        if term not in self._empty:
+            try:
+                self._empty[term] = self.shortest(term, 300) is None
+            except TooManyTerms:
+                self._empty[term] = None
+        return self._empty[term]
 
     def members(self, term: Term, limit: int) -> list[str] | None:
         """All texts, the shortest first, where they are at most `limit`; else None."""

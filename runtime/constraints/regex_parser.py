@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final, NoReturn
 
 from niwaki.runtime.constraints.regex_looks import boundary
@@ -44,6 +45,16 @@ _LOOKS: Final = {"?=": (True, False), "?!": (True, True), "?<=": (False, False),
 _PROPERTY_COST: Final = 400
 _BEYOND_ASCII_COST: Final = 6  # of one range beyond ASCII: up to three more bytes, at both ends
 _PROPERTY_NAME: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_=:-& ")
+
+
+@lru_cache(maxsize=512)
+def parsed(pattern: str) -> Node:
+    """The pattern as a tree.
+
+    Raises:
+        ConstraintError: it is not valid, with the position.
+    """
+    return Parser(pattern).parse()
 
 
 @dataclass(slots=True)

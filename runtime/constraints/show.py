@@ -18,7 +18,7 @@ from niwaki.runtime.constraints.pattern import parse
 from niwaki.runtime.constraints.regex_automaton import CharacterAutomaton, automaton_of
 from niwaki.runtime.constraints.regex_language import Languages, TooManyTerms
 from niwaki.runtime.constraints.regex_meaning import found_in, matched_by
-from niwaki.runtime.constraints.regex_parser import Parser
+from niwaki.runtime.constraints.regex_parser import parsed
 from niwaki.runtime.constraints.schema import examples, normalise
 from niwaki.runtime.constraints.schema.document import Json, unescaped
 from niwaki.runtime.constraints.schema.lark import lark_of
@@ -119,7 +119,7 @@ def _regex(text: str) -> Shown:
     lines = ["A regex, enforced as a whole match."]
     automaton = None
     try:
-        term = matched_by(languages, Parser(text).parse(), text)
+        term = matched_by(languages, parsed(text), text)
         shortest = languages.shortest(term)
         if shortest is None:
             return Shown((f"A regex that is refused:\n  {text!r} matches no text",), False, None)
@@ -152,7 +152,7 @@ def _automaton_of_schema(schema: Json) -> CharacterAutomaton | None:
             if len(texts) == len(values):
                 return automaton_of(languages, languages.any_of(map(languages.text, texts)), MAX_DRAWN)
         elif schema.get("type") == "string" and isinstance(pattern := schema.get("pattern"), str):
-            return automaton_of(languages, found_in(languages, Parser(pattern).parse(), pattern), MAX_DRAWN)
+            return automaton_of(languages, found_in(languages, parsed(pattern), pattern), MAX_DRAWN)
     except (ConstraintError, TooManyTerms):
         pass
     return None

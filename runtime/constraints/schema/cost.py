@@ -10,7 +10,7 @@ from typing import Final
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.regex_language import Languages, Term, TooManyTerms
 from niwaki.runtime.constraints.regex_meaning import found_in
-from niwaki.runtime.constraints.regex_parser import Parser
+from niwaki.runtime.constraints.regex_parser import parsed
 from niwaki.runtime.constraints.regex_tree import cost_of as cost_of_regex
 from niwaki.runtime.constraints.schema.arrays import least_path
 from niwaki.runtime.constraints.schema.document import Json, json_text
@@ -159,7 +159,7 @@ def _pattern_bytes(pattern: str) -> int:
     """How many bytes a text of the pattern that was begun may still ask for, at most."""
     languages = Languages()
     try:
-        node = Parser(pattern).parse()
+        node = parsed(pattern)
         language = found_in(languages, node, pattern)
         if language.is_plain:
             return min(_need(language, {})[1], MOST_INSIDE)

@@ -39,13 +39,8 @@ def read_schema(text: str) -> Json:
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > MAX_SCHEMA_BYTES:
         raise ConstraintError(f"a JSON schema of {size} bytes is too large: at most {MAX_SCHEMA_BYTES}")
-    depth = 0
-    for match in _STRING_OR_BRACKET.finditer(text):
-        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match[0], 0)
-        if depth > MAX_DEPTH:
-            raise ConstraintError(
-                f"a JSON schema may be nested {MAX_DEPTH} levels deep, at {match.start()} it is deeper"
-            )
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        _check_depth(text)
     try:
         schema: Json = json.loads(
             text, object_pairs_hook=_unique, parse_constant=_constant, parse_int=_whole, parse_float=_finite
@@ -59,6 +54,19 @@ def read_schema(text: str) -> Json:
     return schema
 
 
+def _check_depth(text: str) -> None:
+    depth = 0
+    for match in _STRING_OR_BRACKET.finditer(text):
+        if match[0] in ("[", "{"):
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise ConstraintError(
+                    f"a JSON schema may be nested {MAX_DEPTH} levels deep, at {match.start()} it is deeper"
+                )
+        elif match[0] in ("]", "}"):
+            depth -= 1
+
+
 def json_text(value: Json) -> str:
     """The value as compact JSON, which is how generated text is written."""
     return _compact(value)
@@ -66,6 +74,8 @@ def json_text(value: Json) -> str:
 
 def identity(value: Json) -> str:
     """Equal for values that JSON Schema holds equal (section 4.2.2): 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, str):
+        return f'"{value}'  # most constants are text; nothing else begins with a quote
     return _sorted(_canonical(value))
 
 

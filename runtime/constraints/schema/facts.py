@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
+from operator import attrgetter
 from typing import Final, TypeAlias
 
 from niwaki.runtime.constraints.schema.document import Json, identity
@@ -97,6 +98,11 @@ class Way:
     def has_annotations(self) -> bool:
         return bool(self.seen_names or self.seen_patterns or self.seen_all or self.seen_items or self.seen_all_items)
 
+    def key(self) -> tuple[object, ...]:
+        """Equal for equal ways, and hashable."""
+        values = None if self.values is None else tuple(map(identity, self.values))
+        return (values, tuple(map(identity, self.excluded)), *_HASHABLE(self))
+
     def without_annotations(self) -> Way:
         if not self.has_annotations:
             return self
@@ -111,6 +117,7 @@ class Way:
 
 
 FREE: Final = {kind: Way(kind) for kind in KINDS}  # every value of the kind; handed out as these objects
+_HASHABLE: Final = attrgetter(*(field.name for field in fields(Way) if field.name not in ("values", "excluded")))
 CONTRADICTION: Final = object()  # whole and not whole
 _FACTS: Final = tuple((field.name, field.default) for field in fields(Way) if field.name != "kind")
 

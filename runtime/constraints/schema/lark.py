@@ -57,7 +57,8 @@ class _Writer:
     def __init__(self, root: Json) -> None:
         definitions = root.get("$defs") if isinstance(root, dict) else None
         self._definitions: dict[str, Json] = definitions if isinstance(definitions, dict) else {}
-        self._known: dict[str, str] = {}  # what a part is written from -> its name
+        self._parts: dict[int, str] = {}  # of the objects that are parts; the root holds them all
+        self._known: dict[str, str] = {}  # what a rule is written from -> its name; so equal parts are one rule
         self._defined: set[str] = set()
         self.lines: list[str] = []
         self.holds_any = False  # a part that may be any value
@@ -71,14 +72,12 @@ class _Writer:
         reference = schema.get("$ref")
         if isinstance(reference, str):
             return self._definition(reference.removeprefix("#/$defs/"))
-        key = json_text({name: value for name, value in schema.items() if name != "$defs"})
-        if key not in self._known:
+        known = self._parts.get(id(schema))
+        if known is None:
             expressions = list(dict.fromkeys(self._alternatives(schema)))
-            if len(expressions) == 1 and expressions[0].isidentifier():
-                self._known[key] = expressions[0]
-            else:
-                self._known[key] = self._rule(expressions)
-        return self._known[key]
+            is_name = len(expressions) == 1 and expressions[0].isidentifier()
+            known = self._parts[id(schema)] = expressions[0] if is_name else self._rule(expressions)
+        return known
 
     def _definition(self, name: str) -> str:
         rule = f"d_{name}"

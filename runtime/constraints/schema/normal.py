@@ -1,12 +1,11 @@
 """From a schema's text to its normal form: one schema of plain keywords that the engine enforces exactly.
 
-Every schema becomes, for each kind of value, an "or" of facts (`ways.py`); this file looks into them (is one empty?
-does it hold for a constant?) and writes them down again, each state once.
+Every schema becomes, for each kind of value, an "or" of facts (`ways.py`, looked into by `reader.py`); this file writes
+them down again, each state once.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
@@ -22,22 +21,18 @@ from niwaki.runtime.constraints.schema.facts import (
     NEVER,
     Atom,
     Contains,
-    Exists,
     Fields,
     State,
     Way,
-    both,
-    contradicts,
 )
-from niwaki.runtime.constraints.schema.numbers import number_satisfies, number_schemas, whole_numbers
+from niwaki.runtime.constraints.schema.numbers import number_schemas, whole_numbers
 from niwaki.runtime.constraints.schema.presence import presences
+from niwaki.runtime.constraints.schema.reader import Reader
 from niwaki.runtime.constraints.schema.references import Document
-from niwaki.runtime.constraints.schema.strings import Strings, escaped_text, joined
-from niwaki.runtime.constraints.schema.ways import Circular, Expander, kind_of
+from niwaki.runtime.constraints.schema.strings import escaped_text, joined
 
 MAX_OVERLAPPING: Final = 4  # patterns of keys
 MAX_NODES: Final = 20_000
-MAX_LOOKS: Final = 8  # how deep emptiness looks into required values
 UNIVERSAL_PATTERNS: Final = frozenset({"", ".*", "^.*", "^", "[\\s\\S]*"})  # found in every string
 
 
@@ -80,190 +75,18 @@ def _normalised(text: str) -> NormalSchema:
 
 class _Writer:
     def __init__(self, document: Document) -> None:
-        self._expander = Expander(document)
-        self._expander.is_empty = self.is_empty
-        self._strings = Strings()
-        self._ways: dict[tuple[State, str], list[Way]] = {}
+        self._reader = Reader(document)
         self._names: dict[State, str] = {}
         self._written: dict[State, Json] = {}
-        self._in_progress: set[State] = set()
-        self._looks = 0
         self.definitions: dict[str, Json] = {}
         self.num_nodes = 0
-
-    # -- looking
-
-    def ways(self, state: State, kind: str) -> list[Way]:
-        """The ways of a state, finite ones reduced to the values that satisfy everything."""
-        state = tuple(dict.fromkeys(state))
-        key = (state, kind)
-        if key not in self._ways:
-            self._ways[key] = [done for way in self._expander.of_state(state, kind) for done in self._settled(way)]
-        return self._ways[key]
-
-    def _settled(self, way: Way) -> Iterator[Way]:
-        way = way.without_annotations()
-        if way.values is None and way.kind in ("null", "boolean"):
-            values: tuple[Json, ...] = (None,) if way.kind == "null" else (True, False)
-            way = replace(way, values=values)
-        if way.values is not None:
-            if way.beyond:
-                yield way
-                return
-            facts = replace(way, values=None)
-            values = tuple(value for value in way.values if self._satisfies(value, facts))
-            if values:
-                yield Way(way.kind, values=values)
-            return
-        for closed in self._without_exists(way):
-            if not self.is_empty(closed):
-                yield closed
-
-    def _without_exists(self, way: Way) -> Iterator[Way]:
-        """Where no keys but known ones are possible, "some other key" is one of these."""
-        if not way.exists:
-            yield way
-            return
-        first, rest = way.exists[0], replace(way, exists=way.exists[1:])
-        if first.patterns or not self._is_closed(way):
-            yield replace(rest, beyond=(*rest.beyond, (first.pointer, "additional keys that fail cannot be enforced")))
-            return
-        for name in self._known_names(way):
-            if name not in first.names:
-                fields = Fields(((name, first.state),))
-                found = both(rest, Way("object", required=(name,), fields=(fields,)))
-                if found is not None:
-                    yield from self._without_exists(found)
-
-    def is_empty(self, way: Way) -> bool:
-        """Whether provably no value satisfies the facts. False where that is not known."""
-        if contradicts(way):
-            return True
-        if self._looks >= MAX_LOOKS:
-            return False
-        self._looks += 1
-        try:
-            if way.values is not None:
-                return not way.beyond and not any(self._satisfies(v, replace(way, values=None)) for v in way.values)
-            if way.kind == "object":
-                return any(self.is_impossible(self._field_state(way, name)) for name in way.required)
-            if way.kind == "string":
-                return self._strings.is_empty(way)
-            if way.kind == "array":
-                return any(self.is_impossible(self._item_state(way, i)) for i in range(min(way.least, 32)))
-            return False
-        except Circular:
-            return False
-        finally:
-            self._looks -= 1
-
-    def is_impossible(self, state: State) -> bool:
-        """Whether provably no value at all is in the state."""
-        if any(self._expander.is_never(atom) for atom in state):
-            return True
-        if state in self._in_progress:
-            return False
-        return all(self.is_empty(way) for kind in KINDS for way in self.ways(state, kind))
-
-    def accepts(self, state: State, value: Json) -> bool:
-        kind = kind_of(value)
-        for way in self.ways(state, kind):
-            if way.values is not None:
-                if identity(value) in map(identity, way.values):
-                    return True
-            elif self._satisfies(value, way):
-                return True
-        return False
-
-    def _satisfies(self, value: Json, way: Way) -> bool:
-        """Whether a value of the way's kind satisfies its facts. Formats are not asked of constants."""
-        if way.beyond:
-            raise refused(*way.beyond[0])
-        if identity(value) in map(identity, way.excluded):
-            return False
-        if isinstance(value, str):
-            found = (self._strings.matches(pattern, value, place) for pattern, place in way.patterns)
-            lost = (self._strings.matches(pattern, value, place) for pattern, place in way.without)
-            return _fits(len(value), way) and all(found) and not any(lost)
-        if isinstance(value, list):
-            return self._array_satisfies(value, way)
-        if isinstance(value, dict):
-            return self._object_satisfies(value, way)
-        return value is None or isinstance(value, bool) or number_satisfies(value, way)
-
-    def _array_satisfies(self, value: list[Json], way: Way) -> bool:
-        if not _fits(len(value), way) or (way.unique_at and len(set(map(identity, value))) < len(value)):
-            return False
-        if not all(self.accepts(self._item_state(way, index), item) for index, item in enumerate(value)):
-            return False
-        return all(
-            found.low <= sum(self.accepts(found.state, item) for item in value) <= (found.high or math.inf)
-            if found.high != 0
-            else not any(self.accepts(found.state, item) for item in value)
-            for found in way.contains
-        )
-
-    def _object_satisfies(self, value: dict[str, Json], way: Way) -> bool:
-        if not _fits(len(value), way) or any(name not in value for name in way.required):
-            return False
-        if way.names and not all(self.accepts(way.names, name) for name in value):
-            return False
-        if not all(self.accepts(self._field_state(way, name), item) for name, item in value.items()):
-            return False
-        return all(self._has(value, wanted) for wanted in way.exists)
-
-    def _has(self, value: dict[str, Json], wanted: Exists) -> bool:
-        return any(
-            name not in wanted.names
-            and not any(self._strings.matches(regex, name, wanted.pointer) for regex in wanted.patterns)
-            and self.accepts(wanted.state, item)
-            for name, item in value.items()
-        )
-
-    # -- objects and arrays as seen from one key or place
-
-    def _field_state(self, way: Way, name: str) -> State:
-        """What is asked of the value of a key."""
-        if way.names and not self.accepts(way.names, name):
-            return NEVER
-        atoms: list[tuple[str, bool]] = []
-        for group in way.fields:
-            found = [state for key, state in group.properties if key == name]
-            found += [
-                state for regex, state in group.patterns if self._strings.matches(regex, name, "patternProperties")
-            ]
-            if not found and group.additional is not None:
-                found = [group.additional]
-            atoms += [atom for state in found for atom in state]
-        return tuple(dict.fromkeys(atoms))
-
-    def _known_names(self, way: Way) -> list[str]:
-        """In the order in which they are written: as `properties` lists them, those that must be absent last."""
-        named = [(name, state) for group in way.fields for name, state in group.properties]
-        wanted = [name for name, state in named if state != NEVER]
-        return list(dict.fromkeys((*wanted, *way.required, *(name for name, _ in named))))
-
-    def _is_closed(self, way: Way) -> bool:
-        """Whether only known keys are possible."""
-        if any(group.patterns for group in way.fields):
-            return False
-        return any(group.additional is not None and self.is_impossible(group.additional) for group in way.fields)
-
-    def _item_state(self, way: Way, index: int) -> State:
-        atoms: list[tuple[str, bool]] = []
-        for group in way.items:
-            state = group.prefix[index] if index < len(group.prefix) else group.rest
-            atoms += state or ()
-        return tuple(dict.fromkeys(atoms))
-
-    # -- writing
 
     def schema_of(self, state: State) -> Json:
         """The state as one plain schema; False where no value is in it."""
         state = tuple(dict.fromkeys(state))
         if not state:
             return True
-        if state in self._in_progress:
+        if state in self._reader.being_written:
             name = self._names.setdefault(state, f"n{len(self._names)}")
             return {"$ref": f"#/$defs/{name}"}
         if state in self._written:
@@ -271,11 +94,11 @@ class _Writer:
         self.num_nodes += 1
         if self.num_nodes > MAX_NODES:
             raise ConstraintError(f"the schema has more than {MAX_NODES} parts when written out; simplify it")
-        self._in_progress.add(state)
+        self._reader.being_written.add(state)
         try:
-            schema = self._union([way for kind in KINDS for way in self.ways(state, kind)], state[-1][0])
+            schema = self._union(self._reader.all_ways(state), state[-1][0])
         finally:
-            self._in_progress.discard(state)
+            self._reader.being_written.discard(state)
         self._written[state] = schema
         if state in self._names:
             return self._shared(state)
@@ -327,7 +150,7 @@ class _Writer:
             case "number":
                 return number_schemas(way, place)
             case "string":
-                return [self._strings.schema(way)]
+                return [self._reader.strings.schema(way)]
             case "array":
                 return self._array_schemas(way, place)
             case "object":
@@ -340,23 +163,23 @@ class _Writer:
     def _object_schemas(self, way: Way, place: str) -> list[dict[str, Json]]:
         if way.excluded:
             raise refused(place, "that an object is not a certain one cannot be enforced")
-        names = self._known_names(way)
+        names = self._reader.known_names(way)
         keys: str | None = None
         if way.names:
-            allowed = self.ways(way.names, "string")
+            allowed = self._reader.ways(way.names, "string")
             if all(found.values is not None for found in allowed):
                 listed = [str(value) for found in allowed for value in found.values or ()]
                 names = list(dict.fromkeys((*[name for name in names if name in listed], *listed)))
                 way = replace(way, fields=(*way.fields, Fields(tuple((n, ()) for n in listed), (), NEVER)), names=())
             else:
                 keys = self._key_pattern(allowed)
-        states = {name: self._field_state(way, name) for name in names}
-        impossible = {name for name in names if self.is_impossible(states[name])}
+        states = {name: self._reader.field_state(way, name) for name in names}
+        impossible = {name for name in names if self._reader.is_impossible(states[name])}
         if any(name in impossible for name in way.required):
             return []
         possible = {name: states[name] for name in names if name not in impossible}
         rest, patterns = self._regions(way, keys, possible, place)
-        is_closed = not patterns and self.is_impossible(rest)
+        is_closed = not patterns and self._reader.is_impossible(rest)
         optional = [name for name in names if name not in way.required and name not in impossible]
         written: list[dict[str, Json]] = []
         for present, absent, least, most in presences(way, optional, is_closed, place):
@@ -392,7 +215,7 @@ class _Writer:
             if way.values is not None:
                 options.append(f"^(?:{'|'.join(escaped_text(str(value)) for value in way.values)})$")
             else:
-                schema = self._strings.schema(way)
+                schema = self._reader.strings.schema(way)
                 bounds = f"{{{way.least},{'' if way.most is None else way.most}}}"
                 lengths = [rf"^[\s\S]{bounds}$"] if way.least or way.most is not None else []
                 options.append(joined([*([str(schema["pattern"])] if "pattern" in schema else []), *lengths]))
@@ -407,7 +230,7 @@ class _Writer:
         """
         sources = dict.fromkeys(regex for group in way.fields for regex, _ in group.patterns)
         patterns = [regex for regex in sources if regex not in UNIVERSAL_PATTERNS]
-        terms = {regex: self._strings.term(regex, f"{place}/patternProperties") for regex in patterns}
+        terms = {regex: self._reader.strings.term(regex, f"{place}/patternProperties") for regex in patterns}
         regions: list[tuple[frozenset[str], str]] = []
         for chosen in self._overlaps(patterns, terms, place):
             others = [regex for regex in patterns if regex not in chosen and self._meet(terms, regex, chosen)]
@@ -418,13 +241,13 @@ class _Writer:
         merged: dict[State, list[str]] = {}
         for matched, regex in regions:
             state = _state_of_key(way, matched)
-            if self.is_impossible(state) and not patterns:
+            if self._reader.is_impossible(state) and not patterns:
                 continue
             # A written pattern also binds the known keys that match it, where they are not bound as much already.
             bound = [
                 name
                 for name, found in known.items()
-                if not set(state) <= set(found) and self._strings.matches(regex, name, place)
+                if not set(state) <= set(found) and self._reader.strings.matches(regex, name, place)
             ]
             merged.setdefault(state, []).append(joined([regex], names=bound) if bound else regex)
         found = [
@@ -432,8 +255,8 @@ class _Writer:
             for state, regexes in merged.items()
         ]
         rest = NEVER if keys is not None else _state_of_key(way, frozenset())
-        if self.is_impossible(rest):
-            found = [(regex, state) for regex, state in found if not self.is_impossible(state)]
+        if self._reader.is_impossible(rest):
+            found = [(regex, state) for regex, state in found if not self._reader.is_impossible(state)]
         return rest, found
 
     def _overlaps(self, patterns: list[str], terms: dict[str, Term | None], place: str) -> Iterator[tuple[str, ...]]:
@@ -454,7 +277,7 @@ class _Writer:
         known = [term for term in found if term is not None]
         if len(known) < len(found):
             return True
-        languages = self._strings.languages
+        languages = self._reader.strings.languages
         return languages.is_empty(languages.all_of(known)) is not True
 
     # arrays
@@ -463,10 +286,10 @@ class _Writer:
         if way.excluded:
             raise refused(place, "that an array is not a certain one cannot be enforced")
         length = max((len(group.prefix) for group in way.items), default=0)
-        rest = self._item_state(way, length)
+        rest = self._reader.item_state(way, length)
         most = way.most
         for index in range(length + 1):
-            if (most is None or index < most) and self.is_impossible(self._item_state(way, index)):
+            if (most is None or index < most) and self._reader.is_impossible(self._reader.item_state(way, index)):
                 most = index
         if most is not None and way.least > most:
             return []
@@ -476,7 +299,7 @@ class _Writer:
         if is_unique or contains:
             described = self._array_automaton(way, contains, is_unique, length)
             return [] if described is None else [described]
-        prefix = [self.schema_of(self._item_state(way, index)) for index in range(length)]
+        prefix = [self.schema_of(self._reader.item_state(way, index)) for index in range(length)]
         if most is not None:
             prefix = prefix[:most]
         schema: dict[str, Json] = {"type": "array"}
@@ -501,7 +324,7 @@ class _Writer:
 
         def steps(index: int) -> list[Step]:
             if index not in known:
-                state = self._item_state(way, index)
+                state = self._reader.item_state(way, index)
                 known[index] = list(
                     self._unique_steps(state, contains, numbers, pointer)
                     if is_unique
@@ -520,7 +343,7 @@ class _Writer:
         if values is None:
             raise refused(pointer, "can be enforced only where the items are finitely many, or at most one")
         for value in values:
-            counts = frozenset(i for i, found in enumerate(contains) if self.accepts(found.state, value))
+            counts = frozenset(i for i, found in enumerate(contains) if self._reader.accepts(found.state, value))
             item: Json = {"enum": [canonical(value)]}
             yield Step(item, counts, numbers.setdefault(identity(value), len(numbers)))
 
@@ -543,7 +366,7 @@ class _Writer:
     def _finite(self, state: State) -> list[Json] | None:
         """All values of a state, or None where they are not listed."""
         listed: dict[str, Json] = {}
-        for way in (way for kind in KINDS for way in self.ways(state, kind)):
+        for way in self._reader.all_ways(state):
             values = whole_numbers(way) if way.values is None else way.values
             if values is None:
                 return None
@@ -560,7 +383,3 @@ def _state_of_key(way: Way, matched: frozenset[str]) -> State:
             found = [group.additional]
         atoms += [atom for state in found for atom in state]
     return tuple(dict.fromkeys(atoms))
-
-
-def _fits(size: int, way: Way) -> bool:
-    return way.least <= size and (way.most is None or size <= way.most)

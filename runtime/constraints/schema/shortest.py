@@ -147,7 +147,7 @@ class _Texts:
             if value is None:
                 return None
             pairs.append(json_text(name).encode() + b":" + value)
-        if isinstance(least, int) and least > len(pairs):  # one key of any name, see normal._presences
+        if isinstance(least, int) and least > len(pairs):  # one key of any name, see presence.py
             return self._solution("object", schema) if least == len(pairs) + 1 else None
         return b"{" + b",".join(pairs) + b"}"
 

@@ -13,7 +13,7 @@ from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.grammar_worker import build, byte_tokenizer
 from niwaki.runtime.constraints.regex_language import ANY_CHARACTER, Languages, Term, TooManyTerms
 from niwaki.runtime.constraints.regex_meaning import found_in
-from niwaki.runtime.constraints.regex_parser import Parser
+from niwaki.runtime.constraints.regex_parser import parsed
 from niwaki.runtime.constraints.schema.document import Json, json_text, refused
 from niwaki.runtime.constraints.schema.facts import Way
 from niwaki.runtime.constraints.schema.formats import FORMAT_PATTERNS
@@ -127,7 +127,7 @@ class Strings:
 
 def read(languages: Languages, pattern: str) -> Term:
     """The texts in which a pattern is found. Raises as `found_in`."""
-    return found_in(languages, Parser(pattern).parse(), pattern)
+    return found_in(languages, parsed(pattern), pattern)
 
 
 @lru_cache(maxsize=512)

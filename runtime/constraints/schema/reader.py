@@ -1,0 +1,204 @@
+"""The states of a schema, looked into: in which ways each can hold, whether none does, whether a constant is in it.
+
+A state is a conjunction of schemas of the document. Writes nothing: `normal.py` does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from niwaki.runtime.constraints.schema.document import Json, identity, refused
+from niwaki.runtime.constraints.schema.facts import NEVER, Exists, Fields, State, Way, both, contradicts
+from niwaki.runtime.constraints.schema.keywords import kind_of
+from niwaki.runtime.constraints.schema.numbers import number_satisfies
+from niwaki.runtime.constraints.schema.references import Document
+from niwaki.runtime.constraints.schema.strings import Strings
+from niwaki.runtime.constraints.schema.ways import Circular, Expander
+
+MAX_LOOKS: Final = 8  # how deep emptiness looks into required values
+
+
+class Reader:
+    """`being_written`: the states that are being written down, which may hold themselves; its writer's to change."""
+
+    def __init__(self, document: Document) -> None:
+        self._expander = Expander(document)
+        self._expander.is_empty = self.is_empty
+        self.strings = Strings()
+        self._ways: dict[tuple[State, str], list[Way]] = {}
+        self.being_written: set[State] = set()
+        self._looks = 0
+
+    def ways(self, state: State, kind: str) -> list[Way]:
+        """The ways of a state, finite ones reduced to the values that satisfy everything."""
+        state = tuple(dict.fromkeys(state))
+        key = (state, kind)
+        if key not in self._ways:
+            self._ways[key] = [done for way in self._expander.of_state(state, kind) for done in self._settled(way)]
+        return self._ways[key]
+
+    def all_ways(self, state: State) -> list[Way]:
+        return [way for kind in self._expander.kinds(state) for way in self.ways(state, kind)]
+
+    def _settled(self, way: Way) -> Iterator[Way]:
+        way = way.without_annotations()
+        if way.values is None and way.kind in ("null", "boolean"):
+            values: tuple[Json, ...] = (None,) if way.kind == "null" else (True, False)
+            way = replace(way, values=values)
+        if way.values is not None:
+            if way.beyond:
+                yield way
+                return
+            facts = replace(way, values=None)
+            values = tuple(value for value in way.values if self._satisfies(value, facts))
+            if values:
+                yield Way(way.kind, values=values)
+            return
+        for closed in self._without_exists(way):
+            if not self.is_empty(closed):
+                yield closed
+
+    def _without_exists(self, way: Way) -> Iterator[Way]:
+        """Where no keys but known ones are possible, "some other key" is one of these."""
+        if not way.exists:
+            yield way
+            return
+        first, rest = way.exists[0], replace(way, exists=way.exists[1:])
+        if first.patterns or not self._is_closed(way):
+            yield replace(rest, beyond=(*rest.beyond, (first.pointer, "additional keys that fail cannot be enforced")))
+            return
+        for name in self.known_names(way):
+            if name not in first.names:
+                fields = Fields(((name, first.state),))
+                found = both(rest, Way("object", required=(name,), fields=(fields,)))
+                if found is not None:
+                    yield from self._without_exists(found)
+
+    def is_empty(self, way: Way) -> bool:
+        """Whether provably no value satisfies the facts. False where that is not known."""
+        if contradicts(way):
+            return True
+        if self._looks >= MAX_LOOKS:
+            return False
+        self._looks += 1
+        try:
+            if way.values is not None:
+                return not way.beyond and not any(self._satisfies(v, replace(way, values=None)) for v in way.values)
+            if way.kind == "object":
+                return any(self.is_impossible(self.field_state(way, name)) for name in way.required)
+            if way.kind == "string":
+                return self.strings.is_empty(way)
+            if way.kind == "array":
+                return any(self.is_impossible(self.item_state(way, i)) for i in range(min(way.least, 32)))
+            return False
+        except Circular:
+            return False
+        finally:
+            self._looks -= 1
+
+    def is_impossible(self, state: State) -> bool:
+        """Whether provably no value at all is in the state."""
+        if any(self._expander.is_never(atom) for atom in state):
+            return True
+        if state in self.being_written:
+            return False
+        ways = (way for kind in self._expander.kinds(state) for way in self.ways(state, kind))
+        return all(way.values is None and self.is_empty(way) for way in ways)  # values were tried when they were listed
+
+    def accepts(self, state: State, value: Json) -> bool:
+        kind = kind_of(value)
+        for way in self.ways(state, kind):
+            if way.values is not None:
+                if identity(value) in map(identity, way.values):
+                    return True
+            elif self._satisfies(value, way):
+                return True
+        return False
+
+    def _satisfies(self, value: Json, way: Way) -> bool:
+        """Whether a value of the way's kind satisfies its facts. Formats are not asked of constants."""
+        if way.beyond:
+            raise refused(*way.beyond[0])
+        if identity(value) in map(identity, way.excluded):
+            return False
+        if isinstance(value, str):
+            found = (self.strings.matches(pattern, value, place) for pattern, place in way.patterns)
+            lost = (self.strings.matches(pattern, value, place) for pattern, place in way.without)
+            return _fits(len(value), way) and all(found) and not any(lost)
+        if isinstance(value, list):
+            return self._array_satisfies(value, way)
+        if isinstance(value, dict):
+            return self._object_satisfies(value, way)
+        return value is None or isinstance(value, bool) or number_satisfies(value, way)
+
+    def _array_satisfies(self, value: list[Json], way: Way) -> bool:
+        if not _fits(len(value), way) or (way.unique_at and len(set(map(identity, value))) < len(value)):
+            return False
+        if not all(self.accepts(self.item_state(way, index), item) for index, item in enumerate(value)):
+            return False
+        return all(
+            found.low <= sum(self.accepts(found.state, item) for item in value) <= (found.high or math.inf)
+            if found.high != 0
+            else not any(self.accepts(found.state, item) for item in value)
+            for found in way.contains
+        )
+
+    def _object_satisfies(self, value: dict[str, Json], way: Way) -> bool:
+        if not _fits(len(value), way) or any(name not in value for name in way.required):
+            return False
+        if way.names and not all(self.accepts(way.names, name) for name in value):
+            return False
+        if not all(self.accepts(self.field_state(way, name), item) for name, item in value.items()):
+            return False
+        return all(self._has(value, wanted) for wanted in way.exists)
+
+    def _has(self, value: dict[str, Json], wanted: Exists) -> bool:
+        return any(
+            name not in wanted.names
+            and not any(self.strings.matches(regex, name, wanted.pointer) for regex in wanted.patterns)
+            and self.accepts(wanted.state, item)
+            for name, item in value.items()
+        )
+
+    # -- objects and arrays as seen from one key or place
+
+    def field_state(self, way: Way, name: str) -> State:
+        """What is asked of the value of a key."""
+        if way.names and not self.accepts(way.names, name):
+            return NEVER
+        atoms: list[tuple[str, bool]] = []
+        for group in way.fields:
+            found = [state for key, state in group.properties if key == name]
+            found += [
+                state for regex, state in group.patterns if self.strings.matches(regex, name, "patternProperties")
+            ]
+            if not found and group.additional is not None:
+                found = [group.additional]
+            atoms += [atom for state in found for atom in state]
+        return tuple(dict.fromkeys(atoms))
+
+    def known_names(self, way: Way) -> list[str]:
+        """In the order in which they are written: as `properties` lists them, those that must be absent last."""
+        named = [(name, state) for group in way.fields for name, state in group.properties]
+        wanted = [name for name, state in named if state != NEVER]
+        return list(dict.fromkeys((*wanted, *way.required, *(name for name, _ in named))))
+
+    def _is_closed(self, way: Way) -> bool:
+        """Whether only known keys are possible."""
+        if any(group.patterns for group in way.fields):
+            return False
+        return any(group.additional is not None and self.is_impossible(group.additional) for group in way.fields)
+
+    def item_state(self, way: Way, index: int) -> State:
+        atoms: list[tuple[str, bool]] = []
+        for group in way.items:
+            state = group.prefix[index] if index < len(group.prefix) else group.rest
+            atoms += state or ()
+        return tuple(dict.fromkeys(atoms))
+
+
+def _fits(size: int, way: Way) -> bool:
+    return way.least <= size and (way.most is None or size <= way.most)
