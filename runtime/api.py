@@ -423,6 +423,7 @@ class Output:
     prompt_top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()  # the likeliest tokens at the same positions
     seconds: float = 0.0
     queued_seconds: float = 0.0  # of them: before its first step
+    first_seconds: float = 0.0  # of them: up to the step that gave its first token
 
     @property
     def completion_tokens(self) -> int:

@@ -17,6 +17,7 @@ import torch
 
 from niwaki.radix.cache import Cache
 from niwaki.radix.handles import Lease, Pin
+from niwaki.radix.outline import OutlineNode
 from niwaki.runtime import scheduler
 from niwaki.runtime.api import (
     Cancelled,
@@ -159,6 +160,10 @@ class EngineCore:
         if self._tiers is not None:
             self._tiers.clear()
         return self._cache.flush()
+
+    def outline(self, limit: int, namespace: str) -> tuple[OutlineNode, ...]:
+        """The shape of a namespace's tree, and what lately left it for a tier below the pool."""
+        return self._cache.outline(limit, namespace, None if self._tiers is None else self._tiers.holder)
 
     def tier_counts(self) -> Mapping[str, float]:
         return {} if self._tiers is None else self._tiers.counts()
@@ -453,6 +458,8 @@ class EngineCore:
                 self.counters.prefilled_tokens += min(num_left, len(row.token_ids))
                 # Share the prompt at once; generated tokens go into the tree when the request ends.
                 is_whole = request.num_computed >= request.num_prompt
+                if is_whole and request.prefilled is None:
+                    request.prefilled = time.perf_counter()
                 self._cache.commit(request.lease, request.ids, request.num_computed, share_tail=is_whole)
 
     def _take_logits(self, batch: Sequence[tuple[Request, Row]], logits: torch.Tensor, masks: FilledMasks) -> None:

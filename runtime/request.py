@@ -66,9 +66,10 @@ class Request:
 
     __slots__ = (
         "id", "job", "index", "params", "namespace", "seed", "num_prompt", "num_computed", "num_cached", "logits_from",
-        "lease", "matcher", "stops", "detokenizer", "waited_steps", "arrived", "admitted", "was_preempted", "logprobs",
-        "top_logprobs", "prompt_logprobs", "prompt_top", "forced", "healing", "_num_shown", "_buffer", "_length",
-        "_tokenizer", "_text", "_text_ends", "_unsent_text", "_unsent_ids", "_unsent_logprobs", "_unsent_top",
+        "lease", "matcher", "stops", "detokenizer", "waited_steps", "arrived", "admitted", "prefilled", "was_preempted",
+        "logprobs", "top_logprobs", "prompt_logprobs", "prompt_top", "forced", "healing", "_num_shown", "_buffer",
+        "_length", "_tokenizer", "_text", "_text_ends", "_unsent_text", "_unsent_ids", "_unsent_logprobs",
+        "_unsent_top",
     )  # fmt: skip
 
     def __init__(
@@ -107,6 +108,7 @@ class Request:
         self.waited_steps = 0
         self.arrived = time.perf_counter()
         self.admitted: float | None = None  # when its first step began
+        self.prefilled: float | None = None  # when the step was computed that gives its first token
         self.was_preempted = False
         self.logprobs: list[TokenLogprob] = []
         self.top_logprobs: list[tuple[TokenLogprob, ...]] = []
@@ -352,6 +354,7 @@ class Request:
             prompt_top_logprobs=tuple(self.prompt_top.get(i, ()) for i in sorted(self.prompt_logprobs)),
             seconds=time.perf_counter() - self.arrived,
             queued_seconds=0.0 if self.admitted is None else self.admitted - self.arrived,
+            first_seconds=0.0 if self.prefilled is None else self.prefilled - self.arrived,
         )
 
     def score(self) -> Score:

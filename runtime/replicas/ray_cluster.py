@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from niwaki.runtime.api import ConfigError
+from niwaki.runtime.api import ConfigError, EngineStopped
 
 
 @contextmanager
@@ -15,7 +15,7 @@ def connected(address: str | None) -> Iterator[Any]:
     """The module `ray`, connected to a cluster; without an address to one of this machine that ends with the block.
 
     Raises:
-        ConfigError: Ray is not installed, or not at that address.
+        ConfigError: Ray is not installed, or not at that address. EngineStopped: it did not start here.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would tell its makers over the network
     try:
@@ -26,6 +26,8 @@ def connected(address: str | None) -> Iterator[Any]:
         ray.init(address or "local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     except ConnectionError as error:
         raise ConfigError(f"no Ray cluster at {address}: {error}") from error
+    except Exception as error:  # Ray's own are of no other class where its processes do not come up
+        raise EngineStopped(f"Ray did not start: {error}") from error
     try:
         yield ray
     finally:

@@ -26,7 +26,7 @@ def map_lines(
     All lines are read before the first one is given out.
 
     Raises:
-        ConfigError: Ray is not installed, or not at `address`.
+        ConfigError: Ray is not installed, or not at `address`. EngineStopped: it did not start here.
     """
     with connected(address):
         import ray.data

@@ -8,6 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from niwaki.runtime.api import Cancelled, Generation
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 GAUGES = ("pages_", "requests_")  # all else that the engine tells are counters
 TIER_GAUGES = ("_pages", "_bytes")
@@ -52,6 +54,19 @@ class Metrics:
             "niwaki_sequences_in_flight", "Sequences that clients wait for.", registry=self._registry
         )
         self._registry.register(_EngineCollector(usage))
+
+    def ended(self, generation: Generation) -> None:
+        """Count a generation of a program that is over, and whose pieces nobody read, by the engine's own clock."""
+        error = generation.error()
+        if isinstance(error, Cancelled):
+            self.aborted.inc()
+        elif error is not None:
+            self.failed.labels(type(error).__name__).inc()
+        else:
+            for output in generation.result():
+                self.queued.observe(output.queued_seconds)
+                self.first_piece.observe(output.first_seconds)
+                self.whole.observe(output.seconds)
 
     def text(self) -> bytes:
         """In Prometheus's text format."""

@@ -25,6 +25,7 @@ from niwaki.runtime.api import (
 )
 from niwaki.runtime.server.access import service_of
 from niwaki.runtime.server.errors import ApiError, as_api_error, failed_inside
+from niwaki.runtime.server.metrics import Metrics
 from niwaki.runtime.server.service import Service
 from niwaki.runtime.server.sse import DONE, EventStream, event, unless_gone
 from niwaki.runtime.server.wire import MAX_PROMPTS, Strict, json_response, read_body, reference, takes, to_json
@@ -114,10 +115,10 @@ def _batch_of(program: ServedProgram) -> type[BaseModel]:
 class _Run:
     """A program that runs for a client, as the service counts and ends it. It runs on `backend`, which counts, too."""
 
-    def __init__(self, backend: Backend, size: int = 1) -> None:
+    def __init__(self, backend: Backend, metrics: Metrics, size: int = 1) -> None:
         self.size = size
         self.num_tokens = 0
-        self.backend = cast("Backend", _Metered(backend, self._charge))
+        self.backend = cast("Backend", _Metered(backend, self._charge, metrics.ended))
         self._task: asyncio.Future[object] | None = None
         self._reason: EngineStopped | None = None
 
@@ -151,11 +152,13 @@ class _Run:
 
 
 class _Metered:
-    """A backend that tells how many tokens were computed; in all else the one that it stands before."""
+    """A backend that tells how many tokens were computed, and each generation's end; in all else the one that it
+    stands before."""
 
-    def __init__(self, backend: Backend, charge: Callable[[int], None]) -> None:
+    def __init__(self, backend: Backend, charge: Callable[[int], None], ended: Callable[[Generation], None]) -> None:
         self._backend = backend
         self._charge = charge
+        self._ended = ended
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._backend, name)
@@ -164,6 +167,7 @@ class _Metered:
         generation = self._backend.generate(branch, delta, params)
 
         def count() -> None:
+            self._ended(generation)
             if generation.error() is None:
                 outputs = generation.result()
                 generated = sum(output.completion_tokens for output in outputs)
@@ -198,7 +202,7 @@ def _page_of(program: ServedProgram, backend: Backend) -> Callable[..., Awaitabl
         service = service_of(request)
         body = await read_body(request, program.body, service.config)
         service.admit(1)
-        run = _Run(backend)
+        run = _Run(backend, service.metrics)
         service.enter(run)
         if stream:
             return EventStream(_events(program, body, run), lambda: service.finish(run))
@@ -214,7 +218,7 @@ def _batch_page_of(
         service = service_of(request)
         rows: Sequence[BaseModel] = getattr(await read_body(request, batch, service.config), "rows")  # noqa: B009  # of a class made at run time
         service.admit(len(rows))
-        run = _Run(backend, len(rows))
+        run = _Run(backend, service.metrics, len(rows))
         service.enter(run)
         free = asyncio.Semaphore(MAX_PARALLEL)
 

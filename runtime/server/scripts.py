@@ -24,6 +24,7 @@ from niwaki.runtime.server.access import key_of, service_of
 from niwaki.runtime.server.branch_shapes import ParamsBody, output_json, score_json
 from niwaki.runtime.server.branches import Branches
 from niwaki.runtime.server.errors import ApiError, as_api_error
+from niwaki.runtime.server.metrics import Metrics
 from niwaki.runtime.server.openai_shapes import Json
 from niwaki.runtime.server.sse import EventStream, event
 from niwaki.runtime.server.wake import wake
@@ -127,10 +128,11 @@ class Running:
     """A script on its way, as the service counts and ends it. Made and read on the event loop; it moves on wherever
     results arrive."""
 
-    def __init__(self, backend: Backend, body: ScriptBody, namespace: str) -> None:
+    def __init__(self, backend: Backend, body: ScriptBody, namespace: str, metrics: Metrics) -> None:
         """Raises ApiError: the body makes no sense."""
         body.check()
         self._backend = backend
+        self._metrics = metrics
         self._namespace = namespace
         self._is_over = body.is_over
         self._lanes = [_Lane(number, ops) for number, ops in enumerate(body.branches)]
@@ -240,6 +242,8 @@ class Running:
             raise
 
     def _on_done(self, lane: _Lane, op: CallBody | ChooseBody, pending: Result) -> None:
+        if isinstance(pending, Generation):
+            self._metrics.ended(pending)
         try:
             text, told = self._answer(op, pending)
         except Exception as error:  # nothing may escape into the backend's thread
@@ -320,7 +324,7 @@ def scripts_router(branches: Branches) -> APIRouter:
         """Run a whole program: events with what each call gave, as it comes, and one at the end."""
         service, key = service_of(request), key_of(request)
         body = await read_body(request, ScriptBody, service.config)
-        running = Running(branches.backend, body, service.namespace(key, body.namespace))
+        running = Running(branches.backend, body, service.namespace(key, body.namespace), service.metrics)
         branches.check_room()
         service.admit(running.size)
         service.enter(running)

@@ -91,6 +91,20 @@ def test_parameters_go_in_by_name_and_typed_values_come_out(programs: httpx2.Cli
     assert isinstance(answer.json()["answer"], int)
 
 
+def test_metrics_count_what_programs_generate(programs: httpx2.Client) -> None:
+    def read(name: str) -> float:
+        lines = programs.get("/metrics").text.splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith(f"niwaki_{name} ")))
+
+    def counts() -> list[float]:
+        return [read(f"{name}_seconds_count") for name in ("time_to_first_token", "request", "queue")]
+
+    before, slept = counts(), read("time_to_first_token_seconds_sum")
+    programs.post("/programs/total", json={"numbers": [1]})
+    assert [after - then for after, then in zip(counts(), before, strict=True)] == [1, 1, 1]
+    assert read("time_to_first_token_seconds_sum") > slept
+
+
 def test_an_async_program_answers_what_it_returns(programs: httpx2.Client) -> None:
     assert programs.post("/programs/total", json={"numbers": [1, 2.5]}).json() == {"total": 3.5}
 

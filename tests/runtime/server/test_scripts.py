@@ -44,6 +44,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+def first_tokens(url: str) -> float:
+    lines = httpx2.get(f"{url}/metrics").text.splitlines()
+    return float(next(line.split()[1] for line in lines if line.startswith("niwaki_time_to_first_token_seconds_count")))
+
+
 @nw.function
 def judge(s: State, question: str) -> str:
     s += nw.user(question)
@@ -89,6 +94,12 @@ def test_a_whole_program_is_one_request(endpoint: RuntimeEndpoint, engine: Engin
     asked.clear()
     assert told(judge.compile(), endpoint, VALUES["judge"], "Why the cat?") == expected
     assert asked == ["POST /scripts"], "its values, its text and its tokens came with the answer"
+
+
+def test_metrics_count_each_generation_of_a_script(endpoint: RuntimeEndpoint, url: str) -> None:
+    before = first_tokens(url)
+    judge.compile().run(question="Why the cat?", options={"backend": endpoint}).text()
+    assert first_tokens(url) - before == 5
 
 
 def test_a_decision_hands_over_with_the_state_as_it_is(
