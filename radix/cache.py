@@ -6,7 +6,7 @@ proves it. Not thread-safe: its owner is the engine loop.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 
@@ -16,7 +16,7 @@ from niwaki.radix.beginnings import Beginnings
 from niwaki.radix.children import TOKEN_BYTES
 from niwaki.radix.eviction import EVICTIONS
 from niwaki.radix.handles import CacheStats, Lease, Match, Pin, home
-from niwaki.radix.outline import OutlineNode, outline
+from niwaki.radix.outline import Evicted, OutlineNode, outline
 from niwaki.radix.pages import PageCopy, PagePool
 from niwaki.radix.paths import INT32, TokenIds, demand_token_ids, pack, path_key, path_pages
 from niwaki.radix.summary import summary_of
@@ -24,6 +24,10 @@ from niwaki.radix.tree import Node, Tree, common_pages
 
 # Namespace, the tokens from the first one to the end of the pages, the index of the first page, the page ids.
 OnEvict = Callable[[str, TokenIds, int, list[int]], None]
+# Namespace, tokens, the index of a page: the name of the tier that has it.
+TierOf = Callable[[str, TokenIds, int], str | None]
+
+MAX_EVICTED = 64  # evictions that are remembered, to be looked at
 
 
 class Cache:
@@ -66,6 +70,7 @@ class Cache:
             self._tree.on_drop = self._tell_evicted
         self._beginnings = Beginnings()
         self._tree.on_begin = self._beginnings.written
+        self._evicted: deque[Evicted] = deque(maxlen=MAX_EVICTED)
         self._leases: dict[Lease, None] = {}
         self._pins: dict[Pin, None] = {}
         self._deadlines: list[tuple[float, int, Pin]] = []  # with a serial number, for pins have no order
@@ -104,10 +109,19 @@ class Cache:
             evicted_pages=self._evicted_pages,
         )
 
-    def outline(self, limit: int, namespace: str = "") -> tuple[OutlineNode, ...]:
-        """The shape of a namespace's tree, at most `limit` nodes of it."""
+    def outline(self, limit: int, namespace: str = "", tier_of: TierOf | None = None) -> tuple[OutlineNode, ...]:
+        """The shape of a namespace's tree, at most `limit` nodes of it. With `tier_of` also what lately left the pool
+        for a tier that still has it."""
         root = self._tree.roots.get(namespace)
-        return () if root is None else outline(root, limit, self._clock)
+        if root is None:
+            return ()
+        evicted = []
+        for one in self._evicted:
+            if tier_of is not None and one.namespace == namespace:
+                tier = tier_of(namespace, np.frombuffer(one.key, INT32), one.num_before)
+                if tier is not None:
+                    evicted.append((one, tier))
+        return outline(self._tree, root, limit, self._clock, evicted)
 
     def summary(self, limit: int) -> list[bytes]:
         """Marks of the prefixes in the tree, at most `limit`, those used last first."""
@@ -327,6 +341,7 @@ class Cache:
         told, self._tree.on_drop = self._tree.on_drop, None
         self._evict(self.num_evictable)
         self._tree.on_drop = told
+        self._evicted.clear()
         return self._tree.num_pages == 0
 
     def paths(self) -> Iterator[tuple[str, TokenIds, list[int]]]:
@@ -474,6 +489,7 @@ class Cache:
             ids = np.frombuffer(key, INT32)[: len(key) // self._tree.page_bytes * self.page_size]
             start = len(ids) // self.page_size - num_full + first
             self._on_evict(namespace, ids, start, leaf.pages[first:num_full])
+            self._evicted.append(Evicted(namespace, ids.tobytes(), start, leaf.hits, leaf.stamp))
 
     def _evict(self, num_pages: int) -> None:
         self._pool.give(self._tree.evict(num_pages))

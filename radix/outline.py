@@ -1,14 +1,15 @@
-"""The shape of a tree for people to look at: its most recently used part, as plain data."""
+"""The shape of a tree for people to look at: its most recently used part, and what lately left it, as plain data."""
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from niwaki.radix.children import TOKEN_BYTES
-from niwaki.radix.tree import Node
+from niwaki.radix.tree import Node, Tree
 
 SHOWN_TOKENS = 24  # of a node's tokens
 
@@ -21,7 +22,7 @@ class OutlineNode:
     token_ids: tuple[int, ...]  # the first of them
     num_tokens: int
     num_pages: int
-    num_children: int  # in the tree, told or not
+    num_children: int  # told or not
     num_locks: int  # requests that end in it, and children that are locked; 0: it may be evicted once it is a leaf
     is_pinned: bool
     hits: int  # lookups that went through it or ended in it
@@ -29,21 +30,37 @@ class OutlineNode:
     tier: str = "pool"  # where its pages are
 
 
-def outline(root: Node, limit: int, now: int) -> tuple[OutlineNode, ...]:
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """Pages that left the pool from the end of a path. `key`: all tokens up to their end, packed."""
+
+    namespace: str
+    key: bytes
+    num_before: int  # pages of the path before them
+    hits: int
+    stamp: int
+
+
+def outline(
+    tree: Tree, root: Node, limit: int, now: int, evicted: Iterable[tuple[Evicted, str]] = ()
+) -> tuple[OutlineNode, ...]:
     """At most `limit` nodes below `root`, parents before children, among siblings the one used last first.
 
-    `now` is the logical time of the latest use of any.
+    `now` is the logical time of the latest use of any. Behind the nodes of the tree stand `evicted` pages that are not
+    back in it, each with the name of the tier that has them.
     """
     found: list[OutlineNode] = []
-    line = deque((-1, child) for child in _children(root))
+    places: dict[Node, int] = {root: -1}
+    line = deque(_children(root))
     while line and len(found) < limit:
-        parent, node = line.popleft()
-        line.extend((len(found), child) for child in _children(node))
-        shown = np.frombuffer(node.key[: SHOWN_TOKENS * TOKEN_BYTES], dtype=np.int32)
+        node = line.popleft()
+        line.extend(_children(node))
+        assert node.parent is not None
+        places[node] = len(found)
         found.append(
             OutlineNode(
-                parent=parent,
-                token_ids=tuple(shown.tolist()),
+                parent=places[node.parent],
+                token_ids=_shown(node.key),
                 num_tokens=len(node.key) // TOKEN_BYTES,
                 num_pages=len(node.pages),
                 num_children=len(node.children or ()),
@@ -53,8 +70,36 @@ def outline(root: Node, limit: int, now: int) -> tuple[OutlineNode, ...]:
                 age=now - node.stamp,
             )
         )
+    ends: dict[bytes, int] = {}  # the places of evicted pages by their key: others may have stood behind them
+    for one, tier in sorted(evicted, key=lambda pair: len(pair[0].key)):
+        start = one.num_before * tree.page_bytes
+        node, _, num_before, _, _ = tree.find(root, one.key)
+        parent = ends.get(one.key[:start], places.get(node) if num_before == one.num_before else None)
+        if parent is None or one.key in ends or len(found) >= limit:
+            continue  # it is back, or what it continues is not told, or it left twice
+        ends[one.key] = len(found)
+        if parent >= 0:
+            found[parent] = replace(found[parent], num_children=found[parent].num_children + 1)
+        found.append(
+            OutlineNode(
+                parent=parent,
+                token_ids=_shown(one.key[start:]),
+                num_tokens=(len(one.key) - start) // TOKEN_BYTES,
+                num_pages=len(one.key) // tree.page_bytes - one.num_before,
+                num_children=0,
+                num_locks=0,
+                is_pinned=False,
+                hits=one.hits,
+                age=now - one.stamp,
+                tier=tier,
+            )
+        )
     return tuple(found)
 
 
 def _children(node: Node) -> list[Node]:
     return sorted((node.children or {}).values(), key=lambda child: -child.stamp)
+
+
+def _shown(key: bytes) -> tuple[int, ...]:
+    return tuple(np.frombuffer(key[: SHOWN_TOKENS * TOKEN_BYTES], dtype=np.int32).tolist())

@@ -372,7 +372,7 @@ class LocalBackend:
     def outline(self, limit: int, namespace: str = "") -> tuple[OutlineNode, ...]:
         """The shape of a namespace's tree between two steps, at most `limit` nodes of it."""
         done: Pending[tuple[OutlineNode, ...]] = Pending()
-        self._post(lambda: done.succeed(self._core.cache.outline(limit, namespace)))
+        self._post(lambda: done.succeed(self._core.outline(limit, namespace)))
         return done.result(timeout=60)
 
     def summary(self, limit: int) -> list[bytes]:

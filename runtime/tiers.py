@@ -46,6 +46,10 @@ class PageStore(Protocol):
         """Keep a page; returns what had to leave for it."""
         ...
 
+    def holds(self, key: bytes) -> bool:
+        """Whether `get` would find it now; reads and counts nothing."""
+        ...
+
     def clear(self) -> None: ...
 
     def counts(self) -> Mapping[str, float]: ...
@@ -88,6 +92,9 @@ class MemoryStore:
             self._bytes -= content.nbytes
             left.append((gone, content))
         return left
+
+    def holds(self, key: bytes) -> bool:
+        return key in self._pages
 
     def clear(self) -> None:
         self._pages.clear()
@@ -172,6 +179,9 @@ class DiskStore:
         self._bytes += len(content)
         return []
 
+    def holds(self, key: bytes) -> bool:
+        return key in self._sizes
+
     def clear(self) -> None:
         for key in list(self._sizes):
             self._forget(key)
@@ -241,6 +251,11 @@ class Tiers:
             found.append(page)
         self.restored_tokens += len(found) * self._page_size
         return found
+
+    def holder(self, namespace: str, ids: TokenIds, page: int) -> str | None:
+        """The name of the first store that has this page of the sequence, to be looked at."""
+        key = page_keys(self._fingerprint, namespace, ids[: (page + 1) * self._page_size], self._page_size)[-1]
+        return next((store.name for store in self._stores if store.holds(key)), None)
 
     def computed(self, num_tokens: int, seconds: float) -> None:
         """The model took so long for a step of so many prompt tokens."""

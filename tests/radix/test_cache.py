@@ -262,6 +262,24 @@ def test_a_prompt_is_looked_up_again_when_something_was_written_that_begins_like
     assert cache._beginnings.get(7) is None, "from a page on, what is locked may change in every step"
 
 
+def test_an_outline_shows_what_left_for_a_tier_behind_what_it_continues() -> None:
+    cache = Cache(8, page_size=4, on_evict=lambda *_: None)
+    write(cache, count(0, 16))
+    write(cache, ids(*range(8), *range(50, 58)))
+
+    def told(tier: str | None) -> list[tuple[int, int, int, str]]:
+        nodes = cache.outline(9, tier_of=lambda namespace, ids, page: tier)
+        return [(node.parent, node.num_pages, node.num_children, node.tier) for node in nodes]
+
+    cache._evict(1)
+    assert told("memory") == [(-1, 2, 2, "pool"), (0, 2, 0, "pool"), (0, 1, 1, "pool"), (2, 1, 0, "memory")]
+    cache._evict(1)
+    assert told("disk") == [(-1, 2, 2, "pool"), (0, 2, 0, "pool"), (0, 1, 1, "disk"), (2, 1, 0, "disk")]
+    assert told(None) == [(-1, 2, 1, "pool"), (0, 2, 0, "pool")], "no tier has it"
+    write(cache, count(0, 16))
+    assert {tier for *_, tier in told("memory")} == {"pool"}, "it is back"
+
+
 # -- pins -------------------------------------------------------------------------------------------------------------
 
 

@@ -59,6 +59,8 @@ def test_what_the_pool_had_no_room_for_comes_back_and_is_the_same(folder: Path, 
         run(engine, second)  # takes all room
         assert run(engine, first) == (expected, 96), "six full pages of the prompt were fetched"
         assert engine.stats()["tier_restored_tokens"] == 96
+        shown = {node.tier for node in engine.tree().nodes}
+        assert shown == {"pool", "memory" if tier == "memory" else "disk"}, "the tree shows what left, too"
         engine.backend.check()
     if tier != "memory":
         with Engine(folder, kv_tokens=256, disk_cache_dir=tmp_path / "pages") as later:
