@@ -13,7 +13,7 @@ import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Self
+from typing import Self, get_args
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from niwaki.runtime.api import (
     SamplingOptions,
     SamplingParams,
     Segment,
+    Spacing,
 )
 from niwaki.runtime.cache_file import Layout
 from niwaki.runtime.config import EngineConfig
@@ -339,7 +340,8 @@ class Engine:
 def options_from_dict(given: Mapping[str, object]) -> SamplingOptions:
     """Sampling options from a dict of our names or SGLang's, constraints among them.
 
-    `json_schema` is a schema's text or a dict, `grammar` one in Lark's syntax, `ebnf` one in GBNF's.
+    `json_schema` is a schema's text or a dict (`json_spacing` says where blanks stand in its JSON), `grammar` one in
+    Lark's syntax, `ebnf` one in GBNF's.
 
     Raises:
         RequestError: an unknown name, or two constraints at once.
@@ -348,8 +350,8 @@ def options_from_dict(given: Mapping[str, object]) -> SamplingOptions:
     said: dict[str, object] = {}
     for name, value in given.items():
         name = WIRE_NAMES.get(name, name)
-        if name not in known and name not in CONSTRAINT_NAMES:
-            raise RequestError(f"unknown sampling parameter {name!r}; known: {', '.join((*known, *CONSTRAINT_NAMES))}")
+        if name not in known and name not in (names := (*CONSTRAINT_NAMES, "json_spacing")):
+            raise RequestError(f"unknown sampling parameter {name!r}; known: {', '.join((*known, *names))}")
         if value is not None:
             said[name] = value
     constraints: list[Constraint] = []
@@ -359,8 +361,13 @@ def options_from_dict(given: Mapping[str, object]) -> SamplingOptions:
         if not isinstance(choices, list | tuple):
             raise RequestError(f"choices must be a list of strings, got {choices!r}")
         constraints.append(Choices(tuple(str(choice) for choice in choices)))
+    spacing = said.pop("json_spacing", "compact")
+    if spacing not in get_args(Spacing) or (spacing != "compact" and "json_schema" not in said):
+        kinds = ", ".join(get_args(Spacing))
+        raise RequestError(f"json_spacing must be one of {kinds}, beside a json_schema, got {spacing!r}")
     if (schema := said.pop("json_schema", None)) is not None:
-        constraints.append(JsonSchema(schema if isinstance(schema, str) else _schema_text(schema)))
+        text = schema if isinstance(schema, str) else _schema_text(schema)
+        constraints.append(JsonSchema(text, spacing))  # type: ignore[arg-type]  # checked above
     for name, syntax in (("ebnf", "ebnf"), ("grammar", "lark")):
         if (source := said.pop(name, None)) is not None:
             constraints.append(Grammar(str(source), syntax))  # type: ignore[arg-type]  # both are of the Literal

@@ -22,6 +22,7 @@ from niwaki.runtime.api import (
     RequestError,
     SamplingOptions,
     Segment,
+    Spacing,
 )
 from niwaki.runtime.limits import TokenIds
 from niwaki.runtime.results import result_of
@@ -75,6 +76,7 @@ class NativeSampling(Strict):
     ignore_eos: bool | None = None
     regex: Pattern | None = None
     json_schema: Pattern | None = None
+    json_spacing: Spacing | None = None  # ours: where blanks stand in its JSON
     ebnf: Pattern | None = None
     # These have one meaning here: special tokens write nothing, no blanks stand between them, stops are cut off.
     skip_special_tokens: Literal[True] | None = None
@@ -112,7 +114,9 @@ class NativeSampling(Strict):
         if self.regex is not None:
             found.append(Regex(self.regex))
         if self.json_schema is not None:
-            found.append(JsonSchema(self.json_schema))
+            found.append(JsonSchema(self.json_schema, self.json_spacing or "compact"))
+        elif self.json_spacing is not None:
+            raise RequestError("json_spacing needs a json_schema")
         if self.ebnf is not None:
             found.append(Grammar(self.ebnf, "ebnf"))
         if len(found) > 1:

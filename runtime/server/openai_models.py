@@ -19,6 +19,7 @@ from niwaki.runtime.api import (
     Message,
     Regex,
     SamplingOptions,
+    Spacing,
 )
 from niwaki.runtime.server.errors import ApiError
 from niwaki.runtime.server.tools import MAX_REASONING, MadeCalls, Plan, ToolChoice, Tools, plan_of
@@ -77,6 +78,7 @@ class SamplingFields(Strict):
         | None
     ) = None
     json_schema: Pattern | None = None  # the text of a JSON schema
+    json_spacing: Spacing | None = None  # of this one's JSON, or of `response_format`'s
     grammar: Pattern | None = None  # Lark's notation
     ebnf: Pattern | None = None
     top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
@@ -97,12 +99,15 @@ class SamplingFields(Strict):
         if self.choices is not None:
             found["choices"] = Choices(tuple(self.choices))
         if self.json_schema is not None:
-            found["json_schema"] = JsonSchema(self.json_schema)
+            found["json_schema"] = self.in_json(self.json_schema)
         if self.grammar is not None:
             found["grammar"] = Grammar(self.grammar, "lark")
         if self.ebnf is not None:
             found["ebnf"] = Grammar(self.ebnf, "ebnf")
         return found
+
+    def in_json(self, schema: str) -> JsonSchema:
+        return JsonSchema(schema, self.json_spacing or "compact")
 
     def constraint(self) -> tuple[str, Constraint] | None:
         """The one constraint and the field that holds it. Raises ApiError when there are two."""
@@ -149,6 +154,8 @@ class SamplingFields(Strict):
         """What one field alone cannot tell. Raises ApiError."""
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options")
+        if self.json_spacing is not None and not self.constraints().keys() & {"json_schema", "response_format"}:
+            raise ApiError(400, "json_spacing is about JSON: give json_schema or response_format", param="json_spacing")
 
     @property
     def num_outputs(self) -> int:
@@ -277,9 +284,9 @@ class ChatRequest(SamplingFields):
         found = super().constraints()
         match self.response_format:
             case ObjectFormat():
-                found["response_format"] = JsonSchema('{"type":"object"}')
+                found["response_format"] = self.in_json('{"type":"object"}')
             case SchemaFormat(json_schema=named):
-                found["response_format"] = JsonSchema(json.dumps(named.json_schema))
+                found["response_format"] = self.in_json(json.dumps(named.json_schema))
         return found
 
     def plan(self, tokenizer: Tokenizer) -> Plan:

@@ -42,6 +42,10 @@ def test_the_names_of_constraints_in_sampling_params() -> None:
     assert options_from_dict({"json_schema": "{}"}).constraint == JsonSchema("{}")
     assert options_from_dict({"ebnf": 'root ::= "a"'}).constraint == Grammar('root ::= "a"', "ebnf")
     assert options_from_dict({"grammar": 'start: "a"'}).constraint == Grammar('start: "a"', "lark")
+    assert options_from_dict({"json_schema": "{}", "json_spacing": "free"}).constraint == JsonSchema("{}", "free")
+    for wrong in ({"json_spacing": "spaced"}, {"json_spacing": "wide", "json_schema": "{}"}):
+        with pytest.raises(RequestError, match="json_spacing must be one of compact, spaced, free, beside"):
+            options_from_dict(wrong)
     with pytest.raises(RequestError, match="at most one constraint"):
         options_from_dict({"json_schema": "{}", "regex": "a"})
     with pytest.raises(RequestError, match="json_schema must be a JSON schema"):

@@ -98,6 +98,8 @@ def test_a_body_that_is_no_good_json_is_refused(client: httpx2.Client, body: byt
         ({"regex": "a", "choices": ["a"]}, "choices"),
         ({"regex": "a", "response_format": {"type": "json_object"}}, "response_format"),
         ({"json_schema": "{"}, "json_schema"),
+        ({"json_spacing": "spaced"}, "json_spacing"),
+        ({"json_spacing": "wide", "json_schema": "{}"}, "json_spacing"),
         ({"grammar": "start: x"}, "grammar"),
         ({"regex": "a{3"}, "regex"),
         ({"regex": "a\x00"}, "regex"),

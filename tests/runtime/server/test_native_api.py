@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 
 import httpx2
 import pytest
@@ -84,6 +85,9 @@ def test_texts_of_logprobs_come_only_when_asked(client: httpx2.Client) -> None:
 def test_a_regex_holds_on_the_wire(client: httpx2.Client) -> None:
     body = {"text": "the", "sampling_params": {"regex": "(yes|no)", "temperature": 2, "max_new_tokens": 9}}
     assert client.post("/generate", json=body).json()["text"] in ("yes", "no")
+    pair = '{"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2}'
+    body = {"text": "the", "sampling_params": {"json_schema": pair, "json_spacing": "spaced", "max_new_tokens": 20}}
+    assert re.fullmatch(r"\[[12], [12]\]", client.post("/generate", json=body).json()["text"])
 
 
 @pytest.mark.parametrize(
@@ -95,6 +99,7 @@ def test_a_regex_holds_on_the_wire(client: httpx2.Client) -> None:
         ({"text": "a", "sampling_params": {"max_tokens": 5}}, "sampling_params.max_tokens"),
         ({"text": "a", "sampling_params": {"stop_regex": ["a"]}}, "sampling_params.stop_regex"),
         ({"text": "a", "sampling_params": {"json_schema": "{"}}, "sampling_params"),
+        ({"text": "a", "sampling_params": {"json_spacing": "spaced"}}, "text"),
         ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": 99}, "text"),
         ({"input_ids": [400]}, "input_ids"),

@@ -332,6 +332,19 @@ def test_schemas_and_grammars_as_texts_are_extensions(client: httpx2.Client, fie
     assert text in ("yes", "no", '"yes"', '"no"')
 
 
+def test_json_is_spaced_as_asked_whichever_field_holds_the_schema(client: httpx2.Client) -> None:
+    pair = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2}
+    form = {"type": "json_schema", "json_schema": {"name": "pair", "schema": pair}}
+    for page, body in (
+        ("completions", {"prompt": "the", "json_schema": json.dumps(pair)}),
+        ("chat/completions", {"messages": MESSAGES, "response_format": form}),
+    ):
+        for spacing, pattern in (("spaced", r"\[[12], [12]\]"), ("compact", r"\[[12],[12]\]")):
+            more = {"max_tokens": 20, "temperature": 1.5, "seed": 1, "json_spacing": spacing}
+            choice = client.post(f"/v1/{page}", json=body | more).json()["choices"][0]
+            assert re.fullmatch(pattern, choice["text"] if "text" in choice else choice["message"]["content"])
+
+
 def test_a_schema_that_cannot_be_enforced_is_refused_and_named(ai: openai.OpenAI) -> None:
     for schema in (
         {"type": "nothing"},
