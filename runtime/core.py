@@ -530,7 +530,7 @@ class EngineCore:
     def _sample_row(self, request: Request, mask: Words | None) -> SampleRow:
         params = request.params
         penalised = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
-        forbid = self._end_ids if request.num_generated < params.min_tokens else ()
+        is_early = request.num_generated < params.min_tokens
         return SampleRow(
             params=params,
             seed=request.seed,
@@ -538,7 +538,7 @@ class EngineCore:
             mask=mask,
             prompt_ids=request.ids[: request.num_prompt] if penalised else None,
             output_ids=request.output_ids if penalised else None,
-            forbid=tuple(forbid) + (params.stop_token_ids if forbid else ()),
+            forbid=(*self._end_ids, *params.stop_token_ids) if is_early else (),
         )
 
     def _take(self, request: Request, sampled: Sampled) -> None:
