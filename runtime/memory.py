@@ -16,10 +16,10 @@ from niwaki.runtime.api import ConfigError
 from niwaki.runtime.models.config import DTYPE_BYTES, ModelConfig
 from niwaki.runtime.models.weights import expected_tensors
 
-# A laptop's user has other programs open, so a quarter; and a pool of more tokens than this helps no batch that a CPU
-# can run.
+# A laptop's user has other programs open, so a quarter; and a pool of more tokens than this, or than one whole context,
+# helps no batch that a CPU can run.
 HOST_SHARE = 0.25
-MAX_HOST_TOKENS = 262_144
+MAX_HOST_TOKENS = 65_536
 # A GPU is there for the model alone; the rest is for fragments of the allocator.
 DEVICE_SHARE = 0.95
 LIBRARIES = 2 << 30  # bytes for cuBLAS, compiled kernels and graphs: a guess, not measured
@@ -57,7 +57,7 @@ def pool_tokens(
         budget = int(psutil.virtual_memory().available * (kv_memory or HOST_SHARE))
     tokens = budget // config.kv_bytes_per_token(dtype)
     if kv_memory is None and not is_gpu:
-        tokens = min(tokens, MAX_HOST_TOKENS)
+        tokens = min(tokens, max(MAX_HOST_TOKENS, config.context_length))
     return max(tokens, min(config.context_length, 2048))
 
 

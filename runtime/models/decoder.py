@@ -7,6 +7,7 @@ a layer has or has not. For a small model a step is mostly launches, so projecti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ from niwaki.runtime.models.mlp import DenseMlp, Expert, FusedSparseMlp, Gate, Ml
 from niwaki.runtime.models.workspace import Buffers, Workspace
 
 Read = Callable[[str], torch.Tensor]
+
+ALIGNMENT = 64  # bytes: a vector register, which kernels read whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +81,8 @@ class Decoder:
         # In the model's dtype, as Gemma's was trained: sqrt(2304) = 48 is exact, sqrt(1152) is not.
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         # Zeros, not empty: a page that is gathered whole must not bring a NaN from memory that was never written.
-        self._pool = torch.zeros(
-            (config.num_layers, 2, num_pages, page_size, config.num_kv_heads, config.head_dim),
-            dtype=dtype,
-            device=device,
-        )
+        shape = (config.num_layers, 2, num_pages, page_size, config.num_kv_heads, config.head_dim)
+        self._pool = _zeros(shape, dtype, device)
         # No sequence can be longer than the pool, and a table for 131,072 positions takes 64 MB.
         self._ropes = self._rope_tables(min(config.context_length, num_pages * page_size))
         read = _behind(config.prefix, read)
@@ -254,6 +254,16 @@ class Decoder:
             rule=rule,
             shared=shared,
         )
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros that on a CPU take memory only as they are written. (`torch.zeros` writes them all at once.)"""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.zeros(size + ALIGNMENT, np.uint8)
+    first = -raw.ctypes.data % ALIGNMENT
+    return torch.from_numpy(raw[first : first + size]).view(dtype).view(shape)
 
 
 def _behind(prefix: str, read: Read) -> Read:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import psutil
 import pytest
 import torch
 
@@ -11,6 +12,7 @@ from niwaki.runtime.api import ConfigError
 from niwaki.runtime.config import EngineConfig
 from niwaki.runtime.memory import KvMemory, bytes_beside_pool, pool_tokens
 from niwaki.runtime.models.config import ModelConfig
+from niwaki.runtime.runner import Runner
 
 SMALL = ModelConfig(
     vocab_size=1000,
@@ -34,7 +36,18 @@ def test_bytes_and_shares_size_the_pool(monkeypatch: pytest.MonkeyPatch) -> None
     assert tokens_on("cpu", 1000 * PER_TOKEN) == 1000
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 8_000_000 * PER_TOKEN}))
     assert tokens_on("cpu", 0.5) == 4_000_000
-    assert tokens_on("cpu", None) == 262_144, "a CPU's pool has a limit unless one asks for more"
+    assert tokens_on("cpu", None) == 65_536, "a CPU's pool has a limit unless one asks for more"
+
+
+def test_a_pool_on_a_cpu_takes_memory_as_it_is_written() -> None:
+    process, num_pages = psutil.Process(), 16_384
+    before = process.memory_info().rss
+    runner = Runner.random(SMALL, dtype="float32", device="cpu", num_pages=num_pages)
+    grown = process.memory_info().rss - before
+    assert num_pages * runner.page_size * runner.kv_bytes_per_token == 128 * 2**20
+    assert grown < 32 * 2**20
+    last = runner.read_pages([num_pages - 1])
+    assert not last.any(), "never written, and so zero"
 
 
 def test_a_gpu_gives_what_the_weights_and_a_step_leave(monkeypatch: pytest.MonkeyPatch) -> None:
