@@ -101,8 +101,6 @@ class Program:
             await executor.run.load_backend()
             if self.is_async:
                 await self._arun_body(executor, call)
-            elif self.is_compiled:  # its body is short: a thread of the pool is enough
-                await asyncio.to_thread(self._run_body, executor, call)
             else:
                 self._start_thread(partial(self._run_body, executor, call))
             await executor.sync_async(outside=True)
@@ -405,9 +403,11 @@ class Program:
         *,
         on_error: Literal["return", "raise"],
     ) -> AsyncGenerator[State | Exception, None]:
+        program = self.for_rows()
+
         async def run_one(row: Row) -> State:
             args, named = row_arguments(row, self.name)
-            state = await self.arun(*args, **named, options=options)
+            state = await program.arun(*args, **named, options=options)
             state._executor.release()
             return state
 

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 import niwaki as nw
-from niwaki.lang.async_batch import run_rows_async
 from niwaki.lang.state import State
+from tests.lang.story import STORY, answers
+from tests.lang.waiting import wait_until
 
 if TYPE_CHECKING:
     from niwaki.runtime.api import Constraint
     from niwaki.runtime.constraints import CompiledConstraint
     from niwaki.runtime.engine import Engine
-
-STORY = "Once upon a time there was a tree, and it grew."
 
 
 @nw.function
@@ -38,26 +35,11 @@ async def tell(s: State, name: str = "oak") -> str:
     return str(story)
 
 
-def answers(threads: int = 1, delay: float = 0.0) -> nw.ScriptedBackend:
-    script: dict[str | re.Pattern[str], str] = {"Moral: ": "grow", "Title: ": "A Tree", "": STORY}
-    return nw.ScriptedBackend(script, threads=threads, delay=delay)
-
-
 @pytest.fixture
 def backend() -> Iterator[nw.ScriptedBackend]:
     scripted = answers()
     yield scripted
     scripted.shutdown()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    done = threading.Event()
-    for _ in range(2000):
-        if condition():
-            return
-        gc.collect()
-        done.wait(0.005)
-    raise AssertionError("it never came true")
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
@@ -299,16 +281,16 @@ def test_two_thousand_async_programs_at_once_take_no_thread_each_and_little_memo
     backend.shutdown()
 
 
-def test_async_programs_on_the_bundled_model(bundled_engine: Engine) -> None:
+def test_a_hundred_async_programs_on_the_bundled_model(bundled_engine: Engine) -> None:
     async def main() -> list[State | Exception]:
         return await nw.function(three_gens_and_a_fork).arun_batch(
-            [(i,) for i in range(48)], concurrency=48, backend=bundled_engine, ignore_eos=True
+            [(i,) for i in range(100)], concurrency=100, backend=bundled_engine, ignore_eos=True
         )
 
     before = threading.active_count()
     states = asyncio.run(main())
     assert threading.active_count() <= before + 1
-    assert [type(state) for state in states] == [State] * 48
+    assert [type(state) for state in states] == [State] * 100
     del states
     wait_until(lambda: bundled_engine.stats()["pages_held"] == 0)
     bundled_engine.backend.check()
@@ -341,298 +323,6 @@ def test_a_constraint_that_an_async_program_needs_is_compiled_off_its_loop(
     asyncio.run(main())
     assert threads
     assert threading.current_thread() not in threads
-
-
-# -- batches ----------------------------------------------------------------------------------------------------------
-
-
-@nw.function
-async def pick(s: State, i: int) -> int:
-    s += f"{i}: " + nw.gen("x")
-    if i % 3 == 1:
-        raise ValueError(f"row {i}")
-    await s.get("x")
-    return i
-
-
-def outcomes(results: list[State | Exception]) -> list[object]:
-    return [result.ret_value if isinstance(result, State) else str(result) for result in results]
-
-
-def test_a_batch_keeps_the_order_and_the_errors_of_its_rows(backend: nw.ScriptedBackend) -> None:
-    async def main() -> list[State | Exception]:
-        return await pick.arun_batch(({"i": i} for i in range(7)), concurrency=3, backend=backend)
-
-    assert outcomes(asyncio.run(main())) == [0, "row 1", 2, 3, "row 4", 5, 6]
-
-
-@pytest.mark.parametrize("generator_style", [False, True])
-def test_run_batch_of_an_async_program_needs_no_loop(backend: nw.ScriptedBackend, generator_style: bool) -> None:
-    rows = [(i,) for i in range(5)]
-    results = list(
-        pick.run_batch(rows, backend=backend, generator_style=True)
-        if generator_style
-        else pick.run_batch(rows, backend=backend)
-    )
-    assert outcomes(results) == [0, "row 1", 2, 3, "row 4"]
-
-
-def test_a_batch_of_def_programs_can_be_awaited(backend: nw.ScriptedBackend) -> None:
-    @nw.function
-    def f(s: State, i: int) -> object:
-        s += f"{i}: " + nw.gen("x")
-        return s["x"]
-
-    async def main() -> list[State | Exception]:
-        return await f.arun_batch([(1,), ("no", "such row"), (3,)], backend=backend)
-
-    first, second, third = asyncio.run(main())
-    assert outcomes([first, third]) == [STORY, STORY]
-    assert isinstance(second, nw.ProgramError)
-
-
-def test_on_error_raise_raises_the_first_error_and_cancels_the_rest(backend: nw.ScriptedBackend) -> None:
-    cancelled: list[int] = []
-
-    @nw.function
-    async def f(s: State, i: int) -> None:
-        if i == 0:
-            raise ValueError("first")
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            cancelled.append(i)
-            raise
-
-    async def main() -> None:
-        await f.arun_batch([(i,) for i in range(4)], on_error="raise", backend=backend)
-
-    with pytest.raises(ValueError, match="first"):
-        asyncio.run(main())
-    assert sorted(cancelled) == [1, 2, 3]
-
-
-def test_a_batch_can_be_left_early() -> None:
-    backend = answers(threads=2, delay=0.001)
-    begun = []
-
-    @nw.function
-    async def f(s: State, i: int) -> int:
-        begun.append(i)
-        s += nw.gen("x")
-        await s.get("x")
-        return i
-
-    async def main() -> None:
-        async with aclosing(f.arun_batch(((i,) for i in range(1000)), concurrency=4, backend=backend)) as batch:
-            async for result in batch:
-                assert isinstance(result, State)
-                break
-        assert len(asyncio.all_tasks()) == 1  # no row outlives its batch
-
-    asyncio.run(main())
-    assert len(begun) <= 4 * 5
-    wait_until(lambda: backend.num_open_branches == 0)
-    backend.shutdown()
-
-
-def test_a_batch_reads_its_rows_lazily_and_runs_no_more_than_asked() -> None:
-    num_read = num_running = most_running = 0
-    furthest_ahead = 0
-
-    def rows() -> Iterator[int]:
-        nonlocal num_read
-        for i in range(200):
-            num_read += 1
-            yield i
-
-    async def run_one(i: int) -> int:
-        nonlocal num_running, most_running
-        num_running += 1
-        most_running = max(most_running, num_running)
-        for _ in range(i % 7):
-            await asyncio.sleep(0)
-        num_running -= 1
-        return i
-
-    async def main() -> list[int | Exception]:
-        nonlocal furthest_ahead
-        seen: list[int | Exception] = []
-        async for result in run_rows_async(run_one, rows(), concurrency=5):
-            furthest_ahead = max(furthest_ahead, num_read - len(seen))
-            seen.append(result)
-        return seen
-
-    assert asyncio.run(main()) == list(range(200))
-    assert most_running == 5
-    assert furthest_ahead <= 4 * 5
-
-
-def test_rows_that_raise_fail_the_batch_after_what_was_read_before() -> None:
-    def rows() -> Iterator[int]:
-        yield from range(3)
-        raise OSError("the file is gone")
-
-    async def run_one(i: int) -> int:
-        await asyncio.sleep(0)
-        return i
-
-    async def main() -> None:
-        results = aiter(run_rows_async(run_one, rows(), concurrency=2))
-        assert [await anext(results) for _ in range(3)] == [0, 1, 2]
-        with pytest.raises(OSError, match="the file is gone"):
-            await anext(results)
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("concurrency", [0, -1, True, 1.5])
-def test_a_concurrency_that_is_none_is_refused_at_once(concurrency: int, backend: nw.ScriptedBackend) -> None:
-    with pytest.raises(nw.ConfigError, match="concurrency must be a whole number of at least 1"):
-        pick.arun_batch([], concurrency=concurrency, backend=backend)
-
-
-def test_a_batch_that_nobody_awaits_warns_and_one_runs_only_once(backend: nw.ScriptedBackend) -> None:
-    with pytest.warns(RuntimeWarning, match="never awaited"):
-        pick.arun_batch([(0,)], backend=backend)
-
-    async def main() -> None:
-        batch = pick.arun_batch([(0,)], backend=backend)
-        await batch
-        with pytest.raises(nw.ProgramError, match="a batch runs once"):
-            await batch
-
-    asyncio.run(main())
-    assert len(backend.calls) == 1
-
-
-# -- streams ----------------------------------------------------------------------------------------------------------
-
-
-@nw.function
-def qa(s: State, question: str) -> None:
-    s += nw.user(question)
-    s += nw.assistant(nw.gen("answer"))
-    s += nw.gen("after")
-
-
-@nw.function
-async def aqa(s: State, question: str) -> None:
-    s += nw.user(question)
-    s += nw.assistant(nw.gen("answer"))
-    await s.get("answer")
-    s += nw.gen("after")
-
-
-@pytest.mark.parametrize("program", [qa, aqa], ids=["def", "async def"])
-@pytest.mark.parametrize("name", [None, "answer", "after"])
-def test_the_pieces_of_an_async_stream_add_up(program: nw.Program, name: str | None) -> None:
-    backend = answers(delay=0.0005)
-
-    async def main() -> None:
-        state = program.stream("What grew?", backend=backend, timeout=20)
-        pieces = [piece async for piece in state.text_async_iter(name)]
-        late = [piece async for piece in state.text_async_iter(name)]
-        await state.wait()
-        whole = state.text() if name is None else state[name]
-        assert "".join(pieces) == whole == "".join(late)
-        assert len(pieces) > 3
-        assert all(pieces)
-
-    asyncio.run(main())
-    backend.shutdown()
-
-
-def test_each_piece_tells_of_its_own_tokens(bundled_engine: Engine) -> None:
-    async def main() -> list[tuple[str, dict[str, object]]]:
-        state = qa.run("What grew?", stream=True, backend=bundled_engine, return_logprob=True, temperature=0,
-                       max_new_tokens=24, ignore_eos=True)  # fmt: skip
-        return [pair async for pair in state.text_async_iter("answer", return_meta_data=True)]
-
-    pairs = asyncio.run(main())
-    assert pairs
-    num_tokens = 0
-    for text, meta in pairs:
-        assert text
-        logprobs = meta["output_token_logprobs"]
-        assert isinstance(logprobs, list)
-        num_tokens += len(logprobs)
-        assert meta["output_token_logprobs_length"] == num_tokens == meta["completion_tokens"]
-    assert 0 < num_tokens <= 24
-
-
-def test_pieces_without_log_probabilities_count_their_tokens() -> None:
-    async def main() -> None:
-        backend = nw.ScriptedBackend(["one two three", "x"])
-        state = await qa.arun("?", backend=backend)
-        metas = [meta async for _, meta in state.text_async_iter("answer", return_meta_data=True)]
-        assert metas == [{"completion_tokens": 3}]
-
-    asyncio.run(main())
-
-
-def test_an_async_stream_may_be_left_at_any_piece() -> None:
-    backend = answers(delay=0.0005)
-
-    async def main() -> None:
-        state = qa.stream("What grew?", backend=backend, timeout=20)
-        async for _ in state.text_async_iter():
-            break
-        async with aclosing(state.text_async_iter("answer")) as pieces:
-            assert await anext(pieces)
-        waiting = asyncio.ensure_future(anext(state.text_async_iter("after")))
-        await asyncio.sleep(0)
-        waiting.cancel()  # while it waits
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        await state.wait()
-        assert state["after"] == STORY
-
-    asyncio.run(main())
-    backend.shutdown()
-
-
-def test_several_variables_are_streamed_at_once() -> None:
-    backend = answers(delay=0.0005)
-
-    async def read(state: State, name: str | None) -> str:
-        return "".join([piece async for piece in state.text_async_iter(name)])
-
-    async def main() -> None:
-        state = aqa.stream("What grew?", backend=backend, timeout=20)
-        answer, after, whole = await asyncio.gather(read(state, "answer"), read(state, "after"), read(state, None))
-        assert answer == after == STORY
-        assert whole == state.text()
-
-    asyncio.run(main())
-    backend.shutdown()
-
-
-def test_an_error_comes_out_of_an_async_stream_after_the_text_before_it() -> None:
-    @nw.function
-    async def f(s: State) -> None:
-        s += "before" + nw.gen("x")
-        await s.get("x")
-
-    async def main() -> None:
-        state = f.stream(backend=nw.ScriptedBackend([nw.GenerationError("on fire")]))
-        pieces = state.text_async_iter()
-        assert await anext(pieces) == "before"
-        with pytest.raises(nw.GenerationError, match="on fire"):
-            await anext(pieces)
-        with pytest.raises(nw.GenerationError, match="on fire"):
-            await anext(state.text_async_iter("x"))
-
-    asyncio.run(main())
-
-
-def test_an_async_program_streams_to_a_thread_that_has_no_loop() -> None:
-    backend = answers(delay=0.0005)
-    state = aqa.stream("What grew?", backend=backend, timeout=20)
-    assert "".join(state.text_iter()) == state.text()
-    assert state["after"] == STORY
-    backend.shutdown()
 
 
 # -- cancelling -------------------------------------------------------------------------------------------------------

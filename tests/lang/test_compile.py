@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 import niwaki as nw
+from niwaki.lang.arguments import Call
 from niwaki.lang.executor import Executor
 from niwaki.lang.lazy import LazyExecutor
 from niwaki.lang.program import Program
@@ -272,6 +273,25 @@ def test_a_batch_compiles_by_itself_what_has_no_effects_but_its_text(backend: nw
     compiled = retell.compile()
     assert compiled.for_rows() is compiled
     assert retell.for_rows().bind(text="a").for_rows().is_compiled
+
+
+def test_an_awaited_batch_compiles_by_itself_too(backend: nw.ScriptedBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: list[type[Executor]] = []
+    run_body = Program._run_body
+
+    def noted(program: Program, executor: Executor, call: Call) -> None:
+        kinds.append(type(executor))
+        run_body(program, executor, call)
+
+    monkeypatch.setattr(Program, "_run_body", noted)
+
+    async def main() -> list[State | Exception]:
+        return await retell.arun_batch([("a",), ("b",)], backend=backend)
+
+    states = asyncio.run(main())
+    assert kinds == [LazyExecutor, LazyExecutor]
+    texts = [state.text() for state in states if isinstance(state, State)]
+    assert texts == [retell.run(text, backend=backend).text() for text in ("a", "b")]
 
 
 def test_a_row_with_objects_that_might_do_anything_is_interpreted(backend: nw.ScriptedBackend) -> None:

@@ -12,6 +12,7 @@ import pytest
 import niwaki as nw
 from niwaki.lang.state import State
 from niwaki.runtime.choices import ChoicesMethod
+from tests.lang.waiting import wait_until
 
 BROKEN = "the kernel is on fire"
 
@@ -202,13 +203,6 @@ def test_ctrl_c_in_the_body_stops_the_forks() -> None:
             fork.text()
     wait_until(lambda: backend.num_open_branches == 0)
     backend.shutdown()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 # -- unknown variables ------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import niwaki as nw
 from niwaki.lang.clock import MANY, Clock
 from niwaki.lang.state import State
 from tests.lang.passing_time import passing_time
+from tests.lang.waiting import PATIENCE, wait_until
 
 if TYPE_CHECKING:
     from niwaki.runtime.api import Constraint
@@ -23,16 +24,7 @@ if TYPE_CHECKING:
     from niwaki.runtime.engine import Engine
 
 LIMIT = 0.3  # seconds: what the programs below are given, enough for a loaded machine to start them
-PATIENCE = 60.0  # seconds: what a loaded machine is given to notice
 LONG = "word " * 2000  # takes longer than that, and next to no work: a thread that still makes it holds its branch
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        pause.wait(0.002)
 
 
 def failure(state: State) -> BaseException | None:
