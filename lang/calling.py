@@ -32,15 +32,11 @@ from niwaki.runtime.api import (
     Output,
     Pending,
     Regex,
-    SamplingOptions,
     SamplingParams,
     Score,
     Segment,
     TimedOut,
 )
-
-# What a program's pieces of text are: pieces of one text, wherever they were cut.
-PROGRAM_DEFAULTS = SamplingOptions(heal=True)
 
 
 @dataclass(eq=False, slots=True)
@@ -130,7 +126,7 @@ class Calling(Reading):
             raise self.run.timed_out()
         backend = self.run.backend
         info = backend.info()
-        options = node.options.over(self.run.options).over(info.defaults).over(PROGRAM_DEFAULTS)
+        options = node.options.over(self.run.defaults)
         if node.type is None:
             params = options.resolve()
             return params if node.ask is None else self._asked(node.ask, params, backend)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import cached_property
 
 from niwaki.lang.backends import Host, backend_of, default_host, is_default_ready
 from niwaki.lang.history import History
 from niwaki.runtime.api import Backend, ProgramError, SamplingOptions, TimedOut
+
+# What a program's pieces of text are: pieces of one text, wherever they were cut.
+PROGRAM_DEFAULTS = SamplingOptions(heal=True)
 
 
 class Run:
@@ -39,6 +43,11 @@ class Run:
         if self._backend is None:
             self._backend = backend_of(default_host())
         return self._backend
+
+    @cached_property
+    def defaults(self) -> SamplingOptions:
+        """What holds for a gen that says nothing: the run's options, over the model's own, over the programs'."""
+        return self.options.over(self.backend.info().defaults).over(PROGRAM_DEFAULTS)
 
     async def load_backend(self) -> None:
         """Let `backend` be there without having blocked the event loop: loading a model takes seconds."""

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Generic, Literal, Protocol, TypeVar, TypeVarTuple, runtime_checkable
 
 log = logging.getLogger("niwaki")
@@ -291,10 +292,11 @@ class SamplingOptions:
         return params
 
     def _said(self) -> dict[str, object]:
-        return {name: value for name in _OPTION_NAMES if (value := getattr(self, name)) is not None}
+        return {name: value for name, value in zip(_OPTION_NAMES, _options_of(self), strict=True) if value is not None}
 
 
 _OPTION_NAMES = tuple(f.name for f in fields(SamplingOptions))
+_options_of = attrgetter(*_OPTION_NAMES)  # all at once: this is asked several times a gen
 
 
 # field -> (low, high), both allowed. Integers must be ints (a bool is refused), floats finite.
