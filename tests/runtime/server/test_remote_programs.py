@@ -70,6 +70,23 @@ def test_a_program_gives_the_same_there_as_here(program: Program, endpoint: Runt
     assert values(program, endpoint) == values(program, engine)
 
 
+def test_a_token_that_a_program_cuts_is_healed_there_as_here(bundled_engine: Engine) -> None:
+    def told(backend: Host, *, heal: bool) -> tuple[object, list[int]]:
+        @nw.function
+        def cut(s: State) -> None:
+            s += 'Lena is a nurse.\n\nFields: name, role\nJSON: {"name":'  # `":"` is one token
+            s += nw.gen("rest", max_new_tokens=4, temperature=0, heal=heal)
+
+        state = cut.run(options={"backend": backend})
+        return state["rest"], list(state.token_ids)
+
+    with serving(bundled_engine) as url, RuntimeEndpoint(url) as endpoint:
+        healed, kept = (told(endpoint, heal=heal) for heal in (True, False))
+    assert healed == told(bundled_engine, heal=True)
+    assert kept == told(bundled_engine, heal=False)
+    assert healed[1] != kept[1]
+
+
 def test_what_generations_tell_beside_their_text_comes_along(endpoint: RuntimeEndpoint, engine: Engine) -> None:
     def told(backend: Host) -> list[object]:
         meta = branch_out.run(options={"backend": backend}).get_meta_info("end")
