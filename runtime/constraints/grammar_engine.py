@@ -7,8 +7,8 @@ Owns the shared matcher that texts are cloned from, and how far each text is fro
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
@@ -31,7 +31,7 @@ from niwaki.runtime.constraints.protocol import MAX_FORCED_BYTES, NOTHING_FORCED
 from niwaki.runtime.constraints.vocabulary import Vocabulary, concatenated
 
 FAR: Final = 1_000_000  # the distance where no ending was found
-MAX_SHORTEST: Final = 8000  # bytes of a shortest text: each of its suffixes is held in tokens
+MAX_SHORTEST: Final = 8000  # bytes of a shortest text
 SEARCH_NODES: Final = 1500  # of one search in the middle of a text
 TRIED_NODES: Final = 60  # of a search behind a token that was drawn near the end of its budget
 MAX_BEHIND: Final = 1024  # tokens that a prompt's last bytes begin, of which each is tried
@@ -57,25 +57,41 @@ class Commitments:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A text that completes another. suffixes[i] are the fewest tokens that write text[i:]; the last one is empty."""
+    """A text that completes another, from `start` on. At each place of the whole text: the first of the fewest tokens
+    that write the rest, where it ends, and how many they are. (Every rest as a tuple took 100 MB for 5,000 bytes.)"""
 
-    text: bytes
-    suffixes: tuple[tuple[int, ...], ...]
+    whole: bytes
+    firsts: tuple[int, ...]
+    ends: tuple[int, ...]
+    counts: tuple[int, ...]  # one more: 0 at the end
+    start: int = 0
 
     @property
-    def tokens(self) -> tuple[int, ...]:
-        return self.suffixes[0]
+    def text(self) -> bytes:
+        return self.whole[self.start :]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.counts[self.start]
+
+    def tokens(self) -> Iterator[int]:
+        at = self.start
+        while at < len(self.whole):
+            yield self.firsts[at]
+            at = self.ends[at]
 
     def behind(self, num_bytes: int) -> Ending:
-        return Ending(self.text[num_bytes:], self.suffixes[num_bytes:])
+        return replace(self, start=self.start + num_bytes)
 
-    def joints(self) -> list[int]:
-        """Places from which the rest may complete another text as well: all of a short one; else the start, and where
-        something closes."""
-        if len(self.text) <= JOINTS:
-            return list(range(len(self.text) + 1))
-        found = (i for i, byte in enumerate(self.text[1:JOINT_BYTES], 1) if byte in CLOSING)
-        return [0, *islice(found, JOINTS), len(self.text)]
+    def rests(self) -> list[Ending]:
+        """Parts that may complete another text as well, the longest first: all of a short one; else the whole, and what
+        stands behind something that closes."""
+        size = len(self.whole) - self.start
+        if size <= JOINTS:
+            return [self.behind(place) for place in range(size + 1)]
+        head = self.whole[self.start + 1 : self.start + JOINT_BYTES]
+        found = (place for place, byte in enumerate(head, 1) if byte in CLOSING)
+        return [self, *map(self.behind, islice(found, JOINTS)), self.behind(size)]
 
 
 class GrammarVocabulary:
@@ -110,17 +126,17 @@ class GrammarVocabulary:
         return np.flatnonzero(mask[self._byte_words] & self._byte_bits).astype(np.uint8).tobytes()
 
     def ending(self, text: bytes) -> Ending:
-        """`text` and each of its suffixes in the fewest tokens that write it."""
-        best: list[tuple[int, ...]] = [()]
+        """The text, and from each of its places on the fewest tokens that write the rest."""
+        firsts, ends, counts = [0] * len(text), [0] * len(text), [0] * (len(text) + 1)
         for start in range(len(text) - 1, -1, -1):
-            candidates = (
-                (token_id, end)
+            known = (
+                (counts[end], end, token_id)
                 for end in range(start + 1, min(len(text), start + self.vocabulary.max_token_bytes) + 1)
                 if (token_id := self.id_of.get(text[start:end])) is not None
             )
-            token_id, end = min(candidates, key=lambda found: len(best[len(text) - found[1]]))
-            best.append((token_id, *best[len(text) - end]))
-        return Ending(text, tuple(best[::-1]))
+            count, ends[start], firsts[start] = min(known)
+            counts[start] = count + 1
+        return Ending(text, tuple(firsts), tuple(ends), tuple(counts))
 
 
 class GrammarConstraint:
@@ -165,12 +181,12 @@ class GrammarConstraint:
     def matcher(self) -> GrammarMatcher:
         with self._lock:
             native = self._start.deep_copy()
-        return GrammarMatcher(self, native, [len(self._ending.tokens)], [self.places.start], self._ending)
+        return GrammarMatcher(self, native, [self._ending.num_tokens], [self.places.start], self._ending)
 
     def _verified(self, shortest: bytes) -> Ending:
         """The ending, seen to be accepted: what found it and what enforces it are two programs."""
         ending = self.words.ending(shortest)
-        if not completes(self._start, ending.tokens, self.words):
+        if not completes(self._start, ending, self.words):
             found = short_text(self._start, self.words.byte_ids)
             if found is None:
                 raise ConstraintError("no text that satisfies it was found")
@@ -178,8 +194,9 @@ class GrammarConstraint:
         return ending
 
 
-def completes(place: LLMatcher, tokens: Sequence[int], words: GrammarVocabulary) -> bool:
-    wanted = [*tokens, words.eos_ids[0]]
+def completes(place: LLMatcher, ending: Ending, words: GrammarVocabulary, after: Sequence[int] = ()) -> bool:
+    """Whether the text is complete with these tokens and then the ending."""
+    wanted = [*after, *ending.tokens(), words.eos_ids[0]]
     return bool(place.validate_tokens(wanted) == len(wanted))
 
 
@@ -228,7 +245,7 @@ class GrammarMatcher:
         if self.can_end:
             return 0
         ending = self._found_ending(0)
-        return FAR if ending is None else len(ending.tokens)
+        return FAR if ending is None else ending.num_tokens
 
     def fill_mask(self, row: MaskRow) -> None:
         if self._ended:
@@ -250,7 +267,7 @@ class GrammarMatcher:
         if self._bounds[-1] + int(constraint.costs[token_id]) < remaining:
             return True
         ending = self._found_ending(remaining)
-        if ending is None or len(ending.tokens) > remaining:
+        if ending is None or ending.num_tokens > remaining:
             return True
         return self._fits(token_id, ending, remaining - 1)
 
@@ -287,9 +304,9 @@ class GrammarMatcher:
             raise self._not_allowed(token_id)
         self._places.append(self._constraint.places.after(self._places[-1], token_id))
         ending = self._ending
-        if self._is_sure and ending is not None and ending.tokens[:1] == (token_id,):
+        if self._is_sure and ending is not None and next(ending.tokens(), None) == token_id:
             self._ending = ending.behind(len(self._constraint.words.vocabulary.token_bytes[token_id] or b""))
-            self._bounds.append(len(self._ending.tokens))
+            self._bounds.append(self._ending.num_tokens)
         else:  # the ending stays as a guess: inside a string most tokens leave it as it is
             self._is_sure = False
             self._bounds.append(self._bounds[-1] + int(self._constraint.costs[token_id]))
@@ -328,7 +345,7 @@ class GrammarMatcher:
         if self._bounds[-1] <= remaining or self.can_end:
             return True
         ending = self._found_ending(remaining)
-        return ending is not None and len(ending.tokens) <= remaining
+        return ending is not None and ending.num_tokens <= remaining
 
     def allow_behind(self, row: npt.NDArray[np.uint32], text: bytes, remaining: int) -> None:
         words = self._constraint.words
@@ -374,7 +391,7 @@ class GrammarMatcher:
         if self.can_end:
             return ()
         ending = self._found_ending(0)
-        return None if ending is None or len(ending.tokens) > budget else ending.tokens
+        return None if ending is None or ending.num_tokens > budget else tuple(ending.tokens())
 
     # -- endings
 
@@ -387,7 +404,7 @@ class GrammarMatcher:
             # No way is shorter than the known one as long as all of it is needed.
             self._is_searched = text is not None and (not text or (guess is not None and text == guess.text))
             self._end_with(self._straight(self._matcher, guess) if text is None else text)
-        if not self._is_searched and (self._ending is None or len(self._ending.tokens) > enough):
+        if not self._is_searched and (self._ending is None or self._ending.num_tokens > enough):
             self._is_searched = True
             text = short_text(
                 self._matcher,
@@ -397,7 +414,7 @@ class GrammarMatcher:
             )
             known = self._ending
             self._end_with(text)
-            if known is not None and (self._ending is None or len(known.tokens) <= len(self._ending.tokens)):
+            if known is not None and (self._ending is None or known.num_tokens <= self._ending.num_tokens):
                 self._end_with(known.text)
         return self._ending
 
@@ -408,7 +425,7 @@ class GrammarMatcher:
         else:
             self._ending = None if text is None else self._constraint.words.ending(text)
         self._is_sure = True
-        self._bounds[-1] = FAR if self._ending is None else len(self._ending.tokens)
+        self._bounds[-1] = FAR if self._ending is None else self._ending.num_tokens
 
     def _straight(self, place: LLMatcher, guess: Ending | None) -> bytes | None:
         return straight_text(place, self._constraint.words.byte_ids, lambda after: self._known_end(after, guess))
@@ -416,19 +433,21 @@ class GrammarMatcher:
     def _fits(self, token_id: int, ending: Ending, budget: int) -> bool:
         """Whether the text is seen to be able to end within `budget` tokens after this one."""
         words = self._constraint.words
-        for joint in ending.joints():  # what closed before still closes
-            tokens = ending.suffixes[joint]
-            if len(tokens) <= budget and completes(self._matcher, (token_id, *tokens), words):
+        text = words.vocabulary.token_bytes[token_id] or b""
+        if ending.text.startswith(text) and ending.behind(len(text)).num_tokens <= budget:
+            return True
+        for rest in ending.rests():  # what closed before still closes
+            if rest.num_tokens <= budget and completes(self._matcher, rest, words, [token_id]):
                 return True
-        if len(ending.tokens) > budget and completes(self._matcher, (token_id, *ending.tokens), words):
+        if ending.num_tokens > budget and completes(self._matcher, ending, words, [token_id]):
             return False  # it is no step towards the end: what would be found is this ending again
         place = self._matcher.deep_copy()
         if not place.consume_token(token_id):
             return False
         found = self._straight(place, ending)
-        if found is None or len(words.ending(found).tokens) > budget:
+        if found is None or words.ending(found).num_tokens > budget:
             found = short_text(place, words.byte_ids, TRIED_NODES, lambda after: self._known_end(after, ending))
-        return found is not None and len(words.ending(found).tokens) <= budget
+        return found is not None and words.ending(found).num_tokens <= budget
 
     def _known_end(self, place: LLMatcher, ending: Ending | None, enough: int = 0) -> bytes | None:
         """A part of the ending that completes the text from `place`: what closed before still closes. One of at most
@@ -437,11 +456,11 @@ class GrammarMatcher:
             return b""
         if ending is None:
             return None
-        joints = ending.joints()
-        near = [joint for joint in joints if len(ending.suffixes[joint]) <= enough]
-        for joint in (*near, *reversed(joints[: len(joints) - len(near)])):
-            if completes(place, ending.suffixes[joint], self._constraint.words):
-                return ending.text[joint:]
+        rests = ending.rests()
+        near = [rest for rest in rests if rest.num_tokens <= enough]
+        for rest in (*near, *reversed(rests[: len(rests) - len(near)])):
+            if completes(place, rest, self._constraint.words):
+                return rest.text
         return None
 
     def _fill(self, row: MaskRow) -> None:
