@@ -26,8 +26,7 @@ SERVER_PACKAGES = ("fastapi", "msgspec", "prometheus_client", "sqlalchemy", "sta
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The console command. Returns the exit code; argparse exits by itself on wrong usage."""
-    parser = _parser()
-    arguments = parser.parse_args(_with_joined_separator(sys.argv[1:] if argv is None else argv))
+    arguments = parsed(sys.argv[1:] if argv is None else argv)
     if arguments.command == "serve":
         return serve(arguments)
     if arguments.command == "constraint":
@@ -37,13 +36,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = RunOptions.of(arguments)
     except ConfigError as error:
-        parser.exit(2, f"niwaki: {error}\n")
+        return fail(str(error), 2)
     try:
         return run(options)
     except KeyboardInterrupt:
         return fail("interrupted before the first record", 130)
     except (NiwakiError, OSError) as error:
         return fail(one_line(error))
+
+
+def parsed(argv: Sequence[str]) -> argparse.Namespace:
+    """What the words ask for. Exits with 2 where they are no command of ours."""
+    return _parser().parse_args(_with_joined_separator(argv))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -157,6 +161,7 @@ def serve(arguments: argparse.Namespace) -> int:
     """Answer until told to stop. Returns the exit code: 0 when every request was answered or told."""
     try:
         from niwaki.lang.endpoint import Endpoint  # loads pydantic
+        from niwaki.runtime.server.hosted import hosted
         from niwaki.runtime.server.listen import bind
 
         config = config_of(arguments)
@@ -165,10 +170,10 @@ def serve(arguments: argparse.Namespace) -> int:
         if arguments.kv_tokens is not None:
             options["kv_tokens"] = arguments.kv_tokens
         programs = [Endpoint(load_program(*program_target(target))) for target in arguments.program]
-        with bind(config) as listener:
-            from niwaki.runtime.server.serve import serve as serve_until_stopped  # loads torch: after the port is ours
+        with bind(config) as listener, hosted(config, arguments.model, options) as engine:
+            from niwaki.runtime.server.serve import serve as serve_until_stopped  # while the engine loaded
 
-            serve_until_stopped(config, listener, arguments.model, options, programs)
+            serve_until_stopped(config, listener, engine, programs)
     except ModuleNotFoundError as error:
         if error.name not in SERVER_PACKAGES:
             raise

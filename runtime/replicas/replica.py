@@ -142,7 +142,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray's classes have n
         self._routing.stand([_name(replica.replica_id) for replica in replicas])
         for replica in replicas:
             name, marks = _name(replica.replica_id), replica.routing_stats.get("marks", b"")
-            if self._told.get(name) is not marks:
+            if self._told.get(name) != marks:
                 self._told[name] = marks
                 self._routing.hold(name, _split(marks))
         super().update_replicas(replicas)

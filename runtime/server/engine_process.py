@@ -62,17 +62,22 @@ class EngineProcess:
         self.loaded: frames.Loaded
         self.backend: EngineClient
 
+    def launch(self) -> None:
+        """Start the process and do not wait. Calling it twice is allowed; `start` does what is left."""
+        if self._child is None:
+            self._child = _Child(self._model, self._options)
+
     def start(self) -> None:
         """Start the process and wait until its model is loaded.
 
         Raises:
             ConfigError, ModelError: as `Engine`. EngineStopped: it died on the way.
         """
+        self.launch()
+        assert self._child is not None
         self.tokenizer = Tokenizer(bundled.MODEL_DIR if self._model is None else self._model)
-        child = _Child(self._model, self._options)
-        self._child = child
         self.backend = EngineClient(self.tokenizer)
-        self.loaded = child.connect(self.backend)
+        self.loaded = self._child.connect(self.backend)
         self._watching.start()
 
     def __enter__(self) -> Self:

@@ -6,11 +6,9 @@ import asyncio
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, TypeAlias
 
 import uvicorn
 from fastapi import APIRouter
@@ -23,6 +21,7 @@ from niwaki.runtime.server.config import ServerConfig
 from niwaki.runtime.server.conversations import Conversations
 from niwaki.runtime.server.engine_process import EngineProcess
 from niwaki.runtime.server.frames import loaded_by
+from niwaki.runtime.server.hosted import Hosted
 from niwaki.runtime.server.listen import bind, url_of
 from niwaki.runtime.server.programs import ServedProgram, programs_router
 from niwaki.runtime.server.responses import responses_router
@@ -32,53 +31,19 @@ from niwaki.runtime.server.sessions import Sessions, sessions_router
 from niwaki.runtime.server.store import open_store
 from niwaki.runtime.server.tracing import Tracing
 
-if TYPE_CHECKING:
-    from niwaki.runtime.engine import Engine  # loads torch, which this process does without
-
 MAX_HEADER_BYTES = 64 * 2**10
-# Where the model runs: in this process, in one of ours, or in those of Ray.
-Hosted: TypeAlias = "Engine | EngineProcess | RayEngines"
 # Behind the drain: responses are written, connections closed. What is slower than this is cut off.
 CLOSING_SECONDS = 2
 
 
 def serve(
-    config: ServerConfig,
-    listener: socket.socket,
-    model: Path | None = None,
-    options: Mapping[str, object] | None = None,
-    programs: Sequence[ServedProgram] = (),
+    config: ServerConfig, listener: socket.socket, engine: Hosted, programs: Sequence[ServedProgram] = ()
 ) -> None:
-    """Load a model and answer on a bound socket until SIGTERM or SIGINT; then every request is answered or told.
-
-    The engine has a process of its own, which is started again when it dies, unless `config.in_process`.
-
-    Raises:
-        ConfigError, ModelError: as `Engine`. EngineStopped: its process died while it loaded the model.
-    """
-    with _hosted(config, model, dict(options or {})) as engine:
-        server = make_server(config, engine, programs)
-        said = f"niwaki serves {server.model_name} on {url_of(config, listener)}"
-        server.when_started.append(lambda: print(said, flush=True))  # not before: a bound socket still refuses
-        server.run(sockets=[listener])
-
-
-@contextmanager
-def _hosted(config: ServerConfig, model: Path | None, options: dict[str, object]) -> Iterator[Hosted]:
-    if config.in_process:
-        from niwaki.runtime.engine import Engine  # loads torch
-        from niwaki.runtime.server.engine_host import warm_up
-
-        with Engine(model, **options) as engine:
-            warm_up(engine)
-            yield engine
-        return
-    if config.replicas is not None:
-        with RayEngines(model, options, config.replicas) as engines:
-            yield engines
-        return
-    with EngineProcess(model, options, max_restarts=config.max_restarts) as process:
-        yield process
+    """Answer on a bound socket until SIGTERM or SIGINT; then every request is answered or told."""
+    server = make_server(config, engine, programs)
+    said = f"niwaki serves {server.model_name} on {url_of(config, listener)}"
+    server.when_started.append(lambda: print(said, flush=True))  # not before: a bound socket still refuses
+    server.run(sockets=[listener])
 
 
 @contextmanager
