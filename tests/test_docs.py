@@ -1,18 +1,21 @@
 """Every code block of README and docs/ runs, and prints what stands below it.
 
 The ```python blocks of a page share one namespace, as a reader would type them. A ```text block right behind one is
-what it prints. In ```console blocks the lines that start with `$ niwaki` or `$ python` are run.
+what it prints. In ```console blocks the lines that start with `$ niwaki` or `$ python` are run. What is not run, as it
+starts servers, installs or measures, must at least name commands, options, modules and extras that there are.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +24,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import niwaki as nw
+from niwaki.__main__ import parsed
 
 if TYPE_CHECKING:
     from niwaki.runtime.engine import Engine
@@ -49,6 +53,15 @@ def blocks(text: str) -> list[Block]:
         output = following[2] if following is not None and is_answered else None
         found.append(Block(text.count("\n", 0, fence.start()) + 1, fence[1], fence[2], output))
     return found
+
+
+def commands(block: Block) -> Iterator[list[str]]:
+    """The words of each command in a shell block."""
+    if block.language not in ("console", "sh", "bash"):
+        return
+    for line in block.code.replace("\\\n", " ").splitlines():
+        if line.startswith("$ ") or block.language != "console":
+            yield shlex.split(line.removeprefix("$ "), comments=True)
 
 
 def run_python(page: Path, block: Block, namespace: dict[str, object]) -> str:
@@ -93,13 +106,30 @@ def test_every_command_of_ours_succeeds(page: Path, checkout: Path) -> None:
     for block in blocks(page.read_text("utf-8")):
         if block.language != "console":
             continue
-        for line in block.code.replace("\\\n", " ").splitlines():
-            words = shlex.split(line.removeprefix("$ "), comments=True)
-            if not line.startswith("$ ") or words[0] not in ("niwaki", "python"):
+        for words in commands(block):
+            if words[0] not in ("niwaki", "python"):
                 continue
             command = [sys.executable, *(["-m", "niwaki"] if words[0] == "niwaki" else []), *words[1:]]
             done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-            assert done.returncode == 0, f"{page.name}: {line}\n{done.stderr}"
+            assert done.returncode == 0, f"{page.name}: {shlex.join(words)}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_every_shell_line_names_what_there_is(page: Path) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    for block in blocks(page.read_text("utf-8")):
+        for words in commands(block):
+            where = f"{page.name}:{block.line}: {shlex.join(words)}"
+            match [word for word in words if not re.match("[A-Z_]+=", word)]:
+                case ["niwaki", *given]:
+                    parsed(given)  # exits where an option is unknown
+                case ["python", "-m", module, *_]:
+                    assert importlib.util.find_spec(module), where
+                case ["make", target, *_]:
+                    assert target in targets, where
+                case ["pip", "install", *required]:
+                    assert set(re.findall(r"niwaki\[(\w+)\]", " ".join(required))) <= set(extras), where
 
 
 def test_links_between_pages_lead_somewhere() -> None:

@@ -17,6 +17,7 @@ from types import ModuleType
 import pytest
 
 import niwaki as nw
+from niwaki.__main__ import main
 from niwaki.runtime.engine import Engine
 
 ROOT = Path(__file__).parent.parent
@@ -100,6 +101,17 @@ def test_the_inbox_has_at_least_40_records_of_few_lines_each() -> None:
     records = INBOX.read_text("utf-8").split("\n---\n")
     assert len(records) == len(rows(EXPECTED)) >= 40
     assert all(1 <= len(record.strip().splitlines()) <= 8 for record in records)
+
+
+def test_a_megabyte_and_other_bad_records_harm_no_neighbour_on_the_real_engine(tmp_path: Path) -> None:
+    good = "I'm Lena Fischer, a nurse from Dresden."
+    bad = [b"", b"caf\xe9", b"Hello, I am Bob. " * 62_500]
+    (tmp_path / "in.txt").write_bytes(b"\n".join([good.encode(), *bad, good.encode()]))
+    files = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.jsonl")]
+    assert main(["run", f"{EXAMPLES / 'extract.py'}:extract", *files]) == 0
+    first, *errors, last = rows(tmp_path / "out.jsonl")
+    assert first["contact"] == last["contact"]
+    assert [row["error"]["type"] for row in errors] == ["RecordError", "RecordError", "CapacityError"]  # type: ignore[index]
 
 
 def test_the_tree_keeps_a_guess_and_reads_the_passage_once(bundled_engine: Engine) -> None:
