@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import tracemalloc
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from niwaki.runtime.api import Constraint, ConstraintError, Grammar, JsonSchema, Regex, Spacing
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
+from niwaki.runtime.constraints.grammar_engine import GrammarVocabulary
 
 WORDS = [
     b'{"',
@@ -239,6 +241,18 @@ def test_blanks_stand_in_json_where_the_spacing_says(
         matcher = compiled.matcher()
         drawn(matcher, random.Random(seed), matcher.distance + 1 + 4 * seed)
         assert matcher.can_end
+
+
+def test_a_long_ending_takes_memory_in_proportion_to_its_length() -> None:
+    words = GrammarVocabulary(VOCABULARY)
+    text = b'"' + b"abc" * 1600 + b'"'
+    tracemalloc.start()
+    ending = words.ending(text)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 400 * len(text)
+    assert b"".join(VOCABULARY.token_bytes[token] or b"" for token in ending.tokens()) == text
+    assert ending.num_tokens == len(list(ending.tokens())) == ending.behind(1).num_tokens + 1
 
 
 def test_an_unknown_spacing_is_refused(compiler: ConstraintCompiler) -> None:

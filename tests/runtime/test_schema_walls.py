@@ -48,6 +48,7 @@ HOSTILE: dict[str, object] = {
     "patterns of keys": {"patternProperties": {f"^k{i}x*$": {"const": i} for i in range(60)}},
     "overlapping patterns of keys": {"patternProperties": {f"[a-z]{{{i}}}": {"minimum": i} for i in range(1, 20)}},
     "pairs of anyOf": {"allOf": [{"anyOf": [{"minimum": i}, {"multipleOf": i + 1}]} for i in range(20)]},
+    "products of anyOf": {"allOf": [{"anyOf": [{"required": [f"{x}{i}"]} for i in range(20)]} for x in "abc"]},
     "oneOf of ranges": {"oneOf": [{"minimum": i, "maximum": i + 2} for i in range(40)]},
     "a tree of anyOf": tree(7),
     "many constants": {"enum": [f"constant {i}" for i in range(5_000)]},
