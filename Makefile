@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo docs test test-clients test-ray eval lint bench bench-gpu setup package-check clean
+.PHONY: demo docs test test-clients test-ray eval lint bench bench-gpu bench-peers setup package-check clean
 
 demo: $(INSTALLED)
 	@if grep -qs '"finished": true' contacts.jsonl.meta; then rm -f contacts.jsonl contacts.jsonl.meta; fi
@@ -46,6 +46,10 @@ bench: $(INSTALLED)
 # In the Python of the GPU machine, whose torch is built for CUDA: .venv has one for CPUs.
 bench-gpu:
 	PYTHONPATH=. $(PYTHON) -m tests.benchmarks.bench_gpu --json build/bench_gpu.json
+
+# niwaki beside vLLM, transformers and CTranslate2, in environments of their own under build/peers (5 GB, made once).
+bench-peers: $(INSTALLED)
+	.ci/bench-peers $${MODEL:-L15}
 
 package-check: $(INSTALLED)
 	.ci/package-check

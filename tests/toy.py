@@ -43,7 +43,7 @@ def make_tokenizer(folder: Path, *, template: str | None = TEMPLATE, texts: Sequ
         single="<|bos|> $A", pair=None, special_tokens=[("<|bos|>", built.token_to_id("<|bos|>"))]
     )
     built.save(str(folder / "tokenizer.json"))
-    config: dict[str, object] = {"bos_token": "<|bos|>", "eos_token": {"content": "<|end|>"}}
+    config: dict[str, object] = {"bos_token": "<|bos|>", "eos_token": {"__type": "AddedToken", "content": "<|end|>"}}
     if template is not None:
         config["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

@@ -1,21 +1,26 @@
 """Prints what the CPU kernels gain over plain torch, and what a step of a small model costs, weights aside and in all.
 
-Run it as `python -m tests.benchmarks.bench_kernels [--json PATH]`. Ratios are of pairs run in turn; A is ours.
+Run it as `python -m tests.benchmarks.bench_kernels [--only decode] [--json PATH]`. Ratios are of pairs run in turn; A
+is ours. One thread, timed by its own CPU seconds, so that a machine that does something else gives the same ratios.
+FlexAttention is compiled first, which takes a C++ compiler and half a minute.
 """
 
 from __future__ import annotations
 
 import argparse
 import platform
+import shutil
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
+from niwaki.kernels.jit import set_num_threads
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import NumbaOps, TorchOps
 from niwaki.kernels.plan import AttentionPlan, DecodeQueries, PrefillRow, Span, make_plan
@@ -40,16 +45,26 @@ HOLLOW = replace(SMALL, vocab_size=64, hidden_size=32, intermediate_size=32, num
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="also write the ratios here")
+    parser.add_argument("--only", choices=[*PARTS, "steps"], action="append")
     arguments = parser.parse_args()
-    comparisons = [
-        *(products(rows, dtype) for dtype in (torch.float32, torch.bfloat16) for rows in (1, 4, 8, 32)),
-        *(decode(dtype) for dtype in (torch.float32, torch.bfloat16)),
-        short_rows(),
-    ]
-    print(table(comparisons))
-    print()
+    names = arguments.only or [*PARTS, "steps"]
+    torch.set_num_threads(1)
+    set_num_threads(1)
+    comparisons: list[Comparison] = []
+    with torch.inference_mode():
+        for name in names:
+            comparisons += PARTS[name]() if name in PARTS else ()
+    if comparisons:
+        print(table(comparisons))
+    if "steps" in names:
+        print_steps()
+    if arguments.json:
+        write_json(arguments.json, comparisons, {"cpu": platform.processor(), "threads": torch.get_num_threads()})
+
+
+def print_steps() -> None:
     for name, config, dtype in (
         ("launches alone", HOLLOW, "float32"),
         ("10M weights", SMALL, "float32"),
@@ -57,11 +72,9 @@ def main() -> None:
     ):
         for batch in (1, 8, 32):
             print(f"decode step, {name}, {dtype}, batch {batch}: {step(config, dtype, batch):.0f} us (median)")
-    if arguments.json:
-        write_json(arguments.json, comparisons, {"cpu": platform.processor(), "threads": torch.get_num_threads()})
 
 
-def times(count: int, action: Callable[[], None]) -> Callable[[], None]:
+def times(count: int, action: Callable[[], object]) -> Callable[[], None]:
     def run() -> None:
         for _ in range(count):
             action()
@@ -87,11 +100,13 @@ def products(rows: int, dtype: torch.dtype) -> Comparison:
         ("few-rows kernel", all_weights(NumbaOps())),
         ("torch.mm", all_weights(TorchOps())),
         aim=">= 1",
+        clock=time.process_time,
     )
 
 
-def decode(dtype: torch.dtype) -> Comparison:
-    """32 queries over 500 keys each: the paged kernel, against gathering the pages and torch's attention."""
+def decode(dtype: torch.dtype) -> Iterator[Comparison]:
+    """32 queries over 500 keys each: the paged kernel beside torch's, which gather the pages first or, for the record,
+    find the keys side by side already. `copying` is the memory's: the keys and values once read and once written."""
     rows, keys, heads, kv_heads, head_dim, page_size = 32, 500, 10, 5, 32, 16
     each = -(-keys // page_size)
     pool = [torch.randn(rows * each, page_size, kv_heads, head_dim).to(dtype) for _ in range(2)]
@@ -103,17 +118,36 @@ def decode(dtype: torch.dtype) -> Comparison:
     index = torch.from_numpy(pages)
     ops = NumbaOps()
 
-    def gather() -> None:
-        k, v = (tensor[index].view(rows, -1, kv_heads, head_dim)[:, :keys].transpose(1, 2) for tensor in pool)
+    def gathered() -> list[torch.Tensor]:
+        return [tensor[index].view(rows, -1, kv_heads, head_dim)[:, :keys].transpose(1, 2) for tensor in pool]
+
+    def sdpa(k: torch.Tensor, v: torch.Tensor) -> None:
         torch.nn.functional.scaled_dot_product_attention(q[:, :, None], k, v, enable_gqa=True)
 
-    return compare(
-        "decode",
-        f"32 x {keys} keys, {dtype}",
-        ("paged kernel", lambda: ops.attend(ours[0], ours[1], ours[2], plan, out)),
-        ("gather + SDPA", gather),
-        aim=">= 2",
-    )
+    k, v = (tensor.contiguous() for tensor in gathered())
+    copies = [torch.empty_like(tensor) for tensor in (k, v)]
+
+    def copying() -> None:
+        for copy, tensor in zip(copies, (k, v), strict=True):
+            copy.copy_(tensor)
+
+    others: dict[str, tuple[Callable[[], object], str]] = {
+        "gather + SDPA": (lambda: sdpa(*gathered()), ">= 2"),
+        "SDPA, gathered before": (lambda: sdpa(k, v), ""),
+        "copying": (copying, ">= 1.4"),  # copied bytes are moved twice: 1.4 is 70 % of the bandwidth
+    }
+    if shutil.which("g++"):
+        flex = torch.compile(flex_attention)
+        others["FlexAttention, gathered before"] = (lambda: flex(q[:, :, None], k, v, enable_gqa=True), "")
+    for name, (run, aim) in others.items():
+        yield compare(
+            "decode",
+            f"{rows} x {keys} keys, {dtype}",
+            ("paged kernel", times(8, lambda: ops.attend(ours[0], ours[1], ours[2], plan, out))),
+            (name, times(8, run)),
+            aim=aim,
+            clock=time.process_time,
+        )
 
 
 def short_rows() -> Comparison:
@@ -133,6 +167,7 @@ def short_rows() -> Comparison:
         ("as decode queries", lambda: ops.attend(q, keys, values, plan, out)),
         ("as prefill rows", lambda: ops.attend(q, keys, values, dense, out)),
         aim=">= 1",
+        clock=time.process_time,
     )
 
 
@@ -162,6 +197,14 @@ def step(config: ModelConfig, dtype: str, batch: int) -> float:
         runner.forward(rows)
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds[10:]) * 1e6
+
+
+DTYPES = (torch.float32, torch.bfloat16)
+PARTS: Mapping[str, Callable[[], list[Comparison]]] = {
+    "products": lambda: [products(rows, dtype) for dtype in DTYPES for rows in (1, 4, 8, 32)],
+    "decode": lambda: [one for dtype in DTYPES for one in decode(dtype)],
+    "short-rows": lambda: [short_rows()],
+}
 
 
 if __name__ == "__main__":

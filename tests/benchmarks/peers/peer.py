@@ -1,0 +1,156 @@
+"""One engine in one process, in an environment of its own: runs the workloads that `bench_peers` names, one a line.
+
+python peer.py ENGINE MODEL_DIR WAVES.json THREADS. A line on stdin is a workload's name, the answer a line of JSON with
+the seconds and the number of new tokens. Imports nothing of niwaki but in the engine of that name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Wave = list[tuple[list[int], int]]
+Run = Callable[[Wave], int]  # gives the number of new tokens
+Forget = Callable[[], object]  # what the run before left in a cache
+
+MAX_ROWS = 32  # of a static batch
+
+
+def niwaki(model: str, *, enable_prefix_cache: bool = True) -> tuple[Run, Forget]:
+    from niwaki.runtime.engine import Engine
+
+    engine = Engine(model, kv_tokens=65_536, enable_prefix_cache=enable_prefix_cache)
+
+    def run(wave: Wave) -> int:
+        params = [{"temperature": 0, "max_new_tokens": count, "ignore_eos": True} for _, count in wave]
+        results: Any = engine.generate(input_ids=[ids for ids, _ in wave], sampling_params=params)
+        return sum(len(result["output_ids"]) for result in results)
+
+    return run, engine.flush_cache
+
+
+def niwaki_plain(model: str) -> tuple[Run, Forget]:
+    return niwaki(model, enable_prefix_cache=False)
+
+
+def vllm(model: str, *, is_compiled: bool = False) -> tuple[Run, Forget]:
+    os.environ |= {
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        model,
+        dtype="bfloat16",
+        skip_tokenizer_init=True,
+        enable_prefix_caching=True,
+        block_size=32,  # the smallest that it takes: the finest sharing
+        max_model_len=2048,
+        enforce_eager=not is_compiled,
+        disable_log_stats=True,
+    )
+
+    def run(wave: Wave) -> int:
+        params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False) for _, n in wave]
+        outputs = llm.generate([{"prompt_token_ids": ids} for ids, _ in wave], params, use_tqdm=False)
+        return sum(len(output.outputs[0].token_ids) for output in outputs)
+
+    return run, llm.reset_prefix_cache
+
+
+def vllm_compiled(model: str) -> tuple[Run, Forget]:
+    return vllm(model, is_compiled=True)
+
+
+def transformers(model: str) -> tuple[Run, Forget]:
+    """Static batches, padded on the left; a batch runs until its longest answer is done."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    causal = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
+    causal.generation_config.eos_token_id = None
+    causal.generation_config.pad_token_id = 0
+
+    def run(wave: Wave) -> int:
+        for first in range(0, len(wave), MAX_ROWS):
+            batch = wave[first : first + MAX_ROWS]
+            longest = max(len(ids) for ids, _ in batch)
+            rows = [[0] * (longest - len(ids)) + ids for ids, _ in batch]
+            mask = [[0] * (longest - len(ids)) + [1] * len(ids) for ids, _ in batch]
+            with torch.inference_mode():
+                causal.generate(
+                    input_ids=torch.tensor(rows),
+                    attention_mask=torch.tensor(mask),
+                    max_new_tokens=max(count for _, count in batch),
+                    do_sample=False,
+                )
+        return sum(count for _, count in wave)  # what else came is waste
+
+    return run, lambda: None
+
+
+def ctranslate2(model: str) -> tuple[Run, Forget]:
+    """Static batches, too; in bfloat16 where it has that on this processor."""
+    import ctranslate2 as ct2
+
+    folder = tempfile.mkdtemp()
+    ct2.converters.TransformersConverter(model).convert(folder, force=True)
+    has_bfloat16 = "bfloat16" in ct2.get_supported_compute_types("cpu")
+    generator = ct2.Generator(
+        folder,
+        device="cpu",
+        compute_type="bfloat16" if has_bfloat16 else "float32",
+        intra_threads=int(os.environ["OMP_NUM_THREADS"]),
+    )
+    tokens = json.loads((Path(folder) / "vocabulary.json").read_text("utf-8"))
+
+    def run(wave: Wave) -> int:
+        most = max(count for _, count in wave)
+        generator.generate_batch(
+            [[tokens[i] for i in ids] for ids, _ in wave],
+            max_length=most,
+            min_length=most,
+            beam_size=1,
+            include_prompt_in_result=False,
+        )
+        return sum(count for _, count in wave)
+
+    return run, lambda: None
+
+
+ENGINES: dict[str, Callable[[str], tuple[Run, Forget]]] = {
+    "niwaki": niwaki,
+    "niwaki-plain": niwaki_plain,
+    "vllm": vllm,
+    "vllm-compiled": vllm_compiled,
+    "transformers": transformers,
+    "ctranslate2": ctranslate2,
+}
+
+
+def main() -> None:
+    name, model, file, threads = sys.argv[1:]
+    os.environ["OMP_NUM_THREADS"] = threads
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the engine prints goes to stderr
+    run, forget = ENGINES[name](model)
+    waves: dict[str, list[Wave]] = json.loads(Path(file).read_text("utf-8"))
+    print(json.dumps({"ready": name}), file=answers, flush=True)
+    for line in sys.stdin:
+        forget()
+        began = time.perf_counter()
+        new = sum(run(wave) for wave in waves[line.strip()])
+        print(json.dumps({"seconds": time.perf_counter() - began, "new_tokens": new}), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
