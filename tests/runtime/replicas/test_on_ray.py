@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from itertools import cycle
 from pathlib import Path
 
 import httpx2
-import numpy as np
 import pytest
 
 from niwaki.runtime.api import Choices, Output, SamplingParams, Segment
@@ -25,6 +23,7 @@ from niwaki.runtime.replicas.config import ReplicaConfig
 from niwaki.runtime.replicas.engines import RayEngines
 from niwaki.runtime.server.config import ServerConfig
 from niwaki.runtime.server.serve import serving
+from tests.runtime.replicas.test_routing import few_shot_prompts
 
 pytestmark = [
     pytest.mark.skipif(not os.environ.get("NIWAKI_RAY"), reason="make test-ray runs it"),
@@ -49,13 +48,6 @@ def client(engines: RayEngines) -> Iterator[httpx2.Client]:
         yield made
 
 
-def few_shot_prompts(count: int) -> list[TokenIds]:
-    """W1's: prefixes of 512 tokens in 8 groups, questions of 48, in no order."""
-    draw = random.Random(3)
-    groups = [draw.choices(range(100, 1000), k=512) for _ in range(8)]
-    return [np.array(draw.choice(groups) + draw.choices(range(100, 1000), k=48), dtype=np.int32) for _ in range(count)]
-
-
 def hit_rate(ask: Callable[[TokenIds], tuple[Output, ...]], prompts: list[TokenIds]) -> float:
     return sum(ask(ids)[0].cached_tokens for ids in prompts) / sum(map(len, prompts))
 
@@ -78,7 +70,7 @@ def test_what_replicas_generate_is_what_an_engine_here_generates(engines: RayEng
 
 
 def test_two_replicas_hit_as_one_cache_of_twice_the_size(engines: RayEngines) -> None:
-    prompts = few_shot_prompts(200)
+    prompts = few_shot_prompts(1)
     assert engines.backend.flush()
     routed = hit_rate(lambda ids: engines.backend.start(ids, ONE).result(120), prompts)
     with Engine(kv_tokens=2 * KV_TOKENS) as big:

@@ -90,18 +90,23 @@ def hit_rate(caches: list[Cache], order: list[TokenIds], *, is_routed: bool) -> 
     return found / sum(map(len, order))
 
 
+def few_shot_prompts(seed: int) -> list[TokenIds]:
+    """W1: 200 prompts of 512 tokens that are one of 8 prefixes, and 48 of their own, in a random order."""
+    draw = random.Random(seed)
+    groups = [draw.choices(range(100, 1000), k=512) for _ in range(8)]
+    return [np.array(draw.choice(groups) + draw.choices(range(100, 1000), k=48), dtype=np.int32) for _ in range(200)]
+
+
 def test_two_small_caches_are_nearly_as_good_as_one_of_twice_the_size() -> None:
-    """W1: few-shot prompts of 512 tokens, questions of 48. The big cache has room for all eight prefixes, a small one
-    for half of them."""
-    draw = random.Random(7)
-    groups = [np.array(draw.choices(range(2000), k=512), dtype=np.int32) for _ in range(8)]
-    order = [
-        np.concatenate([groups[draw.randrange(8)], np.array(draw.choices(range(2000), k=48), dtype=np.int32)])
-        for _ in range(200)
-    ]
-    pages = 5 * 512 // 16
-    one = hit_rate([Cache(2 * pages)], order, is_routed=True)
-    routed = hit_rate([Cache(pages), Cache(pages)], order, is_routed=True)
-    in_turn = hit_rate([Cache(pages), Cache(pages)], order, is_routed=False)
+    """The big one has room for the eight prefixes and some questions. How often prefixes come to the same of two caches
+    in turn is the order's luck: the mean of some orders counts."""
+    pages = 4 * (512 + 64) // 16
+    one = routed = in_turn = 0.0
+    for seed in (1, 3, 5, 7):
+        order = few_shot_prompts(seed)
+        one += hit_rate([Cache(2 * pages)], order, is_routed=True)
+        routed += hit_rate([Cache(pages), Cache(pages)], order, is_routed=True)
+        in_turn += hit_rate([Cache(pages), Cache(pages)], order, is_routed=False)
+    print(f"hit rates: {routed / 4:.3f} routed, {one / 4:.3f} one big cache, {in_turn / 4:.3f} in turn")
     assert routed >= 0.9 * one
     assert routed >= 1.8 * in_turn
