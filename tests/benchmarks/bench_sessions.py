@@ -1,8 +1,10 @@
 """Sessions: the time to the first token of turn 10, on 4,000 tokens of history, against turn 1 on the same new text.
 
-    python -m tests.benchmarks.bench_sessions [--json FILE]
+    python -m tests.benchmarks.bench_sessions [--new 160] [--json FILE]
 
-The bundled model's weights with room for 8,192 positions: what it says does not matter here, only when.
+The bundled model's weights with room for 8,192 positions: what it says does not matter here, only when. The second row
+is the same work on the engine alone, without server and session: what lies between the two is theirs, and the rest is
+the model's attention to 4,000 tokens more. Both in wall and in processor time.
 """
 
 from __future__ import annotations
@@ -10,9 +12,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import random
 import shutil
+import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx2
@@ -23,7 +29,6 @@ from niwaki.runtime.server.serve import serving
 from tests.benchmarks.harness import MIN_PAIRS, Comparison, compare, table, write_json
 
 NUM_HISTORY = 4000  # tokens before turn 10
-NUM_NEW = 160  # tokens of a turn's new text, more or less
 POSITIONS = 8192
 AIM = "<= 1.2"
 
@@ -60,7 +65,37 @@ def long_session(client: httpx2.Client) -> tuple[str, int]:
     return session, used
 
 
-def measure(pairs: int) -> Comparison:
+def alone(engine: Engine, history: int, num_new: int) -> Callable[[], None]:
+    """Each call generates a first token behind `history` cached tokens and new ones."""
+    draw = random.Random(history)
+    trunk = draw.choices(range(100, 1000), k=history)
+    return lambda: consume(engine, trunk + draw.choices(range(100, 1000), k=num_new))
+
+
+def consume(engine: Engine, ids: list[int]) -> None:
+    engine.generate(input_ids=ids, sampling_params={"max_new_tokens": 1, "ignore_eos": True})
+
+
+def both_clocks(
+    workload: str, shape: str, a: tuple[str, Callable[[], None]], b: tuple[str, Callable[[], None]], pairs: int
+) -> Comparison:
+    """In wall time; in the notes the same ratio in processor time of this process, which holds server and engine."""
+    seconds: dict[str, list[float]] = {a[0]: [], b[0]: []}
+
+    def timed(name: str, run: Callable[[], None]) -> None:
+        began = time.process_time()
+        run()
+        seconds[name].append(time.process_time() - began)
+
+    def notes() -> dict[str, float]:
+        first, tenth = (statistics.median(seconds[name][1:]) for name in (a[0], b[0]))
+        return {f"cpu ms {a[0]}": first * 1e3, f"cpu ms {b[0]}": tenth * 1e3, "cpu ratio": tenth / first}
+
+    sides = [(name, partial(timed, name, run)) for name, run in (a, b)]
+    return compare(workload, shape, *sides, aim=AIM, pairs=pairs, notes=notes)
+
+
+def measure(pairs: int, num_new: int) -> list[Comparison]:
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         shutil.copytree(MODEL_DIR, model)
@@ -74,23 +109,21 @@ def measure(pairs: int) -> Comparison:
             fresh = [str(client.post("/v1/sessions", json={}).json()["id"]) for _ in range(pairs + 1)]
             trunk, used = long_session(client)
             grown = [str(client.post(f"/v1/sessions/{trunk}/branch", json={}).json()["id"]) for _ in range(pairs + 1)]
-            first, tenth = ((words(number, NUM_NEW) for number in itertools.count()) for _ in range(2))
-            return compare(
-                "session",
-                f"{used} tokens of history, {NUM_NEW} new",
-                ("turn 1", turns(client, fresh, first)),
-                ("turn 10", turns(client, grown, tenth)),
-                aim=AIM,
-                pairs=pairs,
-            )
+            first, tenth = ((words(number, num_new) for number in itertools.count()) for _ in range(2))
+            shape = f"{used} tokens of history, {num_new} new"
+            sides = ("turn 1", turns(client, fresh, first)), ("turn 10", turns(client, grown, tenth))
+            session = both_clocks("session", shape, *sides, pairs)
+            sides = ("turn 1", alone(engine, 0, num_new)), ("turn 10", alone(engine, used, num_new))
+            return [session, both_clocks("engine", shape, *sides, pairs)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=2 * MIN_PAIRS + 1)
+    parser.add_argument("--new", type=int, default=160, help="tokens of a turn's new text, more or less")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    found = [measure(arguments.pairs)]
+    found = measure(arguments.pairs, arguments.new)
     print(table(found))
     if arguments.json is not None:
         write_json(arguments.json, found, {})
