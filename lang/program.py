@@ -17,6 +17,7 @@ from niwaki.lang.async_batch import DEFAULT_ASYNC_CONCURRENCY, Batch, iterate_on
 from niwaki.lang.backends import model_name, usage_of
 from niwaki.lang.batch import DEFAULT_CONCURRENCY, check_batch, run_rows
 from niwaki.lang.checkpoint import StoredRow, fingerprint_of, run_with_checkpoint, run_with_checkpoint_async
+from niwaki.lang.effects import is_free_of_effects, is_plain
 from niwaki.lang.executor import Executor
 from niwaki.lang.lazy import LazyExecutor, Shared
 from niwaki.lang.origin import here
@@ -24,7 +25,7 @@ from niwaki.lang.progress import with_async_progress_bar, with_progress_bar
 from niwaki.lang.run import Run, running_loop
 from niwaki.lang.sites import sites_of
 from niwaki.lang.state import State
-from niwaki.lang.trace import Placeholder, Trace, is_free_of_effects, is_plain, trace
+from niwaki.lang.trace import Placeholder, Trace, trace
 from niwaki.lang.under_way import UnderWay
 from niwaki.runtime.api import NiwakiError, ProgramError
 

@@ -6,19 +6,13 @@ that calls anything else is refused, since its effects would happen here and aga
 
 from __future__ import annotations
 
-import ast
-import builtins
 import copy
-import enum
-import inspect
-import re
 import sys
-import textwrap
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn, Self, TypeAlias, cast
 
+from niwaki.lang.effects import check_free_of_effects, is_plain
 from niwaki.lang.executor import Executor
 from niwaki.lang.history import History
 from niwaki.lang.nodes import Gen, RoleBegin, RoleEnd, Select, Text
@@ -30,14 +24,6 @@ from niwaki.runtime.api import Pending, ProgramError, SamplingOptions
 
 MAX_STEPS = 10_000  # of one trace: a loop that ends only by what the model says has no end here
 MAX_SHOWN_CHARS = 60
-
-SAFE_BUILTINS = frozenset(
-    "abs all any bool dict divmod enumerate filter float frozenset int isinstance len list map max min ord chr range "
-    "repr reversed round set sorted str sum tuple zip True False None Exception ValueError KeyError".split()
-)
-SAFE_MODULES = frozenset({"niwaki", "itertools", "json", "math", "re", "string", "textwrap"})
-SAFE_NAMES_OF = ("niwaki.lang.expressions", "niwaki.runtime.choices")
-PLAIN = (str, int, float, bool, bytes, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +90,7 @@ def trace(
         ProgramError: the body may have effects beyond its state, or cannot be looked at. It was not run.
         What the body raises.
     """
-    _Effects(name).check(func)
+    check_free_of_effects(func, name)
     for value in (*args, *kwargs.values()):
         if not isinstance(value, Placeholder) and not is_plain(value):
             raise ProgramError(
@@ -124,15 +110,6 @@ def trace(
         stopped = f"an argument that was not given: {str(error).replace(_OPEN, '{').replace(_CLOSE, '}')}"
     graph = tracer.graph()
     return Trace(shown, graph, _shared(graph), stopped)
-
-
-def is_free_of_effects(func: Callable[..., object]) -> bool:
-    """Does the body do nothing but append, fork, join and compute on plain data? Its source is looked at only."""
-    try:
-        _Effects(func.__name__).check(func)
-    except ProgramError:
-        return False
-    return True
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -300,165 +277,6 @@ class _Tracer:
         if name.startswith("__"):
             raise AttributeError(name)
         raise _Stop(f"what the run has done so far ({here()})")
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Is it safe to run the body?
-# ---------------------------------------------------------------------------------------------------------------
-
-_REFUSED: dict[type[ast.AST], str] = {
-    ast.Import: "imports",
-    ast.ImportFrom: "imports",
-    ast.Global: "writes a global variable",
-    ast.Nonlocal: "writes a variable of the function around it",
-    ast.Await: "awaits",
-    ast.AsyncFor: "awaits",
-    ast.AsyncWith: "awaits",
-    ast.Yield: "yields",
-    ast.YieldFrom: "yields",
-}
-
-
-class _Effects:
-    """Looks for anything in a function, and in the functions that it names, that might have an effect."""
-
-    def __init__(self, program: str) -> None:
-        self._program = program
-        self._seen: set[types.CodeType] = set()
-
-    def check(self, func: Callable[..., object]) -> None:
-        if not isinstance(func, types.FunctionType):
-            self._refuse(f"{func!r} is no plain function")
-        if func.__code__ in self._seen:
-            return
-        self._seen.add(func.__code__)
-        defaults = (*(func.__defaults__ or ()), *(func.__kwdefaults__ or {}).values())
-        if not all(type(value) in PLAIN or (type(value) is tuple and is_plain(value)) for value in defaults):
-            self._refuse("a default of its arguments lives outside and is no plain value", func, None)
-        tree = self._parsed(func)
-        own = {*func.__code__.co_varnames, *func.__code__.co_cellvars}
-        bound = {name for node in ast.walk(tree) if (name := _bound_by(node)) is not None}
-        parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-        for node in _body(tree):
-            refused = _REFUSED.get(type(node))
-            if refused is not None:
-                self._refuse(f"it {refused}", func, node)
-            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
-                self._refuse(f"it sets the attribute {node.attr!r} of something", func, node)
-            if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
-                self._refuse(f"it uses {node.attr}", func, node)
-            if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load) or node.id in own:
-                continue
-            found, value = _lookup(func, node.id)
-            if found:
-                self._check_value(func, node, value, parents)
-            elif node.id not in bound:
-                self._refuse(f"{node.id} is not defined", func, node)
-
-    def _check_value(self, func: types.FunctionType, node: ast.Name, value: object, parents: _Parents) -> None:
-        name, parent = node.id, parents.get(node)
-        if isinstance(value, types.ModuleType):
-            module = value.__name__
-            if module not in SAFE_MODULES or not isinstance(parent, ast.Attribute):
-                self._refuse(f"it uses the module {module}", func, node)
-            if module == "niwaki" and not _is_of_the_language(getattr(value, parent.attr, None)):
-                self._refuse(f"it uses niwaki.{parent.attr}", func, node)
-        elif getattr(builtins, name, node) is value:
-            if name not in SAFE_BUILTINS:
-                self._refuse(f"it uses {name}", func, node)
-        elif _is_of_the_language(value):
-            pass
-        elif isinstance(value, types.FunctionType):
-            self.check(value)
-        elif isinstance(value, type):
-            # As a dtype it is only looked at; called, its author's code would run.
-            is_named = isinstance(parent, ast.Attribute) and not issubclass(value, enum.Enum)
-            if is_named or (isinstance(parent, ast.Call) and parent.func is node):
-                self._refuse(f"it uses {name}, whose methods may do anything", func, node)
-        elif not is_plain(value) and not isinstance(value, re.Pattern):
-            self._refuse(f"it uses {name}, a {type(value).__name__} from outside", func, node)
-        elif isinstance(value, list | dict | set) and not _only_reads(node, parent):
-            self._refuse(f"it may change {name}, which lives outside", func, node)
-
-    def _parsed(self, func: types.FunctionType) -> ast.FunctionDef:
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(func)))
-        except (OSError, SyntaxError, TypeError):
-            self._refuse(f"the source of {func.__name__} is not there to be looked at")
-        if len(tree.body) != 1 or not isinstance(tree.body[0], ast.FunctionDef):
-            self._refuse(f"{func.__name__} is no plain def")
-        return tree.body[0]
-
-    def _refuse(self, why: str, func: types.FunctionType | None = None, node: ast.AST | None = None) -> NoReturn:
-        line = ""
-        if func is not None and node is not None:
-            line = f" ({Origin(func.__code__.co_filename, _line_of(func, node))})"
-        raise ProgramError(f"program {self._program} was not traced, since its body may have effects: {why}{line}")
-
-
-_Parents: TypeAlias = Mapping[ast.AST, ast.AST]
-
-
-def _bound_by(node: ast.AST) -> str | None:
-    """The local name that it sets, in whatever scope."""
-    match node:
-        case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.FunctionDef(name=name):
-            return name
-        case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
-            return name
-        case _:
-            return None
-
-
-def _body(tree: ast.FunctionDef) -> Iterator[ast.AST]:
-    """Everything that a call runs: no annotations, defaults or decorators, which have run already."""
-    for statement in tree.body:
-        yield from ast.walk(statement)
-
-
-def _line_of(func: types.FunctionType, node: ast.AST) -> int:
-    return func.__code__.co_firstlineno + cast("int", getattr(node, "lineno", 1)) - 1
-
-
-def _lookup(func: types.FunctionType, name: str) -> tuple[bool, object]:
-    cells = dict(zip(func.__code__.co_freevars, func.__closure__ or (), strict=True))
-    if name in cells:
-        try:
-            return True, cells[name].cell_contents
-        except ValueError:  # not set yet
-            return False, None
-    if name in func.__globals__:
-        return True, func.__globals__[name]
-    return hasattr(builtins, name), getattr(builtins, name, None)
-
-
-def _is_of_the_language(value: object) -> bool:
-    """A function that makes nodes, or a way to choose."""
-    module = getattr(value, "__module__", None) or type(value).__module__
-    return module in SAFE_NAMES_OF or (isinstance(value, type) and module == "niwaki.runtime.api")
-
-
-def is_plain(value: object) -> bool:
-    """Data of Python's own types, all the way down: no method of it is somebody's code."""
-    if type(value) in (list, tuple, set, frozenset):
-        return all(is_plain(item) for item in cast("Sequence[object]", value))
-    if type(value) is dict:
-        return all(is_plain(item) for pair in value.items() for item in pair)
-    return type(value) in PLAIN
-
-
-def _only_reads(node: ast.Name, parent: ast.AST | None) -> bool:
-    match parent:
-        case ast.For(iter=read) | ast.comprehension(iter=read):
-            return read is node
-        case ast.Subscript(value=read, ctx=ast.Load()):
-            return read is node
-        case ast.Call(func=called):
-            return called is not node
-        case ast.keyword():
-            return True
-        case _:
-            return False
 
 
 # ---------------------------------------------------------------------------------------------------------------
