@@ -51,7 +51,12 @@ def generated(engine: Engine, **options: object) -> tuple[list[int], object]:
     result = engine.generate(input_ids=PROMPT, sampling_params=options)
     assert isinstance(result, dict)
     assert isinstance(result["meta_info"], dict)
-    return list(result["output_ids"]), result["meta_info"]["finish_reason"]
+    return output_ids(result), result["meta_info"]["finish_reason"]
+
+
+def output_ids(result: object) -> list[int]:
+    assert isinstance(result, dict)
+    return list(result["output_ids"])
 
 
 def repeat(logits: Logits, prompt: list[int], output: list[int]) -> None:
@@ -125,7 +130,7 @@ def test_what_is_drawn_is_what_the_options_leave_and_as_often(
     params = [{**options, "seed": seed, "max_new_tokens": 1, "ignore_eos": True} for seed in range(DRAWS)]
     results = engine.generate(input_ids=[PROMPT] * DRAWS, sampling_params=params)
     assert isinstance(results, list)
-    drawn = Counter(result["output_ids"][0] for result in results)
+    drawn = Counter(output_ids(result)[0] for result in results)
     assert set(drawn) <= set(kept.tolist())
     assert len(drawn) > 1
     assert num_possible in (None, len(kept))
