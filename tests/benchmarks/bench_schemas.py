@@ -29,7 +29,7 @@ from niwaki.runtime import bundled
 from niwaki.runtime.api import ConstraintError, JsonSchema
 from niwaki.runtime.constraints import CompiledConstraint, ConstraintCompiler, Matcher, Vocabulary
 from niwaki.runtime.constraints.schema import normalise
-from niwaki.runtime.constraints.schema.ways import KEYWORDS
+from niwaki.runtime.constraints.schema.keywords import KEYWORDS
 from niwaki.runtime.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
