@@ -4,7 +4,8 @@
     python -m tests.benchmarks.bench_compile --programs 4 --answer 8    # shorter, for a look
 
 Both sides run the same bodies from the same threads on the bundled model, greedy, with equal work: the answers' lengths
-are fixed. Every run begins with an empty cache. Aim: 1.3 times the programs a second.
+are fixed. Every run begins with an empty cache. Aim: 1.3 times the programs a second. The notes tell the processor time
+of all processes that took part, which other work on the machine changes less than the clock's time.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import argparse
 import os
 import platform
 import random
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import psutil
 
 import niwaki as nw
 from niwaki.lang.backends import Administered, Host
@@ -25,7 +29,7 @@ from niwaki.lang.program import Program
 from niwaki.lang.remote import RuntimeEndpoint
 from niwaki.lang.state import State
 from niwaki.runtime.engine import Engine
-from tests.benchmarks.bench_server import our_server
+from tests.benchmarks.bench_server import our_server, processor_seconds
 from tests.benchmarks.harness import MIN_PAIRS, Comparison, compare, table, write_json
 
 WORDS = "the cat dog mat log sat on and in town lives works name city asks says who where what green".split()
@@ -78,8 +82,11 @@ W6 = Shape("W6", skeleton, 1, 8, 256, 8, 48)
 W7 = Shape("W7", judge, 32, 3, 384, 24, 32)
 
 
-def runner(shape: Shape, program: Program, host: Host, threads: int) -> Callable[[], None]:
-    """All programs of a shape once, from threads that start the next one when one is done."""
+def runner(
+    shape: Shape, program: Program, host: Host, threads: int, used: list[float], processes: Sequence[psutil.Process]
+) -> Callable[[], None]:
+    """All programs of a shape once, from threads that start the next one when one is done. `used` gets the seconds of
+    processor time."""
     shared = text_of(shape.shared, 0)
     options = {"temperature": 0, "max_new_tokens": shape.answer, "ignore_eos": True, "backend": host}
 
@@ -89,20 +96,33 @@ def runner(shape: Shape, program: Program, host: Host, threads: int) -> Callable
     def run() -> None:
         assert isinstance(host, Administered)
         host.flush_cache()
+        before = sum(map(processor_seconds, processes))
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(one, range(shape.programs)))
+        used.append(sum(map(processor_seconds, processes)) - before)
 
     return run
 
 
-def measured(shape: Shape, host: Host, where: str, pairs: int, threads: int) -> Comparison:
+def measured(
+    shape: Shape, host: Host, where: str, pairs: int, threads: int, server: Sequence[psutil.Process] = ()
+) -> Comparison:
+    processes = (psutil.Process(), *server)
+    compiled: list[float] = []
+    interpreted: list[float] = []
+
+    def notes() -> dict[str, float]:
+        a, b = statistics.median(compiled), statistics.median(interpreted)
+        return {"processor s, compiled": a, "interpreted": b, "ratio": b / a}
+
     return compare(
         f"{shape.workload} {where}",
         str(shape),
-        ("compiled", runner(shape, shape.program.compile(), host, threads)),
-        ("interpreted", runner(shape, shape.program, host, threads)),
+        ("compiled", runner(shape, shape.program.compile(), host, threads, compiled, processes)),
+        ("interpreted", runner(shape, shape.program, host, threads, interpreted, processes)),
         aim="1.3",
         pairs=pairs,
+        notes=notes,
     )
 
 
@@ -123,8 +143,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         with Engine() as engine:
             found += [measured(shape, engine, "in process", given.pairs, given.threads) for shape in shapes]
     if given.where != "process":
-        with our_server(None) as (side, _), RuntimeEndpoint(side.url.removesuffix("/v1")) as endpoint:
-            found += [measured(shape, endpoint, "over HTTP", given.pairs, given.threads) for shape in shapes]
+        with our_server(None) as (side, server), RuntimeEndpoint(side.url.removesuffix("/v1")) as endpoint:
+            there = [server, *server.children(recursive=True)]
+            found += [measured(shape, endpoint, "over HTTP", given.pairs, given.threads, there) for shape in shapes]
     print(table(found))
     if given.json is not None:
         machine = {"processors": os.cpu_count(), "machine": platform.machine(), "load": os.getloadavg()}
