@@ -16,7 +16,8 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is n
 
 def planned(folder: Path, target: str) -> str:
     """What make would do, in order."""
-    environment = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}  # of a make that runs us
+    ours = {"MAKEFLAGS", "MAKELEVEL"}  # of a make that runs us
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
     command = ["make", "--dry-run", target]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
 

@@ -83,7 +83,7 @@ class Host:
         while self.core.has_work:
             self.step()
         self.core.cache.check()
-        return [replace(g.result()[0], seconds=0.0, queued_seconds=0.0) for g in self.generations]
+        return [replace(g.result()[0], seconds=0.0, queued_seconds=0.0, first_seconds=0.0) for g in self.generations]
 
 
 GREEDY = SamplingParams(max_new_tokens=40, temperature=0.0, ignore_eos=True)

@@ -95,7 +95,7 @@ def test_a_healed_text_is_one_that_the_whole_prompt_may_have(engine: Engine) -> 
         ({"regex": "[a-c]{2}"}, {a + b for a in "abc" for b in "abc"}),
         ({"json_schema": {"enum": ["a", 1]}}, {'"a"', "1"}),
     ],
-    ids=str,
+    ids=["choices", "regex", "schema"],
 )
 def test_constraints_begin_behind_the_boundary(constraint: dict[str, object], texts: set[str], engine: Engine) -> None:
     for prompt in ("the ca", "see http:", "a "):
