@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,10 @@ if not Path("/dev/nvidiactl").exists():
 # The same examples on every machine and in every run; a slow machine is no failure.
 hypothesis.settings.register_profile("niwaki", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("niwaki")
+
+
+# A shell's background jobs ignore Ctrl-C, and so would these tests, which press it, and what they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
