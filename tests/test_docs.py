@@ -1,8 +1,8 @@
 """Every code block of README and docs/ runs, and prints what stands below it.
 
-The ```python blocks of a page share one namespace, as a reader would type them. A ```text block right behind one is
-what it prints. In ```console blocks the lines that start with `$ niwaki` or `$ python` are run. What is not run, as it
-starts servers, installs or measures, must at least name commands, options, modules and extras that there are.
+The ```python blocks of a page share one namespace, and its ```console and ```sh blocks one folder, as a reader would
+type them. A ```text block right behind one is what it prints. `niwaki serve` runs while the lines behind it ask it.
+`make` alone is not run from here: its targets have tests of their own, and CI types those of the README.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -55,13 +56,57 @@ def blocks(text: str) -> list[Block]:
     return found
 
 
-def commands(block: Block) -> Iterator[list[str]]:
-    """The words of each command in a shell block."""
-    if block.language not in ("console", "sh", "bash"):
+def lines(block: Block) -> Iterator[str]:
+    """The commands of a shell block."""
+    if block.language not in ("console", "sh"):
         return
     for line in block.code.replace("\\\n", " ").splitlines():
-        if line.startswith("$ ") or block.language != "console":
-            yield shlex.split(line.removeprefix("$ "), comments=True)
+        if line.startswith("$ ") or block.language == "sh":
+            yield line.removeprefix("$ ")
+
+
+class Reader:
+    """Types the shell lines of one page, in one folder. A server that was started runs until the next one, or the end.
+
+    The ports of the page are ports that are free here.
+    """
+
+    def __init__(self) -> None:
+        self._server: subprocess.Popen[str] | None = None
+        self._port = ""
+        # As `niwaki` and `python` of the environment that the tests run in.
+        names = f'niwaki() {{ {sys.executable} -m niwaki "$@"; }}; python() {{ {sys.executable} "$@"; }}; '
+        self._start = f"set -o pipefail; {names}"
+        self._environment = {**os.environ, "PYTHONPATH": str(ROOT), "KEY": "a-key-of-our-team"}
+
+    def types(self, line: str) -> tuple[str, int]:
+        """What it prints, and its exit status."""
+        words = shlex.split(line, comments=True)
+        if words[:2] == ["niwaki", "serve"]:
+            self._serve(words[2:])
+            return "", 0
+        command = self._start + line.replace(":30000", f":{self._port}").replace(
+            "curl ", "curl --no-progress-meter --fail "
+        )
+        done = subprocess.run(
+            ["bash", "-c", command], env=self._environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+        return done.stdout + done.stderr, done.returncode
+
+    def _serve(self, options: list[str]) -> None:
+        self.ends_the_server()
+        command = [sys.executable, "-m", "niwaki", "serve", "--port", "0", *options]
+        self._server = subprocess.Popen(command, env=self._environment, stdout=subprocess.PIPE, text=True)
+        assert self._server.stdout is not None
+        url = self._server.stdout.readline().split()[-1]
+        self._port = url.rpartition(":")[2]
+
+    def ends_the_server(self) -> None:
+        if self._server is not None:
+            with self._server as server:
+                server.terminate()
+                assert server.wait(timeout=60) == 0
+            self._server = None
 
 
 def run_python(page: Path, block: Block, namespace: dict[str, object]) -> str:
@@ -100,36 +145,70 @@ def test_every_python_block_runs_and_prints_what_the_page_says(
                 assert printed == block.output, f"{page.name}:{block.line}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_command_of_ours_succeeds(page: Path, checkout: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    for block in blocks(page.read_text("utf-8")):
-        if block.language != "console":
-            continue
-        for words in commands(block):
-            if words[0] not in ("niwaki", "python"):
-                continue
-            command = [sys.executable, *(["-m", "niwaki"] if words[0] == "niwaki" else []), *words[1:]]
-            done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-            assert done.returncode == 0, f"{page.name}: {shlex.join(words)}\n{done.stderr}"
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if any(lines(block) for block in blocks(page.read_text("utf-8")))],
+    ids=lambda page: page.name,
+)
+def test_every_shell_line_does_what_the_page_says(page: Path, checkout: Path) -> None:
+    reader = Reader()
+    try:
+        for block in blocks(page.read_text("utf-8")):
+            printed, status = "", 0
+            for line in lines(block):
+                assert status == 0, f"{page.name}:{block.line}: {printed}"
+                program = line.split()[0]
+                if program in ("curl", "openssl") and shutil.which(program) is None:
+                    pytest.skip(f"needs {program}")
+                if program != "make":
+                    printed, status = reader.types(line)
+            if block.output is not None and block.language != "python":
+                assert printed == block.output, f"{page.name}:{block.line}"
+            else:
+                assert status == 0, f"{page.name}:{block.line}: {printed}"
+    finally:
+        reader.ends_the_server()
+
+
+def test_all_code_is_in_a_language_that_is_run() -> None:
+    used = {block.language for page in PAGES for block in blocks(page.read_text("utf-8"))}
+    assert used == {"python", "console", "sh", "text", "yaml"}  # text is what something prints, yaml a cluster's settings
+
+
+def test_make_lines_are_those_of_ci() -> None:
+    typed = {
+        line.split("#")[0].strip()
+        for page in PAGES
+        for block in blocks(page.read_text("utf-8"))
+        for line in lines(block)
+    }
+    steps = re.findall("^step (make .*)", (ROOT / ".ci" / "run").read_text("utf-8"), re.MULTILINE)
+    assert {line for line in typed if line.startswith("make ")} <= set(steps)
+
+
+INLINE = re.compile(r"`((?:niwaki|python|make|pip install) [^`]+)`")
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
-def test_every_shell_line_names_what_there_is(page: Path) -> None:
+def test_every_command_in_a_sentence_names_what_there_is(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
-    for block in blocks(page.read_text("utf-8")):
-        for words in commands(block):
-            where = f"{page.name}:{block.line}: {shlex.join(words)}"
-            match [word for word in words if not re.match("[A-Z_]+=", word)]:
-                case ["niwaki", *given]:
-                    parsed(given)  # exits where an option is unknown
-                case ["python", "-m", module, *_]:
-                    assert importlib.util.find_spec(module), where
-                case ["make", target, *_]:
-                    assert target in targets, where
-                case ["pip", "install", *required]:
-                    assert set(re.findall(r"niwaki\[(\w+)\]", " ".join(required))) <= set(extras), where
+    for command in INLINE.findall(page.read_text("utf-8")):
+        match shlex.split(command):
+            case ["niwaki", name, *given]:
+                with pytest.raises(SystemExit, match="0"):
+                    parsed([name, "--help"])
+                assert {word for word in given if word.startswith("--")} <= set(
+                    re.findall("--[a-z-]+", capsys.readouterr().out)
+                )
+            case ["python", "-m", module, *_]:
+                assert importlib.util.find_spec(module), command
+            case ["python", script, *_] if script != "-m":
+                assert (ROOT / script).exists(), command
+            case ["make", target, *_]:
+                assert target in targets, command
+            case ["pip", "install", *required]:
+                assert set(re.findall(r"niwaki\[(\w+)\]", " ".join(required))) <= set(extras), command
 
 
 def test_links_between_pages_lead_somewhere() -> None:
