@@ -172,7 +172,7 @@ def test_every_shell_line_does_what_the_page_says(page: Path, checkout: Path) ->
 
 def test_all_code_is_in_a_language_that_is_run() -> None:
     used = {block.language for page in PAGES for block in blocks(page.read_text("utf-8"))}
-    assert used == {"python", "console", "sh", "text", "yaml"}  # text is what something prints, yaml a cluster's settings
+    assert used == {"python", "console", "sh", "text", "yaml"}  # text is printed, yaml configures a cluster
 
 
 def test_make_lines_are_those_of_ci() -> None:
