@@ -21,13 +21,14 @@ from numba import prange
 from niwaki.kernels.checks import check_arrays
 from niwaki.kernels.jit import get_num_threads, jit
 from niwaki.kernels.numeric import exp_f32, largest_of, load, store, sum_of
-from niwaki.kernels.operand import Array
+from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.partial import NOTHING, Float32s, Partial
 from niwaki.kernels.plan import DecodeQueries
 from niwaki.kernels.rule import NO_CAP, PLAIN, AttentionRule
 from niwaki.kernels.segments import Int32s, Int64s
 from niwaki.kernels.simd import LANES, load16, multiply_add, prefetch, splat, store16, sum_four, zeros
 
+NO_SINKS = np.empty(0, np.float32)
 BLOCK = 64  # keys between two rescalings of the running sum
 LINE = 64  # bytes that memory gives at a time
 
@@ -48,8 +49,8 @@ def paged_decode_attention(
 ) -> None:
     """out[token[i]] = attention of q[token[i]] over the first length[i] keys of table row table_row[i], for every i.
 
-    Of these keys the last `rule.window` count. Where first_key[i] > 0, those before it are not read: the online softmax
-    goes on from what `partial` holds of them for token[i].
+    Of these keys those count that `rule` lets the query see. Where first_key[i] > 0, those before it are not read: the
+    online softmax goes on from what `partial` holds of them for token[i].
 
     q, out [tokens, heads, head_dim], elements of a head side by side; k_pool, v_pool contiguous [pages, page_size,
     kv_heads, head_dim]; all of one dtype; heads a multiple of kv_heads. Rows of `out` that no query names stay as
@@ -67,18 +68,28 @@ def paged_decode_attention(
     if q.shape[1] % kv_heads:
         raise ValueError(f"paged_decode_attention: {q.shape[1]} query heads are no multiple of {kv_heads} kv heads")
     scale = rule.scale or rule.scale_for(head_dim)  # models state it: a call saved
-    window, soft_cap = rule.window, rule.soft_cap
+    sinks = NO_SINKS if rule.sinks is None else _array_of_sinks(rule.sinks, q.shape[1])
     args = (
         q, k_pool, v_pool, page_table, queries.token, queries.table_row, queries.length, queries.first_key,
-        partial.mixed, partial.lse, out, scale, window, soft_cap
+        partial.mixed, partial.lse, sinks, out, scale, rule.window, rule.chunk, rule.soft_cap
     )  # fmt: skip
     threads = get_num_threads()
     read = queries.length - queries.first_key
     if threads == 1 or int(read.sum()) * kv_heads * head_dim < MIN_PARALLEL_ELEMENTS:
         _decode_items(*args, 0, len(queries.token) * kv_heads)
     else:
-        read = np.minimum(read, window)
+        read = np.minimum(read, rule.window)
         _decode_parallel(*args, _equal_shares(read, kv_heads, threads))
+
+
+def _array_of_sinks(sinks: Operand, heads: int) -> Float32s:
+    """Checked: one for each head."""
+    array = sinks.array
+    if array is None or array.dtype != np.float32 or array.shape != (heads,):
+        raise ValueError(
+            f"paged_decode_attention: sinks must be float32 [{heads}] on the CPU, got {sinks.tensor.shape}"
+        )
+    return array
 
 
 def paged_decode_attention_torch(
@@ -98,14 +109,16 @@ def paged_decode_attention_torch(
     for i in range(len(token)):
         used = int(length[i])
         pages = page_table[table_row[i], : -(-used // page_size)]
-        seen = slice(max(0, used - rule.window), used)
+        seen = slice(rule.first_seen(used - 1), used)
         k = k_pool[pages].reshape(-1, kv_heads, head_dim)[seen].float()
         v = v_pool[pages].reshape(-1, kv_heads, head_dim)[seen].float()
         grouped = q[token[i]].float().view(kv_heads, group, head_dim)
         scores = torch.einsum("hgd,khd->hgk", grouped, k) * rule.scale_for(head_dim)
         if rule.soft_cap != NO_CAP:
             scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)
-        mixed = torch.einsum("hgk,khd->hgd", scores.softmax(-1), v)
+        if rule.sinks is not None:
+            scores = torch.cat((scores, rule.sinks.tensor.view(kv_heads, group, 1)), -1)
+        mixed = torch.einsum("hgk,khd->hgd", scores.softmax(-1)[..., : len(k)], v)
         out[token[i]] = mixed.reshape(-1, head_dim).to(out.dtype)
 
 
@@ -129,17 +142,19 @@ def _decode_parallel(
     first_key: Int32s,
     partial_mixed: Array,
     partial_lse: Array,
+    sinks: Array,
     out: Array,
     scale: float,
     window: int,
+    chunk: int,
     soft_cap: float,
     bounds: Int64s,
 ) -> None:
     for part in prange(bounds.shape[0] - 1):
         first, last = bounds[part], bounds[part + 1]
         _decode_items(
-            q, k_pool, v_pool, page_table, token, table_row, length, first_key, partial_mixed, partial_lse, out,
-            scale, window, soft_cap, first, last
+            q, k_pool, v_pool, page_table, token, table_row, length, first_key, partial_mixed, partial_lse, sinks,
+            out, scale, window, chunk, soft_cap, first, last
         )  # fmt: skip
 
 
@@ -155,9 +170,11 @@ def _decode_items(
     first_key: Int32s,
     partial_mixed: Array,
     partial_lse: Array,
+    sinks: Array,
     out: Array,
     scale: float,
     window: int,
+    chunk: int,
     soft_cap: float,
     first_item: int,
     last_item: int,
@@ -193,7 +210,7 @@ def _decode_items(
             # Weights that sum to e^lse, seen from e^lse, sum to 1.
             highest[h] = partial_lse[token[i], h] if first_key[i] > 0 else np.float32(-1e30)
             total[h] = np.float32(1.0) if first_key[i] > 0 else np.float32(0.0)
-        first = max(first_key[i], length[i] - window)
+        first = max(first_key[i], length[i] - window, (length[i] - 1) // chunk * chunk)
         # Blocks start at multiples of BLOCK, whatever the window: a row's sums do not depend on where it was cut.
         for start in range(first // BLOCK * BLOCK, length[i], BLOCK):
             block = max(start, first)
@@ -228,6 +245,8 @@ def _decode_items(
                         shrink[h], shrink[other], mixed, h * padded, other * padded,
                     )  # fmt: skip
         for h in range(first_head * group, last_head * group):
+            if sinks.shape[0]:
+                total[h] += exp_f32(sinks[h] - highest[h])
             inverse = np.float32(1.0) / total[h]
             for d in range(head_dim):
                 out[token[i], h, d] = store(mixed[h * padded + d] * inverse, q[0, 0, 0])

@@ -34,7 +34,7 @@ def costs_for(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> C
 
 def can_share(shared: Shared, rule: AttentionRule) -> bool:
     """Whether under this rule every query sees all keys of its segments, with plain scores."""
-    return rule.soft_cap == NO_CAP and rule.window >= shared.longest
+    return rule.soft_cap == NO_CAP and min(rule.window, rule.chunk) >= shared.longest
 
 
 def shared_attention(

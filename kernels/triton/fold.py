@@ -16,9 +16,16 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def first_seen_by(query_at, window, chunk):
+    """The first key that a query at `query_at` sees: AttentionRule.first_seen."""
+    return tl.maximum(query_at - window + 1, query_at // chunk * chunk)
+
+
+@triton.jit
 def attend_keys(
     q,  # [BLOCK_M, BLOCK_D], in the type of the products
     query_at,  # [BLOCK_M] positions; below 0: no query, which sees no key
+    first_seen,  # [BLOCK_M] the first key that each query sees
     k_ptr,  # of this kv head, as are the three after it
     v_ptr,
     k_scale_ptr,  # read only where IS_FP8
@@ -29,7 +36,6 @@ def attend_keys(
     end,
     first_key,  # keys before it belong to someone else
     scale,
-    window,
     soft_cap,
     token_stride,  # elements between two slots of the pool
     PAGE: tl.constexpr,
@@ -48,12 +54,12 @@ def attend_keys(
     highest = tl.full((BLOCK_M,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc, highest, total = _fold_keys(
-        acc, highest, total, q, query_at, k_ptr, v_ptr, pages_ptr, begin, whole, first_key,
-        scale, window, soft_cap, token_stride, PAGE, HEAD_DIM, BLOCK_D, BLOCK_N, False, HAS_CAP, PRECISION,
+        acc, highest, total, q, query_at, first_seen, k_ptr, v_ptr, pages_ptr, begin, whole, first_key,
+        scale, soft_cap, token_stride, PAGE, HEAD_DIM, BLOCK_D, BLOCK_N, False, HAS_CAP, PRECISION,
     )  # fmt: skip
     acc, highest, total = _fold_keys(
-        acc, highest, total, q, query_at, k_ptr, v_ptr, pages_ptr, whole, end, first_key,
-        scale, window, soft_cap, token_stride, PAGE, HEAD_DIM, BLOCK_D, BLOCK_N, True, HAS_CAP, PRECISION,
+        acc, highest, total, q, query_at, first_seen, k_ptr, v_ptr, pages_ptr, whole, end, first_key,
+        scale, soft_cap, token_stride, PAGE, HEAD_DIM, BLOCK_D, BLOCK_N, True, HAS_CAP, PRECISION,
     )  # fmt: skip
     some = total > 0.0
     out = acc / tl.where(some, total, 1.0)[:, None]
@@ -69,6 +75,7 @@ def _fold_keys(
     total,
     q,
     query_at,
+    first_seen,
     k_ptr,
     v_ptr,
     pages_ptr,
@@ -76,7 +83,6 @@ def _fold_keys(
     end,
     first_key,
     scale,
-    window,
     soft_cap,
     token_stride,
     PAGE: tl.constexpr,
@@ -99,7 +105,7 @@ def _fold_keys(
             scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scores / soft_cap) - 1.0)
         scores = scores * LOG2_E
         if IS_MASKED:
-            seen = (n[None, :] <= query_at[:, None]) & (n[None, :] > query_at[:, None] - window)
+            seen = (n[None, :] <= query_at[:, None]) & (n[None, :] >= first_seen[:, None])
             scores = tl.where(seen & (inside & (n >= first_key))[None, :], scores, -float("inf"))
         higher = tl.maximum(highest, tl.max(scores, 1))
         shift = tl.where(higher == -float("inf"), 0.0, higher)

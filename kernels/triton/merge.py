@@ -1,22 +1,31 @@
 """Put the parts of an attention together by their log-sum-exp: out = sum_i 2^(lse_i - m) out_i / sum_i 2^(lse_i - m),
-m = max_i lse_i.
+m = max_i lse_i. A head's sink (kernels/rule.py) is a part more, of no value.
 
 Parts are added in their order, one program a query and up to 4 heads. Used by split decoding and by tree attention.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 
+from niwaki.kernels.operand import Operand
+from niwaki.kernels.triton.fold import LOG2_E
 from niwaki.kernels.triton.launch import FLOATS, block_of, ceil_div, check, launch
 
 HEADS_AT_ONCE = 4
 
 
 def merge_parts(
-    parts: torch.Tensor, lse: torch.Tensor, bounds: torch.Tensor, token: torch.Tensor, out: torch.Tensor
+    parts: torch.Tensor,
+    lse: torch.Tensor,
+    bounds: torch.Tensor,
+    token: torch.Tensor,
+    out: torch.Tensor,
+    sinks: Operand | None = None,
 ) -> None:
     """out[token[i]] = the merge of parts bounds[i] to bounds[i + 1]; 0 where all of them are empty.
 
@@ -34,7 +43,8 @@ def merge_parts(
     launch(
         _merge_parts,
         (len(token), ceil_div(heads, block_heads)),
-        parts, lse, bounds, token, out, heads, out.stride(0), out.stride(1),
+        parts, lse, bounds, token, out, checked_sinks(name, sinks, out), heads, out.stride(0), out.stride(1),
+        HAS_SINKS=sinks is not None,
         HEAD_DIM=head_dim,
         BLOCK_HEADS=block_heads,
         BLOCK_D=block_of(head_dim),
@@ -42,14 +52,30 @@ def merge_parts(
     )  # fmt: skip
 
 
+def checked_sinks(kernel: str, sinks: Operand | None, heads_of: torch.Tensor) -> torch.Tensor:
+    """The sinks for the heads of [tokens, heads, head_dim]; where there are none, something to pass instead."""
+    if sinks is None:
+        return heads_of
+    check(kernel, "sinks", sinks.tensor, (heads_of.shape[1],), torch.float32, heads_of.device, contiguous=True)
+    return sinks.tensor
+
+
 def merge_parts_torch(
-    parts: torch.Tensor, lse: torch.Tensor, bounds: torch.Tensor, token: torch.Tensor, out: torch.Tensor
+    parts: torch.Tensor,
+    lse: torch.Tensor,
+    bounds: torch.Tensor,
+    token: torch.Tensor,
+    out: torch.Tensor,
+    sinks: Operand | None = None,
 ) -> None:
     """The reference of `merge_parts`."""
     for i, target in enumerate(token.tolist()):
         of_query = slice(int(bounds[i]), int(bounds[i + 1]))
         weights = torch.exp2(lse[of_query] - lse[of_query].amax(0))  # NaN where all are -inf
-        mixed = (torch.nan_to_num(weights / weights.sum(0))[..., None] * parts[of_query].nan_to_num()).sum(0)
+        total = weights.sum(0)
+        if sinks is not None:
+            total = total + torch.exp2(sinks.tensor / math.log(2.0) - lse[of_query].amax(0))
+        mixed = (torch.nan_to_num(weights / total)[..., None] * parts[of_query].nan_to_num()).sum(0)
         out[target] = mixed.to(out.dtype)
 
 
@@ -60,9 +86,11 @@ def _merge_parts(
     bounds_ptr,
     token_ptr,
     out_ptr,
+    sink_ptr,
     heads,
     out_stride_t,
     out_stride_h,
+    HAS_SINKS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -89,6 +117,8 @@ def _merge_parts(
         acc = acc * shrink[:, None] + values * weight[:, None]
         total = total * shrink + weight
         highest = higher
+    if HAS_SINKS:
+        total += tl.exp2(tl.load(sink_ptr + head, mask=is_head, other=0.0) * LOG2_E - highest)
     out = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     out_at = token * out_stride_t + head[:, None] * out_stride_h + d[None, :]
     tl.store(out_ptr + out_at, out.to(out_ptr.dtype.element_ty), mask=inside)

@@ -1,5 +1,6 @@
-"""Attention of a ragged batch over paged keys: query t of a row sees the keys of its row up to its own, the last
-`window` of them. Any number of queries a row; grouped heads; window, soft cap; keys in the queries' type or FP8.
+"""Attention of a ragged batch over paged keys: query t of a row sees the keys of its row up to its own, as far back as
+the rule lets it. Any number of queries a row; grouped heads; windows, chunks, sinks, soft caps; keys in the queries'
+type or FP8.
 
 A program takes BLOCK_M queries of one kv head: TILE tokens of a row x the heads of the group, so that a key is read
 once for all heads that share it. Tile number i + first[i] // TILE is the first of row i, so the host lays out no
@@ -20,8 +21,8 @@ import torch
 import triton
 import triton.language as tl
 
-from niwaki.kernels.rule import NO_CAP, NO_WINDOW, PLAIN, AttentionRule
-from niwaki.kernels.triton.fold import attend_keys
+from niwaki.kernels.rule import NO_CAP, PLAIN, AttentionRule
+from niwaki.kernels.triton.fold import LOG2_E, attend_keys, first_seen_by
 from niwaki.kernels.triton.launch import (
     CACHED,
     FLOATS,
@@ -32,7 +33,7 @@ from niwaki.kernels.triton.launch import (
     dot_precision,
     launch,
 )
-from niwaki.kernels.triton.merge import merge_parts
+from niwaki.kernels.triton.merge import checked_sinks, merge_parts
 from niwaki.kernels.triton.rope_store import FP8, check_scales
 from niwaki.kernels.triton.tuning import Tuning, tuning_for
 
@@ -80,6 +81,7 @@ def paged_attention(
     if split % 128:
         raise ValueError(f"{name}: split must be a multiple of 128, got {split}")
     k_scale, v_scale = check_scales(name, k_pool, q.dtype, k_scale, v_scale)
+    sinks = checked_sinks(name, rule.sinks, q)
     group = heads // kv_heads
     one_each = rows.num_tokens == len(rows.row)
     kind = "decode" if one_each else "split" if split else "prefill"
@@ -96,8 +98,8 @@ def paged_attention(
         _paged_attention,
         (rows.num_tokens // tile + (len(rows.row) if tile > 1 else 0), kv_heads, num_splits),
         q, k_pool, v_pool, target, lse, page_table, length, rows.row, rows.first, rows.token, k_scale, v_scale,
-        len(rows.row), rule.scale_for(head_dim), rule.window, rule.soft_cap, kv_heads * head_dim, page_table.stride(0),
-        q.stride(0), q.stride(1), target.stride(0), target.stride(1), num_splits,
+        sinks, len(rows.row), rule.scale_for(head_dim), rule.window, rule.chunk, rule.soft_cap, kv_heads * head_dim,
+        page_table.stride(0), q.stride(0), q.stride(1), target.stride(0), target.stride(1), num_splits,
         PAGE=k_pool.shape[1],
         GROUP=group,
         HEAD_DIM=head_dim,
@@ -107,7 +109,8 @@ def paged_attention(
         BLOCK_N=chosen.block_n,
         SPLIT=split if num_splits > 1 else 0,
         HAS_CAP=rule.soft_cap != NO_CAP,
-        HAS_WINDOW=rule.window != NO_WINDOW,
+        HAS_WINDOW=rule.has_window,
+        HAS_SINKS=rule.sinks is not None,
         IS_FP8=k_pool.dtype == FP8,
         DOT=dot_dtype(q.dtype),
         PRECISION=dot_precision(q.dtype),
@@ -116,7 +119,7 @@ def paged_attention(
     )  # fmt: skip
     if num_splits > 1:
         bounds = torch.arange(0, len(target) + 1, num_splits, dtype=torch.int32, device=device)
-        merge_parts(target, lse, bounds, rows.token, out)
+        merge_parts(target, lse, bounds, rows.token, out, rule.sinks)
 
 
 def check_attention(
@@ -168,9 +171,11 @@ def _paged_attention(
     token_ptr,
     k_scale_ptr,
     v_scale_ptr,
+    sink_ptr,
     num_rows,
     scale,
     window,
+    chunk,
     soft_cap,
     token_stride,
     table_stride,
@@ -189,6 +194,7 @@ def _paged_attention(
     SPLIT: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     IS_FP8: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -223,7 +229,7 @@ def _paged_attention(
         end = tl.minimum(length, first_at + TILE)
         first_key = 0
         if HAS_WINDOW:
-            first_key = tl.maximum(first_at + 1 - window, 0)
+            first_key = tl.maximum(first_seen_by(first_at, window, chunk), 0)
         if SPLIT > 0:
             split = tl.program_id(2)
             first_key = tl.maximum(first_key, split * SPLIT)
@@ -234,9 +240,10 @@ def _paged_attention(
         else:  # all keys up to the first query's are seen by all of the tile
             whole = tl.maximum(tl.minimum((first_at + 1) // BLOCK_N * BLOCK_N, end // BLOCK_N * BLOCK_N), begin)
         out, lse = attend_keys(
-            q, query_at, k_ptr + kv_head * HEAD_DIM, v_ptr + kv_head * HEAD_DIM, k_scale_ptr + kv_head,
-            v_scale_ptr + kv_head, table_ptr + row * table_stride, begin, whole, end, first_key, scale, window,
-            soft_cap, token_stride, PAGE, HEAD_DIM, BLOCK_M, BLOCK_D, BLOCK_N, HAS_CAP, IS_FP8, PRECISION,
+            q, query_at, first_seen_by(query_at, window, chunk), k_ptr + kv_head * HEAD_DIM,
+            v_ptr + kv_head * HEAD_DIM, k_scale_ptr + kv_head, v_scale_ptr + kv_head, table_ptr + row * table_stride,
+            begin, whole, end, first_key, scale, soft_cap, token_stride,
+            PAGE, HEAD_DIM, BLOCK_M, BLOCK_D, BLOCK_N, HAS_CAP, IS_FP8, PRECISION,
         )  # fmt: skip
         if SPLIT > 0:
             part = (first + row_token).to(tl.int64) * num_splits + tl.program_id(2)
@@ -245,5 +252,8 @@ def _paged_attention(
             part_at = part[:, None] * out_stride_t + head[:, None] * out_stride_h + d[None, :]
             tl.store(out_ptr + part_at, out, mask=is_read)
         else:
+            if HAS_SINKS:
+                sink = tl.load(sink_ptr + head, mask=is_query, other=0.0) * LOG2_E
+                out = out / (1.0 + tl.exp2(sink - lse))[:, None]
             out_at = token[:, None] * out_stride_t + head[:, None] * out_stride_h + d[None, :]
             tl.store(out_ptr + out_at, out.to(out_ptr.dtype.element_ty), mask=inside)

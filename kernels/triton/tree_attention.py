@@ -16,8 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
-from niwaki.kernels.rule import NO_CAP, NO_WINDOW, PLAIN, AttentionRule
-from niwaki.kernels.triton.fold import attend_keys
+from niwaki.kernels.rule import NO_CAP, PLAIN, AttentionRule
+from niwaki.kernels.triton.fold import attend_keys, first_seen_by
 from niwaki.kernels.triton.launch import block_of, check, dot_dtype, dot_precision, launch
 from niwaki.kernels.triton.merge import merge_parts
 from niwaki.kernels.triton.paged_attention import check_attention
@@ -60,7 +60,7 @@ def tree_attention(
     v_scale: torch.Tensor | None = None,
 ) -> None:
     """out[token] for the tokens of `items`; operands as in `paged_attention`. positions int32 [tokens]: token t sees
-    the keys of its items at positions up to positions[t], the last `window` of them."""
+    the keys of its items at positions up to positions[t], as far back as `rule` lets it."""
     name, device = "tree_attention", q.device
     heads, _, head_dim = check_attention(name, q, k_pool, v_pool, page_table, out)
     check(name, "positions", positions, (len(q),), torch.int32, device, contiguous=True)
@@ -72,7 +72,7 @@ def tree_attention(
     for some in (items.shared, items.own):
         check(name, "key", some.key, (None, 5), torch.int32, device, contiguous=True)
         _run(q, k_pool, v_pool, page_table, positions, some, items, parts, lse, rule, k_scale, v_scale)
-    merge_parts(parts, lse, items.bounds, items.token, out)
+    merge_parts(parts, lse, items.bounds, items.token, out, rule.sinks)
 
 
 def _run(
@@ -97,8 +97,8 @@ def _run(
         _tree_attention,
         (len(some.key), kv_heads),
         q, k_pool, v_pool, parts, lse, page_table, positions, some.key, items.query_token, items.query_part,
-        k_scale, v_scale, heads, rule.scale_for(head_dim), rule.window, rule.soft_cap, kv_heads * head_dim,
-        page_table.stride(0), q.stride(0), q.stride(1),
+        k_scale, v_scale, heads, rule.scale_for(head_dim), rule.window, rule.chunk, rule.soft_cap,
+        kv_heads * head_dim, page_table.stride(0), q.stride(0), q.stride(1),
         PAGE=page_size,
         GROUP=group,
         HEAD_DIM=head_dim,
@@ -106,7 +106,7 @@ def _run(
         BLOCK_M=block_of(some.tile * group, 16),
         BLOCK_N=tuning.block_n,
         HAS_CAP=rule.soft_cap != NO_CAP,
-        HAS_WINDOW=rule.window != NO_WINDOW,
+        HAS_WINDOW=rule.has_window,
         IS_FP8=k_pool.dtype == FP8,
         DOT=dot_dtype(q.dtype),
         PRECISION=dot_precision(q.dtype),
@@ -132,6 +132,7 @@ def _tree_attention(
     heads,
     scale,
     window,
+    chunk,
     soft_cap,
     token_stride,
     table_stride,
@@ -172,15 +173,16 @@ def _tree_attention(
         begin = first_key // BLOCK_N * BLOCK_N
         lowest = tl.min(tl.where(is_query, query_at, 2147483647), 0)  # keys up to it are seen by all queries
         if HAS_WINDOW:
-            begin = tl.maximum(begin, (lowest + 1 - window) // BLOCK_N * BLOCK_N)
+            begin = tl.maximum(begin, tl.maximum(first_seen_by(lowest, window, chunk), 0) // BLOCK_N * BLOCK_N)
             whole = begin
         else:  # a first block that begins before the item's keys needs the mask, and so do all then: it is short
             whole = tl.where(begin == first_key, tl.minimum(lowest + 1, end) // BLOCK_N * BLOCK_N, begin)
             whole = tl.maximum(whole, begin)
         out, lse = attend_keys(
-            q, query_at, k_ptr + kv_head * HEAD_DIM, v_ptr + kv_head * HEAD_DIM, k_scale_ptr + kv_head,
-            v_scale_ptr + kv_head, table_ptr + row * table_stride, begin, whole, end, first_key, scale, window,
-            soft_cap, token_stride, PAGE, HEAD_DIM, BLOCK_M, BLOCK_D, BLOCK_N, HAS_CAP, IS_FP8, PRECISION,
+            q, query_at, first_seen_by(query_at, window, chunk), k_ptr + kv_head * HEAD_DIM,
+            v_ptr + kv_head * HEAD_DIM, k_scale_ptr + kv_head, v_scale_ptr + kv_head, table_ptr + row * table_stride,
+            begin, whole, end, first_key, scale, soft_cap, token_stride,
+            PAGE, HEAD_DIM, BLOCK_M, BLOCK_D, BLOCK_N, HAS_CAP, IS_FP8, PRECISION,
         )  # fmt: skip
         target = part * heads + head
         tl.store(lse_ptr + target, lse, mask=is_query)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -275,6 +277,8 @@ RULES = [
     AttentionRule(window=64, scale=0.11),
     AttentionRule(soft_cap=3.0),
     AttentionRule(window=20, soft_cap=5.0, scale=0.3),
+    AttentionRule(chunk=32),
+    AttentionRule(chunk=13, window=9),
 ]
 
 
@@ -295,6 +299,27 @@ def test_windows_caps_and_scales_attend_as_the_formula_says(
     assert not expected.isnan().any()
     tolerance = 2e-5 if dtype == torch.float32 else 2e-2
     assert (got.float() - expected.float()).abs().max() < tolerance
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rule", [AttentionRule(), AttentionRule(window=9), AttentionRule(chunk=13)], ids=str)
+def test_sinks_take_their_share_of_each_heads_weights(dtype: torch.dtype, rule: AttentionRule) -> None:
+    sunk = replace(rule, sinks=Operand.of(torch.tensor([-40.0, 0.0, 2.5, 90.0])))
+    plan = plan_of(MIXED, 16, 60)
+    k_pool, v_pool = (randn(seed, 60, 16, 2, 32, dtype=dtype) for seed in (1, 2))
+    q = 2 * randn(3, plan.num_tokens, 4, 32, dtype=dtype)
+    got, expected, plain = (torch.full_like(q, torch.nan) for _ in range(3))
+    for ops, out, chosen in ((NumbaOps(), got, sunk), (TorchOps(), expected, sunk), (NumbaOps(), plain, rule)):
+        ops.attend(Operand.of(q), Operand.of(k_pool), Operand.of(v_pool), plan, Operand.of(out), chosen)
+    tolerance = 2e-5 if dtype == torch.float32 else 2e-2
+    assert (got.float() - expected.float()).abs().max() < tolerance
+    assert close(got[:, 0], plain[:, 0]), "a sink far below the scores takes nothing"
+    assert got[:, 3].abs().max() < 1e-30, "one far above takes all"
+    short = AttentionRule(sinks=Operand.of(torch.zeros(3)))
+    with pytest.raises(ValueError, match=r"sinks must be float32 \[4\]"):
+        NumbaOps().attend(Operand.of(q), Operand.of(k_pool), Operand.of(v_pool), plan, Operand.of(got), short)
+    with pytest.raises(ValueError, match="do not go together"):
+        replace(sunk, soft_cap=3.0)
 
 
 def test_a_window_of_one_key_gives_that_keys_value_whatever_lies_before() -> None:

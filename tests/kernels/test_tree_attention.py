@@ -82,9 +82,17 @@ def test_a_tree_of_branches_attends_as_one_pass_does(shape: tuple[int, int, int,
 
 
 @pytest.mark.parametrize(
-    "rule", [AttentionRule(window=30), AttentionRule(soft_cap=3.0), AttentionRule(window=3000, scale=0.3)], ids=str
+    "rule",
+    [
+        AttentionRule(window=30),
+        AttentionRule(soft_cap=3.0),
+        AttentionRule(chunk=50),
+        AttentionRule(window=3000, scale=0.3),
+        AttentionRule(window=3000, sinks=Operand.of(torch.tensor([1.0, -2.0, 0.0, 3.0]))),
+    ],
+    ids=str,
 )
-def test_windows_and_caps_attend_right_with_a_tree_too(rule: AttentionRule) -> None:
+def test_windows_caps_chunks_and_sinks_attend_right_with_a_tree_too(rule: AttentionRule) -> None:
     shape = (4, 2, 32, 16)
     for seed in range(6):
         spans = branches(seed, 16)

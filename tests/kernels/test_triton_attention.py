@@ -10,8 +10,9 @@ import torch
 
 from tests.kernels.triton_setup import DEVICE, assert_close, ints, randn
 
+from niwaki.kernels.operand import Operand
 from niwaki.kernels.paged_decode import paged_decode_attention_torch
-from niwaki.kernels.rule import PLAIN, AttentionRule
+from niwaki.kernels.rule import NO_WINDOW, PLAIN, AttentionRule
 from niwaki.kernels.segments import Int32s, Int64s, Segments
 from niwaki.kernels.triton import plan as plans
 from niwaki.kernels.triton.merge import merge_parts, merge_parts_torch
@@ -116,10 +117,23 @@ def test_wide_heads_and_rows_left_out() -> None:
 
 
 WINDOW, CAP = AttentionRule(window=20), AttentionRule(soft_cap=3.0, scale=0.3)
+SUNK = AttentionRule(window=40, sinks=Operand.of(torch.tensor([-30.0, 0.0, 1.0, 3.0], device=DEVICE)))
 
 
-@pytest.mark.parametrize(("rule", "split"), [(WINDOW, 0), (WINDOW, 128), (CAP, 0), (AttentionRule(window=1), 128)])
-def test_windows_and_caps_attend_as_the_formula_says(rule: AttentionRule, split: int) -> None:
+@pytest.mark.parametrize(
+    ("rule", "split"),
+    [
+        (WINDOW, 0),
+        (WINDOW, 128),
+        (CAP, 0),
+        (AttentionRule(window=1), 128),
+        (AttentionRule(chunk=50), 0),
+        (AttentionRule(chunk=50), 128),
+        (SUNK, 0),
+        (SUNK, 128),
+    ],
+)
+def test_windows_caps_chunks_and_sinks_attend_as_the_formula_says(rule: AttentionRule, split: int) -> None:
     batch = Batch([(150, 1), (0, 1), (120, 9), (0, 18)])
     out = batch.out()
     for rows in ([0, 1], [2, 3]):
@@ -203,7 +217,11 @@ SEGMENTS = Segments(
 
 @pytest.mark.parametrize(
     ("dtype", "rule", "heads", "kv_heads"),
-    [(torch.float32, PLAIN, 4, 2), (torch.bfloat16, AttentionRule(window=20, soft_cap=4.0), 3, 1)],
+    [
+        (torch.float32, replace(SUNK, window=NO_WINDOW), 4, 2),
+        (torch.float32, AttentionRule(chunk=45), 4, 2),
+        (torch.bfloat16, AttentionRule(window=20, soft_cap=4.0), 3, 1),
+    ],
 )
 def test_a_nested_tree_attends_as_its_rows_do(
     dtype: torch.dtype, rule: AttentionRule, heads: int, kv_heads: int, monkeypatch: pytest.MonkeyPatch
