@@ -33,7 +33,7 @@ def main(folder: str, url: str) -> None:
 
     def questions(s, animal):  # type: ignore[no-untyped-def]  # sglang has no types
         s += "the " + animal + " is "
-        s += api.gen("text", max_tokens=6, temperature=0)
+        s += api.gen("text", max_tokens=48, temperature=0, ignore_eos=True)
         s += ". Number: " + api.gen("number", dtype=int, max_tokens=4, temperature=0)
         s += ". Code: " + api.gen("code", regex="[ab]{3}", max_tokens=5)
         s += ". It is " + api.select("size", choices=["small", "large"])
