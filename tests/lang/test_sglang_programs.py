@@ -1,7 +1,6 @@
 """The text programs that SGLang publishes in its own test file run on niwaki, unchanged but for what `sglang` is.
 
-The file comes out of the wheel sglang==0.5.23, which is fetched once into build/wheels (or named by the environment
-variable NIWAKI_SGLANG_WHEEL) and is no part of this repository. Each program runs twice: on the bundled model, without
+The file comes out of SGLang's wheel (tests/sglang_wheel.py). Each program runs twice: on the bundled model, without
 the assertions that ask for knowledge of the world, and with all its assertions on a backend that knows the answers.
 """
 
@@ -10,15 +9,12 @@ from __future__ import annotations
 import ast
 import json
 import operator
-import os
 import re
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import wraps
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -29,11 +25,9 @@ from niwaki.lang.program import Program
 from niwaki.lang.state import State
 from niwaki.runtime.engine import Engine
 from tests.sglang_shim import installed
+from tests.sglang_wheel import sglang_wheel
 
-ROOT = Path(__file__).parent.parent.parent
-WHEEL = "sglang==0.5.23"
 MEMBER = "sglang/test/test_programs.py"
-FETCH_SECONDS = 120
 
 # The assertions that a model without knowledge of the world cannot meet, as they stand in the file.
 KNOWLEDGE = {
@@ -48,30 +42,9 @@ KNOWLEDGE = {
 
 @pytest.fixture(scope="module")
 def source() -> str:
-    """The text of SGLang's test file; the test is skipped where it cannot be had."""
-    named = os.environ.get("NIWAKI_SGLANG_WHEEL")
-    wheel = Path(named) if named else _fetched(ROOT / "build" / "wheels")
-    if not wheel.is_file():
-        pytest.skip(f"there is no wheel at {wheel}")
-    with zipfile.ZipFile(wheel) as archive:
+    """The text of SGLang's test file."""
+    with zipfile.ZipFile(sglang_wheel()) as archive:
         return archive.read(MEMBER).decode("utf-8")
-
-
-def _fetched(folder: Path) -> Path:
-    pattern = WHEEL.replace("==", "-") + "-*.whl"
-    folder.mkdir(parents=True, exist_ok=True)
-    if not any(folder.glob(pattern)):
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--retries", "0", "--quiet", WHEEL]
-        try:
-            done = subprocess.run(
-                [*command, "-d", str(folder)], capture_output=True, text=True, timeout=FETCH_SECONDS, check=False
-            )
-        except subprocess.TimeoutExpired:
-            pytest.skip(f"{WHEEL} did not arrive within {FETCH_SECONDS} s; NIWAKI_SGLANG_WHEEL may name the file")
-        if done.returncode:
-            reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-            pytest.skip(f"{WHEEL} cannot be fetched ({reason}); NIWAKI_SGLANG_WHEEL may name the file")
-    return next(iter(folder.glob(pattern)))
 
 
 class _WithoutKnowledge(ast.NodeTransformer):

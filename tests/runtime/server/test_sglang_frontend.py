@@ -1,12 +1,8 @@
-"""SGLang's own frontend, out of its wheel, runs programs on our server.
-
-The wheel is never a part of this repository: NIWAKI_SGLANG_WHEEL names it, or NIWAKI_DOWNLOADS=1 lets pip fetch it.
-"""
+"""SGLang's own frontend, out of its wheel (tests/sglang_wheel.py), runs programs on our server."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import zipfile
@@ -15,26 +11,17 @@ from pathlib import Path
 import pytest
 
 from niwaki.runtime.engine import Engine
+from tests.sglang_wheel import sglang_wheel
 
 pytest.importorskip("requests")
 
-WHEEL = "sglang==0.5.23"
 PARTS = ("sglang/lang/", "sglang/utils.py", "sglang/srt/environ.py")
 
 
 @pytest.fixture(scope="module")
 def frontend(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sglang")
-    fetched = next(Path("build/wheels").glob("sglang-*.whl"), None)  # by the test of its programs
-    named = os.environ.get("NIWAKI_SGLANG_WHEEL") or fetched
-    if named is None:
-        if os.environ.get("NIWAKI_DOWNLOADS") != "1":
-            pytest.skip("NIWAKI_DOWNLOADS=1 lets this test fetch SGLang's wheel")
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
-        if subprocess.run(command, capture_output=True).returncode:
-            pytest.skip(f"{WHEEL} cannot be fetched here")
-    path = Path(named) if named is not None else next(folder.glob("*.whl"))
-    with zipfile.ZipFile(path) as wheel:
+    with zipfile.ZipFile(sglang_wheel()) as wheel:
         wheel.extractall(folder, [name for name in wheel.namelist() if name.startswith(PARTS)])
     return folder
 
