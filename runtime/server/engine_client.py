@@ -196,8 +196,10 @@ class EngineClient:
         branch: ClientBranch | None = None,
         *,
         logits_from: int | None = None,
+        streams: bool = True,
     ) -> Generation:
         """Generate from token ids. A constraint is waited for until it is compiled, except where nobody may wait.
+        Without `streams` there will be no deltas: each costs both processes something, read or not.
 
         Raises:
             CapacityError, RequestError, ConstraintError: where it can be told at once. EngineStopped: no engine.
@@ -212,7 +214,7 @@ class EngineClient:
             _Asked(generation, branch, accepted),
             frames.Start(
                 number, branch_number, keep, _bytes(ids[keep:]), frames.plain(params), namespace, logits_from,
-                0 if branch is None else branch.num_settled,
+                0 if branch is None else branch.num_settled, streams,
             ),
         )  # fmt: skip
         if accepted is not None:
@@ -266,12 +268,14 @@ class EngineClient:
         own = _open_branch(branch)
         own.move(*own.extended(delta, self._tokenizer))
 
-    def generate(self, branch: Branch, delta: Sequence[Segment], params: SamplingParams) -> Generation:
+    def generate(
+        self, branch: Branch, delta: Sequence[Segment], params: SamplingParams, *, streams: bool = True
+    ) -> Generation:
         own = _open_branch(branch)
         before = own.ids, own.num_settled
         own.move(*own.extended(delta, self._tokenizer))
         try:
-            return self.start(own.ids, params, own.namespace, own)
+            return self.start(own.ids, params, own.namespace, own, streams=streams)
         except BaseException:
             own.move(*before)
             raise

@@ -44,7 +44,7 @@ class Load(msgspec.Struct, tag=0, array_like=True, frozen=True):
 
 class Start(msgspec.Struct, tag=1, array_like=True, frozen=True):
     """Generate. The prompt is the first `keep` tokens of `branch`, then `tail` (int32); branch 0 is none. Its first
-    `settled` tokens are never taken back."""
+    `settled` tokens are never taken back. Without `streams` no piece is told, the end alone."""
 
     id: int
     branch: int
@@ -54,6 +54,7 @@ class Start(msgspec.Struct, tag=1, array_like=True, frozen=True):
     namespace: str
     logits_from: int | None
     settled: int
+    streams: bool
 
 
 class Weigh(msgspec.Struct, tag=2, array_like=True, frozen=True):

@@ -114,7 +114,8 @@ class Orders:
                 self._outlet.post(frames.Ended(order.id, outputs, same, behind), flush=False)
             self._flush_outside_steps()
 
-        generation.add_delta_callback(lambda delta: self._outlet.post(frames.Piece(order.id, delta), flush=False))
+        if order.streams:
+            generation.add_delta_callback(lambda delta: self._outlet.post(frames.Piece(order.id, delta), flush=False))
         generation.add_done_callback(end)
 
     def _weigh(self, order: frames.Weigh) -> None:

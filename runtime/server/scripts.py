@@ -23,6 +23,7 @@ from niwaki.runtime.choices import METHODS
 from niwaki.runtime.server.access import key_of, service_of
 from niwaki.runtime.server.branch_shapes import ParamsBody, output_json, score_json
 from niwaki.runtime.server.branches import Branches
+from niwaki.runtime.server.engine_client import EngineClient
 from niwaki.runtime.server.errors import ApiError, as_api_error
 from niwaki.runtime.server.metrics import Metrics
 from niwaki.runtime.server.openai_shapes import Json
@@ -132,6 +133,10 @@ class Running:
         """Raises ApiError: the body makes no sense."""
         body.check()
         self._backend = backend
+        # Nobody reads a script's texts token by token.
+        self._generate = (
+            partial(backend.generate, streams=False) if isinstance(backend, EngineClient) else backend.generate
+        )
         self._metrics = metrics
         self._namespace = namespace
         self._is_over = body.is_over
@@ -234,7 +239,7 @@ class Running:
             self._num_busy += 1
         try:
             if isinstance(op, CallBody):
-                return self._backend.generate(branch, lane.taken(), lane.params[op.call])
+                return self._generate(branch, lane.taken(), lane.params[op.call])
             alone = METHODS[op.method].needs_unconditional
             return self._backend.score(branch, lane.taken(), op.choices, heal=op.heal, unconditional=alone)
         except BaseException:

@@ -66,6 +66,13 @@ def test_what_it_generates_is_what_an_engine_here_generates(process: EngineProce
     assert "".join(d.text for d in there.deltas()) == "".join(d.text for d in here.deltas()) == here.result()[0].text
 
 
+def test_what_nobody_reads_as_it_grows_is_told_once_at_its_end(process: EngineProcess) -> None:
+    ids = ids_of(process, "the cat sat")
+    whole, streamed = (process.backend.start(ids, GREEDY, streams=streams) for streams in (False, True))
+    assert whole.result(60)[0].token_ids == streamed.result(60)[0].token_ids
+    assert [len(list(generation.deltas())) > 1 for generation in (whole, streamed)] == [False, True]
+
+
 def test_a_constraint_behind_a_call_of_a_script_keeps_nobody_waiting(process: EngineProcess, engine: Engine) -> None:
     """It is sent from the thread that would bring the news that it is compiled."""
 
