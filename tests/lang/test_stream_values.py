@@ -132,11 +132,18 @@ def test_a_streamed_value_grows_and_ends_as_the_typed_one() -> None:
     scripted.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [("why", ["it", "it is", "it is so"]), ("count", [36]), ("mood", ["calm"]), ("set", [5])],
-)
-def test_texts_grow_and_what_cannot_be_half_comes_whole(name: str, values: list[object]) -> None:
+def test_a_text_grows_word_by_word() -> None:
+    @nw.function
+    def explain(s: State) -> None:
+        s += "Why: " + nw.gen("why")
+
+    slow = nw.ScriptedBackend({"Why: ": "it is so"}, threads=1, delay=0.1)  # so that no word is outrun by the next
+    assert list(explain.stream(backend=slow, timeout=60).stream_value("why")) == ["it", "it is", "it is so"]
+    slow.shutdown()
+
+
+@pytest.mark.parametrize(("name", "values"), [("count", [36]), ("mood", ["calm"]), ("set", [5])])
+def test_what_cannot_be_half_comes_whole(name: str, values: list[object]) -> None:
     scripted = backend()
     assert list(describe.stream(backend=scripted, timeout=60).stream_value(name)) == values
     scripted.shutdown()

@@ -32,7 +32,7 @@ def completions(url: str) -> Iterator[nw.OpenAI]:
 def talk(s: State) -> None:
     s += nw.user("the cat sat")
     s += nw.assistant(nw.gen("said", max_new_tokens=6, temperature=0, return_logprob=True, top_logprobs_num=2))
-    s += nw.user("on the mat?") + nw.assistant(nw.gen("sure", dtype=Literal["yes", "no"]))
+    s += nw.user("on the mat?") + nw.assistant(nw.gen("sure", dtype=Literal["yes", "no"], temperature=0))
     s += nw.user("how many?") + nw.assistant(nw.gen("count", dtype=int, temperature=0, max_new_tokens=8))
 
 
