@@ -115,6 +115,8 @@ def deploy(model: Path | None, options: Mapping[str, object], config: ReplicaCon
                 "min_replicas": config.lowest,
                 "max_replicas": config.highest,
                 "target_ongoing_requests": config.target_requests,
+                "upscale_delay_s": config.busy_seconds,
+                "downscale_delay_s": config.idle_seconds,
             }
         }
     deployment = serve.deployment(

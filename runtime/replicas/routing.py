@@ -18,8 +18,8 @@ class _Replica:
     """What is known of one. Its summaries are a little old, so what was sent there since stands beside them."""
 
     held: frozenset[bytes] = frozenset()
-    sent: set[bytes] = field(default_factory=set)  # since the last summary
-    sent_before: set[bytes] = field(default_factory=set)  # since the one before, which may be too young to tell of it
+    sent: set[bytes] = field(default_factory=set)  # since the last summary, which did not tell of it
+    sent_before: set[bytes] = field(default_factory=set)  # since the one before; the last may be too old to tell of it
     running: set[str] = field(default_factory=set)  # ids of requests
 
     def num_held(self, marks: Sequence[bytes]) -> int:
@@ -31,7 +31,7 @@ class _Replica:
 
     @property
     def num_known(self) -> int:
-        return len(self.held) + len(self.sent)
+        return len(self.held) + len(self.sent) + len(self.sent_before)
 
 
 class Routing:
@@ -52,7 +52,7 @@ class Routing:
         """A replica tells what it holds."""
         replica = self._replicas[name]
         replica.held = frozenset(marks)
-        replica.sent, replica.sent_before = set(), replica.sent
+        replica.sent, replica.sent_before = set(), replica.sent - replica.held
 
     def ranked(self, marks: Sequence[bytes]) -> list[str]:
         """All replicas, the best for a prompt first. Among equals the one that holds least."""
@@ -71,7 +71,9 @@ class Routing:
             return
         if len(replica.sent) > MAX_SENT:
             replica.sent, replica.sent_before = set(), replica.sent
-        replica.sent.update(marks)
+        new = set(marks) - replica.held
+        replica.sent |= new
+        replica.sent_before -= new
 
     def begin(self, name: str, request_id: str) -> None:
         """A replica took a request."""

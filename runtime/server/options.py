@@ -111,7 +111,7 @@ def _replicas_of(arguments: argparse.Namespace) -> ReplicaConfig | None:
         int(lowest),
         int(highest or lowest),
         arguments.replica_requests,
-        arguments.replica_cpus,
-        arguments.replica_gpus,
-        arguments.ray_address,
+        cpus=arguments.replica_cpus,
+        gpus=arguments.replica_gpus,
+        address=arguments.ray_address,
     )
