@@ -14,8 +14,8 @@ def bind(config: ServerConfig) -> socket.socket:
         OSError: it cannot be had.
     """
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    # The protocol is named: only then does asyncio set TCP_NODELAY. Without it an answer's body, written behind its head,
-    # waits for the client to acknowledge that: 40 ms.
+    # The protocol is named: only then does asyncio set TCP_NODELAY. Without it an answer's body, which is written
+    # behind its head, waits for the client to acknowledge that: 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
