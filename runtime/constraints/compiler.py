@@ -25,8 +25,9 @@ from niwaki.runtime.api import (
 from niwaki.runtime.constraints import grammar_worker, worker
 from niwaki.runtime.constraints.automaton import START, ByteDfa, from_edges, from_texts
 from niwaki.runtime.constraints.composed import ComposedConstraint
-from niwaki.runtime.constraints.grammar_engine import GrammarConstraint, GrammarVocabulary
+from niwaki.runtime.constraints.grammar_engine import GrammarConstraint
 from niwaki.runtime.constraints.grammar_source import source_of, text_of_schema
+from niwaki.runtime.constraints.grammar_vocabulary import GrammarVocabulary
 from niwaki.runtime.constraints.grammar_worker import SEARCH, WALK
 from niwaki.runtime.constraints.matcher import AutomatonConstraint
 from niwaki.runtime.constraints.pattern import Pattern, all_of, first_match, one_of, parse, request_of, shown
@@ -167,20 +168,20 @@ class ConstraintCompiler:
     def _grammar(self, constraint: JsonSchema | Grammar) -> GrammarConstraint:
         source = source_of(constraint)
         try:
+            with self._lock:
+                words = self._words = self._words or GrammarVocabulary(self.vocabulary)
             # A grammar is tried elsewhere first: what hangs or dies there never reaches this process.
             ask = grammar_worker.tried if source.is_small else self._grammar_process.ask
             if source.schema is None:
                 shortest = ask(SEARCH + source.text)
             else:
-                compact = shortest_text(source.schema, lambda part: ask(SEARCH + text_of_schema(part)))
+                compact = shortest_text(source.schema, lambda part: ask(SEARCH + text_of_schema(part)), words.letters)
                 shortest = spaced_text(compact, source.spacing)
                 if not source.is_small:
                     ask(WALK + source.text)
-            with self._lock:
-                self._words = self._words or GrammarVocabulary(self.vocabulary)
             return GrammarConstraint(
                 source.text,
-                self._words,
+                words,
                 shortest,
                 source.commitments,
                 source.num_states,

@@ -7,40 +7,36 @@ Owns the shared matcher that texts are cloned from, and how far each text is fro
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 
-from niwaki.runtime.api import ConfigError, ConstraintError
+from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.grammar_places import Place, Places
+from niwaki.runtime.constraints.grammar_vocabulary import Ending, GrammarVocabulary
 from niwaki.runtime.constraints.grammar_worker import (
-    CLOSING,
+    SEARCH_EFFORT,
+    Effort,
+    KnownEnd,
     build,
     short_reason,
     short_text,
     straight_text,
-    tokenizer_of,
 )
 from niwaki.runtime.constraints.matcher import first_bit
 from niwaki.runtime.constraints.protocol import MAX_FORCED_BYTES, NOTHING_FORCED, Forced, MaskRow
-from niwaki.runtime.constraints.vocabulary import Vocabulary, concatenated
 
 FAR: Final = 1_000_000  # the distance where no ending was found
 MAX_SHORTEST: Final = 8000  # bytes of a shortest text
-SEARCH_NODES: Final = 1500  # of one search in the middle of a text
-TRIED_NODES: Final = 60  # of a search behind a token that was drawn near the end of its budget
+PLACE_EFFORT: Final = 100  # of all searches behind one token of a text: about 3 ms
+TOKEN_BYTES: Final = 4  # about
+CHECKED_TOKENS: Final = 200  # of a known ending that take as long to check as a place of a search
+FIRST_TOKENS: Final = 6
 MAX_BEHIND: Final = 1024  # tokens that a prompt's last bytes begin, of which each is tried
-JOINTS: Final = 8  # places of a known ending that are tried after another token
-JOINT_BYTES: Final = 400
-OPENING: Final = frozenset(b'{[,:"')
-# A byte of a number or literal may ask for three more; an escape or a character beyond ASCII for up to eleven.
-PLAIN_COST: Final = 4
-ESCAPE_COST: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,90 +49,6 @@ class Commitments:
 
     value: int
     inside: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """A text that completes another, from `start` on. At each place of the whole text: the first of the fewest tokens
-    that write the rest, where it ends, and how many they are. (Every rest as a tuple took 100 MB for 5,000 bytes.)"""
-
-    whole: bytes
-    firsts: tuple[int, ...]
-    ends: tuple[int, ...]
-    counts: tuple[int, ...]  # one more: 0 at the end
-    start: int = 0
-
-    @property
-    def text(self) -> bytes:
-        return self.whole[self.start :]
-
-    @property
-    def num_tokens(self) -> int:
-        return self.counts[self.start]
-
-    def tokens(self) -> Iterator[int]:
-        at = self.start
-        while at < len(self.whole):
-            yield self.firsts[at]
-            at = self.ends[at]
-
-    def behind(self, num_bytes: int) -> Ending:
-        return replace(self, start=self.start + num_bytes)
-
-    def rests(self) -> list[Ending]:
-        """Parts that may complete another text as well, the longest first: all of a short one; else the whole, and what
-        stands behind something that closes."""
-        size = len(self.whole) - self.start
-        if size <= JOINTS:
-            return [self.behind(place) for place in range(size + 1)]
-        head = self.whole[self.start + 1 : self.start + JOINT_BYTES]
-        found = (place for place, byte in enumerate(head, 1) if byte in CLOSING)
-        return [self, *map(self.behind, islice(found, JOINTS)), self.behind(size)]
-
-
-class GrammarVocabulary:
-    """A vocabulary as llguidance wants it, and as endings are written in it. Built once per vocabulary.
-
-    Raises:
-        ConfigError: it lacks end tokens or single bytes, without which no ending can be promised.
-    """
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        if not vocabulary.eos_ids or not vocabulary.has_every_byte:
-            raise ConfigError("schemas and grammars need a vocabulary with an end token and every single byte")
-        self.vocabulary = vocabulary
-        self.eos_ids = sorted(vocabulary.eos_ids)
-        self.tokenizer: LLTokenizer = tokenizer_of(vocabulary.token_bytes, self.eos_ids, vocabulary.size)
-        self.openings = np.zeros(vocabulary.size, np.int64)  # bytes of each token that may begin something
-        self.plain_costs = np.full(vocabulary.size, PLAIN_COST, np.int64)
-        # In reverse, so that the first of several tokens of one text stays. Arrays: a loop over 131k takes seconds.
-        ids = [i for i in range(len(vocabulary.token_bytes) - 1, -1, -1) if vocabulary.bytes_of(i) is not None]
-        texts = [vocabulary.token_bytes[i] or b"" for i in ids]
-        self.id_of: dict[bytes, int] = dict(zip(texts, ids, strict=True))
-        data, offsets = concatenated(texts)
-        self.openings[ids] = np.add.reduceat(np.isin(data, list(OPENING)), offsets[:-1], dtype=np.int64)
-        is_costly = np.logical_or.reduceat((data == ord("\\")) | (data >= 0x80), offsets[:-1])
-        self.plain_costs[np.array(ids)[is_costly]] = ESCAPE_COST
-        self.byte_ids = [self.id_of[bytes([byte])] for byte in range(256)]
-        self._byte_words = np.array(self.byte_ids) >> 5
-        self._byte_bits = np.uint32(1) << (np.array(self.byte_ids) & 31).astype(np.uint32)
-
-    def bytes_in(self, mask: npt.NDArray[np.uint32]) -> bytes:
-        """The single bytes that a mask allows, ascending."""
-        return np.flatnonzero(mask[self._byte_words] & self._byte_bits).astype(np.uint8).tobytes()
-
-    def ending(self, text: bytes) -> Ending:
-        """The text, and from each of its places on the fewest tokens that write the rest."""
-        firsts, ends, counts = [0] * len(text), [0] * len(text), [0] * (len(text) + 1)
-        for start in range(len(text) - 1, -1, -1):
-            known = (
-                (counts[end], end, token_id)
-                for end in range(start + 1, min(len(text), start + self.vocabulary.max_token_bytes) + 1)
-                if (token_id := self.id_of.get(text[start:end])) is not None
-            )
-            count, ends[start], firsts[start] = min(known)
-            counts[start] = count + 1
-        return Ending(text, tuple(firsts), tuple(ends), tuple(counts))
 
 
 class GrammarConstraint:
@@ -187,7 +99,7 @@ class GrammarConstraint:
         """The ending, seen to be accepted: what found it and what enforces it are two programs."""
         ending = self.words.ending(shortest)
         if not completes(self._start, ending, self.words):
-            found = short_text(self._start, self.words.byte_ids)
+            found = short_text(self._start, self.words, Effort(SEARCH_EFFORT))
             if found is None:
                 raise ConstraintError("no text that satisfies it was found")
             ending = self.words.ending(found)
@@ -196,6 +108,9 @@ class GrammarConstraint:
 
 def completes(place: LLMatcher, ending: Ending, words: GrammarVocabulary, after: Sequence[int] = ()) -> bool:
     """Whether the text is complete with these tokens and then the ending."""
+    first = [*after, *ending.tokens(FIRST_TOKENS)]  # most that does not fit is told by these
+    if place.validate_tokens(first) < len(first):
+        return False
     wanted = [*after, *ending.tokens(), words.eos_ids[0]]
     return bool(place.validate_tokens(wanted) == len(wanted))
 
@@ -205,9 +120,14 @@ class GrammarMatcher:
 
     The nearest end is followed by a bound: each token moves it away by at most its cost, so only when bound and
     budget meet must an ending be looked for, and only tokens that cost more than what is left to spare are doubted.
+    All of it happens between two steps of the engine, so what searches cost behind one token is limited; where that
+    is spent, what is left is the ending that is known.
     """
 
-    __slots__ = ("_bounds", "_constraint", "_ended", "_ending", "_is_searched", "_is_sure", "_matcher", "_places")
+    __slots__ = (
+        "_bounds", "_constraint", "_effort", "_ended", "_ending",
+        "_is_searched", "_is_sure", "_matcher", "_num_written", "_places",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -224,6 +144,8 @@ class GrammarMatcher:
         self._ending = ending
         self._is_sure = ending is not None  # it is one from here; else a guess, from some tokens before
         self._is_searched = self._is_sure  # a shorter one was looked for
+        self._num_written = 0  # characters since it was sure
+        self._effort = Effort(PLACE_EFFORT)
         self._ended = False
 
     @property
@@ -303,11 +225,14 @@ class GrammarMatcher:
                 raise ConstraintError(f"the grammar failed: {short_reason(self._matcher.get_error())}")
             raise self._not_allowed(token_id)
         self._places.append(self._constraint.places.after(self._places[-1], token_id))
-        ending = self._ending
-        if self._is_sure and ending is not None and next(ending.tokens(), None) == token_id:
-            self._ending = ending.behind(len(self._constraint.words.vocabulary.token_bytes[token_id] or b""))
+        self._effort = Effort(PLACE_EFFORT)
+        ending, words = self._ending, self._constraint.words
+        text = words.vocabulary.token_bytes[token_id] or b""
+        if self._is_sure and ending is not None and ending.begins_with(text):
+            self._ending = ending.behind(len(text))
             self._bounds.append(self._ending.num_tokens)
         else:  # the ending stays as a guess: inside a string most tokens leave it as it is
+            self._num_written = int(words.num_characters[token_id]) + (0 if self._is_sure else self._num_written)
             self._is_sure = False
             self._bounds.append(self._bounds[-1] + int(self._constraint.costs[token_id]))
 
@@ -334,10 +259,10 @@ class GrammarMatcher:
             return Forced(text[:MAX_FORCED_BYTES], text[MAX_FORCED_BYTES : MAX_FORCED_BYTES + 1])
         words = self._constraint.words
         place = self._matcher.deep_copy()
-        place.consume_tokens([words.byte_ids[byte] for byte in text])
+        place.consume_tokens([words.ids[byte] for byte in text])
         row = np.zeros(words.vocabulary.num_words, np.uint32)
         place.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        return NOTHING_FORCED if place.is_error() else Forced(text, words.bytes_in(row))
+        return NOTHING_FORCED if place.is_error() else Forced(text, words.in_row(row))
 
     def fits(self, remaining: int) -> bool:
         if remaining < 0:
@@ -354,20 +279,20 @@ class GrammarMatcher:
             return  # none near the end of the budget, where each would have to be tried
         mask = np.zeros_like(row)
         self.fill_mask(mask)
-        follow = set(words.bytes_in(mask))
+        follow = set(words.in_row(mask))
         tokens = [
             (token_id, behind)
             for token_id in words.vocabulary.tokens_in(*subtree).tolist()
             if (behind := (words.vocabulary.token_bytes[token_id] or b"")[len(text) :])[0] in follow
         ]
         for token_id, behind in tokens[:MAX_BEHIND]:
-            byte_ids = [words.byte_ids[byte] for byte in behind]
+            byte_ids = [words.ids[byte] for byte in behind]
             if self._matcher.validate_tokens(byte_ids) == len(byte_ids):
                 row[token_id >> 5] |= np.uint32(1 << (token_id & 31))
 
     def accept_bytes(self, text: bytes) -> None:
         for byte in text:
-            self.accept(self._constraint.words.byte_ids[byte])
+            self.accept(self._constraint.words.ids[byte])
 
     def rollback(self, count: int) -> None:
         if not 0 <= count < len(self._bounds):
@@ -375,7 +300,7 @@ class GrammarMatcher:
         if count == 0:
             return
         del self._bounds[-count:], self._places[-count:]
-        self._is_sure = False
+        self._is_sure, self._num_written, self._effort = False, 0, Effort(PLACE_EFFORT)
         texts = count - self._ended
         self._ended = False
         if texts and not self._matcher.rollback(texts):
@@ -385,6 +310,7 @@ class GrammarMatcher:
         native = self._matcher.deep_copy()
         twin = GrammarMatcher(self._constraint, native, self._bounds.copy(), self._places.copy(), self._ending)
         twin._ended, twin._is_sure, twin._is_searched = self._ended, self._is_sure, self._is_searched
+        twin._num_written = self._num_written
         return twin
 
     def shortest_ending(self, budget: int) -> tuple[int, ...] | None:
@@ -403,15 +329,12 @@ class GrammarMatcher:
             text = self._known_end(self._matcher, guess, enough)
             # No way is shorter than the known one as long as all of it is needed.
             self._is_searched = text is not None and (not text or (guess is not None and text == guess.text))
-            self._end_with(self._straight(self._matcher, guess) if text is None else text)
+            if text is None:
+                text = self._straight(self._matcher, guess)
+            self._end_with(text)
         if not self._is_searched and (self._ending is None or self._ending.num_tokens > enough):
             self._is_searched = True
-            text = short_text(
-                self._matcher,
-                self._constraint.words.byte_ids,
-                SEARCH_NODES,
-                lambda place: self._known_end(place, guess),
-            )
+            text = self._searched(self._matcher, guess)
             known = self._ending
             self._end_with(text)
             if known is not None and (self._ending is None or known.num_tokens <= self._ending.num_tokens):
@@ -420,23 +343,20 @@ class GrammarMatcher:
 
     def _end_with(self, text: bytes | None) -> None:
         known = self._ending
-        if text is not None and known is not None and known.text.endswith(text):
-            self._ending = known.behind(len(known.text) - len(text))
+        if text is not None and known is not None and known.whole.endswith(text):
+            self._ending = known.behind(len(known.whole) - known.start - len(text))
         else:
             self._ending = None if text is None else self._constraint.words.ending(text)
         self._is_sure = True
         self._bounds[-1] = FAR if self._ending is None else self._ending.num_tokens
 
-    def _straight(self, place: LLMatcher, guess: Ending | None) -> bytes | None:
-        return straight_text(place, self._constraint.words.byte_ids, lambda after: self._known_end(after, guess))
-
     def _fits(self, token_id: int, ending: Ending, budget: int) -> bool:
         """Whether the text is seen to be able to end within `budget` tokens after this one."""
         words = self._constraint.words
         text = words.vocabulary.token_bytes[token_id] or b""
-        if ending.text.startswith(text) and ending.behind(len(text)).num_tokens <= budget:
+        if ending.begins_with(text) and ending.behind(len(text)).num_tokens <= budget:
             return True
-        for rest in ending.rests():  # what closed before still closes
+        for rest in ending.rests(int(words.num_characters[token_id])):  # what closed before still closes
             if rest.num_tokens <= budget and completes(self._matcher, rest, words, [token_id]):
                 return True
         if ending.num_tokens > budget and completes(self._matcher, ending, words, [token_id]):
@@ -444,10 +364,27 @@ class GrammarMatcher:
         place = self._matcher.deep_copy()
         if not place.consume_token(token_id):
             return False
-        found = self._straight(place, ending)
-        if found is None or words.ending(found).num_tokens > budget:
-            found = short_text(place, words.byte_ids, TRIED_NODES, lambda after: self._known_end(after, ending))
-        return found is not None and words.ending(found).num_tokens <= budget
+        for search in (self._straight, self._searched):
+            found = search(place, ending)
+            if found is not None and words.ending(found).num_tokens <= budget:
+                return True
+        return False
+
+    def _straight(self, place: LLMatcher, ending: Ending | None) -> bytes | None:
+        return straight_text(place, self._constraint.words, self._effort, self._leading_to(ending))
+
+    def _searched(self, place: LLMatcher, ending: Ending | None) -> bytes | None:
+        num_before = TOKEN_BYTES * len(self._bounds)
+        return short_text(place, self._constraint.words, self._effort, self._leading_to(ending), num_before)
+
+    def _leading_to(self, ending: Ending | None) -> KnownEnd:
+        """For searches: from where the ending, or a part of it, completes the text."""
+        cost = 0 if ending is None else ending.num_tokens // CHECKED_TOKENS
+
+        def known_end(place: LLMatcher) -> bytes | None:
+            return self._known_end(place, ending) if not cost or self._effort.take(cost) else None
+
+        return known_end
 
     def _known_end(self, place: LLMatcher, ending: Ending | None, enough: int = 0) -> bytes | None:
         """A part of the ending that completes the text from `place`: what closed before still closes. One of at most
@@ -456,9 +393,8 @@ class GrammarMatcher:
             return b""
         if ending is None:
             return None
-        rests = ending.rests()
-        near = [rest for rest in rests if rest.num_tokens <= enough]
-        for rest in (*near, *reversed(rests[: len(rests) - len(near)])):
+        rests = ending.rests(self._num_written)
+        for rest in sorted(rests, key=lambda rest: max(enough, rest.num_tokens)):
             if completes(place, rest, self._constraint.words):
                 return rest.text
         return None

@@ -28,7 +28,7 @@ STACK_BYTES: Final = 64 * 1024 * 1024  # llguidance recurses over references: 1,
 # length met that in the middle of valid texts, the worst at 10 ms.
 STEP_FUEL: Final = 2_000_000
 TRIAL_STEPS: Final = 24
-SEARCH_NODES: Final = 6000
+SEARCH_EFFORT: Final = 12_000
 COPIED_BYTES: Final = 200  # of text, which cost as much to copy as a place costs otherwise
 # Bytes worth trying for a short text where many may follow: they close, or begin what is short.
 LIKELY: Final = b'"}]0,:1n-{[a A.t'
@@ -62,6 +62,35 @@ def tokenizer_of(tokens: Sequence[bytes | None], eos_ids: Sequence[int], size: i
         spelled[i] = b"\xff<%d>" % i
     wrapper = TokenizerWrapper(_Spelling(spelled, sorted(hidden), eos_ids[0]))
     return LLTokenizer(wrapper, n_vocab=size, eos_token=list(eos_ids))
+
+
+class Effort:
+    """What searches may still cost together, in places looked at: 10 to 30 us each, so a limit in time that does not
+    depend on the machine's load."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def take(self, cost: int = 1) -> bool:
+        """Spend some; False once all is spent."""
+        self.left -= cost
+        return self.left >= 0
+
+
+class ByteTokens:
+    """The tokens of the single bytes: ids[b] is that of b."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self.ids = ids
+
+    def in_mask(self, mask: bytes) -> bytes:
+        """The bytes that a mask allows, ascending."""
+        return bytes(byte for byte, token in enumerate(self.ids) if mask[token >> 3] >> (token & 7) & 1)
+
+
+SINGLE_BYTES: Final = ByteTokens(range(256))
 
 
 def byte_tokenizer() -> LLTokenizer:
@@ -105,43 +134,47 @@ def short_reason(message: str) -> str:
     return lines[0][:300] if lines else "unknown reason"
 
 
+KnownEnd = Callable[[LLMatcher], "bytes | None"]  # the rest of the text, from where it is known
+
+
+def accepted(place: LLMatcher) -> bytes | None:
+    return b"" if place.is_accepting() else None
+
+
 def short_text(
-    matcher: LLMatcher,
-    byte_ids: Sequence[int],
-    max_nodes: int = SEARCH_NODES,
-    known_end: Callable[[LLMatcher], bytes | None] = lambda place: b"" if place.is_accepting() else None,
+    matcher: LLMatcher, byte_tokens: ByteTokens, effort: Effort, known_end: KnownEnd = accepted, num_before: int = 0
 ) -> bytes | None:
     """A short continuation, in bytes, after which the text may end: the shortest that the search meets.
 
     Uniform-cost over bytes. Among places as far away and with the same last masks one is kept, and where very many
     bytes may follow only the likely ones are tried first: both cost no correctness, only at times a byte.
-    None where `max_nodes` places were looked at in vain; one far behind counts as several, as it costs more to copy.
-    byte_ids[b] is the token of the single byte b; `known_end` tells the rest of the text from where it is known.
+    None where the effort was in vain; behind `num_before` bytes and more a place counts as several, for its copies.
     """
-    found, has_pruned = _searched(matcher, byte_ids, max_nodes, known_end, prunes=True)
+    half = Effort(effort.left // 2)
+    effort.left -= half.left
+    found, has_pruned = _searched(matcher, byte_tokens, half, known_end, num_before, prunes=True)
+    effort.left += max(0, half.left)
     if found is not None or not has_pruned:
         return found
-    return _searched(matcher, byte_ids, max_nodes, known_end, prunes=False)[0]
+    return _searched(matcher, byte_tokens, effort, known_end, num_before, prunes=False)[0]
 
 
 def straight_text(
-    matcher: LLMatcher,
-    byte_ids: Sequence[int],
-    known_end: Callable[[LLMatcher], bytes | None] = lambda place: b"" if place.is_accepting() else None,
+    matcher: LLMatcher, byte_tokens: ByteTokens, effort: Effort, known_end: KnownEnd = accepted
 ) -> bytes | None:
     """A continuation after which the text may end, closing at every place what can be closed: some tens of steps where
-    a search looks at thousands of places. Often the shortest; None where it does not end within STRAIGHT_BYTES.
-    Parameters as of `short_text`."""
+    a search looks at thousands of places. Often the shortest; None where it does not end within STRAIGHT_BYTES or the
+    effort."""
     place = matcher.deep_copy()
     text = b""
     tried: set[int] = set()  # since something closed or was forced: these are taken again when no other byte may follow
-    while len(text) <= STRAIGHT_BYTES and not place.is_error():
+    while len(text) <= STRAIGHT_BYTES and not place.is_error() and effort.take():
         end = known_end(place) if place.is_accepting() or text[-1:] in CLOSING else None
         if end is not None:
             return text + end
         forced = place.compute_ff_bytes()
-        follow = forced or _nearest(place, byte_ids, tried)
-        if not follow or place.try_consume_tokens([byte_ids[byte] for byte in follow]) < len(follow):
+        follow = forced or _nearest(place, byte_tokens, tried)
+        if not follow or place.try_consume_tokens([byte_tokens.ids[byte] for byte in follow]) < len(follow):
             return None
         if forced or follow in CLOSING or follow[0] in tried:
             tried.clear()
@@ -150,11 +183,11 @@ def straight_text(
     return None
 
 
-def _nearest(place: LLMatcher, byte_ids: Sequence[int], tried: set[int]) -> bytes:
+def _nearest(place: LLMatcher, byte_tokens: ByteTokens, tried: set[int]) -> bytes:
     """The byte that leads to an end most directly, as JSON is written; none where none may follow."""
 
     def may_follow(byte: int) -> bool:
-        return place.validate_tokens([byte_ids[byte]]) == 1
+        return place.validate_tokens([byte_tokens.ids[byte]]) == 1
 
     # Inside a string all of these may stand, elsewhere never: there a bracket would close nothing.
     if all(map(may_follow, b'",}')):
@@ -162,31 +195,22 @@ def _nearest(place: LLMatcher, byte_ids: Sequence[int], tried: set[int]) -> byte
     for byte in STRAIGHT:
         if byte not in tried and may_follow(byte):
             return bytes([byte])
-    follow = _followers(place.compute_bitmask(), byte_ids)
+    follow = byte_tokens.in_mask(place.compute_bitmask())
     return bytes(sorted(follow, key=tried.__contains__)[:1])
 
 
-def _followers(mask: bytes, byte_ids: Sequence[int]) -> list[int]:
-    return [byte for byte in range(256) if mask[byte_ids[byte] >> 3] >> (byte_ids[byte] & 7) & 1]
-
-
 def _searched(
-    matcher: LLMatcher,
-    byte_ids: Sequence[int],
-    max_nodes: int,
-    known_end: Callable[[LLMatcher], bytes | None],
-    *,
-    prunes: bool,
+    matcher: LLMatcher, byte_tokens: ByteTokens, effort: Effort, known_end: KnownEnd, num_before: int, *, prunes: bool
 ) -> tuple[bytes | None, bool]:
     """The text, and whether bytes were left out."""
     queue: list[tuple[int, int, bytes, tuple[int, ...], LLMatcher]] = [(0, 0, b"", (), matcher)]
     seen: set[tuple[int, tuple[int, ...]]] = set()
     order = 0
     has_pruned = False
-    left = max_nodes
-    while queue and left > 0:
+    while queue:
         length, _, text, before, place = heapq.heappop(queue)
-        left -= 1 + length // COPIED_BYTES
+        if not effort.take(1 + (num_before + length) // COPIED_BYTES):
+            break
         end = known_end(place)
         if end is not None:
             return text + end, has_pruned
@@ -196,14 +220,14 @@ def _searched(
         if place.is_error() or key in seen:
             continue
         seen.add(key)
-        follow = _followers(mask, byte_ids)
+        follow = byte_tokens.in_mask(mask)
         if prunes and len(follow) > FEW:
-            likely = [byte for byte in LIKELY if byte in follow]
+            likely = bytes(byte for byte in LIKELY if byte in follow)
             follow = likely or follow[:FEW]
             has_pruned = True
         for byte in follow:
             after = place.deep_copy()
-            if after.consume_token(byte_ids[byte]):
+            if after.consume_token(byte_tokens.ids[byte]):
                 order -= 1  # among equals the latest first: a text is finished before its rivals are begun
                 heapq.heappush(queue, (length + 1, order, text + bytes([byte]), masks, after))
     return None, has_pruned
@@ -218,8 +242,8 @@ def tried(request: str) -> bytes:
     matcher = build(request[1:], byte_tokenizer())
     text: bytes | None = b""
     if request[0] == SEARCH:
-        text = short_text(matcher, range(256))
-        text = straight_text(matcher, range(256)) if text is None else text
+        text = short_text(matcher, SINGLE_BYTES, Effort(SEARCH_EFFORT))
+        text = straight_text(matcher, SINGLE_BYTES, Effort(STRAIGHT_BYTES)) if text is None else text
     if text is None:
         raise ValueError("no text that satisfies it was found")
     rng = random.Random(0)
@@ -227,7 +251,7 @@ def tried(request: str) -> bytes:
         mask = matcher.compute_bitmask()
         if matcher.is_error():
             raise ValueError(short_reason(matcher.get_error()))
-        follow = _followers(mask, range(256))
+        follow = SINGLE_BYTES.in_mask(mask)
         if not follow or not matcher.consume_token(rng.choice(follow)):
             break
     return text

@@ -164,6 +164,55 @@ def forced_bytes(
 
 
 @jit
+def fewest_tokens(
+    text: Bytes,
+    node_bytes: Bytes,
+    node_skips: Ints,
+    node_tokens: Longs,
+    tokens: Ints,
+    firsts: Ints,
+    ends: Ints,
+    counts: Ints,
+) -> None:
+    """For each place of `text`: the first of the fewest tokens that write the rest, where it ends, how many they are.
+
+    counts has one entry more than text, 0 at the end. The trie holds every single byte, so that there always is a way.
+    """
+    roots = np.full(256, -1, np.int64)
+    node = 0
+    while node < len(node_bytes):
+        roots[node_bytes[node]] = node
+        node = node_skips[node]
+    for start in range(len(text) - 1, -1, -1):
+        counts[start] = len(text) + 1
+        node, at = roots[text[start]], start + 1
+        while node >= 0:
+            if node_tokens[node] < node_tokens[node + 1] and counts[at] + 1 < counts[start]:
+                counts[start] = counts[at] + 1
+                firsts[start], ends[start] = tokens[node_tokens[node]], at
+            child, limit = node + 1, node_skips[node]
+            node = -1
+            while at < len(text) and child < limit:
+                if node_bytes[child] == text[at]:
+                    node = child
+                    break
+                child = node_skips[child]
+            at += 1
+
+
+@jit
+def token_path(firsts: Ints, ends: Ints, start: int, limit: int) -> Ints:
+    """The tokens of `fewest_tokens` from `start` on, at most `limit` of them."""
+    path = np.empty(min(limit, len(firsts) - start), np.int32)
+    count = 0
+    while start < len(firsts) and count < limit:
+        path[count] = firsts[start]
+        start = ends[start]
+        count += 1
+    return path[:count]
+
+
+@jit
 def walk_row(
     state: int,
     node_classes: Bytes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import time
 import tracemalloc
 from collections.abc import Iterator
 
@@ -13,7 +14,7 @@ import pytest
 
 from niwaki.runtime.api import Constraint, ConstraintError, Grammar, JsonSchema, Regex, Spacing
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
-from niwaki.runtime.constraints.grammar_engine import GrammarVocabulary
+from niwaki.runtime.constraints.grammar_vocabulary import GrammarVocabulary
 
 WORDS = [
     b'{"',
@@ -243,6 +244,42 @@ def test_blanks_stand_in_json_where_the_spacing_says(
         assert matcher.can_end
 
 
+@pytest.mark.parametrize(
+    ("wanted", "budget"),
+    [
+        ({"type": "string", "minLength": 5000}, 1300),
+        ({"type": "array", "minItems": 40, "items": {**PERSON, "required": ["name"]}}, 300),
+    ],
+    ids=["text", "array"],
+)
+def test_no_question_about_a_long_ending_holds_up_the_engine(
+    wanted: object, budget: int, compiler: ConstraintCompiler
+) -> None:
+    """Once one took 2.9 s of processor time."""
+    matcher = compiler.compile(schema(wanted)).matcher()
+    assert matcher.distance <= budget
+    rng = random.Random(1)
+    slowest = 0.0
+    for remaining in range(budget, 0, -1):
+        tokens = allowed(matcher)
+        for _ in range(2):
+            token = rng.choice(tokens)
+            began = time.process_time()
+            is_admitted = matcher.admits(token, remaining)
+            slowest = max(slowest, time.process_time() - began)
+            if is_admitted:
+                break
+        else:
+            ending = matcher.shortest_ending(remaining)
+            assert ending is not None
+            token = ending[0] if ending else END
+        matcher.accept(token)
+        if token == END:
+            break
+    assert matcher.can_end
+    assert slowest < 0.1, "a few milliseconds where nothing else runs"
+
+
 def test_a_long_ending_takes_memory_in_proportion_to_its_length() -> None:
     words = GrammarVocabulary(VOCABULARY)
     text = b'"' + b"abc" * 1600 + b'"'
@@ -252,7 +289,7 @@ def test_a_long_ending_takes_memory_in_proportion_to_its_length() -> None:
     tracemalloc.stop()
     assert most < 400 * len(text)
     assert b"".join(VOCABULARY.token_bytes[token] or b"" for token in ending.tokens()) == text
-    assert ending.num_tokens == len(list(ending.tokens())) == ending.behind(1).num_tokens + 1
+    assert ending.num_tokens == len(ending.tokens()) == ending.behind(1).num_tokens + 1
 
 
 def test_an_unknown_spacing_is_refused(compiler: ConstraintCompiler) -> None:

@@ -14,15 +14,21 @@ from niwaki.runtime.constraints.schema.document import Json, json_text
 from niwaki.runtime.constraints.schema.strings import shortest_of
 
 Solve = Callable[[dict[str, Json]], bytes]
+Letters = Callable[[int], bytes]
 
 
-def shortest_text(root: Json, solve: Solve) -> bytes:
-    """A shortest JSON text of the schema. `solve` finds one of a string or number that a few lines cannot.
+def _same_letter(count: int) -> bytes:
+    return b"a" * count
+
+
+def shortest_text(root: Json, solve: Solve, letters: Letters = _same_letter) -> bytes:
+    """A shortest JSON text of the schema. `solve` finds one of a string or number that a few lines cannot; `letters`
+    are so many of any.
 
     Raises:
         ConstraintError: the schema admits no finite text. And what `solve` raises.
     """
-    found = _Texts(root, solve).of(root)
+    found = _Texts(root, solve, letters).of(root)
     if found is None:
         raise ConstraintError("the schema admits no text: every value of it would have to hold another one")
     return found
@@ -66,10 +72,11 @@ def _fuller(schema: Json, texts: _Texts, depth: int) -> bytes | None:
 
 
 class _Texts:
-    def __init__(self, root: Json, solve: Solve) -> None:
+    def __init__(self, root: Json, solve: Solve, letters: Letters = _same_letter) -> None:
         definitions = root.get("$defs") if isinstance(root, dict) else None
         self.definitions = definitions if isinstance(definitions, dict) else {}
         self._solve = solve
+        self._letters = letters
         self._solved: dict[str, bytes] = {}
         self._shortest: dict[str, bytes] = {}
         changed = True
@@ -108,7 +115,7 @@ class _Texts:
                 if "pattern" in schema:
                     return self._text(schema)
                 least = schema.get("minLength", 0)
-                return b'"' + b"a" * (least if isinstance(least, int) else 0) + b'"'
+                return b'"' + self._letters(least if isinstance(least, int) else 0) + b'"'
             case "array":
                 return self._array(schema)
             case _:

@@ -1,0 +1,127 @@
+"""A vocabulary as llguidance wants it, and endings of texts written in the fewest of its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLTokenizer
+
+from niwaki.runtime.api import ConfigError
+from niwaki.runtime.constraints import kernels
+from niwaki.runtime.constraints.grammar_worker import CLOSING, ByteTokens, tokenizer_of
+from niwaki.runtime.constraints.vocabulary import Vocabulary, concatenated
+
+JOINTS: Final = 32  # places of a known ending that are tried after another token
+JOINT_BYTES: Final = 400
+SHORT: Final = 8
+OPENING: Final = frozenset(b'{[,:"')
+# A byte of a number or literal may ask for three more; an escape or a character beyond ASCII for up to eleven.
+PLAIN_COST: Final = 4
+ESCAPE_COST: Final = 12
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ending:
+    """A text that completes another, from `start` on. At each place of the whole text: the first of the fewest tokens
+    that write the rest, where it ends, and how many they are (one entry more: 0 at the end)."""
+
+    whole: bytes
+    firsts: kernels.Ints
+    ends: kernels.Ints
+    counts: kernels.Ints
+    start: int = 0
+
+    @property
+    def text(self) -> bytes:
+        return self.whole[self.start :]
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.counts[self.start])
+
+    def tokens(self, limit: int = 1 << 30) -> list[int]:
+        """At most `limit` of them."""
+        found: list[int] = kernels.token_path(self.firsts, self.ends, self.start, limit).tolist()
+        return found
+
+    def begins_with(self, text: bytes) -> bool:
+        return self.whole.startswith(text, self.start)
+
+    def behind(self, num_bytes: int) -> Ending:
+        return replace(self, start=self.start + num_bytes)
+
+    def rests(self, num_written: int = 0) -> list[Ending]:
+        """Parts that may complete another text as well: what is left when as many characters were written as
+        `num_written` (where they are counted, any will do), then the longest first: all of a short one; else the whole,
+        and what stands behind something that closes."""
+        size = len(self.whole) - self.start
+        if size <= SHORT:
+            return [self.behind(place) for place in range(size + 1)]
+        head = self.whole[self.start + 1 : self.start + JOINT_BYTES]
+        found = (place for place, byte in enumerate(head, 1) if byte in CLOSING)
+        counted = [self.behind(num_written)] if 0 < num_written < size else []
+        return [*counted, self, *map(self.behind, islice(found, JOINTS)), self.behind(size)]
+
+
+class GrammarVocabulary(ByteTokens):
+    """Built once per vocabulary.
+
+    Raises:
+        ConfigError: it lacks end tokens or single bytes, without which no ending can be promised.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        if not vocabulary.eos_ids or not vocabulary.has_every_byte:
+            raise ConfigError("schemas and grammars need a vocabulary with an end token and every single byte")
+        self.vocabulary = vocabulary
+        self.eos_ids = sorted(vocabulary.eos_ids)
+        self.tokenizer: LLTokenizer = tokenizer_of(vocabulary.token_bytes, self.eos_ids, vocabulary.size)
+        # How far each token may move the end away: by what it may open, and by what it may ask for inside.
+        self.openings = np.zeros(vocabulary.size, np.int64)
+        self.plain_costs = np.full(vocabulary.size, PLAIN_COST, np.int64)
+        self.num_characters = np.zeros(vocabulary.size, np.int32)  # that begin in each token
+        # Arrays: a loop over 131k takes seconds.
+        ids = [i for i in range(len(vocabulary.token_bytes)) if vocabulary.bytes_of(i) is not None]
+        data, offsets = concatenated([vocabulary.token_bytes[i] or b"" for i in ids])
+        self.openings[ids] = np.add.reduceat(np.isin(data, list(OPENING)), offsets[:-1], dtype=np.int64)
+        self.num_characters[ids] = np.add.reduceat((data & 0xC0) != 0x80, offsets[:-1], dtype=np.int32)
+        is_costly = np.logical_or.reduceat((data == ord("\\")) | (data >= 0x80), offsets[:-1])
+        self.plain_costs[np.array(ids)[is_costly]] = ESCAPE_COST
+        super().__init__([int(self.ending(bytes([byte])).firsts[0]) for byte in range(256)])
+        self._byte_words = np.array(self.ids) >> 5
+        self._byte_bits = np.uint32(1) << (np.array(self.ids) & 31).astype(np.uint32)
+        words = (piece for piece in vocabulary.token_bytes if piece and piece.isalpha())
+        self._longest_word = max(words, key=len)
+
+    def in_mask(self, mask: bytes) -> bytes:
+        return self.in_row(np.frombuffer(mask, np.uint32))
+
+    def in_row(self, row: npt.NDArray[np.uint32]) -> bytes:
+        """The single bytes that a mask allows, ascending."""
+        return np.flatnonzero(row[self._byte_words] & self._byte_bits).astype(np.uint8).tobytes()
+
+    def letters(self, count: int) -> bytes:
+        """So many letters, in few tokens."""
+        word = self._longest_word
+        return word * (count // len(word)) + word[: count % len(word)]
+
+    def ending(self, text: bytes) -> Ending:
+        """The text, and from each of its places on the fewest tokens that write the rest."""
+        firsts, ends = np.zeros(len(text), np.int32), np.zeros(len(text), np.int32)
+        counts = np.zeros(len(text) + 1, np.int32)
+        found = self.vocabulary
+        kernels.fewest_tokens(
+            np.frombuffer(text, np.uint8),
+            found.node_bytes,
+            found.node_skips,
+            found.node_tokens,
+            found.tokens,
+            firsts,
+            ends,
+            counts,
+        )
+        return Ending(text, firsts, ends, counts)
