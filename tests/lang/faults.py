@@ -6,7 +6,6 @@ python -m tests.lang.faults    # how long each takes to raise, the slowest first
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -410,8 +409,8 @@ def _() -> object:
 
 @fault("no server answers at the address", nw.EngineStopped, READ, "cannot be reached: ConnectionRefusedError")
 def _() -> object:
-    with nobody() as url:
-        return read_x(gen_x, nw.RuntimeEndpoint(url))
+    with nobody() as url, nw.RuntimeEndpoint(url) as server:
+        return read_x(gen_x, server)
 
 
 @fault(
@@ -421,8 +420,8 @@ def _() -> object:
     "closed the connection before the generation ended",
 )
 def _() -> object:
-    with dying_server() as url:
-        return read_x(gen_x, nw.RuntimeEndpoint(url))
+    with dying_server() as url, nw.RuntimeEndpoint(url) as server:
+        return read_x(gen_x, server)
 
 
 @fault("a run takes longer than its timeout", nw.TimedOut, READ, "within its timeout, of 60 s")
@@ -490,12 +489,6 @@ def outcome_of(act: Callable[[], object]) -> Outcome:
     return raised[0]
 
 
-def main() -> int:
-    found = sorted(((outcome_of(row.act).seconds, row.what) for row in FAULTS), reverse=True)
-    for seconds, what in found:
-        print(f"{seconds * 1000:7.1f} ms  {what}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    for seconds, what in sorted(((outcome_of(row.act).seconds, row.what) for row in FAULTS), reverse=True):
+        print(f"{seconds * 1000:7.1f} ms  {what}")
