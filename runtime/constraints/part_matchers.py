@@ -3,6 +3,8 @@ Their owner is `composed.ComposedMatcher`, which knows what stands before and be
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 
 from niwaki.runtime.api import ConstraintError
@@ -10,8 +12,40 @@ from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.protocol import NOTHING_FORCED, Forced, MaskRow, Matcher
 
 
-class MarkMatcher:
-    """One special token, and nothing else. See `protocol.Matcher`; the ends of texts are its owner's."""
+class _PartMatcher(ABC):
+    """What both have in common of `protocol.Matcher`; the ends of texts are their owner's."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def can_end(self) -> bool: ...
+
+    @property
+    def distance(self) -> int:
+        return 0 if self.can_end else 1
+
+    def admits(self, token_id: int, remaining: int) -> bool:
+        return True
+
+    def known_mask(self, remaining: int) -> None:  # noqa: B027  # nothing is the answer
+        """Never at hand."""
+
+    def forced_text(self) -> Forced:
+        return NOTHING_FORCED
+
+    def fits(self, remaining: int) -> bool:
+        return self.distance <= remaining
+
+    def allow_behind(self, row: Words, text: bytes, remaining: int) -> None:  # noqa: B027
+        """None: a prompt's end stays as it is before composed constraints."""
+
+    def accept_bytes(self, text: bytes) -> None:
+        raise ConstraintError(f"the text {text!r} is not allowed by the constraint")
+
+
+class MarkMatcher(_PartMatcher):
+    """One special token, and nothing else."""
 
     __slots__ = ("_is_taken", "_token_id")
 
@@ -27,10 +61,6 @@ class MarkMatcher:
     def can_end(self) -> bool:
         return self._is_taken
 
-    @property
-    def distance(self) -> int:
-        return 0 if self._is_taken else 1
-
     def fill_mask(self, row: MaskRow) -> None:
         words = row.view(np.uint32)
         words[:] = 0
@@ -40,12 +70,6 @@ class MarkMatcher:
     def fill_mask_within(self, row: MaskRow, remaining: int) -> None:
         self.fill_mask(row)
 
-    def admits(self, token_id: int, remaining: int) -> bool:
-        return True
-
-    def known_mask(self, remaining: int) -> None:
-        """Never at hand."""
-
     def accept(self, token_id: int) -> None:
         if self._is_taken or token_id != self._token_id:
             raise ConstraintError(f"token {token_id} is not the marker {self._token_id}")
@@ -53,18 +77,6 @@ class MarkMatcher:
 
     def forced(self) -> tuple[int, ...]:
         return () if self._is_taken else (self._token_id,)
-
-    def forced_text(self) -> Forced:
-        return NOTHING_FORCED
-
-    def fits(self, remaining: int) -> bool:
-        return self.distance <= remaining
-
-    def allow_behind(self, row: Words, text: bytes, remaining: int) -> None:
-        """None: a prompt's end stays as it is before composed constraints."""
-
-    def accept_bytes(self, text: bytes) -> None:
-        raise ConstraintError(f"the text {text!r} is not allowed by the constraint")
 
     def rollback(self, count: int) -> None:
         if count > self._is_taken:
@@ -81,7 +93,7 @@ class MarkMatcher:
         return path if len(path) <= budget else None
 
 
-class BudgetMatcher:
+class BudgetMatcher(_PartMatcher):
     """Another matcher, of whose texts every beginning is one too, for at most `max_tokens` tokens."""
 
     __slots__ = ("_inner", "_left")
@@ -98,10 +110,6 @@ class BudgetMatcher:
     def can_end(self) -> bool:
         return True
 
-    @property
-    def distance(self) -> int:
-        return 0
-
     def fill_mask(self, row: MaskRow) -> None:
         if self._left:
             self._inner.fill_mask(row)
@@ -114,12 +122,6 @@ class BudgetMatcher:
         else:
             row.view(np.uint32)[:] = 0
 
-    def admits(self, token_id: int, remaining: int) -> bool:
-        return True
-
-    def known_mask(self, remaining: int) -> None:
-        """Never at hand."""
-
     def accept(self, token_id: int) -> None:
         if not self._left:
             raise ConstraintError(f"token {token_id} is not allowed: the budget of its part is used up")
@@ -128,18 +130,6 @@ class BudgetMatcher:
 
     def forced(self) -> tuple[int, ...]:
         return ()
-
-    def forced_text(self) -> Forced:
-        return NOTHING_FORCED
-
-    def fits(self, remaining: int) -> bool:
-        return self.distance <= remaining
-
-    def allow_behind(self, row: Words, text: bytes, remaining: int) -> None:
-        """None: a prompt's end stays as it is before composed constraints."""
-
-    def accept_bytes(self, text: bytes) -> None:
-        raise ConstraintError(f"the text {text!r} is not allowed by the constraint")
 
     def rollback(self, count: int) -> None:
         self._inner.rollback(count)
