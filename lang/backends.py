@@ -77,11 +77,15 @@ def is_default_ready() -> bool:
     return _default.host is not None
 
 
-def model_name(host: object) -> str:
-    """The name of the model behind `host`; None: behind the default, which is not loaded for the question."""
+def model_identity(host: object) -> str:
+    """Tells the model behind `host` from others: by its weights where they are known, else by its name. None: behind
+    the default, which is not loaded for the question."""
     if host is None and _default.host is None:
-        return "niwaki-tiny"
-    return backend_of(cast("Host", host) if host is not None else default_host()).info().model
+        # By name, as in `default_host`.
+        bundled: bytes = importlib.import_module("niwaki.runtime.weights_digest").weights_fingerprint(None)
+        return bundled.hex()
+    info = backend_of(cast("Host", host) if host is not None else default_host()).info()
+    return info.weights or info.model
 
 
 def usage_of(host: object) -> Mapping[str, float] | None:

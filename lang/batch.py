@@ -127,7 +127,7 @@ class Journal:
     PATH.meta, and a run with another fingerprint is refused. A path that is no regular file (/dev/stdout, a pipe)
     is only written: no lock, no sidecar, nothing to continue.
 
-    Opening changes nothing on disk but creating an empty file; `begin` prepares it for writing.
+    Opening changes nothing on disk but creating an empty file, which goes again unless `begin` prepares it for writing.
 
     Raises:
         JournalError: the rows in the file were made by another run, another process writes it, or it is damaged.
@@ -139,6 +139,7 @@ class Journal:
         self.meta_path = path.with_name(path.name + ".meta")
         self.num_done = 0
         self._fingerprint = dict(fingerprint)
+        self._is_unused = not path.exists()  # it is made here, and nobody has begun
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._end = 0  # bytes of whole lines
         self._synced_at = time.monotonic()
@@ -154,6 +155,7 @@ class Journal:
 
     def begin(self) -> None:
         """Cut off what is not kept (a half line; with restart everything) and write the sidecar."""
+        self._is_unused = False
         if self.is_resumable:
             if os.fstat(self._fd).st_size != self._end:  # a file that is whole keeps its time of change
                 os.ftruncate(self._fd, self._end)
@@ -191,6 +193,8 @@ class Journal:
         """Sync what is written and give the file free. Closing twice is allowed."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
+            if self._is_unused:  # what had to be there to be locked
+                self.path.unlink(missing_ok=True)
             os.close(fd)  # gives up the lock as well
 
     def __enter__(self) -> Self:

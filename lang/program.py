@@ -14,7 +14,7 @@ from typing import Literal, TypeVar, cast, overload
 
 from niwaki.lang.arguments import Arguments, Call, Row, batch_options, row_arguments
 from niwaki.lang.async_batch import DEFAULT_ASYNC_CONCURRENCY, Batch, iterate_on_a_loop, run_rows_async
-from niwaki.lang.backends import model_name, usage_of
+from niwaki.lang.backends import model_identity, usage_of
 from niwaki.lang.batch import DEFAULT_CONCURRENCY, check_batch, run_rows
 from niwaki.lang.checkpoint import StoredRow, fingerprint_of, run_with_checkpoint, run_with_checkpoint_async
 from niwaki.lang.effects import is_free_of_effects, is_plain
@@ -207,7 +207,7 @@ class Program:
         return results if generator_style else list(results)
 
     def _fingerprint(self, options: Mapping[str, object]) -> Mapping[str, str]:
-        return fingerprint_of(self.func, {**self._arguments.bound, **options}, model_name(options.get("backend")))
+        return fingerprint_of(self.func, {**self._arguments.bound, **options}, model_identity(options.get("backend")))
 
     def _run_batch(
         self,

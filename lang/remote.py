@@ -74,6 +74,7 @@ class RuntimeEndpoint:
                 str(told["model"]),
                 as_int(told["context_length"]),
                 SamplingOptions(**options),  # type: ignore[arg-type]  # the server wrote them from the same class
+                weights=str(told.get("weights", "")),
             )
         return self._info
 

@@ -21,6 +21,7 @@ from niwaki.runtime.api import ConfigError, NiwakiError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+LINES_SUFFIXES: Final = (".jsonl", ".ndjson")
 TABLE_SUFFIXES: Final = (".csv", ".parquet")
 CHUNK_ROWS: Final = 1024
 
@@ -56,9 +57,13 @@ def parquet_rows(path: Path) -> Iterator[dict[str, object]]:
         yield from batch.to_pylist()
 
 
-def check_installed(path: Path) -> None:
-    """Raises ConfigError where a file of this name needs pyarrow and there is none."""
-    if path.suffix.lower() == ".parquet":
+def check_output(path: Path) -> None:
+    """Raises ConfigError where rows are not written under such a name, or need pyarrow and there is none."""
+    suffix = path.suffix.lower()
+    is_device = path.exists() and not path.is_file()  # what stands behind a pipe's dot says nothing
+    if suffix not in ("", *LINES_SUFFIXES, *TABLE_SUFFIXES) and not is_device:
+        raise ConfigError(f"{path}: unknown kind of output; name it {', '.join((*LINES_SUFFIXES, *TABLE_SUFFIXES))}")
+    if suffix == ".parquet":
         _pyarrow()
 
 

@@ -23,9 +23,10 @@ from niwaki.lang.program import Program
 from niwaki.lang.program_file import JsonObject, load_program, parameters_of, program_target
 from niwaki.lang.records import Record, RecordError, RecordFile
 from niwaki.lang.report import Failure, Progress, Tally, Usage, one_line
-from niwaki.lang.tables import TABLE_SUFFIXES, check_installed, write_table
+from niwaki.lang.tables import TABLE_SUFFIXES, check_output, write_table
 from niwaki.lang.tree import Tree
 from niwaki.runtime.api import ConfigError, NiwakiError
+from niwaki.runtime.weights_digest import weights_fingerprint
 
 NUM_TRACED = 10  # records that --trace draws
 RESERVED_NAMES = ("index", "error")  # what the output line itself says
@@ -67,7 +68,7 @@ def run(options: RunOptions) -> int:
         raise ConfigError("--trace draws what runs in this process: leave --ray out")
     if options.trace is not None:
         _check_trace(options.trace, (options.input, options.program_file, options.output))
-    check_installed(options.output)
+    check_output(options.output)
     program = load_program(options.program_file, options.function)
     to_parameters = parameters_of(program, records)
     num_records = records.count()
@@ -253,7 +254,7 @@ def _fingerprint(options: RunOptions, records: RecordFile) -> Mapping[str, str]:
     return {
         "input": records.digest(),
         "program": hashlib.sha256(source).hexdigest() + ":" + options.function,
-        "model": "niwaki-tiny" if options.model is None else str(options.model.resolve()),
+        "model": weights_fingerprint(options.model).hex(),
         "reading of the input": repr((options.record_separator, options.column)),
     }
 

@@ -450,6 +450,7 @@ class BackendInfo:
     context_length: int
     defaults: SamplingOptions = field(default_factory=SamplingOptions)  # the model's own generation_config
     knows_patterns: bool = True  # False: Regex constraints are refused, and JSON schemas are not
+    weights: str = ""  # a digest that tells them from others of the same name, where the backend knows them
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ from niwaki.runtime.config import EngineConfig
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
 from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.core import EngineCore
-from niwaki.runtime.loader import read_model_folder, weights_fingerprint
+from niwaki.runtime.loader import read_model_folder
 from niwaki.runtime.local import LocalBackend
 from niwaki.runtime.memory import pool_tokens
 from niwaki.runtime.picture import Picture
@@ -51,6 +51,7 @@ from niwaki.runtime.tiers import DiskStore, MemoryStore, PageStore, Tiers
 from niwaki.runtime.tokenizer import Tokenizer
 from niwaki.runtime.tree_page import draw
 from niwaki.runtime.tree_view import DEFAULT_NODES, TreeNode, TreeView
+from niwaki.runtime.weights_digest import weights_fingerprint
 
 # Spellings of SGLang's wire, beside our own names.
 WIRE_NAMES = {"min_new_tokens": "min_tokens", "max_tokens": "max_new_tokens", "sampling_seed": "seed"}
@@ -96,8 +97,12 @@ class Engine:
         )
         model_config = runner.config
         self._vocab_size = model_config.vocab_size  # may exceed the tokenizer's: some models pad their embeddings
+        weights = weights_fingerprint(folder)
         self._info = BackendInfo(
-            "niwaki-tiny" if is_bundled else folder.name, model_config.context_length, contents.generation_defaults
+            "niwaki-tiny" if is_bundled else folder.name,
+            model_config.context_length,
+            contents.generation_defaults,
+            weights=weights.hex(),
         )
         vocabulary = Vocabulary(
             self.tokenizer.token_bytes,
@@ -107,7 +112,7 @@ class Engine:
         )
         said = f"{runner.dtype} {page_size}{' deterministic' if self.config.deterministic else ''}"
         self._layout = Layout(
-            hashlib.blake2b(weights_fingerprint(folder) + said.encode(), digest_size=16).digest(),
+            hashlib.blake2b(weights + said.encode(), digest_size=16).digest(),
             page_size,
             page_size * runner.kv_bytes_per_token,
         )

@@ -6,7 +6,6 @@ weights is read. Knows nothing of how a model computes.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import struct
@@ -292,20 +291,3 @@ def _naming(file: Path) -> Iterator[None]:
         yield
     except ModelError as error:
         raise ModelError(f"{file}: {error}") from error
-
-
-def weights_fingerprint(path: Path) -> bytes:
-    """Tells the weights of one model folder from those of another: the files' names, sizes, headers and samples.
-
-    Sixteen pieces of each file are read and not all of it, which would take a minute for a large model.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update((path / "config.json").read_bytes())
-    for file in sorted(path.glob("*.safetensors")):
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size}".encode())
-        with file.open("rb") as content:
-            for part in range(16):
-                content.seek(part * size // 16)
-                digest.update(content.read(65_536))
-    return digest.digest()

@@ -83,11 +83,11 @@ not_a_program = 3
 
 
 class CountedEngine:
-    """Owns a backend that no program here asks for anything; refuses a model folder that is not there."""
+    """Owns a backend that no program here asks for anything; refuses a model folder without weights."""
 
     def __init__(self, model: Path | None = None) -> None:
-        if model is not None and not model.is_dir():
-            raise ModelError(f"no model folder {model}")
+        if model is not None and not any(model.glob("*.safetensors")):
+            raise ModelError(f"{model} has no weights")
         self.backend = ScriptedBackend({})
 
     def __enter__(self) -> Self:
@@ -287,11 +287,17 @@ def test_json_lines_with_a_strange_key_fail_alone(folder: Path) -> None:
         (["syntax.py:shout", "--input", "in.txt"], 1, "syntax.py does not import: SyntaxError"),
         (["exits.py:shout", "--input", "in.txt"], 1, "exits.py does not import: SystemExit: 7"),
         (["program.py:shout", "--input", "in.txt", "--model", "nowhere"], 1, "no model folder nowhere"),
+        (["program.py:shout", "--input", "in.txt", "--model", "half"], 1, "half has no weights"),
         (["program.py:shout", "--input", "in.txt", "--output", "no/folder/out.jsonl"], 1, "No such file or directory"),
+        (
+            ["program.py:shout", "--input", "in.txt", "--output", "out.pdf"],
+            1,
+            "out.pdf: unknown kind of output; name it",
+        ),
         (["program.py", "--input", "in.txt"], 2, "'program.py' is not FILE.py:FUNCTION"),
     ],
 )
-def test_a_run_that_cannot_start_says_why_in_one_line(
+def test_a_run_that_cannot_start_says_why_in_one_line_and_leaves_no_output(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, says: str
 ) -> None:
     Path("in.txt").write_text("a\n")
@@ -300,6 +306,8 @@ def test_a_run_that_cannot_start_says_why_in_one_line(
     Path("broken.py").write_text("x = 1\ny = x / 0\n")
     Path("syntax.py").write_text("def f(:\n")
     Path("exits.py").write_text("raise SystemExit(7)\n")
+    Path("half").mkdir()
+    Path("half/config.json").write_text("{}")
     if "--output" not in arguments:
         arguments = [*arguments, "--output", "out.jsonl"]
     try:
@@ -308,6 +316,7 @@ def test_a_run_that_cannot_start_says_why_in_one_line(
         got = int(str(stop.code))
     assert got == code
     assert says in one_line(capsys.readouterr().err)
+    assert not Path(arguments[arguments.index("--output") + 1]).exists()
 
 
 @pytest.mark.parametrize(
@@ -351,6 +360,22 @@ def test_a_changed_input_program_or_reading_is_refused_until_restart(
     assert "another input and program" in one_line(capsys.readouterr().err)
     assert run("shout", "in.txt", "--restart") == 0
     assert [row["loud"] for row in rows()] == ["a", "b", "c"]
+
+
+def test_a_model_of_other_weights_does_not_go_on_with_the_output(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("in.txt").write_text("a\nb\n")
+    for model in ("one", "two", "copy of one"):
+        Path(model).mkdir()
+        Path(model, "config.json").write_text("{}")
+        Path(model, "model.safetensors").write_text(model.removeprefix("copy of "))
+    assert run("shout", "in.txt", "--limit", "1", "--model", "one") == 0
+    capsys.readouterr()
+    assert run("shout", "in.txt", "--model", "two") == 1
+    assert "holds 1 rows of a run with another model: restart" in one_line(capsys.readouterr().err)
+    assert run("shout", "in.txt", "--model", "copy of one") == 0
+    assert [row["loud"] for row in rows()] == ["A", "B"]
 
 
 def test_the_input_and_the_program_are_never_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,7 +108,7 @@ class EngineClient:
             self._epoch += 1
             defaults = frames.meant(loaded.defaults)
             assert isinstance(defaults, SamplingOptions)
-            self._info = BackendInfo(loaded.model, loaded.context_length, defaults)
+            self._info = BackendInfo(loaded.model, loaded.context_length, defaults, weights=loaded.weights)
             self._limits = Limits(loaded.context_length, loaded.pool_tokens, loaded.vocab_size)
             self._beat_at = time.monotonic()
 

@@ -113,6 +113,7 @@ class Loaded(msgspec.Struct, tag=20, array_like=True, frozen=True):
     max_running: int
     defaults: object  # `plain` of SamplingOptions
     settings: Said
+    weights: str  # as `BackendInfo.weights`
 
 
 class Piece(msgspec.Struct, tag=21, array_like=True, frozen=True):
@@ -219,6 +220,7 @@ def loaded_by(engine: Engine) -> Loaded:
         max_running=engine.config.max_running_requests,
         defaults=plain(info.defaults),
         settings=settings,
+        weights=info.weights,
     )
 
 

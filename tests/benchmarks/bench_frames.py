@@ -34,7 +34,7 @@ AIM_MICROSECONDS = 150.0
 PAIRS = 5
 TOKENIZER = Tokenizer(bundled.MODEL_DIR)
 PROMPT = np.arange(8, dtype=np.int32)
-LOADED = frames.Loaded("bench", 4096, 65536, 2048, 256, frames.plain(SamplingOptions()), {})
+LOADED = frames.Loaded("bench", 4096, 65536, 2048, 256, frames.plain(SamplingOptions()), {}, "")
 
 
 def send(connection: socket.socket, frame: bytes) -> None:

@@ -11,13 +11,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import niwaki as nw
+from niwaki.lang.backends import model_identity
 from niwaki.lang.batch import JournalError
 from niwaki.lang.state import State
+from niwaki.runtime import bundled
+from niwaki.runtime.weights_digest import weights_fingerprint
 
 ROOT = Path(__file__).parent.parent.parent
 ROWS = [{"n": n} for n in range(5)]
@@ -118,6 +122,23 @@ def test_other_rows_another_program_and_other_options_are_refused(tmp_path: Path
 
     with pytest.raises(JournalError, match="another program"):
         double.run_batch(ROWS, checkpoint=path, backend=backend())
+
+
+def test_another_model_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    class Weighed(nw.ScriptedBackend):
+        def __init__(self, weights: str) -> None:
+            super().__init__(lambda prompt: "0")
+            self._info = replace(self._info, weights=weights)
+
+    counting, path = Counting(), tmp_path / "out.jsonl"
+    counting.program.run_batch(ROWS[:1], checkpoint=path, backend=Weighed("one"))
+    with pytest.raises(JournalError, match="another model"):
+        counting.program.run_batch(ROWS[:1], checkpoint=path, backend=Weighed("two"))
+
+
+def test_the_default_model_is_told_from_others_without_loading_it() -> None:
+    """As it is once it is loaded."""
+    assert model_identity(None) == weights_fingerprint(None).hex() == weights_fingerprint(bundled.MODEL_DIR).hex()
 
 
 def test_on_error_raise_leaves_the_row_undone(tmp_path: Path) -> None:

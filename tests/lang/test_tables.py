@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import datetime
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 from niwaki.lang.records import RecordError, RecordFile
-from niwaki.lang.tables import CHUNK_ROWS, check_installed, write_table
+from niwaki.lang.tables import CHUNK_ROWS, check_output, write_table
 from niwaki.runtime.api import ConfigError
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -63,10 +64,19 @@ def test_without_pyarrow_parquet_is_refused_with_the_remedy(tmp_path: Path, monk
     monkeypatch.setitem(sys.modules, "pyarrow", None)  # importing it raises ImportError
     path = tmp_path / "in.parquet"
     path.write_bytes(b"")
-    for refused in (lambda: RecordFile.open(path), lambda: check_installed(tmp_path / "out.parquet")):
+    for refused in (lambda: RecordFile.open(path), lambda: check_output(tmp_path / "out.parquet")):
         with pytest.raises(ConfigError, match=r"pip install niwaki\[parquet\]"):
             refused()
-    check_installed(tmp_path / "out.csv")
+    check_output(tmp_path / "out.csv")
+
+
+def test_an_output_of_an_unknown_kind_is_refused_and_a_pipe_is_not(tmp_path: Path) -> None:
+    for name in ("out.pdf", "out.json"):
+        with pytest.raises(ConfigError, match=r"unknown kind of output; name it \.jsonl, \.ndjson, \.csv, \.parquet"):
+            check_output(tmp_path / name)
+    os.mkfifo(tmp_path / "pipe.1")
+    for name in ("out.jsonl", "out", "pipe.1"):
+        check_output(tmp_path / name)
 
 
 def test_csv_out_has_every_column_and_reads_back(tmp_path: Path) -> None:
