@@ -12,7 +12,7 @@ import torch
 def copy_pages(pool: torch.Tensor, copies: Iterable[tuple[int, int, int]]) -> None:
     """For each (source, target, tokens), in order: the first `tokens` slots of page source go to page target.
 
-    pool [layers, 2 (keys, values), pages, page_size, kv_heads, head_dim].
+    pool [layers, 2 (keys, values; 1: keys that are their own values), pages, page_size, kv_heads, head_dim].
 
     Raises:
         ValueError: a page is outside the pool, or `tokens` is not from 0 to page_size.

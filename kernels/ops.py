@@ -6,12 +6,14 @@ paths behind `attend`, told apart by the plan: what rows share, then short rows 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Protocol
 
 import torch
 
+from niwaki.kernels.clamped_mul import clamped_mul, clamped_mul_torch
 from niwaki.kernels.copy_pages import copy_pages
 from niwaki.kernels.gelu_mul import gelu_mul, gelu_mul_torch
 from niwaki.kernels.linear import MAX_ROWS, linear_few_rows, linear_torch
@@ -26,20 +28,34 @@ from niwaki.kernels.shared_prefix import can_share, shared_attention
 from niwaki.kernels.silu_mul import silu_mul, silu_mul_torch
 from niwaki.kernels.store_kv import rope_store_kv, rope_store_kv_torch
 
+Gate = Callable[[Operand, Operand], None]  # as Ops.silu_mul
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """One product of each expert."""
+
+    weight: torch.Tensor  # [experts, outputs, inputs]
+    bias: torch.Tensor | None = None  # [experts, outputs]
+
 
 class FusedExperts(Protocol):
     def __call__(
         self,
         x: torch.Tensor,
-        scores: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        weights: torch.Tensor,
+        chosen: torch.Tensor,
+        gate_up: Stacked,
+        gate: Gate,
+        down: Stacked,
         out: torch.Tensor,
-        *,
-        per_token: int,
-        renormalise: bool,
-        is_gelu: bool,
-    ) -> None: ...
+    ) -> None:
+        """out[t] = sum over j of weights[t, j] x what expert chosen[t, j] makes of its row of x.
+
+        x [tokens, hidden], or [tokens x k, hidden], a row for each choice; weights float32, chosen int32 [tokens, k];
+        gate_up: hidden -> 2 x width, down: width -> hidden; out [tokens, hidden].
+        """
+        ...
 
 
 class Ops(Protocol):
@@ -53,6 +69,11 @@ class Ops(Protocol):
     @property
     def fused_experts(self) -> FusedExperts | None:
         """A whole mixture of experts over stacked weights; None: expert by expert."""
+        ...
+
+    def route(self, scores: torch.Tensor, per_token: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """weights float32 and chosen [tokens, per_token]: the softmax of scores [tokens, experts] at its highest,
+        divided by their sum on request."""
         ...
 
     def linear(self, x: Operand, weight: Operand, bias: Operand | None, out: Operand) -> None:
@@ -74,6 +95,8 @@ class Ops(Protocol):
     def silu_mul(self, gate_up: Operand, out: Operand) -> None: ...
 
     def gelu_mul(self, gate_up: Operand, out: Operand) -> None: ...
+
+    def clamped_mul(self, gate_up: Operand, out: Operand, alpha: float, limit: float) -> None: ...
 
     def rope_store_kv(
         self, qkv: Operand, cos: Operand, sin: Operand, plan: AttentionPlan, k_pool: Operand, v_pool: Operand
@@ -127,6 +150,10 @@ class Plain:
     reads_device_plan = False
     fused_experts = None
 
+    def route(self, scores: torch.Tensor, per_token: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        weights, chosen = scores.float().softmax(-1).topk(per_token, -1)
+        return weights / weights.sum(-1, keepdim=True) if renormalise else weights, chosen
+
     def select_rows(self, index: torch.Tensor, *pairs: tuple[torch.Tensor, torch.Tensor]) -> None:
         for x, out in pairs:
             torch.index_select(x, 0, index, out=out)
@@ -163,6 +190,9 @@ class NumbaOps(Plain):
 
     def gelu_mul(self, gate_up: Operand, out: Operand) -> None:
         gelu_mul(array_of(gate_up), array_of(out))
+
+    def clamped_mul(self, gate_up: Operand, out: Operand, alpha: float, limit: float) -> None:
+        clamped_mul(array_of(gate_up), array_of(out), alpha, limit)
 
     def rope_store_kv(
         self, qkv: Operand, cos: Operand, sin: Operand, plan: AttentionPlan, k_pool: Operand, v_pool: Operand
@@ -217,6 +247,9 @@ class TorchOps(Plain):
 
     def gelu_mul(self, gate_up: Operand, out: Operand) -> None:
         out.tensor.copy_(gelu_mul_torch(gate_up.tensor))
+
+    def clamped_mul(self, gate_up: Operand, out: Operand, alpha: float, limit: float) -> None:
+        out.tensor.copy_(clamped_mul_torch(gate_up.tensor, alpha, limit))
 
     def rope_store_kv(
         self, qkv: Operand, cos: Operand, sin: Operand, plan: AttentionPlan, k_pool: Operand, v_pool: Operand

@@ -29,11 +29,16 @@ def rope_store_kv(
 
     qkv [tokens, (heads + 2 kv_heads) x head_dim]: queries, keys, values. cos, sin float32 [positions, rotated / 2]:
     the first `rotated` <= head_dim channels of a head are turned, the others stay as they are.
-    k_pool, v_pool [pages, page_size, kv_heads, head_dim], contiguous, of qkv's dtype. positions, slots int64 [tokens],
-    taken from an `AttentionPlan`, which has checked the slots; positions are checked here against the tables.
+    k_pool, v_pool [pages, page_size, kv_heads, head_dim], contiguous, of qkv's dtype; a v_pool of no pages: keys are
+    their own values, and qkv has no columns for these. positions, slots int64 [tokens], taken from an `AttentionPlan`,
+    which has checked the slots; positions are checked here against the tables.
     """
     check_arrays(
-        "rope_store_kv", qkv.dtype, qkv=(qkv, qkv.shape), k_pool=(k_pool, v_pool.shape), v_pool=(v_pool, k_pool.shape)
+        "rope_store_kv",
+        qkv.dtype,
+        qkv=(qkv, qkv.shape),
+        k_pool=(k_pool, (len(k_pool), *v_pool.shape[1:])),
+        v_pool=(v_pool, (len(k_pool) if len(v_pool) else 0, *k_pool.shape[1:])),
     )
     check_arrays(
         "rope_store_kv",
@@ -42,7 +47,7 @@ def rope_store_kv(
         sin=(sin, (len(sin), min(sin.shape[1], k_pool.shape[3] // 2))),
     )
     kv_heads, head_dim = k_pool.shape[2:]
-    if qkv.shape[1] % head_dim or qkv.shape[1] <= 2 * kv_heads * head_dim:
+    if qkv.shape[1] % head_dim or qkv.shape[1] <= stored_heads(k_pool, v_pool) * head_dim:
         raise ValueError(f"rope_store_kv: qkv of width {qkv.shape[1]} does not fit {kv_heads} kv heads of {head_dim}")
     if not (positions.shape == slots.shape == qkv.shape[:1]):
         raise ValueError(f"rope_store_kv: {len(qkv)} tokens, but {len(positions)} positions and {len(slots)} slots")
@@ -50,12 +55,18 @@ def rope_store_kv(
         raise ValueError(f"rope_store_kv: position {positions.max()} is beyond the {len(cos)} positions of the model")
 
 
+def stored_heads(k_pool: Array | torch.Tensor, v_pool: Array | torch.Tensor) -> int:
+    """Heads of a token in `qkv` that are stored: of keys, and of values where there are any."""
+    return int(k_pool.shape[2]) * (2 if len(v_pool) else 1)
+
+
 def store_kv_torch(
     k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor
 ) -> None:
     """Write k, v [tokens, kv_heads, head_dim] at slots int64 [tokens]: the reference of the store."""
     k_pool.view(-1, *k_pool.shape[2:]).index_copy_(0, slots, k)
-    v_pool.view(-1, *v_pool.shape[2:]).index_copy_(0, slots, v)
+    if len(v_pool):
+        v_pool.view(-1, *v_pool.shape[2:]).index_copy_(0, slots, v)
 
 
 def rope_store_kv_torch(
@@ -69,7 +80,7 @@ def rope_store_kv_torch(
 ) -> None:
     """The reference of `rope_store_kv`, on any device."""
     kv_heads, head_dim = k_pool.shape[2:]
-    heads = qkv.shape[1] // head_dim - 2 * kv_heads
+    heads = qkv.shape[1] // head_dim - stored_heads(k_pool, v_pool)
     by_head = qkv.view(len(qkv), -1, head_dim)
     q, k, v = by_head[:, :heads], by_head[:, heads : heads + kv_heads], by_head[:, heads + kv_heads :]
     q.copy_(rotate_torch(q, cos, sin, positions))
@@ -89,7 +100,8 @@ def _rope_store_kv(
     """False, with nothing written, where a position lies outside the tables."""
     page_size, kv_heads, head_dim = k_pool.shape[1:]
     half = cos.shape[1]
-    heads = qkv.shape[1] // head_dim - 2 * kv_heads
+    has_values = v_pool.shape[0] > 0
+    heads = qkv.shape[1] // head_dim - (2 if has_values else 1) * kv_heads
     num_tokens = qkv.shape[0]
     for t in range(num_tokens):
         if positions[t] < 0 or positions[t] >= cos.shape[0]:
@@ -118,8 +130,9 @@ def _rope_store_kv(
                 key[half + i] = store(b * c[i] + a * s[i], row[0])
             for i in range(2 * half, head_dim):
                 key[i] = row[base + i]
-            base += kv_heads * head_dim
-            value = v_pool[page, offset, head]
-            for i in range(head_dim):
-                value[i] = row[base + i]
+            if has_values:
+                base += kv_heads * head_dim
+                value = v_pool[page, offset, head]
+                for i in range(head_dim):
+                    value[i] = row[base + i]
     return True

@@ -76,6 +76,8 @@ class Engine:
         self.tokenizer = Tokenizer(folder)
         if self.config.deterministic and resolve_device(self.config.device).type != "cpu":
             raise ConfigError("deterministic=True runs on the CPU only: give device='cpu'")
+        if self.config.deterministic and contents.config.latent is not None:
+            raise ConfigError(f"deterministic=True is not there for {contents.config.architecture}")
         page_size = self.config.page_size
         tokens = self.config.kv_tokens or pool_tokens(
             contents.config,

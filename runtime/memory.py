@@ -65,7 +65,7 @@ def bytes_beside_pool(config: ModelConfig, dtype: str, *, step_tokens: int, step
     """Weights, activations and libraries on a GPU."""
     item = DTYPE_BYTES[config.dtype if dtype == "auto" else dtype]
     weights = sum(math.prod(shape) for shape in expected_tensors(config).values()) * item
-    qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    qkv = (config.num_heads + config.kv_halves * config.num_kv_heads) * config.head_dim
     width = 4 * config.hidden_size + 2 * qkv + 3 * config.intermediate_size
     if config.experts is not None:
         width += config.experts.per_token * (3 * config.experts.width + config.hidden_size)

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from niwaki.kernels.operand import Operand
 from niwaki.kernels.paged_decode import paged_decode_attention_torch
 from niwaki.kernels.rule import AttentionRule
 from niwaki.kernels.triton.case import PAGE, Case, Run, Size, randn, tolerance_of
@@ -15,6 +16,7 @@ from niwaki.kernels.triton.rope_store import FP8, quantized_torch
 from niwaki.kernels.triton.tree_attention import tree_attention
 
 DECODE, DECODE_FP8 = "decode", "decode, FP8 cache"
+WINDOW, SINKS = "decode, window and cap", "decode, chunk and sinks"
 
 
 class Cache:
@@ -120,8 +122,10 @@ def _in_fp8(cache: Cache) -> Run:
     return run
 
 
-def window_case(size: Size, device: torch.device, dtype: torch.dtype) -> Case:
+def window_case(size: Size, device: torch.device, dtype: torch.dtype, name: str) -> Case:
     rule = AttentionRule(window=size.keys // 2, soft_cap=30.0)
+    if name == SINKS:
+        rule = AttentionRule(chunk=size.keys // 2, sinks=Operand.of(torch.zeros(size.heads, device=device)))
     cache = Cache(size, [size.keys - 1] * size.rows, [1] * size.rows, device, dtype)
     plan, out = cache.plan(shares=False), torch.empty_like(cache.q)
 
@@ -138,7 +142,7 @@ def window_case(size: Size, device: torch.device, dtype: torch.dtype) -> Case:
         return expected
 
     return Case(
-        "decode, window and cap",
+        name,
         f"{size.rows} x {size.keys // 2} of {size.keys} keys, {size.heads}/{size.kv_heads} x {size.head_dim}",
         run,
         reference,

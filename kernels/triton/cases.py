@@ -6,18 +6,21 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from niwaki.kernels.clamped_mul import clamped_mul_torch
 from niwaki.kernels.gelu_mul import gelu_mul_torch
 from niwaki.kernels.silu_mul import silu_mul_torch
 from niwaki.kernels.triton.attention_cases import (
     DECODE,
     DECODE_FP8,
+    SINKS,
+    WINDOW,
     decode_case,
     prefill_case,
     tree_case,
     window_case,
 )
 from niwaki.kernels.triton.case import Case, Size
-from niwaki.kernels.triton.gate import gelu_mul, silu_mul
+from niwaki.kernels.triton.gate import clamped_mul, gelu_mul, silu_mul
 from niwaki.kernels.triton.row_cases import (
     bitmask_case,
     copy_case,
@@ -37,13 +40,22 @@ def cases(size: Size, device: torch.device, dtype: torch.dtype, only: str = "") 
     makers: dict[str, Callable[[], Case]] = {
         DECODE: lambda: decode_case(size, device, dtype),
         DECODE_FP8: lambda: decode_case(size, device, torch.bfloat16, is_fp8=True),
-        "decode, window and cap": lambda: window_case(size, device, dtype),
+        WINDOW: lambda: window_case(size, device, dtype, WINDOW),
+        SINKS: lambda: window_case(size, device, dtype, SINKS),
         "prefill": lambda: prefill_case(size, device, dtype),
         "tree decode": lambda: tree_case(size, device, dtype),
         "residual + RMSNorm": lambda: norm_case(size, device, dtype),
         "head norm": lambda: head_norm_case(size, device, dtype),
-        "SiLU gate": lambda: gate_case(size, device, dtype, silu_mul, silu_mul_torch),
-        "GELU gate": lambda: gate_case(size, device, dtype, gelu_mul, gelu_mul_torch),
+        "SiLU gate": lambda: gate_case(size, device, dtype, "SiLU gate", silu_mul, silu_mul_torch),
+        "GELU gate": lambda: gate_case(size, device, dtype, "GELU gate", gelu_mul, gelu_mul_torch),
+        "clamped gate": lambda: gate_case(
+            size,
+            device,
+            dtype,
+            "clamped gate",
+            lambda gate_up, out: clamped_mul(gate_up, out, 1.7, 3.0),
+            lambda gate_up: clamped_mul_torch(gate_up, 1.7, 3.0),
+        ),
         "rope + KV store": lambda: rope_case(size, device, dtype),
         "sample": lambda: sample_case(size, device),
         "penalties": lambda: penalties_case(size, device),

@@ -8,9 +8,10 @@ import torch
 
 from niwaki.kernels.linear import linear_torch
 from niwaki.kernels.operand import Operand
+from niwaki.kernels.ops import Gate, Stacked
 from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.rule import PLAIN, AttentionRule
-from niwaki.kernels.triton.gate import gelu_mul, silu_mul
+from niwaki.kernels.triton.gate import clamped_mul, gelu_mul, silu_mul
 from niwaki.kernels.triton.moe import combine, grouped_linear, route, sorted_choices
 from niwaki.kernels.triton.norm import add_rms_norm, qk_norm, rms_norm
 from niwaki.kernels.triton.paged_attention import paged_attention
@@ -47,6 +48,9 @@ class TritonOps:
 
     def gelu_mul(self, gate_up: Operand, out: Operand) -> None:
         gelu_mul(gate_up.tensor, out.tensor)
+
+    def clamped_mul(self, gate_up: Operand, out: Operand, alpha: float, limit: float) -> None:
+        clamped_mul(gate_up.tensor, out.tensor, alpha, limit)
 
     def rope_store_kv(
         self, qkv: Operand, cos: Operand, sin: Operand, plan: AttentionPlan, k_pool: Operand, v_pool: Operand
@@ -86,32 +90,42 @@ class TritonOps:
     def copy_pages(self, pool: torch.Tensor, copies: Sequence[Copy]) -> None:
         copy_pages(pool, copies)
 
+    def route(self, scores: torch.Tensor, per_token: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        weights = torch.empty((len(scores), per_token), dtype=torch.float32, device=scores.device)
+        chosen = torch.empty((len(scores), per_token), dtype=torch.int32, device=scores.device)
+        route(scores, weights, chosen, renormalise=renormalise)
+        return weights, chosen
+
     def fused_experts(
         self,
         x: torch.Tensor,
-        scores: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        weights: torch.Tensor,
+        chosen: torch.Tensor,
+        gate_up: Stacked,
+        gate: Gate,
+        down: Stacked,
         out: torch.Tensor,
-        *,
-        per_token: int,
-        renormalise: bool,
-        is_gelu: bool,
     ) -> None:
-        """out = the mixture's sum for x [tokens, hidden] with router scores [tokens, experts]; gate_up [experts,
-        2 x width, hidden], down [experts, hidden, width]. Nothing comes back to the host."""
-        count, doubled, _ = gate_up.shape
-        weights = torch.empty((len(x), per_token), dtype=torch.float32, device=x.device)
-        chosen = torch.empty((len(x), per_token), dtype=torch.int32, device=x.device)
-        route(scores, weights, chosen, renormalise=renormalise)
-        order, bounds = sorted_choices(chosen, count)
-        wide = x.new_empty((len(order), doubled))
-        grouped_linear(x, gate_up, order, bounds, wide, per_row=per_token)
-        narrow = x.new_empty((len(order), doubled // 2))
-        (gelu_mul if is_gelu else silu_mul)(wide, narrow)
-        results = x.new_empty((len(order), x.shape[1]))
-        grouped_linear(narrow, down, order, bounds, results, per_row=1)
-        combine(results, weights, out)
+        """Nothing comes back to the host."""
+        order, bounds = sorted_choices(chosen, len(gate_up.weight))
+        per_row = len(order) // len(x)
+        wide = _grouped(x, gate_up, chosen, order, bounds, per_row)
+        narrow = x.new_empty((len(order), wide.shape[1] // 2))
+        gate(Operand.of(wide), Operand.of(narrow))
+        combine(_grouped(narrow, down, chosen, order, bounds, 1), weights, out)
+
+
+def _grouped(
+    x: torch.Tensor,
+    product: Stacked,
+    chosen: torch.Tensor,
+    order: torch.Tensor,
+    bounds: torch.Tensor,
+    per_row: int,
+) -> torch.Tensor:
+    out = x.new_empty((len(order), product.weight.shape[1]))
+    grouped_linear(x, product.weight, order, bounds, out, per_row=per_row)
+    return out if product.bias is None else out.add_(product.bias[chosen.flatten()])
 
 
 def _on_device(plan: AttentionPlan) -> DevicePlan:

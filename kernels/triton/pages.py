@@ -22,13 +22,13 @@ MAX_STEP = 4096  # elements at a time
 def copy_pages(pool: torch.Tensor, copies: Sequence[Copy]) -> None:
     """For each (source, target, tokens), in order: the first `tokens` slots of page source go to page target.
 
-    pool [layers, 2, pages, page_size, kv_heads, head_dim], contiguous.
+    pool [layers, 2 (1: keys are their own values), pages, page_size, kv_heads, head_dim], contiguous.
 
     Raises:
         ValueError: a page is outside the pool, or `tokens` is not from 0 to page_size.
     """
     check("copy_pages", "pool", pool, (None,) * 6, CACHED, pool.device, contiguous=True)
-    layers, _, num_pages, page_size, kv_heads, head_dim = pool.shape
+    layers, halves, num_pages, page_size, kv_heads, head_dim = pool.shape
     for source, target, tokens in copies:
         if not (0 <= source < num_pages and 0 <= target < num_pages and 0 <= tokens <= page_size):
             raise ValueError(
@@ -41,7 +41,7 @@ def copy_pages(pool: torch.Tensor, copies: Sequence[Copy]) -> None:
         on_device = torch.tensor(independent, dtype=torch.int32).to(pool.device)
         launch(
             _copy_pages,
-            (len(independent), 2 * layers),
+            (len(independent), halves * layers),
             pool, on_device, num_pages, page_size * slot, slot,
             BLOCK=block,
             num_warps=warps_for(block),

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from niwaki.kernels.store_kv import stored_heads
 from niwaki.kernels.triton.launch import CACHED, FLOATS, block_of, ceil_div, check, launch
 
 FP8 = torch.float8_e4m3fn
@@ -36,14 +37,17 @@ def rope_store_kv(
 
     qkv [tokens, (heads + 2 kv_heads) x head_dim]. cos, sin float32 [positions, rotated / 2]. k_pool, v_pool
     [pages, page_size, kv_heads, head_dim], contiguous, of qkv's dtype, or in FP8 with scales float32 [kv_heads].
-    positions, slots int32 [tokens], checked where the plan was made; a token with a slot below 0 is left alone.
+    positions, slots int32 [tokens], checked where the plan was made; a token with a slot below 0 is left alone. A
+    v_pool of no pages: keys are their own values, and `qkv` has no columns for these.
     """
     name, device = "rope_store_kv", qkv.device
     check(name, "qkv", qkv, (None, None), FLOATS, device)
     check(name, "k_pool", k_pool, (None,) * 4, CACHED, device, contiguous=True)
-    check(name, "v_pool", v_pool, k_pool.shape, k_pool.dtype, device, contiguous=True)
+    pages = len(k_pool) if len(v_pool) else 0
+    check(name, "v_pool", v_pool, (pages, *k_pool.shape[1:]), k_pool.dtype, device, contiguous=True)
     kv_heads, head_dim = k_pool.shape[2:]
-    heads = qkv.shape[1] // head_dim - 2 * kv_heads
+    stored = stored_heads(k_pool, v_pool)
+    heads = qkv.shape[1] // head_dim - stored
     if qkv.shape[1] % head_dim or heads < 1:
         raise ValueError(f"{name}: qkv of width {qkv.shape[1]} does not fit {kv_heads} kv heads of {head_dim}")
     check(name, "cos", cos, (None, None), torch.float32, device, contiguous=True)
@@ -54,16 +58,17 @@ def rope_store_kv(
     for label, index in (("positions", positions), ("slots", slots)):
         check(name, label, index, (len(qkv),), torch.int32, device, contiguous=True)
     k_scale, v_scale = check_scales(name, k_pool, qkv.dtype, k_scale, v_scale)
-    block_heads = min(block_of(heads + 2 * kv_heads), HEADS_AT_ONCE)
+    block_heads = min(block_of(heads + stored), HEADS_AT_ONCE)
     launch(
         _rope_store_kv,
-        (len(qkv), ceil_div(heads + 2 * kv_heads, block_heads)),
+        (len(qkv), ceil_div(heads + stored, block_heads)),
         qkv, cos, sin, positions, slots, k_pool, v_pool, k_scale, v_scale, heads, kv_heads, half, qkv.stride(0),
         HEAD_DIM=head_dim,
         BLOCK_HEADS=block_heads,
         BLOCK_H=block_of(half),
         BLOCK_D=block_of(head_dim),
         IS_FP8=k_pool.dtype == FP8,
+        HAS_VALUES=len(v_pool) > 0,
         num_warps=4,
     )  # fmt: skip
 
@@ -114,6 +119,7 @@ def _rope_store_kv(
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
     IS_FP8: tl.constexpr,
+    HAS_VALUES: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_ptr + token).to(tl.int64)
@@ -121,7 +127,7 @@ def _rope_store_kv(
         head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
         is_query = head < heads
         is_key = (head >= heads) & (head < heads + kv_heads)
-        is_value = (head >= heads + kv_heads) & (head < heads + 2 * kv_heads)
+        is_value = (head >= heads + kv_heads) & (head < heads + 2 * kv_heads) & HAS_VALUES
         kv_head = tl.where(is_value, head - heads - kv_heads, head - heads)
         row_ptr = qkv_ptr + token * stride + head * HEAD_DIM
         target = (slot * kv_heads + kv_head) * HEAD_DIM

@@ -12,7 +12,6 @@ from niwaki.kernels.store_kv import rope_store_kv_torch
 from niwaki.kernels.triton import moe
 from niwaki.kernels.triton.bitmask import apply_bitmask, apply_bitmask_torch
 from niwaki.kernels.triton.case import PAGE, Case, Size, randn, tolerance_of
-from niwaki.kernels.triton.gate import silu_mul
 from niwaki.kernels.triton.norm import add_rms_norm, qk_norm
 from niwaki.kernels.triton.pages import copy_pages
 from niwaki.kernels.triton.rope_store import rope_store_kv
@@ -70,6 +69,7 @@ def gate_case(
     size: Size,
     device: torch.device,
     dtype: torch.dtype,
+    name: str,
     gate: Callable[[torch.Tensor, torch.Tensor], None],
     reference: Callable[[torch.Tensor], torch.Tensor],
 ) -> Case:
@@ -82,7 +82,7 @@ def gate_case(
         return out
 
     return Case(
-        "SiLU gate" if gate is silu_mul else "GELU gate",
+        name,
         f"{tokens} x 2 x {size.inner}",
         run,
         lambda: reference(gate_up),

@@ -31,6 +31,11 @@ ARCHITECTURES: dict[str, str] = {
     "Qwen2MoeForCausalLM": "niwaki.runtime.models.qwen:QWEN2_MOE",
     "Qwen3MoeForCausalLM": "niwaki.runtime.models.qwen:QWEN3_MOE",
     "OlmoeForCausalLM": "niwaki.runtime.models.olmo:OLMOE",
+    "GptOssForCausalLM": "niwaki.runtime.models.gpt_oss:GPT_OSS",
+    "Llama4ForCausalLM": "niwaki.runtime.models.llama4:LLAMA4",
+    "Llama4ForConditionalGeneration": "niwaki.runtime.models.llama4:LLAMA4_OF_VISION",
+    "DeepseekV2ForCausalLM": "niwaki.runtime.models.deepseek:DEEPSEEK_V2",
+    "DeepseekV3ForCausalLM": "niwaki.runtime.models.deepseek:DEEPSEEK_V3",
 }
 
 

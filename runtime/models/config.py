@@ -22,7 +22,9 @@ DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2}
 # float16 has no CPU kernels; every float16 number is a float32 number.
 STORED_DTYPES: dict[str, Dtype] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "clamped"]
+VISION = ("vision_tower.", "vision_model.", "multi_modal_projector.")  # tensors of what a text model sees with
+
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -31,7 +33,9 @@ class LayerKind:
     """What one layer may do unlike the others of its model."""
 
     window: int | None = None  # keys that a query sees, its own included; None: all
+    chunk: int | None = None  # keys: no query sees across a multiple of it
     rope: Literal["main", "local", "none"] = "main"
+    has_qk_norm: bool = True  # where the model has one
     is_sparse: bool = False  # experts instead of one MLP
 
 
@@ -51,21 +55,57 @@ class LayerNames:
     router: str = "mlp.gate"
     expert_gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
     expert_down: str = "mlp.experts.{}.down_proj"
+    shared: str = "mlp.shared_expert"
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of MLPs: the router's softmax picks `per_token` of `count` for each token and weighs what they add."""
+    """A mixture of MLPs: the router scores `count` for each token, picks `per_token` and weighs what they add."""
 
     count: int
     per_token: int
     width: int
     renormalise: bool  # the weights of the chosen sum to 1
-    shared_width: int | None = None  # of one more MLP that all tokens take, gated by a sigmoid
+    shared_width: int | None = None  # of one more MLP that all tokens take
+    is_shared_gated: bool = True  # by a sigmoid
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    scale: float = 1.0  # of the weights
+    groups: int = 1  # experts stand in so many, of which a token's come from the best
+    groups_per_token: int = 1
+    group_best: int = 1  # experts whose scores, summed, are the group's
+    has_correction: bool = False  # a number for each expert is added to its score where experts are chosen
+    weighs_input: bool = False  # the weight is of what an expert reads, not of what it adds
+    has_router_bias: bool = False
+    has_bias: bool = False
+    # How a checkpoint has them: a tensor each; one of all, [experts, inputs, outputs]; in it gates and ups in turn.
+    storage: Literal["each", "stacked", "interleaved"] = "each"
 
     def __post_init__(self) -> None:
-        if not self.per_token <= self.count:
-            raise ModelError(f"{self.per_token} experts a token cannot be chosen from {self.count}")
+        if self.count % self.groups or self.groups_per_token > self.groups:
+            raise ModelError(f"{self.count} experts in {self.groups} groups, {self.groups_per_token} a token: no way")
+        in_groups = self.count // self.groups * self.groups_per_token
+        if not self.per_token <= in_groups:
+            raise ModelError(f"{self.per_token} experts a token cannot be chosen from {in_groups}")
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention: keys and values of all heads are products of one latent vector a token, which is
+    what the cache keeps, beside `rotary_dim` channels of key that all heads share."""
+
+    query_rank: int | None  # of the queries' own latent vector; None: they have none
+    rank: int
+    head_dim: int  # of a key without its rotated channels
+    rotary_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Queries of layers without rope at position p are multiplied by 1 + scale x ln(1 + floor((p + 1) / floor))."""
+
+    scale: float
+    floor: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +132,22 @@ class ModelConfig:
     eos_ids: tuple[int, ...] = ()
     # What families vary
     activation: Activation = "silu"
+    gate_alpha: float = 1.0  # of the clamped gate, as is the next
+    gate_limit: float = 0.0
     local_rope: Rope | None = None
+    is_rope_interleaved: bool = False  # in the checkpoint: channels 2i and 2i + 1 turn together
     rotary_dim: int | None = None  # channels of a head that are turned, the first ones; None: all
     qkv_bias: bool = False  # where only queries, keys and values have one
-    qk_norm: Literal["head", "whole"] | None = None  # queries and keys normalised, each head by itself or all together
+    # Queries and keys normalised, each head by itself or all together; "bare": each head, without weights.
+    qk_norm: Literal["head", "whole", "bare"] | None = None
     norm_offset: float = 0.0  # added to the weights of all norms
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what each block adds
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
     attention_cap: float | None = None  # scores become cap x tanh(score / cap)
+    has_sinks: bool = False
+    temperature: Temperature | None = None
+    latent: Latent | None = None  # head_dim is then rank + rotary_dim, and there is one kv head
     logit_scale: float = 1.0
     logit_cap: float | None = None
     experts: Experts | None = None
@@ -128,10 +175,15 @@ class ModelConfig:
         """The kind of every layer."""
         return self.layers or (LayerKind(),) * self.num_layers
 
+    @property
+    def kv_halves(self) -> int:
+        """Vectors that the cache keeps of a kv head and token: key and value, or one that is both."""
+        return 2 if self.latent is None else 1
+
     def kv_bytes_per_token(self, dtype: str = "auto") -> int:
         """Bytes of keys and values of one token in all layers."""
         item = DTYPE_BYTES[self.dtype if dtype == "auto" else dtype]
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * item
+        return self.kv_halves * self.num_layers * self.num_kv_heads * self.head_dim * item
 
 
 SIZES = {
@@ -155,6 +207,7 @@ class Family:
     # What config.json means where it is silent; Llama's defaults apply to the rest.
     defaults: Mapping[str, object] = field(default_factory=dict)
     may_turn_part: bool = False  # partial_rotary_factor may be below 1
+    head_dim: str = "head_dim"  # the field that says how many channels of a head are turned
     # The text model of one that also sees: its fields stand in `text_config`, of these model types.
     text_types: tuple[str, ...] = ()
 
@@ -174,11 +227,11 @@ def parse_config(raw: Fields) -> ModelConfig:
     hidden_size = whole(raw, "hidden_size")
     num_heads = whole(raw, "num_attention_heads")
     context_length = whole(raw, "max_position_embeddings", 2048)
-    if raw.get("head_dim") is None and hidden_size % num_heads:
+    if raw.get(family.head_dim) is None and hidden_size % num_heads:
         raise ModelError(
             f"hidden_size {hidden_size} is no multiple of {num_heads} attention heads and there is no head_dim"
         )
-    head_dim = whole(raw, "head_dim", hidden_size // num_heads)
+    head_dim = whole(raw, family.head_dim, hidden_size // num_heads)
     if head_dim % 2:
         raise ModelError(f"head_dim must be even for rotary positions, got {head_dim}")
     ropes = read_ropes(raw, context_length, head_dim)
@@ -213,7 +266,7 @@ def parse_config(raw: Fields) -> ModelConfig:
         activation=_activation(raw),
     )
     if family.text_types:
-        config = replace(config, prefix="language_model.", ignored=("vision_tower.", "multi_modal_projector."))
+        config = replace(config, prefix="language_model.", ignored=VISION)
     return family.read(raw, config)
 
 

@@ -8,7 +8,7 @@ a layer has or has not. For a small model a step is mostly launches, so projecti
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,37 +20,20 @@ from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import Ops, ops_for
 from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.rope import rope_tables, unrotated_tables
-from niwaki.kernels.rule import NO_CAP, NO_WINDOW, AttentionRule
+from niwaki.runtime.models.attention import Attention, Pools, RopeTables, read_attention
 from niwaki.runtime.models.config import LayerKind, ModelConfig
-from niwaki.runtime.models.mlp import DenseMlp, Expert, FusedSparseMlp, Gate, Mlp, Projection, SharedExpert, SparseMlp
+from niwaki.runtime.models.experts import read_experts
+from niwaki.runtime.models.latent import read_latent_attention
+from niwaki.runtime.models.mlp import DenseMlp, Mlp, gate_of
+from niwaki.runtime.models.projection import Read, read_projection
 from niwaki.runtime.models.workspace import Buffers, Workspace
-
-Read = Callable[[str], torch.Tensor]
 
 ALIGNMENT = 64  # bytes: a vector register, which kernels read whole
 
 
 @dataclass(frozen=True, slots=True)
-class RopeTables:
-    cos: Operand  # float32 [positions, rotated / 2]
-    sin: Operand
-
-
-@dataclass(frozen=True, slots=True)
-class QkNorm:
-    q: Operand  # [head_dim], or [heads x head_dim]
-    k: Operand  # [head_dim], or [kv_heads x head_dim]
-
-
-@dataclass(frozen=True, slots=True)
 class Layer:
-    qkv: Projection  # hidden -> (heads + 2 kv_heads) x head_dim
-    qk_norm: QkNorm | None
-    rope: RopeTables
-    rule: AttentionRule
-    k_pool: Operand  # [pages, page_size, kv_heads, head_dim]
-    v_pool: Operand
-    attention_out: Projection  # heads x head_dim -> hidden
+    attention: Attention
     attention_post_norm: Operand | None  # [hidden], of what attention adds
     mlp_norm: Operand | None  # [hidden], of what the MLP reads
     mlp: Mlp
@@ -76,12 +59,10 @@ class Decoder:
         self._device = device
         self._dtype = dtype
         self._ops = ops or ops_for(device)
-        self._gate: Gate = self._ops.silu_mul if config.activation == "silu" else self._ops.gelu_mul
-        self._qk_widths = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         # In the model's dtype, as Gemma's was trained: sqrt(2304) = 48 is exact, sqrt(1152) is not.
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         # Zeros, not empty: a page that is gathered whole must not bring a NaN from memory that was never written.
-        shape = (config.num_layers, 2, num_pages, page_size, config.num_kv_heads, config.head_dim)
+        shape = (config.num_layers, config.kv_halves, num_pages, page_size, config.num_kv_heads, config.head_dim)
         self._pool = _zeros(shape, dtype, device)
         # No sequence can be longer than the pool, and a table for 131,072 positions takes 64 MB.
         self._ropes = self._rope_tables(min(config.context_length, num_pages * page_size))
@@ -119,16 +100,13 @@ class Decoder:
             entering = b.normed
         last = self._layers[-1]
         for layer in self._layers:
-            ops.linear(entering, layer.qkv.weight, layer.qkv.bias, b.qkv)
-            if layer.qk_norm is not None:
-                ops.qk_norm(b.qkv, layer.qk_norm.q, layer.qk_norm.k, self._qk_widths, eps, offset)
-            ops.rope_store_kv(b.qkv, layer.rope.cos, layer.rope.sin, plan, layer.k_pool, layer.v_pool)
+            layer.attention.store(entering, b, plan)
             if layer is last and wanted is not None and not len(wanted):
                 return torch.empty((0, config.vocab_size), dtype=torch.float32, device=self._device)
-            ops.attend(b.q, layer.k_pool, layer.v_pool, plan, b.attended_heads, layer.rule)
+            layer.attention.attend(b, plan)
             if layer is last and wanted is not None and len(wanted) < plan.num_tokens:
                 b = self._select(b, wanted)  # nothing after this mixes tokens: the others need no more work
-            ops.linear(b.attended, layer.attention_out.weight, layer.attention_out.bias, b.delta)
+            layer.attention.finish(b)
             entering = self._add(b, layer.attention_post_norm, layer.mlp_norm)
             layer.mlp.forward(entering, b)
             entering = self._add(b, layer.mlp_post_norm, layer.next_norm)
@@ -197,19 +175,7 @@ class Decoder:
         prefix = f"model.layers.{index}."
         is_last = index == config.num_layers - 1
         return Layer(
-            qkv=_projection(read, prefix, names.qkv, config.attention_bias or config.qkv_bias),
-            qk_norm=None
-            if config.qk_norm is None
-            else QkNorm(*(Operand.of(read(f"{prefix}self_attn.{name}_norm.weight")) for name in "qk")),
-            rope=self._ropes[kind.rope],
-            rule=AttentionRule(
-                scale=config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale,
-                window=NO_WINDOW if kind.window is None else kind.window,
-                soft_cap=NO_CAP if config.attention_cap is None else config.attention_cap,
-            ),
-            k_pool=Operand.of(self._pool[index, 0]),
-            v_pool=Operand.of(self._pool[index, 1]),
-            attention_out=_projection(read, prefix, (names.attention_out,), config.attention_bias),
+            attention=self._read_attention(index, kind, prefix, read),
             attention_post_norm=self._read_norm(read, index, names.attention_post_norm),
             mlp_norm=self._read_norm(read, index, names.mlp_norm),
             mlp=self._read_mlp(prefix, kind, read),
@@ -217,43 +183,24 @@ class Decoder:
             next_norm=self._norm if is_last else self._read_norm(read, index + 1, names.attention_norm),
         )
 
+    def _read_attention(self, index: int, kind: LayerKind, prefix: str, read: Read) -> Attention:
+        config, rope = self._config, self._ropes[kind.rope]
+        keys, values = self._pool[index, 0], self._pool[index, -1]
+        stored_values = values if config.latent is None else values[:0]
+        pools = Pools(Operand.of(keys), Operand.of(values), Operand.of(stored_values))
+        if config.latent is not None:
+            return read_latent_attention(self._ops, config, config.latent, rope, pools, prefix, read)
+        return read_attention(self._ops, config, kind, rope, pools, prefix, read, self._embedding)
+
     def _read_norm(self, read: Read, index: int, name: str | None) -> Operand | None:
         return None if name is None else Operand.of(read(f"model.layers.{index}.{name}.weight"))
 
     def _read_mlp(self, prefix: str, kind: LayerKind, read: Read) -> Mlp:
-        names, rule, bias = self._config.names, self._config.experts, self._config.mlp_bias
-        if not kind.is_sparse or rule is None:
-            gate_up = _projection(read, prefix, names.gate_up, bias)
-            return DenseMlp(self._ops, self._gate, gate_up, _projection(read, prefix, (names.down,), bias))
-
-        def expert(gate_up: tuple[str, ...], down: str) -> Expert:
-            return Expert(
-                _projection(read, prefix, gate_up, False).weight, _projection(read, prefix, (down,), False).weight
-            )
-
-        shared = None
-        if rule.shared_width is not None:
-            one = expert(("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"), "mlp.shared_expert.down_proj")
-            shared = SharedExpert(one, read(f"{prefix}mlp.shared_expert_gate.weight"))
-        router = read(f"{prefix}{names.router}.weight")
-        experts = tuple(
-            expert(tuple(name.format(i) for name in names.expert_gate_up), names.expert_down.format(i))
-            for i in range(rule.count)
-        )
-        fused = self._ops.fused_experts
-        if fused is None:
-            return SparseMlp(self._ops, self._gate, router, experts, rule, shared)
-        return FusedSparseMlp(
-            self._ops,
-            self._gate,
-            fused,
-            is_gelu=self._config.activation != "silu",
-            router=router,
-            gate_up=torch.stack([one.gate_up.tensor for one in experts]),
-            down=torch.stack([one.down.tensor for one in experts]),
-            rule=rule,
-            shared=shared,
-        )
+        config, names, gate = self._config, self._config.names, gate_of(self._ops, self._config)
+        if kind.is_sparse and config.experts is not None:
+            return read_experts(self._ops, gate, config, config.experts, prefix, read)
+        gate_up = read_projection(self._ops, read, prefix, names.gate_up, config.mlp_bias)
+        return DenseMlp(gate, gate_up, read_projection(self._ops, read, prefix, (names.down,), config.mlp_bias))
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -268,14 +215,3 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> to
 
 def _behind(prefix: str, read: Read) -> Read:
     return (lambda name: read(prefix + name)) if prefix else read
-
-
-def _projection(read: Read, prefix: str, names: tuple[str, ...], has_bias: bool) -> Projection:
-    """The tensors of these names, their rows one below the other."""
-    weights = [read(f"{prefix}{name}.weight") for name in names]
-    biases = [read(f"{prefix}{name}.bias") for name in names] if has_bias else []
-    return Projection(Operand.of(_stacked(weights)), Operand.of(_stacked(biases)) if biases else None)
-
-
-def _stacked(parts: list[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -23,7 +23,7 @@ class Buffers:
     x: Operand  # [tokens, hidden] the residual stream
     normed: Operand  # [tokens, hidden]
     delta: Operand  # [tokens, hidden] what a block adds to x
-    qkv: Operand  # [tokens, (heads + 2 kv_heads) x head_dim]
+    qkv: Operand  # [tokens, (heads + 2 kv_heads) x head_dim]; 1 kv_heads where keys are their own values
     q: Operand  # [tokens, heads, head_dim], a view of qkv
     attended: Operand  # [tokens, heads x head_dim]
     attended_heads: Operand  # the same as [tokens, heads, head_dim]
@@ -60,7 +60,7 @@ class Workspace:
             config.hidden_size,
             config.hidden_size,
             config.hidden_size,
-            q_width + 2 * config.num_kv_heads * config.head_dim,
+            q_width + config.kv_halves * config.num_kv_heads * config.head_dim,
             q_width,
             2 * config.intermediate_size,
             config.intermediate_size,

@@ -101,15 +101,16 @@ def test_norms_and_gates_match_torch(dtype: torch.dtype, tokens: int, width: int
     results: list[tuple[torch.Tensor, ...]] = []
     for ops in (NumbaOps(), TorchOps()):
         residual = x.clone()
-        normed, offset, added, gated, gelued = (torch.empty_like(x) for _ in range(5))
+        normed, offset, added, gated, gelued, clamped = (torch.empty_like(x) for _ in range(6))
         ops.rms_norm(Operand.of(x), Operand.of(weight), 1e-5, Operand.of(normed))
         ops.rms_norm(Operand.of(x), Operand.of(weight), 1e-5, Operand.of(offset), 1.0)
         ops.add_rms_norm(Operand.of(residual), Operand.of(delta), Operand.of(weight), 1e-5, Operand.of(added))
         ops.silu_mul(Operand.of(gate_up), Operand.of(gated))
         ops.gelu_mul(Operand.of(gate_up), Operand.of(gelued))
+        ops.clamped_mul(Operand.of(gate_up), Operand.of(clamped), 1.7, 3.0)
         in_place = x.clone()
         ops.rms_norm(Operand.of(in_place), Operand.of(weight), 1e-5, Operand.of(in_place))
-        results.append((normed, offset, residual, added, gated, gelued, in_place))
+        results.append((normed, offset, residual, added, gated, gelued, clamped, in_place))
     for got, expected in zip(*results, strict=True):
         assert close(got, expected)
     assert torch.equal(results[0][0], results[0][-1]), "a norm in place is the same norm"
@@ -163,6 +164,23 @@ def test_rotation_and_store_match_torch(
     for got, expected in zip(*results, strict=True):
         assert close(got, expected)
     assert torch.equal(results[0][2], results[1][2]), "values are moved, not computed"
+
+
+def test_keys_that_are_their_own_values_are_stored_once() -> None:
+    cos, sin = rope_tables(8, 10_000.0, None, 100)
+    plan = plan_of([(0, 3), (61, 1)], 4, 60)
+    qkv = randn(0, plan.num_tokens, (3 + 1) * 32)
+    results = []
+    for ops in (NumbaOps(), TorchOps()):
+        turned, pool = qkv.clone(), torch.zeros(60, 4, 1, 32)
+        ops.rope_store_kv(
+            Operand.of(turned), Operand.of(cos), Operand.of(sin), plan, Operand.of(pool), Operand.of(pool[:0])
+        )
+        results.append((turned[:, : 3 * 32], pool))
+    for got, expected in zip(*results, strict=True):
+        assert close(got, expected)
+    keys = results[0][1].view(-1, 32)[torch.from_numpy(plan.slots)]
+    assert torch.equal(keys[:, 8:], qkv[:, 3 * 32 + 8 :])
 
 
 @pytest.mark.parametrize("rotated", [0, 8, 24])

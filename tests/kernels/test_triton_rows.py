@@ -12,9 +12,10 @@ from niwaki.kernels.gelu_mul import gelu_mul_torch
 from niwaki.kernels.rms_norm import qk_norm_torch, rms_norm_torch
 from niwaki.kernels.rope import rope_tables, unrotated_tables
 from niwaki.kernels.silu_mul import silu_mul_torch
+from niwaki.kernels.clamped_mul import clamped_mul_torch
 from niwaki.kernels.store_kv import rope_store_kv_torch
 from niwaki.kernels.triton.bitmask import apply_bitmask, apply_bitmask_torch
-from niwaki.kernels.triton.gate import gelu_mul, silu_mul
+from niwaki.kernels.triton.gate import clamped_mul, gelu_mul, silu_mul
 from niwaki.kernels.triton.norm import add_rms_norm, qk_norm, rms_norm
 from niwaki.kernels.triton.pages import copy_pages
 from niwaki.kernels.triton.rope_store import FP8, quantized_torch, rope_store_kv
@@ -57,6 +58,8 @@ def test_gates_match_the_reference(dtype: torch.dtype, tokens: int, width: int) 
     assert_close(out, silu_mul_torch(gate_up))
     gelu_mul(gate_up, out)
     assert_close(out, gelu_mul_torch(gate_up))
+    clamped_mul(gate_up, out, 1.7, 3.0)
+    assert_close(out, clamped_mul_torch(gate_up, 1.7, 3.0))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -75,6 +78,18 @@ def test_rotation_and_store_match_the_reference(
     assert_close(qkv[:, :q_width], expected[:, :q_width])
     assert_close(pools[0], pools[2])
     assert torch.equal(pools[1], pools[3]), "values are moved, not computed"
+
+
+def test_keys_that_are_their_own_values_are_stored_once() -> None:
+    cos, sin = (table.to(DEVICE) for table in rope_tables(8, 10_000.0, None, 40))
+    qkv = randn(0, 3, (3 + 1) * 24)
+    expected = qkv.clone()
+    pool, expected_pool = (torch.zeros(3, 16, 1, 24, device=DEVICE) for _ in range(2))
+    positions, slots = ints([0, 39, 7]), ints([5, 47, 16])
+    rope_store_kv_torch(expected, cos, sin, positions.long(), slots.long(), expected_pool, expected_pool[:0])
+    rope_store_kv(qkv, cos, sin, positions, slots, pool, pool[:0])
+    assert_close(qkv[:, : 3 * 24], expected[:, : 3 * 24])
+    assert_close(pool, expected_pool)
 
 
 def test_tokens_without_a_slot_are_left_alone_and_unrotated_layers_only_store() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from niwaki.kernels.triton.ops import TritonOps
 from niwaki.radix.pages import PageCopy
 from niwaki.runtime import bundled
 from niwaki.runtime.api import ConfigError, Segment
-from niwaki.runtime.models.config import Experts, LayerKind, ModelConfig
+from niwaki.runtime.models.config import Experts, Latent, LayerKind, LayerNames, ModelConfig, Temperature
 from niwaki.runtime.runner import Row, Runner, resolve_device
 from niwaki.runtime.tokenizer import Tokenizer
 
@@ -74,13 +75,47 @@ def test_the_bundled_model_writes_the_same_greedy_tokens(runners: tuple[Runner, 
     assert got == expected
 
 
-def pair(seed: int = 0) -> tuple[Runner, Runner]:
+LIKE_GPT_OSS = replace(
+    TINY,
+    qk_norm=None,
+    has_sinks=True,
+    activation="clamped",
+    gate_alpha=1.7,
+    gate_limit=0.8,
+    layers=(LayerKind(window=20, is_sparse=True), LayerKind(is_sparse=True)),
+    experts=Experts(5, 2, 24, renormalise=True, has_router_bias=True, has_bias=True, storage="interleaved"),
+    names=LayerNames(expert_gate_up=("mlp.experts.gate_up_proj",), expert_down="mlp.experts.down_proj"),
+)
+LIKE_LLAMA4 = replace(
+    TINY,
+    qk_norm="bare",
+    temperature=Temperature(0.6, 7.0),
+    layers=(LayerKind(chunk=20, is_sparse=True), LayerKind(rope="none", has_qk_norm=False)),
+    experts=Experts(5, 2, 24, renormalise=False, score="sigmoid", weighs_input=True),
+)
+LIKE_DEEPSEEK = replace(
+    TINY,
+    num_kv_heads=1,
+    head_dim=32,
+    rotary_dim=8,
+    qk_norm=None,
+    attention_scale=0.2,
+    latent=Latent(query_rank=12, rank=24, head_dim=12, rotary_dim=8, value_dim=20),
+    layers=(LayerKind(is_sparse=True), LayerKind()),
+    experts=Experts(6, 2, 24, renormalise=True, score="sigmoid", groups=3, groups_per_token=2, scale=1.5),
+)
+
+
+def pair(config: ModelConfig = TINY) -> tuple[Runner, Runner]:
     made: Callable[..., Runner] = Runner.random
-    return made(TINY, seed=seed, num_pages=17), made(TINY, seed=seed, num_pages=17, device=DEVICE, ops=TritonOps())
+    return made(config, num_pages=17), made(config, num_pages=17, device=DEVICE, ops=TritonOps())
 
 
-def test_logits_agree_cold_chunked_ragged_and_copied() -> None:
-    host, device = pair()
+@pytest.mark.parametrize(
+    "config", [TINY, LIKE_GPT_OSS, LIKE_LLAMA4, LIKE_DEEPSEEK], ids=["plain", "gpt-oss", "llama4", "deepseek"]
+)
+def test_logits_agree_cold_chunked_ragged_and_copied(config: ModelConfig) -> None:
+    host, device = pair(config)
     generator = np.random.default_rng(0)
     ids = generator.integers(0, 97, 64).astype(np.int32)
     steps = [

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreT
 
 from niwaki.kernels.rope import LinearScaling, LongRopeScaling
 from niwaki.radix.pages import PageCopy
-from niwaki.runtime.api import ModelError
+from niwaki.runtime.api import ConfigError, ModelError
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.loader import Checkpoint, read_model_folder
 from niwaki.runtime.models import ARCHITECTURES, family_of
-from niwaki.runtime.models.config import Family, ModelConfig, parse_config
+from niwaki.runtime.models.config import Experts, Family, ModelConfig, parse_config
 from niwaki.runtime.models.positions import Rope
 from niwaki.runtime.models.weights import expected_tensors
 from niwaki.runtime.runner import Row, Runner
@@ -59,6 +59,8 @@ GEMMA3_ROPES = {
 
 # Architecture -> its configuration class in transformers, where that has another name.
 CONFIG_CLASSES = {
+    "Llama4ForCausalLM": "Llama4TextConfig",
+    "Llama4ForConditionalGeneration": "Llama4Config",
     "Gemma3ForCausalLM": "Gemma3TextConfig",
     "Gemma3ForConditionalGeneration": "Gemma3Config",
     "Mistral3ForConditionalGeneration": "Mistral3Config",
@@ -77,6 +79,34 @@ GEMMA3: dict[str, object] = {
     "query_pre_attn_scalar": 24,
     "layer_types": [SLIDING, FULL, SLIDING],
     "rope_parameters": GEMMA3_ROPES,
+}
+
+LLAMA4: dict[str, object] = {
+    "intermediate_size_mlp": 56,
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "attention_chunk_size": 13,
+    "interleave_moe_layer_step": 2,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "floor_scale": 7,
+    "attn_scale": 0.6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+}
+LATENT: dict[str, object] = {
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 40,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.7,
+    "num_key_value_heads": None,
 }
 
 # Test name -> (architecture, what differs from COMMON).
@@ -160,6 +190,34 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
         },
     ),
     "olmoe": ("OlmoeForCausalLM", {"num_experts": 6, "num_experts_per_tok": 3}),
+    "gpt-oss": (
+        "GptOssForCausalLM",
+        {
+            "sliding_window": WINDOW,
+            "head_dim": 16,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "swiglu_limit": 0.8,
+            "rope_parameters": {**YARN, "truncate": False},
+        },
+    ),
+    "llama4": ("Llama4ForCausalLM", LLAMA4),
+    "llama4-vision": ("Llama4ForConditionalGeneration", {**LLAMA4, "use_qk_norm": False, "moe_layers": [0, 2]}),
+    "deepseek-v2": (
+        "DeepseekV2ForCausalLM",
+        {
+            **LATENT,
+            "q_lora_rank": None,
+            "topk_method": "group_limited_greedy",
+            "num_key_value_heads": 4,
+            "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9},
+        },
+    ),
+    "deepseek-v3": ("DeepseekV3ForCausalLM", {**LATENT, "q_lora_rank": 20, "norm_topk_prob": True}),
+    "deepseek-biased": (
+        "DeepseekV3ForCausalLM",
+        {**LATENT, "q_lora_rank": 20, "attention_bias": True, "rope_interleave": False, "n_group": 1, "topk_group": 1},
+    ),
 }
 
 
@@ -176,6 +234,9 @@ def make_pair(name: str, folder: Path, dtype: torch.dtype = torch.float32, **cha
     model = auto.from_config(config, attn_implementation="eager").eval()
     assert isinstance(model, PreTrainedModel)
     low, high = (-0.5, 0.5) if name.startswith("gemma") else (0.5, 1.5)  # Gemma stores the weights of norms less 1
+    for buffer_name, buffer in model.named_buffers():
+        if buffer_name.endswith("correction_bias"):
+            torch.nn.init.normal_(buffer, std=0.1)
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.3)
@@ -249,20 +310,30 @@ def test_all_that_sets_a_family_apart_shows_in_its_logits(pair: Pair) -> None:
     arithmetic = {
         name: llama[name]
         for name in ("rope_scaling", "rotary_dim", "qk_norm", "norm_offset", "embedding_scale", "residual_scale",
-                     "attention_scale", "attention_cap", "logit_scale", "logit_cap", "activation")
+                     "attention_scale", "attention_cap", "logit_scale", "logit_cap", "activation", "has_sinks",
+                     "temperature", "is_rope_interleaved")
         if getattr(config, name) != llama[name]
     }  # fmt: skip
     if isinstance(config.rope_scaling, LongRopeScaling):
         del arithmetic["rotary_dim"]  # its factors fit no other; phi3 shows it
+    if config.latent is not None:  # the shapes that its cache has follow from these
+        del arithmetic["rotary_dim"], arithmetic["attention_scale"]
     for name, value in arithmetic.items():
         assert (logits(_with(config, {name: value})) - truth).abs().max() > 1e-3, name
-    for change in ({"window": None}, {"rope": "main"}):
+    for change in ({"window": None}, {"chunk": None}, {"rope": "main"}):
         kinds = tuple(replace(kind, **change) for kind in config.layer_kinds)
         if kinds != config.layer_kinds:
             assert (logits(replace(config, layers=kinds)) - truth).abs().max() > 1e-3, change
     if config.experts is not None:
-        other = replace(config.experts, renormalise=not config.experts.renormalise)
-        assert (logits(replace(config, experts=other)) - truth).abs().max() > 1e-3
+        plain = Experts(config.experts.count, config.experts.per_token, config.experts.width, renormalise=False)
+        changed: dict[str, object] = {"renormalise": not config.experts.renormalise}
+        for one in ("score", "scale", "groups", "has_correction", "weighs_input", "has_router_bias", "has_bias"):
+            if getattr(config.experts, one) != getattr(plain, one):
+                changed[one] = getattr(plain, one)
+        for one, value in changed.items():
+            groups = {"groups_per_token": 1} if one == "groups" else {}
+            other = replace(config.experts, **{one: value, **groups})  # type: ignore[arg-type]  # by name
+            assert (logits(replace(config, experts=other)) - truth).abs().max() > 1e-3, one
 
 
 def _with(config: ModelConfig, changes: Mapping[str, object]) -> ModelConfig:
@@ -270,10 +341,11 @@ def _with(config: ModelConfig, changes: Mapping[str, object]) -> ModelConfig:
     return ModelConfig(**{**values, **changes})
 
 
-@pytest.mark.parametrize("name", ["qwen3", "olmo2", "gemma2", "gemma3", "mixtral"])
+@pytest.mark.parametrize("name", ["qwen3", "olmo2", "gemma2", "gemma3", "mixtral", "gpt-oss", "llama4", "deepseek-v3"])
 def test_bfloat16_is_as_near_to_the_truth_as_transformers_is(name: str, tmp_path: Path) -> None:
     """The truth: the same rounded weights, computed in float32."""
-    pair = make_pair(name, tmp_path, torch.bfloat16)
+    every = {"num_experts_per_tok": 5} if name == "gpt-oss" else {}  # then none is chosen by a rounding
+    pair = make_pair(name, tmp_path, torch.bfloat16, **every)
     rng = np.random.default_rng(4)
     sequence = Sequenced(random_ids(rng, 75), list(range(19)))
     run(load(pair), [sequence], rng)
@@ -283,7 +355,7 @@ def test_bfloat16_is_as_near_to_the_truth_as_transformers_is(name: str, tmp_path
     assert error <= 1.2 * (pair.logits(sequence.ids) - truth).square().mean(-1).sqrt().median()
 
 
-@pytest.mark.parametrize("name", ["gemma2", "qwen3-moe"])
+@pytest.mark.parametrize("name", ["gemma2", "qwen3-moe", "deepseek-v2"])
 def test_the_engine_writes_what_transformers_would(name: str, tmp_path: Path) -> None:
     pair = make_pair(name, tmp_path, vocab_size=VOCAB_SIZE, eos_token_id=1)
     make_tokenizer(tmp_path)
@@ -306,6 +378,13 @@ def test_the_engine_writes_what_transformers_would(name: str, tmp_path: Path) ->
             assert last[token] >= last.max() - 1e-3, "the best token, or one that rounding cannot tell from it"
             known.append(token)
         assert len(known) == len(ids) + 8
+
+
+def test_latent_attention_is_refused_where_bits_must_not_depend_on_the_batch(tmp_path: Path) -> None:
+    make_pair("deepseek-v3", tmp_path, vocab_size=VOCAB_SIZE, eos_token_id=1)
+    make_tokenizer(tmp_path)
+    with pytest.raises(ConfigError, match="deterministic=True is not there for DeepseekV3ForCausalLM"):
+        Engine(tmp_path, kv_tokens=512, deterministic=True)
 
 
 def test_every_registered_architecture_is_one_of_these_or_llama() -> None:
@@ -425,7 +504,13 @@ def test_longrope_is_kept_to_the_context_that_its_short_factors_serve() -> None:
             {"text_config": {"model_type": "ministral3"}},
             "text_config: model_type 'ministral3' is not supported; supported: mistral",
         ),
-        ("GptOssForCausalLM", {}, "GptOssForCausalLM is not supported; supported: LlamaForCausalLM, Mistral"),
+        ("MambaForCausalLM", {}, "MambaForCausalLM is not supported; supported: LlamaForCausalLM, Mistral"),
+        ("Llama4ForCausalLM", {"no_rope_layers": [1, 0]}, "no_rope_layers must list 0 or 1 for each of 6 layers"),
+        ("Llama4ForCausalLM", {"layer_types": [SLIDING] * 6}, "must list chunked_attention or full_attention"),
+        ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not supported; supported:"),
+        ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob must be false in DeepSeek-V2"),
+        ("DeepseekV3ForCausalLM", {"n_group": 7}, "256 experts in 7 groups"),
+        ("DeepseekV3ForCausalLM", {"first_k_dense_replace": -1}, "first_k_dense_replace must be a whole number"),
         ("Qwen2ForCausalLM", {"quantization_config": {"quant_method": "gptq"}}, "quantization 'gptq' is not supported"),
     ],
 )

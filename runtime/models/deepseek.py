@@ -1,0 +1,127 @@
+"""DeepSeek V2 and V3: multi-head latent attention (latent.py), and experts in groups of which a token takes the best.
+
+V2 scores experts by a softmax and a group by its best expert; V3 by a sigmoid, corrected where experts are chosen, and
+a group by its best two. Layers that predict further tokens, which V3 has behind the others, are left on disk.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from niwaki.runtime.api import ModelError
+from niwaki.runtime.models.config import Experts, Family, Latent, LayerNames, ModelConfig
+from niwaki.runtime.models.fields import Fields, flag, number, text, whole
+
+
+def _deepseek(raw: Fields, llama: ModelConfig, experts: Experts) -> ModelConfig:
+    latent = Latent(
+        query_rank=None if raw.get("q_lora_rank") is None else whole(raw, "q_lora_rank"),
+        rank=whole(raw, "kv_lora_rank"),
+        head_dim=whole(raw, "qk_nope_head_dim"),
+        rotary_dim=llama.head_dim,
+        value_dim=whole(raw, "v_head_dim"),
+    )
+    first_sparse = raw.get("first_k_dense_replace")
+    if isinstance(first_sparse, bool) or not isinstance(first_sparse, int) or first_sparse < 0:
+        raise ModelError(f"first_k_dense_replace must be a whole number of layers, got {first_sparse!r}")
+    return replace(
+        llama,
+        num_kv_heads=1,
+        head_dim=latent.rank + latent.rotary_dim,
+        rotary_dim=latent.rotary_dim,
+        attention_scale=(latent.head_dim + latent.rotary_dim) ** -0.5 * _magnitude(raw) ** 2,
+        is_rope_interleaved=flag(raw, "rope_interleave", True),
+        latent=latent,
+        experts=experts,
+        layers=tuple(replace(kind, is_sparse=index >= first_sparse) for index, kind in enumerate(llama.layer_kinds)),
+        names=LayerNames(shared="mlp.shared_experts"),
+        ignored=(*llama.ignored, *_predicting_layers(raw, llama.num_layers)),
+    )
+
+
+def _deepseek_v2(raw: Fields, llama: ModelConfig) -> ModelConfig:
+    method = text(raw, "topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise ModelError(f"topk_method {method!r} is not supported; supported: greedy, group_limited_greedy")
+    if flag(raw, "norm_topk_prob"):
+        raise ModelError("norm_topk_prob must be false in DeepSeek-V2, got True")
+    is_grouped = method == "group_limited_greedy"
+    return _deepseek(
+        raw,
+        llama,
+        replace(
+            _experts(raw),
+            groups=whole(raw, "n_group") if is_grouped else 1,
+            groups_per_token=whole(raw, "topk_group") if is_grouped else 1,
+        ),
+    )
+
+
+def _deepseek_v3(raw: Fields, llama: ModelConfig) -> ModelConfig:
+    return _deepseek(
+        raw,
+        replace(llama, mlp_bias=False),
+        replace(
+            _experts(raw),
+            score="sigmoid",
+            has_correction=True,
+            renormalise=flag(raw, "norm_topk_prob", True),
+            groups=whole(raw, "n_group", 8),
+            groups_per_token=whole(raw, "topk_group", 4),
+            group_best=2,
+        ),
+    )
+
+
+def _experts(raw: Fields) -> Experts:
+    width = whole(raw, "moe_intermediate_size")
+    return Experts(
+        count=whole(raw, "n_routed_experts"),
+        per_token=whole(raw, "num_experts_per_tok"),
+        width=width,
+        renormalise=False,
+        shared_width=width * whole(raw, "n_shared_experts"),
+        is_shared_gated=False,
+        scale=number(raw, "routed_scaling_factor"),
+    )
+
+
+def _magnitude(raw: Fields) -> float:
+    """Of queries and keys each, where the context is stretched (YaRN, arXiv 2309.00071, section 3.4)."""
+    found = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    assert isinstance(found, dict), "read_ropes has looked at it"
+    if text(found, "rope_type", text(found, "type", "default")) == "default" or not found.get("mscale_all_dim"):
+        return 1.0
+    return 0.1 * number(found, "mscale_all_dim") * math.log(max(number(found, "factor"), 1.0)) + 1.0
+
+
+def _predicting_layers(raw: Fields, num_layers: int) -> tuple[str, ...]:
+    count = raw.get("num_nextn_predict_layers")
+    return tuple(f"model.layers.{num_layers + index}." for index in range(count if isinstance(count, int) else 0))
+
+
+V2_DEFAULTS: dict[str, object] = {
+    "first_k_dense_replace": 0,
+    "kv_lora_rank": 512,
+    "moe_intermediate_size": 1407,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "routed_scaling_factor": 1.0,
+    "v_head_dim": 128,
+}
+V3_DEFAULTS: dict[str, object] = {
+    **V2_DEFAULTS,
+    "first_k_dense_replace": 3,
+    "max_position_embeddings": 4096,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "routed_scaling_factor": 2.5,
+}
+DEEPSEEK_V2 = Family(_deepseek_v2, V2_DEFAULTS, head_dim="qk_rope_head_dim")
+DEEPSEEK_V3 = Family(_deepseek_v3, V3_DEFAULTS, head_dim="qk_rope_head_dim")
