@@ -1,14 +1,12 @@
-"""What takes too long, or is no longer wanted, ends: by the clock, though nobody reads, down to the engine's pages."""
+"""What takes too long, or is no longer wanted, ends: by the clock, though nobody reads."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,12 +14,7 @@ import niwaki as nw
 from niwaki.lang.clock import MANY, Clock
 from niwaki.lang.state import State
 from tests.lang.passing_time import passing_time
-from tests.lang.waiting import PATIENCE, wait_until
-
-if TYPE_CHECKING:
-    from niwaki.runtime.api import Constraint
-    from niwaki.runtime.constraints import CompiledConstraint
-    from niwaki.runtime.engine import Engine
+from tests.lang.waiting import PATIENCE, press_ctrl_c, wait_until
 
 LIMIT = 0.3  # seconds: what the programs below are given, enough for a loaded machine to start them
 LONG = "word " * 2000  # takes longer than that, and next to no work: a thread that still makes it holds its branch
@@ -295,12 +288,6 @@ def test_cancel_ends_the_state_and_its_forks_and_gives_their_branches_back(slow:
     state.cancel()  # again does nothing
 
 
-def press_ctrl_c() -> None:
-    ident = threading.main_thread().ident
-    assert ident is not None
-    signal.pthread_kill(ident, signal.SIGINT)
-
-
 def test_ctrl_c_in_run_ends_the_program_and_its_forks(slow: nw.ScriptedBackend) -> None:
     states: list[State] = []
 
@@ -402,89 +389,3 @@ def test_leaving_a_batch_early_cancels_the_rows_that_run() -> None:
     assert {type(error) for error in ended} == {nw.Cancelled}
     wait_until(lambda: not any_branch_is_open(backend))
     backend.shutdown()
-
-
-# -- down to the engine -----------------------------------------------------------------------------------------------
-
-
-@nw.function
-def long_forks(s: State) -> list[State]:
-    s += "A long story about a tree that grew near the old river."
-    forks = s.fork(3)
-    forks += lambda i: f"\n{i}:" + nw.gen("x", max_tokens=3000, ignore_eos=True)
-    forks.join()
-    s += nw.gen("y", max_tokens=3000, ignore_eos=True)
-    return list(forks)
-
-
-def engine_is_idle(engine: Engine) -> bool:
-    gc.collect()
-    stats = engine.stats()
-    return not (stats["requests_running"] or stats["requests_waiting"] or stats["pages_held"])
-
-
-def by_the_clock(engine: Engine) -> State:
-    return long_forks.run(backend=engine, timeout=0.3)
-
-
-def by_a_gens_clock(engine: Engine) -> State:
-    @nw.function
-    def f(s: State) -> None:
-        s += "A long story." + nw.gen("x", max_tokens=3000, ignore_eos=True, timeout=0.3)
-
-    return f.run(backend=engine)
-
-
-def by_cancel(engine: Engine) -> State:
-    state = long_forks.run(backend=engine)
-    state.cancel()
-    return state
-
-
-@pytest.mark.parametrize("end", [by_the_clock, by_a_gens_clock, by_cancel])
-def test_pages_come_back_from_what_was_ended(bundled_engine: Engine, end: Callable[[Engine], State]) -> None:
-    state = end(bundled_engine)
-    wait_until(lambda: engine_is_idle(bundled_engine))  # the state is still held, and nobody has read it
-    bundled_engine.backend.check()
-    assert isinstance(state.error(), nw.TimedOut | nw.Cancelled)
-
-
-def test_pages_come_back_from_a_cancelled_arun(bundled_engine: Engine) -> None:
-    async def main() -> None:
-        task = asyncio.create_task(long_forks.arun(backend=bundled_engine))
-        await asyncio.sleep(0.1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
-    wait_until(lambda: engine_is_idle(bundled_engine))
-    bundled_engine.backend.check()
-
-
-def test_what_is_cancelled_while_its_constraint_compiles_never_reaches_the_engine(
-    bundled_engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiler = bundled_engine.backend._compiler
-    compile_one = compiler.compile
-    gate, is_compiling = threading.Event(), threading.Event()
-
-    def compile_when_told(constraint: Constraint) -> CompiledConstraint:
-        is_compiling.set()
-        assert gate.wait(PATIENCE)
-        return compile_one(constraint)
-
-    monkeypatch.setattr(compiler, "compile", compile_when_told)
-
-    @nw.function
-    async def f(s: State) -> None:
-        s += "A" + nw.gen("x", regex="[b-y]{900}", max_tokens=1000)
-        assert await asyncio.to_thread(is_compiling.wait, PATIENCE)
-        s.cancel()
-
-    steps = bundled_engine.stats()["generated_tokens"]
-    with pytest.raises(nw.Cancelled):
-        f.run(backend=bundled_engine)["x"]
-    gate.set()
-    wait_until(lambda: engine_is_idle(bundled_engine))
-    assert bundled_engine.stats()["generated_tokens"] == steps

@@ -1,8 +1,9 @@
-"""Waiting in a test for what other threads do."""
+"""Waiting in a test for what other threads do, and interrupting the one that waits."""
 
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -18,3 +19,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
         assert time.monotonic() < deadline, "it never came true"
         gc.collect()
         pause.wait(0.005)
+
+
+def press_ctrl_c() -> None:
+    ident = threading.main_thread().ident
+    assert ident is not None
+    signal.pthread_kill(ident, signal.SIGINT)
