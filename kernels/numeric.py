@@ -85,21 +85,3 @@ def dot(a: Array, b: Array) -> np.float32:
     for i in range(a.shape[0]):
         result += a[i] * load(b[i])
     return result
-
-
-@jit(fastmath=REDUCTION)
-def sum_of(a: Array, row: int, count: int) -> np.float32:
-    """The sum of the first `count` float32 elements of a row."""
-    result = np.float32(0.0)
-    for i in range(count):
-        result += a[row, i]
-    return result
-
-
-@jit(fastmath=REDUCTION | {"nnan"})
-def largest_of(a: Array, row: int, count: int, floor: np.float32) -> np.float32:
-    """The largest of `floor` and the first `count` float32 elements of a row; some number where one of them is NaN."""
-    result = floor
-    for i in range(count):
-        result = a[row, i] if a[row, i] > result else result
-    return result

@@ -4,10 +4,11 @@ Each query streams its keys once, a block of BLOCK positions at a time from posi
 between blocks, so the result depends on nothing but the query and its keys. All query heads of a group share each
 loaded key. A bfloat16 pool is read as uint16 and shifted to float32. A sliding window skips the blocks before it.
 
-Within a block two heads of a group are scored against four keys at a time and mixed from two values at a time, eight
-sums of sixteen lanes each (simd.py). Pages lie anywhere, which the processor cannot foresee: scoring a key asks memory
-for its value, mixing one for a key of the next block. Inner functions get whole arrays and where to begin in them, for
-Numba counts the references to each slice of an array, which takes a part of the time that a block does.
+Within a block two heads of a group are scored against four keys at a time, eight sums of sixteen lanes (simd.py), and
+mixed from MIXED keys before their sums go back to memory. Pages lie anywhere, which the processor cannot foresee:
+scoring a key asks memory for its value and for a later key, a few lines at a time, since a core waits for no more than
+a dozen at once. Inner functions get whole arrays and where to begin in them, for Numba counts the references to each
+slice of an array, which takes a part of the time that a block does.
 """
 
 from __future__ import annotations
@@ -20,17 +21,38 @@ from numba import prange
 
 from niwaki.kernels.checks import check_arrays
 from niwaki.kernels.jit import get_num_threads, jit
-from niwaki.kernels.numeric import exp_f32, largest_of, load, store, sum_of
+from niwaki.kernels.numeric import exp_f32, load, store
 from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.partial import NOTHING, Float32s, Partial
 from niwaki.kernels.plan import DecodeQueries
 from niwaki.kernels.rule import NO_CAP, PLAIN, AttentionRule
 from niwaki.kernels.segments import Int32s, Int64s
-from niwaki.kernels.simd import LANES, load16, multiply_add, prefetch, splat, store16, sum_four, zeros
+from niwaki.kernels.simd import (
+    LANES,
+    element_at,
+    exp16,
+    larger,
+    largest_lane,
+    load16,
+    load_pair,
+    load_part,
+    multiply_add,
+    place_in_pair,
+    prefetch,
+    splat,
+    splat_at,
+    store16,
+    sum_eight,
+    sum_of_lanes,
+    zeros,
+)
 
 NO_SINKS = np.empty(0, np.float32)
 BLOCK = 64  # keys between two rescalings of the running sum
+MIXED = 32  # keys mixed in registers
+AHEAD = 16  # keys between the one that is scored and the one that is asked for
 LINE = 64  # bytes that memory gives at a time
+LEAST = np.float32(-1e30)  # stands for the score of a key that is not there
 
 # Key elements read (keys x kv heads x head_dim) from which threads pay: about 1.5 ms of work for one. Waking a second
 # costs 0.05 ms on an idle machine, but where other processes hold the cores, milliseconds may pass until it runs.
@@ -82,7 +104,7 @@ def paged_decode_attention(
         _decode_parallel(*args, _equal_shares(read, kv_heads, threads))
 
 
-def _array_of_sinks(sinks: Operand, heads: int) -> Float32s:
+def _array_of_sinks(sinks: Operand, heads: int) -> Array:
     """Checked: one for each head."""
     array = sinks.array
     if array is None or array.dtype != np.float32 or array.shape != (heads,):
@@ -183,17 +205,17 @@ def _decode_items(
     page_size, kv_heads, head_dim = k_pool.shape[1:]
     heads = q.shape[1]
     group = heads // kv_heads
+    width = kv_heads * head_dim
     factor = np.float32(scale)
+    is_half = k_pool.itemsize == 2
     cap = np.float32(soft_cap)
     is_capped = soft_cap < math.inf
     padded = (head_dim + 2 * LANES - 1) // (2 * LANES) * (2 * LANES)
-    query = np.zeros(heads * padded, np.float32)
+    query = np.zeros(heads * padded, np.float32)  # each head in the order of pairs, as the sums
     mixed = np.zeros(heads * padded, np.float32)  # sum of weight x value so far
-    weights = np.empty((heads, BLOCK), np.float32)  # of the block at hand: scores, then their exponentials
-    flat_weights = weights.reshape(-1)
+    weights = np.empty(heads * BLOCK, np.float32)  # of the block at hand: scores, then their exponentials
     highest = np.empty(heads, np.float32)
     total = np.empty(heads, np.float32)
-    shrink = np.empty(heads, np.float32)  # what the block does to the sums before it
     at = np.zeros(2 * BLOCK, np.int64)  # where the keys of the block begin in the pool, and those of the next one
     k = k_pool.reshape(-1)
     v = v_pool.reshape(-1)
@@ -205,157 +227,163 @@ def _decode_items(
         item += last_head - first_head
         for h in range(first_head * group, last_head * group):
             for d in range(head_dim):
-                query[h * padded + d] = load(q[token[i], h, d]) * factor
-                mixed[h * padded + d] = partial_mixed[token[i], h, d] if first_key[i] > 0 else np.float32(0.0)
+                place = h * padded + place_in_pair(d, is_half)
+                query[place] = load(q[token[i], h, d]) * factor
+                mixed[place] = partial_mixed[token[i], h, d] if first_key[i] > 0 else np.float32(0.0)
             # Weights that sum to e^lse, seen from e^lse, sum to 1.
-            highest[h] = partial_lse[token[i], h] if first_key[i] > 0 else np.float32(-1e30)
+            highest[h] = partial_lse[token[i], h] if first_key[i] > 0 else LEAST
             total[h] = np.float32(1.0) if first_key[i] > 0 else np.float32(0.0)
-        first = max(first_key[i], length[i] - window, (length[i] - 1) // chunk * chunk)
         # Blocks start at multiples of BLOCK, whatever the window: a row's sums do not depend on where it was cut.
-        for start in range(first // BLOCK * BLOCK, length[i], BLOCK):
-            block = max(start, first)
-            count = min(start + BLOCK, length[i]) - block
-            end = block + count
-            row, width = table_row[i], kv_heads * head_dim
-            _place(page_table, row, block, count, page_size, width, at, 0)
-            _place(page_table, row, end, min(BLOCK, length[i] - end), page_size, width, at, BLOCK)
-            for head in range(first_head, last_head):
-                for h in range(head * group, head * group + group, 2):
-                    other = min(h + 1, head * group + group - 1)
-                    _score(
-                        query, h * padded, other * padded, k, v, at, head * head_dim, head_dim, count,
-                        flat_weights, h * BLOCK, other * BLOCK,
-                    )  # fmt: skip
+        block = max(first_key[i], length[i] - window, (length[i] - 1) // chunk * chunk)
+        end = min(block // BLOCK * BLOCK + BLOCK, length[i])
+        _place(page_table, table_row[i], block, end - block, page_size, width, at)
+        while block < length[i]:
+            count = end - block
+            block, end = end, min(end + BLOCK, length[i])
+            at[:BLOCK] = at[BLOCK:]
+            _place(page_table, table_row[i], block, end - block, page_size, width, at)
+            _score(query, k, v, at, count, first_head, last_head, group, head_dim, weights)
             for h in range(first_head * group, last_head * group):
+                first, last = h * BLOCK, h * BLOCK + count
                 if is_capped:
-                    for j in range(count):  # tanh(x) = 1 - 2 / (e^2x + 1)
-                        power = exp_f32(np.float32(2.0) * weights[h, j] / cap)
-                        weights[h, j] = cap - np.float32(2.0) * cap / (power + np.float32(1.0))
-                top = largest_of(weights, h, count, highest[h])
-                shrink[h] = exp_f32(highest[h] - top)
-                for j in range(count):
-                    weights[h, j] = exp_f32(weights[h, j] - top)
+                    for j in range(first, last):  # tanh(x) = 1 - 2 / (e^2x + 1)
+                        power = exp_f32(np.float32(2.0) * weights[j] / cap)
+                        weights[j] = cap - np.float32(2.0) * cap / (power + np.float32(1.0))
+                top, sum_of_block = _exponentials(weights, first, last, highest[h])
+                shrink = exp_f32(highest[h] - top)
                 highest[h] = top
-                total[h] = total[h] * shrink[h] + sum_of(weights, h, count)
-            for head in range(first_head, last_head):
-                for h in range(head * group, head * group + group, 2):
-                    other = min(h + 1, head * group + group - 1)
-                    _mix(
-                        weights, h, other, k, v, at, head * head_dim, head_dim, count,
-                        shrink[h], shrink[other], mixed, h * padded, other * padded,
-                    )  # fmt: skip
+                total[h] = total[h] * shrink + sum_of_block
+                for d in range(h * padded, h * padded + padded):
+                    mixed[d] *= shrink
+            for first in range(0, count, MIXED):
+                last = min(first + MIXED, count)
+                _mix(weights, first, last, v, at, first_head, last_head, group, head_dim, mixed)
         for h in range(first_head * group, last_head * group):
             if sinks.shape[0]:
                 total[h] += exp_f32(sinks[h] - highest[h])
             inverse = np.float32(1.0) / total[h]
             for d in range(head_dim):
-                out[token[i], h, d] = store(mixed[h * padded + d] * inverse, q[0, 0, 0])
+                place = h * padded + place_in_pair(d, is_half)
+                out[token[i], h, d] = store(mixed[place] * inverse, q[0, 0, 0])
 
 
 @jit()
-def _place(
-    page_table: Int32s, row: int, block: int, count: int, page_size: int, width: int, at: Int64s, to: int
-) -> None:
-    """at[to + j] = the element of the pool where key `block` + j of the row begins, up to a multiple of four keys."""
+def _place(page_table: Int32s, row: int, block: int, count: int, page_size: int, width: int, at: Int64s) -> None:
+    """at[BLOCK + j] = the element of the pool where key `block` + j of the row begins, up to a multiple of four."""
     page = block // page_size
     offset = block % page_size
-    base = np.int64(0)
-    for j in range(count):
-        if offset == page_size:
-            offset = 0
-            page += 1
-        if j == 0 or offset == 0:
-            base = np.int64(page_table[row, page]) * page_size
-        at[to + j] = (base + offset) * width
-        offset += 1
-    for j in range(max(count, 0), (count + 3) // 4 * 4):
-        at[to + j] = at[to + count - 1]
+    j = 0
+    while j < count:
+        base = (np.int64(page_table[row, page]) * page_size + offset) * width
+        stop = min(count, j + page_size - offset)
+        for key in range(j, stop):
+            at[BLOCK + key] = base + (key - j) * width
+        j, page, offset = stop, page + 1, 0
+    for key in range(count, (count + 3) // 4 * 4):
+        at[BLOCK + key] = at[BLOCK + count - 1]
 
 
 @jit()
 def _score(
-    query: Float32s, own_query: int, other_query: int, k: Array, v: Array, at: Int64s, base: int, head_dim: int,
-    count: int, weights: Float32s, own: int, other: int,
+    query: Float32s, k: Array, v: Array, at: Int64s, count: int, first_head: int, last_head: int, group: int,
+    head_dim: int, weights: Float32s,
 ) -> None:  # fmt: skip
-    """Scores of `count` keys for two heads, which may be the same one, four keys at a time. Asks for their values.
-
-    The heads' queries begin at `own_query` and `other_query`, their weights at `own` and `other`.
-    """
+    """weights[h x BLOCK + j] = the score of key j, up to a multiple of four keys, for every head of the kv heads."""
+    whole = head_dim // (2 * LANES) * (2 * LANES)
+    padded = (head_dim + 2 * LANES - 1) // (2 * LANES) * (2 * LANES)
     for j in range(0, count, 4):
-        first, second, third, fourth = at[j] + base, at[j + 1] + base, at[j + 2] + base, at[j + 3] + base
-        for d in range(0, head_dim, LINE // v.itemsize):
-            prefetch(v, first + d)
-            prefetch(v, second + d)
-            prefetch(v, third + d)
-            prefetch(v, fourth + d)
-        a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zeros()
-        for d in range(0, head_dim, LANES):
-            left = head_dim - d
-            x = load16(query, own_query + d, LANES)
-            y = load16(query, other_query + d, LANES)
-            if left >= LANES:  # one branch for all of them
-                k0, k1 = load16(k, first + d, LANES), load16(k, second + d, LANES)
-                k2, k3 = load16(k, third + d, LANES), load16(k, fourth + d, LANES)
-            else:
-                k0, k1 = load16(k, first + d, left), load16(k, second + d, left)
-                k2, k3 = load16(k, third + d, left), load16(k, fourth + d, left)
-            a0 = multiply_add(k0, x, a0)
-            a1 = multiply_add(k1, x, a1)
-            a2 = multiply_add(k2, x, a2)
-            a3 = multiply_add(k3, x, a3)
-            b0 = multiply_add(k0, y, b0)
-            b1 = multiply_add(k1, y, b1)
-            b2 = multiply_add(k2, y, b2)
-            b3 = multiply_add(k3, y, b3)
-        sum_four(weights, own + j, a0, a1, a2, a3)
-        sum_four(weights, other + j, b0, b1, b2, b3)
+        own0, own1, own2, own3 = (
+            element_at(at, j), element_at(at, j + 1), element_at(at, j + 2), element_at(at, j + 3)
+        )  # fmt: skip
+        next0, next1, next2, next3 = (
+            element_at(at, j + AHEAD), element_at(at, j + AHEAD + 1),
+            element_at(at, j + AHEAD + 2), element_at(at, j + AHEAD + 3),
+        )  # fmt: skip
+        for head in range(first_head, last_head):
+            base = head * head_dim
+            for d in range(base, base + head_dim, LINE // k.itemsize):
+                prefetch(v, own0 + d)
+                prefetch(v, own1 + d)
+                prefetch(v, own2 + d)
+                prefetch(v, own3 + d)
+                prefetch(k, next0 + d)
+                prefetch(k, next1 + d)
+                prefetch(k, next2 + d)
+                prefetch(k, next3 + d)
+            for h in range(head * group, head * group + group, 2):
+                other = min(h + 1, head * group + group - 1)  # in a group of odd size the last head goes with itself
+                a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zeros()
+                for d in range(0, padded, 2 * LANES):
+                    x, x_high = load16(query, h * padded + d), load16(query, h * padded + d + LANES)
+                    y, y_high = load16(query, other * padded + d), load16(query, other * padded + d + LANES)
+                    e = base + d
+                    if d < whole:
+                        low0, high0 = load_pair(k, own0 + e)
+                        low1, high1 = load_pair(k, own1 + e)
+                        low2, high2 = load_pair(k, own2 + e)
+                        low3, high3 = load_pair(k, own3 + e)
+                    else:
+                        low0, high0 = load_part(k, own0 + e, head_dim - d)
+                        low1, high1 = load_part(k, own1 + e, head_dim - d)
+                        low2, high2 = load_part(k, own2 + e, head_dim - d)
+                        low3, high3 = load_part(k, own3 + e, head_dim - d)
+                    a0 = multiply_add(high0, x_high, multiply_add(low0, x, a0))
+                    b0 = multiply_add(high0, y_high, multiply_add(low0, y, b0))
+                    a1 = multiply_add(high1, x_high, multiply_add(low1, x, a1))
+                    b1 = multiply_add(high1, y_high, multiply_add(low1, y, b1))
+                    a2 = multiply_add(high2, x_high, multiply_add(low2, x, a2))
+                    b2 = multiply_add(high2, y_high, multiply_add(low2, y, b2))
+                    a3 = multiply_add(high3, x_high, multiply_add(low3, x, a3))
+                    b3 = multiply_add(high3, y_high, multiply_add(low3, y, b3))
+                sum_eight(weights, h * BLOCK + j, other * BLOCK + j, a0, a1, a2, a3, b0, b1, b2, b3)
+
+
+@jit()
+def _exponentials(weights: Float32s, first: int, last: int, highest: np.float32) -> tuple[np.float32, np.float32]:
+    """weights[first:last] = e^(weight - top). Returns top, the largest of them and `highest`, and their sum.
+
+    What follows up to a multiple of LANES is overwritten.
+    """
+    end = first + (last - first + LANES - 1) // LANES * LANES
+    for j in range(last, end):
+        weights[j] = LEAST
+    tops = splat(highest)
+    for j in range(first, end, LANES):
+        tops = larger(tops, load16(weights, j))
+    top = largest_lane(tops)
+    one, minus_top, total = splat(np.float32(1.0)), splat(-top), zeros()
+    for j in range(first, end, LANES):
+        power = exp16(multiply_add(load16(weights, j), one, minus_top))
+        store16(weights, j, power)
+        total = multiply_add(power, one, total)
+    return top, sum_of_lanes(total)
 
 
 @jit()
 def _mix(
-    weights: Array, own: int, other: int, k: Array, v: Array, at: Int64s, base: int, head_dim: int, count: int,
-    shrink: np.float32, other_shrink: np.float32, mixed: Float32s, own_mixed: int, other_mixed: int,
+    weights: Float32s, first: int, last: int, v: Array, at: Int64s, first_head: int, last_head: int, group: int,
+    head_dim: int, mixed: Float32s,
 ) -> None:  # fmt: skip
-    """mixed = mixed x shrink + the sum of weight x value, for two heads, which may be the same one.
-
-    The heads' weights are the rows `own` and `other`, their sums begin at `own_mixed` and `other_mixed`. Asks for the
-    keys of the next block.
-    """
-    if count % 2:
-        weights[own, count] = weights[other, count] = np.float32(0.0)
-    for d in range(0, head_dim, 2 * LANES):
-        left = head_dim - d
-        a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zeros()
-        for j in range(0, count, 2):
-            first, second = at[j] + base + d, at[j + 1] + base + d
-            if d == 0:
-                for ahead in range(0, head_dim, LINE // k.itemsize):
-                    prefetch(k, at[BLOCK + j] + base + ahead)
-                    prefetch(k, at[BLOCK + j + 1] + base + ahead)
-            if left >= 2 * LANES:
-                v0, v1 = load16(v, first, LANES), load16(v, first + LANES, LANES)
-                v2, v3 = load16(v, second, LANES), load16(v, second + LANES, LANES)
-            else:
-                v0, v1 = load16(v, first, left), load16(v, first + LANES, left - LANES)
-                v2, v3 = load16(v, second, left), load16(v, second + LANES, left - LANES)
-            x, y = splat(weights[own, j]), splat(weights[other, j])
-            a0 = multiply_add(v0, x, a0)
-            a1 = multiply_add(v1, x, a1)
-            b0 = multiply_add(v0, y, b0)
-            b1 = multiply_add(v1, y, b1)
-            x, y = splat(weights[own, j + 1]), splat(weights[other, j + 1])
-            a2 = multiply_add(v2, x, a2)
-            a3 = multiply_add(v3, x, a3)
-            b2 = multiply_add(v2, y, b2)
-            b3 = multiply_add(v3, y, b3)
-        # Both heads are read before either is written: they may be one.
-        one, factor, other_factor = splat(np.float32(1.0)), splat(shrink), splat(other_shrink)
-        first, second = own_mixed + d, other_mixed + d
-        a0 = multiply_add(load16(mixed, first, LANES), factor, multiply_add(a2, one, a0))
-        a1 = multiply_add(load16(mixed, first + LANES, LANES), factor, multiply_add(a3, one, a1))
-        b0 = multiply_add(load16(mixed, second, LANES), other_factor, multiply_add(b2, one, b0))
-        b1 = multiply_add(load16(mixed, second + LANES, LANES), other_factor, multiply_add(b3, one, b1))
-        store16(mixed, first, a0)
-        store16(mixed, first + LANES, a1)
-        store16(mixed, second, b0)
-        store16(mixed, second + LANES, b1)
+    """mixed += weight x value of keys first to last of the block, for every head of the kv heads."""
+    whole = head_dim // (2 * LANES) * (2 * LANES)
+    padded = (head_dim + 2 * LANES - 1) // (2 * LANES) * (2 * LANES)
+    for head in range(first_head, last_head):
+        for h in range(head * group, head * group + group, 2):
+            other = min(h + 1, head * group + group - 1)
+            for d in range(0, padded, 2 * LANES):
+                e = head * head_dim + d
+                a, b = h * padded + d, other * padded + d
+                a_low, a_high = load16(mixed, a), load16(mixed, a + LANES)
+                b_low, b_high = load16(mixed, b), load16(mixed, b + LANES)
+                for j in range(first, last):
+                    if d < whole:
+                        low, high = load_pair(v, element_at(at, j) + e)
+                    else:
+                        low, high = load_part(v, element_at(at, j) + e, head_dim - d)
+                    x, y = splat_at(weights, h * BLOCK + j), splat_at(weights, other * BLOCK + j)
+                    a_low, a_high = multiply_add(low, x, a_low), multiply_add(high, x, a_high)
+                    b_low, b_high = multiply_add(low, y, b_low), multiply_add(high, y, b_high)
+                store16(mixed, a, a_low)
+                store16(mixed, a + LANES, a_high)
+                store16(mixed, b, b_low)
+                store16(mixed, b + LANES, b_high)

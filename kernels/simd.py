@@ -1,11 +1,17 @@
 """Sixteen float32 at once, inside Numba kernels: values that LLVM keeps in registers, and loads that widen bfloat16.
 
 LLVM's own vectoriser prefers half of a 512-bit register, and sums each product of two rows by itself; these kernels
-hold eight sums at a time. Nothing here names a processor: where registers are shorter, LLVM splits the vectors.
+hold eight sums at a time. Nothing here names a processor: where registers are shorter, LLVM splits the vectors. Nor are
+indices checked, or counted from the end when negative, which takes as long as the arithmetic.
+
+Memory is read two vectors at a time. Of bfloat16 that is one load: its even elements are the lower halves of sixteen
+32-bit words and its odd ones the upper, so a shift and a mask widen them. What such a pair is multiplied with or added
+to must lie in the same order, which `place_in_pair` tells; for float32 it is the natural one.
 
     total = zeros()
-    for d in range(0, head_dim, LANES):
-        total = multiply_add(load16(keys, at + d, head_dim - d), load16(query, d, head_dim - d), total)
+    for d in range(0, head_dim, 2 * LANES):
+        low, high = load_pair(keys, at + d)
+        total = multiply_add(high, load16(query, d + LANES), multiply_add(low, load16(query, d), total))
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -22,14 +28,16 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
+from niwaki.kernels.jit import jit
+from niwaki.kernels.numeric import LN2_HIGH, LN2_LOW, LOG2_E
 from niwaki.kernels.operand import Array
+from niwaki.kernels.segments import Int64s
 
 LANES = 16
+ROUNDING = 1.5 * 2**23
 
 FLOATS = ir.VectorType(ir.FloatType(), LANES)
 INTS = ir.VectorType(ir.IntType(32), LANES)
-HALVES = ir.VectorType(ir.IntType(16), LANES)
-BITS = ir.VectorType(ir.IntType(1), LANES)
 
 
 class Vector(types.Type):
@@ -40,6 +48,7 @@ class Vector(types.Type):
 
 
 VECTOR = Vector()
+PAIR = types.UniTuple(VECTOR, 2)
 
 
 @register_model(Vector)
@@ -65,46 +74,150 @@ def _splat(typing, value):
 
 
 @intrinsic
+def _splat_at(typing, array, index):
+    """array[index] in every lane."""
+
+    def generate(context, builder, signature, args):
+        return _in_all_lanes(builder, builder.load(_element(context, builder, signature, args)))
+
+    return VECTOR(array, index), generate
+
+
+@intrinsic
+def _element_at(typing, array, index):
+    """array[index]."""
+
+    def generate(context, builder, signature, args):
+        return builder.load(_element(context, builder, signature, args))
+
+    return array.dtype(array, index), generate
+
+
+@intrinsic
 def _multiply_add(typing, a, b, c):
     """a b + c in every lane."""
 
     def generate(context, builder, signature, args):
-        kind = ir.FunctionType(FLOATS, [FLOATS] * 3)
-        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.fmuladd.v16f32"), args)
+        return _fused(builder, *args)
 
     return VECTOR(a, b, c), generate
 
 
 @intrinsic
-def _load16(typing, array, index, left):
-    """array[index : index + 16] as float32; from lane `left` on zeros, and that memory is not touched.
+def _larger(typing, a, b):
+    """The larger of both in every lane; a where b is NaN."""
+
+    def generate(context, builder, signature, args):
+        a, b = args
+        return builder.select(builder.fcmp_ordered(">", b, a), b, a)
+
+    return VECTOR(a, b), generate
+
+
+@intrinsic
+def _exp16(typing, x):
+    """e**x in every lane for x <= 0, to the precision of `numeric.exp_f32`; NaN stays NaN."""
+
+    def generate(context, builder, signature, args):
+        lowest = _constant(-87.0)
+        x = builder.select(builder.fcmp_ordered("<", args[0], lowest), lowest, args[0])
+        # Added to 1.5 x 2**23, a number is rounded to an integer, which then stands in the lowest bits.
+        shifted = _fused(builder, x, _constant(float(LOG2_E)), _constant(ROUNDING))
+        n = builder.fsub(shifted, _constant(ROUNDING))
+        r = _fused(builder, n, _constant(-float(LN2_HIGH)), x)
+        r = _fused(builder, n, _constant(-float(LN2_LOW)), r)
+        power = _constant(1 / 720)
+        for factor in (1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0):
+            power = _fused(builder, power, r, _constant(factor))
+        exponent = builder.shl(builder.bitcast(shifted, INTS), ir.Constant(INTS, [23] * LANES))
+        return builder.bitcast(builder.add(builder.bitcast(power, INTS), exponent), FLOATS)
+
+    return VECTOR(x), generate
+
+
+@intrinsic
+def _largest_lane(typing, a):
+    """The largest lane of `a`, which holds no NaN."""
+
+    def generate(context, builder, signature, args):
+        kind = ir.FunctionType(ir.FloatType(), [FLOATS])
+        reduce = cgutils.get_or_insert_function(builder.module, kind, "llvm.vector.reduce.fmax.v16f32")
+        return builder.call(reduce, args, fastmath=("nnan",))
+
+    return types.float32(a), generate
+
+
+@intrinsic
+def _sum_of_lanes(typing, a):
+    """The sum of the lanes, in the order that suits the processor."""
+
+    def generate(context, builder, signature, args):
+        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType(), FLOATS])
+        reduce = cgutils.get_or_insert_function(builder.module, kind, "llvm.vector.reduce.fadd.v16f32")
+        return builder.call(reduce, [ir.Constant(ir.FloatType(), 0.0), *args], fastmath=("reassoc",))
+
+    return types.float32(a), generate
+
+
+@intrinsic
+def _load16(typing, array, index):
+    """array[index : index + 16]; array float32, of one dimension, contiguous and long enough."""
+
+    def generate(context, builder, signature, args):
+        pointer = _element(context, builder, signature, args)
+        return builder.load(builder.bitcast(pointer, FLOATS.as_pointer()), align=4)
+
+    return VECTOR(array, index), generate
+
+
+@intrinsic
+def _load_pair(typing, array, index):
+    """array[index : index + 32] as two vectors: of bfloat16 the even elements and the odd ones, of float32 the first
+    sixteen and the others.
 
     array: float32, or bfloat16 as uint16, of one dimension and contiguous.
     """
     is_half = isinstance(array.dtype, types.Integer)
-    lanes = HALVES if is_half else FLOATS
-    name = "v16i16" if is_half else "v16f32"
+
+    def generate(context, builder, signature, args):
+        pointer = _element(context, builder, signature, args)
+        if is_half:
+            words = builder.load(builder.bitcast(pointer, INTS.as_pointer()), align=2)
+            pair = _widen(builder, words)
+        else:
+            vectors = builder.bitcast(pointer, FLOATS.as_pointer())
+            second = builder.gep(vectors, [ir.Constant(ir.IntType(64), 1)])
+            pair = [builder.load(vector, align=4) for vector in (vectors, second)]
+        return context.make_tuple(builder, signature.return_type, pair)
+
+    return PAIR(array, index), generate
+
+
+@intrinsic
+def _load_part(typing, array, index, left):
+    """`load_pair` of the first `left` < 32 elements: zeros from there on, and that memory is not touched."""
+    is_half = isinstance(array.dtype, types.Integer)
+    element = ir.IntType(16) if is_half else ir.FloatType()
+    lanes, bits = ir.VectorType(element, 2 * LANES), ir.VectorType(ir.IntType(1), 2 * LANES)
+    name = "v32i16" if is_half else "v32f32"
 
     def generate(context, builder, signature, args):
         vector = builder.bitcast(_element(context, builder, signature, args), lanes.as_pointer())
-        align = 2 if is_half else 4
-        loaded = cgutils.alloca_once(builder, lanes)
         left = context.cast(builder, args[2], signature.args[2], types.int32)
-        is_whole = builder.icmp_signed(">=", left, ir.Constant(ir.IntType(32), LANES))
-        with builder.if_else(is_whole, likely=True) as (whole, part):
-            with whole:
-                builder.store(builder.load(vector, align=align), loaded)
-            with part:
-                numbers = ir.Constant(INTS, list(range(LANES)))
-                mask = builder.icmp_signed("<", numbers, _in_all_lanes(builder, left))
-                kind = ir.FunctionType(lanes, [lanes.as_pointer(), ir.IntType(32), BITS, lanes])
-                read = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.load.{name}.p0")
-                zero = ir.Constant(lanes, None)
-                builder.store(builder.call(read, [vector, ir.Constant(ir.IntType(32), align), mask, zero]), loaded)
-        value = builder.load(loaded)
-        return _widen(builder, value) if is_half else value
+        numbers = ir.Constant(ir.VectorType(ir.IntType(32), 2 * LANES), list(range(2 * LANES)))
+        mask = builder.icmp_signed("<", numbers, _in_all_lanes(builder, left, 2 * LANES))
+        align = ir.Constant(ir.IntType(32), 2 if is_half else 4)
+        kind = ir.FunctionType(lanes, [lanes.as_pointer(), ir.IntType(32), bits, lanes])
+        read = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.load.{name}.p0")
+        value = builder.call(read, [vector, align, mask, ir.Constant(lanes, None)])
+        if is_half:
+            pair = _widen(builder, builder.bitcast(value, INTS))
+        else:
+            halves = (range(LANES), range(LANES, 2 * LANES))
+            pair = [builder.shuffle_vector(value, value, ir.Constant(INTS, list(half))) for half in halves]
+        return context.make_tuple(builder, signature.return_type, pair)
 
-    return VECTOR(array, index, left), generate
+    return PAIR(array, index, left), generate
 
 
 @intrinsic
@@ -120,20 +233,25 @@ def _store16(typing, array, index, value):
 
 
 @intrinsic
-def _sum_four(typing, array, index, a, b, c, d):
-    """array[index : index + 4] = the sums of the lanes of a, b, c and d; array float32."""
+def _sum_eight(typing, array, index, other, a0, a1, a2, a3, b0, b1, b2, b3):
+    """array[index : index + 4] = the sums of the lanes of a0 to a3, array[other : other + 4] = those of b0 to b3."""
 
     def generate(context, builder, signature, args):
-        _, _, a, b, c, d = args
-        quarters = _fold(builder, _fold(builder, a, b, 8), _fold(builder, c, d, 8), 4)
-        pairs = _fold(builder, quarters, quarters, 2)
-        sums = _fold(builder, pairs, pairs, 1)
-        four = builder.shuffle_vector(sums, sums, ir.Constant(ir.VectorType(ir.IntType(32), 4), [0, 1, 2, 3]))
-        pointer = _element(context, builder, signature, args)
-        builder.store(four, builder.bitcast(pointer, four.type.as_pointer()), align=4)
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        a, b = args[3:7], args[7:11]
+        both = [_fold(builder, x, y, 8) for x, y in zip(a, b, strict=True)]
+        even, odd = _fold(builder, both[0], both[2], 4), _fold(builder, both[1], both[3], 4)
+        folded = _fold(builder, even, odd, 2)  # lane 8 x (a or b) + 2 x (0 to 3), and half of each sum beside it
+        beside = builder.shuffle_vector(folded, folded, ir.Constant(INTS, [lane ^ 1 for lane in range(LANES)]))
+        sums = builder.fadd(folded, beside)
+        for number, first in ((1, 0), (2, 8)):
+            lanes = ir.Constant(ir.VectorType(ir.IntType(32), 4), [first, first + 2, first + 4, first + 6])
+            four = builder.shuffle_vector(sums, sums, lanes)
+            start = context.cast(builder, args[number], signature.args[number], types.intp)
+            builder.store(four, builder.bitcast(builder.gep(data, [start]), four.type.as_pointer()), align=4)
         return context.get_dummy_value()
 
-    return types.void(array, index, a, b, c, d), generate
+    return types.void(array, index, other, a0, a1, a2, a3, b0, b1, b2, b3), generate
 
 
 @intrinsic
@@ -160,32 +278,58 @@ def _element(context, builder, signature, args):
     return builder.gep(data, [index])
 
 
-def _in_all_lanes(builder, value):
-    vector = ir.VectorType(value.type, LANES)
+def _constant(value):
+    return ir.Constant(FLOATS, [value] * LANES)
+
+
+def _fused(builder, a, b, c):
+    kind = ir.FunctionType(FLOATS, [FLOATS] * 3)
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.fma.v16f32"), [a, b, c])
+
+
+def _in_all_lanes(builder, value, lanes=LANES):
+    vector = ir.VectorType(value.type, lanes)
     undefined = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(first, undefined, ir.Constant(INTS, [0] * LANES))
+    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes))
 
 
-def _widen(builder, halves):
-    """bfloat16 bits are the upper half of float32's."""
-    wide = builder.zext(halves, INTS)
-    return builder.bitcast(builder.shl(wide, ir.Constant(INTS, [16] * LANES)), FLOATS)
+def _widen(builder, words):
+    """Of 32 bfloat16 in 16 words, the even ones and the odd ones: bfloat16 bits are the upper half of float32's."""
+    even = builder.shl(words, ir.Constant(INTS, [16] * LANES))
+    odd = builder.and_(words, ir.Constant(INTS, [0xFFFF0000] * LANES))
+    return [builder.bitcast(each, FLOATS) for each in (even, odd)]
 
 
 def _fold(builder, a, b, width):
-    """Add the second half of each run of 2 x width lanes to the first: of a, then of b."""
-    firsts = [lane for lane in range(2 * LANES) if lane // width % 2 == 0]
-    picked = [
-        builder.shuffle_vector(a, b, ir.Constant(INTS, [lane + offset for lane in firsts])) for offset in (0, width)
-    ]
-    return builder.fadd(*picked, flags=("reassoc", "contract"))
+    """In each run of 2 x width lanes: first the sums of a's halves, then those of b's. Half of each stays in place."""
+    in_a = [lane // width % 2 == 0 for lane in range(LANES)]
+    kept = [lane if is_a else LANES + lane for lane, is_a in enumerate(in_a)]
+    moved = [lane + width if is_a else LANES + lane - width for lane, is_a in enumerate(in_a)]
+    return builder.fadd(*(builder.shuffle_vector(a, b, ir.Constant(INTS, lanes)) for lanes in (kept, moved)))
+
+
+@jit()
+def place_in_pair(index: int, is_half: bool) -> int:
+    """Where element `index` of a row lies when its pairs of vectors are stored one behind the other."""
+    if not is_half:
+        return index
+    within = index % (2 * LANES)
+    return index - within + within % 2 * LANES + within // 2
 
 
 zeros = cast("Callable[[], Vector]", _zeros)
 splat = cast("Callable[[np.float32], Vector]", _splat)
+splat_at = cast("Callable[[Array, int], Vector]", _splat_at)
+element_at = cast("Callable[[Int64s, int], int]", _element_at)
 multiply_add = cast("Callable[[Vector, Vector, Vector], Vector]", _multiply_add)
-load16 = cast("Callable[[Array, int, int], Vector]", _load16)
+larger = cast("Callable[[Vector, Vector], Vector]", _larger)
+exp16 = cast("Callable[[Vector], Vector]", _exp16)
+largest_lane = cast("Callable[[Vector], np.float32]", _largest_lane)
+sum_of_lanes = cast("Callable[[Vector], np.float32]", _sum_of_lanes)
+load16 = cast("Callable[[Array, int], Vector]", _load16)
+load_pair = cast("Callable[[Array, int], tuple[Vector, Vector]]", _load_pair)
+load_part = cast("Callable[[Array, int, int], tuple[Vector, Vector]]", _load_part)
 store16 = cast("Callable[[Array, int, Vector], None]", _store16)
-sum_four = cast("Callable[[Array, int, Vector, Vector, Vector, Vector], None]", _sum_four)
+sum_eight = cast("Callable[[Array, int, int, *tuple[Vector, ...]], None]", _sum_eight)
 prefetch = cast("Callable[[Array, int], None]", _prefetch)
