@@ -5,9 +5,10 @@ from __future__ import annotations
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import PlainTextResponse
 from pydantic import Field
 
 from niwaki.runtime.api import (
@@ -37,6 +38,8 @@ from niwaki.runtime.server.wire import (
     MAX_IDS,
     MAX_PROMPTS,
     Name,
+    Off,
+    On,
     Strict,
     Text,
     TextList,
@@ -79,9 +82,9 @@ class NativeSampling(Strict):
     json_spacing: Spacing | None = None  # ours: where blanks stand in its JSON
     ebnf: Pattern | None = None
     # These have one meaning here: special tokens write nothing, no blanks stand between them, stops are cut off.
-    skip_special_tokens: Literal[True] | None = None
+    skip_special_tokens: On | None = None
     spaces_between_special_tokens: bool | None = None
-    no_stop_trim: Literal[False] | None = None
+    no_stop_trim: Off | None = None
     # not yet
     structural_tag: Unsupported = None
     stop_regex: Unsupported = None
@@ -306,7 +309,7 @@ class DetokenizeRequest(Strict):
 
     model: Name | None = None
     tokens: Annotated[TokenIdList | TokenIdLists, Field(union_mode="left_to_right")]
-    skip_special_tokens: Literal[True] | None = None
+    skip_special_tokens: On | None = None
 
 
 class AbortRequest(Strict):
@@ -389,11 +392,11 @@ async def server_info(request: Request) -> Response:
     return json_response({**service.model.settings, "usage": dict(service.engine.usage())})
 
 
-@admin_router.get("/flush_cache")
-@admin_router.post("/flush_cache")
+@admin_router.get("/flush_cache", response_class=PlainTextResponse)
+@admin_router.post("/flush_cache", response_class=PlainTextResponse)
 async def flush_cache(request: Request) -> Response:
     """Forget every cached prefix; 400 while something runs."""
     service = service_of(request)
     if not await service.apart(service.engine.flush):
         raise ApiError(400, "the cache was not flushed: requests are running", code="busy")
-    return Response("Cache flushed.\n", media_type="text/plain")
+    return PlainTextResponse("Cache flushed.\n")

@@ -25,6 +25,7 @@ from niwaki.runtime.server.errors import ApiError
 from niwaki.runtime.server.tools import MAX_REASONING, MadeCalls, Plan, ToolChoice, Tools, plan_of
 from niwaki.runtime.server.wire import (
     Name,
+    Off,
     Prompt,
     Strict,
     Text,
@@ -252,7 +253,7 @@ class ChatRequest(SamplingFields):
     response_format: ResponseFormat | None = None
     # told to the service only; they change no answer
     metadata: Annotated[dict[Name, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
-    store: Literal[False] | None = None
+    store: Off | None = None
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: Name | None = None
     prompt_cache_key: Name | None = None
@@ -328,7 +329,7 @@ class CompletionRequest(SamplingFields):
     max_tokens: Annotated[int, Field(ge=0, le=MAX_NEW)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
-    best_of: Literal[1] | None = None
+    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
     suffix: Unsupported = None
 
     def prompts(self) -> Sequence[Prompt]:

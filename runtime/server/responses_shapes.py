@@ -11,7 +11,7 @@ from niwaki.runtime.server.errors import ApiError
 from niwaki.runtime.server.openai_models import MAX_MESSAGES, MaxNew, TextFormat
 from niwaki.runtime.server.store import Json, new_id
 from niwaki.runtime.server.tools import MAX_TOOLS, FunctionName
-from niwaki.runtime.server.wire import Name, Strict, Text, Unsupported
+from niwaki.runtime.server.wire import Name, Off, Strict, Text, Unsupported
 
 # ---------------------------------------------------------------------------------------------------------------
 # Bodies
@@ -158,7 +158,7 @@ class ResponseRequest(Strict):
     prompt_cache_key: Name | None = None
     service_tier: Literal["auto", "default"] | None = None
     truncation: Literal["disabled"] | None = None
-    background: Literal[False] | None = None
+    background: Off | None = None
     include: Annotated[list[Literal["reasoning.encrypted_content"]], Field(max_length=8)] | None = None
     # not here
     conversation: Unsupported = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, WithJsonSchema
@@ -40,6 +41,9 @@ class ErrorAnswer(Strict):
 
 
 Body = TypeVar("Body", bound=BaseModel)
+
+# One of a stream of server-sent events: before 3.2 OpenAPI describes these, not the stream.
+EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 
 # Fail fast: a list of a million wrong elements is one error, not a million.
 Text = Annotated[str, Field(max_length=4 * 2**20)]
@@ -77,6 +81,15 @@ def _refuse(value: JsonValue) -> JsonValue:
     return value
 
 
+def _expect(wanted: bool, given: bool) -> bool:
+    if given is not wanted:
+        raise PydanticCustomError("unsupported", "this server does not support it yet; leave it out")
+    return given
+
+
+# Not Literal[False], which takes 0, too.
+Off = Annotated[bool, AfterValidator(partial(_expect, False)), WithJsonSchema({"type": "boolean", "const": False})]
+On = Annotated[bool, AfterValidator(partial(_expect, True)), WithJsonSchema({"type": "boolean", "const": True})]
 # A field of the field's API that is not here yet. Ignoring it would give answers that nobody asked for.
 Unsupported = Annotated[JsonValue, AfterValidator(_refuse), WithJsonSchema({"type": "null"})]
 
@@ -113,7 +126,7 @@ def takes(model: type[BaseModel], *, streams: bool = False) -> dict[str, object]
     body: dict[str, object] = {
         "requestBody": {"required": True, "content": {"application/json": {"schema": reference(model)}}}
     }
-    events = {"responses": {"200": {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}}
+    events = {"responses": {"200": {"content": {"text/event-stream": {"schema": EVENT}}}}}
     return body | (events if streams else {})
 
 

@@ -1,4 +1,5 @@
-"""instructor on openai 3.x against the server at the address given: each of its modes, whole and as partial streams."""
+"""openai 3.x, and instructor on it, against the server at the address given: each of its modes, whole and as partial
+streams."""
 
 from __future__ import annotations
 
@@ -6,9 +7,10 @@ import sys
 
 import instructor
 import openai
+from official import check
 from pydantic import BaseModel
 
-ASK = [{"role": "user", "content": "I am Lena Fischer, a nurse from Dresden.\n\nFields: name, role, city"}]
+ASK = "I am Lena Fischer, a nurse from Dresden.\n\nFields: name, role, city"
 
 
 class Person(BaseModel):
@@ -19,12 +21,14 @@ class Person(BaseModel):
 
 def main(url: str) -> None:
     assert openai.VERSION.startswith("3."), openai.VERSION
+    check(url, ASK, Person)
+    print("openai 3: works")
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as plain:
         for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON, instructor.Mode.JSON_SCHEMA):
             client = instructor.from_openai(plain, mode=mode)
             said = {
                 "model": "niwaki-tiny",
-                "messages": ASK,
+                "messages": [{"role": "user", "content": ASK}],
                 "response_model": Person,
                 "temperature": 0,
                 "max_tokens": 80,

@@ -9,6 +9,7 @@ import sys
 import openai
 from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI
+from official import check
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, PromptedOutput, ToolOutput
 from pydantic_ai.exceptions import UnexpectedModelBehavior
@@ -28,27 +29,7 @@ class Person(BaseModel):
 
 def test_openai(url: str) -> None:
     assert openai.VERSION.startswith("2."), openai.VERSION
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-    parsed = client.chat.completions.parse(
-        model=MODEL, messages=[{"role": "user", "content": ASK}], response_format=Person, temperature=0
-    )
-    assert parsed.choices[0].message.parsed is not None
-    with client.chat.completions.stream(
-        model=MODEL,
-        messages=[{"role": "user", "content": "Say hello."}],
-        max_completion_tokens=20,
-        stream_options={"include_usage": True},
-    ) as stream:
-        pieces = [event.delta for event in stream if event.type == "content.delta"]
-        final = stream.get_final_completion()
-    assert "".join(pieces) == final.choices[0].message.content
-    assert final.usage is not None
-    assert final.usage.completion_tokens > 0
-    response = client.responses.create(model=MODEL, input="Say hello.", max_output_tokens=20)
-    more = client.responses.create(model=MODEL, input="Again.", previous_response_id=response.id, max_output_tokens=20)
-    assert more.usage is not None
-    assert response.usage is not None
-    assert more.usage.input_tokens > response.usage.input_tokens
+    check(url, ASK, Person)
 
 
 def test_langchain(url: str) -> None:

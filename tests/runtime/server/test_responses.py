@@ -149,6 +149,7 @@ def test_calls_are_items_and_their_results_go_back_in(bundled: openai.OpenAI) ->
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://x"}]}]}, "input"),
         ({"conversation": "c"}, "conversation"),
         ({"background": True}, "background"),
+        ({"background": 0}, "background"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "strin"}}}}, "text.format"),
         ({"no_such": 1}, "no_such"),
