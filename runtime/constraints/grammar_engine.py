@@ -125,7 +125,7 @@ class GrammarMatcher:
     """
 
     __slots__ = (
-        "_bounds", "_constraint", "_effort", "_ended", "_ending",
+        "_admitted", "_bounds", "_constraint", "_effort", "_ended", "_ending",
         "_is_searched", "_is_sure", "_matcher", "_num_written", "_places",
     )  # fmt: skip
 
@@ -146,6 +146,7 @@ class GrammarMatcher:
         self._is_searched = self._is_sure  # a shorter one was looked for
         self._num_written = 0  # characters since it was sure
         self._effort = Effort(PLACE_EFFORT)
+        self._admitted: tuple[int, Ending] | None = None  # the token, and the ending behind it that was seen
         self._ended = False
 
     @property
@@ -191,7 +192,9 @@ class GrammarMatcher:
         ending = self._found_ending(remaining)
         if ending is None or ending.num_tokens > remaining:
             return True
-        return self._fits(token_id, ending, remaining - 1)
+        behind = self._ending_behind(token_id, ending, remaining - 1)
+        self._admitted = None if behind is None else (token_id, behind)
+        return behind is not None
 
     def learn(self, mask: npt.NDArray[np.uint32]) -> None:
         """Keep what `fill_mask` says here for every text that comes by."""
@@ -228,7 +231,12 @@ class GrammarMatcher:
         self._effort = Effort(PLACE_EFFORT)
         ending, words = self._ending, self._constraint.words
         text = words.vocabulary.token_bytes[token_id] or b""
-        if self._is_sure and ending is not None and ending.begins_with(text):
+        admitted, self._admitted = self._admitted, None
+        if admitted is not None and admitted[0] == token_id:
+            # Not looked for again: with what is left of the effort it might not be found.
+            self._ending, self._is_sure = admitted[1], True
+            self._bounds.append(self._ending.num_tokens)
+        elif self._is_sure and ending is not None and ending.begins_with(text):
             self._ending = ending.behind(len(text))
             self._bounds.append(self._ending.num_tokens)
         else:  # the ending stays as a guess: inside a string most tokens leave it as it is
@@ -300,7 +308,7 @@ class GrammarMatcher:
         if count == 0:
             return
         del self._bounds[-count:], self._places[-count:]
-        self._is_sure, self._num_written, self._effort = False, 0, Effort(PLACE_EFFORT)
+        self._is_sure, self._num_written, self._effort, self._admitted = False, 0, Effort(PLACE_EFFORT), None
         texts = count - self._ended
         self._ended = False
         if texts and not self._matcher.rollback(texts):
@@ -350,25 +358,25 @@ class GrammarMatcher:
         self._is_sure = True
         self._bounds[-1] = FAR if self._ending is None else self._ending.num_tokens
 
-    def _fits(self, token_id: int, ending: Ending, budget: int) -> bool:
-        """Whether the text is seen to be able to end within `budget` tokens after this one."""
+    def _ending_behind(self, token_id: int, ending: Ending, budget: int) -> Ending | None:
+        """How the text is seen to be able to end within `budget` tokens after this one."""
         words = self._constraint.words
         text = words.vocabulary.token_bytes[token_id] or b""
         if ending.begins_with(text) and ending.behind(len(text)).num_tokens <= budget:
-            return True
+            return ending.behind(len(text))
         for rest in ending.rests(int(words.num_characters[token_id])):  # what closed before still closes
             if rest.num_tokens <= budget and completes(self._matcher, rest, words, [token_id]):
-                return True
+                return rest
         if ending.num_tokens > budget and completes(self._matcher, ending, words, [token_id]):
-            return False  # it is no step towards the end: what would be found is this ending again
+            return None  # it is no step towards the end: what would be found is this ending again
         place = self._matcher.deep_copy()
         if not place.consume_token(token_id):
-            return False
+            return None
         for search in (self._straight, self._searched):
             found = search(place, ending)
-            if found is not None and words.ending(found).num_tokens <= budget:
-                return True
-        return False
+            if found is not None and (behind := words.ending(found)).num_tokens <= budget:
+                return behind
+        return None
 
     def _straight(self, place: LLMatcher, ending: Ending | None) -> bytes | None:
         return straight_text(place, self._constraint.words, self._effort, self._leading_to(ending))
