@@ -278,8 +278,8 @@ def test_choices_alone_are_scored_after_the_begin_of_text_token(engine: Engine, 
         assert [token.logprob for token in one.logprobs] == pytest.approx(reference.logprobs(start, ids), abs=2e-4)
 
 
-def test_three_hundred_choices_are_one_call_and_one_prefill_of_the_text(engine: Engine) -> None:
-    choices = [f" number {n}" for n in range(300)]
+def test_a_thousand_choices_are_one_call_and_one_prefill_of_the_text(engine: Engine) -> None:
+    choices = [f" number {n}" for n in range(1000)]  # many of them begin others
     text = "a b c 1 2 3 yes no maybe " * 12
 
     @nw.function
@@ -291,7 +291,7 @@ def test_three_hundred_choices_are_one_call_and_one_prefill_of_the_text(engine: 
     meta = state.get_meta_info("x")
     probabilities = meta["probabilities"]
     assert isinstance(probabilities, list)
-    assert len(probabilities) == 300
+    assert len(probabilities) == 1000
     assert sum(probabilities) == pytest.approx(1.0, abs=1e-6)
     assert state["x"] == choices[int(np.argmax(probabilities))]
     assert state.usage.calls == 1
