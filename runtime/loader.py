@@ -20,9 +20,20 @@ from safetensors import safe_open
 from niwaki.runtime.api import ModelError, RequestError, SamplingOptions
 from niwaki.runtime.models.config import ModelConfig, parse_config
 from niwaki.runtime.models.fields import token_ids
+from niwaki.runtime.models.quantized import Scheme, stem
 
 MAX_JSON_BYTES = 64 << 20  # the index of a checkpoint of 100,000 tensors is below 16 MB
-TENSOR_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+FLOAT_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+# Of parts of weights that are stored in fewer bits.
+PACKED_DTYPES = {
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
+TENSOR_DTYPES = FLOAT_DTYPES | PACKED_DTYPES
+NAMES = {dtype: name for name, dtype in TENSOR_DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +91,10 @@ class Checkpoint:
         ignored: tuple[str, ...] = (),
         *,
         device: torch.device | None = None,
+        quantization: Scheme | None = None,
     ) -> None:
         """Read the headers. Tensors whose names begin with one of `ignored` are left alone. `device`: where they go.
+        `quantization`: how weights may be stored.
 
         Raises:
             ModelError: a file is missing, truncated or malformed, or a tensor is missing, superfluous or misshapen.
@@ -98,11 +111,37 @@ class Checkpoint:
                         f"tensor {name} is in both {self._tensors[name].file.name} and {file.name} of {path}"
                     )
                 self._tensors[name] = tensor
-        _compare(path, self._tensors, expected, ignored)
+        self._quantization = quantization
+        self._expected = expected
+        self._parts: dict[str, Mapping[str, tuple[int, ...] | None]] = {}  # of the weights that do not stand as such
+        stored: dict[str, tuple[int, ...] | None] = {}
+        for name, shape in expected.items():
+            parts = None if quantization is None else quantization.parts(name, shape, self._tensors)
+            if parts is None:
+                stored[name] = shape
+            else:
+                self._parts[name] = parts
+                stored |= {stem(name) + suffix: its for suffix, its in parts.items()}
+        _compare(path, self._tensors, stored, ignored)
+        for name in stored.keys() & expected.keys() - self._parts.keys():
+            if self._tensors[name].dtype not in FLOAT_DTYPES.values():
+                raise ModelError(f"{path}: {_unsupported_dtype(name, NAMES[self._tensors[name].dtype])}")
         self._device = device or torch.device("cpu")
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor as stored, in memory of its own; from the file to a GPU without a tensor on the host between."""
+        """The tensor in memory of its own, as stored, or as its parts mean it; from the file to a GPU without a tensor
+        on the host between."""
+        parts = self._parts.get(name)
+        if parts is None:
+            return self._read(name)
+        assert self._quantization is not None, "it has told the parts"
+        read = {suffix: self._read(stem(name) + suffix) for suffix in parts}
+        try:
+            return self._quantization.weight(read, self._expected[name])
+        except ModelError as error:
+            raise ModelError(f"{name}: {error}") from error
+
+    def _read(self, name: str) -> torch.Tensor:
         stored = self._tensors[name]
         if self._device.type == "cuda":
             with safe_open(stored.file, framework="pt", device=str(self._device)) as file:
@@ -184,7 +223,7 @@ def _stored_tensor(file: Path, name: str, entry: object, data_start: int) -> Sto
         case _:
             raise ModelError(f"{file}: the header's entry of {name} is malformed: {str(entry)[:200]}")
     if dtype not in TENSOR_DTYPES:
-        raise ModelError(f"{file}: {name} has the dtype {dtype}; supported: {', '.join(TENSOR_DTYPES)}")
+        raise ModelError(f"{file}: {_unsupported_dtype(name, dtype)}")
     size = math.prod(shape) * TENSOR_DTYPES[dtype].itemsize
     if begin < 0 or end - begin != size:
         raise ModelError(f"{file}: {name} of {dtype} {shape} takes {size} bytes, its offsets say {begin} to {end}")
@@ -222,7 +261,7 @@ def _shards(path: Path) -> dict[Path, list[str] | None]:
 def _compare(
     path: Path,
     found: Mapping[str, StoredTensor],
-    expected: Mapping[str, tuple[int, ...]],
+    expected: Mapping[str, tuple[int, ...] | None],
     ignored: tuple[str, ...],
 ) -> None:
     missing = [name for name in expected if name not in found]
@@ -232,10 +271,14 @@ def _compare(
     if extra:
         raise ModelError(f"{path} has {_some(extra)}, which config.json does not call for")
     for name, shape in expected.items():
-        if found[name].shape != shape:
+        if shape is not None and found[name].shape != shape:
             raise ModelError(
                 f"{path}: tensor {name} has the shape {list(found[name].shape)}, config.json calls for {list(shape)}"
             )
+
+
+def _unsupported_dtype(name: str, dtype: str) -> str:
+    return f"{name} has the dtype {dtype}; supported: {', '.join(FLOAT_DTYPES)}"
 
 
 def _is_ignorable(name: str, ignored: tuple[str, ...]) -> bool:

@@ -139,9 +139,12 @@ class Runner:
         """
         folder = read_model_folder(model_dir)
         target = resolve_device(device)
-        checkpoint = Checkpoint(model_dir, expected_tensors(folder.config), folder.config.ignored, device=target)
+        config = folder.config
+        checkpoint = Checkpoint(
+            model_dir, expected_tensors(config), config.ignored, device=target, quantization=config.quantization
+        )
         return cls(
-            folder.config,
+            config,
             checkpoint.read,
             device=device,
             dtype=dtype,

@@ -15,6 +15,7 @@ from niwaki.runtime.api import ModelError
 from niwaki.runtime.models import ARCHITECTURES, family_of
 from niwaki.runtime.models.fields import Fields, flag, number, text, token_ids, whole
 from niwaki.runtime.models.positions import Rope, read_ropes
+from niwaki.runtime.models.quantized import Scheme, read_scheme
 
 Dtype = Literal["float32", "bfloat16"]
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2}
@@ -154,6 +155,7 @@ class ModelConfig:
     layers: tuple[LayerKind, ...] = ()  # empty: all of the plain kind
     names: LayerNames = field(default_factory=LayerNames)
     prefix: str = ""  # before the names of all tensors
+    quantization: Scheme | None = None  # how the checkpoint stores weights
     ignored: tuple[str, ...] = ()  # what the names of tensors begin with that are no part of the text model
 
     def __post_init__(self) -> None:
@@ -223,7 +225,6 @@ def parse_config(raw: Fields) -> ModelConfig:
     if family.text_types:
         raw = {**raw, **_text_config(raw, family.text_types)}
     raw = {**family.defaults, **raw}
-    _refuse_quantized(raw)
     hidden_size = whole(raw, "hidden_size")
     num_heads = whole(raw, "num_attention_heads")
     context_length = whole(raw, "max_position_embeddings", 2048)
@@ -264,6 +265,7 @@ def parse_config(raw: Fields) -> ModelConfig:
         bos_id=next(iter(token_ids(raw, "bos_token_id")), None),
         eos_ids=token_ids(raw, "eos_token_id"),
         activation=_activation(raw),
+        quantization=read_scheme(raw),
     )
     if family.text_types:
         config = replace(config, prefix="language_model.", ignored=VISION)
@@ -303,13 +305,3 @@ def _activation(raw: Fields) -> Activation:
     if found not in ACTIVATIONS:
         raise ModelError(f"{name} {found!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[found]
-
-
-def _refuse_quantized(raw: Fields) -> None:
-    found = raw.get("quantization_config")
-    if found is not None:
-        method = found.get("quant_method") if isinstance(found, dict) else found
-        raise ModelError(
-            f"quantization {method!r} is not supported; supported: none, so use the unquantized checkpoint "
-            f"(weights in {', '.join(STORED_DTYPES)})"
-        )

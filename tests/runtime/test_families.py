@@ -511,7 +511,7 @@ def test_longrope_is_kept_to_the_context_that_its_short_factors_serve() -> None:
         ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob must be false in DeepSeek-V2"),
         ("DeepseekV3ForCausalLM", {"n_group": 7}, "256 experts in 7 groups"),
         ("DeepseekV3ForCausalLM", {"first_k_dense_replace": -1}, "first_k_dense_replace must be a whole number"),
-        ("Qwen2ForCausalLM", {"quantization_config": {"quant_method": "gptq"}}, "quantization 'gptq' is not supported"),
+        ("Qwen2ForCausalLM", {"quantization_config": {"quant_method": "hqq"}}, "quantization 'hqq' is not supported"),
     ],
 )
 def test_what_a_family_cannot_do_is_refused_by_name(architecture: str, options: dict[str, object], said: str) -> None:

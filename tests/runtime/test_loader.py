@@ -231,7 +231,10 @@ def test_bad_json_is_told_with_its_file(folder: Path, text: bytes, said: str) ->
             "partial_rotary_factor must be 1",
         ),
         ({"rope_theta": float("nan")}, "rope_theta must be a number above 0"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization 'awq' is not supported; supported: none"),
+        (
+            {"quantization_config": {"quant_method": "bitsandbytes"}},
+            "quantization 'bitsandbytes' is not supported; supported: awq, compressed-tensors, fp8, gptq, mxfp4",
+        ),
         ({"torch_dtype": "int8"}, "dtype must be one of float32, bfloat16, float16, got 'int8'"),
         ({"eos_token_id": [1, "2"]}, "eos_token_id must be a token id or a list"),
         ({"eos_token_id": 40}, "eos_token_id 40 is outside the vocabulary of 40"),

@@ -1,0 +1,310 @@
+"""Checkpoints whose weights are stored in fewer bits: which tensors stand in place of a weight, and what they mean.
+
+A scheme puts a weight together in float32 as its format defines it; from there on it is a weight like others, computed
+in the model's dtype. Activations are never quantised, so a W8A8 checkpoint is computed a little more exactly than it
+asks for, and what is saved is disk, not memory. Knows names and numbers, no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from niwaki.runtime.api import ModelError
+from niwaki.runtime.models.fields import Fields, flag, text, whole
+
+Shape = tuple[int, ...]
+Block = tuple[int, int]  # outputs and inputs that share a scale; 0: all
+Parts = Mapping[str, torch.Tensor]  # by suffix
+
+
+class Scheme(Protocol):
+    """How a checkpoint stores weights."""
+
+    def parts(self, name: str, shape: Shape, found: Container[str]) -> Mapping[str, Shape | None] | None:
+        """The tensors of the checkpoint (`found`) that stand for the weight `name`, with their shapes (None: any), by
+        what is added to `stem(name)`. None: the weight stands for itself."""
+        ...
+
+    def weight(self, parts: Parts, shape: Shape) -> torch.Tensor:
+        """float32, of this shape."""
+        ...
+
+
+def stem(name: str) -> str:
+    """What the names of a weight's parts begin with."""
+    return name.removesuffix("weight")
+
+
+def read_scheme(raw: Fields) -> Scheme | None:
+    """The scheme of config.json's `quantization_config`; None where there is none.
+
+    Raises:
+        ModelError: an unsupported one, naming those supported.
+    """
+    found = raw.get("quantization_config")
+    if found is None:
+        return None
+    method = found.get("quant_method") if isinstance(found, dict) else found
+    if not isinstance(found, dict) or not isinstance(method, str) or method not in READERS:
+        raise ModelError(f"quantization {method!r} is not supported; supported: {', '.join(READERS)}")
+    return READERS[method](found)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Whole numbers in 32-bit words, lowest bits first
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """[rows, words] int32 -> [rows, words x 32 / bits] int32, from 0 to 2^bits - 1."""
+    if words.dtype != torch.int32:
+        raise ModelError(f"packed weights must be stored as I32, got {words.dtype}")
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
+    numbers: torch.Tensor = (words[..., None] >> shifts) & (2**bits - 1)
+    return numbers.flatten(-2)
+
+
+def spread(values: torch.Tensor, shape: Shape, block: Block) -> torch.Tensor:
+    """A number for each block of a weight -> float32, one for each of its elements."""
+    rows, columns = (size or side for size, side in zip(block, shape, strict=True))
+    wanted = (-(-shape[0] // rows), -(-shape[1] // columns))
+    of_blocks = values if values.ndim == 2 else values.reshape(-1, 1)
+    if of_blocks.shape != wanted:
+        raise ModelError(f"scales of {list(values.shape)} for a weight of {list(shape)}, expected {list(wanted)}")
+    wide = of_blocks.float().repeat_interleave(rows, 0)[: shape[0]]
+    return wide.repeat_interleave(columns, 1)[:, : shape[1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """Frantar et al., arXiv 2210.17323, as AutoGPTQ stores it: words run along the inputs; zero points along the
+    outputs, less 1 in the first version; inputs may be sorted, `g_idx` then tells the group of each."""
+
+    bits: int
+    group: int
+    zero_offset: int
+
+    def parts(self, name: str, shape: Shape, found: Container[str]) -> Mapping[str, Shape | None] | None:
+        if len(shape) != 2 or stem(name) + "qweight" not in found:
+            return None
+        outputs, inputs = shape
+        groups = -(-inputs // self.group) if self.group > 0 else 1
+        parts: dict[str, Shape | None] = {
+            "qweight": (inputs * self.bits // 32, outputs),
+            "qzeros": (groups, outputs * self.bits // 32),
+            "scales": (groups, outputs),
+        }
+        if stem(name) + "g_idx" in found:
+            parts["g_idx"] = (inputs,)
+        return parts
+
+    def weight(self, parts: Parts, shape: Shape) -> torch.Tensor:
+        scales = parts["scales"].float()
+        numbers = unpacked(parts["qweight"].t().contiguous(), self.bits)
+        zeros = unpacked(parts["qzeros"], self.bits) + self.zero_offset
+        size = -(-shape[1] // len(scales)) if self.group <= 0 else self.group
+        of = parts.get("g_idx", torch.arange(shape[1], device=scales.device) // size).long()
+        if int(of.min()) < 0 or int(of.max()) >= len(scales):
+            raise ModelError(f"g_idx names a group beyond the {len(scales)} that there are")
+        weight: torch.Tensor = (numbers - zeros[of].t()) * scales[of].t()
+        return weight
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    """Lin et al., arXiv 2306.00978, in AutoAWQ's "gemm" layout: 4 bits, words along the outputs, in each of which they
+    stand in the order ORDER."""
+
+    group: int
+
+    def parts(self, name: str, shape: Shape, found: Container[str]) -> Mapping[str, Shape | None] | None:
+        if len(shape) != 2 or stem(name) + "qweight" not in found:
+            return None
+        outputs, inputs = shape
+        groups = -(-inputs // self.group) if self.group > 0 else 1
+        return {"qweight": (inputs, outputs // 8), "qzeros": (groups, outputs // 8), "scales": (groups, outputs)}
+
+    def weight(self, parts: Parts, shape: Shape) -> torch.Tensor:
+        numbers, zeros = (self._in_order(parts[name]).t() for name in ("qweight", "qzeros"))
+        block = (1, max(self.group, 0))
+        return (numbers - spread(zeros, shape, block)) * spread(parts["scales"].t(), shape, block)
+
+    def _in_order(self, words: torch.Tensor) -> torch.Tensor:
+        stored = unpacked(words, 4).view(len(words), -1, 8)
+        ordered = torch.empty_like(stored)
+        ordered[..., list(ORDER)] = stored
+        return ordered.flatten(1)
+
+
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """compressed-tensors' "pack-quantized": whole numbers from -2^(bits - 1) on, words along the inputs; a scale, and
+    perhaps a zero point, for each group of inputs."""
+
+    bits: int
+    block: Block
+
+    def parts(self, name: str, shape: Shape, found: Container[str]) -> Mapping[str, Shape | None] | None:
+        base = stem(name)
+        if len(shape) != 2 or base + "weight_packed" not in found:
+            return None
+        parts: dict[str, Shape | None] = {
+            "weight_packed": (shape[0], -(-shape[1] * self.bits // 32)),
+            "weight_scale": None,
+            "weight_shape": (2,),
+        }
+        optional: dict[str, Shape | None] = {"weight_zero_point": None, "weight_g_idx": (shape[1],)}
+        return parts | {suffix: its for suffix, its in optional.items() if base + suffix in found}
+
+    def weight(self, parts: Parts, shape: Shape) -> torch.Tensor:
+        lowest = 2 ** (self.bits - 1)
+        numbers = unpacked(parts["weight_packed"], self.bits)[:, : shape[1]] - lowest
+        if "weight_zero_point" in parts:
+            packed = parts["weight_zero_point"].t().contiguous()
+            zeros = unpacked(packed, self.bits)[:, : shape[0]].t() - lowest
+            numbers = numbers - self._of_elements(zeros, parts, shape)
+        weight: torch.Tensor = numbers * self._of_elements(parts["weight_scale"], parts, shape)
+        return weight
+
+    def _of_elements(self, values: torch.Tensor, parts: Parts, shape: Shape) -> torch.Tensor:
+        groups = parts.get("weight_g_idx")
+        return spread(values, shape, self.block) if groups is None else values.float()[:, groups.long()]
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A number of 8 bits for each element, whole or e4m3, and a scale: for all, for each output, for each group of
+    inputs, or for each block. What is there for activations is passed over."""
+
+    scale: str  # the suffix of its tensor
+    block: Block
+
+    def parts(self, name: str, shape: Shape, found: Container[str]) -> Mapping[str, Shape | None] | None:
+        base = stem(name)
+        if len(shape) != 2 or base + self.scale not in found:
+            return None
+        optional = ("weight_zero_point", "input_scale", "input_zero_point")
+        return {"weight": shape, self.scale: None} | {one: None for one in optional if base + one in found}
+
+    def weight(self, parts: Parts, shape: Shape) -> torch.Tensor:
+        if parts["weight"].dtype not in (torch.int8, torch.float8_e4m3fn):
+            raise ModelError(f"weights with scales must be stored as I8 or F8_E4M3, got {parts['weight'].dtype}")
+        numbers = parts["weight"].float()
+        if "weight_zero_point" in parts:
+            numbers = numbers - spread(parts["weight_zero_point"], shape, self.block)
+        return numbers * spread(parts[self.scale], shape, self.block)
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4:
+    """The experts of GPT-OSS in the OCP's MXFP4: e2m1 numbers, two a byte, the lower half first, and for each 32 of
+    them a power of two, stored plus 127. Stacked as [experts, outputs, inputs]."""
+
+    def parts(self, name: str, shape: Shape, found: Container[str]) -> Mapping[str, Shape | None] | None:
+        if len(shape) != 3 or name + "_blocks" not in found:
+            return None
+        experts, inputs, outputs = shape
+        return {"_blocks": (experts, outputs, inputs // 32, 16), "_scales": (experts, outputs, inputs // 32)}
+
+    def weight(self, parts: Parts, shape: Shape) -> torch.Tensor:
+        blocks, scales = parts["_blocks"], parts["_scales"]
+        if blocks.dtype != torch.uint8 or scales.dtype != torch.uint8:
+            raise ModelError(f"MXFP4 is stored as U8, got {blocks.dtype} and {scales.dtype}")
+        values = torch.tensor(E2M1, device=blocks.device)
+        numbers = torch.stack((values[(blocks & 15).long()], values[(blocks >> 4).long()]), -1).flatten(-2)
+        scaled = torch.ldexp(numbers, scales[..., None].int() - 127)
+        return scaled.flatten(-2).transpose(1, 2)
+
+
+E2M1 = tuple(sign * value for sign in (1.0, -1.0) for value in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# config.json
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def _gptq(raw: Fields) -> Scheme:
+    bits, layout = _bits(raw, "bits", (4, 8)), text(raw, "checkpoint_format", "gptq")
+    if layout not in ("gptq", "gptq_v2"):
+        raise ModelError(f"GPTQ checkpoint_format {layout!r} is not supported; supported: gptq, gptq_v2")
+    return Gptq(bits, _group(raw), 1 if layout == "gptq" else 0)
+
+
+def _awq(raw: Fields) -> Scheme:
+    _bits(raw, "bits", (4,))
+    if (version := text(raw, "version", "gemm").lower()) != "gemm":
+        raise ModelError(f"AWQ version {version!r} is not supported; supported: gemm")
+    if not flag(raw, "zero_point", True):
+        raise ModelError("AWQ without zero points is not supported")
+    return Awq(_group(raw))
+
+
+def _compressed(raw: Fields) -> Scheme:
+    groups = raw.get("config_groups")
+    if not isinstance(groups, dict) or len(groups) != 1:
+        raise ModelError(f"compressed-tensors: one of config_groups is supported, got {str(groups)[:100]}")
+    (group,) = groups.values()
+    rule = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(rule, dict):
+        raise ModelError(f"compressed-tensors: weights must be an object, got {rule!r}")
+    match text(raw, "format", ""):
+        case "pack-quantized":
+            return Packed(_bits(rule, "num_bits", (4, 8)), _block(rule))
+        case "int-quantized" | "float-quantized" | "naive-quantized":
+            _bits(rule, "num_bits", (8,))
+            return Scaled("weight_scale", _block(rule))
+        case other:
+            raise ModelError(
+                f"compressed-tensors format {other!r} is not supported; "
+                "supported: pack-quantized, int-quantized, float-quantized, naive-quantized"
+            )
+
+
+def _block(rule: Fields) -> Block:
+    match text(rule, "strategy", "tensor"):
+        case "tensor":
+            return (0, 0)
+        case "channel":
+            return (1, 0)
+        case "group":
+            return (1, whole(rule, "group_size"))
+        case "block":
+            return _sides(rule, "block_structure")
+        case other:
+            raise ModelError(f"strategy {other!r} is not supported; supported: tensor, channel, group, block")
+
+
+def _sides(raw: Fields, name: str) -> Block:
+    match raw.get(name, [128, 128]):
+        case [int(outputs), int(inputs)] if outputs > 0 and inputs > 0:
+            return (outputs, inputs)
+        case other:
+            raise ModelError(f"{name} must be two whole numbers above 0, got {other!r}")
+
+
+def _bits(raw: Fields, name: str, supported: tuple[int, ...]) -> int:
+    if (bits := whole(raw, name)) not in supported:
+        raise ModelError(f"{name} must be {' or '.join(map(str, supported))}, got {bits}")
+    return bits
+
+
+def _group(raw: Fields) -> int:
+    """Inputs that share a scale; -1: all."""
+    return -1 if raw.get("group_size") == -1 else whole(raw, "group_size", 128)
+
+
+READERS: dict[str, Callable[[Fields], Scheme]] = {
+    "awq": _awq,
+    "compressed-tensors": _compressed,
+    "fp8": lambda raw: Scaled("weight_scale_inv", _sides(raw, "weight_block_size")),
+    "gptq": _gptq,
+    "mxfp4": lambda raw: Mxfp4(),
+}
