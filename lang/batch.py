@@ -139,14 +139,15 @@ class Journal:
         self.meta_path = path.with_name(path.name + ".meta")
         self.num_done = 0
         self._fingerprint = dict(fingerprint)
-        self._is_unused = not path.exists()  # it is made here, and nobody has begun
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._is_unused = False  # it was made here, it is ours, and nobody has begun
+        self._fd, is_made_here = _opened(path)
         self._end = 0  # bytes of whole lines
         self._synced_at = time.monotonic()
         self.is_resumable = stat.S_ISREG(os.fstat(self._fd).st_mode)
         try:
             if self.is_resumable:
                 self._lock()
+                self._is_unused = is_made_here
                 if not restart:
                     self._recover()
         except BaseException:
@@ -260,6 +261,15 @@ class Journal:
         if self.is_resumable:
             os.ftruncate(self._fd, self._end)
             os.lseek(self._fd, self._end, os.SEEK_SET)
+
+
+def _opened(path: Path) -> tuple[int, bool]:
+    """Its descriptor, and whether the file was not there before."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_EXCL, 0o666), True
+    except FileExistsError:
+        return os.open(path, flags, 0o666), False
 
 
 def _index_of(line: bytes) -> object:
