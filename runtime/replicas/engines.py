@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ from niwaki.runtime.replicas.ray_cluster import connected
 from niwaki.runtime.server import frames
 from niwaki.runtime.server.engine_client import EngineClient
 from niwaki.runtime.server.frames import Order, Report
+from niwaki.runtime.server.remote_engine import RemoteEngine
 from niwaki.runtime.tokenizer import Tokenizer
 
 APP = "niwaki"
@@ -38,8 +39,8 @@ MAX_TRIES = 3
 START_SECONDS = 600.0
 
 
-class RayEngines:
-    """Replicas of an engine. `start` them, use the `backend`, `shutdown`; a context manager does both."""
+class RayEngines(RemoteEngine):
+    """Replicas of an engine, on a cluster."""
 
     def __init__(
         self,
@@ -52,9 +53,6 @@ class RayEngines:
         self._config = config or ReplicaConfig()
         self._cluster = ExitStack()
         self._link: ReplicaLink | None = None
-        self.tokenizer: Tokenizer
-        self.loaded: frames.Loaded
-        self.backend: EngineClient
 
     def start(self) -> None:
         """Connect to Ray and deploy the replicas, or use those that are deployed alike; returns when they are ready.
@@ -84,17 +82,6 @@ class RayEngines:
             self._link = None
             self.backend.disconnect(EngineStopped("the engines were left"))
         self._cluster.close()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.shutdown()
-            raise
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.shutdown()
 
 
 def deploy(model: Path | None, options: Mapping[str, object], config: ReplicaConfig) -> Any:

@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
 
 import niwaki.runtime
 from niwaki.runtime import bundled
@@ -24,6 +23,7 @@ from niwaki.runtime.api import EngineStopped, NiwakiError, Pending
 from niwaki.runtime.server import frames
 from niwaki.runtime.server.engine_client import EngineClient
 from niwaki.runtime.server.frames import Link, Order, Report
+from niwaki.runtime.server.remote_engine import RemoteEngine
 from niwaki.runtime.tokenizer import Tokenizer
 
 log = logging.getLogger("niwaki.server")
@@ -35,8 +35,8 @@ WATCH_SECONDS = 0.25
 END_SECONDS = 10.0  # for it to end by itself when the socket does
 
 
-class EngineProcess:
-    """An engine in a process of its own. `start` it, use its `backend`, `shutdown` it; a context manager does both.
+class EngineProcess(RemoteEngine):
+    """An engine in a process of its own.
 
     When the process dies, whoever waits gets EngineStopped at once, and another one is started: at most
     `max_restarts` times in RESTART_SECONDS.
@@ -58,9 +58,6 @@ class EngineProcess:
         self._child: _Child | None = None
         self._is_over = threading.Event()
         self._watching = threading.Thread(target=self._watch, name="niwaki-watch", daemon=True)
-        self.tokenizer: Tokenizer
-        self.loaded: frames.Loaded
-        self.backend: EngineClient
 
     def launch(self) -> None:
         """Start the process and do not wait. Calling it twice is allowed; `start` does what is left."""
@@ -79,17 +76,6 @@ class EngineProcess:
         self.backend = EngineClient(self.tokenizer)
         self.loaded = self._child.connect(self.backend)
         self._watching.start()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.shutdown()
-            raise
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.shutdown()
 
     @property
     def pid(self) -> int | None:

@@ -14,16 +14,15 @@ import uvicorn
 from fastapi import APIRouter
 
 from niwaki import __version__
-from niwaki.runtime.replicas.engines import RayEngines
 from niwaki.runtime.server.app import make_app
 from niwaki.runtime.server.branches import Branches, branches_router
 from niwaki.runtime.server.config import ServerConfig
 from niwaki.runtime.server.conversations import Conversations
-from niwaki.runtime.server.engine_process import EngineProcess
 from niwaki.runtime.server.frames import loaded_by
 from niwaki.runtime.server.hosted import Hosted
 from niwaki.runtime.server.listen import bind, url_of
 from niwaki.runtime.server.programs import ServedProgram, programs_router
+from niwaki.runtime.server.remote_engine import RemoteEngine
 from niwaki.runtime.server.responses import responses_router
 from niwaki.runtime.server.scripts import scripts_router
 from niwaki.runtime.server.service import ServedModel, Service
@@ -72,7 +71,7 @@ def serving(
 
 def served_model(engine: Hosted) -> ServedModel:
     """The server's side of a model that an engine has loaded."""
-    loaded = engine.loaded if isinstance(engine, EngineProcess | RayEngines) else loaded_by(engine)
+    loaded = engine.loaded if isinstance(engine, RemoteEngine) else loaded_by(engine)
     return ServedModel(
         info=engine.backend.info(),
         tokenizer=engine.tokenizer,

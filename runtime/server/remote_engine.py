@@ -1,0 +1,37 @@
+"""What an engine in another process is to the server, wherever that process runs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Self
+
+from niwaki.runtime.server import frames
+from niwaki.runtime.server.engine_client import EngineClient
+from niwaki.runtime.tokenizer import Tokenizer
+
+
+class RemoteEngine(ABC):
+    """`start` it, use its `backend`, `shutdown` it; a context manager does both. Fields are there once it started."""
+
+    tokenizer: Tokenizer
+    loaded: frames.Loaded
+    backend: EngineClient
+
+    @abstractmethod
+    def start(self) -> None:
+        """Returns when its model is loaded. What failed to start is shut down by the caller."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """End it; who still waits gets EngineStopped. Calling it twice is allowed."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.shutdown()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
