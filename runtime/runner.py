@@ -33,6 +33,8 @@ HOST = torch.device("cpu")
 # actively, so on a machine that also does something else each of a step's 50 products may lose a time slice of 8 ms.
 MIN_PARALLEL_WORK = 2_000_000_000
 
+MAX_GPU_HEAD = 256  # channels
+
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -83,12 +85,13 @@ class Runner:
         one. `ops`: other kernels than those of the device.
 
         Raises:
-            ConfigError: an unknown device or dtype.
+            ConfigError: an unknown device or dtype, or heads that the GPU kernels cannot take.
         """
         wanted = config.dtype if dtype == "auto" else dtype
         if wanted not in TORCH_DTYPES:
             raise ConfigError(f"dtype must be auto, {' or '.join(TORCH_DTYPES)}, got {dtype!r}")
         self._device = resolve_device(device)
+        refuse_wide_heads(config.head_dim, self._device)
         torch_dtype = TORCH_DTYPES[wanted]
         self.config = config
         self.num_pages = num_pages
@@ -277,6 +280,12 @@ def _wanted(rows: Sequence[Row], num_tokens: int) -> npt.NDArray[np.int64] | Non
         end += len(row.token_ids)
         wanted.extend(range(end - count, end))
     return None if len(wanted) == num_tokens else np.array(wanted, np.int64)
+
+
+def refuse_wide_heads(head_dim: int, device: torch.device) -> None:
+    """Raises ConfigError where a head, as of latent attention, is wider than what GPU kernels hold in registers."""
+    if device.type == "cuda" and head_dim > MAX_GPU_HEAD:
+        raise ConfigError(f"heads of {head_dim} channels are wider than the {MAX_GPU_HEAD} of the GPU kernels; use cpu")
 
 
 def resolve_device(device: str) -> torch.device:

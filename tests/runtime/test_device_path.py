@@ -17,7 +17,7 @@ from niwaki.radix.pages import PageCopy
 from niwaki.runtime import bundled
 from niwaki.runtime.api import ConfigError, Segment
 from niwaki.runtime.models.config import Experts, Latent, LayerKind, LayerNames, ModelConfig, Temperature
-from niwaki.runtime.runner import Row, Runner, resolve_device
+from niwaki.runtime.runner import Row, Runner, refuse_wide_heads, resolve_device
 from niwaki.runtime.tokenizer import Tokenizer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -137,6 +137,13 @@ def test_what_a_gpu_would_not_check_is_refused_before() -> None:
         device.forward([Row(ints([97]), 0, [0])])
     with pytest.raises(ValueError, match="position 256 is beyond the 256 positions"):
         device.forward([Row(ints([5]), 256, range(17))])
+
+
+def test_heads_too_wide_for_a_gpu_are_refused_before_anything_is_loaded() -> None:
+    refuse_wide_heads(576, torch.device("cpu"))
+    refuse_wide_heads(256, torch.device("cuda"))
+    with pytest.raises(ConfigError, match="heads of 576 channels are wider than the 256 of the GPU kernels"):
+        refuse_wide_heads(576, torch.device("cuda"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
