@@ -27,6 +27,9 @@ TILE = 32
 class FixedOps(NumbaOps):
     """The CPU kernels, bit for bit the same for a row whatever else is in the batch."""
 
+    def packed(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        return None  # oneDNN orders its sums by the number of rows
+
     def linear(self, x: Operand, weight: Operand, bias: Operand | None, out: Operand) -> None:
         rows, added = x.tensor, None if bias is None else bias.tensor
         # Copied, so that a tile also lies in memory as every other one does.

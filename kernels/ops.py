@@ -18,6 +18,7 @@ from niwaki.kernels.copy_pages import copy_pages
 from niwaki.kernels.gelu_mul import gelu_mul, gelu_mul_torch
 from niwaki.kernels.linear import MAX_ROWS, linear_few_rows, linear_torch
 from niwaki.kernels.operand import Array, Operand
+from niwaki.kernels.packed import PackedLinear, packed_linear
 from niwaki.kernels.paged_decode import paged_decode_attention, paged_decode_attention_torch
 from niwaki.kernels.partial import NOTHING
 from niwaki.kernels.plan import AttentionPlan
@@ -69,6 +70,10 @@ class Ops(Protocol):
     @property
     def fused_experts(self) -> FusedExperts | None:
         """A whole mixture of experts over stacked weights; None: expert by expert."""
+        ...
+
+    def packed(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear | None:
+        """The product with its weights laid out for this device; None where `linear` is as fast on them as they are."""
         ...
 
     def route(self, scores: torch.Tensor, per_token: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -150,6 +155,9 @@ class Plain:
     reads_device_plan = False
     fused_experts = None
 
+    def packed(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear | None:
+        return None
+
     def route(self, scores: torch.Tensor, per_token: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
         weights, chosen = scores.float().softmax(-1).topk(per_token, -1)
         return weights / weights.sum(-1, keepdim=True) if renormalise else weights, chosen
@@ -164,6 +172,9 @@ class Plain:
 
 class NumbaOps(Plain):
     """The CPU kernels; torch for matrix products of many rows."""
+
+    def packed(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear | None:
+        return packed_linear(weight, bias)
 
     def linear(self, x: Operand, weight: Operand, bias: Operand | None, out: Operand) -> None:
         rows = array_of(x)

@@ -27,6 +27,9 @@ class TritonOps:
 
     reads_device_plan = True
 
+    def packed(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        return None  # cuBLAS takes them as they are
+
     def linear(self, x: Operand, weight: Operand, bias: Operand | None, out: Operand) -> None:
         linear_torch(x.tensor, weight.tensor, None if bias is None else bias.tensor, out.tensor)
 

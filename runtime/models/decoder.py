@@ -25,7 +25,7 @@ from niwaki.runtime.models.config import LayerKind, ModelConfig
 from niwaki.runtime.models.experts import read_experts
 from niwaki.runtime.models.latent import read_latent_attention
 from niwaki.runtime.models.mlp import DenseMlp, Mlp, gate_of
-from niwaki.runtime.models.projection import Read, read_projection
+from niwaki.runtime.models.projection import Read, projection_of, read_projection
 from niwaki.runtime.models.workspace import Buffers, Workspace
 
 ALIGNMENT = 64  # bytes: a vector register, which kernels read whole
@@ -71,7 +71,8 @@ class Decoder:
         self._first_norm = self._read_norm(read, 0, config.names.attention_norm)
         self._norm = Operand.of(read("model.norm.weight"))
         self._layers = tuple(self._read_layer(index, kind, read) for index, kind in enumerate(config.layer_kinds))
-        self._head = Operand.of(self._embedding if config.tie_embeddings else read("lm_head.weight"))  # [vocab, hidden]
+        head = self._embedding if config.tie_embeddings else read("lm_head.weight")  # [vocab, hidden]
+        self._head = projection_of(self._ops, [head], [])
         self._body = Workspace(config, device, dtype)
         self._tail = Workspace(config, device, dtype)  # the rows whose logits are wanted, from the last layer's end on
 
@@ -111,7 +112,7 @@ class Decoder:
             layer.mlp.forward(entering, b)
             entering = self._add(b, layer.mlp_post_norm, layer.next_norm)
         logits = torch.empty((len(entering.tensor), config.vocab_size), dtype=self._dtype, device=self._device)
-        ops.linear(entering, self._head, None, Operand.of(logits))
+        self._head.forward(entering, Operand.of(logits))
         return self._capped(logits.float())
 
     def buffers(self, tokens: int) -> Buffers:

@@ -36,7 +36,11 @@ class Projection:
 
 def projection_of(ops: Ops, weights: list[torch.Tensor], biases: list[torch.Tensor]) -> Linear:
     """The tensors, their rows one below the other."""
-    return Projection(ops, Operand.of(_stacked(weights)), Operand.of(_stacked(biases)) if biases else None)
+    weight, bias = _stacked(weights), _stacked(biases) if biases else None
+    packed = ops.packed(weight, bias)
+    if packed is not None:
+        return packed
+    return Projection(ops, Operand.of(weight), None if bias is None else Operand.of(bias))
 
 
 def read_projection(ops: Ops, read: Read, prefix: str, names: tuple[str, ...], has_bias: bool) -> Linear:

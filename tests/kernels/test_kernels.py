@@ -10,10 +10,11 @@ import torch
 
 from niwaki.kernels import jit
 from niwaki.kernels.copy_pages import copy_pages
-from niwaki.kernels.linear import MIN_PARALLEL_ELEMENTS, linear_few_rows
+from niwaki.kernels.linear import MIN_PARALLEL_ELEMENTS, linear_few_rows, linear_torch
 from niwaki.kernels.numeric import exp_f32, load, store
 from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.ops import NumbaOps, TorchOps, ops_for
+from niwaki.kernels.packed import packed_linear
 from niwaki.kernels.plan import MAX_DECODE_TOKENS, AttentionPlan, Span, make_plan
 from niwaki.kernels.rope import Llama3Scaling, inverse_frequencies, rope_tables, rotate_torch, unrotated_tables
 from niwaki.kernels.rule import AttentionRule
@@ -241,6 +242,26 @@ def test_a_product_of_few_rows_matches_torch(dtype: torch.dtype, has_bias: bool,
             ops.linear(Operand.of(x), Operand.of(weight), None if bias is None else Operand.of(bias), Operand.of(out))
         tolerance = 1e-5 if dtype == torch.float32 else 2**-7
         assert torch.allclose(got.float(), expected.float(), rtol=tolerance, atol=tolerance * inputs**0.5)
+
+
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="this CPU has no bfloat16 tiles")
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (7, 5), (64, 33), (320, 100)])
+def test_a_packed_product_matches_torch(has_bias: bool, inputs: int, outputs: int) -> None:
+    weight = randn(0, outputs, inputs, dtype=torch.bfloat16)
+    bias = randn(1, outputs, dtype=torch.bfloat16) if has_bias else None
+    packed = packed_linear(weight, bias)
+    assert packed is not None
+    for rows in (1, 2, 16, 17, 32, 33, 70):
+        x = randn(rows, rows, inputs, dtype=torch.bfloat16)
+        got, expected = (torch.empty(rows, outputs, dtype=torch.bfloat16) for _ in range(2))
+        packed.forward(Operand.of(x), Operand.of(got))
+        linear_torch(x, weight, bias, expected)
+        assert torch.allclose(got.float(), expected.float(), rtol=2**-7, atol=2**-7 * inputs**0.5)
+
+
+def test_only_bfloat16_is_packed() -> None:
+    assert packed_linear(torch.ones(4, 4), None) is None
 
 
 def test_threads_change_no_product() -> None:
