@@ -331,7 +331,7 @@ def test_text_behind_a_gen_rides_in_the_next_step(bundled_engine: Engine) -> Non
         busy += nw.gen("x", max_tokens=30)
         for number in range(10):
             chain += f"{number}:" + nw.gen(f"x{number}", max_tokens=3) + "\n"
-            chain += chain[f"x{number}"] + "\n"
+            chain += chain[f"x{number}"] + "\n"  # type: ignore[operator]  # a text
         forks.join()
 
     before = bundled_engine.stats()["steps"]
