@@ -284,7 +284,7 @@ def _constant(value):
 
 def _fused(builder, a, b, c):
     kind = ir.FunctionType(FLOATS, [FLOATS] * 3)
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.fma.v16f32"), [a, b, c])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.fmuladd.v16f32"), [a, b, c])
 
 
 def _in_all_lanes(builder, value, lanes=LANES):

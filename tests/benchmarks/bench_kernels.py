@@ -27,6 +27,7 @@ from niwaki.kernels.plan import AttentionPlan, DecodeQueries, PrefillRow, Span, 
 from niwaki.runtime.models.config import ModelConfig
 from niwaki.runtime.runner import Row, Runner
 from tests.benchmarks.harness import Comparison, compare, table, write_json
+from tests.benchmarks.shapes import RANDOM, SHAPES
 
 CPU = torch.device("cpu")
 SMALL = ModelConfig(
@@ -104,10 +105,11 @@ def products(rows: int, dtype: torch.dtype) -> Comparison:
     )
 
 
-def decode(dtype: torch.dtype) -> Iterator[Comparison]:
-    """32 queries over 500 keys each: the paged kernel beside torch's, which gather the pages first or, for the record,
-    find the keys side by side already. `copying` is the memory's: the keys and values once read and once written."""
-    rows, keys, heads, kv_heads, head_dim, page_size = 32, 500, 10, 5, 32, 16
+def decode(config: ModelConfig, dtype: torch.dtype, *, alternatives: bool = False) -> Iterator[Comparison]:
+    """32 queries over 500 keys each. `copying` is the memory's: the keys and values once read and once written. The
+    alternatives are torch's, which gather the pages first or, for the record, find the keys side by side already."""
+    rows, keys, page_size = 32, 500, 16
+    heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
     each = -(-keys // page_size)
     pool = [torch.randn(rows * each, page_size, kv_heads, head_dim).to(dtype) for _ in range(2)]
     pages = np.random.default_rng(0).permutation(rows * each).reshape(rows, each)
@@ -131,23 +133,58 @@ def decode(dtype: torch.dtype) -> Iterator[Comparison]:
         for copy, tensor in zip(copies, (k, v), strict=True):
             copy.copy_(tensor)
 
-    others: dict[str, tuple[Callable[[], object], str]] = {
-        "gather + SDPA": (lambda: sdpa(*gathered()), ">= 2"),
-        "SDPA, gathered before": (lambda: sdpa(k, v), ""),
-        "copying": (copying, ">= 1.4"),  # copied bytes are moved twice: 1.4 is 70 % of the bandwidth
-    }
-    if shutil.which("g++"):
+    # Copied bytes are moved twice: 1.4 is 70 % of the bandwidth.
+    others: dict[str, tuple[Callable[[], object], str]] = {"copying": (copying, ">= 1.4")}
+    if alternatives:
+        others["gather + SDPA"] = lambda: sdpa(*gathered()), ">= 2"
+        others["SDPA, gathered before"] = lambda: sdpa(k, v), ""
+    if alternatives and shutil.which("g++"):
         flex = torch.compile(flex_attention)
         others["FlexAttention, gathered before"] = (lambda: flex(q[:, :, None], k, v, enable_gqa=True), "")
     for name, (run, aim) in others.items():
         yield compare(
             "decode",
-            f"{rows} x {keys} keys, {dtype}",
+            f"{rows} x {keys} keys, {heads} x {kv_heads} x {head_dim}, {dtype}",
             ("paged kernel", times(8, lambda: ops.attend(ours[0], ours[1], ours[2], plan, out))),
             (name, times(8, run)),
             aim=aim,
             clock=time.process_time,
         )
+
+
+def prefill(name: str, config: ModelConfig, rows: int = 512) -> Comparison:
+    """The products of one layer for a prompt, beside one large square product of as many operations."""
+    heads, width = config.num_heads * config.head_dim, config.intermediate_size
+    qkv = heads + 2 * config.num_kv_heads * config.head_dim
+    hidden = config.hidden_size
+    shapes = ((hidden, qkv), (heads, hidden), (hidden, 2 * width), (width, hidden))
+    layer = [
+        [Operand.of(torch.randn(*shape).to(torch.bfloat16)) for shape in ((rows, inputs), (outputs, inputs))]
+        + [Operand.of(torch.empty(rows, outputs, dtype=torch.bfloat16))]
+        for inputs, outputs in shapes
+    ]
+    side = 2048
+    square, product = torch.randn(side, side).to(torch.bfloat16), torch.empty(side, side, dtype=torch.bfloat16)
+    size = rows * sum(inputs * outputs for inputs, outputs in shapes)
+    count = max(1, round(side**3 / size))
+    per_square = count * size / side**3
+    ops = NumbaOps()
+
+    def all_products() -> None:
+        for x, weight, out in layer:
+            ops.linear(x, weight, None, out)
+
+    compared = compare(
+        "prefill",
+        f"{name}, {rows} rows",
+        ("a layer's products", times(4 * count, all_products)),
+        ("square product", times(4, lambda: torch.mm(square, square.t(), out=product))),
+        aim=">= 0.6",
+        clock=time.process_time,
+    )
+    ratios = (compared.ratio, compared.low, compared.high)
+    ratio, low, high = (value * per_square for value in ratios)  # the squares do not divide evenly
+    return replace(compared, seconds_b=compared.seconds_b * per_square, ratio=ratio, low=low, high=high)
 
 
 def short_rows() -> Comparison:
@@ -202,7 +239,11 @@ def step(config: ModelConfig, dtype: str, batch: int) -> float:
 DTYPES = (torch.float32, torch.bfloat16)
 PARTS: Mapping[str, Callable[[], list[Comparison]]] = {
     "products": lambda: [products(rows, dtype) for dtype in DTYPES for rows in (1, 4, 8, 32)],
-    "decode": lambda: [one for dtype in DTYPES for one in decode(dtype)],
+    "decode": lambda: [
+        *(one for dtype in DTYPES for one in decode(SMALL, dtype, alternatives=True)),
+        *(one for config in {**SHAPES, **RANDOM}.values() for one in decode(config, torch.bfloat16)),
+    ],
+    "prefill": lambda: [prefill(name, config) for name, config in RANDOM.items()],
     "short-rows": lambda: [short_rows()],
 }
 
