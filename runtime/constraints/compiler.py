@@ -31,9 +31,9 @@ from niwaki.runtime.constraints.grammar_vocabulary import GrammarVocabulary
 from niwaki.runtime.constraints.grammar_worker import SEARCH, WALK
 from niwaki.runtime.constraints.matcher import AutomatonConstraint
 from niwaki.runtime.constraints.pattern import Pattern, all_of, first_match, one_of, parse, request_of, shown
-from niwaki.runtime.constraints.process import CompileProcess, TookTooLong
+from niwaki.runtime.constraints.process import CompileProcess
 from niwaki.runtime.constraints.protocol import CompiledConstraint
-from niwaki.runtime.constraints.schema import shortest_text
+from niwaki.runtime.constraints.schema import TookTooLong, shortest_text
 from niwaki.runtime.constraints.schema.spacing import spaced_text
 from niwaki.runtime.constraints.tools import calls_piece, reasoned_piece
 from niwaki.runtime.constraints.vocabulary import Vocabulary
@@ -166,7 +166,7 @@ class ConstraintCompiler:
         return dfa
 
     def _grammar(self, constraint: JsonSchema | Grammar) -> GrammarConstraint:
-        source = source_of(constraint)
+        source = source_of(constraint, self._seconds)
         try:
             with self._lock:
                 words = self._words = self._words or GrammarVocabulary(self.vocabulary)

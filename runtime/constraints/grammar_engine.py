@@ -32,7 +32,7 @@ from niwaki.runtime.constraints.protocol import MAX_FORCED_BYTES, NOTHING_FORCED
 
 FAR: Final = 1_000_000  # the distance where no ending was found
 MAX_SHORTEST: Final = 8000  # bytes of a shortest text
-PLACE_EFFORT: Final = 100  # of all searches behind one token of a text: about 3 ms
+PLACE_EFFORT: Final = 150  # of all searches behind one token of a text: about 3 ms
 TOKEN_BYTES: Final = 4  # about
 CHECKED_TOKENS: Final = 200  # of a known ending that take as long to check as a place of a search
 FIRST_TOKENS: Final = 6
@@ -80,7 +80,7 @@ class GrammarConstraint:
         first.compute_bitmask()
         if first.is_error():  # a limit of the engine that this vocabulary meets, though single bytes did not
             raise ConstraintError(f"it is too complex for this vocabulary: {short_reason(first.get_error())}")
-        self._ending = self._verified(shortest)
+        self.shortest = self._verified(shortest)
         self.costs: npt.NDArray[np.int64] = (
             np.maximum(words.plain_costs, commitments.inside) + words.openings * commitments.value
         )
@@ -93,7 +93,7 @@ class GrammarConstraint:
     def matcher(self) -> GrammarMatcher:
         with self._lock:
             native = self._start.deep_copy()
-        return GrammarMatcher(self, native, [self._ending.num_tokens], [self.places.start], self._ending)
+        return GrammarMatcher(self, native, [self.shortest.num_tokens], [self.places.start], self.shortest)
 
     def _verified(self, shortest: bytes) -> Ending:
         """The ending, seen to be accepted: what found it and what enforces it are two programs."""
@@ -387,7 +387,8 @@ class GrammarMatcher:
 
     def _leading_to(self, ending: Ending | None) -> KnownEnd:
         """For searches: from where the ending, or a part of it, completes the text."""
-        cost = 0 if ending is None else ending.num_tokens // CHECKED_TOKENS
+        endings = (self._constraint.shortest, ending or self._constraint.shortest)
+        cost = sum(one.num_tokens for one in endings) // CHECKED_TOKENS
 
         def known_end(place: LLMatcher) -> bytes | None:
             return self._known_end(place, ending) if not cost or self._effort.take(cost) else None
@@ -395,13 +396,12 @@ class GrammarMatcher:
         return known_end
 
     def _known_end(self, place: LLMatcher, ending: Ending | None, enough: int = 0) -> bytes | None:
-        """A part of the ending that completes the text from `place`: what closed before still closes. One of at most
+        """A part of an ending that completes the text from `place`: what closed before still closes. One of at most
         `enough` tokens, else the shortest."""
         if place.is_accepting():
             return b""
-        if ending is None:
-            return None
-        rests = ending.rests(self._num_written)
+        # Also of the shortest text: what a whole text needs may be asked for again, as after each comma of a list.
+        rests = (ending.rests(self._num_written) if ending else []) + self._constraint.shortest.rests()
         for rest in sorted(rests, key=lambda rest: max(enough, rest.num_tokens)):
             if completes(place, rest, self._constraint.words):
                 return rest.text

@@ -36,15 +36,16 @@ class GrammarSource:
     spacing: Spacing = "compact"
 
 
-def source_of(constraint: JsonSchema | Grammar) -> GrammarSource:
+def source_of(constraint: JsonSchema | Grammar, seconds: float) -> GrammarSource:
     """The grammar of a constraint.
 
     Raises:
+        TookTooLong: it took more processor time.
         ConstraintError: malformed, too large, or not enforceable exactly.
     """
     if isinstance(constraint, Grammar):
         return _grammar(constraint)
-    normal = normalise(constraint.schema)
+    normal = normalise(constraint.schema, seconds)
     blanks = 1 if constraint.spacing == "compact" else 2  # at most one byte more for each byte
     return GrammarSource(
         text_of_schema(normal.schema, constraint.spacing),

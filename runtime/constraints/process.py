@@ -16,6 +16,7 @@ import weakref
 from pathlib import Path
 from typing import Final
 
+from niwaki.runtime.constraints.schema.document import TookTooLong
 from niwaki.runtime.constraints.worker import LENGTH, OK, Transitions
 
 WORKER: Final = Path(__file__).with_name("worker.py")
@@ -24,10 +25,6 @@ START_SECONDS: Final = 30.0  # until the child says that it is ready, on a machi
 PATIENCE: Final = 10.0
 MAX_MEMORY: Final = 2 * 1024**3  # of the child, address space
 MAX_ANSWER: Final = 256 * 1024**2
-
-
-class TookTooLong(Exception):
-    """The child did not answer in time, or died, and was replaced."""
 
 
 class CompileProcess:
@@ -49,7 +46,7 @@ class CompileProcess:
         """What the script answers.
 
         Raises:
-            TookTooLong: not done in time, or out of memory. The next call starts a new child.
+            TookTooLong: not done in time, or out of memory. The child was replaced.
             ValueError: it refuses the source.
             OSError: no child could be started.
         """

@@ -19,7 +19,7 @@ from niwaki.runtime.constraints.regex_automaton import CharacterAutomaton, autom
 from niwaki.runtime.constraints.regex_language import Languages, TooManyTerms
 from niwaki.runtime.constraints.regex_meaning import found_in, matched_by
 from niwaki.runtime.constraints.regex_parser import parsed
-from niwaki.runtime.constraints.schema import examples, normalise
+from niwaki.runtime.constraints.schema import TookTooLong, examples, normalise
 from niwaki.runtime.constraints.schema.document import Json, unescaped
 from niwaki.runtime.constraints.schema.lark import lark_of
 
@@ -86,6 +86,9 @@ def _refusals(text: str) -> Iterator[str]:
     for _ in range(MAX_REFUSALS):
         try:
             normalise(text)
+        except TookTooLong:
+            yield "the schema is too complex to work out within 10 s; simplify it"
+            return
         except ConstraintError as error:
             yield str(error)
             shorter = _without(text, str(error))

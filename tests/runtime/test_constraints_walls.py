@@ -14,7 +14,8 @@ import pytest
 from niwaki.runtime.api import Choices, ConfigError, Constraint, ConstraintError, Regex
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary, compile_constraint
 from niwaki.runtime.constraints.pattern import parse
-from niwaki.runtime.constraints.process import PATIENCE, CompileProcess, TookTooLong
+from niwaki.runtime.constraints.process import PATIENCE, CompileProcess
+from niwaki.runtime.constraints.schema import TookTooLong
 from niwaki.runtime.constraints.worker import Transitions, transitions_of
 
 BYTES = Vocabulary([bytes([b]) for b in range(256)], ())

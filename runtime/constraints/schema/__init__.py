@@ -1,6 +1,7 @@
 """JSON schemas, rewritten exactly into the part of JSON Schema that the engine enforces. Knows no tokens."""
 
+from niwaki.runtime.constraints.schema.document import TookTooLong
 from niwaki.runtime.constraints.schema.normal import NormalSchema, normalise
 from niwaki.runtime.constraints.schema.shortest import examples, shortest_text
 
-__all__ = ["NormalSchema", "examples", "normalise", "shortest_text"]
+__all__ = ["NormalSchema", "TookTooLong", "examples", "normalise", "shortest_text"]

@@ -13,7 +13,7 @@ from niwaki.runtime.constraints.regex_meaning import found_in
 from niwaki.runtime.constraints.regex_parser import parsed
 from niwaki.runtime.constraints.regex_tree import cost_of as cost_of_regex
 from niwaki.runtime.constraints.schema.arrays import least_path
-from niwaki.runtime.constraints.schema.document import Json, json_text
+from niwaki.runtime.constraints.schema.document import Json, Watch, json_text
 
 NUMBER_BYTES: Final = 48  # a bounded number: its digits
 WIDEST: Final = 6  # bytes of a character: an escape
@@ -32,15 +32,15 @@ class Cost:
     is_small: bool
 
 
-def cost_of(root: Json) -> Cost:
+def cost_of(root: Json, watch: Watch) -> Cost:
     """See `normal.NormalSchema`."""
-    measure = _Measure(root)
+    measure = _Measure(root, watch)
     text = json_text(root)
     return Cost(measure.value, min(measure.inside, MOST_INSIDE), len(text) <= SMALL_TEXT and measure.is_small)
 
 
 class _Measure:
-    def __init__(self, root: Json) -> None:
+    def __init__(self, root: Json, watch: Watch) -> None:
         definitions = root.get("$defs") if isinstance(root, dict) else None
         self._definitions: dict[str, Json] = definitions if isinstance(definitions, dict) else {}
         self._shortest: dict[str, int] = {}
@@ -49,6 +49,7 @@ class _Measure:
         for _ in range(len(self._definitions) + 1):
             before = dict(self._shortest)
             for name, schema in self._definitions.items():
+                watch.check()
                 found = self._of(schema)
                 if found is not None:
                     self._shortest[name] = found

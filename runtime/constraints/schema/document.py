@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Final, NoReturn, TypeAlias
 
@@ -21,6 +22,22 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")  # two of them may be one character
 _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 _sorted = json.JSONEncoder(sort_keys=True).encode
+
+
+class TookTooLong(Exception):
+    """A limit of time was reached: it says as much about the machine as about what was asked."""
+
+
+class Watch:
+    """Ends what takes this thread more than some seconds of processor time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.thread_time() + seconds
+
+    def check(self) -> None:
+        """Raises TookTooLong once the time is over."""
+        if time.thread_time() > self._end:
+            raise TookTooLong
 
 
 def refused(pointer: str, reason: str) -> ConstraintError:

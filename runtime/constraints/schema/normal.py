@@ -15,7 +15,7 @@ from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.regex_language import Term
 from niwaki.runtime.constraints.schema.arrays import Step, Wanted, automaton
 from niwaki.runtime.constraints.schema.cost import cost_of
-from niwaki.runtime.constraints.schema.document import Json, canonical, identity, json_text, read_schema, refused
+from niwaki.runtime.constraints.schema.document import Json, Watch, canonical, identity, json_text, read_schema, refused
 from niwaki.runtime.constraints.schema.facts import (
     KINDS,
     NEVER,
@@ -50,34 +50,37 @@ class NormalSchema:
     is_small: bool
 
 
-def normalise(text: str) -> NormalSchema:
+def normalise(text: str, seconds: float = 10.0) -> NormalSchema:
     """The normal form.
 
     Raises:
+        TookTooLong: working it out took this thread more processor time.
         ConstraintError: not a schema, or a keyword that cannot be enforced exactly, with its pointer.
     """
     try:
-        return _normalised(text)
+        return _normalised(text, Watch(seconds))
     except RecursionError:  # all of it is plain Python, where this is an exception like any other
         raise ConstraintError("the schema's references lead through too many schemas; nest them less deeply") from None
 
 
-def _normalised(text: str) -> NormalSchema:
-    writer = _Writer(Document(read_schema(text)))
+def _normalised(text: str, watch: Watch) -> NormalSchema:
+    writer = _Writer(Document(read_schema(text)), watch)
     root = writer.schema_of((("", True),))
     if root is False:
         raise ConstraintError("the schema admits no text: no value satisfies all of its keywords")
     if writer.definitions:
         root = {**(root if isinstance(root, dict) else {}), "$defs": writer.definitions}
-    cost = cost_of(root)
+    cost = cost_of(root, watch)
     return NormalSchema(root, writer.num_nodes, cost.value, cost.inside, cost.is_small)
 
 
 class _Writer:
-    def __init__(self, document: Document) -> None:
-        self._reader = Reader(document)
+    def __init__(self, document: Document, watch: Watch) -> None:
+        self._watch = watch
+        self._reader = Reader(document, watch)
         self._names: dict[State, str] = {}
         self._written: dict[State, Json] = {}
+        self._meeting: dict[frozenset[str], bool] = {}  # patterns of keys: whether one key may match all
         self.definitions: dict[str, Json] = {}
         self.num_nodes = 0
 
@@ -91,6 +94,7 @@ class _Writer:
             return {"$ref": f"#/$defs/{name}"}
         if state in self._written:
             return self._shared(state)
+        self._watch.check()
         self.num_nodes += 1
         if self.num_nodes > MAX_NODES:
             raise ConstraintError(f"the schema has more than {MAX_NODES} parts when written out; simplify it")
@@ -273,12 +277,14 @@ class _Writer:
 
     def _meet(self, terms: dict[str, Term | None], regex: str, others: Sequence[str]) -> bool:
         """Whether a key may match the pattern and all the others."""
-        found = [terms[name] for name in (regex, *others)]
-        known = [term for term in found if term is not None]
-        if len(known) < len(found):
-            return True
-        languages = self._reader.strings.languages
-        return languages.is_empty(languages.all_of(known)) is not True
+        names = frozenset((regex, *others))
+        if names not in self._meeting:
+            self._watch.check()
+            found = [terms[name] for name in names]
+            known = [term for term in found if term is not None]
+            languages = self._reader.strings.languages
+            self._meeting[names] = len(known) < len(found) or languages.is_empty(languages.all_of(known)) is not True
+        return self._meeting[names]
 
     # arrays
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from niwaki.runtime.constraints.schema.document import Json, identity, refused
+from niwaki.runtime.constraints.schema.document import Json, Watch, identity, refused
 from niwaki.runtime.constraints.schema.facts import NEVER, Exists, Fields, State, Way, both, contradicts
 from niwaki.runtime.constraints.schema.keywords import kind_of
 from niwaki.runtime.constraints.schema.numbers import number_satisfies
@@ -24,8 +24,8 @@ MAX_LOOKS: Final = 8  # how deep emptiness looks into required values
 class Reader:
     """`being_written`: the states that are being written down, which may hold themselves; its writer's to change."""
 
-    def __init__(self, document: Document) -> None:
-        self._expander = Expander(document)
+    def __init__(self, document: Document, watch: Watch) -> None:
+        self._expander = Expander(document, watch)
         self._expander.is_empty = self.is_empty
         self.strings = Strings()
         self._ways: dict[tuple[State, str], list[Way]] = {}

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Final
 
 from niwaki.runtime.api import ConstraintError
-from niwaki.runtime.constraints.schema.document import Json, escaped, refused
+from niwaki.runtime.constraints.schema.document import Json, Watch, escaped, refused
 from niwaki.runtime.constraints.schema.facts import FREE, KINDS, NEVER, Atom, State, Way, both
 from niwaki.runtime.constraints.schema.keywords import (
     KEYWORDS,
@@ -44,8 +44,9 @@ class Circular(ConstraintError):
 class Expander:
     """Expands the schemas of one document, each once."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Document, watch: Watch) -> None:
         self._document = document
+        self._watch = watch
         self._known: dict[tuple[str, bool, str, bool], Ways] = {}
         self._open: set[tuple[str, bool, str, bool]] = set()
         self._steps = 0
@@ -155,6 +156,7 @@ class Expander:
             return others
         if len(others) == 1 and others[0] is free:
             return ways
+        self._watch.check()
         self._steps += len(ways) * len(others)
         if self._steps > MAX_STEPS:
             raise refused(pointer, "its combinations are too many to work out; simplify it")
