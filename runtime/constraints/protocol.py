@@ -48,7 +48,7 @@ class Matcher(Protocol):
     @property
     def distance(self) -> int:
         """In how many tokens the text can be complete: 0 where `can_end`. The fewest there are, or for a constraint too
-        large to measure a few more; `shortest_ending` is exact. The end token is not counted."""
+        large to measure, and for a grammar, at times a few more. The end token is not counted."""
         ...
 
     def fill_mask(self, row: MaskRow) -> None:
@@ -125,7 +125,7 @@ class Matcher(Protocol):
         ...
 
     def shortest_ending(self, budget: int) -> tuple[int, ...] | None:
-        """Fewest tokens that complete the text; None when they are more than `budget`."""
+        """Fewest tokens that complete the text, as far as `distance` is exact; None when more than `budget`."""
         ...
 
 
