@@ -243,6 +243,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{platform.machine()}; our API process: {used / events * 1e6:.0f} us of processor time an event"
     )
     for name, of_side in found.items():
+        if not all(tally.num_done for tally in of_side):
+            print(f"{name} left a whole turn without an answer", file=sys.stderr)
+            return 1
         print(report(name, of_side, given.limit))
     if second:
         ratios = [a.rate / b.rate for a, b in zip(tallies, found["peer"], strict=True)]
