@@ -5,6 +5,9 @@ JOBS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
+# Without the bytecode of torch, which stays in .venv, a process starts in twice the time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo docs test test-clients test-ray eval lint bench bench-gpu bench-peers setup package-check clean
 
 demo: $(INSTALLED)

@@ -165,12 +165,10 @@ class Boundaries:
             if len(probes) > MAX_PROBES:  # too many to ask for each
                 probes = probes[:: len(probes) // 64]
                 settled = min(settled, next((end for end in reversed((0, *ends)) if end <= place), 0))
-            for probe in filter(_is_text, map(_completed, probes)):
-                tokens = self._tokens(text + probe)
-                settled = min(settled, self._shared(own, tokens))
-                if self._cuts_at(tokens, place, len(text)):
-                    crossings.append(place)
-                    break  # before that place the others are cut alike
+            written = [self._tokens(text + probe) for probe in filter(_is_text, map(_completed, probes))]
+            settled = min([settled, *(self._shared(own, tokens) for tokens in written)])
+            if any(self._cuts_at(tokens, place, len(text)) for tokens in written):
+                crossings.append(place)
         return TextEnd(settled, tuple(crossings))
 
     def _extensions(self, end: bytes, follow: bytes) -> list[bytes]:
