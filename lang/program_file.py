@@ -6,7 +6,9 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
+from types import CodeType
 
 from niwaki.lang.program import Program
 from niwaki.lang.records import RecordFile
@@ -31,15 +33,16 @@ def load_program(path: Path, function: str) -> Program:
     """
     if not path.is_file():
         raise ConfigError(f"no program file {path}")
-    name = f"niwaki_program_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise ConfigError(f"{path} is no Python file; its name must end in .py")
-    module = importlib.util.module_from_spec(spec)
+    name = f"niwaki_program_{path.stem}"
+    loader = _FromSource(name, str(path))
+    module = importlib.util.module_from_spec(ModuleSpec(name, loader, origin=str(path)))
+    module.__file__ = str(path)
     sys.modules[name] = module  # annotations of its classes are looked up there
     sys.path.insert(0, str(path.resolve().parent))
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{path} does not import: {type(error).__name__}: {error}{_line_in(path, error)}") from error
     found = getattr(module, function, None)
@@ -48,6 +51,15 @@ def load_program(path: Path, function: str) -> Program:
         what = "is not a program" if found is not None else "is not defined"
         raise ConfigError(f"{function} {what} in {path}; programs there: {', '.join(programs) or 'none'}")
     return found
+
+
+class _FromSource(SourceFileLoader):
+    """Reads no bytecode and leaves none: what a full disk cut short, or what an edit within the same second made old,
+    would run instead of the file."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
 
 
 def _line_in(path: Path, error: BaseException) -> str:
