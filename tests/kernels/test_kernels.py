@@ -94,7 +94,7 @@ def test_bfloat16_rounds_as_torch_does() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("tokens", "width"), [(1, 1), (1, 320), (3, 7), (5, 256), (2, 33)])
+@pytest.mark.parametrize(("tokens", "width"), [(1, 1), (1, 320), (3, 7), (5, 256), (2, 33), (12, 320)])
 def test_norms_and_gates_match_torch(dtype: torch.dtype, tokens: int, width: int) -> None:
     x, delta = randn(1, tokens, width, dtype=dtype), randn(2, tokens, width, dtype=dtype)
     weight = randn(3, width, dtype=dtype)
