@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -19,9 +19,6 @@ from niwaki.lang.program import Program
 from niwaki.lang.sites import sites_of
 from niwaki.lang.state import State
 from tests.plans import NAMES, follow, plans_of
-
-if TYPE_CHECKING:
-    from niwaki.runtime.engine import Engine
 
 
 def answer(prompt: str) -> str:
@@ -318,24 +315,3 @@ def test_a_row_that_fails_has_the_error_that_it_has_interpreted() -> None:
     (failed,) = retell.run_batch([("a",)], backend=backend)
     assert isinstance(failed, nw.CapacityError)
     backend.shutdown()
-
-
-def test_text_behind_a_gen_rides_in_the_next_step(bundled_engine: Engine) -> None:
-    """Beside a branch that keeps the engine busy, ten calls one behind the other lose no step."""
-
-    @nw.function
-    def f(s: State) -> None:
-        s += "A list.\n"
-        forks = s.fork(2)
-        busy, chain = forks
-        busy += nw.gen("x", max_tokens=30)
-        for number in range(10):
-            chain += f"{number}:" + nw.gen(f"x{number}", max_tokens=3) + "\n"
-            chain += chain[f"x{number}"] + "\n"  # type: ignore[operator]  # a text
-        forks.join()
-
-    before = bundled_engine.stats()["steps"]
-    state = f.compile().run(backend=bundled_engine, ignore_eos=True, heal=False)
-    state.sync()
-    num_steps = bundled_engine.stats()["steps"] - before
-    assert 30 <= num_steps <= 33  # ten calls of three tokens are as many steps; 39 where each next call lost one
