@@ -220,11 +220,13 @@ def _num_within(ends: Sequence[int], limit: int) -> int:
 
 
 def _characters(follow: bytes) -> list[bytes]:
-    """Single characters to stand for what may follow."""
+    """Characters to stand for what may follow."""
     ascii_ones = [bytes([byte]) for byte in follow if byte in ASCII_PROBES]
     if not ascii_ones:
         ascii_ones = [bytes([byte]) for byte in follow if byte < 0x80]
-    return ascii_ones + [char for char in map(str.encode, BEYOND_ASCII) if char[0] in follow]
+    # A word that the tokenizer knows whole may end at a letter, and be cut otherwise where one more follows.
+    longer = [one + b"q" for one in ascii_ones if one.isalpha()]
+    return ascii_ones + longer + [char for char in map(str.encode, BEYOND_ASCII) if char[0] in follow]
 
 
 def _whole_characters(text: bytes) -> bytes:
