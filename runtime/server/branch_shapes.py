@@ -29,7 +29,7 @@ from niwaki.runtime.api import (
 from niwaki.runtime.server.errors import as_api_error
 from niwaki.runtime.server.openai_models import MAX_NEW, Pattern, Stop
 from niwaki.runtime.server.openai_shapes import Json, finite
-from niwaki.runtime.server.wire import MAX_PROMPTS, Name, Strict, Text, TokenId
+from niwaki.runtime.server.wire import MAX_PROMPTS, ChoiceList, Name, Strict, Text, TokenId
 
 # ---------------------------------------------------------------------------------------------------------------
 # Bodies
@@ -59,7 +59,7 @@ class RegexBody(Strict):
 
 class ChoicesBody(Strict):
     kind: Literal["choices"]
-    choices: Annotated[list[Text], Field(min_length=1, max_length=4096, fail_fast=True)]
+    choices: ChoiceList
 
 
 class SchemaBody(Strict):
@@ -134,7 +134,7 @@ class GenerateBody(Strict):
 
 class ScoreBody(Strict):
     delta: Segments
-    continuations: Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+    continuations: ChoiceList
     heal: bool = False
     unconditional: bool = False
 

@@ -249,7 +249,7 @@ def branches_router(branches: Branches) -> APIRouter:
         body = await read_body(request, ScoreBody, service.config)
         held = branches.take(branch_id, key_of(request))
         try:
-            service.admit(len(body.continuations))
+            service.admit(1)
             pending = await _apart(
                 service,
                 lambda: backend.score(
@@ -260,7 +260,7 @@ def branches_router(branches: Branches) -> APIRouter:
                     unconditional=body.unconditional,
                 ),
             )
-            waiting = _Waiting(pending, len(body.continuations))
+            waiting = _Waiting(pending)
             service.enter(waiting)
             try:
                 scores = await unless_gone(request.receive, waiting.result())
@@ -276,8 +276,9 @@ def branches_router(branches: Branches) -> APIRouter:
 class _Waiting:
     """A pending result that a client waits for."""
 
-    def __init__(self, pending: Pending[tuple[Score, ...]], size: int) -> None:
-        self.size = size
+    size = 1  # its rows give no token
+
+    def __init__(self, pending: Pending[tuple[Score, ...]]) -> None:
         self._pending = pending
         self._loop = asyncio.get_running_loop()
         self._done = asyncio.Event()

@@ -29,7 +29,7 @@ from niwaki.runtime.server.metrics import Metrics
 from niwaki.runtime.server.openai_shapes import Json
 from niwaki.runtime.server.sse import EventStream, event
 from niwaki.runtime.server.wake import wake
-from niwaki.runtime.server.wire import MAX_PROMPTS, Name, Strict, Text, read_body, takes, to_json
+from niwaki.runtime.server.wire import ChoiceList, Name, Strict, Text, read_body, takes, to_json
 
 MAX_BRANCHES = 256
 MAX_OPS = 8192
@@ -57,7 +57,7 @@ class ChooseBody(Strict):
 
     do: Literal["choose"]
     call: Number
-    choices: Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+    choices: ChoiceList
     method: Literal[tuple(METHODS)]  # type: ignore[valid-type]  # their names
     heal: bool = False
 

@@ -19,6 +19,7 @@ from niwaki.runtime.server.errors import ApiError, ClientGone
 
 MAX_IDS = 1_000_000  # of one prompt: far above any context, but not above what one body can hold
 MAX_PROMPTS = 256
+MAX_CHOICES = 4096
 
 
 class Strict(BaseModel):
@@ -50,6 +51,8 @@ Text = Annotated[str, Field(max_length=4 * 2**20)]
 Name = Annotated[str, Field(max_length=256)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIdList = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_IDS, fail_fast=True)]
+# What one call chooses among. Its rows give no token, so that they count as one sequence.
+ChoiceList = Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
 TextList = Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 TokenIdLists = Annotated[list[TokenIdList], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 

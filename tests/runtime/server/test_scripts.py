@@ -187,6 +187,24 @@ def test_what_a_server_takes_no_script_of_is_interpreted(
     assert len(asked) > 3, "what follows the method of the author's own is asked call by call"
 
 
+def test_a_thousand_choices_are_one_request(endpoint: RuntimeEndpoint, engine: Engine, asked: list[str]) -> None:
+    choices = [f" number {n}" for n in range(1000)]  # many of them begin others
+
+    @nw.function
+    def pick(s: State, text: str) -> None:
+        s += text + nw.select("x", choices=choices, choices_method="exact")
+
+    chosen = pick.run("the cat 1 2 3 ", backend=engine)["x"]
+    assert pick.run("the cat 1 2 3 ", backend=endpoint)["x"] == chosen
+    assert asked == ["POST /branches", "POST /branches"], "to open one, and to score on it"
+    asked.clear()
+    meta = pick.compile().run("the cat 1 2 3 ", backend=endpoint).get_meta_info("x")
+    probabilities = meta["probabilities"]
+    assert isinstance(probabilities, list)
+    assert choices[probabilities.index(max(probabilities))] == chosen
+    assert (len(probabilities), asked) == (1000, ["POST /scripts"])
+
+
 def test_cancelling_here_ends_the_script_there(endpoint: RuntimeEndpoint, engine: Engine) -> None:
     @nw.function
     def wide(s: State) -> None:
