@@ -1,72 +1,110 @@
-"""How often text goes on as if its prompt had not been cut, with healing and without.
+"""How often text goes on as if its prompt had not been cut, with healing and without, and whether each byte is possible.
 
     python -m tests.benchmarks.bench_healing --cuts 1000
 
 Real text (docs/) is cut at random characters. What should follow: the rest of the token that the cut went through, then
-what the model greedily writes behind the uncut tokens.
+what the model greedily writes behind the uncut tokens. A text is impossible whose tokens are not the prompt's bytes and
+then UTF-8.
 """
 
 from __future__ import annotations
 
 import argparse
+import codecs
 import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from niwaki.runtime.api import SamplingParams, Segment
 from niwaki.runtime.engine import Engine
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BEFORE = 120  # characters of a prompt
 BEHIND = 6  # characters compared behind the token that was cut
+NUM_NEW = 10  # tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Of `cuts` cuts, `inside` went through a token. How many texts were as from the uncut prompt."""
+    """Of `cuts` cuts, `inside` went through a token. How many texts were as from the uncut prompt, and impossible."""
 
     cuts: int
     inside: int
     healed: int
     plain: int
+    impossible_healed: int
+    impossible_plain: int
 
 
-def agreement(engine: Engine, cuts: int, seed: int = 0) -> Agreement:
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A prompt that ends in the middle of a text, the tokens that it has in the whole, what the last of them adds."""
+
+    prompt: str
+    whole_ids: Sequence[int]
+    rest: str
+
+
+def agreement(engine: Engine, count: int, seed: int = 0) -> Agreement:
     draw = random.Random(seed)
-    pages = [path.read_text("utf-8") for path in sorted(DOCS.glob("*.md"))]
-    text = "\n".join(pages)
+    text = "\n".join(path.read_text("utf-8") for path in sorted(DOCS.glob("*.md")))
+    cuts = [_cut(engine, text, draw.randrange(BEFORE, len(text) - 60)) for _ in range(count)]
+    uncut = engine.generate(
+        input_ids=[cut.whole_ids for cut in cuts],
+        sampling_params={"temperature": 0.0, "max_new_tokens": NUM_NEW, "ignore_eos": True},
+    )
+    assert isinstance(uncut, list)
+    wanted = [
+        (cut.rest + str(whole["text"]))[: len(cut.rest) + BEHIND] for cut, whole in zip(cuts, uncut, strict=True)
+    ]
+    agreeing, impossible = {}, {}
+    for heal in (True, False):
+        texts = _continued(engine, [cut.prompt for cut in cuts], heal=heal)
+        told = [text.startswith(start) for text, start in zip(texts, wanted, strict=True) if text is not None]
+        agreeing[heal], impossible[heal] = sum(told), texts.count(None)
+    return Agreement(
+        count, sum(bool(cut.rest) for cut in cuts), agreeing[True], agreeing[False], impossible[True], impossible[False]
+    )
+
+
+def _cut(engine: Engine, text: str, at: int) -> Cut:
     tokenizer = engine.tokenizer
-    wholes: list[list[int]] = []
-    prompts: list[list[int]] = []
-    rests: list[str] = []
-    for _ in range(cuts):
-        cut = draw.randrange(BEFORE, len(text) - 60)
-        window = text[cut - BEFORE : cut + 40]
-        ids = tokenizer.plain_ids(window)
-        end, kept = 0, 0
-        while end < len(window[:BEFORE].encode()):
-            end += len(tokenizer.bytes_of(ids[kept]) or b"")
-            kept += 1
-        wholes.append([*tokenizer.bos_ids, *ids[:kept]])
-        prompts.append([*tokenizer.bos_ids, *tokenizer.plain_ids(window[:BEFORE])])
-        rests.append(window.encode()[len(window[:BEFORE].encode()) : end].decode("utf-8", "replace"))
-    uncut = _continued(engine, wholes, heal=False)
-    healed = _continued(engine, prompts, heal=True)
-    plain = _continued(engine, prompts, heal=False)
-
-    def count(texts: Sequence[str]) -> int:
-        wanted = [(rest + whole)[: len(rest) + BEHIND] for rest, whole in zip(rests, uncut, strict=True)]
-        return sum(text.startswith(start) for text, start in zip(texts, wanted, strict=True))
-
-    return Agreement(cuts, sum(map(bool, rests)), count(healed), count(plain))
+    prompt = text[at - BEFORE : at]
+    ids = tokenizer.plain_ids(prompt + text[at : at + 40])
+    written, kept = b"", 0
+    while len(written) < len(prompt.encode()):
+        written += tokenizer.bytes_of(ids[kept]) or b""
+        kept += 1
+    rest = written[len(prompt.encode()) :].decode("utf-8", "replace")
+    return Cut(prompt, [*tokenizer.bos_ids, *ids[:kept]], rest)
 
 
-def _continued(engine: Engine, prompts: Sequence[Sequence[int]], *, heal: bool) -> list[str]:
-    options = {"temperature": 0.0, "max_new_tokens": 10, "ignore_eos": True, "heal": heal}
-    results = engine.generate(input_ids=prompts, sampling_params=options)
-    assert isinstance(results, list)
-    return [str(result["text"]) for result in results]
+def _continued(engine: Engine, prompts: Sequence[str], *, heal: bool) -> list[str | None]:
+    """What is greedily written behind each prompt, read from the branch's tokens; None for what is impossible."""
+    params = SamplingParams(max_new_tokens=NUM_NEW, temperature=0.0, ignore_eos=True, heal=heal)
+    branches = [engine.backend.open() for _ in prompts]
+    started = [
+        engine.backend.generate(branch, [Segment(prompt)], params)
+        for branch, prompt in zip(branches, prompts, strict=True)
+    ]
+    texts: list[str | None] = []
+    for branch, generation, prompt in zip(branches, started, prompts, strict=True):
+        generation.result()
+        written = b"".join(engine.tokenizer.bytes_of(token_id) or b"" for token_id in branch.token_ids)
+        texts.append(_behind(written, prompt.encode()))
+        engine.backend.close(branch)
+    return texts
+
+
+def _behind(written: bytes, prompt: bytes) -> str | None:
+    if not written.startswith(prompt):
+        return None
+    try:  # the budget may end inside a character
+        return codecs.getincrementaldecoder("utf-8")().decode(written[len(prompt) :])
+    except UnicodeDecodeError:
+        return None
 
 
 def main(arguments: Sequence[str]) -> int:
