@@ -1,4 +1,4 @@
-"""How often text goes on as if its prompt had not been cut, with healing and without, and whether each byte is possible.
+"""How often text goes on as if its prompt had not been cut, with healing and without, and if each byte is possible.
 
     python -m tests.benchmarks.bench_healing --cuts 1000
 
@@ -56,9 +56,7 @@ def agreement(engine: Engine, count: int, seed: int = 0) -> Agreement:
         sampling_params={"temperature": 0.0, "max_new_tokens": NUM_NEW, "ignore_eos": True},
     )
     assert isinstance(uncut, list)
-    wanted = [
-        (cut.rest + str(whole["text"]))[: len(cut.rest) + BEHIND] for cut, whole in zip(cuts, uncut, strict=True)
-    ]
+    wanted = [(cut.rest + str(whole["text"]))[: len(cut.rest) + BEHIND] for cut, whole in zip(cuts, uncut, strict=True)]
     agreeing, impossible = {}, {}
     for heal in (True, False):
         texts = _continued(engine, [cut.prompt for cut in cuts], heal=heal)
