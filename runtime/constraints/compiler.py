@@ -99,11 +99,6 @@ class ConstraintCompiler:
         with self._lock:
             return constraint in self._known
 
-    def is_compiled(self, constraint: Constraint) -> bool:
-        """Whether `compile` answers at once, from the cache."""
-        with self._lock:
-            return constraint in self._known
-
     @property
     def num_bytes(self) -> int:
         """Memory held by the cache."""

@@ -22,6 +22,14 @@ def chain(length: int) -> dict[str, object]:
     return {"$ref": "#/$defs/d0", "$defs": definitions}
 
 
+def levels(depth: int, names: str) -> dict[str, object]:
+    """Objects in objects, by reference, each under every one of the names."""
+    parts: dict[str, object] = {
+        f"d{i}": {"properties": {key: {"$ref": f"#/$defs/d{i + 1}"} for key in names}} for i in range(depth)
+    }
+    return {"$ref": "#/$defs/d0", "$defs": {**parts, f"d{depth}": {"type": "null"}}}
+
+
 def nested(keyword: str, depth: int) -> object:
     schema: object = {"type": "integer"}
     for _ in range(depth):
@@ -35,6 +43,8 @@ def tree(depth: int) -> object:
 
 HOSTILE: dict[str, object] = {
     "a chain of references": chain(600),
+    "parts in parts": levels(120, "a"),
+    "shared parts in parts": levels(170, "ab"),
     "a reference to itself": {"$ref": "#"},
     "a circle": {"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}}},
     "a value that holds itself": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},

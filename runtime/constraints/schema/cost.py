@@ -46,15 +46,20 @@ class _Measure:
         self._shortest: dict[str, int] = {}
         self.value = self.inside = 0
         self.is_small = True
-        for _ in range(len(self._definitions) + 1):
-            before = dict(self._shortest)
-            for name, schema in self._definitions.items():
+        self._unsettled: set[str] = set()  # definitions that lead to themselves, or to such: their lengths may yet fall
+        names, changed = list(self._definitions), True
+        while names and changed:
+            changed = False
+            for name in names:
                 watch.check()
-                found = self._of(schema)
+                self._is_settled = True
+                found = self._of(self._definitions[name])
                 if found is not None:
+                    changed |= self._shortest.get(name) != found
                     self._shortest[name] = found
-            if self._shortest == before:
-                break
+                if not self._is_settled:
+                    self._unsettled.add(name)
+            names = [name for name in names if name in self._unsettled]
         self._of(root)
 
     def _of(self, schema: Json) -> int | None:
@@ -68,7 +73,9 @@ class _Measure:
 
     def _shortest_of(self, schema: dict[str, Json]) -> int | None:
         if isinstance(reference := schema.get("$ref"), str):
-            return self._shortest.get(reference.removeprefix("#/$defs/"))
+            name = reference.removeprefix("#/$defs/")
+            self._is_settled &= name in self._shortest and name not in self._unsettled
+            return self._shortest.get(name)
         if isinstance(branches := schema.get("anyOf"), list):
             known = [length for branch in branches if (length := self._of(branch)) is not None]
             return min(known, default=None)

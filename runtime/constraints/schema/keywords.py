@@ -35,13 +35,20 @@ TYPES: Final = {"null", "boolean", "number", "integer", "string", "array", "obje
 
 def type_(schema: dict[str, Json], pointer: str, kind: str, holds: bool, exact: bool) -> Ways:
     """type (validation 6.1.1). 1.0 is an integer, and is written 1."""
-    names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-    for name in names:
-        if not isinstance(name, str) or name not in TYPES:
-            raise refused(f"{pointer}/type", f"{name!r} is no type; types are {', '.join(sorted(TYPES))}")
+    names = type_names(schema, pointer)
     if kind == "number" and "integer" in names and "number" not in names:
         return [Way(kind, is_whole=holds)]
     return [FREE[kind]] if (kind in names) == holds else []
+
+
+def type_names(schema: dict[str, Json], pointer: str) -> list[Json]:
+    """What `type` lists. Raises ConstraintError: one that is no type."""
+    found = schema["type"]
+    names: list[Json] = found if isinstance(found, list) else [found]
+    for name in names:
+        if not isinstance(name, str) or name not in TYPES:
+            raise refused(f"{pointer}/type", f"{name!r} is no type; types are {', '.join(sorted(TYPES))}")
+    return names
 
 
 def _enum(schema: dict[str, Json], pointer: str, kind: str, holds: bool, exact: bool) -> Ways:

@@ -44,9 +44,11 @@ MAX_LITERALS: Final = 12  # more constants than this are one terminal
 
 def lark_of(root: Json) -> str:
     """The grammar of a normal schema; its first rule is `start`."""
-    writer = _Writer(root)
+    writer = _Writer()
+    definitions = _as_dict(root.get("$defs")) if isinstance(root, dict) else {}
+    shared = [f"{_rule_of(name)}: {writer.part(schema)}" for name, schema in definitions.items()]
     start = writer.part(root)
-    lines = [f"start: {start}", *writer.lines]
+    lines = [f"start: {start}", *shared, *writer.lines]
     if writer.holds_any:
         lines.append(ANY_VALUE)
     body = "\n".join(lines)
@@ -54,12 +56,9 @@ def lark_of(root: Json) -> str:
 
 
 class _Writer:
-    def __init__(self, root: Json) -> None:
-        definitions = root.get("$defs") if isinstance(root, dict) else None
-        self._definitions: dict[str, Json] = definitions if isinstance(definitions, dict) else {}
+    def __init__(self) -> None:
         self._parts: dict[int, str] = {}  # of the objects that are parts; the root holds them all
         self._known: dict[str, str] = {}  # what a rule is written from -> its name; so equal parts are one rule
-        self._defined: set[str] = set()
         self.lines: list[str] = []
         self.holds_any = False  # a part that may be any value
 
@@ -71,20 +70,13 @@ class _Writer:
         assert isinstance(schema, dict), "an impossible part is never written"
         reference = schema.get("$ref")
         if isinstance(reference, str):
-            return self._definition(reference.removeprefix("#/$defs/"))
+            return _rule_of(reference.removeprefix("#/$defs/"))
         known = self._parts.get(id(schema))
         if known is None:
             expressions = list(dict.fromkeys(self._alternatives(schema)))
             is_name = len(expressions) == 1 and expressions[0].isidentifier()
             known = self._parts[id(schema)] = expressions[0] if is_name else self._rule(expressions)
         return known
-
-    def _definition(self, name: str) -> str:
-        rule = f"d_{name}"
-        if name not in self._defined:
-            self._defined.add(name)
-            self.lines.append(f"{rule}: {self.part(self._definitions[name])}")
-        return rule
 
     def _rule(self, alternatives: Iterable[str]) -> str:
         body = " | ".join(alternatives)
@@ -168,7 +160,7 @@ class _Writer:
         for index in range(length - 1, -1, -1):
             comma = '"," ' if index else ""
             body = f"{comma}{self.part(places[index])} {tail}"
-            tail = self._rule([body if index < least else f"({body})?"])
+            tail = body if index < least else self._rule([f"({body})?"])
         return self._rule([f'"[" {tail} "]"'])
 
     def _automaton(self, schema: dict[str, Json]) -> str:
@@ -205,15 +197,18 @@ class _Writer:
         ]
         if not pairs:
             return self._rule([_listed("{", extra, "}", low, high) if extra else '"{" "}"'])
+        # What may come first: each pair up to the first that must come.
+        num_first = next((index for index, (_, is_wanted) in enumerate(pairs, 1) if is_wanted), len(pairs))
         later = _repeated(f'("," {extra})', low, high) if extra else ""
-        first = f"({_sequence(extra, low, high)})" if later else '""'
-        # From the last to the first: what may follow when something was written before, and when nothing was.
-        for index in range(len(pairs) - 1, -1, -1):
+        nothing = [f"({_sequence(extra, low, high)})" if later else '""']
+        later = " ".join([*(f'"," {p}' if is_wanted else f'("," {p})?' for p, is_wanted in pairs[num_first:]), later])
+        first = [] if pairs[num_first - 1][1] else nothing
+        for index in range(num_first - 1, -1, -1):
             pair, is_wanted = pairs[index]
-            whole = f"{pair} {later}"
-            first = self._rule([whole] if is_wanted else [whole, first])
-            later = self._rule([f'"," {whole}' if is_wanted else f'("," {pair})? {later}'])
-        return self._rule([f'"{{" {first} "}}"'])
+            first.insert(0, f"{pair} {later}")
+            if index:
+                later = self._rule([f'"," {pair} {later}' if is_wanted else f'("," {pair})? {later}'])
+        return self._rule([f'"{{" ({" | ".join(first)}) "}}"'])
 
     def _extra(self, schema: dict[str, Json], names: Sequence[str]) -> str:
         """A pair whose key the schema does not name, or nothing."""
@@ -252,6 +247,10 @@ def text_terminal(pattern: str, least: int, most: int | None) -> str | None:
         return f'"\\"" {terminal(languages, language, in_json)} "\\""'
     except (ConstraintError, TooManyTerms):
         return None
+
+
+def _rule_of(definition: str) -> str:
+    return f"d_{definition}"
 
 
 def _but(body: str, known: str) -> str:

@@ -33,6 +33,7 @@ from niwaki.runtime.constraints.schema.strings import escaped_text, joined
 
 MAX_OVERLAPPING: Final = 4  # patterns of keys
 MAX_NODES: Final = 20_000
+MAX_LEVELS: Final = 90  # of parts within parts: what reads them calls itself, up to eight calls deep for each
 UNIVERSAL_PATTERNS: Final = frozenset({"", ".*", "^.*", "^", "[\\s\\S]*"})  # found in every string
 
 
@@ -60,7 +61,7 @@ def normalise(text: str, seconds: float = 10.0) -> NormalSchema:
     try:
         return _normalised(text, Watch(seconds))
     except RecursionError:  # all of it is plain Python, where this is an exception like any other
-        raise ConstraintError("the schema's references lead through too many schemas; nest them less deeply") from None
+        raise _too_deep() from None
 
 
 def _normalised(text: str, watch: Watch) -> NormalSchema:
@@ -68,10 +69,14 @@ def _normalised(text: str, watch: Watch) -> NormalSchema:
     root = writer.schema_of((("", True),))
     if root is False:
         raise ConstraintError("the schema admits no text: no value satisfies all of its keywords")
-    if writer.definitions:
-        root = {**(root if isinstance(root, dict) else {}), "$defs": writer.definitions}
+    if definitions := writer.definitions:
+        root = {**(root if isinstance(root, dict) else {}), "$defs": definitions}
     cost = cost_of(root, watch)
     return NormalSchema(root, writer.num_nodes, cost.value, cost.inside, cost.is_small)
+
+
+def _too_deep() -> ConstraintError:
+    return ConstraintError("the schema's references lead through too many schemas; nest them less deeply")
 
 
 class _Writer:
@@ -81,8 +86,13 @@ class _Writer:
         self._names: dict[State, str] = {}
         self._written: dict[State, Json] = {}
         self._meeting: dict[frozenset[str], bool] = {}  # patterns of keys: whether one key may match all
-        self.definitions: dict[str, Json] = {}
         self.num_nodes = 0
+
+    @property
+    def definitions(self) -> dict[str, Json]:
+        """The schemas that stand at several places. Each behind those that it leads to, but for itself."""
+        named = ((state, schema) for state, schema in self._written.items() if state in self._names)
+        return {self._names[state]: schema for state, schema in named if schema is not False}
 
     def schema_of(self, state: State) -> Json:
         """The state as one plain schema; False where no value is in it."""
@@ -94,6 +104,8 @@ class _Writer:
             return {"$ref": f"#/$defs/{name}"}
         if state in self._written:
             return self._shared(state)
+        if len(self._reader.being_written) >= MAX_LEVELS:
+            raise _too_deep()
         self._watch.check()
         self.num_nodes += 1
         if self.num_nodes > MAX_NODES:
@@ -115,9 +127,7 @@ class _Writer:
             if not isinstance(schema, dict) or not schema.keys() & {"properties", "items", "prefixItems", "anyOf"}:
                 return schema
             self._names[state] = f"n{len(self._names)}"
-        name = self._names[state]
-        self.definitions[name] = schema
-        return {"$ref": f"#/$defs/{name}"}
+        return {"$ref": f"#/$defs/{self._names[state]}"}
 
     def _union(self, ways: Sequence[Way], place: str) -> Json:
         constants: list[Json] = []

@@ -11,13 +11,14 @@ from dataclasses import replace
 from typing import Final
 
 from niwaki.runtime.constraints.schema.document import Json, Watch, identity, refused
-from niwaki.runtime.constraints.schema.facts import NEVER, Exists, Fields, State, Way, both, contradicts
+from niwaki.runtime.constraints.schema.facts import FREE, NEVER, Exists, Fields, State, Way, both, contradicts
 from niwaki.runtime.constraints.schema.keywords import kind_of
 from niwaki.runtime.constraints.schema.numbers import number_satisfies
 from niwaki.runtime.constraints.schema.references import Document
 from niwaki.runtime.constraints.schema.strings import Strings
 from niwaki.runtime.constraints.schema.ways import Circular, Expander
 
+LITERALS: Final = {"null": Way("null", values=(None,)), "boolean": Way("boolean", values=(True, False))}
 MAX_LOOKS: Final = 8  # how deep emptiness looks into required values
 
 
@@ -45,9 +46,11 @@ class Reader:
 
     def _settled(self, way: Way) -> Iterator[Way]:
         way = way.without_annotations()
-        if way.values is None and way.kind in ("null", "boolean"):
-            values: tuple[Json, ...] = (None,) if way.kind == "null" else (True, False)
-            way = replace(way, values=values)
+        if way.values is None and way.kind in LITERALS:
+            if way is FREE[way.kind]:
+                yield LITERALS[way.kind]
+                return
+            way = replace(way, values=LITERALS[way.kind].values)
         if way.values is not None:
             if way.beyond:
                 yield way

@@ -23,6 +23,7 @@ from niwaki.runtime.constraints.schema.keywords import (
     dict_at,
     keys_in,
     type_,
+    type_names,
     unevaluated_items,
     unevaluated_properties,
 )
@@ -94,7 +95,8 @@ class Expander:
             pointer = self._document.target(pointer, "$ref", schema["$ref"])
         if not isinstance(schema, dict) or "type" not in schema or "$ref" in schema:
             return KINDS
-        return tuple(kind for kind in KINDS if type_(schema, pointer, kind, True, False))
+        names = type_names(schema, pointer)
+        return tuple(kind for kind in KINDS if kind in names or (kind == "number" and "integer" in names))
 
     def is_never(self, atom: Atom) -> bool:
         """Whether the atom alone plainly admits nothing."""
