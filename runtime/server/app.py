@@ -41,6 +41,7 @@ def make_app(service: Service, version: str, *more: APIRouter, tracing: Tracing 
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.start()
         yield
         service.close()
 

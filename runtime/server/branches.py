@@ -293,7 +293,7 @@ class _Waiting:
         return sum(score.prompt_tokens - score.cached_tokens for score in self._pending.result())
 
     def _tell(self) -> None:
-        wake(self._loop, self._done)
+        wake(self._loop, self._done.set)
 
     async def result(self) -> tuple[Score, ...]:
         await self._done.wait()

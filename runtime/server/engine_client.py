@@ -36,7 +36,8 @@ from niwaki.runtime.api import (
 from niwaki.runtime.branch_tokens import BranchTokens
 from niwaki.runtime.limits import Limits, TokenIds
 from niwaki.runtime.server import frames
-from niwaki.runtime.server.frames import READER, Order, Report
+from niwaki.runtime.server.frames import Order, Rare, Report
+from niwaki.runtime.server.link import READER
 from niwaki.runtime.server.wake import together
 from niwaki.runtime.tokenizer import Tokenizer
 
@@ -81,7 +82,7 @@ class _Asked:
 
 class EngineClient:
     """The `Backend` protocol, and what the server asks beside it, on a link that comes and goes. Thread-safe, except
-    that one branch has one user at a time. Results are handed over on the link's reading thread."""
+    that one branch has one user at a time. Results are handed over where the link is read."""
 
     def __init__(self, tokenizer: Tokenizer, first_number: int = 1) -> None:
         """Its orders and branches are numbered from `first_number` on."""
@@ -121,17 +122,18 @@ class EngineClient:
             _fail(one, reason)
 
     def receive(self, reports: Sequence[Report]) -> None:
-        """What the engine says, in order. Called on the link's reading thread."""
+        """What the engine says, in order. Called where the link is read."""
         with together():
             for report in reports:
-                self._take_in(report)
+                if isinstance(report, frames.Piece):  # one for each row of each step: the rest is rare
+                    asked = self._asked.get(report.id)
+                    if asked is not None and isinstance(asked.pending, Generation):
+                        asked.pending.push(report.delta)
+                else:
+                    self._take_in(report)
 
-    def _take_in(self, report: Report) -> None:
+    def _take_in(self, report: Rare) -> None:
         match report:
-            case frames.Piece(id, delta):
-                asked = self._asked.get(id)
-                if asked is not None and isinstance(asked.pending, Generation):
-                    asked.pending.push(delta)
             case frames.Beat(usage):
                 self._usage, self._beat_at = usage, time.monotonic()
             case frames.Accepted(id):
@@ -357,7 +359,7 @@ def _bytes(ids: TokenIds) -> bytes:
 
 
 def _must_not_wait() -> bool:
-    """On an event loop it would stop every other task, on the link's reading thread what is waited for."""
+    """On an event loop it would stop every other task; there or on a thread of the link's, what is waited for."""
     if threading.current_thread().name == READER:
         return True
     try:

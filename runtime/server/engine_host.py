@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from niwaki.runtime.api import NiwakiError, Pending
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server import frames
-from niwaki.runtime.server.frames import Link, Order, Report
+from niwaki.runtime.server.frames import Order, Report
+from niwaki.runtime.server.link import Link
 from niwaki.runtime.server.orders import Orders
 
 BEAT_SECONDS = 0.5

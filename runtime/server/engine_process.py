@@ -5,6 +5,7 @@ What it is asked goes through `backend`; this file owns the process and the sock
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -22,7 +23,8 @@ from niwaki.runtime import bundled
 from niwaki.runtime.api import EngineStopped, NiwakiError, Pending
 from niwaki.runtime.server import frames
 from niwaki.runtime.server.engine_client import EngineClient
-from niwaki.runtime.server.frames import Link, Order, Report
+from niwaki.runtime.server.frames import Order, Report
+from niwaki.runtime.server.link import Link
 from niwaki.runtime.server.remote_engine import RemoteEngine
 from niwaki.runtime.tokenizer import Tokenizer
 
@@ -56,6 +58,8 @@ class EngineProcess(RemoteEngine):
         self._hanging_seconds = hanging_seconds
         self._restarted_at: deque[float] = deque()
         self._child: _Child | None = None
+        self._looping = threading.Lock()  # the field below
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._is_over = threading.Event()
         self._watching = threading.Thread(target=self._watch, name="niwaki-watch", daemon=True)
 
@@ -76,6 +80,12 @@ class EngineProcess(RemoteEngine):
         self.backend = EngineClient(self.tokenizer)
         self.loaded = self._child.connect(self.backend)
         self._watching.start()
+
+    def read_on(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        with self._looping:
+            self._loop = loop
+            if self._child is not None:
+                self._child.link.read_on(loop)
 
     @property
     def pid(self) -> int | None:
@@ -130,6 +140,8 @@ class EngineProcess(RemoteEngine):
             self._child = child
             try:
                 child.connect(self.backend)
+                with self._looping:
+                    child.link.read_on(self._loop)
             except NiwakiError as error:
                 log.error("the engine process did not start again: %s", error)
                 child.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -15,7 +16,7 @@ from niwaki.runtime.server.metrics import Metrics
 from niwaki.runtime.server.wake import wake
 
 
-class Piece(msgspec.Struct, frozen=True):
+class Piece(msgspec.Struct, frozen=True, gc=False):
     """More text of the generation at `index`."""
 
     index: int
@@ -55,10 +56,10 @@ class Feed:
         self.size = size
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
-        self._arrived = asyncio.Event()
-        self._lock = threading.Lock()  # the fields below
-        self._events: list[Event] = []
-        self._is_told = False  # the loop was told since it last looked: one wake-up serves all events until then
+        self._reader: asyncio.Future[None] | None = None  # waits; used on the loop only
+        self._events: deque[Event] = deque()
+        self._is_told = False  # since the reader last looked: one wake-up serves all events until then
+        self._lock = threading.Lock()  # the two fields below
         self._generations: list[Generation] = []
         self._is_closed = False
         self._began = time.perf_counter()
@@ -88,14 +89,10 @@ class Feed:
             self._put(Ended(index, outputs[0], outputs))
 
     def _put(self, event: Event) -> None:
-        with self._lock:
-            if self._is_closed:
-                return
-            self._events.append(event)
-            must_tell = not self._is_told
+        self._events.append(event)  # before it is asked whether the reader is told, who looks the other way round
+        if not self._is_told:
             self._is_told = True
-        if must_tell:
-            wake(self._loop, self._arrived)
+            wake(self._loop, self._tell)
 
     # -- the event loop's side --------------------------------------------------------------------------------------
 
@@ -103,11 +100,11 @@ class Feed:
         """All events, those that arrived together at once; ends when every generation has ended or one has failed."""
         num_running = self.size
         while num_running:
-            await self._arrived.wait()
-            self._arrived.clear()
-            with self._lock:
-                events, self._events = self._events, []
-                self._is_told = False
+            self._is_told = False
+            if not self._events:
+                self._reader = self._loop.create_future()
+                await self._reader
+            events = [self._events.popleft() for _ in range(len(self._events))]
             for event in events:
                 self._measure(event)
                 match event:
@@ -117,6 +114,10 @@ class Feed:
                         num_running = 0
             if events:
                 yield events
+
+    def _tell(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     async def outputs(self) -> list[Output]:
         """Wait for all of them. Raises what the first to fail failed with."""

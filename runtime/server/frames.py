@@ -1,19 +1,10 @@
-"""What the API process and the engine process say to each other: msgpack frames on a Unix socket.
-
-A frame is four bytes of length and a msgpack array of messages. Whoever posts never waits: a thread of the link
-writes, and what was posted until it gets to it is one frame.
-"""
+"""What the API process and the engine process say to each other, as msgpack messages; `link` brings them over."""
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import struct
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from io import BufferedReader
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,10 +14,6 @@ from niwaki.runtime.api import Delta, GenerationError, NiwakiError, Output, Scor
 
 if TYPE_CHECKING:
     from niwaki.runtime.engine import Engine  # loads torch
-
-LENGTH = struct.Struct("<I")
-MAX_FRAME = 1 << 30  # both ends are ours; more than this is a torn stream
-READER = "niwaki-link-read"  # name of the threads on which what comes in is handed over
 
 Said = dict[str, object]
 
@@ -116,7 +103,7 @@ class Loaded(msgspec.Struct, tag=20, array_like=True, frozen=True):
     weights: str  # as `BackendInfo.weights`
 
 
-class Piece(msgspec.Struct, tag=21, array_like=True, frozen=True):
+class Piece(msgspec.Struct, tag=21, array_like=True, frozen=True, gc=False):
     id: int
     delta: Delta
 
@@ -168,7 +155,8 @@ class Seen(msgspec.Struct, tag=28, array_like=True, frozen=True):
     nodes: tuple[OutlineNode, ...]
 
 
-Report = Loaded | Piece | Ended | Weighed | Failed | Accepted | Flushed | Beat | Seen
+Rare = Loaded | Ended | Weighed | Failed | Accepted | Flushed | Beat | Seen
+Report = Piece | Rare
 
 # ---------------------------------------------------------------------------------------------------------------
 # Plain data that msgpack has no type for
@@ -234,105 +222,3 @@ def failed(request_id: int, error: BaseException) -> Failed:
 
 def error_of(report: Failed) -> NiwakiError:
     return ERRORS[report.kind](report.message)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# The link
-# ---------------------------------------------------------------------------------------------------------------
-
-Sent = TypeVar("Sent")
-Received = TypeVar("Received")
-
-
-class Link(Generic[Sent, Received]):
-    """One end of the socket. Any thread may post; `receive` and then, once, `ended` are called on a thread of the link.
-
-    `kind` is what comes in. The link owns the socket.
-    """
-
-    def __init__(
-        self,
-        connection: socket.socket,
-        kind: object,
-        receive: Callable[[Sequence[Received]], None],
-        ended: Callable[[], None],
-    ) -> None:
-        self._connection = connection
-        self._stream: BufferedReader = connection.makefile("rb")
-        self._decoder: msgspec.msgpack.Decoder[list[Received]] = msgspec.msgpack.Decoder(list[kind])  # type: ignore[valid-type]  # a union as a value
-        self._encoder = msgspec.msgpack.Encoder()
-        self._receive = receive
-        self._ended = ended
-        self._changed = threading.Condition()
-        self._posted: list[Sent] = []
-        self._must_write = False
-        self._is_closed = False
-        self._threads = [
-            threading.Thread(target=self._read, name=READER, daemon=True),
-            threading.Thread(target=self._write, name="niwaki-link-write", daemon=True),
-        ]
-
-    def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
-
-    def post(self, message: Sent, *, flush: bool = True) -> None:
-        """Send it soon; without `flush`, with the next one that has it. Lost when the link is down: `ended` tells."""
-        with self._changed:
-            self._posted.append(message)
-            if flush:
-                self._must_write = True
-                self._changed.notify()
-
-    def flush(self) -> None:
-        """Send what was posted, as one frame."""
-        with self._changed:
-            if self._posted:
-                self._must_write = True
-                self._changed.notify()
-
-    def close(self) -> None:
-        """Send what was posted, then end both directions. The other side's `ended` is called."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify()
-
-    def join(self, timeout: float | None = None) -> None:
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(timeout)
-
-    def _write(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._must_write or self._is_closed)
-                posted, self._posted = self._posted, []
-                self._must_write = False
-                is_closed = self._is_closed
-            try:
-                if posted:
-                    body = self._encoder.encode(posted)
-                    self._connection.sendall(LENGTH.pack(len(body)) + body)
-            except OSError:  # nobody reads any more: the reading side finds out, too
-                is_closed = True
-            if is_closed:
-                with contextlib.suppress(OSError):
-                    self._connection.shutdown(socket.SHUT_RDWR)
-                return
-
-    def _read(self) -> None:
-        try:
-            while (head := self._stream.read(LENGTH.size)) and len(head) == LENGTH.size:
-                size = LENGTH.unpack(head)[0]
-                assert size <= MAX_FRAME, "a torn stream"
-                body = self._stream.read(size)
-                if len(body) < size:
-                    break
-                self._receive(self._decoder.decode(body))
-        except OSError:
-            pass
-        finally:
-            self.close()
-            self._ended()
-            self._stream.close()
-            self._connection.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from typing import Self
 
@@ -24,6 +25,9 @@ class RemoteEngine(ABC):
     @abstractmethod
     def shutdown(self) -> None:
         """End it; who still waits gets EngineStopped. Calling it twice is allowed."""
+
+    def read_on(self, loop: asyncio.AbstractEventLoop | None) -> None:  # noqa: B027  # by default results come as before
+        """Hand over results on this event loop, which spares a thread's wake-ups; None, said on that loop: no more."""
 
     def __enter__(self) -> Self:
         try:

@@ -318,7 +318,7 @@ class Running:
     def _tell(self, news: News) -> None:
         with self._lock:
             self._news.append(news)
-        wake(self._loop, self._arrived)
+        wake(self._loop, self._arrived.set)
 
 
 def scripts_router(branches: Branches) -> APIRouter:

@@ -88,6 +88,9 @@ def make_server(config: ServerConfig, engine: Hosted, programs: Sequence[ServedP
     branches = Branches(backend)
     sessions = Sessions(open_store(config.sessions), Conversations(backend, config.session_seconds))
     service.at_close += [branches.close_all, sessions.close]
+    if isinstance(engine, RemoteEngine):
+        service.at_start.append(lambda: engine.read_on(asyncio.get_running_loop()))
+        service.at_close.append(lambda: engine.read_on(None))
     return _Server(
         service,
         programs_router(programs, backend),

@@ -139,7 +139,8 @@ class Service:
         self.model = model
         self.engine = engine
         self.metrics = Metrics(engine.usage)
-        self.at_close: list[Callable[[], None]] = []  # what else ends with the service
+        self.at_start: list[Callable[[], None]] = []  # what else begins with the service, on its event loop
+        self.at_close: list[Callable[[], None]] = []  # what else ends with it
         self.started_at = int(time.time())
         self._secret = os.urandom(32)
         self._in_flight: dict[InFlight, bytes] = {}  # whose it is
@@ -186,6 +187,10 @@ class Service:
         served = self.model.info.model
         if name is not None and name != served and name not in SERVED_ALIASES:
             raise ApiError(404, f"this server has the model {served!r} only", param="model", code="model_not_found")
+
+    def start(self) -> None:
+        for begin in self.at_start:
+            begin()
 
     # -- what runs --------------------------------------------------------------------------------------------------
 

@@ -7,25 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+Tell = Callable[[], object]
 
 
 class _Pending(threading.local):
     """What this thread will wake; None outside of `together`."""
 
-    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] | None = None
+    by_loop: dict[asyncio.AbstractEventLoop, list[Tell]] | None = None
 
 
 _pending = _Pending()
 
 
-def wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    """Set the event on its loop; inside of `together`, at the end of that."""
-    if _pending.by_loop is None:
-        loop.call_soon_threadsafe(event.set)
+def wake(loop: asyncio.AbstractEventLoop, tell: Tell) -> None:
+    """Call `tell` on the loop, soon; inside of `together`, at the end of that."""
+    by_loop = _pending.by_loop
+    if by_loop is None:
+        loop.call_soon_threadsafe(tell)
     else:
-        _pending.by_loop.setdefault(loop, []).append(event)
+        by_loop.setdefault(loop, []).append(tell)
 
 
 @contextmanager
@@ -36,11 +39,20 @@ def together() -> Iterator[None]:
         yield
     finally:
         _pending.by_loop = None
-        for loop, events in by_loop.items():
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_set_all, events)
+        for loop, tells in by_loop.items():
+            if loop is _loop_here():
+                _tell_all(tells)
+            elif not loop.is_closed():
+                loop.call_soon_threadsafe(_tell_all, tells)
 
 
-def _set_all(events: list[asyncio.Event]) -> None:
-    for event in events:
-        event.set()
+def _loop_here() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _tell_all(tells: list[Tell]) -> None:
+    for tell in tells:
+        tell()

@@ -1,0 +1,177 @@
+"""The way between the API process and the engine process: messages of `frames` over a Unix socket.
+
+A frame is four bytes of length and a msgpack array of messages. Whoever posts never waits: a thread of the link
+writes, and what was posted until it gets to it is one frame. Another one reads, or an event loop does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+
+LENGTH = struct.Struct("<I")
+MAX_FRAME = 1 << 30  # both ends are ours; more than this is a torn stream
+CHUNK_BYTES = 1 << 16
+READER = "niwaki-link-read"  # name of the threads on which what comes in is handed over
+
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
+
+
+class Link(Generic[Sent, Received]):
+    """One end of the socket. Any thread may post; `receive` and then, once, `ended` are called on a thread of the link,
+    or on the event loop that it was told to `read_on`.
+
+    `kind` is what comes in. The link owns the socket.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        kind: object,
+        receive: Callable[[Sequence[Received]], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._connection = connection
+        self._decoder: msgspec.msgpack.Decoder[list[Received]] = msgspec.msgpack.Decoder(list[kind])  # type: ignore[valid-type]  # a union as a value
+        self._encoder = msgspec.msgpack.Encoder()
+        self._receive = receive
+        self._ended = ended
+        self._unread = bytearray()  # what came in behind the last whole frame
+        self._read_by: asyncio.AbstractEventLoop | None = None  # None: a thread; used on the loop only
+        self._changed = threading.Condition()  # the fields below
+        self._wanted: asyncio.AbstractEventLoop | None = None  # that is to read
+        self._posted: list[Sent] = []
+        self._must_write = False
+        self._is_closed = False
+        self._reading = self._reader()
+        self._writing = threading.Thread(target=self._write, name="niwaki-link-write", daemon=True)
+
+    def start(self) -> None:
+        self._reading.start()
+        self._writing.start()
+
+    def read_on(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Read on this event loop from the next frame on, which spares two wake-ups a frame. None, said on the loop
+        before it ends: on a thread again."""
+        with self._changed:
+            self._wanted = loop
+        if loop is None and self._read_by is not None:
+            self._leave_loop()
+            self._read_on_thread()
+
+    def post(self, message: Sent, *, flush: bool = True) -> None:
+        """Send it soon; without `flush`, with the next one that has it. Lost when the link is down: `ended` tells."""
+        with self._changed:
+            self._posted.append(message)
+            if flush:
+                self._must_write = True
+                self._changed.notify()
+
+    def flush(self) -> None:
+        """Send what was posted, as one frame."""
+        with self._changed:
+            if self._posted:
+                self._must_write = True
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Send what was posted, then end both directions. The other side's `ended` is called."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+
+    def join(self, timeout: float | None = None) -> None:
+        for thread in (self._reading, self._writing):
+            if thread is not threading.current_thread():
+                thread.join(timeout)
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._must_write or self._is_closed)
+                posted, self._posted = self._posted, []
+                self._must_write = False
+                is_closed = self._is_closed
+            try:
+                if posted:
+                    body = self._encoder.encode(posted)
+                    self._connection.sendall(LENGTH.pack(len(body)) + body)
+            except OSError:  # nobody reads any more: the reading side finds out, too
+                is_closed = True
+            if is_closed:
+                with contextlib.suppress(OSError):
+                    self._connection.shutdown(socket.SHUT_RDWR)
+                return
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    def _reader(self) -> threading.Thread:
+        return threading.Thread(target=self._read, name=READER, daemon=True)
+
+    def _read(self) -> None:
+        while not self._goes_to_loop() and self._take_in():
+            pass
+
+    def _goes_to_loop(self) -> bool:
+        """Whether a loop reads from now on. One that is taken away later runs once more, and finds what waits here."""
+        with self._changed:
+            if self._wanted is not None:
+                self._wanted.call_soon_threadsafe(self._enter_loop)
+            return self._wanted is not None
+
+    def _enter_loop(self) -> None:
+        loop = self._wanted
+        if loop is None:
+            self._read_on_thread()
+        else:
+            loop.add_reader(self._connection, self._take_in)
+            self._read_by = loop
+
+    def _leave_loop(self) -> None:
+        if self._read_by is not None:
+            self._read_by.remove_reader(self._connection)
+            self._read_by = None
+
+    def _read_on_thread(self) -> None:
+        self._reading = self._reader()
+        self._reading.start()
+
+    def _take_in(self) -> bool:
+        """Wait for something to come in; hand over the frames that are whole. False: that was the end."""
+        is_open = False
+        try:
+            came = self._connection.recv(CHUNK_BYTES)
+            self._unread += came
+            while (frame := self._next_frame()) is not None:
+                self._receive(self._decoder.decode(frame))
+            is_open = bool(came)
+        except OSError:
+            pass
+        finally:
+            if not is_open:
+                self.close()
+                self._leave_loop()
+                self._ended()
+                self._connection.close()
+        return is_open
+
+    def _next_frame(self) -> bytes | None:
+        """Without its length; None while it is not whole."""
+        start = LENGTH.size
+        if len(self._unread) < start:
+            return None
+        size = LENGTH.unpack_from(self._unread)[0]
+        assert size <= MAX_FRAME, "a torn stream"
+        if len(self._unread) < start + size:
+            return None
+        frame = bytes(self._unread[start : start + size])
+        del self._unread[: start + size]
+        return frame
