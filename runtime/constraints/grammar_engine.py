@@ -203,6 +203,11 @@ class GrammarMatcher:
             self._constraint.places.learn(place, mask)
 
     @property
+    def place(self) -> Place | None:
+        """The same for all texts of the constraint that came here by the same tokens; None where it is not kept."""
+        return self._places[-1]
+
+    @property
     def native(self) -> LLMatcher | None:
         """For filling masks of many matchers in one call; None once the text has ended."""
         return None if self._ended else self._matcher

@@ -17,6 +17,7 @@ from llguidance import LLExecutor, LLMatcher
 
 from niwaki.runtime.api import NiwakiError
 from niwaki.runtime.constraints.grammar_engine import GrammarMatcher
+from niwaki.runtime.constraints.grammar_places import Place
 from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.protocol import Matcher
 
@@ -66,32 +67,37 @@ class MaskFiller:
             self._thread.shutdown()
 
     def _fill(self, rows: list[Words | NiwakiError], slow: Sequence[tuple[int, Matcher, int]]) -> None:
-        filled = np.zeros((len(slow), self._num_words), np.uint32)
-        together: list[tuple[int, int, GrammarMatcher, LLMatcher]] = []
-        for place, (index, matcher, remaining) in enumerate(slow):
+        alike: dict[Place | GrammarMatcher, list[tuple[int, GrammarMatcher, LLMatcher]]] = {}  # they share a mask
+        for index, matcher, remaining in slow:
             native = matcher.native if isinstance(matcher, GrammarMatcher) else None
-            if isinstance(matcher, GrammarMatcher) and native is not None:
-                together.append((place, index, matcher, native))
-                continue
             try:
-                matcher.fill_mask_within(filled[place], remaining)
-                rows[index] = filled[place]
+                if isinstance(matcher, GrammarMatcher) and native is not None:
+                    if failure := matcher.failure():
+                        raise failure
+                    alike.setdefault(matcher.place or matcher, []).append((index, matcher, native))
+                else:
+                    row = np.zeros(self._num_words, np.uint32)
+                    matcher.fill_mask_within(row, remaining)
+                    rows[index] = row
             except NiwakiError as error:
                 rows[index] = error
-        if not together:
+        if not alike:
             return
         if self._native is None:
             # One processor is the forward pass's: native threads that wait for it hold up the whole call.
             self._native = LLExecutor(max(1, min((os.cpu_count() or 1) - 1, MAX_THREADS)))
+        filled = np.zeros((len(alike), self._num_words), np.uint32)
         self._native.unsafe_compute_mask_ptr(
-            [(native, place) for place, _, _, native in together],
-            filled.ctypes.data, 4 * self._num_words, len(slow),
+            [(found[0][2], place) for place, found in enumerate(alike.values())],
+            filled.ctypes.data, 4 * self._num_words, len(alike),
         )  # fmt: skip
-        for place, index, matcher, _ in together:
+        for mask, found in zip(filled, alike.values(), strict=True):
+            matcher = found[0][1]
             failure = matcher.failure()
-            rows[index] = failure or filled[place]
+            for index, _, _ in found:
+                rows[index] = failure or mask
             if failure is None:
-                matcher.learn(filled[place])
+                matcher.learn(mask)
 
 
 _NOT_YET: Final = np.empty(0, np.uint32)

@@ -3,19 +3,21 @@
     python -m tests.benchmarks.bench_constraints                 # all; peers that are not installed are left out
     python -m tests.benchmarks.bench_constraints --only W9 --vocab 8192 131072 --batch 1 32 256
 
-W8: JSON of which about 60 % is forced, written with forced tokens and without. W9: time of the masks along given texts,
-ours (new ones, and those of texts seen before) against llguidance's own matcher on the bare schema and xgrammar's
-(`pip install niwaki[bench]`), on a generated vocabulary or, for 131072, on Mistral's where mistral-common is installed.
-W10: a batch under a constraint that forces nothing against the same batch without one.
+W8: JSON of which about 60 % is forced, written with forced tokens and without. W9: time of the masks of a batch along
+given texts, a different one in each row, ours (new ones, and those of texts seen before) against llguidance's own
+matcher on the bare schema and xgrammar's (`pip install niwaki[bench]`), on a generated vocabulary of words or, for
+131072, on Mistral's. W10: a batch under a constraint that forces nothing against the same batch without one.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import functools
 import importlib
 import importlib.util
 import json
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -52,15 +54,30 @@ PERSON = {
         }
     },
 }
-# schema, and a text of it: strings, bounds, references, unions, numbers
-TEXTS: list[tuple[object, str]] = [
-    (PERSON, '{"name":"Ada Lovelace","age":36,"tags":["a","longer"],"address":{"street":"Main St. 5","zip":"01234"}}'),
-    ({"type": "array", "items": {"type": "number"}}, "[1,2.5,-3e10,4,55,678,0.001]"),
+
+
+def words(draw: random.Random, count: int) -> str:
+    return " ".join("".join(draw.choices("etaoinshrdlu", k=draw.randint(2, 7))) for _ in range(count))
+
+
+def person(draw: random.Random) -> object:
+    address = {"street": words(draw, 3), "zip": f"{draw.randrange(100_000):05}"}
+    tags = draw.sample(["a", "longer", "the longest of all"], 2)
+    return {"name": words(draw, 2), "age": draw.randint(0, 150), "tags": tags, "address": address}
+
+
+# schema, and texts of it: strings, bounds, references, unions, numbers
+TEXTS: list[tuple[object, Callable[[random.Random], object]]] = [
+    (PERSON, person),
+    ({"type": "array", "items": {"type": "number"}}, lambda draw: [draw.uniform(-99, 99) for _ in range(3)]),
     (
         {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
-        '["one",null,"a longer one",null]',
+        lambda draw: [words(draw, 2), None, words(draw, 3), None],
     ),
-    ({"type": "object", "additionalProperties": {"type": "boolean"}}, '{"red":true,"green":false,"blue sky":true}'),
+    (
+        {"type": "object", "additionalProperties": {"type": "boolean"}},
+        lambda draw: {words(draw, 1 + n): n > 0 for n in range(3)},
+    ),
 ]
 FORCED = {
     "type": "object",
@@ -134,11 +151,11 @@ class Peer(Protocol):
 
 
 class Texts(Protocol):
-    """`count` texts of one schema, all at the same place."""
+    """`count` texts of one schema, each at a place of its own."""
 
     def fill(self) -> None: ...
 
-    def accept(self, token_id: int) -> None: ...
+    def accept(self, token_ids: Sequence[int]) -> None: ...
 
 
 class Ours:
@@ -164,11 +181,7 @@ class Ours:
             else:
                 self._filler.start([(matcher, 10_000) for matcher in matchers]).rows()
 
-        def accept(token_id: int) -> None:
-            for matcher in matchers:
-                matcher.accept(token_id)
-
-        return _Texts(fill, accept)
+        return _Texts(fill, [matcher.accept for matcher in matchers])
 
     def close(self) -> None:
         self._compiler.close()
@@ -197,7 +210,7 @@ class Llguidance:
                 numbered = [(matcher, place) for place, matcher in enumerate(matchers)]
                 self._executor.unsafe_compute_mask_ptr(numbered, rows.ctypes.data, 4 * self._num_words, count)
 
-        return _Texts(fill, lambda token_id: [matcher.consume_token(token_id) for matcher in matchers])
+        return _Texts(fill, [matcher.consume_token for matcher in matchers])
 
 
 class Xgrammar:
@@ -224,15 +237,16 @@ class Xgrammar:
             else:
                 batch.batch_fill_next_token_bitmask(matchers, rows)
 
-        return _Texts(fill, lambda token_id: [matcher.accept_token(token_id) for matcher in matchers])
+        return _Texts(fill, [matcher.accept_token for matcher in matchers])
 
 
 class _Texts:
-    def __init__(self, fill: Callable[[], None], accept: Callable[[int], object]) -> None:
-        self.fill, self._accept = fill, accept
+    def __init__(self, fill: Callable[[], None], accepts: Sequence[Callable[[int], object]]) -> None:
+        self.fill, self._accepts = fill, accepts
 
-    def accept(self, token_id: int) -> None:
-        self._accept(token_id)
+    def accept(self, token_ids: Sequence[int]) -> None:
+        for accept, token_id in zip(self._accepts, token_ids, strict=True):
+            accept(token_id)
 
 
 def w9(size: int, batches: Sequence[int], rounds: int) -> Iterator[str]:
@@ -247,16 +261,17 @@ def w9(size: int, batches: Sequence[int], rounds: int) -> Iterator[str]:
         first: dict[str, list[float]] = {peer.name: [] for peer in peers}
         later: dict[str, list[float]] = {peer.name: [] for peer in peers}
         for round_ in range(rounds + 1):  # the first one is not counted: after it texts have been seen
-            for schema, text in TEXTS:
+            for schema, text_of in TEXTS:
+                rows = [longest_match(json_text(text_of(random.Random(row))), vocabulary) for row in range(batch)]
                 # In turns at every token, so that what else the machine does falls on all alike.
                 texts = [(peer.name, peer.start(json.dumps(schema), batch)) for peer in peers]
-                for place, token_id in enumerate(longest_match(text.encode(), vocabulary)):
+                for place, token_ids in enumerate(zip(*rows, strict=False)):  # until the shortest text ends
                     for name, one in texts if (place + round_) % 2 else reversed(texts):
                         start = time.perf_counter()
                         one.fill()
                         if round_:
                             (later if place else first)[name].append(1e6 * (time.perf_counter() - start))
-                        one.accept(token_id)
+                        one.accept(token_ids)
         yield f"  batch {batch:3}: " + "; ".join(
             f"{name} p50 {np.percentile(later[name], 50):.1f} us, p99 {np.percentile(later[name], 99):.0f}, "
             f"first {np.percentile(first[name], 50):.0f}"
@@ -279,9 +294,18 @@ def vocabulary_of(size: int) -> tuple[Vocabulary, str]:
     return Vocabulary([*[None] * num_special, *texts], {2}), "tekken"
 
 
+@functools.cache
+def ids_of(vocabulary: Vocabulary) -> dict[bytes, int]:
+    return {piece: i for i, piece in enumerate(vocabulary.token_bytes) if piece}
+
+
+def json_text(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
 def longest_match(text: bytes, vocabulary: Vocabulary) -> list[int]:
     """The text in the longest tokens from the left."""
-    ids = {piece: i for i, piece in enumerate(vocabulary.token_bytes) if piece}
+    ids = ids_of(vocabulary)
     found: list[int] = []
     while text:
         length = next(n for n in range(min(len(text), vocabulary.max_token_bytes), 0, -1) if text[:n] in ids)

@@ -52,6 +52,19 @@ def test_rows_of_one_state_are_one_array_and_nothing_wanted_costs_no_thread(tmp_
     compiler.close()
 
 
+def test_texts_at_one_place_share_the_mask_of_a_step_also_where_it_is_new(tmp_path: Path) -> None:
+    vocabulary = Vocabulary(Tokenizer(make_tokenizer(tmp_path)).token_bytes, {1}, 450)
+    compiler = ConstraintCompiler(vocabulary, seconds=20)
+    filler = MaskFiller(vocabulary.num_words)
+    compiled = compiler.compile(CONSTRAINTS[0])
+    matchers = [compiled.matcher() for _ in range(3)]
+    matchers[2].accept(vocabulary.token_bytes.index(b"{"))
+    one, same, other = filler.start([(matcher, 900) for matcher in matchers]).rows()
+    assert one is same is not other
+    filler.close()
+    compiler.close()
+
+
 def test_texts_that_begin_alike_are_masked_once_also_after_a_step_back(tmp_path: Path) -> None:
     vocabulary = Vocabulary(Tokenizer(make_tokenizer(tmp_path)).token_bytes, {1}, 450)
     compiler = ConstraintCompiler(vocabulary, seconds=20)
@@ -83,10 +96,13 @@ def test_a_matcher_that_fails_fails_alone(tmp_path: Path) -> None:
     vocabulary = Vocabulary(Tokenizer(make_tokenizer(tmp_path)).token_bytes, {1}, 450)
     compiler = ConstraintCompiler(vocabulary, seconds=20)
     filler = MaskFiller(vocabulary.num_words)
-    good, bad = (compiler.compile(CONSTRAINTS[0]).matcher() for _ in range(2))
-    bad.native.consume_token(vocabulary.size - 1)  # type: ignore[attr-defined]  # what it does not allow: it fails
-    rows = filler.start([(good, 90), (bad, 90)]).rows()
-    assert isinstance(rows[0], np.ndarray)
-    assert isinstance(rows[1], ConstraintError)
+    for order in (1, -1):
+        compiled = compiler.compile(JsonSchema(json.dumps(SCHEMA) + " " * order))  # of which no mask is known yet
+        good, bad = compiled.matcher(), compiled.matcher()
+        bad.native.consume_token(vocabulary.size - 1)  # type: ignore[attr-defined]  # what it does not allow: it fails
+        wanted = [good, bad][::order]
+        rows = filler.start([(matcher, 90) for matcher in wanted]).rows()
+        assert isinstance(rows[wanted.index(good)], np.ndarray)
+        assert isinstance(rows[wanted.index(bad)], ConstraintError)
     filler.close()
     compiler.close()
