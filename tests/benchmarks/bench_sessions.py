@@ -23,6 +23,7 @@ from pathlib import Path
 
 import httpx2
 
+from niwaki.runtime.api import Segment
 from niwaki.runtime.bundled import MODEL_DIR
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.serve import serving
@@ -110,10 +111,11 @@ def measure(pairs: int, num_new: int) -> list[Comparison]:
             trunk, used = long_session(client)
             grown = [str(client.post(f"/v1/sessions/{trunk}/branch", json={}).json()["id"]) for _ in range(pairs + 1)]
             first, tenth = ((words(number, num_new) for number in itertools.count()) for _ in range(2))
-            shape = f"{used} tokens of history, {num_new} new"
+            first_ids = engine.tokenizer.encode([Segment(words(0, num_new))], at_start=False)
+            shape = f"{used} tokens of history, {len(first_ids)} new"
             sides = ("turn 1", turns(client, fresh, first)), ("turn 10", turns(client, grown, tenth))
             session = both_clocks("session", shape, *sides, pairs)
-            sides = ("turn 1", alone(engine, 0, num_new)), ("turn 10", alone(engine, used, num_new))
+            sides = ("turn 1", alone(engine, 0, len(first_ids))), ("turn 10", alone(engine, used, len(first_ids)))
             return [session, both_clocks("engine", shape, *sides, pairs)]
 
 
