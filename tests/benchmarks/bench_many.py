@@ -1,6 +1,7 @@
 """Many programs at once on the bundled model: 2,000 async, 200 on threads, 3 gens and a fork each; what they take.
 
-python -m tests.benchmarks.bench_many --threaded 200 --asynchronous 2000
+python -m tests.benchmarks.bench_many --threaded 200 --asynchronous 0
+python -m tests.benchmarks.bench_many --threaded 0 --asynchronous 2000
 """
 
 from __future__ import annotations
@@ -84,12 +85,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         async def all_at_once() -> list[State | Exception]:
             return await asynchronous.arun_batch(many, concurrency=len(many), backend=engine, options=OPTIONS)
 
-        # First, while no thread of the others is still ending.
-        measured("async", engine, lambda: asyncio.run(all_at_once()))
         rows = [(number,) for number in range(arguments.threaded)]
-        measured(
-            "threaded", engine, lambda: threaded.run_batch(rows, num_threads=len(rows), backend=engine, options=OPTIONS)
-        )
+
+        def on_threads() -> list[State | Exception]:
+            return threaded.run_batch(rows, num_threads=len(rows), backend=engine, options=OPTIONS)
+
+        # Async ones first, while no thread of the others is still ending.
+        if many:
+            measured("async", engine, lambda: asyncio.run(all_at_once()))
+        if rows:
+            measured("threaded", engine, on_threads)
     return 0
 
 
