@@ -569,7 +569,8 @@ class EngineCore:
             return None
         reason = None
         while reason is None and request.remaining_new:
-            token_ids = boundaries.tokens_of(request.text_tail(), matcher.forced_text())
+            forced = matcher.forced_text()
+            token_ids = boundaries.tokens_of(request.text_tail(), forced) if forced.text else ()
             if not token_ids or len(token_ids) > request.remaining_new:
                 break
             for token_id in token_ids:

@@ -36,6 +36,7 @@ PLACE_EFFORT: Final = 150  # of all searches behind one token of a text: about 3
 TOKEN_BYTES: Final = 4  # about
 CHECKED_TOKENS: Final = 200  # of a known ending that take as long to check as a place of a search
 FIRST_TOKENS: Final = 6
+GOES_ON: Final = b"a 0"  # bytes of which one may follow most texts that can end and go on: words, lists, numbers
 MAX_BEHIND: Final = 1024  # tokens that a prompt's last bytes begin, of which each is tried
 
 
@@ -155,9 +156,12 @@ class GrammarMatcher:
             return True
         if not self._matcher.is_accepting():
             return False
-        row = np.zeros(self._constraint.words.vocabulary.num_words, np.uint32)
+        words = self._constraint.words
+        if any(self._matcher.validate_tokens([words.ids[byte]]) for byte in GOES_ON):
+            return False
+        row = np.zeros(words.vocabulary.num_words, np.uint32)
         self._fill(row)
-        return not (row & ~self._constraint.words.vocabulary.eos_words).any()
+        return not (row & ~words.vocabulary.eos_words).any()
 
     @property
     def can_end(self) -> bool:

@@ -21,6 +21,8 @@ from niwaki.runtime.constraints.vocabulary import Vocabulary
 ENDED: Final = -1  # in a matcher's states: an end token was accepted
 MAX_VISITS: Final = 20_000_000  # trie nodes visited before measuring is given up: about 0.1 s
 MAX_EDGES: Final = 4_000_000  # of the token graph
+MAX_STEPS: Final = 16_384  # from a state by a token, kept of one constraint
+STEP_BYTES: Final = 200
 
 
 class AutomatonConstraint:
@@ -41,6 +43,7 @@ class AutomatonConstraint:
         self._counts: dict[int, int] = {}  # state -> how many tokens may follow, end tokens left out
         self._distinct: dict[bytes, Words] = {}  # equal rows are kept once
         self._forced: dict[int, Forced] = {}  # state -> what must come next
+        self._steps: dict[tuple[int, int], int] = {}  # (state, token) -> the state after it
         exact = self._measured()
         self.is_exact = exact is not None
         if exact is None:
@@ -62,7 +65,8 @@ class AutomatonConstraint:
 
     @property
     def num_bytes(self) -> int:
-        return self.dfa.num_bytes + self._node_classes.nbytes + self.distances.nbytes + self._row_bytes()
+        arrays = self.dfa.num_bytes + self._node_classes.nbytes + self.distances.nbytes
+        return arrays + self._row_bytes() + STEP_BYTES * len(self._steps)
 
     def matcher(self) -> AutomatonMatcher:
         return AutomatonMatcher(self, [START])
@@ -124,11 +128,16 @@ class AutomatonConstraint:
 
     def step(self, state: int, token_id: int) -> int:
         """The state after the token, DEAD where it may not follow. Not for end tokens."""
+        known = self._steps.get((state, token_id))
+        if known is not None:
+            return known
         text = self.vocabulary.bytes_of(token_id)
-        if text is None:
-            return DEAD
-        after = self.dfa.run(text, state)
-        return after if self.distances[after] != UNREACHABLE else DEAD
+        after = DEAD if text is None else int(self.dfa.run(text, state))
+        if self.distances[after] == UNREACHABLE:
+            after = DEAD
+        if len(self._steps) < MAX_STEPS:
+            self._steps[state, token_id] = after
+        return after
 
     def shortest_path(self, state: int, budget: int) -> tuple[int, ...] | None:
         """Fewest tokens from `state` to an end; None when they are more than `budget`."""
