@@ -19,13 +19,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from niwaki.runtime.api import NiwakiError
 from niwaki.runtime.server import native, openai_routes, pages
 from niwaki.runtime.server.access import authenticated, service_of
+from niwaki.runtime.server.answers import OpenApiAnswer, StateAnswer
 from niwaki.runtime.server.errors import ApiError, ClientGone, as_api_error
 from niwaki.runtime.server.logs import access_log, request_id
 from niwaki.runtime.server.metrics import CONTENT_TYPE
 from niwaki.runtime.server.reference import HEADERS, reference_page
 from niwaki.runtime.server.service import Service
 from niwaki.runtime.server.tracing import Tracing
-from niwaki.runtime.server.wire import ErrorAnswer, json_response, reference, schemas
+from niwaki.runtime.server.wire import ErrorAnswer, gives, json_response, reference, schemas
 
 MAX_REQUEST_ID = 128
 CLIENT_CLOSED = 499  # nobody reads it; the field's number for it in counts
@@ -73,14 +74,14 @@ _public = APIRouter()
 _private = APIRouter()
 
 
-@_public.get("/health")
+@_public.get("/health", responses=gives(StateAnswer) | gives(StateAnswer, 503))
 async def health(request: Request) -> Response:
     """Liveness: the engine was heard within some seconds. Does no model work."""
     is_alive = service_of(request).engine.is_alive
     return json_response({"status": "ok" if is_alive else "engine stopped"}, 200 if is_alive else 503)
 
 
-@_public.get("/ready")
+@_public.get("/ready", responses=gives(StateAnswer) | gives(StateAnswer, 503))
 async def ready(request: Request) -> Response:
     """Readiness: new requests are taken."""
     is_ready = service_of(request).is_ready
@@ -93,7 +94,7 @@ async def metrics(request: Request) -> Response:
     return Response(service_of(request).metrics.text(), media_type=CONTENT_TYPE)
 
 
-@_private.get("/openapi.json")
+@_private.get("/openapi.json", responses=gives(OpenApiAnswer))
 async def openapi(request: Request) -> Response:
     return json_response(_description(request.app))
 
@@ -108,7 +109,8 @@ def _description(app: FastAPI) -> dict[str, Any]:
     document = app.openapi()
     for methods in document["paths"].values():
         for operation in methods.values():
-            operation["responses"] = {"200": operation["responses"]["200"]} | ERRORS
+            operation["responses"].pop("422", None)  # FastAPI's own form of a refusal, which nobody gets
+            operation["responses"] |= ERRORS
     document["components"] = {"schemas": schemas()}
     return document
 

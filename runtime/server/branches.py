@@ -25,6 +25,14 @@ from niwaki.runtime.api import (
     Score,
 )
 from niwaki.runtime.server.access import key_of, service_of
+from niwaki.runtime.server.answers import (
+    BackendAnswer,
+    BranchAnswer,
+    BranchTokensAnswer,
+    RenderAnswer,
+    ScoresAnswer,
+    UsageCounters,
+)
 from niwaki.runtime.server.branch_shapes import (
     AppendBody,
     GenerateBody,
@@ -42,6 +50,7 @@ from niwaki.runtime.server.service import Service
 from niwaki.runtime.server.sse import EventStream, event, unless_gone
 from niwaki.runtime.server.wake import wake
 from niwaki.runtime.server.wire import (
+    gives,
     json_response,
     read_body,
     takes,
@@ -148,16 +157,16 @@ def branches_router(branches: Branches) -> APIRouter:
     router = APIRouter()
     backend = branches.backend
 
-    @router.get("/backend")
+    @router.get("/backend", responses=gives(BackendAnswer))
     async def info(request: Request) -> Response:
         """What a program may ask about its backend."""
         return json_response(asdict(backend.info()))
 
-    @router.get("/backend/usage")
+    @router.get("/backend/usage", responses=gives(UsageCounters))
     async def usage(request: Request) -> Response:
         return json_response(dict(backend.usage()))
 
-    @router.post("/backend/render", openapi_extra=takes(RenderBody))
+    @router.post("/backend/render", openapi_extra=takes(RenderBody), responses=gives(RenderAnswer))
     async def render(request: Request) -> Response:
         """The model's chat template over messages."""
         service = service_of(request)
@@ -166,7 +175,7 @@ def branches_router(branches: Branches) -> APIRouter:
         text = await _apart(service, lambda: backend.render(messages, add_generation_prompt=body.add_generation_prompt))
         return json_response({"text": text})
 
-    @router.post("/branches", openapi_extra=takes(OpenBody))
+    @router.post("/branches", openapi_extra=takes(OpenBody), responses=gives(BranchAnswer))
     async def open_branch(request: Request) -> Response:
         """A new, empty branch."""
         service, key = service_of(request), key_of(request)
@@ -176,19 +185,19 @@ def branches_router(branches: Branches) -> APIRouter:
         branch = backend.open(namespace=service.namespace(key, body.namespace))
         return json_response({"id": branches.hold(branch, key)})
 
-    @router.get("/branches/{branch_id}")
+    @router.get("/branches/{branch_id}", responses=gives(BranchTokensAnswer))
     async def read(request: Request, branch_id: str) -> Response:
         """Its token ids."""
         held = branches.find(branch_id, key_of(request))
         return json_response({"id": branch_id, "token_ids": list(held.branch.token_ids)})
 
-    @router.delete("/branches/{branch_id}")
+    @router.delete("/branches/{branch_id}", responses=gives(BranchAnswer))
     async def close(request: Request, branch_id: str) -> Response:
         """Close it; what runs on it is cancelled."""
         branches.close(branch_id, key_of(request))
         return json_response({"id": branch_id})
 
-    @router.post("/branches/{branch_id}/fork", openapi_extra=takes(AppendBody))
+    @router.post("/branches/{branch_id}/fork", openapi_extra=takes(AppendBody), responses=gives(BranchAnswer))
     async def fork(request: Request, branch_id: str) -> Response:
         """Append, then make a second handle on the same text."""
         service, key = service_of(request), key_of(request)
@@ -202,7 +211,7 @@ def branches_router(branches: Branches) -> APIRouter:
             branches.give_back(held)
         return json_response({"id": branches.hold(twin, key)})
 
-    @router.post("/branches/{branch_id}/append", openapi_extra=takes(AppendBody))
+    @router.post("/branches/{branch_id}/append", openapi_extra=takes(AppendBody), responses=gives(BranchAnswer))
     async def append(request: Request, branch_id: str) -> Response:
         """Add text without generating."""
         service = service_of(request)
@@ -214,7 +223,12 @@ def branches_router(branches: Branches) -> APIRouter:
             branches.give_back(held)
         return json_response({"id": branch_id})
 
-    @router.post("/branches/{branch_id}/generate", openapi_extra=takes(GenerateBody, streams=True))
+    @router.post(
+        "/branches/{branch_id}/generate",
+        openapi_extra=takes(GenerateBody, streams=True),
+        status_code=200,
+        response_class=EventStream,
+    )
     async def generate(request: Request, branch_id: str) -> Response:
         """Append, then generate: events with deltas, then one with the outputs or the error."""
         service = service_of(request)
@@ -242,7 +256,7 @@ def branches_router(branches: Branches) -> APIRouter:
 
         return EventStream(_events(feed, turn), finish)
 
-    @router.post("/branches/{branch_id}/score", openapi_extra=takes(ScoreBody))
+    @router.post("/branches/{branch_id}/score", openapi_extra=takes(ScoreBody), responses=gives(ScoresAnswer))
     async def score(request: Request, branch_id: str) -> Response:
         """Append, then score each continuation."""
         service = service_of(request)

@@ -28,6 +28,14 @@ from niwaki.runtime.api import (
 from niwaki.runtime.limits import TokenIds
 from niwaki.runtime.results import result_of
 from niwaki.runtime.server.access import administrative, key_of, service_of
+from niwaki.runtime.server.answers import (
+    AbortAnswer,
+    DetokenizeAnswer,
+    GenerateAnswers,
+    ModelInfoAnswer,
+    ServerInfoAnswer,
+    TokenizeAnswer,
+)
 from niwaki.runtime.server.errors import ApiError, as_api_error
 from niwaki.runtime.server.feed import Aborted, Ended, Event, Failed, Feed, Piece
 from niwaki.runtime.server.openai_models import MAX_NEW, LogitBias, Pattern, Stop, bias_of
@@ -47,6 +55,7 @@ from niwaki.runtime.server.wire import (
     TokenIdList,
     TokenIdLists,
     Unsupported,
+    gives,
     is_batch,
     json_response,
     prompts_of,
@@ -166,8 +175,8 @@ class GenerateRequest(Strict):
         return [self.sampling_params or NativeSampling()] * count
 
 
-@router.post("/generate", openapi_extra=takes(GenerateRequest, streams=True))
-@router.put("/generate", openapi_extra=takes(GenerateRequest))
+@router.post("/generate", openapi_extra=takes(GenerateRequest, streams=True), responses=gives(GenerateAnswers))
+@router.put("/generate", openapi_extra=takes(GenerateRequest, streams=True), responses=gives(GenerateAnswers))
 async def generate(request: Request) -> Response:
     """Generate from texts or token ids; a list of prompts, or n above 1, gives a list of results."""
     service = service_of(request)
@@ -319,7 +328,7 @@ class AbortRequest(Strict):
     abort_all: bool = False
 
 
-@router.post("/abort_request", openapi_extra=takes(AbortRequest))
+@router.post("/abort_request", openapi_extra=takes(AbortRequest), responses=gives(AbortAnswer))
 async def abort_request(request: Request) -> Response:
     """End the caller's own /generate requests with this `rid`, or all that have one: each answers with the text so
     far and the finish reason `abort`. Nothing of that name is no error: it may just have ended."""
@@ -331,8 +340,8 @@ async def abort_request(request: Request) -> Response:
     return json_response({"success": True})
 
 
-@router.post("/tokenize", openapi_extra=takes(TokenizeRequest))
-@router.post("/v1/tokenize", openapi_extra=takes(TokenizeRequest))
+@router.post("/tokenize", openapi_extra=takes(TokenizeRequest), responses=gives(TokenizeAnswer))
+@router.post("/v1/tokenize", openapi_extra=takes(TokenizeRequest), responses=gives(TokenizeAnswer))
 async def tokenize(request: Request) -> Response:
     """The token ids of texts. Text that spells a special token is text."""
     service = service_of(request)
@@ -356,8 +365,8 @@ async def tokenize(request: Request) -> Response:
     )
 
 
-@router.post("/detokenize", openapi_extra=takes(DetokenizeRequest))
-@router.post("/v1/detokenize", openapi_extra=takes(DetokenizeRequest))
+@router.post("/detokenize", openapi_extra=takes(DetokenizeRequest), responses=gives(DetokenizeAnswer))
+@router.post("/v1/detokenize", openapi_extra=takes(DetokenizeRequest), responses=gives(DetokenizeAnswer))
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens left out."""
     service = service_of(request)
@@ -368,8 +377,8 @@ async def detokenize(request: Request) -> Response:
     return json_response({"text": texts if is_batch(body.tokens) else texts[0]})
 
 
-@router.get("/model_info")
-@router.get("/get_model_info")
+@router.get("/model_info", responses=gives(ModelInfoAnswer))
+@router.get("/get_model_info", responses=gives(ModelInfoAnswer))
 async def model_info(request: Request) -> Response:
     """What SGLang's frontend asks first. The path is the model's name: where it lies is no client's business."""
     model = service_of(request).model
@@ -384,8 +393,8 @@ async def model_info(request: Request) -> Response:
     )
 
 
-@router.get("/server_info")
-@router.get("/get_server_info")
+@router.get("/server_info", responses=gives(ServerInfoAnswer))
+@router.get("/get_server_info", responses=gives(ServerInfoAnswer))
 async def server_info(request: Request) -> Response:
     """The engine's settings and its counters."""
     service = service_of(request)

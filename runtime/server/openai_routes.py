@@ -13,6 +13,7 @@ from niwaki.runtime.api import CapacityError, Generation, Output, SamplingParams
 from niwaki.runtime.limits import TokenIds
 from niwaki.runtime.server import chat
 from niwaki.runtime.server.access import key_of, service_of
+from niwaki.runtime.server.answers import ChatAnswer, CompletionAnswer, ModelCard, ModelsAnswer
 from niwaki.runtime.server.errors import ApiError, as_api_error
 from niwaki.runtime.server.feed import Ended, Failed, Feed, Piece
 from niwaki.runtime.server.openai_models import (
@@ -34,7 +35,7 @@ from niwaki.runtime.server.openai_shapes import (
 )
 from niwaki.runtime.server.service import Service, Work, works_of
 from niwaki.runtime.server.sse import DONE, EventStream, event, unless_gone
-from niwaki.runtime.server.wire import json_response, read_body, takes, to_json
+from niwaki.runtime.server.wire import ErrorAnswer, gives, json_response, read_body, takes, to_json
 
 COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat answer may fill the context
 
@@ -70,20 +71,20 @@ class Keeper(Protocol):
         ...
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", responses=gives(ModelsAnswer))
 async def models(request: Request) -> Response:
     """The one model that is served."""
     return json_response({"object": "list", "data": [_card(service_of(request))]})
 
 
-@router.get("/v1/models/{name:path}")
+@router.get("/v1/models/{name:path}", responses=gives(ModelCard))
 async def model(request: Request, name: str) -> Response:
     service = service_of(request)
     service.check_model(name)
     return json_response(_card(service))
 
 
-@router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest, streams=True))
+@router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest, streams=True), responses=gives(ChatAnswer))
 async def chat_completions(request: Request) -> Response:
     """A chat completion, whole or as server-sent events."""
     service = service_of(request)
@@ -128,7 +129,7 @@ def prepared_chat(
     return prepare, ChatShape(service.model.tokenizer, tops, lambda: plan.reader())
 
 
-@router.post("/v1/completions", openapi_extra=takes(CompletionRequest, streams=True))
+@router.post("/v1/completions", openapi_extra=takes(CompletionRequest, streams=True), responses=gives(CompletionAnswer))
 async def completions(request: Request) -> Response:
     """A completion of one prompt or of several, as text or as token ids."""
     service = service_of(request)
@@ -155,7 +156,9 @@ async def completions(request: Request) -> Response:
     return await _answer(request, service, body, "cmpl", shape, len(prompts), prepare, "prompt")
 
 
-@router.post("/v1/embeddings", openapi_extra=takes(EmbeddingRequest))
+@router.post(
+    "/v1/embeddings", status_code=400, openapi_extra=takes(EmbeddingRequest), responses=gives(ErrorAnswer, 400)
+)
 async def embeddings(request: Request) -> Response:
     """Refused, in so many words: the families of models that are served here generate text."""
     service = service_of(request)

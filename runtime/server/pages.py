@@ -12,8 +12,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from niwaki.runtime.server.access import key_of, service_of
+from niwaki.runtime.server.answers import TreeAnswer
 from niwaki.runtime.server.errors import ApiError
-from niwaki.runtime.server.wire import json_response
+from niwaki.runtime.server.wire import gives, json_response
 from niwaki.runtime.tree_view import DEFAULT_NODES, TreeNode
 
 FOLDER = Path(__file__).parent / "page"
@@ -44,7 +45,7 @@ async def page_file(name: str) -> Response:
     return _file(name)
 
 
-@router.get("/debug/tree")
+@router.get("/debug/tree", responses=gives(TreeAnswer))
 async def tree(request: Request, limit: Annotated[int, Query(ge=1, le=MAX_NODES)] = DEFAULT_NODES) -> Response:
     """The caller's part of the radix tree as it stands: at most `limit` nodes, parents before children."""
     service = service_of(request)

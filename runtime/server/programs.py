@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Annotated, Any, Protocol, TypeVar, cast
+from typing import Annotated, Protocol, TypeVar, cast
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field, create_model
@@ -24,11 +24,12 @@ from niwaki.runtime.api import (
     Segment,
 )
 from niwaki.runtime.server.access import service_of
+from niwaki.runtime.server.answers import Answer, Variables
 from niwaki.runtime.server.errors import ApiError, as_api_error, failed_inside
 from niwaki.runtime.server.metrics import Metrics
 from niwaki.runtime.server.service import Service
 from niwaki.runtime.server.sse import DONE, EventStream, event, unless_gone
-from niwaki.runtime.server.wire import MAX_PROMPTS, Strict, json_response, read_body, reference, takes, to_json
+from niwaki.runtime.server.wire import MAX_PROMPTS, ErrorAnswer, Strict, gives, json_response, read_body, takes, to_json
 
 MAX_PARALLEL = 32  # rows of one batch that run at once; their generations are batched by the engine
 
@@ -82,9 +83,7 @@ def programs_router(programs: Sequence[ServedProgram], backend: Backend) -> APIR
     router = APIRouter()
     for program in programs:
         batch = _batch_of(program)
-        answers: dict[int | str, dict[str, Any]] = {}
-        if program.answer is not None:
-            answers = {200: {"content": {"application/json": {"schema": reference(program.answer)}}}}
+        answer = program.answer or Variables
         router.add_api_route(
             f"/programs/{program.name}",
             _page_of(program, backend),
@@ -92,7 +91,7 @@ def programs_router(programs: Sequence[ServedProgram], backend: Backend) -> APIR
             summary=program.name,
             description=program.about,
             openapi_extra=takes(program.body, streams=True),
-            responses=answers,
+            responses=gives(answer),
         )
         router.add_api_route(
             f"/programs/{program.name}/batch",
@@ -102,6 +101,7 @@ def programs_router(programs: Sequence[ServedProgram], backend: Backend) -> APIR
             description="Runs the program on every row. Answers with `results`, one for each row and in their order: "
             "`values`, or the `error` that this row alone failed with.",
             openapi_extra=takes(batch),
+            responses=gives(_results_of(program.name, answer)),
         )
     return router
 
@@ -109,6 +109,12 @@ def programs_router(programs: Sequence[ServedProgram], backend: Backend) -> APIR
 def _batch_of(program: ServedProgram) -> type[BaseModel]:
     rows = Annotated[list[program.body], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]  # type: ignore[name-defined]  # a class that is made at run time
     made: type[BaseModel] = create_model(f"{program.name}_rows", __base__=Strict, rows=(rows, ...))
+    return made
+
+
+def _results_of(name: str, answer: type[BaseModel]) -> type[BaseModel]:
+    row: type[BaseModel] = create_model(f"{name}_values", __base__=Answer, values=(answer, ...))
+    made: type[BaseModel] = create_model(f"{name}_results", __base__=Answer, results=(list[row | ErrorAnswer], ...))  # type: ignore[valid-type]  # a class that is made at run time
     return made
 
 

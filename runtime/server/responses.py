@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from niwaki.runtime.api import Output
 from niwaki.runtime.server.access import key_of, service_of
+from niwaki.runtime.server.answers import InputItems, ResponseAnswer, ResponseDeleted
 from niwaki.runtime.server.errors import ApiError, as_api_error
 from niwaki.runtime.server.feed import Ended, Failed, Feed, Piece
 from niwaki.runtime.server.openai_models import ChatRequest
@@ -20,7 +21,7 @@ from niwaki.runtime.server.responses_shapes import ResponseRequest, Writer, blan
 from niwaki.runtime.server.sessions import stored
 from niwaki.runtime.server.sse import EventStream, unless_gone
 from niwaki.runtime.server.store import Json, Store, Turn
-from niwaki.runtime.server.wire import as_refusal, json_response, read_body, takes, to_json
+from niwaki.runtime.server.wire import as_refusal, gives, json_response, read_body, takes, to_json
 
 
 def responses_router(store: Store) -> APIRouter:
@@ -35,7 +36,7 @@ def responses_router(store: Store) -> APIRouter:
             raise ApiError(404, "no such response: deleted, not stored, or never there", param="id", code="not_found")
         return turn
 
-    @router.post("/v1/responses", openapi_extra=takes(ResponseRequest, streams=True))
+    @router.post("/v1/responses", openapi_extra=takes(ResponseRequest, streams=True), responses=gives(ResponseAnswer))
     async def create(request: Request) -> Response:
         """A response, whole or as server-sent events."""
         service, owner = service_of(request), key_of(request).hex()
@@ -101,20 +102,20 @@ def responses_router(store: Store) -> APIRouter:
         finally:
             service.finish(feed)
 
-    @router.get("/v1/responses/{response_id}")
+    @router.get("/v1/responses/{response_id}", responses=gives(ResponseAnswer))
     async def read(request: Request, response_id: str) -> Response:
         """A stored response."""
         turn = await find(request, response_id)
         return json_response(cast(Json, turn.about["response"]))
 
-    @router.get("/v1/responses/{response_id}/input_items")
+    @router.get("/v1/responses/{response_id}/input_items", responses=gives(InputItems))
     async def input_items(request: Request, response_id: str) -> Response:
         """What it answered: the new items, not those of responses before it."""
         items = cast(list[Json], (await find(request, response_id)).about["input"])
         ids = {"first_id": items[0]["id"], "last_id": items[-1]["id"]}
         return json_response({"object": "list", "data": items, "has_more": False, **ids})
 
-    @router.delete("/v1/responses/{response_id}")
+    @router.delete("/v1/responses/{response_id}", responses=gives(ResponseDeleted))
     async def delete(request: Request, response_id: str) -> Response:
         """Forget it. Responses that go on from it keep what they need of it."""
         turn = await find(request, response_id)

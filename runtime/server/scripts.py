@@ -324,7 +324,7 @@ class Running:
 def scripts_router(branches: Branches) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/scripts", openapi_extra=takes(ScriptBody, streams=True))
+    @router.post("/scripts", openapi_extra=takes(ScriptBody, streams=True), status_code=200, response_class=EventStream)
     async def run_script(request: Request) -> Response:
         """Run a whole program: events with what each call gave, as it comes, and one at the end."""
         service, key = service_of(request), key_of(request)

@@ -20,13 +20,14 @@ from pydantic import Field
 from niwaki.runtime.api import Branch, Cancelled, Generation, Output, SamplingParams, Segment
 from niwaki.runtime.limits import TokenIds
 from niwaki.runtime.server.access import key_of, service_of
+from niwaki.runtime.server.answers import SessionAnswer, SessionDeleted, SessionExport, SessionsAnswer, TurnAnswer
 from niwaki.runtime.server.conversations import Conversations
 from niwaki.runtime.server.errors import ApiError, as_api_error
 from niwaki.runtime.server.openai_models import MAX_MESSAGES, ChatMessage, ChatRequest
 from niwaki.runtime.server.openai_routes import chat_answer
 from niwaki.runtime.server.service import Service
 from niwaki.runtime.server.store import Conflict, Json, Session, Store, Turn, new_id
-from niwaki.runtime.server.wire import Name, Strict, json_response, read_body, takes
+from niwaki.runtime.server.wire import Name, Strict, gives, json_response, read_body, takes
 
 MAX_SESSIONS = 10_000  # of one key
 MAX_KEY = 256
@@ -206,7 +207,7 @@ def sessions_router(sessions: Sessions) -> APIRouter:
     router = APIRouter()
     store = sessions.store
 
-    @router.post("/v1/sessions", openapi_extra=takes(SessionBody))
+    @router.post("/v1/sessions", openapi_extra=takes(SessionBody), responses=gives(SessionAnswer))
     async def create(request: Request) -> Response:
         """A new session."""
         service, owner = service_of(request), _owner(request)
@@ -221,7 +222,7 @@ def sessions_router(sessions: Sessions) -> APIRouter:
             session = await stored(service, lambda: store.append(fresh, opening))
         return json_response(_told(session))
 
-    @router.get("/v1/sessions")
+    @router.get("/v1/sessions", responses=gives(SessionsAnswer))
     async def listing(
         request: Request,
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
@@ -233,7 +234,7 @@ def sessions_router(sessions: Sessions) -> APIRouter:
         page = [_told(session) for session in found[:limit]]
         return json_response({"object": "list", "data": page, "has_more": len(found) > limit})
 
-    @router.get("/v1/sessions/{session_id}")
+    @router.get("/v1/sessions/{session_id}", responses=gives(SessionExport))
     async def read(request: Request, session_id: str) -> Response:
         """A session with all its turns: what an export is, and what `messages` of a new one may be taken from."""
         service = service_of(request)
@@ -242,7 +243,7 @@ def sessions_router(sessions: Sessions) -> APIRouter:
         messages = [message for turn in path for message in turn.messages]
         return json_response(_told(session) | {"messages": messages, "turns": [_told_turn(turn) for turn in path]})
 
-    @router.delete("/v1/sessions/{session_id}")
+    @router.delete("/v1/sessions/{session_id}", responses=gives(SessionDeleted))
     async def delete(request: Request, session_id: str) -> Response:
         """The session, and the turns that no other one shares."""
         service, owner = service_of(request), _owner(request)
@@ -257,7 +258,7 @@ def sessions_router(sessions: Sessions) -> APIRouter:
             sessions.conversations.forget(turn.id)
         return json_response({"id": session_id, "object": "session.deleted", "deleted": True})
 
-    @router.post("/v1/sessions/{session_id}/rewind", openapi_extra=takes(RewindBody))
+    @router.post("/v1/sessions/{session_id}/rewind", openapi_extra=takes(RewindBody), responses=gives(SessionAnswer))
     async def rewind(request: Request, session_id: str) -> Response:
         """Take back the turns behind one."""
         service, owner = service_of(request), _owner(request)
@@ -274,7 +275,7 @@ def sessions_router(sessions: Sessions) -> APIRouter:
             sessions.conversations.forget(turn.id)
         return json_response(_told(moved))
 
-    @router.post("/v1/sessions/{session_id}/branch", openapi_extra=takes(BranchBody))
+    @router.post("/v1/sessions/{session_id}/branch", openapi_extra=takes(BranchBody), responses=gives(SessionAnswer))
     async def branch(request: Request, session_id: str) -> Response:
         """A new session that shares the turns up to one, and goes its own way from there."""
         service, owner = service_of(request), _owner(request)
@@ -288,7 +289,11 @@ def sessions_router(sessions: Sessions) -> APIRouter:
         await stored(service, lambda: store.add_session(twin))
         return json_response(_told(twin))
 
-    @router.post("/v1/sessions/{session_id}/chat/completions", openapi_extra=takes(ChatRequest, streams=True))
+    @router.post(
+        "/v1/sessions/{session_id}/chat/completions",
+        openapi_extra=takes(ChatRequest, streams=True),
+        responses=gives(TurnAnswer),
+    )
     async def chat(request: Request, session_id: str) -> Response:
         """A chat completion of the session's messages and the new ones. An `Idempotency-Key` stores one turn."""
         service, owner = service_of(request), _owner(request)

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, WithJsonSchema
 from pydantic.json_schema import models_json_schema
@@ -131,6 +131,11 @@ def takes(model: type[BaseModel], *, streams: bool = False) -> dict[str, object]
     }
     events = {"responses": {"200": {"content": {"text/event-stream": {"schema": EVENT}}}}}
     return body | (events if streams else {})
+
+
+def gives(model: type[BaseModel], status: int = 200) -> dict[int | str, dict[str, Any]]:
+    """What /openapi.json says of a route's answer."""
+    return {status: {"content": {"application/json": {"schema": reference(model)}}}}
 
 
 def reference(model: type[BaseModel]) -> dict[str, str]:

@@ -11,6 +11,7 @@ import pytest
 
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.serve import serving
+from tests.runtime.server.described import Described
 from tests.toy import make_model
 
 
@@ -35,6 +36,23 @@ def url(engine: Engine) -> Iterator[str]:
 def client(url: str) -> Iterator[httpx2.Client]:
     with httpx2.Client(base_url=url, timeout=60) as made:
         yield made
+
+
+@pytest.fixture(scope="session", autouse=True)
+def every_answer_is_as_described(url: str) -> Iterator[None]:
+    """Whatever a test is answered by a server's page: /openapi.json has its status, its type and all of its fields."""
+    described = Described(httpx2.get(f"{url}/openapi.json").json())
+    with pytest.MonkeyPatch.context() as patch:
+        send = httpx2.Client.send
+
+        def checked(self: httpx2.Client, request: httpx2.Request, **more: object) -> httpx2.Response:
+            response = send(self, request, **more)  # type: ignore[arg-type]  # httpx2's own
+            if not more.get("stream") or response.is_closed:
+                described.check(response)
+            return response
+
+        patch.setattr(httpx2.Client, "send", checked)
+        yield
 
 
 @pytest.fixture(autouse=True)

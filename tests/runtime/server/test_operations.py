@@ -20,6 +20,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from jsonschema import ValidationError  # type: ignore[import-untyped]  # ships no types
 
 from niwaki.runtime.api import ConfigError
 from niwaki.runtime.engine import Engine
@@ -28,6 +29,7 @@ from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.listen import bind
 from niwaki.runtime.server.serve import serving
 from niwaki.runtime.server.tracing import Tracing
+from tests.runtime.server.described import Described
 
 ROOT = Path(__file__).parents[3]
 LONG = {"prompt": "the cat", "max_tokens": 500, "ignore_eos": True, "temperature": 0}
@@ -167,6 +169,20 @@ def test_the_api_describes_its_bodies_and_no_reference_dangles(client: httpx2.Cl
     assert chat["additionalProperties"] is False
     assert chat["required"] == ["messages"]
     assert set(document["paths"]) >= {"/v1/chat/completions", "/v1/completions", "/generate", "/health"}
+
+
+def test_every_json_answer_has_a_model_that_holds_it_to_its_fields(client: httpx2.Client) -> None:
+    document = client.get("/openapi.json").json()
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            kinds = [kind for answer in operation["responses"].values() for kind in answer["content"].items()]
+            assert all("$ref" in kind["schema"] for name, kind in kinds if name == "application/json"), path
+    card = client.get("/v1/models/toy")
+    for wrong in ({**card.json(), "more": 1}, {"id": "toy"}):
+        with pytest.raises(ValidationError):
+            Described(document).check(httpx2.Response(200, json=wrong, request=card.request))
+    with pytest.raises(AssertionError, match="302 is not described"):
+        Described(document).check(httpx2.Response(302, json={}, request=card.request))
 
 
 def test_draining_refuses_new_work_and_finishes_the_old(toy_folder: Path) -> None:

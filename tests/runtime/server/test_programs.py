@@ -20,6 +20,7 @@ from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.keys import KeyLimits
 from niwaki.runtime.server.serve import serving
+from tests.runtime.server.described import Described
 
 ROOT = Path(__file__).parents[3]
 KEY = {"authorization": "Bearer a-key-of-ours"}
@@ -180,6 +181,16 @@ def test_what_a_program_returns_stands_in_the_description(programs: httpx2.Clien
     assert answer["schema"] == {"$ref": "#/components/schemas/Verdict"}
     assert document["components"]["schemas"]["Verdict"]["required"] == ["word"]
     assert "/programs/judge/batch" in document["paths"]
+    described = Described(document)
+    for path, body in (
+        ("guess", {"text": "the "}),
+        ("guess/batch", {"rows": [{"text": "the "}]}),
+        ("total", {"numbers": [1]}),
+        ("judge", {"text": "the"}),
+        ("judge/batch", {"rows": [{"text": "the"}, {"text": "a" * 10_000}]}),
+        ("breaks", {"how": "badly"}),
+    ):
+        described.check(programs.post(f"/programs/{path}", json=body))
     page = programs.get("/docs").text
     assert "POST /programs/judge" in page
     assert "body: guess_parameters" in page

@@ -220,7 +220,7 @@ def test_the_file_is_its_owners_and_in_wal_mode(tmp_path: Path) -> None:
     twice.close()
 
 
-@pytest.mark.parametrize("url", ["redis://x", "mysql://x", "nothing", "sqlite:////proc/none/x.db", ""])
-def test_a_store_that_cannot_be_is_refused(url: str) -> None:
+@pytest.mark.parametrize("wrong", ["redis://x", "mysql://x", "nothing", "sqlite:////proc/none/x.db", ""])
+def test_a_store_that_cannot_be_is_refused(wrong: str) -> None:
     with pytest.raises(ConfigError):
-        open_store(url)
+        open_store(wrong)
