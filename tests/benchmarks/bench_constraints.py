@@ -87,10 +87,11 @@ FORCED = {
         "preferred_language": {"enum": ["German", "French"]},
         "last_payment_status": {"enum": ["accepted", "declined"]},
         "number_of_complaints": {"type": "integer", "minimum": 0, "maximum": 9},
+        "remark": {"type": "string", "minLength": 60, "maxLength": 66},
     },
     "required": [
         "customer_identifier", "is_still_subscribed", "preferred_language", "last_payment_status",
-        "number_of_complaints",
+        "number_of_complaints", "remark",
     ],
     "additionalProperties": False,
 }  # fmt: skip
