@@ -207,6 +207,7 @@ def test_when_it_is_killed_every_request_is_answered_and_it_comes_back(process: 
         assert answers[0].headers["retry-after"] == "1"
         assert "engine stopped" in answers[0].json()["error"]["message"]
         assert seconds < 1
+        assert 'niwaki_failed_sequences_total{error="EngineStopped"} 5.0' in client.get("/metrics").text
         assert client.get("/health").status_code == 503
         assert client.post("/v1/completions", json=body).status_code == 503
         wait_until_alive(process)

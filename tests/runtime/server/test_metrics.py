@@ -1,0 +1,117 @@
+"""/metrics: each number that docs/server.md names is there, and moves when what it counts happens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.server.serve import serving
+from tests.runtime.server.conftest import wait_until_idle
+from tests.toy import make_model
+
+TOKENS = 512  # that the pool holds
+ANSWER = {"max_tokens": 5, "ignore_eos": True, "temperature": 0}
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"the cat sat on the mat": {"type": "boolean"}},
+        "required": ["the cat sat on the mat"],
+        "additionalProperties": False,
+    }
+)
+Numbers = dict[str, float]
+
+
+def read(client: httpx2.Client) -> Numbers:
+    lines = client.get("/metrics").text.splitlines()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+
+@pytest.fixture(scope="module")
+def small(toy_folder: Path) -> Iterator[httpx2.Client]:
+    """A server whose pool is soon full, above a tier in memory."""
+    with (
+        Engine(toy_folder, kv_tokens=TOKENS, host_cache_bytes=2**24) as engine,
+        serving(engine) as url,
+        httpx2.Client(base_url=url, timeout=60) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def grown(small: httpx2.Client) -> Callable[[str], float]:
+    """By how much a number has grown since the test began."""
+    before = read(small)
+    return lambda name: read(small).get(name, 0) - before.get(name, 0)
+
+
+def complete(client: httpx2.Client, prompt: str, **more: object) -> None:
+    answer = client.post("/v1/completions", json={"prompt": prompt, **ANSWER, **more})
+    assert answer.status_code == 200, answer.text
+
+
+def test_times_and_tokens_of_a_streamed_request(small: httpx2.Client, grown: Callable[[str], float]) -> None:
+    complete(small, "the cat", stream=True)
+    for name in ("time_to_first_token", "request", "queue"):
+        assert grown(f"niwaki_{name}_seconds_count") == 1
+    assert grown("niwaki_inter_token_seconds_count") > 0
+    assert grown("niwaki_generated_tokens_total") == 5
+    assert grown("niwaki_steps_total") > 0
+    assert 0 < read(small)["niwaki_kv_use"] <= 1
+
+
+def test_errors_by_status(small: httpx2.Client, grown: Callable[[str], float]) -> None:
+    small.post("/v1/completions", json={})
+    small.get("/nowhere")
+    assert grown('niwaki_http_responses_total{status="400"}') == 1
+    assert grown('niwaki_http_responses_total{status="404"}') == 1
+
+
+def test_grammars_their_cache_and_the_tokens_that_they_write(
+    small: httpx2.Client, grown: Callable[[str], float]
+) -> None:
+    for _ in range(2):
+        complete(small, "the", json_schema=SCHEMA, max_tokens=60, ignore_eos=False)
+    assert grown("niwaki_grammars_compiled_total") == 1
+    assert grown("niwaki_grammar_compile_seconds_total") > 0
+    assert grown("niwaki_grammar_cache_hits_total") >= 1
+    assert grown("niwaki_forced_tokens_total") > 0, "drafts of a grammar, each accepted"
+
+
+def test_hits_evictions_and_the_tier_below(small: httpx2.Client, grown: Callable[[str], float]) -> None:
+    first = "the cat sat on the mat " * 8
+    for _ in range(2):
+        complete(small, first)
+    assert grown("niwaki_cached_tokens_total") > 0
+    assert read(small)['niwaki_hit_rate{tier="device"}'] > 0
+    for number in range(40):
+        complete(small, f"{number} dogs and {number} logs " * 5)
+    assert grown("niwaki_evicted_pages_total") > 0
+    assert read(small)["niwaki_tier_memory_pages"] > 0
+    complete(small, first)
+    assert grown("niwaki_tier_restored_tokens_total") > 0
+    assert read(small)['niwaki_hit_rate{tier="lower"}'] > 0
+
+
+def test_what_runs_what_waits_and_who_left(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "long", max_position_embeddings=8192)
+    endless = {"prompt": "the", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+    with (
+        Engine(model, kv_tokens=8192) as engine,
+        serving(engine) as url,
+        httpx2.Client(base_url=url, timeout=60) as client,
+    ):
+        with client.stream("POST", "/v1/completions", json=endless) as stream:
+            next(stream.iter_lines())
+            now = read(client)
+            assert now["niwaki_requests_running"] == now["niwaki_sequences_in_flight"] == 1
+            assert now["niwaki_requests_waiting"] == 0
+        wait_until_idle(engine)
+        now = read(client)
+        assert now["niwaki_aborted_sequences_total"] == 1
+        assert now["niwaki_requests_running"] == now["niwaki_sequences_in_flight"] == 0
