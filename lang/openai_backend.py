@@ -363,6 +363,9 @@ class _Running:
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    while left := asyncio.all_tasks(loop):  # they close generators that the client left half way
+        loop.run_until_complete(asyncio.wait(left))
     loop.close()
 
 

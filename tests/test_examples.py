@@ -19,6 +19,7 @@ import pytest
 import niwaki as nw
 from niwaki.__main__ import main
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.server.serve import serving
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -243,6 +244,50 @@ def test_live_draws_every_value_while_it_fills(engine: Engine) -> None:
     assert [type(person).__name__ for person in state.ret_value] == ["Person"] * len(example.TEXTS)
     assert len(drawn) >= len(example.TEXTS)
     assert drawn[-1] == [str(person) for person in state.ret_value]
+
+
+def test_paths_puts_the_answer_of_the_passage_before_other_ways(engine: Engine) -> None:
+    ways = load("paths").decode.run(question="Where does Jonas live?", temperature=0).ret_value
+    assert isinstance(ways, list)
+    assert len(ways) > 2
+    assert [sure for sure, _ in ways] == sorted((sure for sure, _ in ways), reverse=True)
+    assert "Bergen" in ways[0][1]
+
+
+def test_the_model_is_surer_of_what_stands_in_the_text_than_of_what_it_must_make_up(engine: Engine) -> None:
+    sure = load("sure").extract.run("This is Omar Haddad from Leeds.", temperature=0).ret_value
+    assert isinstance(sure, dict)
+    assert list(sure) == ["name", "role", "city"]
+    assert sure["role"] < 0.5 < min(sure["name"], sure["city"])
+
+
+def test_a_pattern_gives_the_record_of_a_text(engine: Engine) -> None:
+    text = "Hello, this is Lena Fischer from Dresden, call me at 555-0147."
+    found = load("pattern").record.run(text, temperature=0)["record"]
+    assert json.loads(str(found)) == {"name": "Lena Fischer", "city": "Dresden", "phone": "555-0147"}
+
+
+def test_a_list_goes_on_until_it_has_its_least_length(engine: Engine) -> None:
+    short, long = (load("length").tips.run(subject="gardening", least=least, temperature=0) for least in (0, 40))
+    counts = [state.get_meta_info("tips")["completion_tokens"] for state in (short, long)]
+    assert counts[0] < 40 <= counts[1]  # type: ignore[operator]  # ints
+    assert str(long["tips"]).startswith(str(short["tips"]))
+
+
+def test_a_service_is_asked_once_for_a_typed_whole_and_once_for_each_field(engine: Engine) -> None:
+    pytest.importorskip("openai")
+    example = load("service")
+    with serving(engine) as url:
+        service = nw.OpenAI("niwaki-tiny", base_url=f"{url}/v1", api_key="-", api="completions", extensions=True)
+        text = "Hello, this is Lena Fischer from Dresden."
+        by_field, by_type = (
+            program.run(text, temperature=0, backend=service) for program in (example.by_field, example.by_type)
+        )
+        assert (by_field.usage.calls, by_type.usage.calls) == (2, 1)
+        person = example.Person(name="Lena Fischer", city="Dresden")
+        assert by_type["person"] == person
+        assert example.Person(name=by_field["name"], city=by_field["city"]) == person
+        service.shutdown()
 
 
 def test_rag_finds_the_section_that_a_question_is_about_and_quotes_it() -> None:

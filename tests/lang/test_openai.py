@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Literal
 
 import pytest
@@ -249,3 +249,24 @@ def test_a_client_that_is_not_installed_and_a_key_that_is_not_there_are_told(mon
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(nw.ConfigError, match="install niwaki"):
         nw.OpenAI("small", api_key="-")
+
+
+def test_what_the_client_left_half_way_is_closed_before_the_thread_ends(chat: nw.OpenAI) -> None:
+    begun, closed = threading.Event(), threading.Event()
+
+    async def events() -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            await asyncio.sleep(0.1)
+            closed.set()
+
+    async def listen() -> None:
+        async for _ in events():
+            begun.set()
+            await asyncio.sleep(60)
+
+    asyncio.run_coroutine_threadsafe(listen(), chat._running_loop())
+    assert begun.wait(10)
+    chat.shutdown()
+    assert closed.wait(10)
