@@ -16,7 +16,9 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from niwaki.runtime.api import Segment
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.server.openai_models import CompletionRequest
 
+END = 1  # the toy's token that ends a text
 MESSAGES: list[ChatCompletionMessageParam] = [
     {"role": "system", "content": "the cat"},
     {"role": "user", "content": "sat on the mat?"},
@@ -204,11 +206,26 @@ def test_logit_bias_and_penalties_reach_the_sampler(client: httpx2.Client, engin
     assert len(set(tokens)) > 1
 
 
-def test_top_p_of_zero_is_greedy(client: httpx2.Client) -> None:
+@pytest.mark.parametrize("narrow", [{"top_p": 0}, {"top_k": 1}, {"min_p": 1}])
+def test_one_token_to_draw_from_is_greedy(client: httpx2.Client, narrow: dict[str, int]) -> None:
     body = {"prompt": "the", "max_tokens": 8, "ignore_eos": True}
     greedy = client.post("/v1/completions", json=body | {"temperature": 0}).json()
-    narrow = client.post("/v1/completions", json=body | {"temperature": 1, "top_p": 0}).json()
-    assert greedy["choices"][0]["text"] == narrow["choices"][0]["text"]
+    drawn = client.post("/v1/completions", json=body | {"temperature": 1} | narrow).json()
+    assert greedy["choices"][0]["text"] == drawn["choices"][0]["text"]
+
+
+def test_an_answer_ends_not_before_its_least_tokens(client: httpx2.Client) -> None:
+    body = {"prompt": "the", "max_tokens": 8, "temperature": 0, "logit_bias": {str(END): 100}}
+    used = [
+        client.post("/v1/completions", json=body | least).json()["usage"]["completion_tokens"]
+        for least in ({}, {"min_tokens": 5}, {"ignore_eos": True})
+    ]
+    assert used == [1, 6, 8]
+
+
+def test_priority_reaches_the_engine() -> None:
+    said = CompletionRequest.model_validate({"prompt": "the", "priority": -3})
+    assert said.options(8, None).priority == -3
 
 
 def test_completions_take_texts_and_token_ids_alone_or_many(ai: openai.OpenAI, engine: Engine) -> None:
