@@ -66,5 +66,4 @@ class FixedOps(NumbaOps):
             every = np.arange(row.count, dtype=np.int32)
             none = np.zeros(row.count, np.int32)
             queries = DecodeQueries(row.first + every, none, row.start + 1 + every, none)
-            pages = row.pages.numpy().astype(np.int32)[None]
-            paged_decode_attention(*arrays, pages, queries, array_of(out), rule)
+            paged_decode_attention(*arrays, row.page_ids[None], queries, array_of(out), rule)

@@ -28,6 +28,7 @@ from niwaki.kernels.rule import PLAIN, AttentionRule
 from niwaki.kernels.shared_prefix import can_share, shared_attention
 from niwaki.kernels.silu_mul import MIN_TORCH_ELEMENTS, silu_mul, silu_mul_torch, silu_then_mul
 from niwaki.kernels.store_kv import rope_store_kv, rope_store_kv_torch
+from niwaki.kernels.tile_attention import can_tile, tile_rows, tile_segments
 
 Gate = Callable[[Operand, Operand], None]  # as Ops.silu_mul
 
@@ -225,14 +226,19 @@ class NumbaOps(Plain):
         rule: AttentionRule = PLAIN,
     ) -> None:
         decode, prefill, partial = plan.decode, plan.prefill, NOTHING
+        arrays = array_of(q), array_of(k_pool), array_of(v_pool)
+        by_tiles = can_tile(k_pool.tensor.dtype, k_pool.tensor.shape[1], k_pool.tensor.shape[3])
         if plan.shared is not None and can_share(plan.shared, rule):
-            decode, prefill = plan.shared.decode, plan.shared.prefill
-            partial = shared_attention(array_of(q), k_pool.tensor, v_pool.tensor, plan.shared.segments, rule)
+            decode, prefill, segments = plan.shared.decode, plan.shared.prefill, plan.shared.segments
+            if by_tiles:
+                partial = tile_segments(*arrays, segments, rule)
+            else:
+                partial = shared_attention(arrays[0], k_pool.tensor, v_pool.tensor, segments, rule)
         if len(decode.token):
-            paged_decode_attention(
-                array_of(q), array_of(k_pool), array_of(v_pool), plan.page_table, decode, array_of(out), rule, partial
-            )
-        if prefill:
+            paged_decode_attention(*arrays, plan.page_table, decode, array_of(out), rule, partial)
+        if prefill and by_tiles:
+            tile_rows(*arrays, prefill, array_of(out), rule, partial)
+        elif prefill:
             prefill_attention(q.tensor, k_pool.tensor, v_pool.tensor, prefill, out.tensor, rule, partial)
 
 

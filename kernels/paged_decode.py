@@ -21,7 +21,7 @@ from numba import prange
 
 from niwaki.kernels.checks import check_arrays
 from niwaki.kernels.jit import get_num_threads, jit
-from niwaki.kernels.numeric import exp_f32, load, store
+from niwaki.kernels.numeric import exp_f32, store
 from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.partial import NOTHING, Float32s, Partial
 from niwaki.kernels.plan import DecodeQueries
@@ -42,6 +42,7 @@ from niwaki.kernels.simd import (
     splat,
     splat_at,
     store16,
+    store_pair,
     sum_eight,
     sum_of_lanes,
     zeros,
@@ -90,7 +91,7 @@ def paged_decode_attention(
     if q.shape[1] % kv_heads:
         raise ValueError(f"paged_decode_attention: {q.shape[1]} query heads are no multiple of {kv_heads} kv heads")
     scale = rule.scale or rule.scale_for(head_dim)  # models state it: a call saved
-    sinks = NO_SINKS if rule.sinks is None else _array_of_sinks(rule.sinks, q.shape[1])
+    sinks = NO_SINKS if rule.sinks is None else sinks_of(rule.sinks, q.shape[1])
     args = (
         q, k_pool, v_pool, page_table, queries.token, queries.table_row, queries.length, queries.first_key,
         partial.mixed, partial.lse, sinks, out, scale, rule.window, rule.chunk, rule.soft_cap
@@ -104,13 +105,11 @@ def paged_decode_attention(
         _decode_parallel(*args, _equal_shares(read, kv_heads, threads))
 
 
-def _array_of_sinks(sinks: Operand, heads: int) -> Array:
-    """Checked: one for each head."""
+def sinks_of(sinks: Operand, heads: int) -> Array:
+    """Their array, checked: one for each head."""
     array = sinks.array
     if array is None or array.dtype != np.float32 or array.shape != (heads,):
-        raise ValueError(
-            f"paged_decode_attention: sinks must be float32 [{heads}] on the CPU, got {sinks.tensor.shape}"
-        )
+        raise ValueError(f"attention: sinks must be float32 [{heads}] on the CPU, got {sinks.tensor.shape}")
     return array
 
 
@@ -206,11 +205,14 @@ def _decode_items(
     heads = q.shape[1]
     group = heads // kv_heads
     width = kv_heads * head_dim
-    factor = np.float32(scale)
     is_half = k_pool.itemsize == 2
     cap = np.float32(soft_cap)
     is_capped = soft_cap < math.inf
+    whole = head_dim // (2 * LANES) * (2 * LANES)
     padded = (head_dim + 2 * LANES - 1) // (2 * LANES) * (2 * LANES)
+    q_strides = (q.strides[0] // q.itemsize, q.strides[1] // q.itemsize)
+    out_strides = (out.strides[0] // out.itemsize, out.strides[1] // out.itemsize)
+    by = splat(np.float32(scale))
     query = np.zeros(heads * padded, np.float32)  # each head in the order of pairs, as the sums
     mixed = np.zeros(heads * padded, np.float32)  # sum of weight x value so far
     weights = np.empty(heads * BLOCK, np.float32)  # of the block at hand: scores, then their exponentials
@@ -226,10 +228,20 @@ def _decode_items(
         last_head = min(kv_heads, first_head + last_item - item)
         item += last_head - first_head
         for h in range(first_head * group, last_head * group):
-            for d in range(head_dim):
-                place = h * padded + place_in_pair(d, is_half)
-                query[place] = load(q[token[i], h, d]) * factor
-                mixed[place] = partial_mixed[token[i], h, d] if first_key[i] > 0 else np.float32(0.0)
+            source = token[i] * q_strides[0] + h * q_strides[1]
+            for d in range(0, padded, 2 * LANES):
+                place = h * padded + d
+                if d < whole:
+                    low, high = load_pair(q, source + d)
+                else:
+                    low, high = load_part(q, source + d, head_dim - d)
+                store16(query, place, multiply_add(low, by, zeros()))
+                store16(query, place + LANES, multiply_add(high, by, zeros()))
+                store16(mixed, place, zeros())
+                store16(mixed, place + LANES, zeros())
+            if first_key[i] > 0:
+                for d in range(head_dim):
+                    mixed[h * padded + place_in_pair(d, is_half)] = partial_mixed[token[i], h, d]
             # Weights that sum to e^lse, seen from e^lse, sum to 1.
             highest[h] = partial_lse[token[i], h] if first_key[i] > 0 else LEAST
             total[h] = np.float32(1.0) if first_key[i] > 0 else np.float32(0.0)
@@ -262,7 +274,12 @@ def _decode_items(
             if sinks.shape[0]:
                 total[h] += exp_f32(sinks[h] - highest[h])
             inverse = np.float32(1.0) / total[h]
-            for d in range(head_dim):
+            target = token[i] * out_strides[0] + h * out_strides[1]
+            for d in range(0, whole, 2 * LANES):
+                low = multiply_add(load16(mixed, h * padded + d), splat(inverse), zeros())
+                high = multiply_add(load16(mixed, h * padded + d + LANES), splat(inverse), zeros())
+                store_pair(out, target + d, low, high)
+            for d in range(whole, head_dim):
                 place = h * padded + place_in_pair(d, is_half)
                 out[token[i], h, d] = store(mixed[place] * inverse, q[0, 0, 0])
 

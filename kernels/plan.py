@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from niwaki.kernels.jit import jit
 from niwaki.kernels.segments import Costs, Int32s, Int64s, Segments, find_segments
@@ -70,7 +69,7 @@ class DecodeQueries:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRow:
-    """Tokens `first` to `first + count` of the batch over the first `start + count` keys of `pages`, causally.
+    """Tokens `first` to `first + count` of the batch over the first `start + count` keys of their pages, causally.
 
     Those before `first_key`, the start of a page, are not read: they come from segments.
     """
@@ -78,7 +77,7 @@ class PrefillRow:
     first: int
     count: int
     start: int
-    pages: torch.Tensor  # int64 [pages], on the pool's device
+    page_ids: Int32s
     first_key: int = 0
 
 
@@ -86,9 +85,9 @@ class PrefillRow:
 class Segment:
     """Pages that several rows share, read once for all of `tokens`: every one of them sees all of its keys."""
 
-    pages: slice | torch.Tensor  # of the pool: a slice where they lie in a row, else int64 [pages]
+    page_ids: Int32s
     tokens: Int32s  # [queries]
-    is_first: bool  # it starts at position 0: no segment before it has left anything to merge with
+    first_key: int  # position of the first of its keys: where that is 0, there is nothing before to merge with
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,7 @@ class AttentionPlan:
 
 
 def make_plan(
-    spans: Sequence[Span] | Spans, *, page_size: int, num_pages: int, device: torch.device, costs: Costs | None = None
+    spans: Sequence[Span] | Spans, *, page_size: int, num_pages: int, costs: Costs | None = None
 ) -> AttentionPlan:
     """Lay out one step. With `costs`, pages that rows share are read once where that pays.
 
@@ -168,9 +167,7 @@ def make_plan(
                 int(firsts[row]),
                 int(counts[row]),
                 int(starts[row]),
-                torch.from_numpy(
-                    table[row, : _pages_for(int(starts[row] + counts[row]), page_size)].astype(np.int64)
-                ).to(device),
+                table[row, : _pages_for(int(starts[row] + counts[row]), page_size)],
             )
             for row in np.flatnonzero(counts > MAX_DECODE_TOKENS)
         )
@@ -182,7 +179,7 @@ def make_plan(
         if len(segments):
             first_key = segments.row_end * np.int32(page_size)
             shared = Shared(
-                _as_tokens(segments, table, counts, device),
+                _as_tokens(segments, table, counts, page_size),
                 replace(queries, first_key=first_key[queries.table_row]),
                 tuple(
                     replace(row, first_key=int(first_key[index]))
@@ -193,25 +190,15 @@ def make_plan(
     return AttentionPlan(num_tokens, page_size, num_pages, positions, slots, table, queries, prefill, shared)
 
 
-def _as_tokens(segments: Segments, table: Int32s, counts: Int64s, device: torch.device) -> tuple[Segment, ...]:
+def _as_tokens(segments: Segments, table: Int32s, counts: Int64s, page_size: int) -> tuple[Segment, ...]:
     """The segments, with the tokens of their rows."""
     firsts = np.cumsum(counts) - counts
     found = []
     for i in range(len(segments)):
         rows = segments.rows[segments.bounds[i] : segments.bounds[i + 1]]
-        pages = table[rows[0], segments.first_page[i] : segments.end_page[i]]
-        found.append(
-            Segment(_in_pool(pages, device), _tokens_of(rows, firsts, counts), is_first=segments.first_page[i] == 0)
-        )
+        first, end = int(segments.first_page[i]), int(segments.end_page[i])
+        found.append(Segment(table[rows[0], first:end], _tokens_of(rows, firsts, counts), first * page_size))
     return tuple(found)
-
-
-def _in_pool(pages: Int32s, device: torch.device) -> slice | torch.Tensor:
-    """A slice needs no copy of the keys: what one request prefilled in a fresh pool lies in a row."""
-    first = int(pages[0])
-    if np.array_equal(pages, np.arange(first, first + len(pages), dtype=np.int32)):
-        return slice(first, first + len(pages))
-    return torch.from_numpy(pages.astype(np.int64)).to(device)
 
 
 @jit()

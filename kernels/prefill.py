@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -21,6 +22,7 @@ from niwaki.kernels.operand import Operand
 from niwaki.kernels.partial import NOTHING, Partial, finish
 from niwaki.kernels.plan import PrefillRow
 from niwaki.kernels.rule import NO_CAP, PLAIN, AttentionRule
+from niwaki.kernels.segments import Int32s
 from niwaki.kernels.shared_prefix import flash_attention
 
 MAX_PIECE = 256  # queries of a row at a time, where there is a window or a cap: bounds the scores held at once
@@ -61,7 +63,7 @@ def prefill_attention(
         own = row.start // rule.chunk * rule.chunk  # a piece lies in one chunk
         skipped = rule.first_seen(row.start) // page_size  # pages that no query of this piece sees
         first = skipped * page_size
-        pages = row.pages[skipped : -(-used // page_size)]
+        pages = index_of(row.page_ids[skipped : -(-used // page_size)], q.device)
         keys = k_pool.index_select(0, pages).view(-1, kv_heads, head_dim)[: used - first]
         values = v_pool.index_select(0, pages).view(-1, kv_heads, head_dim)[: used - first]
         new = slice(row.first, row.first + row.count)
@@ -106,7 +108,7 @@ def _finish_row(
     """A row whose first keys several rows share: its attention to the others, merged with `partial`."""
     page_size, kv_heads, head_dim = k_pool.shape[1:]
     used = row.start + row.count
-    pages = row.pages[row.first_key // page_size : -(-used // page_size)]
+    pages = index_of(row.page_ids[row.first_key // page_size : -(-used // page_size)], q.device)
     keys, values = (
         pool.index_select(0, pages).view(-1, kv_heads, head_dim)[: used - row.first_key].transpose(0, 1)[None]
         for pool in (k_pool, v_pool)
@@ -130,6 +132,10 @@ def _sunk(part: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> tuple[t
     return part * (lse - sinks).sigmoid()[..., None].to(part.dtype), torch.logaddexp(lse, sinks)
 
 
+def index_of(page_ids: Int32s, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(page_ids.astype(np.int64)).to(device)
+
+
 def _pieces(rows: Sequence[PrefillRow], rule: AttentionRule) -> Iterator[PrefillRow]:
     """The rows, cut at chunks, and to at most MAX_PIECE queries where that saves work or memory."""
     for row in rows:
@@ -139,7 +145,7 @@ def _pieces(rows: Sequence[PrefillRow], rule: AttentionRule) -> Iterator[Prefill
         while done < row.count:
             start = row.start + done
             count = min(step, row.count - done, rule.chunk - start % rule.chunk)
-            yield PrefillRow(row.first + done, count, start, row.pages, row.first_key)
+            yield PrefillRow(row.first + done, count, start, row.page_ids, row.first_key)
             done += count
 
 
@@ -169,8 +175,9 @@ def prefill_attention_torch(
     group = q.shape[1] // kv_heads
     for row in rows:
         used = row.start + row.count
-        keys = k_pool[row.pages].reshape(-1, kv_heads, head_dim)[:used].float()
-        values = v_pool[row.pages].reshape(-1, kv_heads, head_dim)[:used].float()
+        pages = index_of(row.page_ids, q.device)
+        keys = k_pool[pages].reshape(-1, kv_heads, head_dim)[:used].float()
+        values = v_pool[pages].reshape(-1, kv_heads, head_dim)[:used].float()
         queries = q[row.first : row.first + row.count].float().reshape(row.count, kv_heads, group, head_dim)
         scores = torch.einsum("qhgd,khd->hgqk", queries, keys) * rule.scale_for(head_dim)
         if rule.soft_cap != NO_CAP:

@@ -9,27 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.partial import Partial, stack_queries, take
 from niwaki.kernels.plan import Segment, Shared
 from niwaki.kernels.rule import NO_CAP, AttentionRule
-from niwaki.kernels.segments import Costs
+from niwaki.kernels.segments import Costs, Int32s
+from niwaki.kernels.tile_attention import can_tile
 
 flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
-def costs_for(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> Costs:
-    """Measured on one core with AMX (see docs/tree-attention.md); what decides is their ratios."""
+def costs_for(heads: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype) -> Costs:
+    """Measured on one core with AMX, 22 November 2026; what decides is their ratios."""
     width = heads * head_dim
-    return Costs(
-        paged_pair=0.3 * width,
-        dense_pair=(0.03 if dtype == torch.bfloat16 else 0.07) * width,
-        key=0.1 * kv_heads * head_dim * dtype.itemsize,
-        query=0.5 * width,
-        segment=50_000.0,
-    )
+    bytes_of_key = kv_heads * head_dim * dtype.itemsize
+    if can_tile(dtype, page_size, head_dim):
+        return Costs(0.12 * width, 0.012 * width, key=0.14 * bytes_of_key, query=1.0 * width, segment=12_000.0)
+    dense = 0.03 if dtype == torch.bfloat16 else 0.07
+    return Costs(0.12 * width, dense * width, key=0.1 * bytes_of_key, query=0.5 * width, segment=50_000.0)
 
 
 def can_share(shared: Shared, rule: AttentionRule) -> bool:
@@ -50,13 +50,22 @@ def shared_attention(
     scale = rule.scale_for(head_dim)
     partial = Partial.empty(tokens, heads, head_dim)
     for segment in segments:
+        pages = _in_pool(segment.page_ids)
         packed = Operand.of(k_pool.new_empty((kv_heads, len(segment.tokens) * heads // kv_heads, head_dim)))
         assert packed.array is not None, "the pool is on the CPU"
         stack_queries(q, segment.tokens, kv_heads, packed.array)
-        keys, values = (_gathered(pool, segment.pages) for pool in (k_pool, v_pool))
+        keys, values = (_gathered(pool, pages) for pool in (k_pool, v_pool))
         part, lse = flash_attention(packed.tensor[None], keys, values, scale=scale)
-        take(part, lse, segment.tokens, partial, is_first=segment.is_first)
+        take(part, lse, segment.tokens, partial, is_first=segment.first_key == 0)
     return partial
+
+
+def _in_pool(pages: Int32s) -> slice | torch.Tensor:
+    """A slice needs no copy of the keys: what one request prefilled in a fresh pool lies in a row."""
+    first = int(pages[0])
+    if np.array_equal(pages, np.arange(first, first + len(pages), dtype=np.int32)):
+        return slice(first, first + len(pages))
+    return torch.from_numpy(pages.astype(np.int64))
 
 
 def _gathered(pool: torch.Tensor, pages: slice | torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ to must lie in the same order, which `place_in_pair` tells; for float32 it is th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import cast
 
@@ -78,7 +79,7 @@ def _splat_at(typing, array, index):
     """array[index] in every lane."""
 
     def generate(context, builder, signature, args):
-        return _in_all_lanes(builder, builder.load(_element(context, builder, signature, args)))
+        return _in_all_lanes(builder, builder.load(element_pointer(context, builder, signature, args)))
 
     return VECTOR(array, index), generate
 
@@ -88,7 +89,7 @@ def _element_at(typing, array, index):
     """array[index]."""
 
     def generate(context, builder, signature, args):
-        return builder.load(_element(context, builder, signature, args))
+        return builder.load(element_pointer(context, builder, signature, args))
 
     return array.dtype(array, index), generate
 
@@ -108,8 +109,7 @@ def _larger(typing, a, b):
     """The larger of both in every lane; a where b is NaN."""
 
     def generate(context, builder, signature, args):
-        a, b = args
-        return builder.select(builder.fcmp_ordered(">", b, a), b, a)
+        return _higher(builder, *args)
 
     return VECTOR(a, b), generate
 
@@ -164,7 +164,7 @@ def _load16(typing, array, index):
     """array[index : index + 16]; array float32, of one dimension, contiguous and long enough."""
 
     def generate(context, builder, signature, args):
-        pointer = _element(context, builder, signature, args)
+        pointer = element_pointer(context, builder, signature, args)
         return builder.load(builder.bitcast(pointer, FLOATS.as_pointer()), align=4)
 
     return VECTOR(array, index), generate
@@ -180,7 +180,7 @@ def _load_pair(typing, array, index):
     is_half = isinstance(array.dtype, types.Integer)
 
     def generate(context, builder, signature, args):
-        pointer = _element(context, builder, signature, args)
+        pointer = element_pointer(context, builder, signature, args)
         if is_half:
             words = builder.load(builder.bitcast(pointer, INTS.as_pointer()), align=2)
             pair = _widen(builder, words)
@@ -202,7 +202,7 @@ def _load_part(typing, array, index, left):
     name = "v32i16" if is_half else "v32f32"
 
     def generate(context, builder, signature, args):
-        vector = builder.bitcast(_element(context, builder, signature, args), lanes.as_pointer())
+        vector = builder.bitcast(element_pointer(context, builder, signature, args), lanes.as_pointer())
         left = context.cast(builder, args[2], signature.args[2], types.int32)
         numbers = ir.Constant(ir.VectorType(ir.IntType(32), 2 * LANES), list(range(2 * LANES)))
         mask = builder.icmp_signed("<", numbers, _in_all_lanes(builder, left, 2 * LANES))
@@ -225,11 +225,164 @@ def _store16(typing, array, index, value):
     """array[index : index + 16] = value; array float32, of one dimension, contiguous and long enough."""
 
     def generate(context, builder, signature, args):
-        pointer = _element(context, builder, signature, args)
+        pointer = element_pointer(context, builder, signature, args)
         builder.store(args[2], builder.bitcast(pointer, FLOATS.as_pointer()), align=4)
         return context.get_dummy_value()
 
     return types.void(array, index, value), generate
+
+
+@intrinsic
+def _exp2_16(typing, x):
+    """2**x in every lane for x <= 0, relative error below 3e-6, and no less than 2**-126; NaN stays NaN."""
+
+    def generate(context, builder, signature, args):
+        lowest = _constant(-126.0)
+        x = builder.select(builder.fcmp_ordered("<", args[0], lowest), lowest, args[0])
+        shifted = builder.fadd(x, _constant(ROUNDING))
+        r = builder.fsub(x, builder.fsub(shifted, _constant(ROUNDING)))
+        power = _constant(math.log(2) ** 5 / 120)
+        for degree in (4, 3, 2, 1, 0):
+            power = _fused(builder, power, r, _constant(math.log(2) ** degree / math.factorial(degree)))
+        exponent = builder.shl(builder.bitcast(shifted, INTS), ir.Constant(INTS, [23] * LANES))
+        return builder.bitcast(builder.add(builder.bitcast(power, INTS), exponent), FLOATS)
+
+    return VECTOR(x), generate
+
+
+@intrinsic
+def _store_bfloat16(typing, array, index, value):
+    """array[index : index + 16] = value, rounded to bfloat16; array uint16. NaN stays NaN."""
+    halves = ir.VectorType(ir.IntType(16), LANES)
+
+    def generate(context, builder, signature, args):
+        pointer = builder.bitcast(element_pointer(context, builder, signature, args), halves.as_pointer())
+        builder.store(builder.trunc(_upper_half(builder, _rounded(builder, args[2])), halves), pointer, align=2)
+        return context.get_dummy_value()
+
+    return types.void(array, index, value), generate
+
+
+@intrinsic
+def _store_pair(typing, array, index, low, high):
+    """What `load_pair` reads, the other way; rounded to bfloat16 where the array is uint16. NaN stays NaN."""
+    is_half = isinstance(array.dtype, types.Integer)
+
+    def generate(context, builder, signature, args):
+        low, high = args[2:]
+        pointer = element_pointer(context, builder, signature, args)
+        if is_half:
+            low, high = (_rounded(builder, value) for value in (low, high))
+            upper = builder.and_(high, ir.Constant(INTS, [0xFFFF0000] * LANES))
+            words = builder.or_(_upper_half(builder, low), upper)
+            builder.store(words, builder.bitcast(pointer, INTS.as_pointer()), align=2)
+        else:
+            vectors = builder.bitcast(pointer, FLOATS.as_pointer())
+            builder.store(low, vectors, align=4)
+            builder.store(high, builder.gep(vectors, [ir.Constant(ir.IntType(64), 1)]), align=4)
+        return context.get_dummy_value()
+
+    return types.void(array, index, low, high), generate
+
+
+@intrinsic
+def _store_pairs(typing, array, index, low, high):
+    """Word i of the 64 bytes from array[index] on = low[i] and, in the upper half, high[i], as bfloat16.
+
+    Both are at least 0, or NaN. Rounded to nearest, halves up."""
+
+    def generate(context, builder, signature, args):
+        half = ir.Constant(INTS, [0x8000] * LANES)
+        low, high = (builder.add(builder.bitcast(value, INTS), half) for value in args[2:])
+        upper = builder.and_(high, ir.Constant(INTS, [0xFFFF0000] * LANES))
+        pointer = builder.bitcast(element_pointer(context, builder, signature, args), INTS.as_pointer())
+        builder.store(builder.or_(_upper_half(builder, low), upper), pointer, align=4)
+        return context.get_dummy_value()
+
+    return types.void(array, index, low, high), generate
+
+
+@intrinsic
+def _store_between(typing, array, index, stride, a, b):
+    """The sixteen words from array[index] on, and those from array[index + stride] on: half word i of a beside that of
+    b, i from 0 to 31; array of 32-bit elements."""
+    halves = ir.VectorType(ir.IntType(16), 2 * LANES)
+
+    def generate(context, builder, signature, args):
+        a, b = (builder.bitcast(value, halves) for value in args[3:])
+        first = element_pointer(context, builder, signature, args)
+        second = builder.gep(first, [context.cast(builder, args[2], signature.args[2], types.intp)])
+        for part, place in enumerate((first, second)):
+            order = [lane // 2 + LANES * part + lane % 2 * 2 * LANES for lane in range(2 * LANES)]
+            mixed = builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), 2 * LANES), order))
+            builder.store(mixed, builder.bitcast(place, halves.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(array, index, stride, a, b), generate
+
+
+@intrinsic
+def _transpose16(typing, source, index, stride, target, place):
+    """Word [c, r] of the tile from target[place] on = word c of the 64 bytes from source[index + stride x r] on."""
+
+    def generate(context, builder, signature, args):
+        first = element_pointer(context, builder, signature, args)
+        step = context.cast(builder, args[2], signature.args[2], types.intp)
+        rows = []
+        for row in range(LANES):
+            pointer = builder.gep(first, [builder.mul(step, ir.Constant(ir.IntType(64), row))])
+            rows.append(builder.load(builder.bitcast(pointer, INTS.as_pointer()), align=2))
+        for width in (8, 4, 2, 1):  # swap the lower left quarter of each square with the upper right one
+            turned = list(rows)
+            for row in range(LANES):
+                if not row & width:
+                    upper = [lane if not lane & width else LANES + lane - width for lane in range(LANES)]
+                    lower = [lane + width if not lane & width else LANES + lane for lane in range(LANES)]
+                    for at, order in ((row, upper), (row + width, lower)):
+                        turned[at] = builder.shuffle_vector(rows[row], rows[row + width], ir.Constant(INTS, order))
+            rows = turned
+        into = element_pointer(context, builder, signature, args, 3)
+        into = builder.bitcast(into, INTS.as_pointer())
+        for row, value in enumerate(rows):
+            builder.store(value, builder.gep(into, [ir.Constant(ir.IntType(64), row)]), align=4)
+        return context.get_dummy_value()
+
+    return types.void(source, index, stride, target, place), generate
+
+
+@intrinsic(prefer_literal=True)
+def _largest_of_rows(typing, array, index, stride, vectors):
+    """In lane r the largest of the 16 x `vectors` numbers from array[index + stride x r] on."""
+    return _reduced(array, index, stride, vectors, _higher)
+
+
+@intrinsic(prefer_literal=True)
+def _sum_of_rows(typing, array, index, stride, vectors):
+    """In lane r the sum of the same."""
+    return _reduced(array, index, stride, vectors, _added)
+
+
+def _reduced(array, index, stride, vectors, combine):
+    if not isinstance(vectors, types.IntegerLiteral):
+        return None
+
+    def generate(context, builder, signature, args):
+        first = element_pointer(context, builder, signature, args)
+        step = context.cast(builder, args[2], signature.args[2], types.intp)
+        rows = []
+        for row in range(LANES):
+            start = builder.gep(first, [builder.mul(step, ir.Constant(ir.IntType(64), row))])
+            pointer = builder.bitcast(start, FLOATS.as_pointer())
+            places = [builder.gep(pointer, [ir.Constant(ir.IntType(64), i)]) for i in range(vectors.literal_value)]
+            values = [builder.load(place, align=4) for place in places]
+            while len(values) > 1:
+                values = [combine(builder, *values[i : i + 2]) for i in range(0, len(values), 2)]
+            rows += values
+        for width in (8, 4, 2, 1):  # row r and row r + width become one, of which lanes with that bit are the second's
+            rows = [_fold(builder, rows[r], rows[r + width], width, combine) for r in range(width)]
+        return rows[0]
+
+    return VECTOR(array, index, stride, vectors), generate
 
 
 @intrinsic
@@ -263,18 +416,17 @@ def _prefetch(typing, array, index):
         number = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        pointer = builder.bitcast(_element(context, builder, signature, args), byte)
+        pointer = builder.bitcast(element_pointer(context, builder, signature, args), byte)
         builder.call(ask, [pointer, *(ir.Constant(number, flag) for flag in (0, 3, 1))])  # read, keep, data
         return context.get_dummy_value()
 
     return types.void(array, index), generate
 
 
-def _element(context, builder, signature, args):
-    """Pointer to element args[1] of array args[0]."""
-    array = signature.args[0]
-    data = context.make_array(array)(context, builder, args[0]).data
-    index = context.cast(builder, args[1], signature.args[1], types.intp)
+def element_pointer(context, builder, signature, args, first=0):
+    """Pointer to element args[first + 1] of array args[first]."""
+    data = context.make_array(signature.args[first])(context, builder, args[first]).data
+    index = context.cast(builder, args[first + 1], signature.args[first + 1], types.intp)
     return builder.gep(data, [index])
 
 
@@ -301,12 +453,34 @@ def _widen(builder, words):
     return [builder.bitcast(each, FLOATS) for each in (even, odd)]
 
 
-def _fold(builder, a, b, width):
-    """In each run of 2 x width lanes: first the sums of a's halves, then those of b's. Half of each stays in place."""
+def _rounded(builder, value):
+    """Bits whose upper halves are the value as bfloat16, rounded to nearest even; NaN stays NaN."""
+    bits = builder.bitcast(value, INTS)
+    last = builder.and_(_upper_half(builder, bits), ir.Constant(INTS, [1] * LANES))
+    near = builder.add(builder.add(bits, ir.Constant(INTS, [0x7FFF] * LANES)), last)
+    is_number = builder.fcmp_ordered("ord", value, value)
+    return builder.select(is_number, near, ir.Constant(INTS, [0x7FC00000] * LANES))
+
+
+def _upper_half(builder, bits):
+    return builder.lshr(bits, ir.Constant(INTS, [16] * LANES))
+
+
+def _added(builder, a, b):
+    return builder.fadd(a, b)
+
+
+def _higher(builder, a, b):
+    """The larger in every lane; a where b is NaN."""
+    return builder.select(builder.fcmp_ordered(">", b, a), b, a)
+
+
+def _fold(builder, a, b, width, combine=_added):
+    """In each run of 2 x width lanes: first a's halves as one, then those of b. Half of each stays in place."""
     in_a = [lane // width % 2 == 0 for lane in range(LANES)]
     kept = [lane if is_a else LANES + lane for lane, is_a in enumerate(in_a)]
     moved = [lane + width if is_a else LANES + lane - width for lane, is_a in enumerate(in_a)]
-    return builder.fadd(*(builder.shuffle_vector(a, b, ir.Constant(INTS, lanes)) for lanes in (kept, moved)))
+    return combine(builder, *(builder.shuffle_vector(a, b, ir.Constant(INTS, lanes)) for lanes in (kept, moved)))
 
 
 @jit()
@@ -332,4 +506,12 @@ load_pair = cast("Callable[[Array, int], tuple[Vector, Vector]]", _load_pair)
 load_part = cast("Callable[[Array, int, int], tuple[Vector, Vector]]", _load_part)
 store16 = cast("Callable[[Array, int, Vector], None]", _store16)
 sum_eight = cast("Callable[[Array, int, int, *tuple[Vector, ...]], None]", _sum_eight)
+exp2_16 = cast("Callable[[Vector], Vector]", _exp2_16)
+store_pair = cast("Callable[[Array, int, Vector, Vector], None]", _store_pair)
+store_bfloat16 = cast("Callable[[Array, int, Vector], None]", _store_bfloat16)
+store_pairs = cast("Callable[[Array, int, Vector, Vector], None]", _store_pairs)
+store_between = cast("Callable[[Array, int, int, Vector, Vector], None]", _store_between)
+transpose16 = cast("Callable[[Array, int, int, Array, int], None]", _transpose16)
+largest_of_rows = cast("Callable[[Array, int, int, int], Vector]", _largest_of_rows)
+sum_of_rows = cast("Callable[[Array, int, int, int], Vector]", _sum_of_rows)
 prefetch = cast("Callable[[Array, int], None]", _prefetch)

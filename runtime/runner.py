@@ -103,7 +103,9 @@ class Runner:
         self._is_on_device = chosen.reads_device_plan
         shares_here = tree_attention and not self._is_on_device and self._device.type == "cpu"
         self._costs = (
-            costs_for(config.num_heads, config.num_kv_heads, config.head_dim, torch_dtype) if shares_here else None
+            costs_for(config.num_heads, config.num_kv_heads, config.head_dim, page_size, torch_dtype)
+            if shares_here
+            else None
         )
         self._num_weights = sum(math.prod(shape) for shape in expected_tensors(config).values())
         self._model = Decoder(
@@ -119,7 +121,7 @@ class Runner:
         if cuda_graphs and self._is_on_device and self._device.type == "cuda":
             from niwaki.runtime.graphs import DecodeGraphs  # loads Triton, which CPUs do without
 
-            blank = make_plan((), page_size=page_size, num_pages=num_pages, device=HOST)
+            blank = make_plan((), page_size=page_size, num_pages=num_pages)
             self._graphs = DecodeGraphs(self._model, self._device, blank)
 
     @classmethod
@@ -210,7 +212,6 @@ class Runner:
             rows.spans,
             page_size=self.page_size,
             num_pages=self.num_pages,
-            device=HOST if self._is_on_device else self._device,
             costs=self._costs,
         )
         if self._is_on_device:

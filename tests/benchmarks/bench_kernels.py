@@ -209,14 +209,14 @@ def short_rows() -> Comparison:
 
 
 def plan_of(spans: list[Span], page_size: int, num_pages: int) -> AttentionPlan:
-    return make_plan(spans, page_size=page_size, num_pages=num_pages, device=CPU)
+    return make_plan(spans, page_size=page_size, num_pages=num_pages)
 
 
 def dense_plan(plan: AttentionPlan, spans: list[Span]) -> AttentionPlan:
     """The same plan with every row on the prefill path."""
     none = np.empty(0, np.int32)
     rows = tuple(
-        PrefillRow(index * span.count, span.count, span.start, torch.tensor(list(span.page_ids)))
+        PrefillRow(index * span.count, span.count, span.start, np.array(span.page_ids, np.int32))
         for index, span in enumerate(spans)
     )
     return replace(plan, decode=DecodeQueries(none, none, none, none), prefill=rows)

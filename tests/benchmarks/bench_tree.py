@@ -62,8 +62,8 @@ def one_attention(name: str, config: ModelConfig, shared: int, pairs: int) -> Co
     rows, num_pages = tables(shared, OWN)
     spans = [Span(shared + OWN - 1, 1, pages) for pages in rows]
     tree, flat = (
-        make_plan(spans, page_size=PAGE, num_pages=num_pages, device=torch.device("cpu"), costs=costs)
-        for costs in (costs_for(heads, kv_heads, head_dim, dtype), None)
+        make_plan(spans, page_size=PAGE, num_pages=num_pages, costs=costs)
+        for costs in (costs_for(heads, kv_heads, head_dim, PAGE, dtype), None)
     )
     generator = torch.Generator().manual_seed(SEED)
     shape = (num_pages, PAGE, kv_heads, head_dim)

@@ -40,7 +40,7 @@ def plan_of(spans: list[tuple[int, int]], page_size: int, num_pages: int, seed: 
     for start, count in spans:
         needed = -(-(start + count) // page_size)
         rows.append(Span(start, count, [free.pop() for _ in range(needed)]))
-    return make_plan(rows, page_size=page_size, num_pages=num_pages, device=CPU)
+    return make_plan(rows, page_size=page_size, num_pages=num_pages)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -415,16 +415,14 @@ def test_scores_of_a_thousand_do_not_overflow_and_nan_harms_one_query_only() -> 
 
 
 def test_a_plan_places_each_token_on_its_page() -> None:
-    plan = make_plan(
-        [Span(3, 2, [5, 9]), Span(0, 9, [1, 0, 7]), Span(4, 1, [2, 8, 3])], page_size=4, num_pages=10, device=CPU
-    )
+    plan = make_plan([Span(3, 2, [5, 9]), Span(0, 9, [1, 0, 7]), Span(4, 1, [2, 8, 3])], page_size=4, num_pages=10)
     assert plan.positions.tolist() == [3, 4, *range(9), 4]
     assert plan.slots.tolist() == [23, 36, 4, 5, 6, 7, 0, 1, 2, 3, 28, 32]
     assert plan.decode.token.tolist() == [0, 1, 11]
     assert plan.decode.table_row.tolist() == [0, 0, 2]
     assert plan.decode.length.tolist() == [4, 5, 5]
     (row,) = plan.prefill
-    assert (row.first, row.count, row.start, row.pages.tolist()) == (2, 9, 0, [1, 0, 7])
+    assert (row.first, row.count, row.start, row.page_ids.tolist()) == (2, 9, 0, [1, 0, 7])
 
 
 @pytest.mark.parametrize(
@@ -439,7 +437,7 @@ def test_a_plan_places_each_token_on_its_page() -> None:
 )
 def test_a_span_that_would_leave_the_pool_is_refused(span: Span, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        make_plan([Span(0, 1, [0]), span], page_size=4, num_pages=10, device=CPU)
+        make_plan([Span(0, 1, [0]), span], page_size=4, num_pages=10)
 
 
 def test_a_page_is_copied_up_to_the_given_token_in_every_layer() -> None:

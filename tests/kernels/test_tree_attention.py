@@ -17,10 +17,18 @@ from niwaki.kernels.rule import PLAIN, AttentionRule
 from niwaki.kernels.segments import Costs
 from niwaki.kernels.shared_prefix import can_share, costs_for
 
-CPU = torch.device("cpu")
 ALWAYS = Costs(paged_pair=1.0, dense_pair=0.0, key=1.0, query=0.0, segment=0.0)
 NUM_PAGES = 500
-SHAPES = [(1, 1, 16, 1), (4, 2, 64, 16), (8, 1, 64, 4), (6, 2, 80, 16), (10, 5, 32, 16), (7, 1, 24, 3)]
+SHAPES = [
+    (1, 1, 16, 1),
+    (4, 2, 64, 16),
+    (6, 2, 64, 16),
+    (20, 1, 128, 32),
+    (8, 1, 64, 4),
+    (6, 2, 80, 16),
+    (10, 5, 32, 16),
+    (7, 1, 24, 3),
+]
 
 
 def branches(seed: int, page_size: int) -> list[Span]:
@@ -44,7 +52,7 @@ def branches(seed: int, page_size: int) -> list[Span]:
 
 
 def plan_of(spans: Sequence[Span], page_size: int, costs: Costs | None) -> AttentionPlan:
-    return make_plan(spans, page_size=page_size, num_pages=NUM_PAGES, device=CPU, costs=costs)
+    return make_plan(spans, page_size=page_size, num_pages=NUM_PAGES, costs=costs)
 
 
 def attend(
@@ -127,7 +135,9 @@ def test_shared_keys_are_not_read_again_by_the_rows() -> None:
     for pool in hidden:
         pool[9:11] = pool[1:3]
         pool[1:3] = torch.nan
-    moved = replace(plan, shared=replace(plan.shared, segments=(replace(segment, pages=slice(9, 11)),)))
+    moved = replace(
+        plan, shared=replace(plan.shared, segments=(replace(segment, page_ids=np.array([9, 10], np.int32)),))
+    )
     assert torch.equal(attend(NumbaOps(), moved, q, hidden, PLAIN), whole)
 
 
@@ -157,7 +167,7 @@ def test_merging_parts_is_exact_however_far_apart_their_sums_are() -> None:
 
 
 def test_the_costs_of_this_processor_share_long_prefixes_and_leave_short_ones() -> None:
-    costs = costs_for(4, 2, 64, torch.bfloat16)
+    costs = costs_for(4, 2, 64, 16, torch.bfloat16)
     for pages, rows, pays in ((32, 32, True), (32, 4, True), (1, 2, False), (2, 3, False)):
         spans = [Span(pages * 16 + 3, 1, [*range(pages), pages + row]) for row in range(rows)]
         assert (plan_of(spans, 16, costs).shared is not None) == pays, f"{rows} rows over {pages} pages"
