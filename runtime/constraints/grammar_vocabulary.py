@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -52,7 +52,7 @@ class Ending:
         return self.whole.startswith(text, self.start)
 
     def behind(self, num_bytes: int) -> Ending:
-        return replace(self, start=self.start + num_bytes)
+        return Ending(self.whole, self.firsts, self.ends, self.counts, self.start + num_bytes)
 
     def rests(self, num_written: int = 0) -> list[Ending]:
         """Parts that may complete another text as well: what is left when as many characters were written as
