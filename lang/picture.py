@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import groupby
+from typing import TypeAlias
 
 from niwaki.lang.chart import Chart, chart_of
 from niwaki.lang.page import SCRIPT, STYLE
@@ -23,6 +24,7 @@ LONG_TEXT = 900  # characters: longer pieces show their head and tail
 MAX_TOKENS_IN_DETAILS = 80
 MAX_CHOICES_IN_DETAILS = 12
 
+Spans: TypeAlias = Sequence[tuple[int, int]]
 WORDS: dict[How, str] = {
     "cached": "from the cache",
     "prefilled": "computed",
@@ -30,12 +32,14 @@ WORDS: dict[How, str] = {
     "read": "read; the backend does not say how",
     "unread": "not read by the model",
     "sampled": "sampled",
+    "forced": "forced by the constraint",
     "selected": "selected",
 }
 LEGEND: tuple[tuple[str, str], ...] = (
     ("cached", "prompt from the cache"),
     ("prefilled", "prompt computed"),
     ("sampled", "sampled"),
+    ("forced", "forced by a constraint"),
     ("selected", "selected"),
 )
 
@@ -111,7 +115,8 @@ class _Maker:
         self.details.append(f'<div data-for="{name}">{_details(call)}</div>')
         kind = call.how if call.seconds is not None else "failed"
         tag = "" if call.name is None else f"<b>{escape(call.name)}</b>"
-        text = _folded(call.text) if call.text else "∅" if kind != "failed" else "did not end"
+        spans = call.forced_spans if isinstance(call, Generated) else ()
+        text = _folded(call.text, spans) if call.text else "∅" if kind != "failed" else "did not end"
         return f'<span class="call {kind}" id="{name}" tabindex="0" role="button">{tag}{text}</span>'
 
     def _fork(self, fork: Forked, names: dict[int, str], tree: Tree, depth: int) -> str:
@@ -184,19 +189,35 @@ def _part(part: Part, how: str, style: str, said: str) -> str:
     return f'<span class="t {how}"{style} title="{said}">{_folded(part.text)}</span>'
 
 
-def _folded(text: str) -> str:
-    """The text, its middle folded away where it is long, and at the start of a block signs in place of line ends."""
+def _folded(text: str, forced: Spans = (), at: int = 0) -> str:
+    """The text, its middle folded away where it is long, and at the start of a block signs in place of line ends.
+
+    `forced` counts characters from where this text is at `at`.
+    """
     body = text.lstrip("\n")
     if body != text and body:
         count = len(text) - len(body)
-        return f'<span class="sign">{"⏎" * count}</span><span class="break">{text[:count]}</span>{_folded(body)}'
+        breaks = f'<span class="sign">{"⏎" * count}</span><span class="break">{text[:count]}</span>'
+        return breaks + _folded(body, forced, at + count)
     if len(text) <= LONG_TEXT:
-        return escape(text)
-    head, middle, tail = text[: LONG_TEXT // 2], text[LONG_TEXT // 2 : -LONG_TEXT // 4], text[-LONG_TEXT // 4 :]
+        return _marked(text, forced, at)
+    first, last = LONG_TEXT // 2, len(text) - LONG_TEXT // 4
+    middle = _marked(text[first:last], forced, at + first)
     return (
-        f'{escape(head)}<details class="rest"><summary>{len(middle):,} more characters</summary>'
-        f"{escape(middle)}</details>{escape(tail)}"
+        f'{_marked(text[:first], forced, at)}<details class="rest"><summary>{last - first:,} more characters</summary>'
+        f"{middle}</details>{_marked(text[last:], forced, at + last)}"
     )
+
+
+def _marked(text: str, forced: Spans, at: int) -> str:
+    """Escaped, and marked where it was forced."""
+    made, done = "", 0
+    for start, end in forced:
+        first, last = max(start - at, done), min(end - at, len(text))
+        if first < last:
+            made += f'{escape(text[done:first])}<i class="f" title="{WORDS["forced"]}">{escape(text[first:last])}</i>'
+            done = last
+    return made + escape(text[done:])
 
 
 def _join(join: Joined) -> str:
@@ -243,6 +264,7 @@ def _legend(totals: Totals) -> str:
         "cached": totals.cached,
         "prefilled": totals.prefilled,
         "sampled": totals.sampled,
+        "forced": totals.forced,
         "selected": totals.selected,
     }
     bar = "".join(f'<i class="{how}" style="flex:{count}"></i>' for how, count in counts.items() if count)
@@ -303,7 +325,8 @@ def _details(call: Generated | Chosen) -> str:
     if isinstance(call, Generated):
         if call.seconds is not None:
             speed = f", {call.tokens / call.seconds:,.0f} a second" if call.seconds > 0 else ""
-            rows.append(("new", f"{_plural(call.tokens, 'token')}{speed}"))
+            forced = f", {call.forced:,} of them forced" if call.forced else ""
+            rows.append(("new", f"{_plural(call.tokens, 'token')}{forced}{speed}"))
         if call.finish_reason is not None:
             matched = "" if call.finish_reason.matched is None else f" at {call.finish_reason.matched!r}"
             rows.append(("ended by", call.finish_reason.type + matched + ("" if call.complete else ", not complete")))

@@ -101,6 +101,8 @@ def output_of(told: Json) -> Output:
         prompt_tokens=as_int(told["prompt_tokens"]),
         cached_tokens=as_int(told["cached_tokens"]),
         complete=bool(told["complete"]),
+        forced=ids_of(told["forced"]),
+        forced_spans=tuple((as_int(start), as_int(end)) for start, end in map(as_list, as_list(told["forced_spans"]))),
         logprobs=_logprobs(told["logprobs"]),
         top_logprobs=_lists(told["top_logprobs"]),
         seconds=float(str(told["seconds"])),

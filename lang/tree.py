@@ -15,7 +15,7 @@ from niwaki.lang.meta import Selected
 from niwaki.lang.nodes import Gen
 from niwaki.runtime.api import FinishReason, Score, TokenLogprob
 
-How: TypeAlias = Literal["cached", "prefilled", "mixed", "read", "unread", "sampled", "selected"]
+How: TypeAlias = Literal["cached", "prefilled", "mixed", "read", "unread", "sampled", "forced", "selected"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,8 @@ class Generated:
     """One `gen`. Times are in seconds, `start` since the run began; `seconds` None: it never ended.
 
     `prompt_tokens` is all that stood before it, of which `cached_tokens` were not computed again. Log-probabilities
-    are there where the program asked for them. `others` are the further texts of n > 1.
+    are there where the program asked for them. `others` are the further texts of n > 1. Of the `tokens`, `forced` were
+    written without asking the model, since the constraint left no choice; in `text` they stand at `forced_spans`.
     """
 
     name: str | None
@@ -83,6 +84,8 @@ class Generated:
     logprobs: tuple[TokenLogprob, ...] = ()
     top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     others: tuple[str, ...] = ()
+    forced: int = 0
+    forced_spans: tuple[tuple[int, int], ...] = ()
 
     @property
     def how(self) -> How:
@@ -197,6 +200,7 @@ class Totals:
     cached: int = 0
     prefilled: int = 0
     sampled: int = 0
+    forced: int = 0
     selected: int = 0
     prompt_tokens: int = 0
     reused_tokens: int = 0
@@ -220,7 +224,7 @@ class Tree:
 
     def totals(self) -> Totals:
         """How many tokens came how. `reused_tokens` of the `prompt_tokens` of all calls were not computed again."""
-        limbs = calls = cached = prefilled = sampled = selected = prompt = reused = 0
+        limbs = calls = cached = prefilled = sampled = forced = selected = prompt = reused = 0
         for limb in self.limbs():
             limbs += 1
             for item in limb.items:
@@ -229,7 +233,8 @@ class Tree:
                         cached += item.cached or 0
                         prefilled += item.prefilled or 0
                     case Generated():
-                        sampled += item.tokens
+                        sampled += item.tokens - item.forced
+                        forced += item.forced
                     case Chosen():
                         selected += item.tokens
                     case _:
@@ -238,7 +243,7 @@ class Tree:
                     calls += 1
                     prompt += item.prompt_tokens or 0
                     reused += item.cached_tokens or 0
-        return Totals(limbs, calls, cached, prefilled, sampled, selected, prompt, reused)
+        return Totals(limbs, calls, cached, prefilled, sampled, forced, selected, prompt, reused)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -370,6 +375,8 @@ def _call(call: Called, began: float) -> Generated | Chosen:
             logprobs=() if first is None else first.logprobs,
             top_logprobs=() if first is None else first.top_logprobs,
             others=tuple(output.text for output in outputs[1:]),
+            forced=sum(len(output.forced) for output in outputs),
+            forced_spans=() if first is None else first.forced_spans,
         )
     chosen = call.outcome if isinstance(call.outcome, Selected) else None
     score = None if chosen is None else chosen.scores[chosen.decision.index]

@@ -418,6 +418,7 @@ class Output:
     cached_tokens: int
     complete: bool = True  # False: the budget ran out before the constraint was satisfied
     forced: tuple[int, ...] = ()  # which of `token_ids`, by index, the constraint left no choice about
+    forced_spans: tuple[tuple[int, int], ...] = ()  # where those stand in `text`: starts and ends, in characters
     logprobs: tuple[TokenLogprob, ...] = ()
     top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # from the position on that the request asked for

@@ -67,8 +67,8 @@ class Request:
     __slots__ = (
         "id", "job", "index", "params", "namespace", "seed", "num_prompt", "num_computed", "num_cached", "logits_from",
         "lease", "matcher", "stops", "detokenizer", "waited_steps", "arrived", "admitted", "prefilled", "was_preempted",
-        "logprobs", "top_logprobs", "prompt_logprobs", "prompt_top", "forced", "healing", "_num_shown", "_buffer",
-        "_length", "_tokenizer", "_text", "_text_ends", "_unsent_text", "_unsent_ids", "_unsent_logprobs",
+        "logprobs", "top_logprobs", "prompt_logprobs", "prompt_top", "forced", "healing", "_num_healed", "_num_shown",
+        "_buffer", "_length", "_tokenizer", "_text", "_text_ends", "_unsent_text", "_unsent_ids", "_unsent_logprobs",
         "_unsent_top",
     )  # fmt: skip
 
@@ -118,6 +118,7 @@ class Request:
         if (self.samples and logits_from == 0) or (isinstance(job, ScoreJob) and job.starts[index] == 0):
             self.prompt_logprobs[0] = TokenLogprob(None, int(ids[0]), tokenizer.token_text(int(ids[0])))
         self.forced: list[int] = []  # which generated tokens, by index, were not drawn
+        self._num_healed = 0  # bytes of the first generated token that are the prompt's
         self._num_shown = 0  # of the generated tokens: the text of those behind waits for their log-probabilities
         self._buffer = np.array(ids, dtype=np.int32)
         self._length = len(ids)
@@ -247,6 +248,7 @@ class Request:
         if not over:
             self.num_prompt += 1
             return None
+        self._num_healed = len(self._tokenizer.bytes_of(sampled.token_id) or b"") - len(over)
         if self.matcher is not None:
             self.matcher.accept_bytes(over)
         return self.show(sampled, end_ids, self.detokenizer.push_bytes(over))
@@ -307,6 +309,20 @@ class Request:
             self._length -= self.num_unshown
             self.forced = [index for index in self.forced if index < self.num_generated]
 
+    def _forced_spans(self) -> tuple[tuple[int, int], ...]:
+        """Where forced tokens stand in the text; those side by side are one span. None where markers are shown."""
+        forced = set(self.forced)
+        spans: list[tuple[int, int]] = []
+        pieces = [self._tokenizer.bytes_of(token_id) or b"" for token_id in self.output_ids.tolist()]
+        pieces[0] = pieces[0][self._num_healed :]
+        start = 0
+        for index, piece in enumerate(pieces):
+            end = start + sum(byte & 0xC0 != 0x80 for byte in piece)  # characters that begin there
+            if index in forced:
+                spans.append((spans.pop()[0] if spans and spans[-1][1] == start else start, end))
+            start = end
+        return tuple(spans) if b"".join(pieces).startswith("".join(self._text).encode()) else ()
+
     def _ends(self, token_id: int, end_ids: frozenset[int]) -> bool:
         return (token_id in end_ids and not self.params.ignore_eos) or token_id in self.params.stop_token_ids
 
@@ -348,6 +364,7 @@ class Request:
             cached_tokens=self.num_cached or 0,
             complete=self.matcher is None or self.matcher.can_end,
             forced=tuple(self.forced),
+            forced_spans=self._forced_spans() if self.forced else (),
             logprobs=tuple(self.logprobs),
             top_logprobs=tuple(self.top_logprobs),
             prompt_logprobs=tuple(self.prompt_logprobs[i] for i in sorted(self.prompt_logprobs)),

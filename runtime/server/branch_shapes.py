@@ -188,6 +188,8 @@ def output_json(output: Output) -> Json:
         "prompt_tokens": output.prompt_tokens,
         "cached_tokens": output.cached_tokens,
         "complete": output.complete,
+        "forced": output.forced,
+        "forced_spans": output.forced_spans,
         "logprobs": _triples(output.logprobs),
         "top_logprobs": [_triples(top) for top in output.top_logprobs],
         "seconds": output.seconds,

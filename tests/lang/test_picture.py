@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import time
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,9 +15,10 @@ import pytest
 
 import niwaki as nw
 from niwaki.lang.chart import LEFT, RIGHT, WIDTH, chart_of
-from niwaki.lang.picture import SHOWN_LIMBS, picture_of
+from niwaki.lang.picture import SHOWN_LIMBS, _folded, picture_of
 from niwaki.lang.state import State
 from niwaki.lang.tree import Tree
+from niwaki.runtime.engine import Engine
 from niwaki.runtime.picture import LOOK
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -193,6 +195,27 @@ def test_long_text_is_folded_and_whole() -> None:
     assert words in text
 
 
+def test_what_a_constraint_left_no_choice_about_is_marked(bundled_engine: Engine) -> None:
+    @nw.function
+    def f(s: State) -> None:
+        s += "Fields: name\nJSON: " + nw.gen("x", regex='\\{"name":"[A-Z][a-z]{2}"\\}', temperature=0)
+
+    tree = f.run(backend=bundled_engine).tree()
+    html = picture_of([tree]).html
+    read(html)
+    assert re.search('<i class="f" title="[a-z ]+">[^<]*&quot;name&quot;:', html)
+    totals = tree.totals()
+    assert totals.forced > 0 < totals.sampled
+    assert f"forced by a constraint <b>{totals.forced}</b>" in html
+
+
+def test_marks_keep_the_text_as_it_is_where_it_is_folded_too() -> None:
+    text = "\n\n" + "".join(f"<{number}>" for number in range(400))
+    html = _folded(text, [(0, 3), (5, 9), (440, 460), (len(text) - 5, len(text) + 3)])
+    assert html.count('<i class="f"') == 5  # the third lies on both sides of the fold
+    assert unescape(re.sub(r'<summary>[^<]*</summary>|<span class="sign">[^<]*</span>|<[^>]*>', "", html)) == text
+
+
 def contrast(first: str, second: str) -> float:
     """WCAG 2's contrast of two colours like #1a2b3c."""
 
@@ -210,13 +233,13 @@ def test_text_keeps_its_contrast_in_both_schemes(scheme: str) -> None:
     light, dark = (block for block in re.findall(r":root \{(.*?)\}", LOOK, re.DOTALL))
     colors = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", light if scheme == "light" else dark))
     backgrounds = ["paper", "card", *(name for name in colors if name.endswith("-t"))]
-    assert len(backgrounds) == 7
+    assert len(backgrounds) == 8
     for background in backgrounds:
         assert contrast(colors["ink"], colors[background]) >= 7, background
         assert contrast(colors["soft"], colors[background]) >= 4.5, background
     for name in ("sampled", "selected", "failed"):  # labels on bars; large enough to be bold, small enough to need care
         assert contrast(colors["on"], colors[name]) >= 4.0, name
-    for name in ("cached", "prefilled", "sampled", "selected", "failed", "wood"):  # marks
+    for name in ("cached", "prefilled", "sampled", "forced", "selected", "failed", "wood"):  # marks
         assert contrast(colors[name], colors["card"]) >= 2.7, name
 
 

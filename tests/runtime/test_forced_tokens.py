@@ -306,6 +306,22 @@ def test_streamed_deltas_add_up_with_forced_tokens_among_them(engine: Engine) ->
         engine.backend.close(branch)
 
 
+@pytest.mark.parametrize("prompt", ["the cat", 'the {"na'])
+def test_an_output_says_where_its_forced_text_stands(prompt: str, engine: Engine) -> None:
+    key = 'me":"naïve 猫",' if prompt.endswith('"na') else '{"name":"naïve 猫",'  # healed, or not
+    branch = engine.backend.open()
+    params = SamplingParams(
+        max_new_tokens=60, seed=2, heal=True, constraint=Regex(re.escape(key) + "[a-z]{4}-ab-[a-z]")
+    )
+    (output,) = engine.backend.generate(branch, [Segment(prompt)], params).result(60)
+    engine.backend.close(branch)
+    told = [output.text[start:end] for start, end in output.forced_spans]
+    assert "".join(told) == engine.tokenizer.decode([output.token_ids[index] for index in output.forced])
+    assert len(told) >= 2, "the key, and what stands in the middle"
+    assert told[0] in key
+    assert all(text in key or text in "-ab-" for text in told)
+
+
 def test_a_small_pool_and_mates_in_the_batch_change_nothing(folder: Path) -> None:
     options = [{**HOT, "seed": n, "json_schema": RECORD} for n in range(12)]
     prompts = ["the cat sat on the mat " * (n % 4 + 1) for n in range(12)]

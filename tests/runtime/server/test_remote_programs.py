@@ -93,7 +93,8 @@ def test_what_generations_tell_beside_their_text_comes_along(endpoint: RuntimeEn
         return [meta["completion_tokens"], meta["finish_reason"], meta["prompt_tokens"]]
 
     assert told(endpoint) == told(engine)
-    params = SamplingOptions(max_new_tokens=4, temperature=0.0, return_logprob=True, top_logprobs_num=2).resolve()
+    options = SamplingOptions(temperature=0.0, return_logprob=True, top_logprobs_num=2, constraint=Regex("abc[a-z]{3}"))
+    params = options.resolve()
     outputs = []
     for backend in (endpoint, engine.backend):
         branch = backend.open()
@@ -105,6 +106,8 @@ def test_what_generations_tell_beside_their_text_comes_along(endpoint: RuntimeEn
     assert [one.token_id for one in there.logprobs] == [one.token_id for one in here.logprobs]
     assert [one.logprob for one in there.logprobs] == pytest.approx([one.logprob for one in here.logprobs], abs=1e-4)
     assert [len(top) for top in there.top_logprobs] == [2] * len(there.token_ids)
+    assert (there.forced, there.forced_spans) == (here.forced, here.forced_spans)
+    assert here.forced_spans
 
 
 def test_a_prefix_is_computed_once_for_all_forks_of_a_remote_program(endpoint: RuntimeEndpoint, engine: Engine) -> None:
