@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Callable
+from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -70,6 +71,31 @@ def test_pages_come_back_from_a_cancelled_arun(bundled_engine: Engine) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+
+    asyncio.run(main())
+    wait_until(lambda: engine_is_idle(bundled_engine))
+    bundled_engine.backend.check()
+
+
+def test_pages_come_back_where_streams_are_left_in_the_middle(bundled_engine: Engine) -> None:
+    @nw.function
+    def f(s: State) -> None:
+        s += "A long story." + nw.gen("x", max_tokens=3000, ignore_eos=True)
+        s += "Its words: " + nw.gen("y", dtype=list[str], max_tokens=3000)
+
+    async def main() -> None:
+        state = f.stream(backend=bundled_engine)
+        async for piece in state.text_async_iter("x"):
+            assert piece
+            break
+        waiting = asyncio.ensure_future(anext(state.stream_value("y")))
+        async with aclosing(state.text_async_iter()) as pieces:
+            assert await anext(pieces)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        state.cancel()
 
     asyncio.run(main())
     wait_until(lambda: engine_is_idle(bundled_engine))
