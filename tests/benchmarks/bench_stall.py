@@ -1,0 +1,120 @@
+"""How long the engine's loop is held up between two forward passes while texts decode beside many new schemas.
+
+    python -m tests.benchmarks.bench_stall --requests 1000
+    python -m tests.benchmarks.bench_stall --requests 100 --running 16     # shorter
+
+Free texts decode all the while; then as many requests come, each with a schema that nobody has seen, from several
+threads. Printed are the milliseconds of each step that are not the model's, alone and beside them, and the share of
+steps above the aim, 5 ms. The rows' own host time is in it: `--running` says how many decode at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from niwaki.runtime.core import EngineCore
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.runner import Batch, Row, Runner
+
+AIM_MS = 5.0
+FREE_TEXTS = 4
+
+
+class Clock:
+    """Tells the host's share of every step. One engine at a time."""
+
+    def __init__(self) -> None:
+        self.milliseconds: list[float] = []
+        self._model = 0.0
+        step, forward = EngineCore.step, Runner.forward
+
+        def timed_step(core: EngineCore) -> None:
+            self._model, began = 0.0, time.perf_counter()
+            step(core)
+            self.milliseconds.append(1000 * (time.perf_counter() - began - self._model))
+
+        def timed_forward(runner: Runner, rows: Sequence[Row] | Batch) -> torch.Tensor:
+            began = time.perf_counter()
+            try:
+                return forward(runner, rows)
+            finally:
+                self._model += time.perf_counter() - began
+
+        EngineCore.step, Runner.forward = timed_step, timed_forward  # type: ignore[method-assign,assignment]
+
+    def taken(self) -> str:
+        """The steps since the last call."""
+        found, self.milliseconds = np.array(self.milliseconds), []
+        above = float(np.mean(found > AIM_MS))
+        return (
+            f"{len(found):6} steps, outside the model p50 {np.percentile(found, 50):.2f} ms, "
+            f"p99 {np.percentile(found, 99):.2f}, longest {found.max():.1f}, above {AIM_MS:g} ms {above:.2%}"
+        )
+
+
+def schema_of(number: int) -> str:
+    """A schema of its own for each number, some ten parts large."""
+    names = [f"{word}_{number}" for word in ("name", "age", "city", "tags", "role")]
+    values: list[object] = [
+        {"type": "string", "maxLength": 8},
+        {"type": "integer", "minimum": number, "maximum": number + 99},
+        {"enum": [f"city {number}", f"town {number}"]},
+        {"type": "array", "items": {"enum": ["a", "b", str(number)]}, "maxItems": 2},
+        {"anyOf": [{"type": "null"}, {"type": "boolean"}]},
+    ]
+    properties = dict(zip(names, values, strict=True))
+    return json.dumps({"properties": properties, "required": names, "additionalProperties": False, "type": "object"})
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--running", type=int, default=32, help="requests that decode at once")
+    parser.add_argument("--threads", type=int, default=8, help="that ask")
+    given = parser.parse_args(arguments)
+    clock = Clock()
+    is_over = threading.Event()
+    free = {"temperature": 0, "max_new_tokens": 256, "ignore_eos": True}
+    with Engine(kv_tokens=32_768, max_running_requests=given.running) as engine:
+
+        def decode_free() -> None:
+            while not is_over.is_set():
+                engine.generate([f"Tell me about {n}." for n in range(FREE_TEXTS)], free)
+
+        def ask(number: int) -> None:
+            options = {"json_schema": schema_of(number), "temperature": 0, "max_new_tokens": 120}
+            result = engine.generate(f"Person {number}, as JSON: ", options)
+            assert isinstance(result, dict)
+            json.loads(str(result["text"]))
+
+        ask(-1)  # compiles kernels, starts threads
+        gc.collect()
+        gc.freeze()  # as the engine's process under a server does
+        background = threading.Thread(target=decode_free)
+        background.start()
+        try:
+            time.sleep(1)
+            clock.taken()
+            time.sleep(4)
+            print("alone  ", clock.taken(), flush=True)
+            with ThreadPoolExecutor(given.threads) as pool:
+                list(pool.map(ask, range(given.requests)))
+            print("beside ", clock.taken())
+        finally:
+            is_over.set()
+            background.join()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
