@@ -27,13 +27,16 @@ MetaInfo: TypeAlias = dict[str, object]
 class Usage:
     """Sums over the calls of one state. A later call's prompt holds the earlier text, so prompt tokens count it again.
 
-    What was really computed is prompt_tokens - cached_tokens + generated_tokens.
+    What was really computed is prompt_tokens - cached_tokens + generated_tokens. Of the generated tokens, forced ones
+    were written without asking the model. `seconds` are those of the generations, which may have run side by side.
     """
 
     calls: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
+    forced_tokens: int = 0
+    seconds: float = 0.0
 
     def plus(self, other: Usage) -> Usage:
         return Usage(
@@ -41,15 +44,23 @@ class Usage:
             self.prompt_tokens + other.prompt_tokens,
             self.cached_tokens + other.cached_tokens,
             self.generated_tokens + other.generated_tokens,
+            self.forced_tokens + other.forced_tokens,
+            self.seconds + other.seconds,
         )
 
 
 def usage_of(outcome: Outcome) -> Usage:
     if isinstance(outcome, Selected):
         first = outcome.scores[0]
-        return Usage(1, first.prompt_tokens, first.cached_tokens, 0)
-    generated = sum(output.completion_tokens for output in outcome)
-    return Usage(1, outcome[0].prompt_tokens, outcome[0].cached_tokens, generated)
+        return Usage(1, first.prompt_tokens, first.cached_tokens)
+    return Usage(
+        calls=1,
+        prompt_tokens=outcome[0].prompt_tokens,
+        cached_tokens=outcome[0].cached_tokens,
+        generated_tokens=sum(output.completion_tokens for output in outcome),
+        forced_tokens=sum(len(output.forced) for output in outcome),
+        seconds=max(output.seconds for output in outcome),
+    )
 
 
 def meta_info(outcome: Outcome) -> MetaInfo:

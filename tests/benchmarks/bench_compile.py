@@ -79,6 +79,7 @@ class Shape:
 
 
 W6 = Shape("W6", skeleton, 1, 8, 256, 8, 48)
+W6_AT_ONCE = replace(W6, workload="W6x16", programs=16)
 W7 = Shape("W7", judge, 32, 3, 384, 24, 32)
 
 
@@ -133,9 +134,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--programs", type=int, default=W7.programs, help="of W7")
     parser.add_argument("--answer", type=int, help="tokens of each answer, instead of the workloads' own")
     parser.add_argument("--threads", type=int, default=32)
+    parser.add_argument("--only", choices=["W6", "W6x16", "W7"], help="one of the shapes only")
     parser.add_argument("--where", choices=["process", "http"], help="one of the two only")
     given = parser.parse_args(argv)
-    shapes = [W6, replace(W7, programs=given.programs)]
+    shapes = [W6, W6_AT_ONCE, replace(W7, programs=given.programs)]
+    if given.only is not None:
+        shapes = [shape for shape in shapes if shape.workload == given.only]
     if given.answer is not None:
         shapes = [replace(shape, answer=given.answer) for shape in shapes]
     found: list[Comparison] = []

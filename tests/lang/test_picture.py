@@ -200,12 +200,15 @@ def test_what_a_constraint_left_no_choice_about_is_marked(bundled_engine: Engine
     def f(s: State) -> None:
         s += "Fields: name\nJSON: " + nw.gen("x", regex='\\{"name":"[A-Z][a-z]{2}"\\}', temperature=0)
 
-    tree = f.run(backend=bundled_engine).tree()
+    state = f.run(backend=bundled_engine)
+    tree = state.tree()
     html = picture_of([tree]).html
     read(html)
     assert re.search('<i class="f" title="[a-z ]+">[^<]*&quot;name&quot;:', html)
     totals = tree.totals()
     assert totals.forced > 0 < totals.sampled
+    assert (state.usage.forced_tokens, state.usage.generated_tokens) == (totals.forced, totals.forced + totals.sampled)
+    assert state.usage.seconds > 0
     assert f"forced by a constraint <b>{totals.forced}</b>" in html
 
 
