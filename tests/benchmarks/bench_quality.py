@@ -48,6 +48,8 @@ def form_of(task: str, check: Check, labels: Sequence[str]) -> Constraint:
             return JsonSchema(schema)
         inner = json.dumps(json.loads(schema) | {"x-guidance": {"whitespace_flexible": False}})
         return Grammar(f"start: {json.dumps(' ' * before)} object {json.dumps(NEWLINE * after)}\nobject: %json {inner}")
+    if text.startswith(NEWLINE):
+        return Regex(r"(\n[^\n]+)+")
     if re.fullmatch(r"[\s\d,]+", text):
         return Regex(r"[ \n,0-9]+")
     return Regex(f"{' ' * before}[^\\n]+{NEWLINE * after}")
