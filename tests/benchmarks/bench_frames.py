@@ -99,7 +99,12 @@ async def bare_seconds(batch: int) -> float:
     ours, theirs = socket.socketpair()
     sender = started(batch, theirs)
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(ours, lambda: ours.recv(CHUNK_BYTES) or ended.set())
+
+    def take() -> None:
+        if not ours.recv(CHUNK_BYTES):
+            ended.set()
+
+    loop.add_reader(ours, take)
     with ours:
         before = time.process_time()
         ours.send(b"x")
