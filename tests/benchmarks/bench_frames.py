@@ -130,9 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(
         f"{os.cpu_count()} processors; microseconds of processor time a step: medians of {PAIRS} runs (least to most)"
     )
-    print(
-        f"aim: {AIM_MICROSECONDS:.0f} to hand over; in it `bare`, which reads the same frames and throws them away"
-    )
+    print(f"aim: {AIM_MICROSECONDS:.0f} to hand over; in it `bare`, which reads the same frames and throws them away")
     for batch in BATCHES:
         runs = [(asyncio.run(bare_seconds(batch)), *asyncio.run(seconds_of(batch))) for _ in range(PAIRS)]
         bare, taken, whole = ([one / NUM_STEPS * 1e6 for one in column] for column in zip(*runs, strict=True))
