@@ -1,7 +1,7 @@
 """Operations whose every row depends on that row alone: not on its neighbours, their number, or the number of threads.
 
-What stands in the way is the choice of kernels by shape. A general matrix product orders its sums by the number of
-rows; so rows go through it in tiles of TILE, on one thread, the last tile filled up. Measured (torch 2.13, AVX-512 and
+What stands in the way is the choice of kernels by shape. The product on the CPU's matrix unit (packed.py) orders the sums
+of every row alike. A general one orders them by the number of rows; so rows go through it in tiles of TILE, on one thread, the last tile filled up. Measured (torch 2.13, AVX-512 and
 AMX, float32 and bfloat16, four weights): in a tile of one shape a row comes out bit for bit the same at every place and
 beside any neighbours, while a second thread changes float32 sums over 960 inputs. Attention takes each query by itself,
 in blocks of keys at fixed positions; so long rows take the path of short ones, and nothing is read once for several.
@@ -15,6 +15,7 @@ import torch
 from niwaki.kernels.linear import linear_torch
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import NumbaOps, array_of
+from niwaki.kernels.packed import PackedLinear, packed_linear
 from niwaki.kernels.paged_decode import paged_decode_attention
 from niwaki.kernels.plan import AttentionPlan, DecodeQueries
 from niwaki.kernels.rule import PLAIN, AttentionRule
@@ -28,8 +29,8 @@ TILE = 32
 class FixedOps(NumbaOps):
     """The CPU kernels, bit for bit the same for a row whatever else is in the batch."""
 
-    def packed(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        return None  # oneDNN orders its sums by the number of rows
+    def packed(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear | None:
+        return packed_linear(weight, bias)
 
     def linear(self, x: Operand, weight: Operand, bias: Operand | None, out: Operand) -> None:
         rows, added = x.tensor, None if bias is None else bias.tensor

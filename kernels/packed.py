@@ -1,50 +1,190 @@
-"""A matrix product with weights laid out for the CPU's bfloat16 tiles (AMX), by oneDNN: out = x W^T + bias.
+"""A matrix product with weights laid out for the CPU's matrix unit (tiles.py): out = x W^T + bias, bfloat16.
 
-A product reads W tile by tile; in rows it has to be laid out anew each time. Measured on two cores of a Xeon with AMX,
-22 November 2026, bfloat16, us for kernels/linear.py / torch.mm / packed with its copy, weights not in the cache:
+Rows of x go through in blocks of 32, two tiles, against 32 outputs at a time, two tiles more: four products for each 32
+columns. The weights lie in the order in which they are read, so a step streams them once. A row's result does not
+depend on the rows beside it.
 
-    rows                   1                 8                  33                  64
-    [640, 384]      80 / 98 / 76     209 / 94 / 79      - / 114 / 82       - / 129 / 108
-    [1920, 384]   188 / 203 / 147   394 / 188 / 152     - / 219 / 164      - / 288 / 224
-    [8192, 384]   440 / 564 / 313  1960 / 395 / 292     - / 830 / 490      - / 1077 / 750
-    [4096, 1024]  700 / 634 / 357  2400 / 514 / 352     - / 1190 / 700     - / 1494 / 900
+Beside oneDNN's product with weights in its own order, which had served before, on one core of a Xeon with AMX, 22
+November 2026, time of oneDNN / time of this (medians of two or three runs, copies of the weights that no cache holds):
 
-17 to 32 rows took longer than 33 (860 us instead of 490 at [8192, 384]): such a batch is filled up.
+    rows              1      8      16     32     64    256    1024
+    [640, 384]      2.3    3.0    2.1    1.6    1.3    0.9    0.8
+    [1920, 384]     1.8    1.6    1.6    1.4    0.9    0.8    1.0
+    [384, 960]      2.1    2.2    2.0    2.0    1.2    0.9    0.9
+    [4096, 1024]    1.3    1.3    1.4    1.3    0.9    0.9    0.8
+
+Long prompts lose a little of what decoding gains; two layouts of the same weights would take twice the memory.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numba import prange
 
-from niwaki.kernels.operand import Operand
+from niwaki.kernels.checks import check_arrays
+from niwaki.kernels.jit import get_num_threads, jit
+from niwaki.kernels.numeric import store
+from niwaki.kernels.operand import Array, Operand
+from niwaki.kernels.partial import Float32s
+from niwaki.kernels.segments import Int64s
+from niwaki.kernels.simd import LANES, load16, store16, store_bfloat16
+from niwaki.kernels.tiles import (
+    LINE,
+    ROWS,
+    WHOLE,
+    Bytes,
+    aligned,
+    configure,
+    has_tiles,
+    load_tile,
+    multiply,
+    release,
+    store_tile,
+)
 
-ROWS = 32  # that the layout is chosen for; 8, 256 and no hint gave the same times, 1 worse ones
-SLOW = range(17, 33)
+WIDE = 32  # rows, outputs, and columns of x that go together
+TILE = 512  # bfloat16
+CHUNK_BYTES = 500_000  # of x that are laid out at once: they stay in a core's cache beside the weights that pass
+
+# Products (rows x inputs x outputs) from which threads pay: about a millisecond for one.
+MIN_PARALLEL_PRODUCTS = 500_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """Weights [outputs, inputs] in oneDNN's own order, and their bias."""
+    """Weights [outputs, inputs] as tiles [outputs / 32, inputs / 32, 2, 16 pairs of inputs, 16 outputs, 2], filled up
+    with zeros; bias float32 [outputs / 32 x 32]."""
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None
+    weight: Operand
+    bias: Operand
+    inputs: int
+    outputs: int
 
     def forward(self, x: Operand, out: Operand) -> None:
-        """x [rows, inputs], out [rows, outputs], both bfloat16."""
-        rows = x.tensor
-        count = len(rows)
-        if count in SLOW:
-            filled = rows.new_zeros((SLOW.stop, rows.shape[1]))
-            filled[:count] = rows
-            rows = filled
-        product = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")
-        out.tensor.copy_(product[:count])
+        """x [rows, inputs] bfloat16; out [rows, outputs], bfloat16 or float32. Rows contiguous."""
+        rows, result, weight, bias = x.array, out.array, self.weight.array, self.bias.array
+        assert rows is not None
+        assert result is not None
+        assert weight is not None
+        assert bias is not None
+        check_arrays("packed_linear", rows.dtype, x=(rows, (len(result), self.inputs)))
+        if result.shape[1] != self.outputs:
+            raise ValueError(f"packed_linear: out must have {self.outputs} columns, got {result.shape[1]}")
+        blocks = len(bias) // WIDE
+        threads = min(get_num_threads(), blocks)
+        if threads == 1 or len(rows) * self.inputs * self.outputs < MIN_PARALLEL_PRODUCTS:
+            _columns(rows, weight, bias, result, WHOLE, 0, blocks)
+        else:
+            _columns_parallel(rows, weight, bias, result, WHOLE, np.linspace(0, blocks, threads + 1).astype(np.int64))
 
 
 def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear | None:
-    """None where this CPU has no bfloat16 tiles, or the weights are not bfloat16. `weight` is not kept."""
-    if weight.dtype != torch.bfloat16 or not torch.cpu._is_amx_tile_supported():
+    """None where this CPU has no matrix unit, or the weights are not bfloat16 on it. `weight` is not kept."""
+    if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or not has_tiles():
         return None
-    return PackedLinear(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS), bias)
+    outputs, inputs = weight.shape
+    blocks, depth = -(-outputs // WIDE), -(-inputs // WIDE)
+    whole = torch.nn.functional.pad(weight, (0, depth * WIDE - inputs, 0, blocks * WIDE - outputs))
+    tiles = whole.view(blocks, 2, ROWS, depth, LANES, 2).permute(0, 3, 1, 4, 2, 5).contiguous().view(-1)
+    added = torch.zeros(blocks * WIDE)
+    if bias is not None:
+        added[:outputs] = bias.float()
+    return PackedLinear(Operand.of(tiles), Operand.of(added), inputs, outputs)
+
+
+@jit(parallel=True)
+def _columns_parallel(x: Array, weight: Array, bias: Array, out: Array, shape: Bytes, bounds: Int64s) -> None:
+    for part in prange(bounds.shape[0] - 1):
+        _columns(x, weight, bias, out, shape, bounds[part], bounds[part + 1])
+
+
+@jit()
+def _columns(x: Array, weight: Array, bias: Array, out: Array, shape: Bytes, first_block: int, last_block: int) -> None:
+    """Outputs WIDE x first_block to WIDE x last_block."""
+    rows, inputs = x.shape
+    depth = (inputs + WIDE - 1) // WIDE
+    chunk = max(WIDE, CHUNK_BYTES // (depth * WIDE * 2) // WIDE * WIDE)
+    stride = x.strides[0] // x.itemsize
+    tiles = (min(rows, chunk) + ROWS - 1) // ROWS
+    laid = np.zeros(tiles * depth * TILE + WIDE, np.uint16)  # [tiles, depth, 16 rows, 32 columns]
+    sums = np.empty(2 * WIDE * WIDE + LANES, np.float32)  # [2, 32 rows, 32 outputs]
+    laid0, sums0 = aligned(laid), aligned(sums)
+    configure(shape)
+    for first in range(0, rows, chunk):
+        count = min(chunk, rows - first)
+        for row in range(count):
+            place = laid0 + row // ROWS * depth * TILE + row % ROWS * WIDE
+            source = (first + row) * stride
+            for k in range(inputs // WIDE):
+                store16(laid, place + k * TILE, load16(x, source + k * WIDE))
+            for d in range(inputs // WIDE * WIDE, inputs):
+                laid[place + d // WIDE * TILE + d % WIDE] = x[first + row, d]
+        # What one product gave is put in its place while the unit works on the next.
+        tall = (count + WIDE - 1) // WIDE
+        steps = (last_block - first_block) * tall
+        for step in range(steps + 1):
+            if step < steps:
+                row, block = step % tall * WIDE, first_block + step // tall
+                _product(
+                    laid, laid0 + row // ROWS * depth * TILE, count - row > ROWS, weight, block * depth * 2 * TILE,
+                    depth, bias, block * WIDE, sums, sums0 + step % 2 * WIDE * WIDE
+                )  # fmt: skip
+            if step > 0:
+                row, block = (step - 1) % tall * WIDE, first_block + (step - 1) // tall
+                place = sums0 + (step - 1) % 2 * WIDE * WIDE
+                _put(sums, place, out, first + row, min(WIDE, count - row), block * WIDE)
+    release()
+
+
+@jit()
+def _product(
+    laid: Array, here: int, is_tall: bool, weight: Array, there: int, depth: int, bias: Array, output: int,
+    sums: Float32s, sums0: int,
+) -> None:  # fmt: skip
+    """sums [32 rows, 32 outputs]; of the second sixteen rows only where there are some."""
+    load_tile(0, bias, output, 0)  # the same bias in each row
+    load_tile(1, bias, output + LANES, 0)
+    if is_tall:
+        load_tile(2, bias, output, 0)
+        load_tile(3, bias, output + LANES, 0)
+        for k in range(depth):
+            load_tile(4, laid, here + k * TILE, LINE)
+            load_tile(6, weight, there + 2 * k * TILE, LINE)
+            multiply(0, 4, 6)
+            load_tile(7, weight, there + (2 * k + 1) * TILE, LINE)
+            multiply(1, 4, 7)
+            load_tile(5, laid, here + (depth + k) * TILE, LINE)
+            multiply(2, 5, 6)
+            multiply(3, 5, 7)
+        store_tile(2, sums, sums0 + ROWS * WIDE, WIDE * 4)
+        store_tile(3, sums, sums0 + ROWS * WIDE + LANES, WIDE * 4)
+    else:
+        for k in range(depth):
+            load_tile(4, laid, here + k * TILE, LINE)
+            load_tile(6, weight, there + 2 * k * TILE, LINE)
+            multiply(0, 4, 6)
+            load_tile(7, weight, there + (2 * k + 1) * TILE, LINE)
+            multiply(1, 4, 7)
+    store_tile(0, sums, sums0, WIDE * 4)
+    store_tile(1, sums, sums0 + LANES, WIDE * 4)
+
+
+@jit()
+def _put(sums: Float32s, place: int, out: Array, first: int, count: int, output: int) -> None:
+    """out[first + r, output : output + 32] = row r of the sums, as far as there are outputs."""
+    outputs = out.shape[1]
+    stride = out.strides[0] // out.itemsize
+    for half in range(2):
+        column = output + half * LANES
+        for r in range(count):
+            source = place + r * WIDE + half * LANES
+            if column + LANES > outputs:
+                for j in range(outputs - column):
+                    out[first + r, column + j] = store(sums[source + j], out[0, 0])
+            elif out.itemsize == 4:
+                store16(out, (first + r) * stride + column, load16(sums, source))
+            else:
+                store_bfloat16(out, (first + r) * stride + column, load16(sums, source))

@@ -252,7 +252,7 @@ def _exp2_16(typing, x):
 
 @intrinsic
 def _store_bfloat16(typing, array, index, value):
-    """array[index : index + 16] = value, rounded to bfloat16; array uint16. NaN stays NaN."""
+    """array[index : index + 16] = value, rounded to bfloat16; array uint16."""
     halves = ir.VectorType(ir.IntType(16), LANES)
 
     def generate(context, builder, signature, args):
@@ -265,17 +265,14 @@ def _store_bfloat16(typing, array, index, value):
 
 @intrinsic
 def _store_pair(typing, array, index, low, high):
-    """What `load_pair` reads, the other way; rounded to bfloat16 where the array is uint16. NaN stays NaN."""
+    """What `load_pair` reads, the other way; rounded to bfloat16 where the array is uint16."""
     is_half = isinstance(array.dtype, types.Integer)
 
     def generate(context, builder, signature, args):
         low, high = args[2:]
         pointer = element_pointer(context, builder, signature, args)
         if is_half:
-            low, high = (_rounded(builder, value) for value in (low, high))
-            upper = builder.and_(high, ir.Constant(INTS, [0xFFFF0000] * LANES))
-            words = builder.or_(_upper_half(builder, low), upper)
-            builder.store(words, builder.bitcast(pointer, INTS.as_pointer()), align=2)
+            builder.store(_halves(builder, low, high), builder.bitcast(pointer, INTS.as_pointer()), align=2)
         else:
             vectors = builder.bitcast(pointer, FLOATS.as_pointer())
             builder.store(low, vectors, align=4)
@@ -287,16 +284,11 @@ def _store_pair(typing, array, index, low, high):
 
 @intrinsic
 def _store_pairs(typing, array, index, low, high):
-    """Word i of the 64 bytes from array[index] on = low[i] and, in the upper half, high[i], as bfloat16.
-
-    Both are at least 0, or NaN. Rounded to nearest, halves up."""
+    """Word i of the 64 bytes from array[index] on = low[i] and, in the upper half, high[i], rounded to bfloat16."""
 
     def generate(context, builder, signature, args):
-        half = ir.Constant(INTS, [0x8000] * LANES)
-        low, high = (builder.add(builder.bitcast(value, INTS), half) for value in args[2:])
-        upper = builder.and_(high, ir.Constant(INTS, [0xFFFF0000] * LANES))
         pointer = builder.bitcast(element_pointer(context, builder, signature, args), INTS.as_pointer())
-        builder.store(builder.or_(_upper_half(builder, low), upper), pointer, align=4)
+        builder.store(_halves(builder, *args[2:]), pointer, align=2)
         return context.get_dummy_value()
 
     return types.void(array, index, low, high), generate
@@ -454,12 +446,17 @@ def _widen(builder, words):
 
 
 def _rounded(builder, value):
-    """Bits whose upper halves are the value as bfloat16, rounded to nearest even; NaN stays NaN."""
-    bits = builder.bitcast(value, INTS)
-    last = builder.and_(_upper_half(builder, bits), ir.Constant(INTS, [1] * LANES))
-    near = builder.add(builder.add(bits, ir.Constant(INTS, [0x7FFF] * LANES)), last)
-    is_number = builder.fcmp_ordered("ord", value, value)
-    return builder.select(is_number, near, ir.Constant(INTS, [0x7FC00000] * LANES))
+    """Bits whose upper halves are the value as bfloat16, rounded to nearest, halves away from zero.
+
+    NaN stays NaN: its lower half is zero, as it comes from bfloat16 or from the processor itself.
+    """
+    return builder.add(builder.bitcast(value, INTS), ir.Constant(INTS, [0x8000] * LANES))
+
+
+def _halves(builder, low, high):
+    """Words of two bfloat16, rounded."""
+    upper = builder.and_(_rounded(builder, high), ir.Constant(INTS, [0xFFFF0000] * LANES))
+    return builder.or_(_upper_half(builder, _rounded(builder, low)), upper)
 
 
 def _upper_half(builder, bits):

@@ -260,6 +260,25 @@ def test_a_packed_product_matches_torch(has_bias: bool, inputs: int, outputs: in
         assert torch.allclose(got.float(), expected.float(), rtol=2**-7, atol=2**-7 * inputs**0.5)
 
 
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="this CPU has no bfloat16 tiles")
+def test_no_row_of_a_packed_product_depends_on_the_rows_beside_it_or_on_threads() -> None:
+    packed = packed_linear(randn(0, 700, 1000, dtype=torch.bfloat16), None)
+    assert packed is not None
+    x = randn(1, 900, 1000, dtype=torch.bfloat16)  # more rows than are laid out at once, and work for two threads
+    whole, again, alone = torch.empty(900, 700), torch.empty(900, 700), torch.empty(1, 700)
+    packed.forward(Operand.of(x), Operand.of(whole))
+    before = jit.get_num_threads()
+    try:
+        jit.set_num_threads(2)
+        packed.forward(Operand.of(x), Operand.of(again))
+    finally:
+        jit.set_num_threads(before)
+    assert torch.equal(again, whole)
+    for row in (0, 15, 16, 33, 899):
+        packed.forward(Operand.of(x[row : row + 1]), Operand.of(alone))
+        assert torch.equal(alone[0], whole[row])
+
+
 def test_only_bfloat16_is_packed() -> None:
     assert packed_linear(torch.ones(4, 4), None) is None
 
