@@ -1,10 +1,11 @@
 """Operations whose every row depends on that row alone: not on its neighbours, their number, or the number of threads.
 
-What stands in the way is the choice of kernels by shape. The product on the CPU's matrix unit (packed.py) orders the sums
-of every row alike. A general one orders them by the number of rows; so rows go through it in tiles of TILE, on one thread, the last tile filled up. Measured (torch 2.13, AVX-512 and
-AMX, float32 and bfloat16, four weights): in a tile of one shape a row comes out bit for bit the same at every place and
-beside any neighbours, while a second thread changes float32 sums over 960 inputs. Attention takes each query by itself,
-in blocks of keys at fixed positions; so long rows take the path of short ones, and nothing is read once for several.
+What stands in the way is the choice of kernels by shape. The product on the CPU's matrix unit (packed.py) orders the
+sums of every row alike. A general one orders them by the number of rows; so rows go through it in tiles of TILE, on one
+thread, the last tile filled up. Measured (torch 2.13, AVX-512 and AMX, float32 and bfloat16, four weights): in a tile
+of one shape a row comes out bit for bit the same at every place and beside any neighbours, while a second thread
+changes float32 sums over 960 inputs. Attention takes each query by itself, in blocks of keys at fixed positions; so
+long rows take the path of short ones, and nothing is read once for several.
 """
 
 from __future__ import annotations
