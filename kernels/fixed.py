@@ -20,7 +20,6 @@ from niwaki.kernels.packed import PackedLinear, packed_linear
 from niwaki.kernels.paged_decode import paged_decode_attention
 from niwaki.kernels.plan import AttentionPlan, DecodeQueries
 from niwaki.kernels.rule import PLAIN, AttentionRule
-from niwaki.kernels.silu_mul import silu_mul
 
 # Rows of a product. Small ones waste less on a batch of few rows, large ones read the weights less often for a prompt:
 # 512 rows x [1536, 384] in bfloat16 take 0.69 ms at once, and 3.4, 2.0 and 1.2 ms in tiles of 16, 32 and 64.
@@ -48,9 +47,6 @@ class FixedOps(NumbaOps):
                 out.tensor[first : first + TILE] = product[: len(part)]
         finally:
             torch.set_num_threads(threads)
-
-    def silu_mul(self, gate_up: Operand, out: Operand) -> None:
-        silu_mul(array_of(gate_up), array_of(out))  # one kernel for any number of rows
 
     def attend(
         self,

@@ -26,7 +26,7 @@ from niwaki.kernels.prefill import prefill_attention, prefill_attention_torch
 from niwaki.kernels.rms_norm import add_rms_norm, qk_norm, qk_norm_torch, rms_norm, rms_norm_torch
 from niwaki.kernels.rule import PLAIN, AttentionRule
 from niwaki.kernels.shared_prefix import can_share, shared_attention
-from niwaki.kernels.silu_mul import MIN_TORCH_ELEMENTS, silu_mul, silu_mul_torch, silu_then_mul
+from niwaki.kernels.silu_mul import silu_mul, silu_mul_torch
 from niwaki.kernels.store_kv import rope_store_kv, rope_store_kv_torch
 from niwaki.kernels.tile_attention import can_tile, tile_rows, tile_segments
 
@@ -198,10 +198,7 @@ class NumbaOps(Plain):
         qk_norm(array_of(qkv), array_of(q_weight), array_of(k_weight), *widths, eps, offset)
 
     def silu_mul(self, gate_up: Operand, out: Operand) -> None:
-        if gate_up.tensor.numel() < MIN_TORCH_ELEMENTS:
-            silu_mul(array_of(gate_up), array_of(out))
-        else:
-            silu_then_mul(gate_up.tensor, out.tensor)
+        silu_mul(array_of(gate_up), array_of(out))
 
     def gelu_mul(self, gate_up: Operand, out: Operand) -> None:
         gelu_mul(array_of(gate_up), array_of(out))

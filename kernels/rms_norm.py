@@ -15,6 +15,9 @@ from niwaki.kernels.checks import check_arrays
 from niwaki.kernels.jit import jit
 from niwaki.kernels.numeric import load, store
 from niwaki.kernels.operand import Array
+from niwaki.kernels.simd import LANES, add, load_pair, multiply_add, splat, store_pair, sum_of_lanes, times, zeros
+
+PAIR = 2 * LANES  # elements that are loaded together
 
 
 def rms_norm(x: Array, weight: Array, eps: float, out: Array, offset: float = 0.0) -> None:
@@ -85,31 +88,52 @@ def qk_norm_torch(
 @jit()
 def _rms_norm(x: Array, weight: Array, eps: np.float32, offset: float, out: Array) -> None:
     width = x.shape[1]
-    plus = np.float32(offset)
+    stride = x.strides[0] // x.itemsize
     for t in range(x.shape[0]):
-        total = np.float32(0.0)
-        for i in range(width):
-            value = load(x[t, i])
-            total += value * value
-        scale = np.float32(1.0) / np.sqrt(total / np.float32(width) + eps)
-        for i in range(width):
-            out[t, i] = store(load(x[t, i]) * scale * (load(weight[i]) + plus), weight[0])
+        squares = zeros()
+        for i in range(0, width // PAIR * PAIR, PAIR):
+            low, high = load_pair(x, t * stride + i)
+            squares = multiply_add(high, high, multiply_add(low, low, squares))
+        _scale(x, t, sum_of_lanes(squares), weight, eps, offset, out)
 
 
 @jit()
 def _add_rms_norm(x: Array, delta: Array, weight: Array, eps: np.float32, offset: float, out: Array) -> None:
     width = x.shape[1]
-    plus = np.float32(offset)
+    whole = width // PAIR * PAIR
+    stride, delta_stride = x.strides[0] // x.itemsize, delta.strides[0] // delta.itemsize
     for t in range(x.shape[0]):
-        total = np.float32(0.0)
-        for i in range(width):
-            rounded = store(load(x[t, i]) + load(delta[t, i]), weight[0])
-            x[t, i] = rounded
-            value = load(rounded)
-            total += value * value
-        scale = np.float32(1.0) / np.sqrt(total / np.float32(width) + eps)
-        for i in range(width):
-            out[t, i] = store(load(x[t, i]) * scale * (load(weight[i]) + plus), weight[0])
+        squares = zeros()
+        for i in range(0, whole, PAIR):
+            low, high = load_pair(x, t * stride + i)
+            more, above = load_pair(delta, t * delta_stride + i)
+            store_pair(x, t * stride + i, add(low, more), add(high, above))
+            low, high = load_pair(x, t * stride + i)
+            squares = multiply_add(high, high, multiply_add(low, low, squares))
+        for i in range(whole, width):
+            x[t, i] = store(load(x[t, i]) + load(delta[t, i]), weight[0])
+        _scale(x, t, sum_of_lanes(squares), weight, eps, offset, out)
+
+
+@jit()
+def _scale(x: Array, t: int, total: np.float32, weight: Array, eps: np.float32, offset: float, out: Array) -> None:
+    """Row t of `out` = x normalised; `total` has the squares but for those behind the last whole pair."""
+    width = x.shape[1]
+    whole = width // PAIR * PAIR
+    stride, out_stride = x.strides[0] // x.itemsize, out.strides[0] // out.itemsize
+    for i in range(whole, width):
+        value = load(x[t, i])
+        total += value * value
+    scale = np.float32(1.0) / np.sqrt(total / np.float32(width) + eps)
+    by, plus = splat(scale), splat(np.float32(offset))
+    for i in range(0, whole, PAIR):
+        low, high = load_pair(x, t * stride + i)
+        weight_low, weight_high = load_pair(weight, i)
+        low = times(times(low, by), add(weight_low, plus))
+        high = times(times(high, by), add(weight_high, plus))
+        store_pair(out, t * out_stride + i, low, high)
+    for i in range(whole, width):
+        out[t, i] = store(load(x[t, i]) * scale * (load(weight[i]) + np.float32(offset)), weight[0])
 
 
 @jit()

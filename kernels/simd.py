@@ -105,6 +105,32 @@ def _multiply_add(typing, a, b, c):
 
 
 @intrinsic
+def _add(typing, a, b):
+    """a + b in every lane."""
+    return VECTOR(a, b), lambda context, builder, signature, args: builder.fadd(*args)
+
+
+@intrinsic
+def _times(typing, a, b):
+    """a b in every lane."""
+    return VECTOR(a, b), lambda context, builder, signature, args: builder.fmul(*args)
+
+
+@intrinsic
+def _silu(typing, x):
+    """x / (1 + e^-x) in every lane."""
+
+    def generate(context, builder, signature, args):
+        x = args[0]
+        is_negative = builder.fcmp_ordered("<", x, _constant(0.0))
+        power = _exponential(builder, builder.select(is_negative, x, builder.fneg(x)))
+        over = builder.select(is_negative, power, _constant(1.0))
+        return builder.fmul(x, builder.fdiv(over, builder.fadd(power, _constant(1.0))))
+
+    return VECTOR(x), generate
+
+
+@intrinsic
 def _larger(typing, a, b):
     """The larger of both in every lane; a where b is NaN."""
 
@@ -119,18 +145,7 @@ def _exp16(typing, x):
     """e**x in every lane for x <= 0, to the precision of `numeric.exp_f32`; NaN stays NaN."""
 
     def generate(context, builder, signature, args):
-        lowest = _constant(-87.0)
-        x = builder.select(builder.fcmp_ordered("<", args[0], lowest), lowest, args[0])
-        # Added to 1.5 x 2**23, a number is rounded to an integer, which then stands in the lowest bits.
-        shifted = _fused(builder, x, _constant(float(LOG2_E)), _constant(ROUNDING))
-        n = builder.fsub(shifted, _constant(ROUNDING))
-        r = _fused(builder, n, _constant(-float(LN2_HIGH)), x)
-        r = _fused(builder, n, _constant(-float(LN2_LOW)), r)
-        power = _constant(1 / 720)
-        for factor in (1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0):
-            power = _fused(builder, power, r, _constant(factor))
-        exponent = builder.shl(builder.bitcast(shifted, INTS), ir.Constant(INTS, [23] * LANES))
-        return builder.bitcast(builder.add(builder.bitcast(power, INTS), exponent), FLOATS)
+        return _exponential(builder, args[0])
 
     return VECTOR(x), generate
 
@@ -287,8 +302,11 @@ def _store_pairs(typing, array, index, low, high):
     """Word i of the 64 bytes from array[index] on = low[i] and, in the upper half, high[i], rounded to bfloat16."""
 
     def generate(context, builder, signature, args):
+        half = ir.Constant(INTS, [0x8000] * LANES)  # between two neighbours, the larger: an instruction instead of four
+        low, high = (builder.add(builder.bitcast(value, INTS), half) for value in args[2:])
+        words = builder.or_(_upper_half(builder, low), builder.and_(high, ir.Constant(INTS, [0xFFFF0000] * LANES)))
         pointer = builder.bitcast(element_pointer(context, builder, signature, args), INTS.as_pointer())
-        builder.store(_halves(builder, *args[2:]), pointer, align=2)
+        builder.store(words, pointer, align=2)
         return context.get_dummy_value()
 
     return types.void(array, index, low, high), generate
@@ -446,11 +464,29 @@ def _widen(builder, words):
 
 
 def _rounded(builder, value):
-    """Bits whose upper halves are the value as bfloat16, rounded to nearest, halves away from zero.
+    """Bits whose upper halves are the value as bfloat16, rounded to nearest even.
 
     NaN stays NaN: its lower half is zero, as it comes from bfloat16 or from the processor itself.
     """
-    return builder.add(builder.bitcast(value, INTS), ir.Constant(INTS, [0x8000] * LANES))
+    bits = builder.bitcast(value, INTS)
+    last = builder.and_(_upper_half(builder, bits), ir.Constant(INTS, [1] * LANES))
+    return builder.add(builder.add(bits, ir.Constant(INTS, [0x7FFF] * LANES)), last)
+
+
+def _exponential(builder, x):
+    """As `_exp16`."""
+    lowest = _constant(-87.0)
+    x = builder.select(builder.fcmp_ordered("<", x, lowest), lowest, x)
+    # Added to 1.5 x 2**23, a number is rounded to an integer, which then stands in the lowest bits.
+    shifted = _fused(builder, x, _constant(float(LOG2_E)), _constant(ROUNDING))
+    n = builder.fsub(shifted, _constant(ROUNDING))
+    r = _fused(builder, n, _constant(-float(LN2_HIGH)), x)
+    r = _fused(builder, n, _constant(-float(LN2_LOW)), r)
+    power = _constant(1 / 720)
+    for factor in (1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0):
+        power = _fused(builder, power, r, _constant(factor))
+    exponent = builder.shl(builder.bitcast(shifted, INTS), ir.Constant(INTS, [23] * LANES))
+    return builder.bitcast(builder.add(builder.bitcast(power, INTS), exponent), FLOATS)
 
 
 def _halves(builder, low, high):
@@ -494,6 +530,9 @@ splat = cast("Callable[[np.float32], Vector]", _splat)
 splat_at = cast("Callable[[Array, int], Vector]", _splat_at)
 element_at = cast("Callable[[Int64s, int], int]", _element_at)
 multiply_add = cast("Callable[[Vector, Vector, Vector], Vector]", _multiply_add)
+add = cast("Callable[[Vector, Vector], Vector]", _add)
+times = cast("Callable[[Vector, Vector], Vector]", _times)
+silu = cast("Callable[[Vector], Vector]", _silu)
 larger = cast("Callable[[Vector, Vector], Vector]", _larger)
 exp16 = cast("Callable[[Vector], Vector]", _exp16)
 largest_lane = cast("Callable[[Vector], np.float32]", _largest_lane)
