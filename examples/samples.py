@@ -13,7 +13,7 @@ Edda lives in Leeds. Edda works for Harbor Media. Tom lives in Graz. Tom works f
 def vote(s, question: str, n: int = 9):
     s += f"{PASSAGE}\nQuestion: {question}\nAnswer:"
     # The program has an argument n of its own, so the option stands on the gen.
-    s += nw.gen("answers", n=n, temperature=0.8, seed=1, max_new_tokens=12, stop="\n")
+    s += nw.gen("answers", n=n, temperature=1.5, seed=1, max_new_tokens=12, stop="\n")
     counts = Counter(answer.strip() for answer in s["answers"])
     s["answer"], s["votes"] = counts.most_common(1)[0]
 

@@ -2,7 +2,7 @@
 
 import niwaki as nw
 
-START = "3, 6, 9,"
+START = "1, 2, 4,"
 WAYS, KEPT, ROUNDS = 3, 2, 3
 
 
