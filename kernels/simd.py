@@ -117,6 +117,12 @@ def _times(typing, a, b):
 
 
 @intrinsic
+def _minus(typing, a, b):
+    """a - b in every lane."""
+    return VECTOR(a, b), lambda context, builder, signature, args: builder.fsub(*args)
+
+
+@intrinsic
 def _silu(typing, x):
     """x / (1 + e^-x) in every lane."""
 
@@ -206,6 +212,23 @@ def _load_pair(typing, array, index):
         return context.make_tuple(builder, signature.return_type, pair)
 
     return PAIR(array, index), generate
+
+
+@intrinsic
+def _load_alike(typing, array, index, like):
+    """array[index : index + 32], float32, in the order in which `load_pair` gives the elements of `like`."""
+    is_half = isinstance(like.dtype, types.Integer)
+
+    def generate(context, builder, signature, args):
+        vectors = builder.bitcast(element_pointer(context, builder, signature, args), FLOATS.as_pointer())
+        second = builder.gep(vectors, [ir.Constant(ir.IntType(64), 1)])
+        pair = [builder.load(vector, align=4) for vector in (vectors, second)]
+        if is_half:
+            orders = (range(0, 2 * LANES, 2), range(1, 2 * LANES, 2))
+            pair = [builder.shuffle_vector(*pair, ir.Constant(INTS, list(order))) for order in orders]
+        return context.make_tuple(builder, signature.return_type, pair)
+
+    return PAIR(array, index, like), generate
 
 
 @intrinsic
@@ -531,6 +554,7 @@ splat_at = cast("Callable[[Array, int], Vector]", _splat_at)
 element_at = cast("Callable[[Int64s, int], int]", _element_at)
 multiply_add = cast("Callable[[Vector, Vector, Vector], Vector]", _multiply_add)
 add = cast("Callable[[Vector, Vector], Vector]", _add)
+minus = cast("Callable[[Vector, Vector], Vector]", _minus)
 times = cast("Callable[[Vector, Vector], Vector]", _times)
 silu = cast("Callable[[Vector], Vector]", _silu)
 larger = cast("Callable[[Vector, Vector], Vector]", _larger)
@@ -539,6 +563,7 @@ largest_lane = cast("Callable[[Vector], np.float32]", _largest_lane)
 sum_of_lanes = cast("Callable[[Vector], np.float32]", _sum_of_lanes)
 load16 = cast("Callable[[Array, int], Vector]", _load16)
 load_pair = cast("Callable[[Array, int], tuple[Vector, Vector]]", _load_pair)
+load_alike = cast("Callable[[Array, int, Array], tuple[Vector, Vector]]", _load_alike)
 load_part = cast("Callable[[Array, int, int], tuple[Vector, Vector]]", _load_part)
 store16 = cast("Callable[[Array, int, Vector], None]", _store16)
 sum_eight = cast("Callable[[Array, int, int, *tuple[Vector, ...]], None]", _sum_eight)

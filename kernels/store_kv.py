@@ -14,6 +14,7 @@ from niwaki.kernels.numeric import load, store
 from niwaki.kernels.operand import Array
 from niwaki.kernels.rope import rotate_torch
 from niwaki.kernels.segments import Int64s
+from niwaki.kernels.simd import LANES, add, load16, load_alike, load_pair, minus, store16, store_pair, times
 
 
 def rope_store_kv(
@@ -98,7 +99,7 @@ def _rope_store_kv(
     v_pool: Array,
 ) -> bool:
     """False, with nothing written, where a position lies outside the tables."""
-    page_size, kv_heads, head_dim = k_pool.shape[1:]
+    kv_heads, head_dim = k_pool.shape[2:]
     half = cos.shape[1]
     has_values = v_pool.shape[0] > 0
     heads = qkv.shape[1] // head_dim - (2 if has_values else 1) * kv_heads
@@ -106,33 +107,51 @@ def _rope_store_kv(
     for t in range(num_tokens):
         if positions[t] < 0 or positions[t] >= cos.shape[0]:
             return False
+    whole = half // (2 * LANES) * (2 * LANES)
+    line = LANES * 4 // qkv.itemsize  # elements that are copied at once
+    lines = head_dim // line * line
+    stride, turns = qkv.strides[0] // qkv.itemsize, cos.strides[0] // cos.itemsize
+    keys, values = k_pool.reshape(-1), v_pool.reshape(-1)
     for t in range(num_tokens):
-        c = cos[positions[t]]
-        s = sin[positions[t]]
-        page = slots[t] // page_size
-        offset = slots[t] % page_size
-        row = qkv[t]
+        c, s = cos[positions[t]], sin[positions[t]]
+        angles = positions[t] * turns
         for head in range(heads):
-            first = row[head * head_dim : head * head_dim + half]
-            second = row[head * head_dim + half : head * head_dim + 2 * half]
-            for i in range(half):
-                a = load(first[i])
-                b = load(second[i])
-                first[i] = store(a * c[i] - b * s[i], row[0])
-                second[i] = store(b * c[i] + a * s[i], row[0])
+            first = head * head_dim
+            _turn(qkv, t * stride + first, qkv, t * stride + first, cos, sin, angles, whole, half)
+            for i in range(first + whole, first + half):
+                a, b = load(qkv[t, i]), load(qkv[t, i + half])
+                qkv[t, i] = store(a * c[i - first] - b * s[i - first], qkv[0, 0])
+                qkv[t, i + half] = store(b * c[i - first] + a * s[i - first], qkv[0, 0])
         for head in range(kv_heads):
-            base = (heads + head) * head_dim
-            key = k_pool[page, offset, head]
-            for i in range(half):
-                a = load(row[base + i])
-                b = load(row[base + half + i])
-                key[i] = store(a * c[i] - b * s[i], row[0])
-                key[half + i] = store(b * c[i] + a * s[i], row[0])
+            first = (heads + head) * head_dim
+            place = (slots[t] * kv_heads + head) * head_dim
+            _turn(qkv, t * stride + first, keys, place, cos, sin, angles, whole, half)
+            for i in range(whole, half):
+                a, b = load(qkv[t, first + i]), load(qkv[t, first + half + i])
+                keys[place + i] = store(a * c[i] - b * s[i], qkv[0, 0])
+                keys[place + half + i] = store(b * c[i] + a * s[i], qkv[0, 0])
             for i in range(2 * half, head_dim):
-                key[i] = row[base + i]
+                keys[place + i] = qkv[t, first + i]
             if has_values:
-                base += kv_heads * head_dim
-                value = v_pool[page, offset, head]
-                for i in range(head_dim):
-                    value[i] = row[base + i]
+                first += kv_heads * head_dim
+                for i in range(0, lines, line):
+                    store16(values, place + i, load16(qkv, t * stride + first + i))
+                for i in range(lines, head_dim):
+                    values[place + i] = qkv[t, first + i]
     return True
+
+
+@jit()
+def _turn(
+    source: Array, first: int, target: Array, place: int, cos: Array, sin: Array, angles: int, whole: int, half: int
+) -> None:
+    """Turn channels 0 to `whole` - 1 with those from `half` on. All places count elements from an array's start."""
+    for i in range(0, whole, 2 * LANES):
+        a, a_above = load_pair(source, first + i)
+        b, b_above = load_pair(source, first + half + i)
+        c, c_above = load_alike(cos, angles + i, source)
+        s, s_above = load_alike(sin, angles + i, source)
+        low, above = minus(times(a, c), times(b, s)), minus(times(a_above, c_above), times(b_above, s_above))
+        store_pair(target, place + i, low, above)
+        low, above = add(times(b, c), times(a, s)), add(times(b_above, c_above), times(a_above, s_above))
+        store_pair(target, place + half + i, low, above)
