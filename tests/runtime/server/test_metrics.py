@@ -99,10 +99,10 @@ def test_hits_evictions_and_the_tier_below(small: httpx2.Client, grown: Callable
 
 
 def test_what_runs_what_waits_and_who_left(tmp_path: Path) -> None:
-    model = make_model(tmp_path / "long", max_position_embeddings=8192)
-    endless = {"prompt": "the", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+    model = make_model(tmp_path / "long", max_position_embeddings=100_000)
+    endless = {"prompt": "the", "max_tokens": 99_000, "ignore_eos": True, "stream": True}  # half a minute at the least
     with (
-        Engine(model, kv_tokens=8192) as engine,
+        Engine(model, kv_tokens=100_000) as engine,
         serving(engine) as url,
         httpx2.Client(base_url=url, timeout=60) as client,
     ):
