@@ -5,13 +5,13 @@ columns. The weights lie in the order in which they are read, so a step streams 
 depend on the rows beside it.
 
 Beside oneDNN's product with weights in its own order, which had served before, on one core of a Xeon with AMX, 22
-November 2026, time of oneDNN / time of this (medians of two or three runs, copies of the weights that no cache holds):
+November 2026, time of oneDNN / time of this (up to 16 rows on copies of the weights that no cache holds):
 
     rows              1      8      16     32     64    256    1024
-    [640, 384]      2.3    3.0    2.1    1.6    1.3    0.9    0.8
-    [1920, 384]     1.8    1.6    1.6    1.4    0.9    0.8    1.0
-    [384, 960]      2.1    2.2    2.0    2.0    1.2    0.9    0.9
-    [4096, 1024]    1.3    1.3    1.4    1.3    0.9    0.9    0.8
+    [640, 384]      2.3    3.0    2.1    1.8    1.3    0.8    0.7
+    [1920, 384]     1.8    1.6    1.6    1.6    1.2    0.9    0.8
+    [384, 960]      2.1    2.2    2.0    1.6    1.3    0.8    0.8
+    [4096, 1024]    1.3    1.3    1.4    1.2    1.1    0.8    0.9
 
 Long prompts lose a little of what decoding gains; two layouts of the same weights would take twice the memory.
 """
@@ -47,7 +47,7 @@ from niwaki.kernels.tiles import (
 
 WIDE = 32  # rows, outputs, and columns of x that go together
 TILE = 512  # bfloat16
-CHUNK_BYTES = 500_000  # of x that are laid out at once: they stay in a core's cache beside the weights that pass
+CHUNK_BYTES = 500_000  # of x that are laid out at once, and of weights that all of it passes: a core's cache holds both
 
 # Products (rows x inputs x outputs) from which threads pay: about a millisecond for one.
 MIN_PARALLEL_PRODUCTS = 500_000_000
@@ -106,6 +106,7 @@ def _columns(x: Array, weight: Array, bias: Array, out: Array, shape: Bytes, fir
     """Outputs WIDE x first_block to WIDE x last_block."""
     rows, inputs = x.shape
     depth = (inputs + WIDE - 1) // WIDE
+    group = max(1, CHUNK_BYTES // (depth * TILE * 4))
     chunk = max(WIDE, CHUNK_BYTES // (depth * WIDE * 2) // WIDE * WIDE)
     stride = x.strides[0] // x.itemsize
     tiles = (min(rows, chunk) + ROWS - 1) // ROWS
@@ -122,20 +123,23 @@ def _columns(x: Array, weight: Array, bias: Array, out: Array, shape: Bytes, fir
                 store16(laid, place + k * TILE, load16(x, source + k * WIDE))
             for d in range(inputs // WIDE * WIDE, inputs):
                 laid[place + d // WIDE * TILE + d % WIDE] = x[first + row, d]
-        # What one product gave is put in its place while the unit works on the next.
-        tall = (count + WIDE - 1) // WIDE
-        steps = (last_block - first_block) * tall
-        for step in range(steps + 1):
-            if step < steps:
-                row, block = step % tall * WIDE, first_block + step // tall
-                _product(
-                    laid, laid0 + row // ROWS * depth * TILE, count - row > ROWS, weight, block * depth * 2 * TILE,
-                    depth, bias, block * WIDE, sums, sums0 + step % 2 * WIDE * WIDE
-                )  # fmt: skip
-            if step > 0:
-                row, block = (step - 1) % tall * WIDE, first_block + (step - 1) // tall
-                place = sums0 + (step - 1) % 2 * WIDE * WIDE
-                _put(sums, place, out, first + row, min(WIDE, count - row), block * WIDE)
+        # Weights of a group stay near while all rows pass; what a product gave is put in its place during the next one.
+        turn, row_before, block_before = 0, 0, -1
+        for start in range(first_block, last_block, group):
+            for row in range(0, count, WIDE):
+                here = laid0 + row // ROWS * depth * TILE
+                for block in range(start, min(start + group, last_block)):
+                    place = sums0 + turn % 2 * WIDE * WIDE
+                    _product(
+                        laid, here, count - row > ROWS, weight, block * depth * 2 * TILE, depth, bias, block * WIDE,
+                        sums, place
+                    )  # fmt: skip
+                    if block_before >= 0:
+                        place = sums0 + (turn + 1) % 2 * WIDE * WIDE
+                        _put(sums, place, out, first + row_before, min(WIDE, count - row_before), block_before * WIDE)
+                    turn, row_before, block_before = turn + 1, row, block
+        place = sums0 + (turn + 1) % 2 * WIDE * WIDE
+        _put(sums, place, out, first + row_before, min(WIDE, count - row_before), block_before * WIDE)
     release()
 
 
