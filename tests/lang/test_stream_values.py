@@ -124,7 +124,7 @@ def test_a_streamed_value_grows_and_ends_as_the_typed_one() -> None:
     scripted = backend()
     state = describe.stream(backend=scripted, timeout=60)
     values = list(state.stream_value("person"))
-    assert len(values) > 5
+    assert values
     assert all(isinstance(value, Person) for value in values)
     assert values[-1] == Person.model_validate_json(ADA) == state["person"]
     assert values[-1] is state["person"]
@@ -137,9 +137,21 @@ def test_a_text_grows_word_by_word() -> None:
     def explain(s: State) -> None:
         s += "Why: " + nw.gen("why")
 
-    slow = nw.ScriptedBackend({"Why: ": "it is so"}, threads=1, delay=0.1)  # so that no word is outrun by the next
-    assert list(explain.stream(backend=slow, timeout=60).stream_value("why")) == ["it", "it is", "it is so"]
-    slow.shutdown()
+    gate = threading.Semaphore(0)
+
+    def wait() -> float:
+        assert gate.acquire(timeout=60)
+        return 0.0
+
+    gated = nw.ScriptedBackend({"Why: ": "it is so"}, threads=1, delay=wait)
+    values = iter(explain.stream(backend=gated, timeout=60).stream_value("why"))
+    seen = []
+    for _ in range(3):
+        gate.release()
+        seen.append(next(values))  # each comes before the next word may be said
+    gate.release(10)
+    assert [*seen, *values] == ["it", "it is", "it is so"]
+    gated.shutdown()
 
 
 @pytest.mark.parametrize(("name", "values"), [("count", [36]), ("mood", ["calm"]), ("set", [5])])
@@ -159,8 +171,8 @@ def test_several_values_are_streamed_at_once_on_a_loop() -> None:
         state = describe.stream(backend=scripted, timeout=60)
         persons, whys, counts = await asyncio.gather(*(read(state, name) for name in ("person", "why", "count")))
         assert persons[-1] == Person.model_validate_json(ADA)
-        assert len(persons) > 5
-        assert whys == ["it", "it is", "it is so"]
+        assert [whys[-1], *set(map(type, persons))] == ["it is so", Person]
+        assert set(whys) <= {"it", "it is", "it is so"}  # a reader that is late finds several words at once
         assert counts == [36]
 
     asyncio.run(main())
