@@ -148,32 +148,25 @@ def _product(
     laid: Array, here: int, is_tall: bool, weight: Array, there: int, depth: int, bias: Array, output: int,
     sums: Float32s, sums0: int,
 ) -> None:  # fmt: skip
-    """sums [32 rows, 32 outputs]; of the second sixteen rows only where there are some."""
+    """sums [32 rows, 32 outputs]; of the second sixteen rows, which may not be there, only where `is_tall`."""
     load_tile(0, bias, output, 0)  # the same bias in each row
     load_tile(1, bias, output + LANES, 0)
-    if is_tall:
-        load_tile(2, bias, output, 0)
-        load_tile(3, bias, output + LANES, 0)
-        for k in range(depth):
-            load_tile(4, laid, here + k * TILE, LINE)
-            load_tile(6, weight, there + 2 * k * TILE, LINE)
-            multiply(0, 4, 6)
-            load_tile(7, weight, there + (2 * k + 1) * TILE, LINE)
-            multiply(1, 4, 7)
+    load_tile(2, bias, output, 0)
+    load_tile(3, bias, output + LANES, 0)
+    for k in range(depth):
+        load_tile(4, laid, here + k * TILE, LINE)
+        load_tile(6, weight, there + 2 * k * TILE, LINE)
+        multiply(0, 4, 6)
+        load_tile(7, weight, there + (2 * k + 1) * TILE, LINE)
+        multiply(1, 4, 7)
+        if is_tall:
             load_tile(5, laid, here + (depth + k) * TILE, LINE)
             multiply(2, 5, 6)
             multiply(3, 5, 7)
-        store_tile(2, sums, sums0 + ROWS * WIDE, WIDE * 4)
-        store_tile(3, sums, sums0 + ROWS * WIDE + LANES, WIDE * 4)
-    else:
-        for k in range(depth):
-            load_tile(4, laid, here + k * TILE, LINE)
-            load_tile(6, weight, there + 2 * k * TILE, LINE)
-            multiply(0, 4, 6)
-            load_tile(7, weight, there + (2 * k + 1) * TILE, LINE)
-            multiply(1, 4, 7)
     store_tile(0, sums, sums0, WIDE * 4)
     store_tile(1, sums, sums0 + LANES, WIDE * 4)
+    store_tile(2, sums, sums0 + ROWS * WIDE, WIDE * 4)
+    store_tile(3, sums, sums0 + ROWS * WIDE + LANES, WIDE * 4)
 
 
 @jit()
