@@ -2,9 +2,19 @@
 
 // The value of a text that may stop anywhere. `open` is true on values that have not ended.
 // A node is {kind, open, value} or {kind: "object" | "array", open, parts: [[name, node], ...]}; null before anything came.
+// Throws a SyntaxError where no JSON begins like this, or something stands behind its end.
 export function parse(text) {
   let at = 0;
   const blanks = () => { while (at < text.length && " \n\r\t".includes(text[at])) at += 1; };
+
+  // Pass a sign that has to be here; false where the text stops before it.
+  function passed(sign) {
+    blanks();
+    if (at >= text.length) return false;
+    if (text[at] !== sign) throw new SyntaxError(`no ${sign} at ${at}`);
+    at += 1;
+    return true;
+  }
 
   function string() {
     let end = at + 1;
@@ -18,6 +28,8 @@ export function parse(text) {
 
   function word() {
     const found = /^[^\s,\]}]*/.exec(text.slice(at))[0];
+    const begins = found && ["true", "false", "null", "-"].some((one) => one.startsWith(found));
+    if (!begins && !/^-?\d[\d.eE+-]*$/.test(found)) throw new SyntaxError(`no value at ${at}`);
     at += found.length;
     return { kind: "word", open: at >= text.length, value: found };
   }
@@ -27,15 +39,14 @@ export function parse(text) {
     at += 1;
     for (;;) {
       blanks();
-      if (at >= text.length) return node;
       if (text[at] === closing) { at += 1; node.open = false; return node; }
-      if (text[at] === ",") { at += 1; continue; }
-      if (kind === "array") { node.parts.push([null, value()]); continue; }
-      if (text[at] !== '"') return node;
-      const name = string();
+      if (node.parts.length && !passed(",")) return node;
       blanks();
-      if (text[at] === ":") at += 1;
-      node.parts.push([name.value, value()]);
+      if (at >= text.length) return node;
+      if (kind === "array") { node.parts.push([null, value()]); continue; }
+      if (text[at] !== '"') throw new SyntaxError(`no name at ${at}`);
+      const name = string().value;
+      node.parts.push([name, passed(":") ? value() : null]);
     }
   }
 
@@ -47,7 +58,10 @@ export function parse(text) {
     return text[at] === '"' ? string() : word();
   }
 
-  return value();
+  const found = value();
+  blanks();
+  if (at < text.length) throw new SyntaxError(`more at ${at}`);
+  return found;
 }
 
 export function draw(node) {

@@ -107,7 +107,8 @@ def test_what_runs_what_waits_and_who_left(tmp_path: Path) -> None:
         httpx2.Client(base_url=url, timeout=60) as client,
     ):
         with client.stream("POST", "/v1/completions", json=endless) as stream:
-            next(stream.iter_lines())
+            lines = stream.iter_lines()  # held: an iterator that is dropped closes the connection
+            next(lines)
             now = read(client)
             assert now["niwaki_requests_running"] == now["niwaki_sequences_in_flight"] == 1
             assert now["niwaki_requests_waiting"] == 0

@@ -107,6 +107,15 @@ def test_an_answer_of_a_schema_is_drawn_while_it_grows(page: Browser) -> None:
 
 
 @needs_browser
+def test_what_only_begins_like_json_is_shown_as_it_was_written(page: Browser) -> None:
+    for turns, text in enumerate(("{x} is a set", '{"a": 1} and more', '{"a": cat}'), 1):
+        said(page, text, turns)
+        assert page.texts(".turn:last-child .user .body") == [text]
+    said(page, '{"a": [1, "b"], "c"', 4)
+    assert page.texts(".turn:last-child .user .name") == ["a: ", "1. ", "2. ", "c: "]
+
+
+@needs_browser
 def test_a_stopped_answer_ends_in_the_engine_and_was_never_said(browser: Browser, tmp_path: Path) -> None:
     model = make_model(tmp_path / "long", max_position_embeddings=8192)
     with Engine(model, kv_tokens=8192) as engine, serving(engine) as address:

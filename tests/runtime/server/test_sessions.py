@@ -294,7 +294,8 @@ def test_no_acknowledged_turn_is_lost_when_the_server_is_killed(toy_folder: Path
                     body = {"messages": [{"role": "user", "content": "lost"}], "max_tokens": 400, "ignore_eos": True}
                     path = f"/v1/sessions/{session}/chat/completions"
                     with client.stream("POST", path, json=body | {"stream": True}) as answer:
-                        next(answer.iter_lines())
+                        lines = answer.iter_lines()  # held: an iterator that is dropped closes the connection
+                        next(lines)
                         found = history(client, session)
                         process.kill()
                     return session, found
