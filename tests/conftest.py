@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from niwaki.runtime.config import EngineConfig
+
 if TYPE_CHECKING:
     from niwaki.runtime.engine import Engine
 
@@ -25,6 +27,15 @@ hypothesis.settings.load_profile("niwaki")
 
 # A shell's background jobs ignore Ctrl-C, and so would these tests, which press it, and what they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def seeded_engines() -> Iterator[None]:
+    """Requests without a seed draw the same in every run, where the test does not start its engine elsewhere."""
+    plain = EngineConfig.of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EngineConfig, "of", lambda model, options: plain(model, {"seed": 0} | options))
+        yield
 
 
 @pytest.fixture(scope="session")

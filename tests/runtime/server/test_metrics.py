@@ -11,6 +11,7 @@ import pytest
 
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.serve import serving
+from niwaki.runtime.tiers import Tiers
 from tests.runtime.server.conftest import wait_until_idle
 from tests.toy import make_model
 
@@ -34,12 +35,14 @@ def read(client: httpx2.Client) -> Numbers:
 
 @pytest.fixture(scope="module")
 def small(toy_folder: Path) -> Iterator[httpx2.Client]:
-    """A server whose pool is soon full, above a tier in memory."""
+    """A server whose pool is soon full, above a tier in memory, which pays however quick the toy is."""
     with (
+        pytest.MonkeyPatch.context() as patch,
         Engine(toy_folder, kv_tokens=TOKENS, host_cache_bytes=2**24) as engine,
         serving(engine) as url,
         httpx2.Client(base_url=url, timeout=60) as client,
     ):
+        patch.setattr(Tiers, "computed", lambda *_: None)
         yield client
 
 
