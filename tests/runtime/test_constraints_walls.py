@@ -227,7 +227,7 @@ def test_a_killed_process_is_replaced(compiler: ConstraintCompiler) -> None:
         pid = compiler._process.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while compiler._process._child is not None and compiler._process._child.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.001)
@@ -235,7 +235,7 @@ def test_a_killed_process_is_replaced(compiler: ConstraintCompiler) -> None:
 
 
 def test_closing_leaves_no_child_and_allows_to_go_on() -> None:
-    process = CompileProcess(seconds=1)
+    process = CompileProcess(seconds=20)
     assert process.compile("a|ab").accepting
     pid = process.pid
     assert pid is not None
@@ -248,7 +248,7 @@ def test_closing_leaves_no_child_and_allows_to_go_on() -> None:
 
 
 def test_a_child_that_runs_out_of_time_is_gone() -> None:
-    process = CompileProcess(seconds=0.1)
+    process = CompileProcess(seconds=1)
     process.compile("ab")
     pid = process.pid
     assert pid is not None
