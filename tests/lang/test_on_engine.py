@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import re
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +12,7 @@ import pytest
 import niwaki as nw
 from niwaki.lang.state import State
 from niwaki.runtime.api import Segment
+from tests.lang.waiting import wait_until
 
 if TYPE_CHECKING:
     from niwaki.runtime.engine import Engine
@@ -25,11 +24,7 @@ def engine(bundled_engine: Engine) -> Iterator[Engine]:
     nw.set_default_backend(bundled_engine)
     yield bundled_engine
     nw.set_default_backend(None)
-    deadline = time.monotonic() + 10
-    while bundled_engine.stats()["pages_held"] and time.monotonic() < deadline:
-        gc.collect()
-        time.sleep(0.01)
-    assert bundled_engine.stats()["pages_held"] == 0
+    wait_until(lambda: not bundled_engine.stats()["pages_held"])
     bundled_engine.backend.check()
 
 
@@ -155,10 +150,7 @@ def test_a_time_out_stops_the_engine_too(engine: Engine) -> None:
     state = f.run(timeout=0.2)
     with pytest.raises(nw.TimedOut):
         state["x"]
-    deadline = time.monotonic() + 5
-    while engine.stats()["requests_running"] and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert engine.stats()["requests_running"] == 0
+    wait_until(lambda: engine.stats()["requests_running"] == 0)
 
 
 def test_log_probabilities_of_the_text_before_are_told_where_asked_for(engine: Engine) -> None:
