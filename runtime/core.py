@@ -201,8 +201,7 @@ class EngineCore:
         """Run one ragged batch and tell whoever waits for its tokens."""
         decoding = self._steady()
         if decoding is not None:
-            masked = [decoding.requests[place] for place in decoding.special]
-            computed = self._compute(decoding.requests, decoding.batch, [r for r in masked if _is_masked(r)])
+            computed = self._compute(decoding.requests, decoding.batch, decoding.masked())
             if computed is not None:
                 self._go_on(decoding, *computed)
             return
@@ -211,7 +210,9 @@ class EngineCore:
         if not rows:
             self._refuse_the_impossible()
             return
-        masked = [request for request, row in rows if _is_masked(request) and _is_last(request, row)]
+        masked = [
+            (request, request.remaining_new) for request, row in rows if request.is_masked and _is_last(request, row)
+        ]
         computed = self._compute([request for request, _ in rows], Batch.of([row for _, row in rows]), masked)
         if computed is not None:
             self._commit(rows)
@@ -219,12 +220,12 @@ class EngineCore:
             self._begin_decoding(plan)
 
     def _compute(
-        self, requests: Sequence[Request], batch: Batch, masked: Sequence[Request]
+        self, requests: Sequence[Request], batch: Batch, masked: Sequence[tuple[Request, int]]
     ) -> tuple[torch.Tensor, FilledMasks] | None:
-        """Run the model, and fill the masks meanwhile. None where it failed: the whole batch is lost, the engine is
-        not."""
+        """Run the model, and fill masks meanwhile, for requests that may still write so many tokens. None where it
+        failed: the whole batch is lost, the engine is not."""
         self.counters.steps += 1
-        masks = self._masks.start([(r.matcher, r.remaining_new) for r in masked if r.matcher is not None])
+        masks = self._masks.start([(r.matcher, remaining) for r, remaining in masked if r.matcher is not None])
         start = time.perf_counter()
         try:
             logits = self._runner.forward(batch)
@@ -237,7 +238,7 @@ class EngineCore:
         if self._tiers is not None and num_tokens >= 4 * self._config.page_size:
             self._tiers.computed(num_tokens, time.perf_counter() - start)
         filled = masks.rows()  # all at once, before any matcher moves on
-        return logits, {request.id: mask for request, mask in zip(masked, filled, strict=True)}
+        return logits, {request.id: mask for (request, _), mask in zip(masked, filled, strict=True)}
 
     # -- a steady batch ---------------------------------------------------------------------------------------------
 
@@ -266,18 +267,18 @@ class EngineCore:
     def _go_on(self, decoding: Decoding, logits: torch.Tensor, masks: FilledMasks) -> None:
         """Take the tokens of a steady batch, and find out whether it is one still."""
         requests = decoding.requests
-        tokens = decoding.draw(logits)
-        looked_at, one_by_one = decoding.take(tokens)
-        self.counters.generated_tokens += len(requests) - len(looked_at) - len(one_by_one)
-        for place in looked_at:
+        tokens = decoding.draw(logits, masks)
+        taken = decoding.take(tokens)
+        self.counters.generated_tokens += len(requests) - len(taken.looked_at) - len(taken.one_by_one)
+        for place in taken.looked_at:
             if requests[place].lease is not None:  # else it ended with another of its job
                 assert tokens is not None
-                self._take(requests[place], Sampled(int(tokens[place])))
-        drawing = [(requests[place], place) for place in one_by_one if requests[place].lease is not None]
+                self._take(requests[place], Sampled(int(tokens[place])), is_accepted=place in taken.accepted)
+        drawing = [(requests[place], place) for place in taken.one_by_one if requests[place].lease is not None]
         if drawing:
             self._draw(drawing, logits if len(drawing) == len(logits) else logits[[row for _, row in drawing]], masks)
         if decoding is self._decoding:
-            is_steady = decoding.keep([*looked_at, *one_by_one])
+            is_steady = decoding.keep([*taken.looked_at, *taken.one_by_one])
             if not is_steady or (self._waiting and len(decoding.requests) < len(requests)):
                 self._settle()
 
@@ -541,12 +542,12 @@ class EngineCore:
             forbid=(*self._end_ids, *params.stop_token_ids) if is_early else (),
         )
 
-    def _take(self, request: Request, sampled: Sampled) -> None:
+    def _take(self, request: Request, sampled: Sampled, *, is_accepted: bool = False) -> None:
         try:
             if request.healing is not None:
                 settled = request.healing.settled(sampled.token_id, request.matcher, request.remaining_new)
                 sampled = sampled if settled == sampled.token_id else Sampled(settled)
-            reason = request.take(sampled, self._end_ids) or self._force(request)
+            reason = request.take(sampled, self._end_ids, is_accepted=is_accepted) or self._force(request)
         except NiwakiError as error:
             self._fail_request(request, error)
             return
@@ -605,11 +606,6 @@ class EngineCore:
             job.moved(request.kept_ids(reason))
         if len(job.outputs) == job.num_outputs:
             job.generation.succeed(tuple(job.outputs[i] for i in range(job.num_outputs)))
-
-
-def _is_masked(request: Request) -> bool:
-    """Whether the next token that it draws must be one that its constraint allows."""
-    return request.matcher is not None and request.healing is None
 
 
 def _is_last(request: Request, row: Row) -> bool:

@@ -2,13 +2,15 @@
 
 Owned by `core.EngineCore`, which makes one when a plan has shown that the batch is steady and ends it when somebody
 comes or goes. In between, how far the requests have come is known here alone; `settle` tells them. A request is
-*watched* when each of its tokens must be looked at as it comes: under a constraint, for a stop string, for whoever
-reads the stream. The others are looked at where they may end, and their text is made in one go.
+*watched* when each of its tokens must be looked at as it comes: for a stop string, for whoever reads the stream. The
+others are looked at where they may end or where tokens are forced, and their text is made in one go. One under a
+constraint is drawn with the others, under its mask; its matcher is told every token as it comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
@@ -16,7 +18,10 @@ import numpy.typing as npt
 import torch
 
 from niwaki.kernels.plan import Spans
+from niwaki.kernels.sample import NO_TOKEN
 from niwaki.radix.cache import Cache
+from niwaki.runtime.api import NiwakiError
+from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.request import GenerateJob, Request
 from niwaki.runtime.runner import Batch
 from niwaki.runtime.sampler import PlainDraws
@@ -25,6 +30,16 @@ MAX_UNSETTLED = 64  # tokens of a request before its text is made
 SPARE_PAGES = 4  # columns by which the page table grows
 
 _is_streamed = attrgetter("job.generation.is_streamed")
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The places that a step's tokens make somebody look at: to take the token that was drawn, which the matcher knows
+    already at those in `accepted`; or to draw one for this place alone."""
+
+    looked_at: list[int]
+    accepted: set[int]
+    one_by_one: list[int]
 
 
 class Decoding:
@@ -62,7 +77,10 @@ class Decoding:
         """What follows from who is plain and who is watched, and the batch of the arrays as they are."""
         plain = np.flatnonzero(self._is_plain)
         self._plain = None if len(plain) == len(self.requests) else plain
-        self.special = np.flatnonzero(~self._is_plain).tolist()
+        self._special: list[int] = np.flatnonzero(~self._is_plain).tolist()
+        led = [(place, row) for row, place in enumerate(plain.tolist()) if self.requests[place].matcher is not None]
+        self._led = [place for place, _ in led]  # drawn under a mask
+        self._led_rows = [row for _, row in led]  # their places among the plain ones
         self._unread = [
             request
             for request, is_watched in zip(self.requests, self._is_watched.tolist(), strict=True)
@@ -95,49 +113,84 @@ class Decoding:
         self._steps_in_pages = int((self._held * self._page_size - self._starts).min()) - 1
         return True
 
+    def masked(self) -> list[tuple[Request, int]]:
+        """The requests whose next token needs a mask, each with the tokens that it may still write."""
+        remaining = (self._last[self._led] - self._starts[self._led]).tolist()
+        led = [(self.requests[place], left) for place, left in zip(self._led, remaining, strict=True)]
+        special = [self.requests[place] for place in self._special]
+        return led + [(request, request.remaining_new) for request in special if request.is_masked]
+
     # -- after it -----------------------------------------------------------------------------------------------------
 
-    def draw(self, logits: torch.Tensor) -> npt.NDArray[np.int64] | None:
+    def draw(self, logits: torch.Tensor, masks: Mapping[int, Words | NiwakiError]) -> npt.NDArray[np.int64] | None:
         """A token for every request that is drawn plainly, anything for the others; None where all must be drawn one by
-        one. Counts the step as computed."""
+        one, and below 0 for one that must be. `masks`: by request. Counts the step as computed."""
         self._starts += 1
         self.num_steps += 1
-        tokens = self._drawn(logits)
+        tokens = self._drawn(logits, masks)
         self._draws.advance()
         return tokens
 
-    def _drawn(self, logits: torch.Tensor) -> npt.NDArray[np.int64] | None:
-        if self._plain is None:
-            return self._draws.draw(logits)
+    def _drawn(self, logits: torch.Tensor, masks: Mapping[int, Words | NiwakiError]) -> npt.NDArray[np.int64] | None:
+        filled = [(row, masks[self.requests[place].id]) for place, row in zip(self._led, self._led_rows, strict=True)]
+        of_rows = {row: mask for row, mask in filled if not isinstance(mask, NiwakiError)}
+        plain = self._plain
+        if plain is not None and not len(plain):
+            return np.zeros(len(self.requests), np.int64)
+        drawn = (self._draws if plain is None else self._draws.of_rows(plain)).draw(
+            logits if plain is None else logits[plain], of_rows
+        )
+        if drawn is None:
+            return None
+        if len(of_rows) < len(filled):
+            drawn[[row for row, mask in filled if isinstance(mask, NiwakiError)]] = NO_TOKEN
+        if plain is None:
+            return drawn
         tokens = np.zeros(len(self.requests), np.int64)
-        if len(self._plain):
-            drawn = self._draws.of_rows(self._plain).draw(logits[self._plain])
-            if drawn is None:
-                return None
-            tokens[self._plain] = drawn
+        tokens[plain] = drawn
         return tokens
 
-    def take(self, tokens: npt.NDArray[np.int64] | None) -> tuple[list[int], list[int]]:
-        """Keep what `draw` gave, but for two kinds of places, whose requests are settled: those whose token must be
-        looked at, and those for which one must be drawn one by one."""
+    def take(self, tokens: npt.NDArray[np.int64] | None) -> Taken:
+        """Keep what `draw` gave, but for the places that are told, whose requests are settled."""
         self._watch_streamed()
         if tokens is None:
-            looked_at, one_by_one = [], list(range(len(self.requests)))
+            taken = Taken([], set(), list(range(len(self.requests))))
         else:
-            must_look = self._is_watched | self._may_end[tokens] | (self._starts >= self._last)
-            looked_at, one_by_one = (must_look & self._is_plain).nonzero()[0].tolist(), self.special
+            taken = self._looked_over(tokens)
             self._token_ids[:] = tokens
         if self._num_unsettled == MAX_UNSETTLED:
             self.settle()
             self._num_unsettled = 0
             self._first[:] = 0
-        for places in (looked_at, one_by_one):
+        for places in (taken.looked_at, taken.one_by_one):
             self._settle(places)
             self._first[places] = self._num_unsettled + 1
         if tokens is not None:
             self._unsettled[:, self._num_unsettled] = tokens
         self._num_unsettled += 1
-        return looked_at, one_by_one
+        return taken
+
+    def _looked_over(self, tokens: npt.NDArray[np.int64]) -> Taken:
+        """Which of these tokens somebody must look at. Matchers are told theirs, but where it may end the request."""
+        must_look = self._is_plain & (self._is_watched | self._may_end[tokens] | (self._starts >= self._last))
+        one_by_one = self._special.copy()
+        accepted: set[int] = set()
+        remaining = (self._last[self._led] - self._starts[self._led] + 1).tolist()
+        for place, token_id, left in zip(self._led, tokens[self._led].tolist(), remaining, strict=True):
+            matcher = self.requests[place].matcher
+            assert matcher is not None, "it is led by one"
+            try:
+                if token_id < 0 or not matcher.admits(token_id, left):
+                    one_by_one.append(place)
+                    must_look[place] = False
+                elif not must_look[place]:
+                    matcher.accept(token_id)
+                    if matcher.is_done or matcher.forced_text().text:
+                        accepted.add(place)
+                        must_look[place] = True
+            except NiwakiError:  # drawn alone it fails again, and that is its request's fault alone
+                one_by_one.append(place)
+        return Taken(must_look.nonzero()[0].tolist(), accepted, sorted(one_by_one))
 
     def settle(self) -> None:
         """Tell all requests how far they have come."""

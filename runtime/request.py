@@ -173,14 +173,19 @@ class Request:
 
     @property
     def is_drawn_plainly(self) -> bool:
-        """Whether its tokens are drawn from the logits as they are, and nothing but the tokens is asked for."""
+        """Whether its tokens are drawn from the logits as they are, but for a constraint's mask, and nothing but tokens
+        is asked for."""
         return (
-            self.matcher is None
-            and self.healing is None
+            self.healing is None
             and not self.wants_logprobs
             and self.num_generated >= self.params.min_tokens
             and is_plain(self.params)
         )
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether the next token that it draws must be one that its constraint allows."""
+        return self.matcher is not None and self.healing is None
 
     @property
     def is_watched(self) -> bool:
@@ -220,17 +225,19 @@ class Request:
         """Forced tokens at the end whose log-probabilities are still to be computed: their text is not out yet."""
         return self.num_generated - self._num_shown
 
-    def take(self, sampled: Sampled, end_ids: frozenset[int]) -> FinishReason | None:
-        """Add a sampled token and its text; returns why the request ends, if it does."""
+    def take(self, sampled: Sampled, end_ids: frozenset[int], *, is_accepted: bool = False) -> FinishReason | None:
+        """Add a sampled token and its text; returns why the request ends, if it does. `is_accepted`: the matcher knows
+        the token already."""
         self.append(sampled.token_id)
         if self.healing is not None:
             return self._heal(self.healing, sampled, end_ids)
-        if self.matcher is not None and not self._ends(sampled.token_id, end_ids):
+        if self.matcher is not None and not is_accepted and not self._ends(sampled.token_id, end_ids):
             self.matcher.accept(sampled.token_id)
         return self.show(sampled, end_ids)
 
     def extend(self, token_ids: TokenIds) -> None:
-        """Add sampled tokens and their text: of a request that is not watched, and none of them may end it."""
+        """Add sampled tokens and their text: of a request that is not watched, none of them may end it, and its matcher
+        knows them already."""
         length = self._length + len(token_ids)
         self._reserve(length)
         self._buffer[self._length : length] = token_ids

@@ -10,10 +10,10 @@ before penalties and mask.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import cast
+from typing import Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +35,10 @@ from niwaki.kernels.sample import (
     penalise,
 )
 from niwaki.runtime.api import GenerationError, SamplingParams
+from niwaki.runtime.constraints.protocol import MaskRow
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer]
+NO_MASKS: Final[Mapping[int, MaskRow]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class SampleRow:
     params: SamplingParams
     seed: int  # 0 <= seed < 2**63
     position: int  # index of the token among those generated: the random number is a function of (seed, position)
-    mask: npt.NDArray[np.uint32] | npt.NDArray[np.int32] | None = None  # [ceil(vocab / 32)]; bit t % 32 of word t // 32
+    mask: MaskRow | None = None  # [ceil(vocab / 32)]; bit t % 32 of word t // 32
     prompt_ids: TokenIds | None = None  # for the repetition penalty; needed only where it is on
     output_ids: TokenIds | None = None  # for all penalties; needed only where one is on
     forbid: TokenIds = ()  # such as end tokens while min_tokens is not reached
@@ -140,9 +142,10 @@ class PlainDraws:
         """To the next position."""
         self._integers[:, 2] += 1
 
-    def draw(self, logits: torch.Tensor) -> Longs | None:
-        """What `sample` draws from these logits, a token for each row. None where it takes `sample` to do it: the
-        logits are on a device, or one is not finite."""
+    def draw(self, logits: torch.Tensor, masks: Mapping[int, MaskRow] = NO_MASKS) -> Longs | None:
+        """What `sample` draws from these logits, a token for each row, of those in `masks` under their mask; a number
+        below 0 where a mask leaves none. None where it takes `sample` to do it: the logits are on a device, or one is
+        not finite."""
         if logits.device.type != "cpu":
             return None
         values = _on_host(logits)
@@ -150,12 +153,36 @@ class PlainDraws:
         rows = np.arange(len(best))
         if not np.isfinite(values[rows, best]).all():
             return None
-        if self._all_greedy:
+        if self._all_greedy and not masks:
             return best
         sources = np.full((len(best), 3), NO_ROW, np.int64)
         sources[:, 0] = rows
+        known = DrawnMasks(values.shape[1])
+        for row, mask in masks.items():
+            sources[row, 2] = known.place(mask)
         none = np.empty((0, 0), np.float32)
-        return draw_rows(values, none, none.view(np.uint32), best, sources, self._options, self._integers)
+        return draw_rows(values, none, known.words(), best, sources, self._options, self._integers)
+
+
+class DrawnMasks:
+    """The masks of one draw over `vocab` tokens. Rows of one state share theirs, which is taken once."""
+
+    def __init__(self, vocab: int) -> None:
+        self._vocab = vocab
+        self._places: dict[int, int] = {}  # by identity
+        self._masks: list[Words] = []
+
+    def place(self, mask: MaskRow) -> int:
+        """Where it stands in `words`. Raises GenerationError where it is for another number of tokens."""
+        place = self._places.get(id(mask))
+        if place is None:
+            self._masks.append(checked_mask(mask, self._vocab))
+            place = self._places[id(mask)] = len(self._masks) - 1
+        return place
+
+    def words(self) -> Words:
+        """[masks, ceil(vocab / 32)]"""
+        return np.stack(self._masks) if self._masks else np.empty((0, 0), np.uint32)
 
 
 def _on_host(logits: torch.Tensor) -> Floats:
@@ -198,8 +225,7 @@ def _draw(
     vocab = values.shape[1]
     errors: dict[int, GenerationError] = {}
     adjusted: list[Floats] = []
-    masks: list[Words] = []
-    places: dict[int, int] = {}  # of each mask object its place among `masks`
+    masks = DrawnMasks(vocab)
     sources = np.full((len(indexes), 3), NO_ROW, np.int64)  # row of logits, of adjusted logits, of masks
     options = np.empty((len(indexes), 3), np.float64)  # temperature, top_p, min_p
     integers = np.empty((len(indexes), 3), np.int64)  # top_k, seed, position
@@ -210,12 +236,7 @@ def _draw(
         options[place], integers[place] = _numbers(params, row.seed, row.position, vocab)
         try:
             if row.mask is not None:
-                known = places.get(id(row.mask))  # rows of one state share their mask
-                if known is None:
-                    known = len(masks)
-                    masks.append(checked_mask(row.mask, vocab))
-                    places[id(row.mask)] = known
-                sources[place, 2] = known
+                sources[place, 2] = masks.place(row.mask)
             if len(row.forbid) or params.logit_bias or _is_penalised(params):
                 changed = _adjusted(values[index], row)
                 sources[place, 1] = len(adjusted)
@@ -226,7 +247,7 @@ def _draw(
     tokens = draw_rows(
         values,
         np.stack(adjusted) if adjusted else none,
-        np.stack(masks) if masks else none.view(np.uint32),
+        masks.words(),
         best,
         sources,
         options,
@@ -245,7 +266,7 @@ def _draw(
     return drawn
 
 
-def checked_mask(mask: npt.NDArray[np.uint32] | npt.NDArray[np.int32], vocab: int) -> Words:
+def checked_mask(mask: MaskRow, vocab: int) -> Words:
     """The words of a mask for `vocab` tokens. Raises GenerationError where it is for another number."""
     if mask.shape != ((vocab + 31) // 32,) or mask.dtype.itemsize != 4:
         raise GenerationError(f"a mask of {mask.dtype} {mask.shape} does not fit a vocabulary of {vocab}")

@@ -43,6 +43,7 @@ class AutomatonConstraint:
         self._counts: dict[int, int] = {}  # state -> how many tokens may follow, end tokens left out
         self._distinct: dict[bytes, Words] = {}  # equal rows are kept once
         self._forced: dict[int, Forced] = {}  # state -> what must come next
+        self._last: dict[int, bool] = {}  # state -> whether nothing may
         self._steps: dict[tuple[int, int], int] = {}  # (state, token) -> the state after it
         exact = self._measured()
         self.is_exact = exact is not None
@@ -97,6 +98,16 @@ class AutomatonConstraint:
         if count is None:
             count = int(np.bitwise_count(self.row(state) & ~self.vocabulary.eos_words).sum())
         return count
+
+    def is_last(self, state: int) -> bool:
+        """Whether the text may end there, and cannot go on."""
+        is_last = self._last.get(state)
+        if is_last is None:
+            dfa = self.dfa
+            has_bytes = dfa.row_starts[state] < dfa.row_starts[state + 1]
+            is_last = bool(dfa.accepting[state]) and not (has_bytes and self.num_followers(state))
+            self._last[state] = is_last
+        return is_last
 
     def forced_text(self, state: int) -> Forced:
         """See `protocol.Matcher`."""
@@ -334,12 +345,7 @@ class AutomatonMatcher:
     @property
     def is_done(self) -> bool:
         state = self._states[-1]
-        if state == ENDED:
-            return True
-        dfa = self._constraint.dfa
-        return bool(dfa.accepting[state]) and (
-            dfa.row_starts[state] == dfa.row_starts[state + 1] or self._constraint.num_followers(state) == 0
-        )
+        return state == ENDED or self._constraint.is_last(state)
 
     @property
     def can_end(self) -> bool:

@@ -12,8 +12,24 @@ import torch
 
 from niwaki.radix.pages import PageCopy
 from niwaki.runtime import scheduler
-from niwaki.runtime.api import Cancelled, Delta, Generation, GenerationError, Output, SamplingParams
+from niwaki.runtime.api import (
+    Cancelled,
+    Choices,
+    ConstraintError,
+    Delta,
+    Generation,
+    GenerationError,
+    Grammar,
+    JsonSchema,
+    Output,
+    Regex,
+    SamplingParams,
+)
 from niwaki.runtime.config import EngineConfig
+from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
+from niwaki.runtime.constraints.boundaries import Boundaries
+from niwaki.runtime.constraints.matcher import AutomatonMatcher
+from niwaki.runtime.constraints.protocol import MaskRow
 from niwaki.runtime.core import EngineCore
 from niwaki.runtime.loader import read_model_folder
 from niwaki.runtime.request import GenerateJob, Request
@@ -58,7 +74,11 @@ class Host:
         self.runner = Formula(folder)
         self._tokenizer = Tokenizer(folder)
         config = EngineConfig(page_size=PAGE_SIZE, max_running_requests=8)
-        self.core = EngineCore(self.runner, self._tokenizer, config, num_pages)  # type: ignore[arg-type]  # what it asks
+        model = self.runner.config
+        vocabulary = Vocabulary(self._tokenizer.token_bytes, frozenset(model.eos_ids), model.vocab_size)
+        self.compiler = ConstraintCompiler(vocabulary, seconds=20)
+        boundaries = Boundaries(vocabulary, self._tokenizer.plain_ids)
+        self.core = EngineCore(self.runner, self._tokenizer, config, num_pages, boundaries=boundaries)  # type: ignore[arg-type]  # what it asks
         self.generations: list[Generation] = []
         self.jobs: list[GenerateJob] = []
         self.steady_steps = 0
@@ -68,7 +88,8 @@ class Host:
         ids = np.random.default_rng(index).integers(5, 60, length, dtype=np.int32)
         generation = Generation()
         job = GenerateJob(generation, 1)
-        self.core.submit([Request(index, job, 0, ids, params, self._tokenizer, seed=index)])
+        matcher = None if params.constraint is None else self.compiler.compile(params.constraint).matcher()
+        self.core.submit([Request(index, job, 0, ids, params, self._tokenizer, seed=index, matcher=matcher)])
         self.generations.append(generation)
         self.jobs.append(job)
         return generation
@@ -100,15 +121,28 @@ KINDS = [
     replace(GREEDY, return_logprob=True, max_new_tokens=12),
     replace(DRAWN, logit_bias=((9, 2.0),), max_new_tokens=9),
 ]
+LED = replace(DRAWN, ignore_eos=False, constraint=Regex("(?s).{30,}"))  # nearly free, under a mask
+CONSTRAINED = [
+    LED,
+    replace(GREEDY, constraint=Regex("[a-z ]*")),
+    replace(LED, constraint=Regex("(?:[a-z]{3}, )*[a-z]{3}[.]"), max_new_tokens=17),  # the budget cuts it short
+    replace(LED, constraint=Choices(("a" * 40, "a" * 39 + "bc", "dead end"))),
+    replace(LED, constraint=Grammar('start: "<" /[^>]/* ">"'), max_new_tokens=30),
+    replace(LED, constraint=JsonSchema('{"type": "array", "items": {"type": "string"}, "minItems": 2}')),
+    replace(LED, stop=("a",)),
+    replace(LED, return_logprob=True),
+    replace(LED, repetition_penalty=1.2),
+    replace(LED, stop_token_ids=(7, 11, 19, 23)),
+]
 
 
-def mixed(host: Host) -> list[Output]:
+def mixed(host: Host, kinds: Sequence[SamplingParams]) -> list[Output]:
     """More requests than may run at once, some of which come later."""
-    for index, params in enumerate(KINDS):
+    for index, params in enumerate(kinds):
         host.submit(params, 3 + 5 * index)
     for _ in range(30):
         host.step()
-    for index, params in enumerate(KINDS):
+    for index, params in enumerate(kinds):
         host.submit(params, 4 + index)
     return host.run()
 
@@ -120,15 +154,18 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch, work: Callable[[], list[Output]]
 
 
 @pytest.mark.parametrize("num_pages", [400, 60], ids=["roomy", "short"])
+@pytest.mark.parametrize("kinds", [KINDS, [*KINDS[:3], *CONSTRAINED]], ids=["free", "constrained"])
 def test_a_steady_batch_gives_what_single_steps_give(
-    num_pages: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+    kinds: list[SamplingParams], num_pages: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, single = Host(folder, num_pages), Host(folder, num_pages)
-    outputs = mixed(host)
-    assert outputs == one_by_one(monkeypatch, lambda: mixed(single))
+    outputs = mixed(host, kinds)
+    assert outputs == one_by_one(monkeypatch, lambda: mixed(single, kinds))
     assert host.steady_steps > 50
     assert single.steady_steps == 0
-    assert host.core.counters == single.core.counters
+    # Of two that end in one step another may enter the tree first, and so another page may be evicted first.
+    counters = [replace(each.core.counters, recomputed_tokens=0) for each in (host, single)]
+    assert counters[0] == counters[1]
     assert (num_pages == 60) == (host.core.counters.preemptions > 0)
 
 
@@ -151,6 +188,32 @@ def test_who_begins_to_read_is_told_every_token_from_then_on(folder: Path) -> No
     assert [i for delta in deltas for i in delta.token_ids] == list(output.token_ids)
     assert len(deltas) > 10
     assert len(list(other.deltas())) <= 3, "nobody reads these one by one"
+
+
+def test_a_mask_that_fails_fails_its_request_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host, calm = Host(folder), Host(folder)
+    for each in (host, calm):
+        for params in (LED, LED, DRAWN):
+            each.submit(params, 9)
+    for _ in range(10):
+        host.step()
+    assert host.core._decoding is not None
+    broken = host.core._decoding.requests[0].matcher
+
+    def known_mask(matcher: AutomatonMatcher, remaining: int) -> None:
+        return None
+
+    def fill_mask_within(matcher: AutomatonMatcher, row: MaskRow, remaining: int) -> None:
+        if matcher is broken:
+            raise ConstraintError("broken")
+        matcher.fill_mask(row)
+
+    monkeypatch.setattr(AutomatonMatcher, "known_mask", known_mask)
+    monkeypatch.setattr(AutomatonMatcher, "fill_mask_within", fill_mask_within)
+    host.step()
+    monkeypatch.undo()
+    assert isinstance(host.generations.pop(0).error(), ConstraintError)
+    assert host.run() == calm.run()[1:]
 
 
 def test_a_cancelled_request_leaves_what_it_computed_and_the_others_go_on(folder: Path) -> None:
