@@ -157,8 +157,9 @@ class GrammarMatcher:
         if not self._matcher.is_accepting():
             return False
         words = self._constraint.words
-        if any(self._matcher.validate_tokens([words.ids[byte]]) for byte in GOES_ON):
-            return False
+        for byte in GOES_ON:
+            if self._matcher.validate_tokens([words.ids[byte]]):
+                return False
         row = np.zeros(words.vocabulary.num_words, np.uint32)
         self._fill(row)
         return not (row & ~words.vocabulary.eos_words).any()
@@ -188,11 +189,19 @@ class GrammarMatcher:
         return None if place is None else place.mask
 
     def admits(self, token_id: int, remaining: int) -> bool:
-        constraint = self._constraint
-        if self._ended or token_id in constraint.words.vocabulary.eos_ids:
+        words = self._constraint.words
+        if self._ended or token_id in words.vocabulary.eos_ids:
             return True
-        if self._bounds[-1] + int(constraint.costs[token_id]) < remaining:
+        cost = int(self._constraint.costs[token_id])
+        if self._bounds[-1] + cost < remaining:
             return True
+        if self._matcher.is_accepting():
+            self._bounds[-1] = 0
+            if cost < remaining:
+                return True
+            if self._matcher.validate_tokens([token_id, words.eos_ids[0]]) == 2:  # and behind the token, too
+                self._admitted = (token_id, words.nothing)
+                return True
         ending = self._found_ending(remaining)
         if ending is None or ending.num_tokens > remaining:
             return True
@@ -417,8 +426,7 @@ class GrammarMatcher:
         return None
 
     def _fill(self, row: MaskRow) -> None:
-        words = row.view(np.uint32)
-        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         failure = self.failure()
         if failure is not None:
             raise failure

@@ -91,6 +91,7 @@ class GrammarVocabulary(ByteTokens):
         self.num_characters[ids] = np.add.reduceat((data & 0xC0) != 0x80, offsets[:-1], dtype=np.int32)
         is_costly = np.logical_or.reduceat((data == ord("\\")) | (data >= 0x80), offsets[:-1])
         self.plain_costs[np.array(ids)[is_costly]] = ESCAPE_COST
+        self.nothing = self.ending(b"")
         super().__init__([int(self.ending(bytes([byte])).firsts[0]) for byte in range(256)])
         self._byte_words = np.array(self.ids) >> 5
         self._byte_bits = np.uint32(1) << (np.array(self.ids) & 31).astype(np.uint32)
