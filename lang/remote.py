@@ -26,7 +26,6 @@ from niwaki.lang.remote_wire import (
     params_json,
     score_of,
 )
-from niwaki.lang.script import Script
 from niwaki.runtime.api import (
     BackendInfo,
     Branch,
@@ -41,6 +40,7 @@ from niwaki.runtime.api import (
     Score,
     Segment,
 )
+from niwaki.runtime.script import Script
 
 
 class RuntimeEndpoint:

@@ -20,8 +20,8 @@ from niwaki.lang.remote_wire import (
     params_json,
     score_of,
 )
-from niwaki.lang.script import Choose, Generate, Op, Part, Say, Script, Split
 from niwaki.runtime.api import Cancelled, EngineStopped, Generation, Pending, SamplingParams, Score, Segment
+from niwaki.runtime.script import Choose, Generate, Op, Part, Say, Script, Split
 
 if TYPE_CHECKING:
     from niwaki.lang.remote import RuntimeEndpoint

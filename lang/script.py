@@ -1,7 +1,7 @@
-"""A program as data: what it says, calls and forks, in order, with references to texts that calls will give.
+"""Writing a program down as a script while its body runs, before anything was sent.
 
-Written down while the body runs, before anything was sent. A backend that takes scripts runs all of it by itself; the
-executors then replay the same steps over its answers, so that what a state is does not depend on who ran it.
+A backend that takes scripts runs all of it by itself; the executors then replay the same steps over its answers, so
+that what a state is does not depend on who ran it.
 """
 
 from __future__ import annotations
@@ -15,57 +15,10 @@ from niwaki.lang.nodes import Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Sel
 from niwaki.lang.steps import Borrow, Flush, Fork, Join, Mark, Snapshot, Step, Tell
 from niwaki.runtime.api import Branch, NiwakiError, Pending, SamplingParams
 from niwaki.runtime.choices import METHODS
+from niwaki.runtime.script import Choose, Generate, Op, Part, Say, Script, Split
 
 MAX_BRANCHES = 256  # of one script: no server takes more at once
 MAX_OPS = 4096
-
-Part: TypeAlias = str | int  # a text, or the number of the call whose text stands here
-
-
-@dataclass(frozen=True, slots=True)
-class Say:
-    """Append a text."""
-
-    parts: tuple[Part, ...]
-    control: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Generate:
-    """Generate; the text of the first output is the call's."""
-
-    call: int
-    params: SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class Choose:
-    """Score the choices and decide by the method of that name; what was chosen is the call's text, and is not yet
-    appended."""
-
-    call: int
-    choices: tuple[str, ...]
-    method: str
-    heal: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """The branch of that number starts from here."""
-
-    branch: int
-
-
-Op: TypeAlias = Say | Generate | Choose | Split
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """What each branch does, the first one from an empty text. `is_over`: nothing will follow on any of them."""
-
-    branches: tuple[tuple[Op, ...], ...]
-    num_calls: int
-    is_over: bool
 
 
 @runtime_checkable
@@ -123,7 +76,7 @@ class ScriptWriter:
 
     def script(self, *, is_over: bool) -> Script:
         branches = tuple(branch.ops(is_over=is_over) for branch in self.branches.values())
-        return Script(branches, self.num_calls, is_over)
+        return Script(branches, is_over)
 
 
 class BranchWriter:

@@ -10,8 +10,9 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -35,8 +36,10 @@ from niwaki.runtime.api import (
 )
 from niwaki.runtime.branch_tokens import BranchTokens
 from niwaki.runtime.limits import Limits, TokenIds
+from niwaki.runtime.script import Script
 from niwaki.runtime.server import frames
-from niwaki.runtime.server.frames import Order, Rare, Report
+from niwaki.runtime.server.frames import Order, Rare, Report, ScriptReport
+from niwaki.runtime.server.lanes import Lanes, RunningScript
 from niwaki.runtime.server.link import READER
 from niwaki.runtime.server.wake import together
 from niwaki.runtime.tokenizer import Tokenizer
@@ -75,7 +78,7 @@ class ClientBranch(BranchTokens):
 class _Asked:
     """What the engine works on for somebody here."""
 
-    pending: Generation | Pending[tuple[Score, ...]] | Pending[bool] | Pending[tuple[OutlineNode, ...]]
+    pending: Generation | Pending[tuple[Score, ...]] | Pending[bool] | Pending[tuple[OutlineNode, ...]] | _ScriptThere
     branch: ClientBranch | None = None
     accepted: Pending[None] | None = None
 
@@ -146,6 +149,14 @@ class EngineClient:
                     _fail(asked, frames.error_of(report))
             case frames.Ended() | frames.Weighed() | frames.Flushed() | frames.Seen():
                 self._end(report)
+            case frames.CallEnded(id) | frames.CallFailed(id) | frames.LaneEnded(id) | frames.ScriptBegun(id):
+                asked = self._asked.get(id)
+                if asked is not None and isinstance(asked.pending, _ScriptThere):
+                    asked.pending.hear(report)
+            case frames.ScriptOver(id):
+                asked = self._take(id)
+                if asked is not None and isinstance(asked.pending, _ScriptThere):
+                    asked.pending.hear(report)
             case frames.Loaded():
                 raise AssertionError("read by engine_process")
 
@@ -169,6 +180,7 @@ class EngineClient:
                 value = is_done
             case frames.Seen(_, nodes):
                 value = nodes
+        assert not isinstance(asked.pending, _ScriptThere)
         asked.pending.succeed(value)  # type: ignore[arg-type]  # what was asked for is what was answered
 
     def _take(self, request_id: int) -> _Asked | None:
@@ -208,14 +220,14 @@ class EngineClient:
         """
         self._limits.check(ids, params)
         number = next(self._numbers)
-        generation = Generation(lambda: self._post(frames.Cancel(number)))
+        generation = Generation(lambda: self.post(frames.Cancel(number)))
         accepted: Pending[None] | None = Pending() if params.compiles and not _must_not_wait() else None
         keep, branch_number = self._kept(branch)
         self._ask(
             number,
             _Asked(generation, branch, accepted),
             frames.Start(
-                number, branch_number, keep, _bytes(ids[keep:]), frames.plain(params), namespace, logits_from,
+                number, branch_number, keep, frames.packed(ids[keep:]), frames.plain(params), namespace, logits_from,
                 0 if branch is None else branch.num_settled, streams,
             ),
         )  # fmt: skip
@@ -254,7 +266,7 @@ class EngineClient:
         keep, number = self._kept(own)
         twin = ClientBranch(next(self._numbers), own.ids, own.namespace, own.num_settled, keep, own.epoch)
         if keep:
-            self._post(frames.Fork(number, twin.number))
+            self.post(frames.Fork(number, twin.number))
         return twin
 
     def close(self, branch: Branch) -> None:
@@ -263,8 +275,8 @@ class EngineClient:
             return
         own.is_closed = True
         for number in tuple(own.running):
-            self._post(frames.Cancel(number))
-        self._post(frames.Close(own.number))
+            self.post(frames.Cancel(number))
+        self.post(frames.Close(own.number))
 
     def append(self, branch: Branch, delta: Sequence[Segment]) -> None:
         own = _open_branch(branch)
@@ -296,14 +308,26 @@ class EngineClient:
         if not continuations:
             raise RequestError("score needs at least one continuation")
         number = next(self._numbers)
-        pending: Pending[tuple[Score, ...]] = Pending(lambda: self._post(frames.Cancel(number)))
+        pending: Pending[tuple[Score, ...]] = Pending(lambda: self.post(frames.Cancel(number)))
         keep, branch_number = self._kept(own)
-        tail = _bytes(own.ids[keep:])
+        tail = frames.packed(own.ids[keep:])
         order = frames.Weigh(
             number, branch_number, keep, tail, own.namespace, own.num_settled, tuple(continuations), heal, unconditional
         )  # fmt: skip
         self._ask(number, _Asked(pending, own), order)
         return pending
+
+    def run_script(self, script: Script, namespace: str, tell: Callable[[ScriptReport], None]) -> RunningScript:
+        """Start a script; `tell` hears of it as from `Lanes`. Raises EngineStopped: no engine."""
+        if not self._keeps_branches:  # each call of it may go to another engine
+            lanes = Lanes(self, script, namespace, tell, generate=partial(self.generate, streams=False))
+            lanes.start()
+            return lanes
+        number, epoch = next(self._numbers), self._epoch
+        branches = () if script.is_over else tuple(next(self._numbers) for _ in script.branches)
+        there = _ScriptThere(self, number, namespace, branches, epoch, tell)
+        self._ask(number, _Asked(there), frames.RunScript(number, frames.plain(script), namespace, branches))
+        return there
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         return self._tokenizer.render(messages, add_generation_prompt=add_generation_prompt)
@@ -341,21 +365,69 @@ class EngineClient:
             asked.branch.running.add(number)
         link.post(order)
 
-    def _post(self, order: Order) -> None:
+    def post(self, order: Order) -> None:
         """To whom it may concern: without an engine there is nothing to cancel and nothing to close."""
         link = self._link
         if link is not None:
             link.post(order)
 
 
+class _ScriptThere:
+    """A script that the engine carries out beside its steps, as it looks from here."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        number: int,
+        namespace: str,
+        branches: Sequence[int],
+        epoch: int,
+        tell: Callable[[ScriptReport], None],
+    ) -> None:
+        self._client = client
+        self._number = number
+        self._namespace = namespace
+        self._numbers = branches
+        self._epoch = epoch
+        self._tell = tell
+        self._lock = threading.Lock()  # the fields below
+        self._left_open: dict[int, ClientBranch] = {}  # by lane, until somebody takes it
+        self._is_cancelled = False
+
+    def hear(self, report: ScriptReport) -> None:
+        if isinstance(report, frames.LaneEnded):
+            ids = np.frombuffer(report.ids, dtype=np.int32)
+            branch = ClientBranch(
+                self._numbers[report.lane], ids, self._namespace, report.settled, len(ids), self._epoch
+            )  # fmt: skip
+            branch.num_open = report.num_open
+            with self._lock:
+                self._left_open[report.lane] = branch
+                is_late = self._is_cancelled
+            if is_late:
+                self.cancel()
+        self._tell(report)
+
+    def fail(self, error: Exception) -> None:
+        self._tell(frames.failed(self._number, error))
+
+    def take(self, lane: int) -> ClientBranch:
+        with self._lock:
+            return self._left_open.pop(lane)
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._is_cancelled = True
+            left, self._left_open = self._left_open, {}
+        self._client.post(frames.Cancel(self._number))
+        for branch in left.values():
+            self._client.close(branch)
+
+
 def _fail(asked: _Asked, error: Exception) -> None:
     if asked.accepted is not None:
         asked.accepted.fail(error)
     asked.pending.fail(error)
-
-
-def _bytes(ids: TokenIds) -> bytes:
-    return ids.astype(np.int32, copy=False).tobytes()
 
 
 def _must_not_wait() -> bool:

@@ -7,10 +7,12 @@ from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from niwaki.radix.outline import OutlineNode
-from niwaki.runtime import api
+from niwaki.runtime import api, script
 from niwaki.runtime.api import Delta, GenerationError, NiwakiError, Output, Score
+from niwaki.runtime.limits import TokenIds
 
 if TYPE_CHECKING:
     from niwaki.runtime.engine import Engine  # loads torch
@@ -83,7 +85,17 @@ class Look(msgspec.Struct, tag=7, array_like=True, frozen=True):
     namespace: str
 
 
-Order = Load | Start | Weigh | Fork | Close | Cancel | Flush | Look
+class RunScript(msgspec.Struct, tag=8, array_like=True, frozen=True):
+    """Carry out a script. What is left open has these numbers then, by branch; none where it is over with the script.
+    `Cancel` ends it, and must come in any case: what was not left open is closed then."""
+
+    id: int
+    script: object  # `plain` of Script
+    namespace: str
+    branches: tuple[int, ...]
+
+
+Order = Load | Start | Weigh | Fork | Close | Cancel | Flush | Look | RunScript
 
 # ---------------------------------------------------------------------------------------------------------------
 # From the engine
@@ -155,7 +167,48 @@ class Seen(msgspec.Struct, tag=28, array_like=True, frozen=True):
     nodes: tuple[OutlineNode, ...]
 
 
-Rare = Loaded | Ended | Weighed | Failed | Accepted | Flushed | Beat | Seen
+class CallEnded(msgspec.Struct, tag=29, array_like=True, frozen=True):
+    """A call of a script gave this: `outputs`, or the `scores` by which `text` was chosen."""
+
+    id: int
+    call: int
+    text: str
+    outputs: tuple[Output, ...]
+    scores: tuple[Score, ...]
+
+
+class CallFailed(msgspec.Struct, tag=30, array_like=True, frozen=True):
+    """`kind` and `message` as in `Failed`."""
+
+    id: int
+    call: int
+    kind: str
+    message: str
+
+
+class LaneEnded(msgspec.Struct, tag=31, array_like=True, frozen=True):
+    """A branch that a script leaves open stands here."""
+
+    id: int
+    lane: int
+    ids: bytes
+    settled: int
+    num_open: int  # as in `Weighed`
+
+
+class ScriptBegun(msgspec.Struct, tag=32, array_like=True, frozen=True):
+    id: int
+
+
+class ScriptOver(msgspec.Struct, tag=33, array_like=True, frozen=True):
+    """With the tokens of its first branch, where that ended with it."""
+
+    id: int
+    token_ids: tuple[int, ...] | None
+
+
+ScriptReport = CallEnded | CallFailed | LaneEnded | ScriptBegun | ScriptOver | Failed
+Rare = Loaded | Ended | Weighed | Accepted | Flushed | Beat | Seen | ScriptReport
 Report = Piece | Rare
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -163,7 +216,10 @@ Report = Piece | Rare
 # ---------------------------------------------------------------------------------------------------------------
 
 KINDS: Mapping[str, type] = {
-    name: kind for name, kind in vars(api).items() if isinstance(kind, type) and is_dataclass(kind)
+    name: kind
+    for module in (api, script)
+    for name, kind in vars(module).items()
+    if isinstance(kind, type) and is_dataclass(kind)
 }
 ERRORS: Mapping[str, type[NiwakiError]] = {
     name: kind for name, kind in vars(api).items() if isinstance(kind, type) and issubclass(kind, NiwakiError)
@@ -213,12 +269,25 @@ def loaded_by(engine: Engine) -> Loaded:
 
 
 def failed(request_id: int, error: BaseException) -> Failed:
-    """An error for the other side. What is none of ours is told by its type: its text may hold anything."""
+    """An error for the other side."""
+    return Failed(request_id, *_told(error))
+
+
+def call_failed(script_id: int, call: int, error: BaseException) -> CallFailed:
+    return CallFailed(script_id, call, *_told(error))
+
+
+def _told(error: BaseException) -> tuple[str, str]:
+    """Its kind and message. What is none of ours is told by its type: its text may hold anything."""
     for kind in type(error).__mro__:
         if kind.__name__ in ERRORS:
-            return Failed(request_id, kind.__name__, str(error))
-    return Failed(request_id, GenerationError.__name__, f"{type(error).__name__} in the engine process")
+            return kind.__name__, str(error)
+    return GenerationError.__name__, f"{type(error).__name__} in the engine process"
 
 
-def error_of(report: Failed) -> NiwakiError:
+def error_of(report: Failed | CallFailed) -> NiwakiError:
     return ERRORS[report.kind](report.message)
+
+
+def packed(ids: TokenIds) -> bytes:
+    return ids.astype(np.int32, copy=False).tobytes()

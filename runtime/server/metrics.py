@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from niwaki.runtime.api import Cancelled, Generation
+from niwaki.runtime.api import Cancelled, Generation, Output
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 GAUGES = ("pages_", "requests_")  # all else that the engine tells are counters
@@ -58,15 +58,22 @@ class Metrics:
     def ended(self, generation: Generation) -> None:
         """Count a generation of a program that is over, and whose pieces nobody read, by the engine's own clock."""
         error = generation.error()
+        if error is None:
+            self.gave(generation.result())
+        else:
+            self.lost(error)
+
+    def gave(self, outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            self.queued.observe(output.queued_seconds)
+            self.first_piece.observe(output.first_seconds)
+            self.whole.observe(output.seconds)
+
+    def lost(self, error: BaseException) -> None:
         if isinstance(error, Cancelled):
             self.aborted.inc()
-        elif error is not None:
-            self.failed.labels(type(error).__name__).inc()
         else:
-            for output in generation.result():
-                self.queued.observe(output.queued_seconds)
-                self.first_piece.observe(output.first_seconds)
-                self.whole.observe(output.seconds)
+            self.failed.labels(type(error).__name__).inc()
 
     def text(self) -> bytes:
         """In Prometheus's text format."""

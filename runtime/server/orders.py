@@ -13,8 +13,10 @@ import numpy as np
 from niwaki.runtime.api import Generation, NiwakiError, Pending, SamplingParams, Score
 from niwaki.runtime.limits import TokenIds
 from niwaki.runtime.local import LocalBackend, LocalBranch
+from niwaki.runtime.script import Generate, Script
 from niwaki.runtime.server import frames
 from niwaki.runtime.server.frames import Order, Report
+from niwaki.runtime.server.lanes import Lanes
 
 COMPILERS = 2  # constraints that compile at once, each for up to a second
 
@@ -78,6 +80,8 @@ class Orders:
                 self._compiling.submit(self._flush, id)
             case frames.Look():
                 self._compiling.submit(self._look, order)
+            case frames.RunScript():
+                self._run_script(order)
 
     def _start(self, order: frames.Start) -> None:
         branch = self._branch(order.branch, order.namespace) if order.branch else None
@@ -135,6 +139,27 @@ class Orders:
             self._flush_outside_steps()
 
         pending.add_done_callback(end)
+
+    def _run_script(self, order: frames.RunScript) -> None:
+        script = frames.meant(order.script)
+        assert isinstance(script, Script)
+
+        def tell(report: frames.ScriptReport) -> None:
+            if isinstance(report, frames.LaneEnded):
+                branch = lanes.take(report.lane)
+                assert isinstance(branch, LocalBranch)
+                self._branches[order.branches[report.lane]] = branch
+            self._outlet.post(report, flush=False)
+            self._flush_outside_steps()
+
+        lanes = Lanes(self._engine, script, order.namespace, tell, id=order.id, apart=self._compiling.submit)
+        with self._lock:
+            self._running[order.id] = lanes
+        calls = (op for lane in script.branches for op in lane if isinstance(op, Generate))
+        if any(call.params.compiles for call in calls):
+            self._compiling.submit(lanes.start)
+        else:
+            lanes.start()
 
     def _flush(self, request_id: int) -> None:
         try:
@@ -195,7 +220,7 @@ def _changed(before: TokenIds, after: TokenIds) -> tuple[int, bytes]:
     size = min(len(before), len(after))
     differ = np.flatnonzero(before[:size] != after[:size])
     same = int(differ[0]) if len(differ) else size
-    return same, after[same:].astype(np.int32).tobytes()
+    return same, frames.packed(after[same:])
 
 
 def _prompt(branch: LocalBranch | None, keep: int, tail: bytes) -> TokenIds:

@@ -1,0 +1,211 @@
+"""A script beside an engine: what follows a call is in the very next step, whoever carries the script out."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import niwaki as nw
+from niwaki.lang.program import Program
+from niwaki.lang.state import State
+from niwaki.runtime.api import Pending, SamplingParams
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.local import LocalBranch
+from niwaki.runtime.script import Choose, Generate, Lane, Say, Script, Split
+from niwaki.runtime.server import frames
+from niwaki.runtime.server import lanes as lanes_module
+from niwaki.runtime.server.engine_process import EngineProcess
+from niwaki.runtime.server.frames import Report, ScriptReport
+from niwaki.runtime.server.lanes import Lanes
+from niwaki.runtime.server.orders import Orders
+from niwaki.runtime.server.serve import serving
+from tests.lang.waiting import PATIENCE
+from tests.runtime.server.test_scripts import VALUES, decide, judge
+from tests.runtime.server.test_scripts import told as results
+
+CALLS, TOKENS = 6, 3
+PARAMS = SamplingParams(max_new_tokens=TOKENS, temperature=0, ignore_eos=True)
+
+
+def chain(first_call: int) -> Lane:
+    """Calls of one branch, each behind the text of the one before."""
+    ops: list[Say | Generate] = []
+    for call in range(first_call, first_call + CALLS):
+        ops += [Say(("\nand then", call - 1)), Generate(call, PARAMS)]
+    return tuple(ops)
+
+
+# Beside the chain a branch of one long call, so that the engine is never idle: a step that the chain misses is counted.
+LONG = Generate(1, replace(PARAMS, max_new_tokens=CALLS * TOKENS))
+BESIDE = Script(((Say(("the cat",)), Generate(0, PARAMS), Split(1), Split(2)), (LONG,), chain(2)[1:]), is_over=True)
+
+
+class Told:
+    """Reports, until the last one."""
+
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+        self.is_over: Pending[None] = Pending()
+
+    def __call__(self, report: Report) -> None:
+        self.reports.append(report)
+        if isinstance(report, frames.ScriptOver):
+            self.is_over.succeed(None)
+
+    def post(self, message: Report, *, flush: bool = True) -> None:
+        self(message)
+
+    def flush(self) -> None:
+        pass
+
+    def texts(self) -> dict[int, str]:
+        self.is_over.result(60)
+        return {report.call: report.text for report in self.reports if isinstance(report, frames.CallEnded)}
+
+
+def steps_of(engine: Engine, start: Callable[[], object], wait: Callable[[], object]) -> float:
+    """Steps until it has ended, of what is started between two steps."""
+    before = engine.stats()["steps"]
+    engine.backend._between_steps(start)
+    wait()
+    return engine.stats()["steps"] - before
+
+
+def test_what_follows_a_call_is_in_the_next_step(engine: Engine) -> None:
+    told = Told()
+    lanes = Lanes(engine.backend, BESIDE, "", told)
+    assert steps_of(engine, lanes.start, told.texts) == TOKENS * (1 + CALLS)
+    assert len(told.texts()) == CALLS + 2
+    lanes.cancel()
+
+
+def test_in_the_engine_process_too(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.backend, "after_step", engine.backend.after_step)  # which the orders will set
+    told = Told()
+    orders = Orders(engine.backend, told)
+    order = frames.RunScript(7, frames.plain(BESIDE), "", ())
+    assert steps_of(engine, lambda: orders.take(order), told.texts) == TOKENS * (1 + CALLS)
+    assert {report.id for report in told.reports if not isinstance(report, frames.Beat | frames.Loaded)} == {7}
+    orders.take(frames.Cancel(7))
+    orders.close()
+
+
+def test_a_compiled_program_in_process_loses_no_step_to_its_interpreter(engine: Engine) -> None:
+    @nw.function
+    def beside(s: State) -> None:
+        s += "the cat" + nw.gen("first")
+        forks = s.fork(2)
+        forks[0] += nw.gen("long", max_tokens=CALLS * TOKENS)
+        for call in range(CALLS):
+            forks[1] += f"\nand then {call}:" + nw.gen(f"x{call}")
+        forks.join()
+
+    made: list[State] = []
+    options = {"backend": engine, "temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True, "heal": False}
+    run = beside.compile().run
+    steps = steps_of(engine, lambda: made.append(run(options=options)), lambda: made[0].text())
+    assert steps == TOKENS * (1 + CALLS)
+
+
+def test_a_long_text_is_tokenized_on_another_thread_and_comes_out_the_same(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes_module, "QUICK_CHARS", 20)
+    long = " and the mat sat on the log"
+    ops = (Say(("the cat",)), Generate(0, PARAMS), Say((long,)), Generate(1, PARAMS))
+    choose = (*ops, Choose(2, ("a" + long, "b" + long), "exact", heal=True), Say((2,)), Generate(3, PARAMS))
+    script = Script((choose,), is_over=True)
+    put: list[Callable[[], None]] = []
+    found: list[dict[int, str]] = []
+    with ThreadPoolExecutor(1) as pool:
+
+        def apart(work: Callable[[], None]) -> None:
+            put.append(work)
+            pool.submit(work)
+
+        for way in (None, apart):
+            told = Told()
+            lanes = Lanes(engine.backend, script, "", told, apart=way)
+            lanes.start()
+            found.append(told.texts())
+            lanes.cancel()
+    assert found[0] == found[1]
+    assert set(found[0]) == {0, 1, 2, 3}
+    assert len(put) == 3, "the long text, the long choices, and what was chosen"
+
+
+def test_what_is_cancelled_is_told_and_gives_its_pages_back(engine: Engine) -> None:
+    told = Told()
+    lanes = Lanes(engine.backend, BESIDE, "", told)
+
+    def start_and_cancel() -> None:
+        lanes.start()
+        lanes.cancel()
+
+    engine.backend._between_steps(start_and_cancel)
+    assert told.texts() == {}
+    assert [(report.call, report.kind) for report in told.reports if isinstance(report, frames.CallFailed)] == [
+        (0, "Cancelled")
+    ]
+
+
+def test_what_a_script_leaves_open_is_told_before_the_call_that_ends_it(engine: Engine) -> None:
+    told: list[ScriptReport] = []
+    is_over: Pending[None] = Pending()
+
+    def tell(report: ScriptReport) -> None:
+        told.append(report)
+        if isinstance(report, frames.ScriptOver):
+            is_over.succeed(None)
+
+    script = Script(((Say(("the cat",)), Split(1), Generate(0, PARAMS)), ()), is_over=False)
+    lanes = Lanes(engine.backend, script, "", tell)
+    engine.backend._between_steps(lanes.start)
+    is_over.result(60)
+    kinds = [type(report) for report in told]
+    assert kinds.index(frames.LaneEnded) < kinds.index(frames.ScriptBegun), "lane 1 has nothing to wait for"
+    assert [report.lane for report in told if isinstance(report, frames.LaneEnded)] == [1, 0]
+    assert kinds[-2:] == [frames.CallEnded, frames.ScriptOver]
+    taken, left = lanes.take(1), lanes._lanes[0].branch
+    lanes.cancel()
+    assert isinstance(taken, LocalBranch)
+    assert isinstance(left, LocalBranch)
+    assert (taken.is_closed, left.is_closed) == (False, True)
+    engine.backend.close(taken)
+
+
+@pytest.fixture(scope="module")
+def process(toy_folder: Path) -> Iterator[EngineProcess]:
+    with EngineProcess(toy_folder, {"kv_tokens": 8192}) as started:
+        yield started
+
+
+@pytest.mark.parametrize(("program", "names"), [(judge, VALUES["judge"]), (decide, VALUES["decide"])])
+def test_a_script_on_another_process_gives_what_the_program_gives(
+    program: Program, names: list[str], process: EngineProcess, engine: Engine
+) -> None:
+    """Branches that it leaves open are gone on with there."""
+    expected = results(program, engine, names, "Why the cat?")
+    with serving(process) as url, nw.RuntimeEndpoint(url) as endpoint:
+        assert results(program.compile(), endpoint, names, "Why the cat?") == expected
+
+
+def test_when_the_engine_process_dies_so_does_the_script(process: EngineProcess) -> None:
+    @nw.function
+    def endless(s: State) -> None:
+        s += "the cat" + nw.gen("first", max_tokens=2)
+        s += nw.gen("x", max_tokens=400, ignore_eos=True, timeout=PATIENCE)
+
+    with serving(process) as url, nw.RuntimeEndpoint(url) as endpoint:
+        state = endless.compile().run(backend=endpoint)
+        assert isinstance(state["first"], str)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(nw.EngineStopped):
+            state["x"]
