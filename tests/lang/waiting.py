@@ -11,9 +11,9 @@ from collections.abc import Callable
 PATIENCE = 60.0  # seconds: what a loaded machine is given
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool], patience: float = PATIENCE) -> None:
     """Wait until it is true; states that nobody holds are gone by then."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     pause = threading.Event()
     while not condition():
         assert time.monotonic() < deadline, "it never came true"

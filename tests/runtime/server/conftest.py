@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
@@ -11,13 +13,23 @@ import pytest
 
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.serve import serving
+from tests.lang.waiting import PATIENCE, wait_until
 from tests.runtime.server.described import Described
 from tests.toy import make_model
+
+LONG_TOKENS = 99_000
 
 
 @pytest.fixture(scope="session")
 def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("served") / "toy", sharpness=3.0)
+
+
+@pytest.fixture(scope="session")
+def long_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with room for an answer of LONG_TOKENS: half a minute at the least."""
+    folder = tmp_path_factory.mktemp("served") / "long"
+    return make_model(folder, sharpness=3.0, max_position_embeddings=LONG_TOKENS + 512)
 
 
 @pytest.fixture(scope="session")
@@ -64,12 +76,32 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def wait_until_idle(engine: Engine) -> None:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
+    def is_idle() -> bool:
         stats = engine.stats()
-        if stats["pages_held"] == stats["requests_running"] == stats["requests_waiting"] == 0:
-            break
-        time.sleep(0.01)
-    else:
-        raise AssertionError(f"not idle: {engine.stats()}")
+        return stats["pages_held"] == stats["requests_running"] == stats["requests_waiting"] == 0
+
+    wait_until(is_idle)
     engine.backend.check()
+
+
+def nobody_waits(client: httpx2.Client) -> bool:
+    """Whether the server has noticed that its clients are gone or answered, and cancelled what ran for them."""
+    return "niwaki_sequences_in_flight 0.0" in client.get("/metrics").text
+
+
+@contextmanager
+def held(engine: Engine, steps: int = 8) -> Iterator[Callable[[], None]]:
+    """From the first request on the engine makes `steps` steps, and the next ones when the block ends or what it gives
+    was called: what runs goes on running for as long as a test needs, however fast or slow the machine."""
+    backend, gate, taken = engine.backend, threading.Event(), itertools.count(1)
+
+    def wait() -> None:
+        if engine.stats()["requests_running"] and next(taken) >= steps:
+            gate.wait(PATIENCE)
+
+    before, backend.after_step = backend.after_step, wait
+    try:
+        yield gate.set
+    finally:
+        gate.set()
+        backend.after_step = before

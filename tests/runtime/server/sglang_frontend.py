@@ -45,8 +45,7 @@ def main(folder: str, url: str) -> None:
     program = api.function(questions)
     state = program.run(animal="cat")
     info = state.get_meta_info("text")
-    streamed = program.run(animal="cat", stream=True)
-    pieces = list(streamed.text_iter("text"))
+    streamed = "".join(program.run(animal="cat", stream=True).text_iter("text"))
     batch = program.run_batch([{"animal": "dog"}, {"animal": "cow"}], num_threads=2)
     endpoint.flush_cache()
     said = {
@@ -57,8 +56,7 @@ def main(folder: str, url: str) -> None:
         "size": state["size"],
         "end": state.text().rpartition("It is ")[2],
         "completion_tokens": info["completion_tokens"],
-        "streamed": "".join(pieces),
-        "num_pieces": len(pieces),
+        "streamed": streamed,
         "batch": [one["size"] for one in batch],
         "kv_tokens": endpoint.get_server_info()["kv_tokens"],
     }

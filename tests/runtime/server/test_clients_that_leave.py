@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 from collections.abc import AsyncIterator
 
 import httpx2
@@ -14,38 +13,32 @@ from starlette.types import Message
 
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.sse import EventStream
+from tests.lang.waiting import wait_until
+from tests.runtime.server.conftest import held, nobody_waits, wait_until_idle
 
-LONG = {"prompt": "the cat", "max_tokens": 500, "ignore_eos": True}
-
-
-def wait_until(engine: Engine, name: str, value: int) -> None:
-    deadline = time.monotonic() + 30
-    while engine.stats()[name] != value:
-        assert time.monotonic() < deadline, engine.stats()
-        time.sleep(0.005)
+LONG = {"prompt": "the cat", "max_tokens": 500, "ignore_eos": True, "temperature": 0}
 
 
-def test_a_stream_that_is_closed_stops_generating(url: str, engine: Engine) -> None:
+def test_a_stream_that_is_closed_stops_generating(client: httpx2.Client, engine: Engine) -> None:
     before = engine.stats()["generated_tokens"]
-    with (
-        httpx2.Client(base_url=url, timeout=60) as client,
-        client.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as answer,
-    ):
-        next(answer.iter_lines())
-    wait_until(engine, "requests_running", 0)
-    assert engine.stats()["generated_tokens"] - before < 400
+    with held(engine):
+        with client.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+        wait_until(lambda: nobody_waits(client))
+    wait_until_idle(engine)
+    assert engine.stats()["generated_tokens"] - before < 16
 
 
-def test_a_client_that_does_not_wait_stops_its_whole_answer(url: str, engine: Engine) -> None:
+def test_a_client_that_does_not_wait_stops_its_whole_answer(client: httpx2.Client, engine: Engine) -> None:
     before = engine.stats()["generated_tokens"]
-    with httpx2.Client(base_url=url, timeout=0.15) as client, pytest.raises(httpx2.ReadTimeout):
-        client.post(
-            "/generate",
-            json={"text": ["a", "b"], "sampling_params": {"max_new_tokens": 500, "n": 8, "ignore_eos": True}},
-        )
-    wait_until(engine, "requests_running", 0)
-    assert engine.stats()["requests_waiting"] == 0
-    assert engine.stats()["generated_tokens"] - before < 16 * 400
+    body = {"text": ["a", "b"], "sampling_params": {"max_new_tokens": 500, "n": 8, "ignore_eos": True}}
+    with held(engine):
+        with pytest.raises(httpx2.ReadTimeout):
+            client.post("/generate", json=body, timeout=httpx2.Timeout(60, read=0.15))
+        wait_until(lambda: nobody_waits(client))
+    wait_until_idle(engine)
+    assert engine.stats()["generated_tokens"] - before < 16 * 16
 
 
 def test_thirty_clients_of_whom_a_third_leave_harm_nobody(url: str, engine: Engine) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from pathlib import Path
 
 import httpx2
@@ -16,6 +15,8 @@ from niwaki.runtime.server.errors import ApiError
 from niwaki.runtime.server.keys import KeyLimits, digest_of, read_keys
 from niwaki.runtime.server.rates import Rates
 from niwaki.runtime.server.serve import serving
+from tests.lang.waiting import wait_until
+from tests.runtime.server.conftest import nobody_waits
 
 KEY = "a-key-of-ours"
 DIGEST = hashlib.sha256(KEY.encode()).hexdigest()
@@ -119,8 +120,8 @@ def test_long_answers_use_up_the_tokens_of_a_minute(engine: Engine) -> None:
     body = {"prompt": "the cat", "max_tokens": 40, "ignore_eos": True, "stream": True}
     with serving(engine, config) as url, httpx2.Client(base_url=url, timeout=120) as client:
         assert client.post("/v1/completions", json=body).status_code == 200
-        while "niwaki_sequences_in_flight 0.0" not in client.get("/metrics").text:
-            time.sleep(0.01)  # its tokens count when the server, too, is done with it
+        # Its tokens count when the server, too, is done with it.
+        wait_until(lambda: nobody_waits(client))
         refused = client.post("/v1/completions", json=body)
         assert refused.status_code == 429
         assert refused.json()["error"]["type"] == "tokens"

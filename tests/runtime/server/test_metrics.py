@@ -12,8 +12,8 @@ import pytest
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.serve import serving
 from niwaki.runtime.tiers import Tiers
-from tests.runtime.server.conftest import wait_until_idle
-from tests.toy import make_model
+from tests.lang.waiting import wait_until
+from tests.runtime.server.conftest import held
 
 TOKENS = 512  # that the pool holds
 ANSWER = {"max_tokens": 5, "ignore_eos": True, "temperature": 0}
@@ -34,15 +34,19 @@ def read(client: httpx2.Client) -> Numbers:
 
 
 @pytest.fixture(scope="module")
-def small(toy_folder: Path) -> Iterator[httpx2.Client]:
-    """A server whose pool is soon full, above a tier in memory, which pays however quick the toy is."""
+def small_engine(toy_folder: Path) -> Iterator[Engine]:
+    """Its pool is soon full, above a tier in memory, which pays however quick the toy is."""
     with (
         pytest.MonkeyPatch.context() as patch,
         Engine(toy_folder, kv_tokens=TOKENS, host_cache_bytes=2**24) as engine,
-        serving(engine) as url,
-        httpx2.Client(base_url=url, timeout=60) as client,
     ):
         patch.setattr(Tiers, "computed", lambda *_: None)
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def small(small_engine: Engine) -> Iterator[httpx2.Client]:
+    with serving(small_engine) as url, httpx2.Client(base_url=url, timeout=60) as client:
         yield client
 
 
@@ -58,8 +62,13 @@ def complete(client: httpx2.Client, prompt: str, **more: object) -> None:
     assert answer.status_code == 200, answer.text
 
 
-def test_times_and_tokens_of_a_streamed_request(small: httpx2.Client, grown: Callable[[str], float]) -> None:
-    complete(small, "the cat", stream=True)
+def test_times_and_tokens_of_a_streamed_request(
+    small: httpx2.Client, small_engine: Engine, grown: Callable[[str], float]
+) -> None:
+    body = {"prompt": "the cat", **ANSWER, "stream": True}
+    with held(small_engine, steps=3) as release, small.stream("POST", "/v1/completions", json=body) as stream:
+        for _ in stream.iter_lines():
+            release()  # behind the first piece: who begins to read late gets several as one
     for name in ("time_to_first_token", "request", "queue"):
         assert grown(f"niwaki_{name}_seconds_count") == 1
     assert grown("niwaki_inter_token_seconds_count") > 0
@@ -101,21 +110,21 @@ def test_hits_evictions_and_the_tier_below(small: httpx2.Client, grown: Callable
     assert read(small)['niwaki_hit_rate{tier="lower"}'] > 0
 
 
-def test_what_runs_what_waits_and_who_left(tmp_path: Path) -> None:
-    model = make_model(tmp_path / "long", max_position_embeddings=100_000)
-    endless = {"prompt": "the", "max_tokens": 99_000, "ignore_eos": True, "stream": True}  # half a minute at the least
+def test_what_runs_what_waits_and_who_left(toy_folder: Path) -> None:
+    body = {"prompt": "the", **ANSWER, "max_tokens": 100, "stream": True}
     with (
-        Engine(model, kv_tokens=100_000) as engine,
+        Engine(toy_folder, kv_tokens=TOKENS) as engine,
         serving(engine) as url,
         httpx2.Client(base_url=url, timeout=60) as client,
+        held(engine) as release,
     ):
-        with client.stream("POST", "/v1/completions", json=endless) as stream:
+        with client.stream("POST", "/v1/completions", json=body) as stream:
             lines = stream.iter_lines()  # held: an iterator that is dropped closes the connection
             next(lines)
             now = read(client)
             assert now["niwaki_requests_running"] == now["niwaki_sequences_in_flight"] == 1
             assert now["niwaki_requests_waiting"] == 0
-        wait_until_idle(engine)
-        now = read(client)
-        assert now["niwaki_aborted_sequences_total"] == 1
-        assert now["niwaki_requests_running"] == now["niwaki_sequences_in_flight"] == 0
+        wait_until(lambda: read(client)["niwaki_aborted_sequences_total"] == 1)
+        assert read(client)["niwaki_sequences_in_flight"] == 0
+        release()
+        wait_until(lambda: read(client)["niwaki_requests_running"] == 0)

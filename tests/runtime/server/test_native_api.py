@@ -11,6 +11,7 @@ import pytest
 
 from niwaki.runtime.api import Segment
 from niwaki.runtime.engine import Engine
+from tests.runtime.server.conftest import held
 
 GREEDY = {"temperature": 0, "max_new_tokens": 8}
 
@@ -141,14 +142,14 @@ def test_flush_cache_forgets_prefixes(client: httpx2.Client, engine: Engine) -> 
     assert client.get("/flush_cache").text == "Cache flushed.\n"
 
 
-def test_a_request_that_is_aborted_answers_with_what_there_was(client: httpx2.Client, url: str) -> None:
+def test_a_request_that_is_aborted_answers_with_what_there_was(client: httpx2.Client, url: str, engine: Engine) -> None:
     asked = {
         "text": "the cat",
         "rid": "mine",
         "stream": True,
-        "sampling_params": {"max_new_tokens": 480, "ignore_eos": True},
+        "sampling_params": {"max_new_tokens": 480, "ignore_eos": True, "temperature": 0},
     }
-    with client.stream("POST", "/generate", json=asked) as stream:
+    with held(engine), client.stream("POST", "/generate", json=asked) as stream:
         lines = stream.iter_lines()
         next(lines)
         assert httpx2.post(f"{url}/abort_request", json={"rid": "another"}).json() == {"success": True}

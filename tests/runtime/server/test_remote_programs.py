@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from typing import TypeAlias
 
@@ -21,6 +20,8 @@ from niwaki.runtime.server.branches import Branches
 from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.errors import ApiError
 from niwaki.runtime.server.serve import serving
+from tests.lang.waiting import PATIENCE, wait_until
+from tests.runtime.server.conftest import held, nobody_waits
 
 Values: TypeAlias = dict[str, object]
 
@@ -127,13 +128,16 @@ def test_a_prefix_is_computed_once_for_all_forks_of_a_remote_program(endpoint: R
     assert endpoint.usage()["prefilled_tokens"] - before < 1.5 * prefix
 
 
-def test_text_streams_from_the_server(endpoint: RuntimeEndpoint) -> None:
+def test_text_streams_from_the_server(endpoint: RuntimeEndpoint, engine: Engine) -> None:
     params = SamplingOptions(max_new_tokens=30, temperature=0.0, ignore_eos=True).resolve()
     branch = endpoint.open()
-    generation = endpoint.generate(branch, [Segment("the")], params)
-    deltas = list(generation.deltas(60))
-    assert len(deltas) > 3
-    assert "".join(delta.text for delta in deltas) == generation.result()[0].text
+    with held(engine) as release:
+        generation = endpoint.generate(branch, [Segment("the")], params)
+        deltas = generation.deltas(60)
+        begun = next(deltas).text
+        assert not generation.is_done
+        release()
+        assert begun + "".join(delta.text for delta in deltas) == generation.result()[0].text
     endpoint.close(branch)
 
 
@@ -154,18 +158,19 @@ def test_errors_are_those_of_an_engine(endpoint: RuntimeEndpoint, engine: Engine
         endpoint.fork(engine.backend.open())
 
 
-def test_cancelling_here_stops_the_work_there(endpoint: RuntimeEndpoint, engine: Engine) -> None:
+def test_cancelling_here_stops_the_work_there(endpoint: RuntimeEndpoint, client: httpx2.Client, engine: Engine) -> None:
     params = SamplingOptions(max_new_tokens=480, temperature=0.0, ignore_eos=True).resolve()
     branch = endpoint.open()
-    generation = endpoint.generate(branch, [Segment("the")], params)
-    next(generation.deltas(60))
-    generation.cancel()
-    with pytest.raises(nw.Cancelled):
-        generation.result(60)
-    deadline = time.monotonic() + 30
-    while engine.stats()["requests_running"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    before = engine.stats()["generated_tokens"]
+    with held(engine):
+        generation = endpoint.generate(branch, [Segment("the")], params)
+        next(generation.deltas(60))
+        generation.cancel()
+        with pytest.raises(nw.Cancelled):
+            generation.result(60)
+        wait_until(lambda: nobody_waits(client))
+    wait_until(lambda: not engine.stats()["requests_running"])
+    assert engine.stats()["generated_tokens"] - before < 16
     endpoint.close(branch)
     endpoint.close(branch)  # twice is allowed
 
@@ -177,14 +182,15 @@ def test_a_busy_branch_takes_no_second_call_and_a_foreign_one_is_not_there(engin
         serving(engine, config) as url,
         RuntimeEndpoint(url, api_key="key-of-ann") as ann,
         RuntimeEndpoint(url, api_key="key-of-bob") as bob,
-        httpx2.Client(base_url=url, headers={"authorization": "Bearer key-of-ann"}) as client,
+        httpx2.Client(base_url=url, headers={"authorization": "Bearer key-of-ann"}, timeout=60) as client,
+        held(engine) as release,
     ):
-        client.get("/health")
         branch = ann.open()
         generation = ann.generate(branch, [Segment("the")], params)
         next(generation.deltas(60))
         second = client.post(f"/branches/{branch.id}/append", json={"delta": []})
         ann.close(branch)  # what runs on it is cancelled
+        release()
         with pytest.raises(nw.Cancelled):
             generation.result(60)
         assert second.status_code == 409
@@ -204,10 +210,9 @@ def test_branches_that_nobody_uses_expire(engine: Engine) -> None:
         branch = engine.backend.open()
         branch_id = branches.hold(branch, b"")
         branches.give_back(branches.take(branch_id, b""))
-        deadline = time.monotonic() + 10
-        while len(branches):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(PATIENCE):
+            while len(branches):
+                await asyncio.sleep(0.01)
         assert branch.is_closed
         with pytest.raises(ApiError, match="no such branch"):
             branches.find(branch_id, b"")

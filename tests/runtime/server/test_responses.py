@@ -19,6 +19,7 @@ from openai.types.responses import (
 
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.serve import serving
+from tests.runtime.server.conftest import held
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +59,16 @@ def test_a_response_says_what_the_chat_says(ai: openai.OpenAI) -> None:
     assert answer.usage.total_tokens == chat.usage.total_tokens
 
 
-def test_the_events_of_a_stream_add_up_to_the_response(ai: openai.OpenAI) -> None:
-    with ai.responses.stream(model="toy", input="the dog", temperature=0, max_output_tokens=12) as stream:
-        events = list(stream)
+def test_the_events_of_a_stream_add_up_to_the_response(ai: openai.OpenAI, engine: Engine) -> None:
+    with (
+        held(engine) as release,
+        ai.responses.stream(model="toy", input="the dog", temperature=0, max_output_tokens=12) as stream,
+    ):
+        events = []
+        for one in stream:
+            events.append(one)
+            if isinstance(one, ResponseTextDeltaEvent):
+                release()  # not before: who begins to read late gets several pieces as one
     last = events[-1]
     assert isinstance(last, ResponseCompletedEvent | ResponseIncompleteEvent)
     final = last.response

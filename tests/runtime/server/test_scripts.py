@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 
 import httpx2
@@ -17,8 +16,9 @@ from niwaki.lang.remote import RuntimeEndpoint
 from niwaki.lang.remote_link import ServerLink
 from niwaki.lang.state import State
 from niwaki.runtime.engine import Engine
+from tests.lang.waiting import wait_until
 from tests.plans import NAMES, follow, plans_of
-from tests.runtime.server.conftest import wait_until_idle
+from tests.runtime.server.conftest import held, wait_until_idle
 
 Told = dict[str, object]
 
@@ -214,16 +214,16 @@ def test_cancelling_here_ends_the_script_there(endpoint: RuntimeEndpoint, engine
         forks.join()
         s += nw.gen("y", max_tokens=40)
 
-    state = wide.compile().run(backend=endpoint)
-    deadline = time.monotonic() + 30
-    while engine.stats()["requests_running"] < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    state.cancel()
-    with pytest.raises(nw.Cancelled):
-        state["y"]
-    del state
+    before = engine.stats()["generated_tokens"]
+    with held(engine):
+        state = wide.compile().run(backend=endpoint)
+        wait_until(lambda: bool(engine.stats()["requests_running"]))
+        state.cancel()
+        with pytest.raises(nw.Cancelled):
+            state["y"]
+        del state
     wait_until_idle(engine)
+    assert engine.stats()["generated_tokens"] - before < 100, "it was not waited for"
 
 
 def test_a_body_that_waits_on_a_thread_of_its_own_does_not_hang(endpoint: RuntimeEndpoint) -> None:

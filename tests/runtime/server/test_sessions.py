@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,8 @@ from niwaki.runtime.api import Segment
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.serve import serving
+from tests.lang.waiting import wait_until
+from tests.runtime.server.conftest import LONG_TOKENS, held, nobody_waits
 
 Json = dict[str, object]
 
@@ -113,37 +114,34 @@ def test_openai_clients_talk_in_a_session_by_its_address_and_streams_name_the_tu
 def test_what_was_cut_off_was_never_said(client: httpx2.Client, engine: Engine) -> None:
     session = made(client)
     acknowledged = [("user", "one"), ("assistant", content(said(client, session, "one")))]
+    body = {"messages": [{"role": "user", "content": "lost"}], **SHORT, "max_tokens": 400, "stream": True}
     for num_read in (0, 1, 3):
-        body = {"messages": [{"role": "user", "content": "lost"}], "stream": True, "ignore_eos": True}
-        path = f"/v1/sessions/{session}/chat/completions"
-        with client.stream("POST", path, json={**body, "max_tokens": 400}) as answer:
-            lines = answer.iter_lines()
-            for _ in range(num_read):
-                next(lines)
-        _wait_until_free(client, session)
+        with held(engine):
+            with client.stream("POST", f"/v1/sessions/{session}/chat/completions", json=body) as answer:
+                lines = answer.iter_lines()
+                for _ in range(num_read):
+                    next(lines)
+            wait_until(lambda: nobody_waits(client))
+        wait_until(lambda: is_free(client, session))
         assert history(client, session) == acknowledged
     acknowledged += [("user", "two"), ("assistant", content(said(client, session, "two")))]
     assert history(client, session) == acknowledged
 
 
-def _wait_until_free(client: httpx2.Client, session: str) -> None:
-    """Until the server has noticed that the client is gone. Rewinding to where it stands changes nothing."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        turn = client.get(f"/v1/sessions/{session}").json()["turn"]
-        if client.post(f"/v1/sessions/{session}/rewind", json={"turn": turn}).status_code == 200:
-            return
-        time.sleep(0.02)
-    raise AssertionError("the session is still busy")
+def is_free(client: httpx2.Client, session: str) -> bool:
+    """Whether the server has noticed that the client is gone. Rewinding to where it stands changes nothing."""
+    turn = client.get(f"/v1/sessions/{session}").json()["turn"]
+    return client.post(f"/v1/sessions/{session}/rewind", json={"turn": turn}).status_code == 200
 
 
-def test_a_second_turn_at_the_same_time_is_a_conflict_and_does_no_harm(client: httpx2.Client) -> None:
+def test_a_second_turn_at_the_same_time_is_a_conflict_and_does_no_harm(client: httpx2.Client, engine: Engine) -> None:
     session = made(client)
     path = f"/v1/sessions/{session}/chat/completions"
     body: Json = {"messages": [{"role": "user", "content": "one"}], "max_tokens": 60, "ignore_eos": True}
-    with client.stream("POST", path, json=body | {"stream": True}) as running:
+    with held(engine) as release, client.stream("POST", path, json=body | {"stream": True}) as running:
         refused = client.post(path, json=body)
         deleted = client.delete(f"/v1/sessions/{session}")
+        release()
         text = running.read().decode()
     assert (refused.status_code, deleted.status_code) == (409, 409)
     assert refused.json()["error"]["code"] == "conflict"
@@ -274,10 +272,10 @@ def test_sessions_outlive_the_server(engine: Engine, tmp_path: Path) -> None:
         assert content(answer) == content(whole)
 
 
-def test_no_acknowledged_turn_is_lost_when_the_server_is_killed(toy_folder: Path, tmp_path: Path) -> None:
+def test_no_acknowledged_turn_is_lost_when_the_server_is_killed(long_folder: Path, tmp_path: Path) -> None:
     command = [
-        sys.executable, "-m", "niwaki", "serve", "--model", str(toy_folder), "--port", "0",
-        "--kv-tokens", "2048", "--sessions", f"sqlite:///{tmp_path / 'kept.db'}",
+        sys.executable, "-m", "niwaki", "serve", "--model", str(long_folder), "--port", "0",
+        "--kv-tokens", str(LONG_TOKENS + 512), "--sessions", f"sqlite:///{tmp_path / 'kept.db'}",
     ]  # fmt: skip
 
     def talk(session: str | None) -> tuple[str, list[tuple[str, str]]]:
@@ -291,7 +289,7 @@ def test_no_acknowledged_turn_is_lost_when_the_server_is_killed(toy_folder: Path
                     before = history(client, session)
                     said(client, session, "one", max_tokens=2)
                     assert history(client, session)[:-2] == before
-                    body = {"messages": [{"role": "user", "content": "lost"}], "max_tokens": 400, "ignore_eos": True}
+                    body = {**SHORT, "messages": [{"role": "user", "content": "lost"}], "max_tokens": LONG_TOKENS}
                     path = f"/v1/sessions/{session}/chat/completions"
                     with client.stream("POST", path, json=body | {"stream": True}) as answer:
                         lines = answer.iter_lines()  # held: an iterator that is dropped closes the connection
@@ -320,10 +318,7 @@ def test_the_kv_of_an_idle_conversation_is_given_up_and_made_again(engine: Engin
         pins = num_pins()
         session = made(client)
         first = said(client, session, "one")
-        deadline = time.monotonic() + 20
-        while num_pins() > pins and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert num_pins() == pins
+        wait_until(lambda: num_pins() == pins)
         said(client, session, "two")
         assert history(client, session)[1] == ("assistant", content(first))
 
