@@ -160,8 +160,15 @@ class PlainDraws:
         known = DrawnMasks(values.shape[1])
         for row, mask in masks.items():
             sources[row, 2] = known.place(mask)
+        words = known.words()
+        if self._all_greedy:  # what is highest of all is highest under the mask that allows it
+            rows = np.fromiter(masks, np.int64, len(masks))
+            rows = rows[~_allows(words, sources[rows, 2], best[rows])]
+            if not len(rows):
+                return best
         none = np.empty((0, 0), np.float32)
-        return draw_rows(values, none, known.words(), best, sources, self._options, self._integers)
+        best[rows] = draw_rows(values, none, words, best, sources[rows], self._options[rows], self._integers[rows])
+        return best
 
 
 class DrawnMasks:
@@ -183,6 +190,12 @@ class DrawnMasks:
     def words(self) -> Words:
         """[masks, ceil(vocab / 32)]"""
         return np.stack(self._masks) if self._masks else np.empty((0, 0), np.uint32)
+
+
+def _allows(masks: Words, places: Longs, token_ids: Longs) -> npt.NDArray[np.bool_]:
+    """Whether the mask at each place allows the token."""
+    allowed: npt.NDArray[np.bool_] = (masks[places, token_ids >> 5] >> (token_ids & 31).astype(np.uint32) & 1) > 0
+    return allowed
 
 
 def _on_host(logits: torch.Tensor) -> Floats:
