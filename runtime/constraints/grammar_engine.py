@@ -420,8 +420,12 @@ class GrammarMatcher:
             return b""
         # Also of the shortest text: what a whole text needs may be asked for again, as after each comma of a list.
         rests = (ending.rests(self._num_written) if ending else []) + self._constraint.shortest.rests()
+        words, may_follow = self._constraint.words, dict[bytes, bool]()  # most begin with one of a few bytes
         for rest in sorted(rests, key=lambda rest: max(enough, rest.num_tokens)):
-            if completes(place, rest, self._constraint.words):
+            head = rest.whole[rest.start : rest.start + 1]
+            if head not in may_follow:
+                may_follow[head] = place.validate_tokens([words.ids[byte] for byte in head]) == len(head)
+            if may_follow[head] and completes(place, rest, words):
                 return rest.text
         return None
 
