@@ -20,6 +20,7 @@ from niwaki.lang.state import State
 from niwaki.lang.tree import Tree
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.picture import LOOK
+from tests.runtime.server.browser import DRIVER, browsing
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 VOID = {"meta", "circle", "line", "path", "rect"}
@@ -266,3 +267,41 @@ def test_a_browser_opens_it_without_a_complaint_and_shows_details_on_focus(tmp_p
     assert "log-probability" in tip[2]
     assert 'aria-describedby="tip"' in done.stdout
     assert re.search(r'class="tools"(?! hidden)', done.stdout)
+
+
+@pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="no Chromium; .ci/install-chromium installs Debian's")
+def test_a_thousand_calls_are_readable_and_tell_their_details_under_the_pointer(tmp_path: Path) -> None:
+    page = tmp_path / "run.html"
+    page.write_text(picture_of([large_tree()]).html, "utf-8")
+    papers = set()
+    with browsing(tmp_path) as browser:
+        for scheme in ("light", "dark"):
+            browser.prefer(scheme)
+            browser.open(page.as_uri())
+            papers.add(browser.run("return getComputedStyle(document.body).backgroundColor"))
+            for spot in (".bar:nth-of-type(300)", ".call"):
+                browser.hover(spot)
+                browser.wait("!document.getElementById('tip').hidden")
+                (told,) = browser.texts("#tip")
+                assert re.search(r"gentime.*prompt2 tokens: . cached.*linetest_picture.py:\d+: forks \+=", told)
+                assert browser.run(IS_SEEN, spot), "all of it, and beside what it is about"
+                browser.hover("h1")
+                browser.wait("document.getElementById('tip').hidden")
+            browser.click("[data-open='1']")
+            assert browser.run("return document.querySelectorAll('.limb .call').length") == 1000
+            assert browser.run(OVERLAPS) == 0
+            assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
+        assert browser.complaints() == []
+    assert len(papers) == 2
+
+
+IS_SEEN = """
+const tip = document.getElementById("tip").getBoundingClientRect();
+const spot = document.querySelector(arguments[0]).getBoundingClientRect();
+return tip.left >= 0 && tip.right <= innerWidth && tip.top >= 0 && tip.bottom <= innerHeight
+  && (spot.bottom < tip.top || tip.bottom < spot.top);
+"""
+OVERLAPS = """
+const boxes = [...document.querySelectorAll(".limb")].map((limb) => limb.getBoundingClientRect());
+return boxes.filter((box, at) => at > 0 && box.top < boxes[at - 1].bottom && box.left < boxes[at - 1].right).length;
+"""

@@ -47,6 +47,16 @@ class Browser:
                 break
         assert answer.status_code == 200, answer.text
 
+    def hover(self, selector: str) -> None:
+        """Move the mouse's pointer to the middle of it."""
+        at = {"type": "pointerMove", "duration": 0, "x": 0, "y": 0, "origin": {ELEMENT: self._find(selector)}}
+        self.ask("actions", actions=[{"type": "pointer", "id": "mouse", "actions": [at]}])
+
+    def prefer(self, scheme: str) -> None:
+        """From now on the reader prefers "light" or "dark"."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.ask("goog/cdp/execute", cmd="Emulation.setEmulatedMedia", params={"features": features})
+
     def type(self, selector: str, text: str) -> None:
         self.ask(f"element/{self._find(selector)}/value", text=text)
 
