@@ -105,6 +105,8 @@ def ask_of(model: str, api: Api, segments: Sequence[Segment], params: SamplingPa
         UnsupportedByBackend: an option or a constraint that the API has no field for.
     """
     extra = _extra_options(params, extensions=extensions)
+    if params.max_new_tokens == 0:
+        raise UnsupportedByBackend("OpenAI's API answers with at least one token; max_new_tokens=0 asks for none")
     if len(params.stop) > MAX_STOPS and not extensions:
         raise UnsupportedByBackend(f"OpenAI's API takes at most {MAX_STOPS} stop strings, got {len(params.stop)}")
     fields: Json = {

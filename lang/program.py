@@ -20,14 +20,15 @@ from niwaki.lang.checkpoint import StoredRow, fingerprint_of, run_with_checkpoin
 from niwaki.lang.effects import is_free_of_effects, is_plain
 from niwaki.lang.executor import Executor
 from niwaki.lang.lazy import LazyExecutor, Shared
+from niwaki.lang.nodes import Gen, Text
 from niwaki.lang.origin import here
 from niwaki.lang.progress import with_async_progress_bar, with_progress_bar
-from niwaki.lang.run import Run, running_loop
+from niwaki.lang.run import Run, running_loop, start_task
 from niwaki.lang.sites import sites_of
 from niwaki.lang.state import State
 from niwaki.lang.trace import Placeholder, Trace, trace
 from niwaki.lang.under_way import UnderWay
-from niwaki.runtime.api import NiwakiError, ProgramError
+from niwaki.runtime.api import NiwakiError, ProgramError, SamplingOptions
 
 # The run around the code that runs now: a program called inside another one is part of its run.
 _current_run: contextvars.ContextVar[Run | None] = contextvars.ContextVar("niwaki_current_run", default=None)
@@ -303,6 +304,22 @@ class Program:
         call = self._arguments.call(args, {**kwargs, **missing})
         return trace(self.func, self.name, call.args, call.kwargs, self.name + self._arguments.shown)
 
+    def cache(self, *args: object, **kwargs: object) -> State:
+        """Let the backend compute what all runs with these arguments begin with: the text before the first call, and
+        before the first argument that is not given. The state that is returned keeps it there for as long as it lives.
+
+        Raises:
+            ProgramError: as `trace`, by which the text is found. Exception: what the backend fails with.
+        """
+        beginning = self.trace(*args, **kwargs).beginning
+        missing = dict.fromkeys(self._arguments.missing(args, kwargs), "")
+        executor = Executor(self._new_run(self._arguments.call(args, {**kwargs, **missing})))
+        if any(not isinstance(step, Text) or step.text for step in beginning):
+            executor.submit((*beginning, Gen(None, SamplingOptions(max_new_tokens=0))), here())
+        executor.end_body(None)
+        executor.sync()
+        return State(executor)
+
     def bind(self, **arguments: object) -> Program:
         """The same program with defaults for some of its arguments or options; a call may override them.
 
@@ -350,7 +367,7 @@ class Program:
         elif running_loop() is None:
             self._start_thread(lambda: asyncio.run(self._arun_body(executor, call)))
         else:
-            _start_task(self._arun_body(executor, call))
+            start_task(self._arun_body(executor, call))
         return State(executor, is_outside=True)
 
     def _start_thread(self, body: Callable[[], object]) -> None:
@@ -475,19 +492,3 @@ def _with_bar(
 
 def _count(rows: Iterable[Row]) -> int | None:
     return len(rows) if isinstance(rows, Sequence) else None
-
-
-def _start_task(body: Coroutine[object, object, None]) -> None:
-    """Run it on the loop that runs here. Its error is the state's, which every read raises."""
-
-    def forget(task: asyncio.Task[None]) -> None:
-        _tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # seen: asyncio would log it otherwise
-
-    task = asyncio.get_running_loop().create_task(body)
-    _tasks.add(task)  # the loop itself holds tasks only weakly
-    task.add_done_callback(forget)
-
-
-_tasks: set[asyncio.Task[None]] = set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from functools import cached_property
 
 from niwaki.lang.backends import Host, backend_of, default_host, is_default_ready
@@ -82,3 +83,19 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+def start_task(body: Coroutine[object, object, None]) -> None:
+    """Run it on the loop that runs here. Its error is the state's, which every read raises."""
+
+    def forget(task: asyncio.Task[None]) -> None:
+        _tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: asyncio would log it otherwise
+
+    task = asyncio.get_running_loop().create_task(body)
+    _tasks.add(task)  # the loop itself holds tasks only weakly
+    task.add_done_callback(forget)
+
+
+_tasks: set[asyncio.Task[None]] = set()

@@ -326,8 +326,10 @@ class ScriptedBackend:
             self._wait(stopping)
 
     def _answer(self, prompt: str, params: SamplingParams, num_prompt: int, num_cached: int) -> Output:
-        text = self._script.answer(prompt)
-        _check_constraint(text, params)
+        text = ""
+        if params.max_new_tokens:  # else it was asked to read the prompt
+            text = self._script.answer(prompt)
+            _check_constraint(text, params)
         stop = min((s for s in params.stop if s in text), key=text.index, default=None)
         reason = FinishReason("stop", stop)
         if stop is not None:

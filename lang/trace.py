@@ -50,6 +50,7 @@ class Home:
 
 
 Part: TypeAlias = Line | Branches | Home
+Beginning: TypeAlias = Text | RoleBegin | RoleEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +62,19 @@ class Graph:
 class Trace:
     """What a program will do, whatever the model says. `print` it.
 
-    `shared` is the text before the first argument and the first call, which all runs have in common (template text
-    not counted). `stopped` says where the graph ends early, because the rest depends on a value that only a run has.
+    `beginning` stands before the first argument and the first call: all runs have it in common. `stopped` says where
+    the graph ends early, because the rest depends on a value that only a run has.
     """
 
     program: str
     graph: Graph
-    shared: str
+    beginning: tuple[Beginning, ...]
     stopped: str | None
+
+    @property
+    def shared(self) -> str:
+        """The text of the beginning, without the template's."""
+        return "".join(step.text for step in self.beginning if isinstance(step, Text))
 
     def __str__(self) -> str:
         lines = [self.program, *_drawn(self.graph, "")]
@@ -108,8 +114,7 @@ def trace(
         if _OPEN not in str(error):
             raise
         stopped = f"an argument that was not given: {str(error).replace(_OPEN, '{').replace(_CLOSE, '}')}"
-    graph = tracer.graph()
-    return Trace(shown, graph, _shared(graph), stopped)
+    return Trace(shown, tracer.graph(), tuple(tracer.beginning), stopped)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -219,6 +224,8 @@ class _Tracer:
     role: str | None = None
     parts: list[Part | tuple[_Tracer, ...]] = field(default_factory=list)
     known: set[str] = field(default_factory=set)
+    beginning: list[Beginning] = field(default_factory=list)
+    is_beginning: bool = True
     history: History = field(init=False)
 
     def __post_init__(self) -> None:
@@ -235,6 +242,7 @@ class _Tracer:
     def submit(self, steps: Sequence[Step], origin: Origin) -> bool:
         self.budget.spend(len(steps))
         for step in steps:
+            self._begin(step)
             match step:
                 case Text(text=text):
                     self.parts.append(Line(str.__str__(text), self.role))
@@ -253,6 +261,22 @@ class _Tracer:
                     pass  # variables and scopes change no text
         return True
 
+    def _begin(self, step: Step) -> None:
+        """Note what all runs begin with."""
+        if not self.is_beginning:
+            return
+        match step:
+            case Text(text=text):
+                known, mark, _ = str.__str__(text).partition(_OPEN)
+                self.beginning.append(Text(known))
+                self.is_beginning = not mark
+            case RoleBegin() | RoleEnd():
+                self.beginning.append(step)
+            case Gen() | Select() | Join():
+                self.is_beginning = False
+            case _:
+                pass
+
     def _call(self, name: str | None, text: str) -> None:
         self.parts.append(Line(text, self.role, calls=True))
         if name is not None:
@@ -260,6 +284,7 @@ class _Tracer:
 
     def fork(self, count: int, origin: Origin) -> tuple[_Tracer, ...]:
         self.budget.spend(count)
+        self.is_beginning = False
         children = tuple(_Tracer(self.run, self.budget, self.role, known=set(self.known)) for _ in range(count))
         self.parts.append(children)
         return children
@@ -282,17 +307,6 @@ class _Tracer:
 # ---------------------------------------------------------------------------------------------------------------
 # In words
 # ---------------------------------------------------------------------------------------------------------------
-
-
-def _shared(graph: Graph) -> str:
-    texts = []
-    for part in graph.parts:
-        if not isinstance(part, Line) or part.calls:
-            break
-        texts.append(part.text)
-        if _OPEN in part.text:
-            break
-    return "".join(texts).partition(_OPEN)[0]
 
 
 def _drawn(graph: Graph, indent: str) -> Iterator[str]:

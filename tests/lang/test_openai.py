@@ -167,6 +167,7 @@ def chooses(s: State) -> None:
         (asks(regex="a+"), "no regexes"),
         (asks(grammar='start: "a"'), "no grammars"),
         (asks(top_k=3, min_p=0.1), "no top_k, min_p"),
+        (asks(max_tokens=0), "max_new_tokens=0"),
         (asks(stop=list("abcde")), "at most 4 stop strings"),
         (chooses, "select compares log-probabilities"),
     ],

@@ -11,6 +11,7 @@ import pytest
 
 import niwaki as nw
 from niwaki.lang.state import State
+from niwaki.runtime.engine import Engine
 
 LABELS = ["good", "bad"]
 INTRO = "Reviews are good or bad.\n"
@@ -271,3 +272,45 @@ def test_a_traced_program_runs_as_before() -> None:
     compare.trace()
     backend = nw.ScriptedBackend(lambda prompt: "good")
     assert compare.run(["a", "b"], "c", backend=backend)["label"] == ["good", "good"]
+
+
+@nw.function
+def passage(s: State, question: str) -> None:
+    s += nw.system("You answer from the passage. " * 8)
+    s += nw.user("Read it again.\n" + question)
+    s += nw.assistant(nw.gen("answer", max_tokens=2))
+
+
+def test_what_all_runs_begin_with_is_computed_before_any_of_them(bundled_engine: Engine) -> None:
+    bundled_engine.flush_cache()
+    beginning = passage.cache(backend=bundled_engine)
+    assert beginning.text().endswith("Read it again.\n")
+    assert (beginning.usage.generated_tokens, beginning.usage.cached_tokens) == (0, 0)
+    state = passage.run("Who?", backend=bundled_engine)
+    assert state["answer"] is not None
+    assert state.usage.cached_tokens == beginning.usage.prompt_tokens == len(beginning.token_ids) > 60
+    known = passage.cache("Who?", backend=bundled_engine)
+    assert known.text() + str(state["answer"]) in state.text(), "up to the call, its turn's beginning included"
+
+
+def test_where_nothing_is_shared_nothing_is_asked() -> None:
+    @nw.function
+    def bare(s: State, question: str) -> None:
+        s += question + nw.gen("answer")
+
+    backend = nw.ScriptedBackend(["an answer"])
+    assert bare.cache(backend=backend).text() == ""
+    assert backend.calls == []
+    assert passage.cache(backend=backend).usage.prompt_tokens > 20
+    assert passage.run("Who?", backend=backend)["answer"] == "an answer", "the script's first one is still there"
+
+
+def test_a_body_with_effects_has_no_beginning_that_could_be_found() -> None:
+    @nw.function
+    def noting(s: State) -> None:
+        s += "Q: "
+        log.append("x")
+        s += nw.gen("answer")
+
+    with pytest.raises(nw.ProgramError, match="trace"):
+        noting.cache(backend=nw.ScriptedBackend([]))
