@@ -65,6 +65,8 @@ h2 { display: flex; justify-content: space-between; gap: 10px; font-size: 13px; 
 #tip dl { display: grid; grid-template-columns: auto 1fr; gap: 1px 14px; margin: 0 } #tip dt { color: var(--soft) } #tip dd { margin: 0; overflow-wrap: anywhere; font-variant-numeric: tabular-nums }
 #tip ol { margin: 2px 0 0; padding-left: 20px } #tip p { margin: 6px 0 0 }
 .tokens { white-space: pre-wrap } .tokens span { border-bottom: 3px solid color-mix(in srgb, var(--sampled) calc(var(--p) * 100%), var(--failed)); margin-right: 2px }
+.masked { display: flex; flex-wrap: wrap; gap: 4px 2px } .masked span { display: inline-block; min-width: 1.6em; text-align: center } .masked .only { border-bottom-color: var(--forced); background: var(--forced-t) }
+.masked sub { display: block; font-size: 9.5px; line-height: 1.3; color: var(--soft); font-variant-numeric: tabular-nums }
 .choices { list-style: none; margin: 8px 0 0; padding: 0 } .choices li { position: relative; display: flex; justify-content: space-between; gap: 18px; padding: 1px 6px; margin-bottom: 2px }
 .choices i { position: absolute; inset: 0 auto 0 0; background: var(--selected-t); border-radius: 4px } .choices span, .choices b { position: relative; font-weight: 400 } .choices .chosen span { font-weight: 650 }
 @media (max-width: 640px) { .trunk { padding-left: 14px } }

@@ -337,7 +337,7 @@ def _details(call: Generated | Chosen) -> str:
         if call.logprob is not None:
             mean = call.logprob / max(1, len(call.logprobs))
             rows.append(("log-probability", f"{call.logprob:.2f}, {mean:.2f} a token"))
-        extra = _tokens(call.logprobs) + _others(call.others)
+        extra = _tokens(call) + _others(call.others)
     else:
         extra = _choices(call)
     rows.append(("line", _clipped(call.line, 90)))
@@ -346,15 +346,24 @@ def _details(call: Generated | Chosen) -> str:
     return f"<h3>{escape(call.name or kind)} <small>{kind}</small></h3><dl>{listed}</dl>{extra}"
 
 
-def _tokens(logprobs: Sequence[TokenLogprob]) -> str:
-    """The tokens, each as dark as it was likely."""
-    shown = "".join(
-        f'<span style="--p:{math.exp(one.logprob or 0.0):.2f}" title="{math.exp(one.logprob or 0.0):.1%}">'
-        f"{escape(one.text if one.text is not None else str(one.token_id))}</span>"
-        for one in logprobs[:MAX_TOKENS_IN_DETAILS]
-    )
-    more = len(logprobs) - MAX_TOKENS_IN_DETAILS
-    return f'<p class="tokens">{shown}{f" and {more:,} more" if more > 0 else ""}</p>' if shown else ""
+def _tokens(call: Generated) -> str:
+    """The tokens, each as dark as it was likely, above how many a constraint allowed there."""
+    counts = call.allowed or (None,) * len(call.logprobs)
+    steps = list(zip(call.logprobs, counts, strict=True))
+    shown = "".join(_token(one, allowed) for one, allowed in steps[:MAX_TOKENS_IN_DETAILS])
+    more = len(steps) - MAX_TOKENS_IN_DETAILS
+    kind = "tokens masked" if call.allowed else "tokens"
+    return f'<p class="{kind}">{shown}{f" and {more:,} more" if more > 0 else ""}</p>' if shown else ""
+
+
+def _token(one: TokenLogprob, allowed: int | None) -> str:
+    likely = math.exp(one.logprob or 0.0)
+    text = escape(one.text if one.text is not None else str(one.token_id))
+    if allowed is None:
+        return f'<span style="--p:{likely:.2f}" title="{likely:.1%}">{text}</span>'
+    said = "no choice" if allowed == 1 else f"one of {allowed:,} allowed"
+    only = ' class="only"' if allowed == 1 else ""
+    return f'<span{only} style="--p:{likely:.2f}" title="{likely:.1%}, {said}">{text}<sub>{allowed:,}</sub></span>'
 
 
 def _others(others: Sequence[str]) -> str:

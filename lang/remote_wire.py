@@ -103,6 +103,7 @@ def output_of(told: Json) -> Output:
         complete=bool(told["complete"]),
         forced=ids_of(told["forced"]),
         forced_spans=tuple((as_int(start), as_int(end)) for start, end in map(as_list, as_list(told["forced_spans"]))),
+        allowed=tuple(None if one is None else as_int(one) for one in as_list(told["allowed"])),
         logprobs=_logprobs(told["logprobs"]),
         top_logprobs=_lists(told["top_logprobs"]),
         seconds=float(str(told["seconds"])),

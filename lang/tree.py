@@ -66,6 +66,7 @@ class Generated:
     `prompt_tokens` is all that stood before it, of which `cached_tokens` were not computed again. Log-probabilities
     are there where the program asked for them. `others` are the further texts of n > 1. Of the `tokens`, `forced` were
     written without asking the model, since the constraint left no choice; in `text` they stand at `forced_spans`.
+    `allowed`: beside log-probabilities, how many tokens a constraint let through at each.
     """
 
     name: str | None
@@ -86,6 +87,7 @@ class Generated:
     others: tuple[str, ...] = ()
     forced: int = 0
     forced_spans: tuple[tuple[int, int], ...] = ()
+    allowed: tuple[int | None, ...] = ()
 
     @property
     def how(self) -> How:
@@ -377,6 +379,7 @@ def _call(call: Called, began: float) -> Generated | Chosen:
             others=tuple(output.text for output in outputs[1:]),
             forced=sum(len(output.forced) for output in outputs),
             forced_spans=() if first is None else first.forced_spans,
+            allowed=() if first is None else first.allowed,
         )
     chosen = call.outcome if isinstance(call.outcome, Selected) else None
     score = None if chosen is None else chosen.scores[chosen.decision.index]

@@ -10,7 +10,7 @@ import bisect
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -499,7 +499,7 @@ class EngineCore:
                     if entry.top:
                         request.prompt_top[position] = request.named(entry.top)
                 elif request.num_unshown:
-                    reason = request.show(entry, self._end_ids)
+                    reason = request.show(replace(entry, allowed=1), self._end_ids)
                     if reason is not None:
                         self._finish(request, reason)
                         break
@@ -522,9 +522,11 @@ class EngineCore:
         if not ready:
             return
         drawn = sample_within(logits if len(kept) == len(drawing) else logits[kept], rows, texts, self._end_ids)
-        for request, sampled in zip(ready, drawn, strict=True):
+        for request, row, sampled in zip(ready, rows, drawn, strict=True):
             if isinstance(sampled, NiwakiError):
                 self._fail_request(request, sampled)
+            elif request.wants_logprobs and row.mask is not None:
+                self._take(request, replace(sampled, allowed=int(np.bitwise_count(row.mask).sum())))
             else:
                 self._take(request, sampled)
 

@@ -67,9 +67,9 @@ class Request:
     __slots__ = (
         "id", "job", "index", "params", "namespace", "seed", "num_prompt", "num_computed", "num_cached", "logits_from",
         "lease", "matcher", "stops", "detokenizer", "waited_steps", "arrived", "admitted", "prefilled", "was_preempted",
-        "logprobs", "top_logprobs", "prompt_logprobs", "prompt_top", "forced", "healing", "_num_healed", "_num_shown",
-        "_buffer", "_length", "_tokenizer", "_text", "_text_ends", "_unsent_text", "_unsent_ids", "_unsent_logprobs",
-        "_unsent_top",
+        "logprobs", "top_logprobs", "allowed", "prompt_logprobs", "prompt_top", "forced", "healing", "_num_healed",
+        "_num_shown", "_buffer", "_length", "_tokenizer", "_text", "_text_ends", "_unsent_text", "_unsent_ids",
+        "_unsent_logprobs", "_unsent_top",
     )  # fmt: skip
 
     def __init__(
@@ -112,6 +112,7 @@ class Request:
         self.was_preempted = False
         self.logprobs: list[TokenLogprob] = []
         self.top_logprobs: list[tuple[TokenLogprob, ...]] = []
+        self.allowed: list[int | None] = []
         self.prompt_logprobs: dict[int, TokenLogprob] = {}
         self.prompt_top: dict[int, tuple[TokenLogprob, ...]] = {}
         # Nothing stands before the first token, so where its log-probability is asked for there is none.
@@ -338,6 +339,8 @@ class Request:
             return None
         named = TokenLogprob(sampled.logprob, sampled.token_id, self._tokenizer.token_text(sampled.token_id))
         self.logprobs.append(named)
+        if self.matcher is not None:
+            self.allowed.append(sampled.allowed)
         self.top_logprobs.append(self.named(sampled.top))
         return named
 
@@ -372,6 +375,7 @@ class Request:
             complete=self.matcher is None or self.matcher.can_end,
             forced=tuple(self.forced),
             forced_spans=self._forced_spans() if self.forced else (),
+            allowed=tuple(self.allowed),
             logprobs=tuple(self.logprobs),
             top_logprobs=tuple(self.top_logprobs),
             prompt_logprobs=tuple(self.prompt_logprobs[i] for i in sorted(self.prompt_logprobs)),

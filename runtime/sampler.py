@@ -56,11 +56,13 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A token; where asked for, its log-probability and the likeliest tokens with theirs, best first."""
+    """A token; where asked for, its log-probability, the likeliest tokens with theirs, best first, and how many tokens a
+    mask allowed."""
 
     token_id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    allowed: int | None = None
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled | GenerationError]:

@@ -190,6 +190,7 @@ def output_json(output: Output) -> Json:
         "complete": output.complete,
         "forced": output.forced,
         "forced_spans": output.forced_spans,
+        "allowed": output.allowed,
         "logprobs": _triples(output.logprobs),
         "top_logprobs": [_triples(top) for top in output.top_logprobs],
         "seconds": output.seconds,

@@ -17,7 +17,7 @@ import niwaki as nw
 from niwaki.lang.chart import LEFT, RIGHT, WIDTH, chart_of
 from niwaki.lang.picture import SHOWN_LIMBS, _folded, picture_of
 from niwaki.lang.state import State
-from niwaki.lang.tree import Tree
+from niwaki.lang.tree import Generated, Tree
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.picture import LOOK
 from tests.runtime.server.browser import DRIVER, browsing
@@ -211,6 +211,25 @@ def test_what_a_constraint_left_no_choice_about_is_marked(bundled_engine: Engine
     assert (state.usage.forced_tokens, state.usage.generated_tokens) == (totals.forced, totals.forced + totals.sampled)
     assert state.usage.seconds > 0
     assert f"forced by a constraint <b>{totals.forced}</b>" in html
+
+
+def test_details_say_step_by_step_how_many_tokens_a_constraint_allowed(bundled_engine: Engine) -> None:
+    @nw.function
+    def f(s: State) -> None:
+        s += "JSON: " + nw.gen("x", regex='\\{"name":"[A-Z][a-z]{2}"\\}', temperature=0, return_logprob=True)
+        s += " and " + nw.gen("y", max_new_tokens=3, ignore_eos=True, temperature=0, return_logprob=True)
+
+    tree = f.run(backend=bundled_engine).tree()
+    first, second = (item for item in tree.trunk.items if isinstance(item, Generated))
+    html = picture_of([tree]).html
+    read(html)
+    shown = re.findall(r"<span([^>]*)>([^<]*)<sub>([0-9,]+)</sub>", html)
+    assert [unescape(text) for _, text, _ in shown] == [one.text for one in first.logprobs]
+    assert [int(count.replace(",", "")) for _, _, count in shown] == list(first.allowed)
+    assert all(("no choice" in tag) == (count == "1") for tag, _, count in shown)
+    assert 1 in first.allowed
+    assert max(count or 0 for count in first.allowed) > 1
+    assert second.allowed == ()
 
 
 def test_marks_keep_the_text_as_it_is_where_it_is_folded_too() -> None:

@@ -7,6 +7,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from niwaki.runtime.api import (
     Segment,
 )
 from niwaki.runtime.config import EngineConfig
-from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
+from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary, compile_constraint
 from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.constraints.protocol import ANY_BYTE, Forced
 from niwaki.runtime.core import EngineCore
@@ -320,6 +321,29 @@ def test_an_output_says_where_its_forced_text_stands(prompt: str, engine: Engine
     assert len(told) >= 2, "the key, and what stands in the middle"
     assert told[0] in key
     assert all(text in key or text in "-ab-" for text in told)
+
+
+@pytest.mark.parametrize("forces", [True, False])
+def test_an_output_says_how_many_tokens_were_allowed_at_each(forces: bool, folder: Path) -> None:
+    constraint = Regex("ab-[a-z]{2}-(?:yes|no)")
+    params = SamplingParams(max_new_tokens=20, seed=2, return_logprob=True, constraint=constraint)
+    with Engine(folder, kv_tokens=1024, force_tokens=forces) as one:
+        branch = one.backend.open()
+        (output,) = one.backend.generate(branch, [Segment("the cat")], params).result(60)
+        (silent,) = one.backend.generate(branch, [Segment("")], replace(params, return_logprob=False)).result(60)
+        one.backend.close(branch)
+        vocabulary = Vocabulary(one.tokenizer.token_bytes, frozenset())
+        matcher = compile_constraint(constraint, vocabulary).matcher()
+        row = np.zeros(vocabulary.num_words, np.uint32)
+        expected: list[int] = []
+        for index, token_id in enumerate(output.token_ids):
+            matcher.fill_mask(row)
+            expected.append(1 if index in output.forced else int(np.bitwise_count(row).sum()))
+            matcher.accept(token_id)
+    assert list(output.allowed) == expected
+    assert silent.allowed == ()
+    assert bool(output.forced) == forces
+    assert max(expected) >= 26
 
 
 def test_a_small_pool_and_mates_in_the_batch_change_nothing(folder: Path) -> None:

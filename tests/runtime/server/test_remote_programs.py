@@ -109,6 +109,8 @@ def test_what_generations_tell_beside_their_text_comes_along(endpoint: RuntimeEn
     assert [len(top) for top in there.top_logprobs] == [2] * len(there.token_ids)
     assert (there.forced, there.forced_spans) == (here.forced, here.forced_spans)
     assert here.forced_spans
+    assert there.allowed == here.allowed
+    assert max(count or 0 for count in here.allowed) > 1
 
 
 def test_a_prefix_is_computed_once_for_all_forks_of_a_remote_program(endpoint: RuntimeEndpoint, engine: Engine) -> None:
