@@ -252,9 +252,11 @@ class LocalBackend:
         *,
         logits_from: int | None = None,
         num_settled: int = 0,
+        streams: bool = True,
     ) -> Generation:
         """Generate from token ids. `logits_from`: the first position whose next-token log-probability is wanted; then
         the prompt stays as it is. Else, with `params.heal`, tokens behind the first `num_settled` may be taken back.
+        `streams` changes nothing here: pieces that nobody reads cost nothing where there is no other process.
 
         Raises:
             CapacityError: the tokens can never fit. RequestError: a token id, stop or bias is outside the vocabulary.

@@ -47,7 +47,7 @@ from niwaki.runtime.server.branch_shapes import (
 from niwaki.runtime.server.errors import ApiError, as_api_error, overloaded
 from niwaki.runtime.server.feed import Ended, Failed, Feed, Piece
 from niwaki.runtime.server.service import Service
-from niwaki.runtime.server.sse import EventStream, event, unless_gone
+from niwaki.runtime.server.sse import EventStream, chunk_event, event, unless_gone
 from niwaki.runtime.server.wake import wake
 from niwaki.runtime.server.wire import (
     gives,
@@ -332,7 +332,7 @@ async def _events(feed: Feed, turn: ExitStack) -> AsyncIterator[bytes]:
         for one in events:
             match one:
                 case Piece(_, delta):
-                    yield event(to_json({"delta": delta_json(delta)}))
+                    yield chunk_event({"delta": delta_json(delta)})
                 case Ended():
                     turn.close()  # who reads this may use the branch at once
                     yield event(to_json({"outputs": [output_json(output) for output in one.outputs]}))

@@ -52,9 +52,11 @@ class Feed:
     tokenized.
     """
 
-    def __init__(self, size: int, metrics: Metrics) -> None:
+    def __init__(self, size: int, metrics: Metrics, *, streams: bool = True) -> None:
+        """Without `streams` there are no pieces: each costs something, read or not."""
         self.size = size
         self._metrics = metrics
+        self._streams = streams
         self._loop = asyncio.get_running_loop()
         self._reader: asyncio.Future[None] | None = None  # waits; used on the loop only
         self._events: deque[Event] = deque()
@@ -77,8 +79,12 @@ class Feed:
         if is_closed:
             generation.cancel()
             return
-        generation.add_delta_callback(lambda delta: self._put(Piece(index, delta)))
+        if self._streams:
+            generation.add_delta_callback(partial(self._grow, index))
         generation.add_done_callback(partial(self._end, index, generation))
+
+    def _grow(self, index: int, delta: Delta) -> None:
+        self._put(Piece(index, delta))
 
     def _end(self, index: int, generation: Generation) -> None:
         error = generation.error()
@@ -105,13 +111,12 @@ class Feed:
                 self._reader = self._loop.create_future()
                 await self._reader
             events = [self._events.popleft() for _ in range(len(self._events))]
+            now = time.perf_counter()
             for event in events:
-                self._measure(event)
-                match event:
-                    case Ended():
-                        num_running -= 1
-                    case Failed() | Aborted():
-                        num_running = 0
+                if isinstance(event, Piece):  # one for each token: the rest is rare
+                    self._measure(event, now)
+                else:
+                    num_running = self._num_left(event, num_running, now)
             if events:
                 yield events
 
@@ -160,24 +165,30 @@ class Feed:
             except EngineStopped:
                 return  # nothing runs any more
 
-    def _measure(self, event: Event) -> None:
-        now = time.perf_counter()
+    def _measure(self, piece: Piece, now: float) -> None:
+        before = self._last_piece.get(piece.index)
+        if before is None:
+            self._metrics.first_piece.observe(now - self._began)
+        else:
+            self._metrics.between_pieces.observe(now - before)
+        self._last_piece[piece.index] = now
+        self.num_tokens += len(piece.delta.token_ids)
+
+    def _num_left(self, event: Ended | Failed | Aborted, num_running: int, now: float) -> int:
+        """How many generations still run behind the end of one; it is measured."""
         match event:
-            case Piece(index, delta):
-                before = self._last_piece.get(index)
-                if before is None:
-                    self._metrics.first_piece.observe(now - self._began)
-                else:
-                    self._metrics.between_pieces.observe(now - before)
-                self._last_piece[index] = now
-                self.num_tokens += len(delta.token_ids)
             case Ended(_, output, outputs):
                 self._num_ended += 1
                 self._metrics.whole.observe(now - self._began)
                 self._metrics.queued.observe(output.queued_seconds)
-                # Pieces are told of the first output only.
                 self.num_tokens += output.prompt_tokens - output.cached_tokens
-                self.num_tokens += sum(other.completion_tokens for other in outputs[1:])
+                self.num_tokens += sum(one.completion_tokens for one in outputs)
+                if self._streams:  # pieces, which were counted, are told of the first output only
+                    self.num_tokens -= output.completion_tokens
+                else:
+                    self._metrics.first_piece.observe(output.first_seconds)
+                return num_running - 1
             case Failed(_, error):
                 self._num_ended += 1
                 self._metrics.failed.labels(type(error).__name__).inc()
+        return 0

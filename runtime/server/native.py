@@ -41,7 +41,7 @@ from niwaki.runtime.server.feed import Aborted, Ended, Event, Failed, Feed, Piec
 from niwaki.runtime.server.openai_models import MAX_NEW, LogitBias, Pattern, Stop, bias_of
 from niwaki.runtime.server.openai_shapes import LOWEST_LOGPROB, Json
 from niwaki.runtime.server.service import Work, works_of
-from niwaki.runtime.server.sse import DONE, EventStream, event, unless_gone
+from niwaki.runtime.server.sse import DONE, EventStream, chunk_event, event, unless_gone
 from niwaki.runtime.server.wire import (
     MAX_IDS,
     MAX_PROMPTS,
@@ -195,7 +195,10 @@ async def generate(request: Request) -> Response:
         return writer.works
 
     try:
-        feed = await service.begin(size, prepare, compiles=any(one.constraint() is not None for one in sampling))
+        # One that has a name may be aborted, and is then answered with what there is.
+        streams = bool(body.stream) or body.rid is not None
+        compiles = any(one.constraint() is not None for one in sampling)
+        feed = await service.begin(size, prepare, compiles=compiles, streams=streams)
     except Exception as error:
         param = "text" if body.input_ids is None else "input_ids"
         raise as_api_error(error, param=param, constraint="sampling_params") from error
@@ -294,7 +297,7 @@ async def _chunks(feed: Feed, writer: _Writer) -> AsyncIterator[bytes]:
     try:
         async for events in feed.batches():
             for index, result in writer.take(events).items():
-                yield event(to_json({"index": index, **result} if writer.is_list else result))
+                yield chunk_event({"index": index, **result} if writer.is_list else result)
     except NiwakiError as error:
         yield event(to_json(as_api_error(error).body()))
     yield DONE

@@ -34,7 +34,7 @@ from niwaki.runtime.server.openai_shapes import (
     usage_of,
 )
 from niwaki.runtime.server.service import Service, Work, works_of
-from niwaki.runtime.server.sse import DONE, EventStream, event, unless_gone
+from niwaki.runtime.server.sse import DONE, EventStream, chunk_event, event, unless_gone
 from niwaki.runtime.server.wire import ErrorAnswer, gives, json_response, read_body, takes, to_json
 
 COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat answer may fill the context
@@ -203,7 +203,8 @@ async def _answer(
 
     try:
         if keeper is None:
-            feed = await service.begin(num_prompts * n, start, compiles=constraint is not None)
+            compiles = constraint is not None
+            feed = await service.begin(num_prompts * n, start, compiles=compiles, streams=bool(body.stream))
         else:
             feed = await service.begin_generations(n, partial(start_kept, keeper), compiles=constraint is not None)
     except Exception as error:
@@ -254,7 +255,7 @@ async def _chunks(
             more["usage"] = so_far()
         elif options.include_usage:
             more["usage"] = None
-        return event(to_json(head.around(shape.chunk_name, [choice], **more)))
+        return chunk_event(head.around(shape.chunk_name, [choice], **more))
 
     openings = [shape.opening(index) for index in range(feed.size)]
     if any(openings):

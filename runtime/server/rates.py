@@ -62,6 +62,9 @@ class Rates:
                 raise _too_much(text, "requests", wait)
             bucket.take(1)
 
+    def counts_tokens(self, key: bytes) -> bool:
+        return self._limits.get(key, self._default).tokens_per_minute is not None
+
     def enter(self, key: bytes) -> None:
         """A request of the key runs; it must `leave`."""
         self._running[key] = self._running.get(key, 0) + 1

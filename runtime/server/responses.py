@@ -56,7 +56,8 @@ def responses_router(store: Store) -> APIRouter:
             raise as_refusal(error) from None
         prepare, shape = prepared_chat(request, service, chat)
         try:
-            feed = await service.begin(1, prepare, compiles=chat.constraint_param() is not None)
+            compiles = chat.constraint_param() is not None
+            feed = await service.begin(1, prepare, compiles=compiles, streams=bool(body.stream))
         except Exception as error:
             raise as_api_error(error, param="input", constraint=_own_name(chat.constraint_param())) from error
         writer = Writer(blank(body, service.model.info.model, int(time.time())))

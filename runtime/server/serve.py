@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 import threading
@@ -42,6 +43,8 @@ def serve(
     server = make_server(config, engine, programs)
     said = f"niwaki serves {server.model_name} on {url_of(config, listener)}"
     server.when_started.append(lambda: print(said, flush=True))  # not before: a bound socket still refuses
+    gc.collect()
+    gc.freeze()  # to go through all that was loaded held every stream up for 0.03 s now and then
     server.run(sockets=[listener])
 
 

@@ -51,9 +51,19 @@ class EngineClient(Protocol):
         ...
 
     def start(
-        self, ids: TokenIds, params: SamplingParams, namespace: str = "", *, logits_from: int | None = None
+        self,
+        ids: TokenIds,
+        params: SamplingParams,
+        namespace: str = "",
+        *,
+        logits_from: int | None = None,
+        streams: bool = True,
     ) -> Generation:
-        """Generate. Raises RequestError, ConstraintError or CapacityError where it can tell at once."""
+        """Generate; without `streams` nobody will read pieces.
+
+        Raises:
+            RequestError, ConstraintError, CapacityError: where it can tell at once.
+        """
         ...
 
     def flush(self) -> bool: ...
@@ -226,23 +236,33 @@ class Service:
         self._rates.enter(key)
         self._count()
 
-    async def begin(self, size: int, prepare: Callable[[], Sequence[Work]], *, compiles: bool) -> Feed:
+    async def begin(
+        self, size: int, prepare: Callable[[], Sequence[Work]], *, compiles: bool, streams: bool = True
+    ) -> Feed:
         """Start `size` sequences. `prepare` tokenizes and checks, on a thread; the caller must `finish` the feed.
+        Without `streams` the caller reads no pieces, and there may be none.
 
         Raises:
             ApiError: as `admit`. NiwakiError: what `prepare` and the engine raise.
         """
 
+        # Who is held to tokens a minute pays for those of an answer that it does not wait for, too.
+        streams = streams or self._rates.counts_tokens(caller.get())
+
         def start() -> Iterator[Generation]:
             for work in prepare():
-                yield self.engine.start(work.ids, work.params, work.namespace, logits_from=work.logits_from)
+                yield self.engine.start(
+                    work.ids, work.params, work.namespace, logits_from=work.logits_from, streams=streams
+                )
 
-        return await self.begin_generations(size, start, compiles=compiles)
+        return await self.begin_generations(size, start, compiles=compiles, streams=streams)
 
-    async def begin_generations(self, size: int, start: Callable[[], Iterable[Generation]], *, compiles: bool) -> Feed:
+    async def begin_generations(
+        self, size: int, start: Callable[[], Iterable[Generation]], *, compiles: bool, streams: bool = True
+    ) -> Feed:
         """As `begin`, for those who start their `size` generations themselves, on a thread."""
         self.admit(size)
-        feed = Feed(size, self.metrics)
+        feed = Feed(size, self.metrics, streams=streams)
         self.enter(feed)
 
         def add_all() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 from pathlib import Path
 
 import httpx2
 import pytest
 
-from niwaki.runtime.api import ConfigError
+from niwaki.runtime.api import ConfigError, Generation
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.errors import ApiError
@@ -16,7 +17,7 @@ from niwaki.runtime.server.keys import KeyLimits, digest_of, read_keys
 from niwaki.runtime.server.rates import Rates
 from niwaki.runtime.server.serve import serving
 from tests.lang.waiting import wait_until
-from tests.runtime.server.conftest import nobody_waits
+from tests.runtime.server.conftest import held, nobody_waits
 
 KEY = "a-key-of-ours"
 DIGEST = hashlib.sha256(KEY.encode()).hexdigest()
@@ -125,6 +126,45 @@ def test_long_answers_use_up_the_tokens_of_a_minute(engine: Engine) -> None:
         refused = client.post("/v1/completions", json=body)
         assert refused.status_code == 429
         assert refused.json()["error"]["type"] == "tokens"
+
+
+def test_an_answer_that_nobody_waited_for_uses_tokens_up_too(engine: Engine) -> None:
+    config = ServerConfig(port=0, limits=KeyLimits(tokens_per_minute=1))
+    body = b'{"prompt": "the cat", "max_tokens": 400, "ignore_eos": true, "temperature": 0}'
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: "
+    with serving(engine, config) as url, httpx2.Client(base_url=url, timeout=60) as client:
+        with held(engine):
+            with socket.create_connection((client.base_url.host, client.base_url.port)) as leaving:
+                leaving.sendall(f"{head}{len(body)}\r\n\r\n".encode() + body)
+                wait_until(lambda: "niwaki_time_to_first_token_seconds_count 1.0" in client.get("/metrics").text)
+            wait_until(lambda: nobody_waits(client))
+        assert client.post("/v1/completions", json={"prompt": "the cat"}).status_code == 429
+
+
+@pytest.mark.parametrize(
+    ("page", "body", "streams"),
+    [
+        ("/v1/completions", {"prompt": "the"}, False),
+        ("/v1/completions", {"prompt": "the", "stream": True}, True),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "the"}], "max_tokens": 2}, False),
+        ("/v1/responses", {"input": "the", "max_output_tokens": 2, "store": False}, False),
+        ("/generate", {"text": "the"}, False),
+        ("/generate", {"text": "the", "rid": "it may be aborted"}, True),
+    ],
+)
+def test_pieces_are_asked_for_where_somebody_reads_them(
+    client: httpx2.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch, page: str, body: object, streams: bool
+) -> None:
+    asked: list[object] = []
+    start = engine.backend.start
+
+    def noted(*args: object, **options: object) -> Generation:
+        asked.append(options["streams"])
+        return start(*args, **options)  # type: ignore[arg-type]  # what it was given
+
+    monkeypatch.setattr(engine.backend, "start", noted)
+    assert client.post(page, json=body).status_code == 200
+    assert asked == [streams]
 
 
 def test_a_file_without_keys_opens_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
