@@ -16,7 +16,6 @@ import torch
 from niwaki.kernels.linear import linear_torch
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import NumbaOps, array_of
-from niwaki.kernels.packed import PackedLinear, packed_linear
 from niwaki.kernels.paged_decode import paged_decode_attention
 from niwaki.kernels.plan import AttentionPlan, DecodeQueries
 from niwaki.kernels.rule import PLAIN, AttentionRule
@@ -28,9 +27,6 @@ TILE = 32
 
 class FixedOps(NumbaOps):
     """The CPU kernels, bit for bit the same for a row whatever else is in the batch."""
-
-    def packed(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear | None:
-        return packed_linear(weight, bias)
 
     def linear(self, x: Operand, weight: Operand, bias: Operand | None, out: Operand) -> None:
         rows, added = x.tensor, None if bias is None else bias.tensor

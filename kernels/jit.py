@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Literal, ParamSpec, TypeVar
 
 import numba
 from numba.core import config as numba_config
@@ -27,16 +27,18 @@ if SETTINGS["THREADING_LAYER"] == "default":
 
 
 def jit(
-    *, parallel: bool = False, nogil: bool = False, fastmath: frozenset[str] = FASTMATH
+    *, parallel: bool = False, nogil: bool = False, inline: bool = False, fastmath: frozenset[str] = FASTMATH
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Compile for the CPU on first call, kept on disk where a directory for it can be written. `nogil` is for kernels
-    of one thread, which never enter the pool."""
+    of one thread, which never enter the pool. `inline`: into each caller, so that no references to arrays are counted,
+    which takes some 10 ns for each array of a call."""
+    how: Literal["always", "never"] = "always" if inline else "never"
 
     def compile_lazily(function: Callable[P, R]) -> Callable[P, R]:
         try:
-            return numba.njit(cache=True, parallel=parallel, nogil=nogil, fastmath=set(fastmath))(function)
+            return numba.njit(cache=True, parallel=parallel, nogil=nogil, inline=how, fastmath=set(fastmath))(function)
         except RuntimeError:  # "no locator available": neither the package folder nor the user's cache is writable
-            return numba.njit(parallel=parallel, nogil=nogil, fastmath=set(fastmath))(function)
+            return numba.njit(parallel=parallel, nogil=nogil, inline=how, fastmath=set(fastmath))(function)
 
     return compile_lazily
 

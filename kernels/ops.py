@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from niwaki.kernels.clamped_mul import clamped_mul, clamped_mul_torch
+from niwaki.kernels.coded import Coded, CodedLinear, coded_linear
 from niwaki.kernels.copy_pages import copy_pages
 from niwaki.kernels.gelu_mul import gelu_mul, gelu_mul_torch
 from niwaki.kernels.linear import MAX_ROWS, linear_few_rows, linear_torch
@@ -31,6 +32,8 @@ from niwaki.kernels.store_kv import rope_store_kv, rope_store_kv_torch
 from niwaki.kernels.tile_attention import can_tile, tile_rows, tile_segments
 
 Gate = Callable[[Operand, Operand], None]  # as Ops.silu_mul
+Weight = torch.Tensor | Coded  # [outputs, inputs]
+Packed = PackedLinear | CodedLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,9 @@ class Ops(Protocol):
         """A whole mixture of experts over stacked weights; None: expert by expert."""
         ...
 
-    def packed(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear | None:
-        """The product with its weights laid out for this device; None where `linear` is as fast on them as they are."""
+    def packed(self, weight: Weight, bias: torch.Tensor | None) -> Packed | None:
+        """The product with its weights laid out for this device; None where `linear` is as fast on them as they are,
+        or where codes have no kernel."""
         ...
 
     def route(self, scores: torch.Tensor, per_token: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -156,7 +160,7 @@ class Plain:
     reads_device_plan = False
     fused_experts = None
 
-    def packed(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear | None:
+    def packed(self, weight: Weight, bias: torch.Tensor | None) -> Packed | None:
         return None
 
     def route(self, scores: torch.Tensor, per_token: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -174,8 +178,8 @@ class Plain:
 class NumbaOps(Plain):
     """The CPU kernels; torch for matrix products of many rows."""
 
-    def packed(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear | None:
-        return packed_linear(weight, bias)
+    def packed(self, weight: Weight, bias: torch.Tensor | None) -> Packed | None:
+        return coded_linear(weight, bias) if isinstance(weight, Coded) else packed_linear(weight, bias)
 
     def linear(self, x: Operand, weight: Operand, bias: Operand | None, out: Operand) -> None:
         rows = array_of(x)

@@ -108,21 +108,14 @@ def _columns(x: Array, weight: Array, bias: Array, out: Array, shape: Bytes, fir
     depth = (inputs + WIDE - 1) // WIDE
     group = max(1, CHUNK_BYTES // (depth * TILE * 4))
     chunk = max(WIDE, CHUNK_BYTES // (depth * WIDE * 2) // WIDE * WIDE)
-    stride = x.strides[0] // x.itemsize
     tiles = (min(rows, chunk) + ROWS - 1) // ROWS
-    laid = np.zeros(tiles * depth * TILE + WIDE, np.uint16)  # [tiles, depth, 16 rows, 32 columns]
+    laid = np.zeros(tiles * depth * TILE + WIDE, np.uint16)
     sums = np.empty(2 * WIDE * WIDE + LANES, np.float32)  # [2, 32 rows, 32 outputs]
     laid0, sums0 = aligned(laid), aligned(sums)
     configure(shape)
     for first in range(0, rows, chunk):
         count = min(chunk, rows - first)
-        for row in range(count):
-            place = laid0 + row // ROWS * depth * TILE + row % ROWS * WIDE
-            source = (first + row) * stride
-            for k in range(inputs // WIDE):
-                store16(laid, place + k * TILE, load16(x, source + k * WIDE))
-            for d in range(inputs // WIDE * WIDE, inputs):
-                laid[place + d // WIDE * TILE + d % WIDE] = x[first + row, d]
+        lay_rows(x, first, count, laid, laid0)
         # Weights of a group stay near while all rows pass; what a product gave is put in its place during the next one.
         turn, row_before, block_before = 0, 0, -1
         for start in range(first_block, last_block, group):
@@ -135,12 +128,28 @@ def _columns(x: Array, weight: Array, bias: Array, out: Array, shape: Bytes, fir
                         sums, place
                     )  # fmt: skip
                     if block_before >= 0:
-                        place = sums0 + (turn + 1) % 2 * WIDE * WIDE
-                        _put(sums, place, out, first + row_before, min(WIDE, count - row_before), block_before * WIDE)
+                        before = sums0 + (turn + 1) % 2 * WIDE * WIDE
+                        height = min(WIDE, count - row_before)
+                        put_sums(sums, before, out, first + row_before, height, block_before * WIDE)
                     turn, row_before, block_before = turn + 1, row, block
         place = sums0 + (turn + 1) % 2 * WIDE * WIDE
-        _put(sums, place, out, first + row_before, min(WIDE, count - row_before), block_before * WIDE)
+        put_sums(sums, place, out, first + row_before, min(WIDE, count - row_before), block_before * WIDE)
     release()
+
+
+@jit()
+def lay_rows(x: Array, first: int, count: int, laid: Array, laid0: int) -> None:
+    """laid [tiles, depth, 16 rows, 32 columns] from laid0 on = rows first to first + count of x."""
+    inputs = x.shape[1]
+    depth = (inputs + WIDE - 1) // WIDE
+    stride = x.strides[0] // x.itemsize
+    for row in range(count):
+        place = laid0 + row // ROWS * depth * TILE + row % ROWS * WIDE
+        source = (first + row) * stride
+        for k in range(inputs // WIDE):
+            store16(laid, place + k * TILE, load16(x, source + k * WIDE))
+        for d in range(inputs // WIDE * WIDE, inputs):
+            laid[place + d // WIDE * TILE + d % WIDE] = x[first + row, d]
 
 
 @jit()
@@ -154,23 +163,36 @@ def _product(
     load_tile(2, bias, output, 0)
     load_tile(3, bias, output + LANES, 0)
     for k in range(depth):
-        load_tile(4, laid, here + k * TILE, LINE)
-        load_tile(6, weight, there + 2 * k * TILE, LINE)
-        multiply(0, 4, 6)
-        load_tile(7, weight, there + (2 * k + 1) * TILE, LINE)
-        multiply(1, 4, 7)
-        if is_tall:
-            load_tile(5, laid, here + (depth + k) * TILE, LINE)
-            multiply(2, 5, 6)
-            multiply(3, 5, 7)
+        multiply_step(laid, here + k * TILE, depth * TILE, is_tall, weight, there + 2 * k * TILE)
+    store_products(is_tall, sums, sums0)
+
+
+@jit(inline=True)
+def multiply_step(laid: Array, here: int, below: int, is_tall: bool, weight: Array, there: int) -> None:
+    """Tiles 0 to 3 += 32 rows x 32 outputs of 32 columns. The second sixteen rows lie `below` the first."""
+    load_tile(4, laid, here, LINE)
+    load_tile(6, weight, there, LINE)
+    multiply(0, 4, 6)
+    load_tile(7, weight, there + TILE, LINE)
+    multiply(1, 4, 7)
+    if is_tall:
+        load_tile(5, laid, here + below, LINE)
+        multiply(2, 5, 6)
+        multiply(3, 5, 7)
+
+
+@jit(inline=True)
+def store_products(is_tall: bool, sums: Float32s, sums0: int) -> None:
+    """Tiles 0 to 3 to sums [32 rows, 32 outputs]; of the second sixteen rows only where `is_tall`."""
     store_tile(0, sums, sums0, WIDE * 4)
     store_tile(1, sums, sums0 + LANES, WIDE * 4)
-    store_tile(2, sums, sums0 + ROWS * WIDE, WIDE * 4)
-    store_tile(3, sums, sums0 + ROWS * WIDE + LANES, WIDE * 4)
+    if is_tall:
+        store_tile(2, sums, sums0 + ROWS * WIDE, WIDE * 4)
+        store_tile(3, sums, sums0 + ROWS * WIDE + LANES, WIDE * 4)
 
 
 @jit()
-def _put(sums: Float32s, place: int, out: Array, first: int, count: int, output: int) -> None:
+def put_sums(sums: Float32s, place: int, out: Array, first: int, count: int, output: int) -> None:
     """out[first + r, output : output + 32] = row r of the sums, as far as there are outputs."""
     outputs = out.shape[1]
     stride = out.strides[0] // out.itemsize

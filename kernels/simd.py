@@ -445,15 +445,19 @@ def _prefetch(typing, array, index):
     """Ask for the cache line of array[index], which need not exist."""
 
     def generate(context, builder, signature, args):
-        byte = ir.IntType(8).as_pointer()
-        number = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-        ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        pointer = builder.bitcast(element_pointer(context, builder, signature, args), byte)
-        builder.call(ask, [pointer, *(ir.Constant(number, flag) for flag in (0, 3, 1))])  # read, keep, data
+        ask_for(builder, element_pointer(context, builder, signature, args))
         return context.get_dummy_value()
 
     return types.void(array, index), generate
+
+
+def ask_for(builder, pointer):
+    """Ask memory for the cache line there."""
+    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+    ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    flags = (ir.Constant(number, flag) for flag in (0, 3, 1))  # read, keep, data
+    builder.call(ask, [builder.bitcast(pointer, byte), *flags])
 
 
 def element_pointer(context, builder, signature, args, first=0):

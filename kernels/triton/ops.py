@@ -8,7 +8,7 @@ import torch
 
 from niwaki.kernels.linear import linear_torch
 from niwaki.kernels.operand import Operand
-from niwaki.kernels.ops import Gate, Stacked
+from niwaki.kernels.ops import Gate, Stacked, Weight
 from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.rule import PLAIN, AttentionRule
 from niwaki.kernels.triton.gate import clamped_mul, gelu_mul, silu_mul
@@ -27,8 +27,8 @@ class TritonOps:
 
     reads_device_plan = True
 
-    def packed(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        return None  # cuBLAS takes them as they are
+    def packed(self, weight: Weight, bias: torch.Tensor | None) -> None:
+        return None  # cuBLAS takes them as they are; codes have no kernel yet
 
     def linear(self, x: Operand, weight: Operand, bias: Operand | None, out: Operand) -> None:
         linear_torch(x.tensor, weight.tensor, None if bias is None else bias.tensor, out.tensor)

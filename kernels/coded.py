@@ -1,0 +1,269 @@
+"""A matrix product with weights of few bits: out = x W^T + bias, where W[o, i] = scale[o, g] (code[o, i] - zero[o, g]).
+
+g = i // group: a scale for each `group` inputs of an output. Codes have 4 or 8 bits and stay so in memory, for with few
+rows a product takes as long as reading its weights. They are widened to bfloat16, which holds such whole numbers
+exactly, a block of 32 outputs at a time, just before the matrix unit (tiles.py, packed.py) takes them; the sums of a
+group are multiplied by its scales in float32. So nothing is rounded but the weights, when they got their codes, and a
+row's result does not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numba import prange
+
+from niwaki.kernels.checks import check_arrays
+from niwaki.kernels.jit import get_num_threads, jit
+from niwaki.kernels.operand import Array, Operand
+from niwaki.kernels.packed import (
+    CHUNK_BYTES,
+    MIN_PARALLEL_PRODUCTS,
+    TILE,
+    WIDE,
+    lay_rows,
+    multiply_step,
+    put_sums,
+    store_products,
+)
+from niwaki.kernels.partial import Float32s
+from niwaki.kernels.segments import Int64s
+from niwaki.kernels.simd import LANES, load16, multiply_add, store16
+from niwaki.kernels.tiles import ROWS, WHOLE, Bytes, aligned, clear, configure, has_tiles, release
+from niwaki.kernels.widen import widen
+
+GROUP = 64  # inputs that share a scale where this file finds codes of 4 bits
+SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # of a group's range that are tried
+TINY = 1e-12  # a scale of zeros
+ROWS_AT_ONCE = 1024  # that get their codes: bounds the memory it takes
+NEAR = 4  # steps of wide weights that a core keeps nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A matrix in few bits: whole numbers, and what they mean."""
+
+    codes: torch.Tensor  # [outputs, inputs]: int8, of 4 bits from 0 to 15; or float8_e4m3fn
+    scales: torch.Tensor  # float32 [outputs, groups]
+    zeros: torch.Tensor | None  # int16 [outputs, groups]
+    group: int  # inputs that share a scale; the last group may be smaller
+    bits: int
+
+    def matrix(self, group_of: torch.Tensor | None = None) -> torch.Tensor:
+        """float32 [outputs, inputs]. group_of int64 [inputs]: where groups do not follow one another."""
+        if group_of is None:
+            group_of = torch.arange(self.codes.shape[1], device=self.codes.device) // self.group
+        numbers = self.codes.float()
+        if self.zeros is not None:
+            numbers -= self.zeros.float()[:, group_of]
+        return numbers.mul_(self.scales[:, group_of])
+
+    def of_rows(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Coded:
+        """Its rows otherwise: in another order, or fewer."""
+        zeros = None if self.zeros is None else change(self.zeros)
+        return replace(self, codes=change(self.codes), scales=change(self.scales), zeros=zeros)
+
+
+def coded(matrix: torch.Tensor, bits: int) -> Coded:
+    """The nearest in 8 bits, with a scale for each output, or in 4, with a scale and a zero for each GROUP inputs."""
+    parts = [_of_8_bits(part) if bits == 8 else _of_4_bits(part) for part in torch.split(matrix, ROWS_AT_ONCE)]
+    joined = stacked_codes(parts)
+    assert joined is not None, "they are grouped alike"
+    return joined
+
+
+def _of_8_bits(matrix: torch.Tensor) -> Coded:
+    rows = matrix.float()
+    scales = rows.abs().amax(1, keepdim=True).clamp_min_(TINY) / 127
+    return Coded((rows / scales).round_().to(torch.int8), scales, None, rows.shape[1], 8)
+
+
+def _of_4_bits(matrix: torch.Tensor) -> Coded:
+    """Ends of a group are cut off as far as that lessens its squared error."""
+    outputs, inputs = matrix.shape
+    groups = _filled(matrix.float(), outputs, -(-inputs // GROUP) * GROUP).view(outputs, -1, GROUP)
+    low, high = groups.amin(2, keepdim=True).clamp_max_(0), groups.amax(2, keepdim=True).clamp_min_(0)
+    best = torch.full_like(low, torch.inf)
+    scales, zeros, codes = torch.empty_like(low), torch.empty_like(low), torch.empty_like(groups)
+    for share in SHARES:
+        scale = ((high - low) * (share / 15)).clamp_min_(TINY)
+        zero = (-low * share / scale).round_()
+        code = (groups / scale + zero).round_().clamp_(0, 15)
+        error = ((code - zero) * scale - groups).square_().sum(2, keepdim=True)
+        is_better = error < best
+        for kept, new in ((best, error), (scales, scale), (zeros, zero), (codes, code)):
+            torch.where(is_better, new, kept, out=kept)
+    whole = codes.to(torch.int8).view(outputs, -1)[:, :inputs]
+    return Coded(whole, scales.squeeze(2), zeros.squeeze(2).to(torch.int16), GROUP, 4)
+
+
+def stacked_codes(parts: Sequence[Coded]) -> Coded | None:
+    """Their rows one below the other; None where they are grouped differently."""
+    first = parts[0]
+    if any((one.group, one.bits, one.zeros is None) != (first.group, first.bits, first.zeros is None) for one in parts):
+        return None
+    zeros = [part.zeros for part in parts if part.zeros is not None]
+    return replace(
+        first,
+        codes=torch.cat([part.codes for part in parts]),
+        scales=torch.cat([part.scales for part in parts]),
+        zeros=torch.cat(zeros) if zeros else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CodedLinear:
+    """Codes in the order in which they are read, filled up with zeros to whole blocks.
+
+    codes of 8 bits: int8, or uint8 for e4m3, [blocks, depth, 32 vectors, 16 even and 16 odd elements]; of 4: uint16
+    [blocks, depth, 8, 32 words], whose word holds an element of four vectors. A vector is a line of a weight tile of
+    packed.py.
+    """
+
+    codes: Array
+    scales: Float32s  # [blocks x groups x 32 outputs]
+    zeros: Bytes  # [blocks x groups x 32 outputs]; none of 8 bits
+    bias: Float32s  # [blocks x 32]
+    span: int  # columns of tiles that share scales
+    inputs: int
+    outputs: int
+
+    def forward(self, x: Operand, out: Operand) -> None:
+        """x [rows, inputs] bfloat16; out [rows, outputs], bfloat16 or float32. Rows contiguous."""
+        rows, result = x.array, out.array
+        assert rows is not None
+        assert result is not None
+        check_arrays("coded_linear", np.dtype(np.uint16), x=(rows, (len(result), self.inputs)))
+        if result.shape[1] != self.outputs:
+            raise ValueError(f"coded_linear: out must have {self.outputs} columns, got {result.shape[1]}")
+        blocks = len(self.bias) // WIDE
+        args = (rows, self.codes, self.scales, self.zeros, self.bias, self.span, result, WHOLE)
+        threads = min(get_num_threads(), blocks)
+        if threads == 1 or len(rows) * self.inputs * self.outputs < MIN_PARALLEL_PRODUCTS:
+            _columns(*args, 0, blocks)
+        else:
+            _columns_parallel(*args, np.linspace(0, blocks, threads + 1).astype(np.int64))
+
+
+def coded_linear(weight: Coded, bias: torch.Tensor | None) -> CodedLinear | None:
+    """None where this CPU has no matrix unit, groups are no multiples of 32 inputs, or numbers less their zeros do not
+    fit 8 bits. `weight` is not kept."""
+    outputs, inputs = weight.codes.shape
+    is_whole = weight.group >= inputs or weight.group % WIDE == 0
+    if not has_tiles() or weight.codes.device.type != "cpu" or not is_whole:
+        return None
+    numbers = weight.codes if weight.bits == 4 else _without_zeros(weight)
+    if numbers is None:
+        return None
+    blocks, depth = -(-outputs // WIDE), -(-inputs // WIDE)
+    whole = _filled(numbers, blocks * WIDE, depth * WIDE)
+    lines = whole.view(blocks, 2, ROWS, depth, LANES, 2).permute(0, 3, 1, 4, 2, 5).reshape(blocks, depth, -1, WIDE)
+    if weight.zeros is not None and weight.bits == 4:
+        shifts = torch.arange(0, 16, 4, dtype=torch.int32)[:, None]
+        codes = (lines.view(blocks, depth, -1, 4, WIDE).int() << shifts).sum(3, dtype=torch.int32).to(torch.uint16)
+        zeros = _by_block(weight.zeros, blocks).to(torch.uint8)
+    else:
+        codes = lines.view(blocks, depth, -1, LANES, 2).transpose(3, 4)
+        zeros = torch.empty(0, dtype=torch.uint8)
+    added = torch.zeros(blocks * WIDE)
+    if bias is not None:
+        added[:outputs] = bias.float()
+    return CodedLinear(
+        codes.flatten().numpy(),
+        _by_block(weight.scales, blocks).flatten().numpy(),
+        zeros.flatten().numpy(),
+        added.numpy(),
+        depth if weight.group >= inputs else weight.group // WIDE,
+        inputs,
+        outputs,
+    )
+
+
+def _without_zeros(weight: Coded) -> torch.Tensor | None:
+    """Numbers of 8 bits less their zeros, int8, or the bits of e4m3 as uint8."""
+    if weight.codes.dtype == torch.float8_e4m3fn:
+        return weight.codes.view(torch.uint8)
+    if weight.zeros is None:
+        return weight.codes
+    group_of = torch.arange(weight.codes.shape[1]) // weight.group
+    numbers = weight.codes - weight.zeros[:, group_of]
+    return None if int(numbers.min()) < -128 or int(numbers.max()) > 127 else numbers.to(torch.int8)
+
+
+def _filled(matrix: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    return torch.nn.functional.pad(matrix, (0, columns - matrix.shape[1], 0, rows - matrix.shape[0]))
+
+
+def _by_block(values: torch.Tensor, blocks: int) -> torch.Tensor:
+    """[outputs, groups] -> [blocks, groups, 32 outputs]."""
+    return _filled(values, blocks * WIDE, values.shape[1]).view(blocks, WIDE, -1).transpose(1, 2).contiguous()
+
+
+@jit(parallel=True)
+def _columns_parallel(
+    x: Array, codes: Array, scales: Float32s, zeros: Bytes, bias: Float32s, span: int, out: Array, shape: Bytes,
+    bounds: Int64s,
+) -> None:  # fmt: skip
+    for part in prange(bounds.shape[0] - 1):
+        _columns(x, codes, scales, zeros, bias, span, out, shape, bounds[part], bounds[part + 1])
+
+
+@jit()
+def _columns(
+    x: Array, codes: Array, scales: Float32s, zeros: Bytes, bias: Float32s, span: int, out: Array, shape: Bytes,
+    first_block: int, last_block: int,
+) -> None:  # fmt: skip
+    """Outputs WIDE x first_block to WIDE x last_block."""
+    rows, inputs = x.shape
+    depth = (inputs + WIDE - 1) // WIDE
+    groups = (depth + span - 1) // span
+    chunk = max(WIDE, CHUNK_BYTES // (depth * WIDE * 2) // WIDE * WIDE)
+    tiles = (min(rows, chunk) + ROWS - 1) // ROWS
+    laid = np.zeros(tiles * depth * TILE + WIDE, np.uint16)
+    wide = np.empty(depth * 2 * TILE + WIDE, np.uint16)
+    sums = np.empty(2 * WIDE * WIDE + LANES, np.float32)  # of a group, and of the one before: [32 rows, 32 outputs]
+    total = np.empty(WIDE * WIDE, np.float32)
+    laid0, wide0, sums0 = aligned(laid), aligned(wide), aligned(sums)
+    configure(shape)
+    for first in range(0, rows, chunk):
+        count = min(chunk, rows - first)
+        kept = depth if count > WIDE else min(depth, NEAR)  # steps whose wide weights stay for further rows
+        lay_rows(x, first, count, laid, laid0)
+        for block in range(first_block, last_block):
+            for row in range(0, count, WIDE):
+                here = laid0 + row // ROWS * depth * TILE
+                height = min(WIDE, count - row)
+                is_tall = height > ROWS
+                for r in range(0, height * WIDE, WIDE):
+                    store16(total, r, load16(bias, block * WIDE))
+                    store16(total, r + LANES, load16(bias, block * WIDE + LANES))
+                for g in range(groups):
+                    scale = (block * groups + g) * WIDE
+                    clear(0)
+                    clear(1)
+                    clear(2)
+                    clear(3)
+                    for k in range(g * span, min(g * span + span, depth)):
+                        place = wide0 + k % kept * 2 * TILE
+                        if row == 0:
+                            widen(codes, block * depth + k, zeros, scale, wide, place)
+                        multiply_step(laid, here + k * TILE, depth * TILE, is_tall, wide, place)
+                    if g > 0:  # while the matrix unit is at work
+                        _add_scaled(sums, sums0 + (g - 1) % 2 * WIDE * WIDE, scales, scale - WIDE, total, height)
+                    store_products(is_tall, sums, sums0 + g % 2 * WIDE * WIDE)
+                scale = (block * groups + groups - 1) * WIDE
+                _add_scaled(sums, sums0 + (groups - 1) % 2 * WIDE * WIDE, scales, scale, total, height)
+                put_sums(total, 0, out, first + row, height, block * WIDE)
+    release()
+
+
+@jit(inline=True)
+def _add_scaled(sums: Float32s, place: int, scales: Float32s, scale: int, total: Float32s, height: int) -> None:
+    """total += the sums of a group, each output's times its scale."""
+    low, high = load16(scales, scale), load16(scales, scale + LANES)
+    for r in range(0, height * WIDE, WIDE):
+        store16(total, r, multiply_add(load16(sums, place + r), low, load16(total, r)))
+        store16(total, r + LANES, multiply_add(load16(sums, place + r + LANES), high, load16(total, r + LANES)))

@@ -1,0 +1,88 @@
+"""Numbers of 4 and 8 bits as bfloat16, 32 at a time, inside Numba kernels (see simd.py for the vectors)."""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+# Intrinsics get Numba's builder and types, which have no annotations; what kernels call is typed at the end.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from niwaki.kernels.operand import Array
+from niwaki.kernels.simd import FLOATS, INTS, LANES, ask_for, element_pointer
+
+AHEAD = 8192  # bytes between what is read and what memory is asked for
+BYTE, LONG = ir.IntType(8), ir.IntType(64)
+BYTES = ir.VectorType(ir.IntType(8), LANES)
+WORDS = ir.VectorType(ir.IntType(16), 2 * LANES)
+
+
+@intrinsic
+def _widen(typing, codes, step, zeros, zero, target, place):
+    """target[place : place + 1024], bfloat16, = step `step` of the codes: 32 vectors of 32 numbers.
+
+    codes, of 1,024 numbers a step: int8, or e4m3 (OCP, "8-bit floating point specification", 2023; its NaN is read as
+    480) as uint8, of each vector the sixteen even elements before the odd ones; or numbers of 4 bits in uint16, one of
+    each of four vectors, less the zero of their output: zeros[zero + i] for elements 2i and 2i + 1 of the first sixteen
+    vectors, zeros[zero + 16 + i] for the others.
+    """
+    kind = codes.dtype
+    size, vectors = (256, _of_words) if kind.bitwidth == 16 else (1024, _of_bytes)
+
+    def generate(context, builder, signature, args):
+        step = builder.mul(context.cast(builder, args[1], signature.args[1], types.intp), LONG(size))
+        source = builder.gep(context.make_array(signature.args[0])(context, builder, args[0]).data, [step])
+        bytes_ = builder.bitcast(source, BYTE.as_pointer())
+        for line in range(0, size * kind.bitwidth // 8, 64):
+            ask_for(builder, builder.gep(bytes_, [LONG(AHEAD + line)]))
+        into = builder.bitcast(element_pointer(context, builder, signature, args, 4), INTS.as_pointer())
+        first_zero = element_pointer(context, builder, signature, args, 2)
+        for number, words in enumerate(vectors(builder, bytes_, kind.signed, first_zero)):
+            builder.store(words, builder.gep(into, [LONG(number)]), align=2)
+        return context.get_dummy_value()
+
+    return types.void(codes, step, zeros, zero, target, place), generate
+
+
+def _of_bytes(builder, source, is_whole, first_zero):
+    source = builder.bitcast(source, BYTES.as_pointer())
+    for vector in range(32):
+        places = (builder.gep(source, [LONG(2 * vector + half)]) for half in range(2))
+        pair = (builder.sext(builder.load(place, align=1), INTS) for place in places)
+        even, odd = (builder.sitofp(each, FLOATS) if is_whole else _of_e4m3(builder, each) for each in pair)
+        # Numbers of so few bits end in zeros: nothing is to be rounded.
+        low = builder.lshr(builder.bitcast(even, INTS), ir.Constant(INTS, [16] * LANES))
+        yield builder.or_(low, builder.and_(builder.bitcast(odd, INTS), ir.Constant(INTS, [0xFFFF0000] * LANES)))
+
+
+def _of_e4m3(builder, words):
+    """Exponents of float32 are larger by 120: the bits, put in place, are the number times 2**-120."""
+    placed = builder.shl(words, ir.Constant(INTS, [20] * LANES))
+    bits = builder.and_(placed, ir.Constant(INTS, [0x87F00000] * LANES))
+    return builder.fmul(builder.bitcast(bits, FLOATS), ir.Constant(FLOATS, [2.0**120] * LANES))
+
+
+def _of_words(builder, source, is_signed, first_zero):
+    kind = ir.FunctionType(WORDS, [WORDS, WORDS])
+    look_up = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.permvar.hi.512")
+    source, first_zero = (builder.bitcast(each, of.as_pointer()) for each, of in ((source, WORDS), (first_zero, BYTES)))
+    for half in range(2):
+        zero = builder.zext(builder.load(builder.gep(first_zero, [LONG(half)]), align=1), INTS)
+        zero = builder.bitcast(builder.or_(zero, builder.shl(zero, ir.Constant(INTS, [16] * LANES))), WORDS)
+        for vector in range(16 * half, 16 * half + 16):
+            words = builder.load(builder.gep(source, [LONG(vector // 4)]), align=2)
+            shifted = builder.lshr(words, ir.Constant(WORDS, [vector % 4 * 4] * 2 * LANES))
+            code = builder.and_(shifted, ir.Constant(WORDS, [15] * 2 * LANES))
+            yield builder.bitcast(builder.call(look_up, [ir.Constant(WORDS, NUMBERS), builder.sub(code, zero)]), INTS)
+
+
+# The instruction looks at five bits of each index: 0 to 15, then -16 to -1, in bfloat16.
+NUMBERS = [int(bits) >> 16 for bits in np.array([*range(16), *range(-16, 0)], np.float32).view(np.uint32)]
+
+widen = cast("Callable[[Array, int, Array, int, Array, int], None]", _widen)

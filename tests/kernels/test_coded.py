@@ -1,0 +1,138 @@
+"""Weights of few bits: products with their codes are products with what the codes mean."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from niwaki.kernels import jit
+from niwaki.kernels.coded import GROUP, Coded, CodedLinear, coded, coded_linear, stacked_codes
+from niwaki.kernels.operand import Operand
+from niwaki.kernels.tiles import has_tiles
+
+needs_tiles = pytest.mark.skipif(not has_tiles(), reason="this CPU has no bfloat16 tiles")
+KINDS = ("int8", "int8-zeros", "int4", "e4m3")
+
+
+def drawn(kind: str, outputs: int, inputs: int, group: int) -> Coded:
+    """Every number that the kind has, scales from 0.5 to 1.5."""
+    generator = torch.Generator().manual_seed(0)
+
+    def whole(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high + 1, shape, generator=generator)
+
+    groups = -(-inputs // group)
+    scales = torch.rand(outputs, groups, generator=generator) + 0.5
+    match kind:
+        case "int4":
+            zeros = whole(0, 16, outputs, groups).to(torch.int16)
+            return Coded(whole(0, 15, outputs, inputs).to(torch.int8), scales, zeros, group, 4)
+        case "e4m3":
+            bits = whole(0, 253, outputs, inputs).to(torch.uint8)
+            bits[bits == 127] = 0  # a NaN, as 255 is
+            return Coded(bits.view(torch.float8_e4m3fn), scales, None, group, 8)
+        case "int8-zeros":
+            zeros = whole(-3, 3, outputs, groups).to(torch.int16)
+            return Coded(whole(-124, 123, outputs, inputs).to(torch.int8), scales, zeros, group, 8)
+    return Coded(whole(-128, 127, outputs, inputs).to(torch.int8), scales, None, group, 8)
+
+
+def product(linear: CodedLinear, x: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    out = torch.empty(len(x), linear.outputs, dtype=dtype)
+    linear.forward(Operand.of(x), Operand.of(out))
+    return out
+
+
+def rows_of(count: int, inputs: int) -> torch.Tensor:
+    return torch.randn(count, inputs, generator=torch.Generator().manual_seed(1)).bfloat16()
+
+
+@needs_tiles
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("inputs", "outputs", "group"), [(7, 5, 7), (70, 33, 70), (96, 64, 32), (320, 100, 128)])
+def test_a_product_with_codes_is_the_product_with_what_they_mean(
+    kind: str, inputs: int, outputs: int, group: int
+) -> None:
+    weight, bias = drawn(kind, outputs, inputs, group), torch.linspace(-1, 1, outputs)
+    for added in (None, bias):
+        linear = coded_linear(weight, added)
+        assert linear is not None
+        for rows in (1, 16, 17, 32, 33, 70):
+            x = rows_of(rows, inputs)
+            expected = x.double() @ weight.matrix().double().t() + (0 if added is None else added.double())
+            assert (product(linear, x) - expected).abs().max() < 1e-6 * expected.abs().max()
+            rounded = product(linear, x, torch.bfloat16).double()
+            assert torch.allclose(rounded, expected, rtol=2**-8, atol=1e-6 * float(expected.abs().max()))
+
+
+@needs_tiles
+def test_no_row_depends_on_the_rows_beside_it_or_on_threads() -> None:
+    linear = coded_linear(drawn("int4", 700, 1000, 128), None)
+    assert linear is not None
+    x = rows_of(900, 1000)  # more rows than are laid out at once, and work for two threads
+    whole = product(linear, x)
+    before = jit.get_num_threads()
+    try:
+        jit.set_num_threads(2)
+        assert torch.equal(product(linear, x), whole)
+    finally:
+        jit.set_num_threads(before)
+    for row in (0, 15, 16, 33, 899):
+        assert torch.equal(product(linear, x[row : row + 1])[0], whole[row])
+
+
+@needs_tiles
+def test_what_has_no_kernel_is_told() -> None:
+    assert coded_linear(drawn("int4", 8, 96, 48), None) is None  # a group ends inside a tile
+    wide = drawn("int8-zeros", 8, 64, 64)
+    assert wide.zeros is not None
+    assert coded_linear(replace(wide, zeros=wide.zeros + 200), None) is None
+
+
+@needs_tiles
+def test_operands_of_another_shape_are_refused() -> None:
+    linear = coded_linear(drawn("int8", 8, 64, 64), None)
+    assert linear is not None
+    with pytest.raises(ValueError, match="coded_linear"):
+        product(linear, rows_of(2, 63))
+    with pytest.raises(ValueError, match="out must have 8 columns, got 9"):
+        linear.forward(Operand.of(rows_of(2, 64)), Operand.of(torch.empty(2, 9)))
+
+
+def test_eight_bits_are_at_most_half_a_step_off() -> None:
+    matrix = rows_of(40, 100).float()
+    matrix[3] = 0
+    codes = coded(matrix, 8)
+    assert (codes.matrix() - matrix).abs().max(1).values.sub(codes.scales[:, 0] / 2).max() < 1e-6
+    assert torch.equal(codes.matrix()[3], matrix[3])
+
+
+def test_four_bits_are_nearer_than_steps_over_the_whole_range() -> None:
+    matrix = rows_of(40, 2 * GROUP + 10).float()
+    matrix[3] = 0
+    got = coded(matrix, 4).matrix()
+    for first in range(0, matrix.shape[1], GROUP):
+        part = slice(first, first + GROUP)
+        low = matrix[:, part].amin(1, keepdim=True).clamp_max(0)
+        step = ((matrix[:, part].amax(1, keepdim=True).clamp_min(0) - low) / 15).clamp_min(1e-12)
+        plain = ((matrix[:, part] / step + (-low / step).round()).round().clamp(0, 15) - (-low / step).round()) * step
+        error, plain_error = ((each - matrix[:, part]).square().sum(1) for each in (got[:, part], plain))
+        assert (error <= plain_error * 1.0001).all()
+    assert torch.equal(got[3], matrix[3])
+
+
+def test_codes_are_stacked_where_they_are_grouped_alike() -> None:
+    a, b = drawn("int4", 8, 64, 32), drawn("int4", 3, 64, 32)
+    stacked = stacked_codes([a, b])
+    assert stacked is not None
+    assert torch.equal(stacked.matrix(), torch.cat((a.matrix(), b.matrix())))
+    assert stacked_codes([a, drawn("int4", 3, 64, 64)]) is None
+    assert stacked_codes([a, drawn("int8", 3, 64, 32)]) is None
+
+
+def test_rows_of_codes_are_rows_of_what_they_mean() -> None:
+    weight = drawn("int4", 8, 64, 32)
+    turned = weight.of_rows(lambda rows: rows.flip(0))
+    assert torch.equal(turned.matrix(), weight.matrix().flip(0))
