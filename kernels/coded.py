@@ -5,6 +5,17 @@ rows a product takes as long as reading its weights. They are widened to bfloat1
 exactly, a block of 32 outputs at a time, just before the matrix unit (tiles.py, packed.py) takes them; the sums of a
 group are multiplied by its scales in float32. So nothing is rounded but the weights, when they got their codes, and a
 row's result does not depend on the rows beside it.
+
+On one core of a Xeon with AMX, 22 November 2026, weights that no cache near the core holds, [5632, 1024], us:
+
+    rows                                     1      8     32
+    bfloat16 (packed.py)                  1947   1645   1343
+    8 bits                                 965    924   1163
+    4 bits, groups of 64                   657    604    934
+    torch._weight_int8pack_mm             1447   2751   7809
+    aten._weight_int4pack_mm_for_cpu       534   1676   6552
+
+256 rows of [1536, 512]: 1367 in bfloat16, 1162 and 1182 here.
 """
 
 from __future__ import annotations

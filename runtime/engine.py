@@ -36,7 +36,7 @@ from niwaki.runtime.api import (
     Spacing,
 )
 from niwaki.runtime.cache_file import Layout
-from niwaki.runtime.config import EngineConfig
+from niwaki.runtime.config import WEIGHT_BITS, EngineConfig
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
 from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.core import EngineCore
@@ -92,6 +92,7 @@ class Engine:
             folder,
             device=self.config.device,
             dtype=self.config.dtype,
+            weight_bits=WEIGHT_BITS[self.config.weights],
             num_pages=num_pages,
             page_size=page_size,
             tree_attention=self.config.enable_tree_attention and not self.config.deterministic,
@@ -112,7 +113,8 @@ class Engine:
             model_config.vocab_size,
             self.tokenizer.special_ids,
         )
-        said = f"{runner.dtype} {page_size}{' deterministic' if self.config.deterministic else ''}"
+        kept = "" if self.config.weights == "auto" else f" {self.config.weights}"
+        said = f"{runner.dtype} {page_size}{kept}{' deterministic' if self.config.deterministic else ''}"
         self._layout = Layout(
             hashlib.blake2b(weights + said.encode(), digest_size=16).digest(),
             page_size,

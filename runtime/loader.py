@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from niwaki.kernels.coded import Coded
+from niwaki.kernels.ops import Weight
 from niwaki.runtime.api import ModelError, RequestError, SamplingOptions
 from niwaki.runtime.models.config import ModelConfig, parse_config
 from niwaki.runtime.models.fields import token_ids
@@ -131,6 +133,11 @@ class Checkpoint:
     def read(self, name: str) -> torch.Tensor:
         """The tensor in memory of its own, as stored, or as its parts mean it; from the file to a GPU without a tensor
         on the host between."""
+        weight = self.weight(name)
+        return weight.matrix() if isinstance(weight, Coded) else weight
+
+    def weight(self, name: str) -> Weight:
+        """The same, as codes where it is stored so."""
         parts = self._parts.get(name)
         if parts is None:
             return self._read(name)

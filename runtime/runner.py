@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from niwaki.kernels.ops import Ops, ops_for
+from niwaki.kernels.ops import Ops, Weight, ops_for
 from niwaki.kernels.plan import AttentionPlan, Span, Spans, make_plan
 from niwaki.kernels.segments import Int32s
 from niwaki.kernels.shared_prefix import costs_for
@@ -22,6 +22,7 @@ from niwaki.runtime.api import ConfigError
 from niwaki.runtime.loader import Checkpoint, read_model_folder
 from niwaki.runtime.models.config import ModelConfig
 from niwaki.runtime.models.decoder import Decoder
+from niwaki.runtime.models.projection import Source
 from niwaki.runtime.models.weights import expected_tensors
 
 if TYPE_CHECKING:
@@ -70,19 +71,20 @@ class Runner:
     def __init__(
         self,
         config: ModelConfig,
-        read: Callable[[str], torch.Tensor],
+        read: Callable[[str], Weight],
         *,
         device: str = "cpu",
         dtype: str = "auto",
+        weight_bits: int | None = None,
         num_pages: int,
         page_size: int = 16,
         tree_attention: bool = True,
         cuda_graphs: bool = True,
         ops: Ops | None = None,
     ) -> None:
-        """`read(name)` gives each tensor of `expected_tensors(config)`; it is converted to `dtype`. Without
-        `tree_attention` every row reads all its keys by itself; without `cuda_graphs` a GPU gets its kernels one by
-        one. `ops`: other kernels than those of the device.
+        """`read(name)` gives each tensor of `expected_tensors(config)`; it is converted to `dtype`. `weight_bits`: 8 or
+        4, for the weights of products that do not come in codes. Without `tree_attention` every row reads all its keys
+        by itself; without `cuda_graphs` a GPU gets its kernels one by one. `ops`: other kernels than the device's.
 
         Raises:
             ConfigError: an unknown device or dtype, or heads that the GPU kernels cannot take.
@@ -110,11 +112,9 @@ class Runner:
         self._num_weights = sum(math.prod(shape) for shape in expected_tensors(config).values())
         self._model = Decoder(
             config,
-            lambda name: read(name).to(device=self._device, dtype=torch_dtype),
+            Source(read, self._device, torch_dtype, weight_bits),
             num_pages=num_pages,
             page_size=page_size,
-            device=self._device,
-            dtype=torch_dtype,
             ops=chosen,
         )
         self._graphs: DecodeGraphs | None = None
@@ -131,6 +131,7 @@ class Runner:
         *,
         device: str = "cpu",
         dtype: str = "auto",
+        weight_bits: int | None = None,
         num_pages: int,
         page_size: int = 16,
         tree_attention: bool = True,
@@ -150,9 +151,10 @@ class Runner:
         )
         return cls(
             config,
-            checkpoint.read,
+            checkpoint.weight,
             device=device,
             dtype=dtype,
+            weight_bits=weight_bits,
             num_pages=num_pages,
             page_size=page_size,
             tree_attention=tree_attention,
@@ -167,6 +169,7 @@ class Runner:
         seed: int = 0,
         device: str = "cpu",
         dtype: str = "auto",
+        weight_bits: int | None = None,
         num_pages: int,
         page_size: int = 16,
         tree_attention: bool = True,
@@ -186,6 +189,7 @@ class Runner:
             read,
             device=device,
             dtype=dtype,
+            weight_bits=weight_bits,
             num_pages=num_pages,
             page_size=page_size,
             tree_attention=tree_attention,

@@ -7,16 +7,18 @@ its keys stored and no more, and of the others only some tokens go on behind the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 
+from niwaki.kernels.coded import Coded
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import Ops
 from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.rule import NO_CAP, NO_WINDOW, AttentionRule
 from niwaki.runtime.models.config import LayerKind, ModelConfig, Temperature
-from niwaki.runtime.models.projection import Linear, Read, projection_of, read_projection
+from niwaki.runtime.models.projection import Linear, Source, projection_of, read_projection
 from niwaki.runtime.models.workspace import Buffers
 
 
@@ -94,7 +96,7 @@ def read_attention(
     rope: RopeTables,
     pools: Pools,
     prefix: str,
-    read: Read,
+    read: Source,
     like: torch.Tensor,
 ) -> HeadAttention:
     """`like`: a tensor of the model's type on its device."""
@@ -102,10 +104,12 @@ def read_attention(
     has_bias = config.attention_bias or config.qkv_bias
     if config.is_rope_interleaved:
         # Queries and keys in another order of channels, both in the same, have the same products.
-        weights = [read(f"{prefix}{name}.weight") for name in names.qkv]
+        weights = [read.weight(f"{prefix}{name}.weight") for name in names.qkv]
         biases = [read(f"{prefix}{name}.bias") for name in names.qkv] if has_bias else []
-        weights[:2], biases[:2] = ([in_halves(part, head_dim) for part in parts[:2]] for parts in (weights, biases))
-        qkv = projection_of(ops, weights, biases)
+        turn = partial(in_halves, head_dim=head_dim)
+        weights[:2] = [part.of_rows(turn) if isinstance(part, Coded) else turn(part) for part in weights[:2]]
+        biases[:2] = map(turn, biases[:2])
+        qkv = projection_of(ops, read, weights, biases)
     else:
         qkv = read_projection(ops, read, prefix, names.qkv, has_bias)
     temperatures = None
@@ -135,7 +139,7 @@ def in_halves(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
     return rows.view(-1, head_dim // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
-def _read_norms(config: ModelConfig, prefix: str, read: Read, like: torch.Tensor) -> QkNorm | None:
+def _read_norms(config: ModelConfig, prefix: str, read: Source, like: torch.Tensor) -> QkNorm | None:
     if config.qk_norm is None:
         return None
     if config.qk_norm == "bare":

@@ -25,9 +25,10 @@ from niwaki.runtime.models.config import LayerKind, ModelConfig
 from niwaki.runtime.models.experts import read_experts
 from niwaki.runtime.models.latent import read_latent_attention
 from niwaki.runtime.models.mlp import DenseMlp, Mlp, gate_of
-from niwaki.runtime.models.projection import Read, projection_of, read_projection
+from niwaki.runtime.models.projection import Source, projection_of, read_projection
 from niwaki.runtime.models.workspace import Buffers, Workspace
 
+HEAD_BITS = 8  # which token comes next hangs on the head alone
 ALIGNMENT = 64  # bytes: a vector register, which kernels read whole
 
 
@@ -42,19 +43,18 @@ class Layer:
 
 
 class Decoder:
-    """`read(name)` gives each of `expected_tensors`, once, in the dtype and on the device of the model."""
+    """`read` gives each of `expected_tensors`, once; its dtype and device are the model's."""
 
     def __init__(
         self,
         config: ModelConfig,
-        read: Read,
+        read: Source,
         *,
         num_pages: int,
         page_size: int,
-        device: torch.device,
-        dtype: torch.dtype,
         ops: Ops | None = None,
     ) -> None:
+        device, dtype = read.device, read.dtype
         self._config = config
         self._device = device
         self._dtype = dtype
@@ -66,13 +66,13 @@ class Decoder:
         self._pool = _zeros(shape, dtype, device)
         # No sequence can be longer than the pool, and a table for 131,072 positions takes 64 MB.
         self._ropes = self._rope_tables(min(config.context_length, num_pages * page_size))
-        read = _behind(config.prefix, read)
+        read = read.behind(config.prefix)
         self._embedding = read("model.embed_tokens.weight")  # [vocab, hidden]
         self._first_norm = self._read_norm(read, 0, config.names.attention_norm)
         self._norm = Operand.of(read("model.norm.weight"))
         self._layers = tuple(self._read_layer(index, kind, read) for index, kind in enumerate(config.layer_kinds))
         head = self._embedding if config.tie_embeddings else read("lm_head.weight")  # [vocab, hidden]
-        self._head = projection_of(self._ops, [head], [])
+        self._head = projection_of(self._ops, read, [read.kept(head, at_least=HEAD_BITS)], [])
         self._body = Workspace(config, device, dtype)
         self._tail = Workspace(config, device, dtype)  # the rows whose logits are wanted, from the last layer's end on
 
@@ -171,7 +171,7 @@ class Decoder:
             for name, (cos, sin) in tables.items()
         }
 
-    def _read_layer(self, index: int, kind: LayerKind, read: Read) -> Layer:
+    def _read_layer(self, index: int, kind: LayerKind, read: Source) -> Layer:
         config, names = self._config, self._config.names
         prefix = f"model.layers.{index}."
         is_last = index == config.num_layers - 1
@@ -184,7 +184,7 @@ class Decoder:
             next_norm=self._norm if is_last else self._read_norm(read, index + 1, names.attention_norm),
         )
 
-    def _read_attention(self, index: int, kind: LayerKind, prefix: str, read: Read) -> Attention:
+    def _read_attention(self, index: int, kind: LayerKind, prefix: str, read: Source) -> Attention:
         config, rope = self._config, self._ropes[kind.rope]
         keys, values = self._pool[index, 0], self._pool[index, -1]
         stored_values = values if config.latent is None else values[:0]
@@ -193,10 +193,10 @@ class Decoder:
             return read_latent_attention(self._ops, config, config.latent, rope, pools, prefix, read)
         return read_attention(self._ops, config, kind, rope, pools, prefix, read, self._embedding)
 
-    def _read_norm(self, read: Read, index: int, name: str | None) -> Operand | None:
+    def _read_norm(self, read: Source, index: int, name: str | None) -> Operand | None:
         return None if name is None else Operand.of(read(f"model.layers.{index}.{name}.weight"))
 
-    def _read_mlp(self, prefix: str, kind: LayerKind, read: Read) -> Mlp:
+    def _read_mlp(self, prefix: str, kind: LayerKind, read: Source) -> Mlp:
         config, names, gate = self._config, self._config.names, gate_of(self._ops, self._config)
         if kind.is_sparse and config.experts is not None:
             return read_experts(self._ops, gate, config, config.experts, prefix, read)
@@ -212,7 +212,3 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> to
     raw = np.zeros(size + ALIGNMENT, np.uint8)
     first = -raw.ctypes.data % ALIGNMENT
     return torch.from_numpy(raw[first : first + size]).view(dtype).view(shape)
-
-
-def _behind(prefix: str, read: Read) -> Read:
-    return (lambda name: read(prefix + name)) if prefix else read

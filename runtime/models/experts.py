@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 
@@ -10,7 +12,7 @@ from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import FusedExperts, Gate, Ops, Stacked
 from niwaki.runtime.models.config import Experts, ModelConfig
 from niwaki.runtime.models.mlp import Mlp
-from niwaki.runtime.models.projection import Linear, Read, projection_of, read_projection
+from niwaki.runtime.models.projection import Linear, Source, projection_of, read_projection
 from niwaki.runtime.models.workspace import Buffers
 
 
@@ -149,7 +151,7 @@ class FusedSparseMlp:
             b.delta.tensor.add_(self.shared.run(x))
 
 
-def read_experts(ops: Ops, gate: Gate, config: ModelConfig, rule: Experts, prefix: str, read: Read) -> Mlp:
+def read_experts(ops: Ops, gate: Gate, config: ModelConfig, rule: Experts, prefix: str, read: Source) -> Mlp:
     names = config.names
     weight = Operand.of(read(f"{prefix}{names.router}.weight"))
     bias = Operand.of(read(f"{prefix}{names.router}.bias")) if rule.has_router_bias else None
@@ -162,20 +164,29 @@ def read_experts(ops: Ops, gate: Gate, config: ModelConfig, rule: Experts, prefi
         share = (f"{names.shared}_gate",)
         share_gate = read_projection(ops, read, prefix, share, False) if rule.is_shared_gated else None
         shared = SharedExpert(Expert(gate, gate_up, down, rule.shared_width), share_gate)
-    gate_ups, downs = _read_stacked(config, rule, prefix, read)
-    if ops.fused_experts is not None:
-        return FusedSparseMlp(router, ops.fused_experts, gate, gate_ups, downs, rule, shared)
-
-    def of_expert(product: Stacked, index: int) -> Linear:
-        return projection_of(ops, [product.weight[index]], [] if product.bias is None else [product.bias[index]])
-
-    experts = tuple(
-        Expert(gate, of_expert(gate_ups, index), of_expert(downs, index), rule.width) for index in range(rule.count)
-    )
+    if rule.storage == "each" and ops.fused_experts is None:
+        numbers = range(rule.count)
+        gate_ups = [read_projection(ops, read, prefix, _of(names.expert_gate_up, index), False) for index in numbers]
+        downs = [read_projection(ops, read, prefix, _of((names.expert_down,), index), False) for index in numbers]
+    else:
+        stacked = _read_stacked(config, rule, prefix, read)
+        if ops.fused_experts is not None:
+            return FusedSparseMlp(router, ops.fused_experts, gate, *stacked, rule, shared)
+        gate_ups, downs = (_one_by_one(ops, read, product) for product in stacked)
+    experts = tuple(Expert(gate, *products, rule.width) for products in zip(gate_ups, downs, strict=True))
     return SparseMlp(router, experts, rule, shared)
 
 
-def _read_stacked(config: ModelConfig, rule: Experts, prefix: str, read: Read) -> tuple[Stacked, Stacked]:
+def _one_by_one(ops: Ops, read: Source, product: Stacked) -> list[Linear]:
+    biases: Iterable[list[torch.Tensor]] = repeat([]) if product.bias is None else ([bias] for bias in product.bias)
+    return [projection_of(ops, read, [read.kept(one)], bias) for one, bias in zip(product.weight, biases, strict=False)]
+
+
+def _of(names: tuple[str, ...], expert: int) -> tuple[str, ...]:
+    return tuple(name.format(expert) for name in names)
+
+
+def _read_stacked(config: ModelConfig, rule: Experts, prefix: str, read: Source) -> tuple[Stacked, Stacked]:
     """All experts' products, gates before ups."""
     names = config.names
     if rule.storage == "each":
@@ -183,7 +194,7 @@ def _read_stacked(config: ModelConfig, rule: Experts, prefix: str, read: Read) -
         def stacked(parts: tuple[str, ...]) -> torch.Tensor:
             found = None
             for index in range(rule.count):
-                one = torch.cat([read(f"{prefix}{part.format(index)}.weight") for part in parts])
+                one = torch.cat([read(f"{prefix}{name}.weight") for name in _of(parts, index)])
                 found = one.new_empty((rule.count, *one.shape)) if found is None else found
                 found[index] = one
             assert found is not None, "there is an expert"

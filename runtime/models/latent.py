@@ -21,7 +21,7 @@ from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.rule import AttentionRule
 from niwaki.runtime.models.attention import Pools, RopeTables, in_halves
 from niwaki.runtime.models.config import Latent, ModelConfig
-from niwaki.runtime.models.projection import Linear, Read, projection_of, read_projection
+from niwaki.runtime.models.projection import Linear, Source, projection_of, read_projection
 from niwaki.runtime.models.workspace import Buffers
 
 NORM_EPS = 1e-6  # of the norms inside the block, whatever rms_norm_eps says
@@ -84,7 +84,7 @@ class LatentAttention:
 
 
 def read_latent_attention(
-    ops: Ops, config: ModelConfig, shape: Latent, rope: RopeTables, pools: Pools, prefix: str, read: Read
+    ops: Ops, config: ModelConfig, shape: Latent, rope: RopeTables, pools: Pools, prefix: str, read: Source
 ) -> LatentAttention:
     heads, rank, bias = config.num_heads, shape.rank, config.attention_bias
     block = prefix + "self_attn."
@@ -101,18 +101,18 @@ def read_latent_attention(
 
     up = "q_proj" if shape.query_rank is None else "q_b_proj"
     up_weight = turned(read(f"{block}{up}.weight"), shape.head_dim + shape.rotary_dim)
-    queries = LatentQueries(None, None, projection_of(ops, [up_weight], []))
+    queries = LatentQueries(None, None, projection_of(ops, read, [read.kept(up_weight)], []))
     if shape.query_rank is not None:
         down = read_projection(ops, read, block, ("q_a_proj",), bias)
         queries = LatentQueries(down, Operand.of(read(f"{block}q_a_layernorm.weight")), queries.up)
-    latent = [turned(read(f"{block}kv_a_proj_with_mqa.weight"), rank + shape.rotary_dim)]
+    latent = turned(read(f"{block}kv_a_proj_with_mqa.weight"), rank + shape.rotary_dim)
     latent_bias = [turned(read(f"{block}kv_a_proj_with_mqa.bias"), rank + shape.rotary_dim)] if bias else []
     both = read(f"{block}kv_b_proj.weight").view(heads, shape.head_dim + shape.value_dim, rank)
     return LatentAttention(
         ops=ops,
         shape=shape,
         queries=queries,
-        latent=projection_of(ops, latent, latent_bias),
+        latent=projection_of(ops, read, [read.kept(latent)], latent_bias),
         norm=Operand.of(read(f"{block}kv_a_layernorm.weight")),
         to_key=both[:, : shape.head_dim].contiguous(),
         to_value=both[:, shape.head_dim :].transpose(1, 2).contiguous(),

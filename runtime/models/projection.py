@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
+from niwaki.kernels.coded import Coded, coded, stacked_codes
 from niwaki.kernels.operand import Operand
-from niwaki.kernels.ops import Ops
+from niwaki.kernels.ops import Ops, Weight
 
-Read = Callable[[str], torch.Tensor]
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a model's tensors come from, and how the weights of its products are kept."""
+
+    stored: Callable[[str], Weight]
+    device: torch.device
+    dtype: torch.dtype
+    bits: int | None = None  # 8 or 4: of the weights of products, unless they come in codes; None: as they are
+    prefix: str = ""  # before all names
+
+    def __call__(self, name: str) -> torch.Tensor:
+        """The tensor, in the dtype and on the device of the model."""
+        return self.plain(self.stored(self.prefix + name))
+
+    def weight(self, name: str) -> Weight:
+        """A product's weights, as they are to be kept."""
+        stored = self.stored(self.prefix + name)
+        return stored if isinstance(stored, Coded) else self.kept(self.plain(stored))
+
+    def kept(self, weight: torch.Tensor, at_least: int = 0) -> Weight:
+        """Weights in the model's dtype, as they are to be kept."""
+        return weight if self.bits is None else coded(weight, max(self.bits, at_least))
+
+    def plain(self, weight: Weight) -> torch.Tensor:
+        whole = weight.matrix() if isinstance(weight, Coded) else weight
+        return whole.to(device=self.device, dtype=self.dtype)
+
+    def behind(self, prefix: str) -> Source:
+        return replace(self, prefix=self.prefix + prefix)
 
 
 class Linear(Protocol):
@@ -34,20 +64,42 @@ class Projection:
         self.ops.linear(x, self.weight, self.bias, out)
 
 
-def projection_of(ops: Ops, weights: list[torch.Tensor], biases: list[torch.Tensor]) -> Linear:
-    """The tensors, their rows one below the other."""
-    weight, bias = _stacked(weights), _stacked(biases) if biases else None
-    packed = ops.packed(weight, bias)
+@dataclass(frozen=True, slots=True)
+class CodedProjection:
+    """Weights in codes where they have no kernel: put together for each product, which saves memory and costs time."""
+
+    ops: Ops
+    weight: Coded
+    bias: Operand | None  # [outputs]
+
+    def forward(self, x: Operand, out: Operand) -> None:
+        self.ops.linear(x, Operand.of(self.weight.matrix().to(x.tensor.dtype)), self.bias, out)
+
+
+def projection_of(ops: Ops, read: Source, weights: Sequence[Weight], biases: Sequence[torch.Tensor]) -> Linear:
+    """The weights, their rows one below the other."""
+    weight, bias = _stacked(read, weights), torch.cat(tuple(biases)) if biases else None
+    takes = read.dtype == torch.bfloat16 or not isinstance(weight, Coded)
+    packed = ops.packed(weight, bias) if takes else None
     if packed is not None:
         return packed
-    return Projection(ops, Operand.of(weight), None if bias is None else Operand.of(bias))
+    if isinstance(weight, Coded) and read.bits is None:
+        return projection_of(ops, read, [read.plain(weight)], biases)
+    added = None if bias is None else Operand.of(bias)
+    if isinstance(weight, Coded):
+        return CodedProjection(ops, weight, added)
+    return Projection(ops, Operand.of(weight), added)
 
 
-def read_projection(ops: Ops, read: Read, prefix: str, names: tuple[str, ...], has_bias: bool) -> Linear:
+def read_projection(ops: Ops, read: Source, prefix: str, names: tuple[str, ...], has_bias: bool) -> Linear:
     """The product of the tensors of these names."""
-    weights = [read(f"{prefix}{name}.weight") for name in names]
-    return projection_of(ops, weights, [read(f"{prefix}{name}.bias") for name in names] if has_bias else [])
+    weights = [read.weight(f"{prefix}{name}.weight") for name in names]
+    return projection_of(ops, read, weights, [read(f"{prefix}{name}.bias") for name in names] if has_bias else [])
 
 
-def _stacked(parts: list[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _stacked(read: Source, parts: Sequence[Weight]) -> Weight:
+    if len(parts) == 1:
+        return parts[0]
+    codes = [part for part in parts if isinstance(part, Coded)]
+    joined = stacked_codes(codes) if len(codes) == len(parts) else None
+    return torch.cat([read.plain(part) for part in parts]) if joined is None else joined

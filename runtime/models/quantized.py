@@ -1,8 +1,7 @@
 """Checkpoints whose weights are stored in fewer bits: which tensors stand in place of a weight, and what they mean.
 
-A scheme puts a weight together in float32 as its format defines it; from there on it is a weight like others, computed
-in the model's dtype. Activations are never quantised, so a W8A8 checkpoint is computed a little more exactly than it
-asks for, and what is saved is disk, not memory. Knows names and numbers, no files.
+A scheme reads a weight's parts as codes (kernels/coded.py), which products may keep as they are. Activations are never
+quantised, so a W8A8 checkpoint is computed a little more exactly than it asks for. Knows names and numbers, no files.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from typing import Protocol
 
 import torch
 
+from niwaki.kernels.coded import Coded
+from niwaki.kernels.ops import Weight
 from niwaki.runtime.api import ModelError
 from niwaki.runtime.models.fields import Fields, flag, text, whole
 
@@ -29,8 +30,8 @@ class Scheme(Protocol):
         what is added to `stem(name)`. None: the weight stands for itself."""
         ...
 
-    def weight(self, parts: Parts, shape: Shape) -> torch.Tensor:
-        """float32, of this shape."""
+    def weight(self, parts: Parts, shape: Shape) -> Weight:
+        """Of this shape: codes, or float32 where it is no matrix, or one whose groups do not follow one another."""
         ...
 
 
@@ -68,15 +69,22 @@ def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
     return numbers.flatten(-2)
 
 
-def spread(values: torch.Tensor, shape: Shape, block: Block) -> torch.Tensor:
-    """A number for each block of a weight -> float32, one for each of its elements."""
+def by_output(values: torch.Tensor, shape: Shape, block: Block) -> torch.Tensor:
+    """A number for each block of a weight -> [outputs, groups of inputs]."""
     rows, columns = (size or side for size, side in zip(block, shape, strict=True))
     wanted = (-(-shape[0] // rows), -(-shape[1] // columns))
     of_blocks = values if values.ndim == 2 else values.reshape(-1, 1)
     if of_blocks.shape != wanted:
         raise ModelError(f"scales of {list(values.shape)} for a weight of {list(shape)}, expected {list(wanted)}")
-    wide = of_blocks.float().repeat_interleave(rows, 0)[: shape[0]]
-    return wide.repeat_interleave(columns, 1)[:, : shape[1]]
+    return of_blocks.repeat_interleave(rows, 0)[: shape[0]]
+
+
+def coded(numbers: torch.Tensor, zeros: torch.Tensor | None, scales: torch.Tensor, group: int, bits: int) -> Coded:
+    """numbers and zeros from 0 to 2^bits - 1, or a zero of 2^bits. group: 0 or less for all inputs."""
+    if bits == 8:  # what there is to subtract is mostly 128, and then nothing
+        numbers, zeros = numbers - 128, None if zeros is None else zeros - 128
+    whole = None if zeros is None else zeros.to(torch.int16)
+    return Coded(numbers.to(torch.int8), scales.float(), whole, group if group > 0 else numbers.shape[1], bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +110,17 @@ class Gptq:
             parts["g_idx"] = (inputs,)
         return parts
 
-    def weight(self, parts: Parts, shape: Shape) -> torch.Tensor:
-        scales = parts["scales"].float()
+    def weight(self, parts: Parts, shape: Shape) -> Weight:
         numbers = unpacked(parts["qweight"].t().contiguous(), self.bits)
-        zeros = unpacked(parts["qzeros"], self.bits) + self.zero_offset
-        size = -(-shape[1] // len(scales)) if self.group <= 0 else self.group
-        of = parts.get("g_idx", torch.arange(shape[1], device=scales.device) // size).long()
-        if int(of.min()) < 0 or int(of.max()) >= len(scales):
-            raise ModelError(f"g_idx names a group beyond the {len(scales)} that there are")
-        weight: torch.Tensor = (numbers - zeros[of].t()) * scales[of].t()
-        return weight
+        zeros = unpacked(parts["qzeros"], self.bits).t() + self.zero_offset
+        weight = coded(numbers, zeros, parts["scales"].t(), self.group, self.bits)
+        group_of = parts.get("g_idx")
+        if group_of is None:
+            return weight
+        if int(group_of.min()) < 0 or int(group_of.max()) >= weight.scales.shape[1]:
+            raise ModelError(f"g_idx names a group beyond the {weight.scales.shape[1]} that there are")
+        in_order = torch.arange(shape[1], device=group_of.device) // weight.group
+        return weight if torch.equal(group_of.long(), in_order) else weight.matrix(group_of.long())
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +137,9 @@ class Awq:
         groups = -(-inputs // self.group) if self.group > 0 else 1
         return {"qweight": (inputs, outputs // 8), "qzeros": (groups, outputs // 8), "scales": (groups, outputs)}
 
-    def weight(self, parts: Parts, shape: Shape) -> torch.Tensor:
+    def weight(self, parts: Parts, shape: Shape) -> Weight:
         numbers, zeros = (self._in_order(parts[name]).t() for name in ("qweight", "qzeros"))
-        block = (1, max(self.group, 0))
-        return (numbers - spread(zeros, shape, block)) * spread(parts["scales"].t(), shape, block)
+        return coded(numbers, zeros, parts["scales"].t(), self.group, 4)
 
     def _in_order(self, words: torch.Tensor) -> torch.Tensor:
         stored = unpacked(words, 4).view(len(words), -1, 8)
@@ -163,19 +171,17 @@ class Packed:
         optional: dict[str, Shape | None] = {"weight_zero_point": None, "weight_g_idx": (shape[1],)}
         return parts | {suffix: its for suffix, its in optional.items() if base + suffix in found}
 
-    def weight(self, parts: Parts, shape: Shape) -> torch.Tensor:
-        lowest = 2 ** (self.bits - 1)
-        numbers = unpacked(parts["weight_packed"], self.bits)[:, : shape[1]] - lowest
+    def weight(self, parts: Parts, shape: Shape) -> Weight:
+        numbers = unpacked(parts["weight_packed"], self.bits)[:, : shape[1]]
+        group_of = parts.get("weight_g_idx")
+        block = self.block if group_of is None else (1, -(-shape[1] // parts["weight_scale"].shape[-1]))
+        scales = by_output(parts["weight_scale"], shape, block)
+        zeros = torch.full_like(scales, 2 ** (self.bits - 1))
         if "weight_zero_point" in parts:
-            packed = parts["weight_zero_point"].t().contiguous()
-            zeros = unpacked(packed, self.bits)[:, : shape[0]].t() - lowest
-            numbers = numbers - self._of_elements(zeros, parts, shape)
-        weight: torch.Tensor = numbers * self._of_elements(parts["weight_scale"], parts, shape)
-        return weight
-
-    def _of_elements(self, values: torch.Tensor, parts: Parts, shape: Shape) -> torch.Tensor:
-        groups = parts.get("weight_g_idx")
-        return spread(values, shape, self.block) if groups is None else values.float()[:, groups.long()]
+            stored = unpacked(parts["weight_zero_point"].t().contiguous(), self.bits)
+            zeros = by_output(stored[:, : shape[0]].t(), shape, block)
+        weight = coded(numbers, zeros, scales, block[1], self.bits)
+        return weight if group_of is None else weight.matrix(group_of.long())
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +199,14 @@ class Scaled:
         optional = ("weight_zero_point", "input_scale", "input_zero_point")
         return {"weight": shape, self.scale: None} | {one: None for one in optional if base + one in found}
 
-    def weight(self, parts: Parts, shape: Shape) -> torch.Tensor:
+    def weight(self, parts: Parts, shape: Shape) -> Weight:
         if parts["weight"].dtype not in (torch.int8, torch.float8_e4m3fn):
             raise ModelError(f"weights with scales must be stored as I8 or F8_E4M3, got {parts['weight'].dtype}")
-        numbers = parts["weight"].float()
+        scales = by_output(parts[self.scale], shape, self.block).float()
+        zeros = None
         if "weight_zero_point" in parts:
-            numbers = numbers - spread(parts["weight_zero_point"], shape, self.block)
-        return numbers * spread(parts[self.scale], shape, self.block)
+            zeros = by_output(parts["weight_zero_point"], shape, self.block).to(torch.int16)
+        return Coded(parts["weight"], scales, zeros, self.block[1] or shape[1], 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +220,7 @@ class Mxfp4:
         experts, inputs, outputs = shape
         return {"_blocks": (experts, outputs, inputs // 32, 16), "_scales": (experts, outputs, inputs // 32)}
 
-    def weight(self, parts: Parts, shape: Shape) -> torch.Tensor:
+    def weight(self, parts: Parts, shape: Shape) -> Weight:
         blocks, scales = parts["_blocks"], parts["_scales"]
         if blocks.dtype != torch.uint8 or scales.dtype != torch.uint8:
             raise ModelError(f"MXFP4 is stored as U8, got {blocks.dtype} and {scales.dtype}")

@@ -9,21 +9,28 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from niwaki.kernels.coded import CodedLinear
+from niwaki.kernels.ops import NumbaOps
+from niwaki.kernels.packed import PackedLinear
+from niwaki.kernels.tiles import has_tiles
 from niwaki.runtime.api import ModelError
 from niwaki.runtime.loader import Checkpoint, read_model_folder
 from niwaki.runtime.models.config import ModelConfig
+from niwaki.runtime.models.projection import Source, read_projection
 from niwaki.runtime.models.quantized import E2M1
 from niwaki.runtime.models.weights import expected_tensors
+from niwaki.runtime.runner import Row, Runner
 
-GROUP = 16
+GROUP = 32
 LLAMA: dict[str, object] = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 40,
-    "hidden_size": 48,
+    "hidden_size": 96,
     "intermediate_size": 64,
     "num_hidden_layers": 1,
     "num_attention_heads": 4,
@@ -149,6 +156,21 @@ FORMATS: dict[str, tuple[Callable[[tuple[int, ...]], Written], dict[str, object]
 }
 
 
+# In which products keep them; None: groups that do not follow one another are put together.
+KEPT = {
+    "gptq": 4,
+    "gptq-8-sorted": None,
+    "gptq-v2": None,
+    "awq": 4,
+    "int4": 4,
+    "int4-zeros": 4,
+    "int8-grouped": 8,
+    "int8": 8,
+    "fp8": 8,
+    "fp8-blocks": None,  # blocks of 28 inputs
+}
+
+
 def make(folder: Path, name: str) -> tuple[ModelConfig, Tensors]:
     """A folder in this format; the weights that it means."""
     torch.manual_seed(0)
@@ -181,6 +203,36 @@ def test_a_quantised_checkpoint_means_the_weights_that_it_was_made_of(name: str,
         assert torch.equal(checkpoint.read(tensor), weight.float()), tensor
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_quantised_checkpoint_is_computed_as_it_is_stored(name: str, tmp_path: Path) -> None:
+    """In bfloat16 no further from the weights that it means than these are, rounded to bfloat16."""
+    config, meant = make(tmp_path, name)
+    rows = [Row(np.arange(9, dtype=np.int32), 0, [0], 9)]
+    exact = Runner(config, meant.__getitem__, dtype="float32", num_pages=2).forward(rows)
+    rounded = Runner(config, meant.__getitem__, dtype="bfloat16", num_pages=2).forward(rows)
+    kept = Runner.load(tmp_path, dtype="bfloat16", num_pages=2).forward(rows)
+    assert error_of(kept, exact) < 1.2 * error_of(rounded, exact)
+
+
+def error_of(logits: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((logits - exact).square().mean().sqrt())
+
+
+@pytest.mark.skipif(not has_tiles(), reason="this CPU has no bfloat16 tiles")
+@pytest.mark.parametrize(("name", "bits"), KEPT.items())
+def test_codes_stay_codes_in_memory(name: str, bits: int | None, tmp_path: Path) -> None:
+    config, meant = make(tmp_path, name)
+    read = Source(opened(tmp_path, config).weight, torch.device("cpu"), torch.bfloat16)
+    names = ("gate_proj", "up_proj")
+    made = read_projection(NumbaOps(), read, "model.layers.0.mlp.", names, False)
+    if bits is None:
+        assert isinstance(made, PackedLinear)
+        return
+    assert isinstance(made, CodedLinear)
+    weights = sum(meant[f"model.layers.0.mlp.{name}.weight"].numel() for name in names)
+    assert made.codes.nbytes == weights * bits // 8
+
+
 @pytest.mark.parametrize(
     ("quantization", "said"),
     [
@@ -210,11 +262,11 @@ K_PROJ = "model.layers.0.self_attn.k_proj."
 @pytest.mark.parametrize(
     ("name", "part", "content", "said"),
     [
-        ("gptq", "qweight", torch.zeros(6, 32), "packed weights must be stored as I32, got torch.float32"),
+        ("gptq", "qweight", torch.zeros(12, 32), "packed weights must be stored as I32, got torch.float32"),
         ("gptq", "scales", torch.zeros(2, 32), r"scales has the shape \[2, 32\], config.json calls for \[3, 32\]"),
-        ("gptq-v2", "g_idx", torch.full((48,), 3, dtype=torch.int32), "g_idx names a group beyond the 3"),
-        ("int4", "weight_scale", torch.zeros(32, 2), r"scales of \[32, 2\] for a weight of \[32, 48\], expected"),
-        ("fp8", "weight", torch.zeros(32, 48), "must be stored as I8 or F8_E4M3, got torch.float32"),
+        ("gptq-v2", "g_idx", torch.full((96,), 3, dtype=torch.int32), "g_idx names a group beyond the 3"),
+        ("int4", "weight_scale", torch.zeros(32, 2), r"scales of \[32, 2\] for a weight of \[32, 96\], expected"),
+        ("fp8", "weight", torch.zeros(32, 96), "must be stored as I8 or F8_E4M3, got torch.float32"),
         ("fp8", "weight_scale", None, "has the dtype F8_E4M3; supported: F32, BF16, F16"),
     ],
 )
