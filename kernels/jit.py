@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
 from typing import Literal, ParamSpec, TypeVar
 
 import numba
@@ -41,6 +44,44 @@ def jit(
             return numba.njit(parallel=parallel, nogil=nogil, inline=how, fastmath=set(fastmath))(function)
 
     return compile_lazily
+
+
+class _Mode(threading.local):
+    is_one_of_several = False
+
+
+_mode = _Mode()
+
+
+@contextmanager
+def one_of_several() -> Iterator[None]:
+    """Inside, this thread works side by side with others: its kernels take one core, and those that `for_any_thread`
+    made leave the interpreter to the others."""
+    threads = get_num_threads()
+    set_num_threads(1)
+    _mode.is_one_of_several = True
+    try:
+        yield
+    finally:
+        _mode.is_one_of_several = False
+        set_num_threads(threads)
+
+
+def for_any_thread(kernel: Callable[P, R]) -> Callable[P, R]:
+    """A kernel of `jit()` in two forms: with the interpreter lock, and without it inside `one_of_several`.
+
+    Not without it everywhere: a thread that computes in Python would take the lock between any two kernels, a hundred
+    times a step, and keep it for 5 ms.
+    """
+    source: FunctionType = kernel.py_func  # type: ignore[attr-defined]  # the function that was compiled
+    twin = FunctionType(source.__code__, source.__globals__, source.__name__, source.__defaults__)
+    twin.__qualname__ = f"{source.__qualname__}_unlocked"  # it is kept on disk by this name
+    unlocked = jit(nogil=True)(twin)
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return (unlocked if _mode.is_one_of_several else kernel)(*args, **kwargs)
+
+    return call
 
 
 def set_num_threads(count: int) -> None:

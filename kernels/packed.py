@@ -25,7 +25,7 @@ import torch
 from numba import prange
 
 from niwaki.kernels.checks import check_arrays
-from niwaki.kernels.jit import get_num_threads, jit
+from niwaki.kernels.jit import for_any_thread, get_num_threads, jit
 from niwaki.kernels.numeric import store
 from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.partial import Float32s
@@ -76,7 +76,7 @@ class PackedLinear:
         blocks = len(bias) // WIDE
         threads = min(get_num_threads(), blocks)
         if threads == 1 or len(rows) * self.inputs * self.outputs < MIN_PARALLEL_PRODUCTS:
-            _columns(rows, weight, bias, result, WHOLE, 0, blocks)
+            _all_columns(rows, weight, bias, result, WHOLE, 0, blocks)
         else:
             _columns_parallel(rows, weight, bias, result, WHOLE, np.linspace(0, blocks, threads + 1).astype(np.int64))
 
@@ -135,6 +135,9 @@ def _columns(x: Array, weight: Array, bias: Array, out: Array, shape: Bytes, fir
         place = sums0 + (turn + 1) % 2 * WIDE * WIDE
         put_sums(sums, place, out, first + row_before, min(WIDE, count - row_before), block_before * WIDE)
     release()
+
+
+_all_columns = for_any_thread(_columns)
 
 
 @jit()

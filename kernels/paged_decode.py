@@ -20,7 +20,7 @@ import torch
 from numba import prange
 
 from niwaki.kernels.checks import check_arrays
-from niwaki.kernels.jit import get_num_threads, jit
+from niwaki.kernels.jit import for_any_thread, get_num_threads, jit
 from niwaki.kernels.numeric import exp_f32, store
 from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.partial import NOTHING, Float32s, Partial
@@ -99,7 +99,7 @@ def paged_decode_attention(
     threads = get_num_threads()
     read = queries.length - queries.first_key
     if threads == 1 or int(read.sum()) * kv_heads * head_dim < MIN_PARALLEL_ELEMENTS:
-        _decode_items(*args, 0, len(queries.token) * kv_heads)
+        _decode_all(*args, 0, len(queries.token) * kv_heads)
     else:
         read = np.minimum(read, rule.window)
         _decode_parallel(*args, _equal_shares(read, kv_heads, threads))
@@ -282,6 +282,9 @@ def _decode_items(
             for d in range(whole, head_dim):
                 place = h * padded + place_in_pair(d, is_half)
                 out[token[i], h, d] = store(mixed[place] * inverse, q[0, 0, 0])
+
+
+_decode_all = for_any_thread(_decode_items)
 
 
 @jit()

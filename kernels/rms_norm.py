@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from niwaki.kernels.checks import check_arrays
-from niwaki.kernels.jit import jit
+from niwaki.kernels.jit import for_any_thread, jit
 from niwaki.kernels.numeric import load, store
 from niwaki.kernels.operand import Array
 from niwaki.kernels.simd import LANES, add, load_pair, multiply_add, splat, store_pair, sum_of_lanes, times, zeros
@@ -97,6 +97,7 @@ def _rms_norm(x: Array, weight: Array, eps: np.float32, offset: float, out: Arra
         _scale(x, t, sum_of_lanes(squares), weight, eps, offset, out)
 
 
+@for_any_thread
 @jit()
 def _add_rms_norm(x: Array, delta: Array, weight: Array, eps: np.float32, offset: float, out: Array) -> None:
     width = x.shape[1]

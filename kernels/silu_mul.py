@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from niwaki.kernels.checks import check_arrays
-from niwaki.kernels.jit import jit
+from niwaki.kernels.jit import for_any_thread, jit
 from niwaki.kernels.numeric import exp_f32, load, store
 from niwaki.kernels.operand import Array
 from niwaki.kernels.simd import LANES, load_pair, silu, store_pair, times
@@ -24,6 +24,7 @@ def silu_mul_torch(gate_up: torch.Tensor) -> torch.Tensor:
     return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
 
 
+@for_any_thread
 @jit()
 def _silu_mul(gate_up: Array, out: Array) -> None:
     width = out.shape[1]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from niwaki.kernels.checks import check_arrays
-from niwaki.kernels.jit import jit
+from niwaki.kernels.jit import for_any_thread, jit
 from niwaki.kernels.numeric import load, store
 from niwaki.kernels.operand import Array
 from niwaki.kernels.rope import rotate_torch
@@ -88,6 +88,7 @@ def rope_store_kv_torch(
     store_kv_torch(rotate_torch(k, cos, sin, positions), v, slots, k_pool, v_pool)
 
 
+@for_any_thread
 @jit()
 def _rope_store_kv(
     qkv: Array,

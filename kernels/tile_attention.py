@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numba import prange
 
-from niwaki.kernels.jit import get_num_threads, jit
+from niwaki.kernels.jit import for_any_thread, get_num_threads, jit
 from niwaki.kernels.numeric import exp_f32
 from niwaki.kernels.operand import Array
 from niwaki.kernels.paged_decode import LEAST, MIN_PARALLEL_ELEMENTS, NO_SINKS, sinks_of
@@ -141,7 +141,7 @@ def tile_attention(
     )  # fmt: skip
     threads = min(get_num_threads(), kv_heads)
     if threads == 1 or len(tokens) * len(pages) * q.shape[1] * head_dim < MIN_PARALLEL_ELEMENTS:
-        _attend(*args, 0, kv_heads)
+        _attend_all(*args, 0, kv_heads)
     else:
         _attend_parallel(*args, np.linspace(0, kv_heads, threads + 1).astype(np.int64))
 
@@ -266,6 +266,9 @@ def _attend(
                         target = token * (out.strides[0] // 2) + h * (out.strides[1] // 2) + c * LANES
                         store_bfloat16(out, target, value)
     release()
+
+
+_attend_all = for_any_thread(_attend)
 
 
 @jit()

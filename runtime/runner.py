@@ -24,6 +24,7 @@ from niwaki.runtime.models.config import ModelConfig
 from niwaki.runtime.models.decoder import Decoder
 from niwaki.runtime.models.projection import Source
 from niwaki.runtime.models.weights import expected_tensors
+from niwaki.runtime.parts import MOST_PARTS, Share, SideBySide, divided
 
 if TYPE_CHECKING:
     from niwaki.runtime.graphs import DecodeGraphs
@@ -33,6 +34,13 @@ HOST = torch.device("cpu")
 # Multiply-adds of a step below which torch is held to one thread: 20 to 40 ms of work. Its threads wait for each other
 # actively, so on a machine that also does something else each of a step's 50 products may lose a time slice of 8 ms.
 MIN_PARALLEL_WORK = 2_000_000_000
+
+# What of a step is worth a thread: multiply-adds, some milliseconds of work, and tokens: of few of them a product is
+# mostly reading weights, which each part does anew.
+PART_WORK = 1_200_000_000
+PART_TOKENS = 64
+# Multiply-adds of a product in the time of one of attention, measured on L15.
+PRODUCT_SPEED = 4.0
 
 MAX_GPU_HEAD = 256  # channels
 
@@ -110,6 +118,8 @@ class Runner:
             else None
         )
         self._num_weights = sum(math.prod(shape) for shape in expected_tensors(config).values())
+        attended = 2 * config.num_layers * config.num_heads * config.head_dim  # multiply-adds for a token and a key
+        self._keys_per_token = self._num_weights / attended / PRODUCT_SPEED
         self._model = Decoder(
             config,
             Source(read, self._device, torch_dtype, weight_bits),
@@ -117,6 +127,7 @@ class Runner:
             page_size=page_size,
             ops=chosen,
         )
+        self._side_by_side: SideBySide | None = None
         self._graphs: DecodeGraphs | None = None
         if cuda_graphs and self._is_on_device and self._device.type == "cuda":
             from niwaki.runtime.graphs import DecodeGraphs  # loads Triton, which CPUs do without
@@ -212,16 +223,18 @@ class Runner:
                 return torch.empty((0, self.config.vocab_size), dtype=torch.float32)
             rows = Batch.of(rows)
         ids, wanted = rows.token_ids, rows.wanted
-        plan = make_plan(
-            rows.spans,
-            page_size=self.page_size,
-            num_pages=self.num_pages,
-            costs=self._costs,
-        )
+        threads = torch.get_num_threads()
+        parts = min(threads, MOST_PARTS, len(ids) // PART_TOKENS, len(ids) * self._num_weights // PART_WORK)
+        if parts > 1 and self._device.type == "cpu":
+            torch.set_num_threads(1)
+            try:
+                return self._forward_in_parts(rows, parts)
+            finally:
+                torch.set_num_threads(threads)
+        plan = self._plan(rows.spans)
         if self._is_on_device:
             return self._forward_on_device(rows.spans, ids, plan, wanted)
         token_ids = torch.from_numpy(ids).to(self._device)
-        threads = torch.get_num_threads()
         if threads == 1 or plan.num_tokens * self._num_weights >= MIN_PARALLEL_WORK:
             return self._model.forward(token_ids, plan, wanted)
         torch.set_num_threads(1)
@@ -229,6 +242,20 @@ class Runner:
             return self._model.forward(token_ids, plan, wanted)
         finally:
             torch.set_num_threads(threads)
+
+    def _plan(self, spans: Spans) -> AttentionPlan:
+        return make_plan(spans, page_size=self.page_size, num_pages=self.num_pages, costs=self._costs)
+
+    def _forward_in_parts(self, batch: Batch, most: int) -> torch.Tensor:
+        if self._side_by_side is None:
+            self._side_by_side = SideBySide(self._model)
+        shares = []
+        for tokens, spans in divided(batch.spans, most, self._keys_per_token):
+            wanted = batch.wanted
+            if wanted is not None:
+                wanted = wanted[(wanted >= tokens.start) & (wanted < tokens.stop)] - tokens.start
+            shares.append(Share(torch.from_numpy(batch.token_ids[tokens]), self._plan(spans), wanted))
+        return self._side_by_side.forward(shares)
 
     def _forward_on_device(
         self, spans: Spans, ids: Int32s, plan: AttentionPlan, wanted: npt.NDArray[np.int64] | None

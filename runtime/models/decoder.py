@@ -8,7 +8,7 @@ a layer has or has not. For a small model a step is mostly launches, so projecti
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +42,15 @@ class Layer:
     next_norm: Operand | None  # [hidden], of what the next layer reads, or the head
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What belongs to one call of `forward` of several at once."""
+
+    body: Workspace
+    tail: Workspace  # the rows whose logits are wanted, from the last layer's end on
+    stored: Callable[[], object]  # called in each layer when the keys are stored, and before any is read
+
+
 class Decoder:
     """`read` gives each of `expected_tensors`, once; its dtype and device are the model's."""
 
@@ -73,25 +82,38 @@ class Decoder:
         self._layers = tuple(self._read_layer(index, kind, read) for index, kind in enumerate(config.layer_kinds))
         head = self._embedding if config.tie_embeddings else read("lm_head.weight")  # [vocab, hidden]
         self._head = projection_of(self._ops, read, [read.kept(head, at_least=HEAD_BITS)], [])
-        self._body = Workspace(config, device, dtype)
-        self._tail = Workspace(config, device, dtype)  # the rows whose logits are wanted, from the last layer's end on
+        self._whole = self.new_part(lambda: None)
+
+    def new_part(self, stored: Callable[[], object]) -> Part:
+        """What `forward` needs to run beside itself. It calls `stored` in each layer before any key is read."""
+        body, tail = (Workspace(self._config, self._device, self._dtype) for _ in range(2))
+        return Part(body, tail, stored)
 
     def forward(
-        self, token_ids: torch.Tensor, plan: AttentionPlan, wanted: npt.NDArray[np.int64] | None
+        self,
+        token_ids: torch.Tensor,
+        plan: AttentionPlan,
+        wanted: npt.NDArray[np.int64] | None,
+        part: Part | None = None,
     ) -> torch.Tensor:
         """Logits float32 [len(wanted), vocab] of the batch's tokens `wanted`, of all where it is None.
 
-        token_ids int32 or int64 [tokens], in the order of the plan. Keys and values of all tokens are stored.
+        token_ids int32 or int64 [tokens], in the order of the plan. Keys and values of all tokens are stored. Calls at
+        the same time need a `part` each.
         """
         with torch.inference_mode():
-            return self._forward(token_ids, plan, wanted)
+            return self._forward(token_ids, plan, wanted, part or self._whole)
 
     def _forward(
-        self, token_ids: torch.Tensor, plan: AttentionPlan, wanted: npt.NDArray[np.int64] | None
+        self,
+        token_ids: torch.Tensor,
+        plan: AttentionPlan,
+        wanted: npt.NDArray[np.int64] | None,
+        part: Part,
     ) -> torch.Tensor:
         config, ops = self._config, self._ops
         eps, offset = config.rms_norm_eps, config.norm_offset
-        b = self._body.of_size(plan.num_tokens)
+        b = part.body.of_size(plan.num_tokens)
         torch.index_select(self._embedding, 0, token_ids, out=b.x.tensor)
         if self._embedding_scale != 1.0:
             b.x.tensor.mul_(self._embedding_scale)
@@ -102,11 +124,12 @@ class Decoder:
         last = self._layers[-1]
         for layer in self._layers:
             layer.attention.store(entering, b, plan)
+            part.stored()
             if layer is last and wanted is not None and not len(wanted):
                 return torch.empty((0, config.vocab_size), dtype=torch.float32, device=self._device)
             layer.attention.attend(b, plan)
             if layer is last and wanted is not None and len(wanted) < plan.num_tokens:
-                b = self._select(b, wanted)  # nothing after this mixes tokens: the others need no more work
+                b = self._select(b, wanted, part.tail)  # nothing after this mixes tokens: the others need no more work
             layer.attention.finish(b)
             entering = self._add(b, layer.attention_post_norm, layer.mlp_norm)
             layer.mlp.forward(entering, b)
@@ -117,7 +140,7 @@ class Decoder:
 
     def buffers(self, tokens: int) -> Buffers:
         """The activations of a batch of so many tokens. A CUDA graph writes to them, so it must keep them."""
-        return self._body.of_size(tokens)
+        return self._whole.body.of_size(tokens)
 
     def copy_pages(self, copies: list[tuple[int, int, int]]) -> None:
         """See kernels/copy_pages.py."""
@@ -152,9 +175,9 @@ class Decoder:
             logits.div_(self._config.logit_cap).tanh_().mul_(self._config.logit_cap)
         return logits
 
-    def _select(self, b: Buffers, wanted: npt.NDArray[np.int64]) -> Buffers:
+    def _select(self, b: Buffers, wanted: npt.NDArray[np.int64], space: Workspace) -> Buffers:
         index = torch.from_numpy(wanted.astype(np.int32)).to(self._device)
-        tail = self._tail.of_size(len(wanted))
+        tail = space.of_size(len(wanted))
         self._ops.select_rows(index, (b.x.tensor, tail.x.tensor), (b.attended.tensor, tail.attended.tensor))
         return tail
 

@@ -13,6 +13,7 @@ import torch
 from niwaki.kernels import jit, paged_decode
 from niwaki.kernels.fixed import TILE, FixedOps
 from niwaki.kernels.operand import Operand
+from niwaki.runtime import runner
 from niwaki.runtime.api import ConfigError
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.models.config import Experts, LayerKind, ModelConfig
@@ -97,6 +98,8 @@ def test_threads_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             torch.set_num_threads(count)
             jit.set_num_threads(count)
             monkeypatch.setattr(paged_decode, "MIN_PARALLEL_ELEMENTS", 0)
+            monkeypatch.setattr(runner, "PART_WORK", 1)
+            monkeypatch.setattr(runner, "PART_TOKENS", 1)
             with Engine(folder, kv_tokens=2048, deterministic=True) as engine:
                 found.append(told(engine, asked, list(range(len(asked)))))
     finally:
@@ -120,9 +123,9 @@ def test_experts_are_chosen_and_mixed_alike() -> None:
     )
     draw = np.random.default_rng(4)
     rows = [Row(draw.integers(0, 200, n).astype(np.int32), 0, [i], n) for i, n in enumerate((1, 9, 16, 3))]
-    runner = Runner.random(config, num_pages=4, tree_attention=False, ops=FixedOps())
-    together = runner.forward(rows)
-    assert torch.equal(together, torch.cat([runner.forward([row]) for row in rows]))
+    made = Runner.random(config, num_pages=4, tree_attention=False, ops=FixedOps())
+    together = made.forward(rows)
+    assert torch.equal(together, torch.cat([made.forward([row]) for row in rows]))
 
 
 def test_pages_of_the_two_modes_never_meet(tmp_path: Path) -> None:

@@ -46,13 +46,13 @@ def test_greedy_tokens_are_the_same_with_tree_attention_and_without(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans: list[AttentionPlan] = []
-    forward = Decoder._forward
+    forward = Decoder.forward
 
-    def watched(self: Decoder, token_ids: object, plan: AttentionPlan, wanted: object) -> object:
+    def watched(self: Decoder, token_ids: object, plan: AttentionPlan, *more: object) -> object:
         plans.append(plan)
-        return forward(self, token_ids, plan, wanted)  # type: ignore[arg-type]  # passed on as it came
+        return forward(self, token_ids, plan, *more)  # type: ignore[arg-type]  # passed on as it came
 
-    monkeypatch.setattr(Decoder, "_forward", watched)
+    monkeypatch.setattr(Decoder, "forward", watched)
     # A toy's attention is so small that sharing does not pay: count nothing but the pairs.
     monkeypatch.setattr(runner, "costs_for", lambda *shape: Costs(1.0, 0.0, key=1.0, query=0.0, segment=0.0))
     answers = []
