@@ -28,7 +28,7 @@ import torch
 from numba import prange
 
 from niwaki.kernels.checks import check_arrays
-from niwaki.kernels.jit import get_num_threads, jit
+from niwaki.kernels.jit import for_any_thread, get_num_threads, jit
 from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.packed import (
     CHUNK_BYTES,
@@ -154,7 +154,7 @@ class CodedLinear:
         args = (rows, self.codes, self.scales, self.zeros, self.bias, self.span, result, WHOLE)
         threads = min(get_num_threads(), blocks)
         if threads == 1 or len(rows) * self.inputs * self.outputs < MIN_PARALLEL_PRODUCTS:
-            _columns(*args, 0, blocks)
+            _all_columns(*args, 0, blocks)
         else:
             _columns_parallel(*args, np.linspace(0, blocks, threads + 1).astype(np.int64))
 
@@ -269,6 +269,9 @@ def _columns(
                 _add_scaled(sums, sums0 + (groups - 1) % 2 * WIDE * WIDE, scales, scale, total, height)
                 put_sums(total, 0, out, first + row, height, block * WIDE)
     release()
+
+
+_all_columns = for_any_thread(_columns)
 
 
 @jit(inline=True)
