@@ -10,13 +10,14 @@ from typing import TypeAlias, cast
 
 from niwaki.lang.backends import Host
 from niwaki.lang.expressions import check_options, check_timeout
+from niwaki.lang.templates import TemplateFunction, template_function
 from niwaki.runtime.api import ProgramError, SamplingOptions
 
 Row: TypeAlias = Mapping[str, object] | tuple[object, ...]
 
 SAMPLING_NAMES = frozenset(f.name for f in fields(SamplingOptions)) - {"constraint"}
 # The last is SGLang's, and changes nothing: tokens are always told with their texts.
-RUN_NAMES = SAMPLING_NAMES | {"backend", "stream", "timeout", "return_text_in_logprobs"}
+RUN_NAMES = SAMPLING_NAMES | {"backend", "stream", "timeout", "chat_template", "return_text_in_logprobs"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Call:
     backend: Host | None
     stream: bool
     timeout: float | None
+    template: TemplateFunction | None
 
 
 class Arguments:
@@ -86,8 +88,7 @@ class Arguments:
             bound = self.signature.bind(None, *args, **arguments)
         except TypeError as error:
             raise ProgramError(f"program {self._program}{self.shown}: {error}") from None
-        sampling, backend, stream, timeout = _run_options(options)
-        return Call(bound.args[1:], bound.kwargs, sampling, backend, stream, timeout)
+        return Call(bound.args[1:], bound.kwargs, *_run_options(options))
 
     def _takes(self, name: str, *, is_option: bool = False) -> bool:
         """Is it an argument of the program? One that takes **anything leaves options to the run."""
@@ -127,7 +128,9 @@ def _signature(func: Callable[..., object], name: str) -> inspect.Signature:
     return signature
 
 
-def _run_options(options: Mapping[str, object]) -> tuple[SamplingOptions, Host | None, bool, float | None]:
+def _run_options(
+    options: Mapping[str, object],
+) -> tuple[SamplingOptions, Host | None, bool, float | None, TemplateFunction | None]:
     """Check the options of a run, one by one.
 
     Raises:
@@ -146,7 +149,8 @@ def _run_options(options: Mapping[str, object]) -> tuple[SamplingOptions, Host |
     stream = options.get("stream", False)
     if not isinstance(stream, bool):
         raise ProgramError(f"stream must be True or False, got {stream!r}")
-    return sampling, cast("Host | None", options.get("backend")), stream, cast("float | None", timeout)
+    template = template_function(options.get("chat_template"))
+    return sampling, cast("Host | None", options.get("backend")), stream, cast("float | None", timeout), template
 
 
 def _mapping(options: object) -> dict[str, object]:

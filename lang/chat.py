@@ -9,18 +9,25 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
 
+from niwaki.lang.templates import TemplateFunction
 from niwaki.runtime.api import Backend, Message, OffersTools, Tool, UnsupportedByBackend
 
 # A conversation's rendering grows with its turns; this many are kept for each backend.
 MAX_CACHED_RENDERINGS = 256
 
 
-class ChatTemplate:
-    """The boundaries between turns, for one backend. Thread-safe."""
+Render: TypeAlias = Callable[[Sequence[Message], bool, tuple[Tool, ...]], str]  # with or without generation prompt
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = weakref.ref(backend)
+
+class ChatTemplate:
+    """The boundaries between turns, as one template writes them. Thread-safe."""
+
+    def __init__(self, render: Render) -> None:
+        self._render_all = render
         self._renderings: dict[tuple[tuple[str, ...], bool, tuple[Tool, ...]], str] = {}
 
     def opening(
@@ -70,15 +77,8 @@ class ChatTemplate:
         key = (roles, add_generation_prompt, tools)
         rendering = self._renderings.get(key)
         if rendering is None:
-            backend = self._backend()
-            assert backend is not None, "the caller runs on this backend, so it is alive"
             messages = [Message(role, _placeholder(index)) for index, role in enumerate(roles)]
-            if not tools:
-                rendering = backend.render(messages, add_generation_prompt=add_generation_prompt)
-            elif isinstance(backend, OffersTools):
-                rendering = backend.render_with_tools(messages, tools, add_generation_prompt=add_generation_prompt)
-            else:
-                raise UnsupportedByBackend(f"{type(backend).__name__} can tell a model of no tools; use an Engine")
+            rendering = self._render_all(messages, add_generation_prompt, tools)
             if len(self._renderings) >= MAX_CACHED_RENDERINGS:
                 self._renderings.clear()
             self._renderings[key] = rendering
@@ -90,8 +90,31 @@ def template_of(backend: Backend) -> ChatTemplate:
     with _lock:
         template = _templates.get(backend)
         if template is None:
-            template = _templates[backend] = ChatTemplate(backend)
+            template = _templates[backend] = ChatTemplate(partial(_render_by, weakref.ref(backend)))
         return template
+
+
+def template_by(function: TemplateFunction) -> ChatTemplate:
+    """A template of the author's."""
+
+    def render(messages: Sequence[Message], add_generation_prompt: bool, tools: tuple[Tool, ...]) -> str:
+        if tools:
+            raise UnsupportedByBackend("a chat_template of the run's own tells the model of no tools; leave it out")
+        return function([{"role": one.role, "content": one.content} for one in messages], add_generation_prompt)
+
+    return ChatTemplate(render)
+
+
+def _render_by(
+    reference: weakref.ref[Backend], messages: Sequence[Message], add_generation_prompt: bool, tools: tuple[Tool, ...]
+) -> str:
+    backend = reference()
+    assert backend is not None, "the caller runs on this backend, so it is alive"
+    if not tools:
+        return backend.render(messages, add_generation_prompt=add_generation_prompt)
+    if isinstance(backend, OffersTools):
+        return backend.render_with_tools(messages, tools, add_generation_prompt=add_generation_prompt)
+    raise UnsupportedByBackend(f"{type(backend).__name__} can tell a model of no tools; use an Engine")
 
 
 _lock = threading.Lock()

@@ -14,7 +14,6 @@ from typing import assert_never
 
 from niwaki.lang.backends import Lease
 from niwaki.lang.calling import Active, Calling
-from niwaki.lang.chat import template_of
 from niwaki.lang.clock import clock
 from niwaki.lang.nodes import (
     Gen,
@@ -297,9 +296,8 @@ class Executor(Calling):
             if self._made.messages:
                 raise ProgramError(f"tools are told with the first turn; this {node.role} turn is not the first")
             self._made.tools = node.tools
-        template = template_of(self.run.backend)
         made = self._made
-        text = template.opening(made.roles, node.role, made.tail, generates=node.generates, tools=made.tools)
+        text = self.run.chat.opening(made.roles, node.role, made.tail, generates=node.generates, tools=made.tools)
         self.history.role = node.role
         if text:
             self._append(Segment(text, control=True))
@@ -309,7 +307,7 @@ class Executor(Calling):
     def _end_turn(self) -> None:
         turn = self._made.turn
         assert turn is not None, "submit refuses an end without a beginning"
-        tail = template_of(self.run.backend).closing(self._made.roles, turn.role, self._made.tools)
+        tail = self.run.chat.closing(self._made.roles, turn.role, self._made.tools)
         with self._lock:
             self._made.end_turn(turn, tail)
         if tail:

@@ -18,7 +18,6 @@ from typing import TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from niwaki.lang.backends import Lease
-from niwaki.lang.chat import template_of
 from niwaki.lang.executor import Executor
 from niwaki.lang.nodes import Gen, ScopeEnd, Select, SetVariable, Text, variables_of
 from niwaki.lang.origin import Origin
@@ -142,7 +141,7 @@ class LazyExecutor(Executor):
     def write_script(self) -> None:
         """Where the backend takes scripts: from now on write down what is submitted, until somebody has to wait."""
         if isinstance(self.run.backend, RunsScripts):
-            self._shared.script = ScriptWriter(template_of(self.run.backend))
+            self._shared.script = ScriptWriter(self.run.chat)
             self._shared.script.add(self)
 
     def end_body(self, ret_value: object) -> None:

@@ -64,7 +64,9 @@ class Program:
         """Run the program and return its state when the body has returned; generations may go on, and reads wait.
 
         Takes the program's own arguments, and the options of the run: any field of `SamplingOptions` (temperature,
-        max_new_tokens, stop, ...), `backend`, `stream` (see `stream`) and `timeout` in seconds for the whole run.
+        max_new_tokens, stop, ...), `backend`, `stream` (see `stream`), `timeout` in seconds for the whole run, and
+        `chat_template` in place of the model's own: "chatml", "llama-3", "plain", or a function of the turns (mappings
+        with role and content) and of whether an assistant turn is to begin, which gives their text.
         Where the program has a parameter of such a name, it gets the value; the run's option then goes into
         `options={...}`.
 
@@ -467,9 +469,10 @@ class Program:
     def _new_run(self, call: Call) -> Run:
         around = _current_run.get()
         if around is None:
-            return Run(self.name, call.options, call.backend, call.timeout)
+            return Run(self.name, call.options, call.backend, call.timeout, template=call.template)
         host = around.backend if call.backend is None else call.backend
-        return Run(self.name, call.options.over(around.options), host, call.timeout, around.deadline)
+        options, template = call.options.over(around.options), call.template or around.template
+        return Run(self.name, options, host, call.timeout, around.deadline, template)
 
 
 def function(func: Callable[..., object]) -> Program:

@@ -8,7 +8,9 @@ from collections.abc import Coroutine
 from functools import cached_property
 
 from niwaki.lang.backends import Host, backend_of, default_host, is_default_ready
+from niwaki.lang.chat import ChatTemplate, template_by, template_of
 from niwaki.lang.history import History
+from niwaki.lang.templates import TemplateFunction
 from niwaki.runtime.api import Backend, ProgramError, SamplingOptions, TimedOut
 
 # What a program's pieces of text are: pieces of one text, wherever they were cut.
@@ -16,7 +18,8 @@ PROGRAM_DEFAULTS = SamplingOptions(heal=True)
 
 
 class Run:
-    """Backend, options and deadline. `host` None: the default backend, looked up when it is first needed.
+    """Backend, options, deadline, and chat template (None: the model's). `host` None: the default backend, looked up
+    when it is first needed.
 
     `loop` is the event loop that an `async def` body runs on, from its start on; what would block it is refused.
     """
@@ -28,7 +31,9 @@ class Run:
         host: Host | None = None,
         timeout: float | None = None,
         deadline: float | None = None,
+        template: TemplateFunction | None = None,
     ) -> None:
+        self.template = template
         self.program = program
         self.history = History(program)  # of the run's first state
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -49,6 +54,11 @@ class Run:
     def defaults(self) -> SamplingOptions:
         """What holds for a gen that says nothing: the run's options, over the model's own, over the programs'."""
         return self.options.over(self.backend.info().defaults).over(PROGRAM_DEFAULTS)
+
+    @cached_property
+    def chat(self) -> ChatTemplate:
+        """How turns are written: by the run's own template, or the model's."""
+        return template_of(self.backend) if self.template is None else template_by(self.template)
 
     async def load_backend(self) -> None:
         """Let `backend` be there without having blocked the event loop: loading a model takes seconds."""

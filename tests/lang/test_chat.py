@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -183,3 +183,62 @@ def test_a_turn_that_is_still_open_is_no_message_yet() -> None:
         s += nw.user("a") + nw.assistant_begin() + "b"
 
     assert [m["role"] for m in f.run(backend=Recording()).messages()] == ["user"]
+
+
+def test_a_run_may_bring_a_template_of_its_own_by_name_or_as_a_function() -> None:
+    @nw.function
+    def inner(s: State) -> None:
+        s += nw.user("Hm?") + nw.assistant(nw.gen("x"))
+
+    @nw.function
+    def outer(s: State) -> State:
+        s += nw.system("Be brief.") + nw.user("Hi") + nw.assistant(nw.gen("x"))
+        return inner()
+
+    def shout(turns: Sequence[Mapping[str, str]], generates: bool) -> str:
+        text = "".join(f"{turn['role'].upper()}! {turn['content']}." for turn in turns)
+        return text + ("ASSISTANT! " if generates else "")
+
+    backend = Recording()
+    chatml = outer.run(backend=backend, chat_template="chatml")
+    assert chatml.text() == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nok<|im_end|>\n"
+    )
+    within = chatml.ret_value
+    assert isinstance(within, State)
+    assert within.text() == "<|im_start|>user\nHm?<|im_end|>\n<|im_start|>assistant\nok<|im_end|>\n"
+    assert {segment.text for segment in backend.segments if not segment.control} == {"Be brief.", "Hi", "Hm?"}
+    for program in (inner, inner.compile()):
+        assert program.run(backend=backend, chat_template=shout).text() == "USER! Hm?.ASSISTANT! ok."
+        assert program.bind(chat_template="plain").run(backend=backend).text() == "user: Hm?\nassistant: ok\n"
+    header = "<|start_header_id|>user<|end_header_id|>\n\nHm?<|eot_id|>"
+    assert inner.run(backend=backend, chat_template="llama-3").text().startswith(header)
+
+
+@pytest.mark.parametrize("template", ["alpaca", 3, ["chatml"]])
+def test_an_unknown_template_is_refused_at_once(template: object) -> None:
+    backend = Recording()
+    with pytest.raises(nw.ProgramError, match="chat_template is one of chatml, llama-3, plain, or a function"):
+        chat.run(backend=backend, chat_template=template)
+    assert backend.calls == []
+
+
+def test_what_a_template_function_raises_is_the_runs_error() -> None:
+    def broken(turns: Sequence[Mapping[str, str]], generates: bool) -> str:
+        raise ValueError("no such role")
+
+    with pytest.raises(ValueError, match="no such role"):
+        chat.run(backend=Recording(), chat_template=broken).text()
+
+
+def test_a_template_of_the_runs_own_tells_of_no_tools() -> None:
+    def look_up(word: str) -> str:
+        """What it means."""
+        return word
+
+    @nw.function
+    def f(s: State) -> None:
+        s += nw.system("Use them.", tools=[look_up]) + nw.user("Hi") + nw.assistant(nw.gen("x"))
+
+    with pytest.raises(nw.UnsupportedByBackend, match="chat_template of the run's own"):
+        f.run(backend=Recording(), chat_template="chatml").text()
