@@ -8,10 +8,12 @@ the keys, which the tokens of another part may read.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
+from queue import SimpleQueue
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +21,10 @@ import torch
 
 from niwaki.kernels.jit import one_of_several
 from niwaki.kernels.plan import AttentionPlan, Spans
-from niwaki.runtime.models.decoder import Decoder, Part
+from niwaki.runtime.models.decoder import Decoder
 
-MOST_PARTS = 64
+Todo = SimpleQueue[Callable[[], None] | None]  # None ends its thread
+Outcome = torch.Tensor | BaseException
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +62,28 @@ class SideBySide:
     def __init__(self, model: Decoder) -> None:
         self._model = model
         self._meeting = threading.Barrier(1)
-        self._parts: list[Part] = []
-        self._threads = ThreadPoolExecutor(MOST_PARTS, "niwaki-part")  # it starts no more than it is given work for
+        self._parts = [model.new_part(self._meet)]
+        self._todo: list[Todo] = []  # of each thread
+        self._done: SimpleQueue[tuple[int, Outcome]] = SimpleQueue()
 
     def forward(self, shares: Sequence[Share]) -> torch.Tensor:
-        """The logits of all shares, in order; at most MOST_PARTS shares. What one of them fails with is raised."""
+        """The logits of all shares, in order. What one of them fails with is raised."""
+        while len(self._parts) < len(shares):
+            self._parts.append(self._model.new_part(self._meet))
+            self._todo.append(_thread_that_ends_with(self))
         self._meeting = threading.Barrier(len(shares))
-        self._parts += [self._model.new_part(self._meet) for _ in shares[len(self._parts) :]]
-        running = [self._threads.submit(self._run, index, share) for index, share in enumerate(shares) if index]
-        outcomes = [self._run(0, shares[0]), *(one.result() for one in running)]
-        failures = [one for one in outcomes if isinstance(one, BaseException)]
+        for index, share in enumerate(shares[1:]):
+            self._todo[index].put(partial(self._run_for_another, index + 1, share))
+        outcomes = {0: self._run(0, shares[0])} | dict(self._done.get() for _ in shares[1:])
+        failures = [one for one in outcomes.values() if isinstance(one, BaseException)]
         if failures:  # those who waited for one that failed are told so, and say nothing new
             raise next((one for one in failures if not isinstance(one, threading.BrokenBarrierError)), failures[0])
-        return torch.cat([one for one in outcomes if isinstance(one, torch.Tensor)])
+        return torch.cat([one for _, one in sorted(outcomes.items()) if isinstance(one, torch.Tensor)])
 
-    def _run(self, index: int, share: Share) -> torch.Tensor | BaseException:
+    def _run_for_another(self, index: int, share: Share) -> None:
+        self._done.put((index, self._run(index, share)))
+
+    def _run(self, index: int, share: Share) -> Outcome:
         try:
             with one_of_several():
                 return self._model.forward(share.token_ids, share.plan, share.wanted, self._parts[index])
@@ -83,3 +93,17 @@ class SideBySide:
 
     def _meet(self) -> None:
         self._meeting.wait()
+
+
+def _thread_that_ends_with(owner: object) -> Todo:
+    """Not one of an executor, which at the end of the program refuses work that a step may still have for it."""
+    todo: Todo = SimpleQueue()
+    threading.Thread(target=_work, args=(todo,), name="niwaki-part", daemon=True).start()
+    weakref.finalize(owner, todo.put, None)
+    return todo
+
+
+def _work(todo: Todo) -> None:
+    for work in iter(todo.get, None):
+        work()
+        del work  # its owner may go

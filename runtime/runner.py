@@ -24,7 +24,7 @@ from niwaki.runtime.models.config import ModelConfig
 from niwaki.runtime.models.decoder import Decoder
 from niwaki.runtime.models.projection import Source
 from niwaki.runtime.models.weights import expected_tensors
-from niwaki.runtime.parts import MOST_PARTS, Share, SideBySide, divided
+from niwaki.runtime.parts import Share, SideBySide, divided
 
 if TYPE_CHECKING:
     from niwaki.runtime.graphs import DecodeGraphs
@@ -224,7 +224,7 @@ class Runner:
             rows = Batch.of(rows)
         ids, wanted = rows.token_ids, rows.wanted
         threads = torch.get_num_threads()
-        parts = min(threads, MOST_PARTS, len(ids) // PART_TOKENS, len(ids) * self._num_weights // PART_WORK)
+        parts = min(threads, len(ids) // PART_TOKENS, len(ids) * self._num_weights // PART_WORK)
         if parts > 1 and self._device.type == "cpu":
             torch.set_num_threads(1)
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from niwaki.runtime import runner as module
 from niwaki.runtime.models.config import Experts, LayerKind, ModelConfig
 from niwaki.runtime.parts import divided
 from niwaki.runtime.runner import TORCH_DTYPES, Row, Runner
+from tests.lang.waiting import wait_until
 
 PAGE = 16
 CONFIG = ModelConfig(
@@ -139,3 +141,14 @@ def _bounds(shares: list[list[int]]) -> Iterator[tuple[int, int]]:
 def test_a_token_that_is_more_work_than_a_share_stands_alone() -> None:
     spans = Spans.of([Span(0, 3, [0]), Span(10_000, 1, range(1, 627))])
     assert [(tokens.start, tokens.stop) for tokens, _ in divided(spans, 4, 1.0)] == [(0, 4)]
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_threads_end_with_their_runner() -> None:
+    before = set(threading.enumerate())
+    runner = Runner.random(CONFIG, num_pages=60)
+    runner.forward(rows_of(1, [(0, 60), (0, 60)]))
+    started = set(threading.enumerate()) - before
+    assert len(started) == 2
+    del runner
+    wait_until(lambda: not any(one.is_alive() for one in started))
