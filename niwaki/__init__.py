@@ -39,7 +39,7 @@ _HOMES = {
     "niwaki.lang.openai_backend": ("OpenAI",),
     "niwaki.lang.remote": ("RuntimeEndpoint",),
     "niwaki.lang.scripted": ("ScriptedBackend",),
-    "niwaki.runtime.engine": ("Engine",),
+    "niwaki.runtime.engine": ("Engine", "Runtime"),
     "niwaki.runtime.api": (
         "Cancelled",
         "CapacityError",
@@ -104,7 +104,7 @@ if TYPE_CHECKING:
         token_length_normalized,
         unconditional_likelihood_normalized,
     )
-    from niwaki.runtime.engine import Engine
+    from niwaki.runtime.engine import Engine, Runtime
 
 __all__ = [
     "Cancelled",
@@ -121,6 +121,7 @@ __all__ = [
     "Program",
     "ProgramError",
     "RequestError",
+    "Runtime",
     "RuntimeEndpoint",
     "ScriptedBackend",
     "State",

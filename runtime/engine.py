@@ -346,6 +346,13 @@ class Engine:
             generation.cancel()
 
 
+class Runtime(Engine):
+    """An engine under SGLang's name, with SGLang's name for the model's folder; programs run on it as on any engine."""
+
+    def __init__(self, model_path: str | Path | None = None, **options: object) -> None:
+        super().__init__(model_path, **options)
+
+
 def options_from_dict(given: Mapping[str, object]) -> SamplingOptions:
     """Sampling options from a dict of our names or SGLang's, constraints among them.
 

@@ -13,7 +13,9 @@ LANGUAGE = set(
     "system_end user_begin user_end assistant_begin assistant_end image Program State ForkGroup".split()
 )
 METHODS = {"token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"}
-BACKENDS = set("Engine RuntimeEndpoint OpenAI ScriptedBackend set_default_backend flush_cache get_server_info".split())
+BACKENDS = set(
+    "Engine Runtime RuntimeEndpoint OpenAI ScriptedBackend set_default_backend flush_cache get_server_info".split()
+)
 ERRORS = set(
     "NiwakiError ConfigError ModelError RequestError ConstraintError CapacityError GenerationError EngineStopped "
     "Cancelled TimedOut UnsupportedByBackend ProgramError UnknownVariable".split()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pydantic
@@ -13,6 +14,7 @@ import niwaki as nw
 from niwaki.lang.state import State
 from niwaki.runtime.api import Segment
 from tests.lang.waiting import wait_until
+from tests.toy import make_model
 
 if TYPE_CHECKING:
     from niwaki.runtime.engine import Engine
@@ -166,3 +168,17 @@ def test_log_probabilities_of_the_text_before_are_told_where_asked_for(engine: E
     assert last[0][0] == pytest.approx(whole[-1][0], abs=0.3)  # bfloat16, by way of other shapes
     with pytest.raises(nw.RequestError, match="logprob_start_len 99 is behind the end"):
         told.run(99)["x"]
+
+
+def test_an_engine_under_sglangs_name_runs_programs(tmp_path: Path) -> None:
+    with nw.Runtime(model_path=make_model(tmp_path / "toy"), kv_tokens=1024) as runtime:
+        nw.set_default_backend(runtime)
+        try:
+            assert len(str(ask.run("the cat ", temperature=0)["x"])) == 3
+        finally:
+            nw.set_default_backend(None)
+
+
+@nw.function
+def ask(s: State, text: str) -> None:
+    s += text + nw.gen("x", regex="[a-z]{3}")
