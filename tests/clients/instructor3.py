@@ -36,7 +36,7 @@ def main(url: str) -> None:
             whole = client.create(**said, max_retries=0)
             assert isinstance(whole, Person), mode
             parts = list(client.create_partial(**said, max_retries=0))
-            assert len(parts) > 3, mode
+            assert len(parts) > 1, mode
             assert parts[-1].model_dump() == whole.model_dump(), mode
             print(f"{mode.name}: works, {len(parts)} parts")
 
