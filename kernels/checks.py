@@ -6,6 +6,7 @@ import numpy as np
 
 from niwaki.kernels.operand import Array
 
+SCALE_BYTES = 4  # behind the numbers of a key in 8 bits, see small_kv.py
 FLOATS = (np.dtype(np.float32), np.dtype(np.uint16))  # uint16: bfloat16, see numeric.py
 
 
@@ -24,3 +25,17 @@ def check_arrays(kernel: str, dtype: np.dtype[np.generic], **arrays: tuple[Array
             raise ValueError(f"{kernel}: {name} must have the shape {shape}, got {array.shape}")
         if array.strides[-1] != array.itemsize and array.size:
             raise ValueError(f"{kernel}: {name} must be contiguous in its last dimension, got strides {array.strides}")
+
+
+def check_pools(kernel: str, q: Array, k_pool: Array, v_pool: Array) -> None:
+    """Keys and values [pages, page_size, kv_heads, head_dim] of the queries' dtype, or of 8 bits with their scales.
+
+    Raises:
+        TypeError, ValueError: as `check_arrays`.
+    """
+    if k_pool.dtype != np.int8:
+        check_arrays(kernel, q.dtype, k_pool=(k_pool, (*v_pool.shape[:3], q.shape[2])), v_pool=(v_pool, k_pool.shape))
+    elif q.dtype != np.uint16 or v_pool.dtype != np.int8:
+        raise TypeError(f"{kernel}: pools of 8 bits want bfloat16 queries, got {q.dtype} and {v_pool.dtype}")
+    elif not k_pool.shape == v_pool.shape == (*k_pool.shape[:3], q.shape[2] + SCALE_BYTES):
+        raise ValueError(f"{kernel}: pools of {k_pool.shape} and {v_pool.shape} for heads of {q.shape[2]}")

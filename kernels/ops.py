@@ -22,12 +22,13 @@ from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.packed import PackedLinear, packed_linear
 from niwaki.kernels.paged_decode import paged_decode_attention, paged_decode_attention_torch
 from niwaki.kernels.partial import NOTHING
-from niwaki.kernels.plan import AttentionPlan
+from niwaki.kernels.plan import AttentionPlan, Segment
 from niwaki.kernels.prefill import prefill_attention, prefill_attention_torch
 from niwaki.kernels.rms_norm import add_rms_norm, qk_norm, qk_norm_torch, rms_norm, rms_norm_torch
 from niwaki.kernels.rule import PLAIN, AttentionRule
 from niwaki.kernels.shared_prefix import can_share, shared_attention
 from niwaki.kernels.silu_mul import silu_mul, silu_mul_torch
+from niwaki.kernels.small_kv import is_small, rope_store_small, widened
 from niwaki.kernels.store_kv import rope_store_kv, rope_store_kv_torch
 from niwaki.kernels.tile_attention import can_tile, tile_rows, tile_segments
 
@@ -213,9 +214,8 @@ class NumbaOps(Plain):
     def rope_store_kv(
         self, qkv: Operand, cos: Operand, sin: Operand, plan: AttentionPlan, k_pool: Operand, v_pool: Operand
     ) -> None:
-        rope_store_kv(
-            array_of(qkv), array_of(cos), array_of(sin), plan.positions, plan.slots, array_of(k_pool), array_of(v_pool)
-        )
+        put = rope_store_small if is_small(k_pool.tensor) else rope_store_kv
+        put(array_of(qkv), array_of(cos), array_of(sin), plan.positions, plan.slots, array_of(k_pool), array_of(v_pool))
 
     def attend(
         self,
@@ -227,18 +227,22 @@ class NumbaOps(Plain):
         rule: AttentionRule = PLAIN,
     ) -> None:
         decode, prefill, partial = plan.decode, plan.prefill, NOTHING
-        arrays = array_of(q), array_of(k_pool), array_of(v_pool)
-        by_tiles = can_tile(k_pool.tensor.dtype, k_pool.tensor.shape[1], k_pool.tensor.shape[3])
+        segments: tuple[Segment, ...] = ()
         if plan.shared is not None and can_share(plan.shared, rule):
             decode, prefill, segments = plan.shared.decode, plan.shared.prefill, plan.shared.segments
-            if by_tiles:
-                partial = tile_segments(*arrays, segments, rule)
-            else:
-                partial = shared_attention(arrays[0], k_pool.tensor, v_pool.tensor, segments, rule)
+        pools = array_of(k_pool), array_of(v_pool)
+        if is_small(k_pool.tensor) and (prefill or segments):
+            k_pool, v_pool, prefill, segments = widened(*pools, prefill, segments, q.tensor.shape[2])
+        wide = array_of(q), array_of(k_pool), array_of(v_pool)
+        by_tiles = can_tile(k_pool.tensor.dtype, k_pool.tensor.shape[1], k_pool.tensor.shape[3])
+        if segments and by_tiles:
+            partial = tile_segments(*wide, segments, rule)
+        elif segments:
+            partial = shared_attention(wide[0], k_pool.tensor, v_pool.tensor, segments, rule)
         if len(decode.token):
-            paged_decode_attention(*arrays, plan.page_table, decode, array_of(out), rule, partial)
+            paged_decode_attention(array_of(q), *pools, plan.page_table, decode, array_of(out), rule, partial)
         if prefill and by_tiles:
-            tile_rows(*arrays, prefill, array_of(out), rule, partial)
+            tile_rows(*wide, prefill, array_of(out), rule, partial)
         elif prefill:
             prefill_attention(q.tensor, k_pool.tensor, v_pool.tensor, prefill, out.tensor, rule, partial)
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numba import prange
 
-from niwaki.kernels.checks import check_arrays
+from niwaki.kernels.checks import check_arrays, check_pools
 from niwaki.kernels.jit import for_any_thread, get_num_threads, jit
 from niwaki.kernels.numeric import exp_f32, store
 from niwaki.kernels.operand import Array, Operand
@@ -31,6 +31,7 @@ from niwaki.kernels.simd import (
     LANES,
     element_at,
     exp16,
+    float_at,
     larger,
     largest_lane,
     load16,
@@ -76,18 +77,12 @@ def paged_decode_attention(
     online softmax goes on from what `partial` holds of them for token[i].
 
     q, out [tokens, heads, head_dim], elements of a head side by side; k_pool, v_pool contiguous [pages, page_size,
-    kv_heads, head_dim]; all of one dtype; heads a multiple of kv_heads. Rows of `out` that no query names stay as
-    they are. Indices come from an `AttentionPlan`, which has checked them.
+    kv_heads, head_dim]; all of one dtype, or bfloat16 and pools of 8 bits (small_kv.py); heads a multiple of kv_heads.
+    Rows of `out` that no query names stay as they are. Indices come from an `AttentionPlan`, which has checked them.
     """
-    kv_heads, head_dim = k_pool.shape[2:]
-    check_arrays(
-        "paged_decode_attention",
-        q.dtype,
-        q=(q, out.shape),
-        out=(out, (q.shape[0], q.shape[1], head_dim)),
-        k_pool=(k_pool, v_pool.shape),
-        v_pool=(v_pool, k_pool.shape),
-    )
+    kv_heads, head_dim = k_pool.shape[2], q.shape[2]
+    check_arrays("paged_decode_attention", q.dtype, q=(q, out.shape), out=(out, q.shape))
+    check_pools("paged_decode_attention", q, k_pool, v_pool)
     if q.shape[1] % kv_heads:
         raise ValueError(f"paged_decode_attention: {q.shape[1]} query heads are no multiple of {kv_heads} kv heads")
     scale = rule.scale or rule.scale_for(head_dim)  # models state it: a call saved
@@ -201,11 +196,12 @@ def _decode_items(
     last_item: int,
 ) -> None:
     """Work items first_item to last_item, numbered query x kv_heads + head; those of one query are done together."""
-    page_size, kv_heads, head_dim = k_pool.shape[1:]
-    heads = q.shape[1]
+    page_size, kv_heads, size = k_pool.shape[1:]  # size: elements of a key, with its scale where it has one
+    heads, head_dim = q.shape[1:]
     group = heads // kv_heads
-    width = kv_heads * head_dim
-    is_half = k_pool.itemsize == 2
+    width = kv_heads * size
+    is_half = q.itemsize == 2
+    is_small = k_pool.itemsize == 1
     cap = np.float32(soft_cap)
     is_capped = soft_cap < math.inf
     whole = head_dim // (2 * LANES) * (2 * LANES)
@@ -254,7 +250,9 @@ def _decode_items(
             block, end = end, min(end + BLOCK, length[i])
             at[:BLOCK] = at[BLOCK:]
             _place(page_table, table_row[i], block, end - block, page_size, width, at)
-            _score(query, k, v, at, count, first_head, last_head, group, head_dim, weights)
+            _score(query, k, v, at, count, first_head, last_head, group, head_dim, size, weights)
+            if is_small:
+                _scale(weights, count, k, at, first_head, last_head, group, head_dim, size)
             for h in range(first_head * group, last_head * group):
                 first, last = h * BLOCK, h * BLOCK + count
                 if is_capped:
@@ -267,9 +265,11 @@ def _decode_items(
                 total[h] = total[h] * shrink + sum_of_block
                 for d in range(h * padded, h * padded + padded):
                     mixed[d] *= shrink
+            if is_small:
+                _scale(weights, count, v, at, first_head, last_head, group, head_dim, size)
             for first in range(0, count, MIXED):
                 last = min(first + MIXED, count)
-                _mix(weights, first, last, v, at, first_head, last_head, group, head_dim, mixed)
+                _mix(weights, first, last, v, at, first_head, last_head, group, head_dim, size, mixed)
         for h in range(first_head * group, last_head * group):
             if sinks.shape[0]:
                 total[h] += exp_f32(sinks[h] - highest[h])
@@ -306,7 +306,7 @@ def _place(page_table: Int32s, row: int, block: int, count: int, page_size: int,
 @jit()
 def _score(
     query: Float32s, k: Array, v: Array, at: Int64s, count: int, first_head: int, last_head: int, group: int,
-    head_dim: int, weights: Float32s,
+    head_dim: int, size: int, weights: Float32s,
 ) -> None:  # fmt: skip
     """weights[h x BLOCK + j] = the score of key j, up to a multiple of four keys, for every head of the kv heads."""
     whole = head_dim // (2 * LANES) * (2 * LANES)
@@ -320,8 +320,8 @@ def _score(
             element_at(at, j + AHEAD + 2), element_at(at, j + AHEAD + 3),
         )  # fmt: skip
         for head in range(first_head, last_head):
-            base = head * head_dim
-            for d in range(base, base + head_dim, LINE // k.itemsize):
+            base = head * size
+            for d in range(base, base + size, LINE // k.itemsize):
                 prefetch(v, own0 + d)
                 prefetch(v, own1 + d)
                 prefetch(v, own2 + d)
@@ -359,6 +359,19 @@ def _score(
 
 
 @jit()
+def _scale(
+    weights: Float32s, count: int, pool: Array, at: Int64s, first_head: int, last_head: int, group: int, head_dim: int,
+    size: int,
+) -> None:  # fmt: skip
+    """The weights of each key times the scale behind its numbers in the pool, or behind those of its value."""
+    for head in range(first_head, last_head):
+        for j in range(count):
+            scale = float_at(pool, element_at(at, j) + head * size + head_dim)
+            for h in range(head * group, head * group + group):
+                weights[h * BLOCK + j] *= scale
+
+
+@jit()
 def _exponentials(weights: Float32s, first: int, last: int, highest: np.float32) -> tuple[np.float32, np.float32]:
     """weights[first:last] = e^(weight - top). Returns top, the largest of them and `highest`, and their sum.
 
@@ -382,7 +395,7 @@ def _exponentials(weights: Float32s, first: int, last: int, highest: np.float32)
 @jit()
 def _mix(
     weights: Float32s, first: int, last: int, v: Array, at: Int64s, first_head: int, last_head: int, group: int,
-    head_dim: int, mixed: Float32s,
+    head_dim: int, size: int, mixed: Float32s,
 ) -> None:  # fmt: skip
     """mixed += weight x value of keys first to last of the block, for every head of the kv heads."""
     whole = head_dim // (2 * LANES) * (2 * LANES)
@@ -391,7 +404,7 @@ def _mix(
         for h in range(head * group, head * group + group, 2):
             other = min(h + 1, head * group + group - 1)
             for d in range(0, padded, 2 * LANES):
-                e = head * head_dim + d
+                e = head * size + d
                 a, b = h * padded + d, other * padded + d
                 a_low, a_high = load16(mixed, a), load16(mixed, a + LANES)
                 b_low, b_high = load16(mixed, b), load16(mixed, b + LANES)

@@ -95,6 +95,29 @@ def _element_at(typing, array, index):
 
 
 @intrinsic
+def _float_at(typing, array, index):
+    """The float32 whose first byte is array[index]; array of bytes."""
+
+    def generate(context, builder, signature, args):
+        pointer = builder.bitcast(element_pointer(context, builder, signature, args), ir.FloatType().as_pointer())
+        return builder.load(pointer, align=1)
+
+    return types.float32(array, index), generate
+
+
+@intrinsic
+def _put_float(typing, array, index, value):
+    """The other way round."""
+
+    def generate(context, builder, signature, args):
+        pointer = builder.bitcast(element_pointer(context, builder, signature, args), ir.FloatType().as_pointer())
+        builder.store(args[2], pointer, align=1)
+        return context.get_dummy_value()
+
+    return types.void(array, index, types.float32), generate
+
+
+@intrinsic
 def _multiply_add(typing, a, b, c):
     """a b + c in every lane."""
 
@@ -193,18 +216,17 @@ def _load16(typing, array, index):
 
 @intrinsic
 def _load_pair(typing, array, index):
-    """array[index : index + 32] as two vectors: of bfloat16 the even elements and the odd ones, of float32 the first
-    sixteen and the others.
+    """array[index : index + 32] as two vectors: of bfloat16 and int8 the even elements and the odd ones, of float32 the
+    first sixteen and the others.
 
-    array: float32, or bfloat16 as uint16, of one dimension and contiguous.
+    array: float32, bfloat16 as uint16, or int8, of one dimension and contiguous.
     """
-    is_half = isinstance(array.dtype, types.Integer)
+    widen, words = _widening(array.dtype)
 
     def generate(context, builder, signature, args):
         pointer = element_pointer(context, builder, signature, args)
-        if is_half:
-            words = builder.load(builder.bitcast(pointer, INTS.as_pointer()), align=2)
-            pair = _widen(builder, words)
+        if widen is not None:
+            pair = widen(builder, builder.load(builder.bitcast(pointer, words.as_pointer()), align=1))
         else:
             vectors = builder.bitcast(pointer, FLOATS.as_pointer())
             second = builder.gep(vectors, [ir.Constant(ir.IntType(64), 1)])
@@ -234,22 +256,22 @@ def _load_alike(typing, array, index, like):
 @intrinsic
 def _load_part(typing, array, index, left):
     """`load_pair` of the first `left` < 32 elements: zeros from there on, and that memory is not touched."""
-    is_half = isinstance(array.dtype, types.Integer)
-    element = ir.IntType(16) if is_half else ir.FloatType()
+    widen, words = _widening(array.dtype)
+    element = ir.FloatType() if widen is None else ir.IntType(array.dtype.bitwidth)
     lanes, bits = ir.VectorType(element, 2 * LANES), ir.VectorType(ir.IntType(1), 2 * LANES)
-    name = "v32i16" if is_half else "v32f32"
+    name = f"v32{'f' if widen is None else 'i'}{array.dtype.bitwidth}"
 
     def generate(context, builder, signature, args):
         vector = builder.bitcast(element_pointer(context, builder, signature, args), lanes.as_pointer())
         left = context.cast(builder, args[2], signature.args[2], types.int32)
         numbers = ir.Constant(ir.VectorType(ir.IntType(32), 2 * LANES), list(range(2 * LANES)))
         mask = builder.icmp_signed("<", numbers, _in_all_lanes(builder, left, 2 * LANES))
-        align = ir.Constant(ir.IntType(32), 2 if is_half else 4)
+        align = ir.Constant(ir.IntType(32), array.dtype.bitwidth // 8)
         kind = ir.FunctionType(lanes, [lanes.as_pointer(), ir.IntType(32), bits, lanes])
         read = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.load.{name}.p0")
         value = builder.call(read, [vector, align, mask, ir.Constant(lanes, None)])
-        if is_half:
-            pair = _widen(builder, builder.bitcast(value, INTS))
+        if widen is not None:
+            pair = widen(builder, builder.bitcast(value, words))
         else:
             halves = (range(LANES), range(LANES, 2 * LANES))
             pair = [builder.shuffle_vector(value, value, ir.Constant(INTS, list(half))) for half in halves]
@@ -483,6 +505,22 @@ def _in_all_lanes(builder, value, lanes=LANES):
     return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes))
 
 
+def _widening(kind):
+    """What makes two vectors of 32 numbers of this kind, and the vector of sixteen words that it takes; None, where
+    they are float32."""
+    if not isinstance(kind, types.Integer):
+        return None, None
+    return (_widen, INTS) if kind.bitwidth == 16 else (_widen_bytes, ir.VectorType(ir.IntType(16), LANES))
+
+
+def _widen_bytes(builder, words):
+    """Of 32 int8 in 16 words, the even ones and the odd ones."""
+    wide = builder.sext(words, INTS)
+    low = builder.shl(wide, ir.Constant(INTS, [24] * LANES))
+    pair = (builder.ashr(low, ir.Constant(INTS, [24] * LANES)), builder.ashr(wide, ir.Constant(INTS, [8] * LANES)))
+    return [builder.sitofp(each, FLOATS) for each in pair]
+
+
 def _widen(builder, words):
     """Of 32 bfloat16 in 16 words, the even ones and the odd ones: bfloat16 bits are the upper half of float32's."""
     even = builder.shl(words, ir.Constant(INTS, [16] * LANES))
@@ -545,7 +583,8 @@ def _fold(builder, a, b, width, combine=_added):
 
 @jit()
 def place_in_pair(index: int, is_half: bool) -> int:
-    """Where element `index` of a row lies when its pairs of vectors are stored one behind the other."""
+    """Where element `index` of a row lies when its pairs of vectors are stored one behind the other; `is_half`: of
+    bfloat16 or int8."""
     if not is_half:
         return index
     within = index % (2 * LANES)
@@ -556,6 +595,8 @@ zeros = cast("Callable[[], Vector]", _zeros)
 splat = cast("Callable[[np.float32], Vector]", _splat)
 splat_at = cast("Callable[[Array, int], Vector]", _splat_at)
 element_at = cast("Callable[[Int64s, int], int]", _element_at)
+float_at = cast("Callable[[Array, int], np.float32]", _float_at)
+put_float = cast("Callable[[Array, int, np.float32], None]", _put_float)
 multiply_add = cast("Callable[[Vector, Vector, Vector], Vector]", _multiply_add)
 add = cast("Callable[[Vector, Vector], Vector]", _add)
 minus = cast("Callable[[Vector, Vector], Vector]", _minus)

@@ -9,6 +9,7 @@ from niwaki.runtime.api import ConfigError
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
+KV_DTYPES = ("auto", "int8")
 WEIGHT_BITS = {"auto": None, "int8": 8, "int4": 4}
 POLICIES = ("lpm", "fcfs")
 EVICTIONS = ("lru", "lfu", "priority")
@@ -22,6 +23,7 @@ class EngineConfig:
     device: str = "auto"
     dtype: str = "auto"  # "auto": the checkpoint's own
     weights: str = "auto"  # how they are kept in memory; "auto": as the checkpoint stores them
+    kv_dtype: str = "auto"  # of the cache; "auto": the computation's
     kv_tokens: int | None = None
     kv_memory: float | int | None = None  # for the pool: a share (0.5) of the memory that is left, or bytes (2 << 30)
     page_size: int = 16
@@ -41,6 +43,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _one_of("device", self.device, DEVICES)
         _one_of("dtype", self.dtype, DTYPES)
+        _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         _one_of("weights", self.weights, tuple(WEIGHT_BITS))
         _one_of("schedule_policy", self.schedule_policy, POLICIES)
         _one_of("eviction_policy", self.eviction_policy, EVICTIONS)

@@ -84,6 +84,7 @@ class Engine:
             resolve_device(self.config.device),
             self.config.dtype,
             self.config.kv_memory,
+            kv_dtype=self.config.kv_dtype,
             step_tokens=self.config.chunked_prefill_size + self.config.max_running_requests,
             step_logits=self.config.max_running_requests,
         )
@@ -93,6 +94,7 @@ class Engine:
             device=self.config.device,
             dtype=self.config.dtype,
             weight_bits=WEIGHT_BITS[self.config.weights],
+            kv_dtype=self.config.kv_dtype,
             num_pages=num_pages,
             page_size=page_size,
             tree_attention=self.config.enable_tree_attention and not self.config.deterministic,
@@ -113,7 +115,8 @@ class Engine:
             model_config.vocab_size,
             self.tokenizer.special_ids,
         )
-        kept = "" if self.config.weights == "auto" else f" {self.config.weights}"
+        small = {"weights": self.config.weights, "kv": self.config.kv_dtype}
+        kept = "".join(f" {what} {kind}" for what, kind in small.items() if kind != "auto")
         said = f"{runner.dtype} {page_size}{kept}{' deterministic' if self.config.deterministic else ''}"
         self._layout = Layout(
             hashlib.blake2b(weights + said.encode(), digest_size=16).digest(),

@@ -33,6 +33,7 @@ def pool_tokens(
     dtype: str,
     kv_memory: KvMemory,
     *,
+    kv_dtype: str = "auto",
     step_tokens: int,
     step_logits: int,
 ) -> int:
@@ -55,7 +56,7 @@ def pool_tokens(
         budget = int((free - needed) * (kv_memory or DEVICE_SHARE))
     else:
         budget = int(psutil.virtual_memory().available * (kv_memory or HOST_SHARE))
-    tokens = budget // config.kv_bytes_per_token(dtype)
+    tokens = budget // config.kv_bytes_per_token(dtype, kv_dtype)
     if kv_memory is None and not is_gpu:
         tokens = min(tokens, max(MAX_HOST_TOKENS, config.context_length))
     return max(tokens, min(config.context_length, 2048))

@@ -84,6 +84,7 @@ class Runner:
         device: str = "cpu",
         dtype: str = "auto",
         weight_bits: int | None = None,
+        kv_dtype: str = "auto",
         num_pages: int,
         page_size: int = 16,
         tree_attention: bool = True,
@@ -95,7 +96,8 @@ class Runner:
         by itself; without `cuda_graphs` a GPU gets its kernels one by one. `ops`: other kernels than the device's.
 
         Raises:
-            ConfigError: an unknown device or dtype, or heads that the GPU kernels cannot take.
+            ConfigError: an unknown device or dtype, heads that the GPU kernels cannot take, or a `kv_dtype` of "int8"
+                that is not there.
         """
         wanted = config.dtype if dtype == "auto" else dtype
         if wanted not in TORCH_DTYPES:
@@ -107,7 +109,9 @@ class Runner:
         self.num_pages = num_pages
         self.page_size = page_size
         self.dtype = wanted
-        self.kv_bytes_per_token = config.kv_bytes_per_token(wanted)
+        if kv_dtype == "int8":
+            refuse_small_cache(config, wanted, self._device)
+        self.kv_bytes_per_token = config.kv_bytes_per_token(wanted, kv_dtype)
         chosen = ops or ops_for(self._device)
         self._shares = tree_attention
         self._is_on_device = chosen.reads_device_plan
@@ -125,6 +129,7 @@ class Runner:
             Source(read, self._device, torch_dtype, weight_bits),
             num_pages=num_pages,
             page_size=page_size,
+            kv_dtype=kv_dtype,
             ops=chosen,
         )
         self._side_by_side: SideBySide | None = None
@@ -143,6 +148,7 @@ class Runner:
         device: str = "cpu",
         dtype: str = "auto",
         weight_bits: int | None = None,
+        kv_dtype: str = "auto",
         num_pages: int,
         page_size: int = 16,
         tree_attention: bool = True,
@@ -166,6 +172,7 @@ class Runner:
             device=device,
             dtype=dtype,
             weight_bits=weight_bits,
+            kv_dtype=kv_dtype,
             num_pages=num_pages,
             page_size=page_size,
             tree_attention=tree_attention,
@@ -181,6 +188,7 @@ class Runner:
         device: str = "cpu",
         dtype: str = "auto",
         weight_bits: int | None = None,
+        kv_dtype: str = "auto",
         num_pages: int,
         page_size: int = 16,
         tree_attention: bool = True,
@@ -201,6 +209,7 @@ class Runner:
             device=device,
             dtype=dtype,
             weight_bits=weight_bits,
+            kv_dtype=kv_dtype,
             num_pages=num_pages,
             page_size=page_size,
             tree_attention=tree_attention,
@@ -318,6 +327,16 @@ def refuse_wide_heads(head_dim: int, device: torch.device) -> None:
     """Raises ConfigError where a head, as of latent attention, is wider than what GPU kernels hold in registers."""
     if device.type == "cuda" and head_dim > MAX_GPU_HEAD:
         raise ConfigError(f"heads of {head_dim} channels are wider than the {MAX_GPU_HEAD} of the GPU kernels; use cpu")
+
+
+def refuse_small_cache(config: ModelConfig, dtype: str, device: torch.device) -> None:
+    """Raises ConfigError where a cache of 8 bits has no kernels."""
+    if device.type != "cpu":
+        raise ConfigError("kv_dtype='int8' is there on the CPU alone; leave it out")
+    if dtype != "bfloat16":
+        raise ConfigError(f"kv_dtype='int8' wants dtype='bfloat16', got {dtype}")
+    if config.latent is not None:
+        raise ConfigError(f"kv_dtype='int8' is not there for {config.architecture}, whose cache is small by itself")
 
 
 def resolve_device(device: str) -> torch.device:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
+from niwaki.kernels.checks import SCALE_BYTES
 from niwaki.kernels.rope import LongRopeScaling, RopeScaling
 from niwaki.runtime.api import ModelError
 from niwaki.runtime.models import ARCHITECTURES, family_of
@@ -182,10 +183,11 @@ class ModelConfig:
         """Vectors that the cache keeps of a kv head and token: key and value, or one that is both."""
         return 2 if self.latent is None else 1
 
-    def kv_bytes_per_token(self, dtype: str = "auto") -> int:
-        """Bytes of keys and values of one token in all layers."""
+    def kv_bytes_per_token(self, dtype: str = "auto", kv_dtype: str = "auto") -> int:
+        """Bytes of keys and values of one token in all layers. kv_dtype: "int8", or "auto" for that of the model."""
         item = DTYPE_BYTES[self.dtype if dtype == "auto" else dtype]
-        return self.kv_halves * self.num_layers * self.num_kv_heads * self.head_dim * item
+        of_head = self.head_dim + SCALE_BYTES if kv_dtype == "int8" else self.head_dim * item
+        return self.kv_halves * self.num_layers * self.num_kv_heads * of_head
 
 
 SIZES = {

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from niwaki.kernels.checks import SCALE_BYTES
 from niwaki.kernels.copy_pages import read_pages, write_pages
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import Ops, ops_for
@@ -61,6 +62,7 @@ class Decoder:
         *,
         num_pages: int,
         page_size: int,
+        kv_dtype: str = "auto",
         ops: Ops | None = None,
     ) -> None:
         device, dtype = read.device, read.dtype
@@ -71,8 +73,10 @@ class Decoder:
         # In the model's dtype, as Gemma's was trained: sqrt(2304) = 48 is exact, sqrt(1152) is not.
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         # Zeros, not empty: a page that is gathered whole must not bring a NaN from memory that was never written.
-        shape = (config.num_layers, config.kv_halves, num_pages, page_size, config.num_kv_heads, config.head_dim)
-        self._pool = _zeros(shape, dtype, device)
+        # A key of 8 bits: numbers and their scale, see kernels/small_kv.py.
+        size, kind = (config.head_dim + SCALE_BYTES, torch.int8) if kv_dtype == "int8" else (config.head_dim, dtype)
+        shape = (config.num_layers, config.kv_halves, num_pages, page_size, config.num_kv_heads, size)
+        self._pool = _zeros(shape, kind, device)
         # No sequence can be longer than the pool, and a table for 131,072 positions takes 64 MB.
         self._ropes = self._rope_tables(min(config.context_length, num_pages * page_size))
         read = read.behind(config.prefix)

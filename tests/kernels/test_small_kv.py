@@ -1,0 +1,91 @@
+"""A KV pool of 8 bits: what is stored is near what came, and attention is that over what is stored."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from niwaki.kernels.operand import Operand
+from niwaki.kernels.ops import NumbaOps, TorchOps
+from niwaki.kernels.plan import MAX_DECODE_TOKENS, AttentionPlan, Span, make_plan
+from niwaki.kernels.rope import rope_tables
+from niwaki.kernels.rule import PLAIN, AttentionRule
+from niwaki.kernels.segments import Costs
+
+PAGE = 16
+PAGES = 60
+ALWAYS = Costs(paged_pair=1.0, dense_pair=0.0, key=1.0, query=0.0, segment=0.0)
+
+
+def drawn(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def pool(seed: int, kv_heads: int, head_dim: int) -> torch.Tensor:
+    numbers = torch.randint(-127, 128, (PAGES, PAGE, kv_heads, head_dim), generator=torch.Generator().manual_seed(seed))
+    scales = (drawn(seed, PAGES, PAGE, kv_heads, 1).float().abs() + 0.1) / 100
+    return torch.cat((numbers.to(torch.int8), scales.view(torch.int8)), -1)
+
+
+def meant(small: torch.Tensor) -> torch.Tensor:
+    """float32 [pages, page_size, kv_heads, head_dim]."""
+    return small[..., :-4].float() * small[..., -4:].contiguous().view(torch.float32)
+
+
+def plan_of(shares: bool) -> AttentionPlan:
+    """Single tokens, short rows and long ones; three of them over the same six pages."""
+    order = np.random.default_rng(0).permutation(PAGES).tolist()
+    spans = []
+    for start, count in ((0, 1), (77, 1), (20, MAX_DECODE_TOKENS), (0, 40), (30, 33)):
+        own = -(-(start + count) // PAGE)
+        spans.append(Span(start, count, order[:own]))
+        del order[:own]
+    trunk = [order.pop() for _ in range(6)]
+    spans += [Span(100, count, [*trunk, *(order.pop() for _ in range(3))]) for count in (1, 1, 20)]
+    return make_plan(spans, page_size=PAGE, num_pages=PAGES, costs=ALWAYS if shares else None)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("rule", [PLAIN, AttentionRule(soft_cap=5.0), AttentionRule(window=24)])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 64), (3, 1, 128), (2, 2, 40), (6, 2, 24)])
+def test_attention_is_that_over_what_the_pool_means(
+    heads: int, kv_heads: int, head_dim: int, rule: AttentionRule, shares: bool
+) -> None:
+    plan = plan_of(shares)
+    assert (plan.shared is not None) == shares
+    k_pool, v_pool = pool(1, kv_heads, head_dim), pool(2, kv_heads, head_dim)
+    q = drawn(3, plan.num_tokens, heads + 1, head_dim)[:, :heads]  # inside a wider row
+    got = torch.full((plan.num_tokens, heads, head_dim), torch.nan, dtype=torch.bfloat16)
+    exact = got.float()
+    NumbaOps().attend(Operand.of(q), Operand.of(k_pool), Operand.of(v_pool), plan, Operand.of(got), rule)
+    wide = (Operand.of(each) for each in (q.float(), meant(k_pool), meant(v_pool)))
+    TorchOps().attend(*wide, plan_of(False), Operand.of(exact), rule)
+    assert (got - exact).abs().max() < 0.015 * exact.abs().max()
+
+
+@pytest.mark.parametrize("head_dim", [64, 40])
+def test_what_is_stored_is_at_most_half_a_step_from_the_turned_key(head_dim: int) -> None:
+    heads, kv_heads, tokens = 4, 2, 30
+    cos, sin = (Operand.of(table) for table in rope_tables(head_dim, 10_000.0, None, 64))
+    plan = make_plan([Span(0, tokens, [7, 3])], page_size=PAGE, num_pages=PAGES)
+    qkv = drawn(4, tokens, (heads + 2 * kv_heads) * head_dim)
+    qkv[5] = 0
+    other = qkv.clone()
+    small = [torch.zeros(PAGES, PAGE, kv_heads, head_dim + 4, dtype=torch.int8) for _ in range(2)]
+    wide = [torch.zeros(PAGES, PAGE, kv_heads, head_dim, dtype=torch.bfloat16) for _ in range(2)]
+    for rows, pools in ((qkv, small), (other, wide)):
+        NumbaOps().rope_store_kv(Operand.of(rows), cos, sin, plan, *map(Operand.of, pools))
+    assert torch.equal(qkv, other), "queries are turned alike"
+    for narrow, exact in zip(small, wide, strict=True):
+        steps = exact.float().abs().amax(-1, keepdim=True) / 127
+        assert ((meant(narrow) - exact.float()).abs() <= 0.51 * steps).all()
+
+
+def test_pools_of_8_bits_want_bfloat16_queries_of_their_width() -> None:
+    plan = make_plan([Span(3, 1, [0])], page_size=PAGE, num_pages=PAGES)
+    k_pool, v_pool = Operand.of(pool(1, 1, 32)), Operand.of(pool(2, 1, 32))
+    for dtype, width, error in ((torch.float32, 32, TypeError), (torch.bfloat16, 64, ValueError)):
+        q = torch.zeros(1, 1, width, dtype=dtype)
+        with pytest.raises(error, match="paged_decode_attention: pools of"):
+            NumbaOps().attend(Operand.of(q), k_pool, v_pool, plan, Operand.of(torch.empty_like(q)))

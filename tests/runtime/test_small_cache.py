@@ -1,0 +1,86 @@
+"""`Engine(kv_dtype="int8")`: keys and values in 8 bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from niwaki.radix.pages import PageCopy
+from niwaki.runtime import bundled
+from niwaki.runtime.api import ConfigError
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.runner import Row, Runner
+
+MODEL = Path(bundled.MODEL_DIR)
+IDS = np.random.default_rng(0).integers(5, 2000, 90).astype(np.int32)
+
+
+def runner(kv_dtype: str = "int8", dtype: str = "bfloat16") -> Runner:
+    return Runner.load(MODEL, dtype=dtype, kv_dtype=kv_dtype, num_pages=16)
+
+
+def error_of(logits: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((logits - exact).square().mean().sqrt())
+
+
+def test_logits_are_nearly_those_of_a_bfloat16_cache() -> None:
+    exact, plain, small = (
+        made.forward([Row(IDS, 0, range(6), len(IDS))])
+        for made in (runner("auto", "float32"), runner("auto"), runner())
+    )
+    assert error_of(plain, exact) < error_of(small, exact) < 2 * error_of(plain, exact)
+
+
+def test_chunks_and_single_tokens_continue_what_is_stored() -> None:
+    made = runner()
+    (whole,) = made.forward([Row(IDS, 0, range(6), 1)])
+    steps = [(0, 50), (50, 85), *((at, at + 1) for at in range(85, 90))]
+    for first, last in steps:
+        (logits,) = made.forward([Row(IDS[first:last], first, range(6, 12), 1)])
+    assert error_of(logits, whole) < 0.03 * float(whole.std())
+
+
+def test_copied_and_moved_pages_keep_their_scales() -> None:
+    made = runner()
+    made.forward([Row(IDS[:40], 0, range(3), 1)])
+    made.copy_pages([PageCopy(2, 5, 8)])
+    moved = made.read_pages([0, 1])
+    assert moved.shape == (2, 16 * made.kv_bytes_per_token)
+    made.write_pages([8, 9], moved)
+    following = [made.forward([Row(IDS[40:41], 40, pages, 1)]) for pages in ([0, 1, 2], [8, 9, 5])]
+    assert torch.equal(*following)
+
+
+def test_a_token_takes_little_more_than_half_the_bytes() -> None:
+    assert runner().kv_bytes_per_token == runner("auto").kv_bytes_per_token * (64 + 4) // 128
+    with Engine(dtype="bfloat16", kv_memory=2**24) as plain, Engine(kv_dtype="int8", kv_memory=2**24) as small:
+        assert small._pool_tokens > 1.85 * plain._pool_tokens
+
+
+def test_a_saved_cache_is_for_engines_of_its_kind(tmp_path: Path) -> None:
+    def engine(kv_dtype: str) -> Engine:
+        return Engine(dtype="bfloat16", kv_dtype=kv_dtype, kv_tokens=512)
+
+    def answer(of: Engine) -> object:
+        result = of.generate(input_ids=IDS.tolist(), sampling_params={"temperature": 0, "max_new_tokens": 8})
+        assert isinstance(result, dict)
+        return result["output_ids"]
+
+    with engine("int8") as made:
+        said = answer(made)
+        saved = made.save_cache(tmp_path / "cache")
+    with engine("int8") as warm:
+        assert warm.load_cache(tmp_path / "cache") == saved > 0
+        assert answer(warm) == said
+    with engine("auto") as other, pytest.raises(ConfigError, match="another fingerprint"):
+        other.load_cache(tmp_path / "cache")
+
+
+def test_it_wants_bfloat16() -> None:
+    with pytest.raises(ConfigError, match="kv_dtype='int8' wants dtype='bfloat16', got float32"):
+        Engine(kv_dtype="int8", dtype="float32", kv_tokens=512)
+    with pytest.raises(ConfigError, match="kv_dtype must be one of auto, int8, got 'int4'"):
+        Engine(kv_dtype="int4")
