@@ -508,7 +508,7 @@ def _in_all_lanes(builder, value, lanes=LANES):
 def _widening(kind):
     """What makes two vectors of 32 numbers of this kind, and the vector of sixteen words that it takes; None, where
     they are float32."""
-    if not isinstance(kind, types.Integer):
+    if isinstance(kind, types.Float):
         return None, None
     return (_widen, INTS) if kind.bitwidth == 16 else (_widen_bytes, ir.VectorType(ir.IntType(16), LANES))
 

@@ -49,13 +49,16 @@ def widened(
     k_pool: Array, v_pool: Array, rows: Sequence[PrefillRow], segments: Sequence[Segment], head_dim: int
 ) -> tuple[Operand, Operand, tuple[PrefillRow, ...], tuple[Segment, ...]]:
     """The pages of `rows` and `segments` as bfloat16 pools, and the same rows and segments in these."""
-    pages = np.unique(np.concatenate([one.page_ids for one in (*rows, *segments)]))
-    shape = (len(pages), *k_pool.shape[1:3], head_dim)
-    pools = tuple(Operand.of(torch.empty(shape, dtype=torch.bfloat16)) for _ in range(2))
-    for pool, wide in zip((k_pool, v_pool), pools, strict=True):
-        assert wide.array is not None, "it is on the CPU"
-        _widen(pool.reshape(-1), pages, pool[0].size, head_dim, wide.array.reshape(-1))
-    return *pools, _placed(rows, pages), _placed(segments, pages)
+    pages = np.unique(np.concatenate([*(row.page_ids for row in rows), *(segment.page_ids for segment in segments)]))
+    keys, values = (_wide_pages(pool, pages, head_dim) for pool in (k_pool, v_pool))
+    return keys, values, _placed(rows, pages), _placed(segments, pages)
+
+
+def _wide_pages(pool: Array, pages: Int32s, head_dim: int) -> Operand:
+    wide = Operand.of(torch.empty((len(pages), *pool.shape[1:3], head_dim), dtype=torch.bfloat16))
+    assert wide.array is not None, "it is on the CPU"
+    _widen(pool.reshape(-1), pages, pool[0].size, head_dim, wide.array.reshape(-1))
+    return wide
 
 
 def _placed(parts: Sequence[Paged], pages: Int32s) -> tuple[Paged, ...]:
@@ -65,30 +68,31 @@ def _placed(parts: Sequence[Paged], pages: Int32s) -> tuple[Paged, ...]:
 @jit()
 def _narrow(rows: Array, slots: Int64s, kv_heads: int, head_dim: int, pool: Array) -> None:
     """Row by row of bfloat16 [tokens, kv_heads, head_dim] to its slot."""
-    size = head_dim + 4
+    size = head_dim + SCALE_BYTES
     for t in range(slots.shape[0]):
         for head in range(kv_heads):
             source = (t * kv_heads + head) * head_dim
-            place = (slots[t] * kv_heads + head) * size
-            largest = np.float32(0.0)
+            place = (int(slots[t]) * kv_heads + head) * size
+            largest, flaw = TINY, np.float32(0.0)
             for d in range(head_dim):
-                largest = max(largest, abs(load(rows[source + d])))
-            scale = max(largest, TINY) / np.float32(127.0)
+                number = load(rows[source + d])
+                largest = max(largest, abs(number))
+                flaw += number * np.float32(0.0)  # NaN, if one of them is no number: then the scale is none
+            scale = largest / np.float32(127.0)
             for d in range(head_dim):
-                number = load(rows[source + d]) / scale
-                pool[place + d] = np.int8(np.rint(number))
-            put_float(pool, place + head_dim, scale)
+                pool[place + d] = np.int8(np.rint(load(rows[source + d]) / scale))
+            put_float(pool, place + head_dim, scale + flaw)
 
 
 @jit()
 def _widen(pool: Array, pages: Int32s, page_elements: int, head_dim: int, wide: Array) -> None:
     """wide [pages, page_size, kv_heads, head_dim] = those pages of the pool, rounded to bfloat16."""
-    size = head_dim + 4
+    size = head_dim + SCALE_BYTES
     keys = page_elements // size
     whole = head_dim // (2 * LANES) * (2 * LANES)
     for i in range(pages.shape[0]):
         for key in range(keys):
-            source = np.int64(pages[i]) * page_elements + key * size
+            source = int(pages[i]) * page_elements + key * size
             place = (i * keys + key) * head_dim
             scale = float_at(pool, source + head_dim)
             by = splat(scale)

@@ -41,7 +41,7 @@ def main() -> None:
         print_steps(shape, options.kinds)
     if options.trials:
         for kind in options.kinds:
-            scores = scores_of(kind, options.trials)
+            scores = scores_of({"weights": kind}, options.trials)
             mean = statistics.mean(scores.values())
             print(f"{kind:<6} mean {mean:.1%}  " + "  ".join(f"{task} {score:.1%}" for task, score in scores.items()))
 
@@ -96,8 +96,8 @@ def bytes_of_tensors() -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def scores_of(kind: str, trials: int) -> dict[str, float]:
-    with Engine(MODEL_DIR, dtype="bfloat16", weights=kind, kv_tokens=65_536) as engine:
+def scores_of(engine_options: Mapping[str, object], trials: int) -> dict[str, float]:
+    with Engine(MODEL_DIR, dtype="bfloat16", kv_tokens=65_536, **engine_options) as engine:
 
         def complete(prompts: Sequence[list[int]], budgets: Sequence[int]) -> list[list[int]]:
             sampling = [{"temperature": 0, "max_new_tokens": budget} for budget in budgets]

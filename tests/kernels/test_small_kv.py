@@ -59,8 +59,8 @@ def test_attention_is_that_over_what_the_pool_means(
     got = torch.full((plan.num_tokens, heads, head_dim), torch.nan, dtype=torch.bfloat16)
     exact = got.float()
     NumbaOps().attend(Operand.of(q), Operand.of(k_pool), Operand.of(v_pool), plan, Operand.of(got), rule)
-    wide = (Operand.of(each) for each in (q.float(), meant(k_pool), meant(v_pool)))
-    TorchOps().attend(*wide, plan_of(False), Operand.of(exact), rule)
+    keys, values = Operand.of(meant(k_pool)), Operand.of(meant(v_pool))
+    TorchOps().attend(Operand.of(q.float()), keys, values, plan_of(False), Operand.of(exact), rule)
     assert (got - exact).abs().max() < 0.015 * exact.abs().max()
 
 
@@ -80,6 +80,21 @@ def test_what_is_stored_is_at_most_half_a_step_from_the_turned_key(head_dim: int
     for narrow, exact in zip(small, wide, strict=True):
         steps = exact.float().abs().amax(-1, keepdim=True) / 127
         assert ((meant(narrow) - exact.float()).abs() <= 0.51 * steps).all()
+
+
+def test_a_key_that_is_no_number_harms_who_sees_it_alone() -> None:
+    heads, kv_heads, head_dim = 2, 1, 32
+    cos, sin = (Operand.of(table) for table in rope_tables(head_dim, 10_000.0, None, 64))
+    pools = [Operand.of(torch.zeros(PAGES, PAGE, kv_heads, head_dim + 4, dtype=torch.int8)) for _ in range(2)]
+    plan = make_plan([Span(0, 3, [4]), Span(0, 3, [2])], page_size=PAGE, num_pages=PAGES)
+    qkv = drawn(4, 6, (heads + 2 * kv_heads) * head_dim)
+    qkv[1, heads * head_dim + 5] = torch.nan
+    NumbaOps().rope_store_kv(Operand.of(qkv), cos, sin, plan, *pools)
+    q = qkv.view(6, -1, head_dim)[:, :heads]
+    out = torch.empty(q.shape, dtype=torch.bfloat16)
+    NumbaOps().attend(Operand.of(q), *pools, plan, Operand.of(out))
+    assert out.isnan().flatten(1).all(1).tolist() == [False, True, True, False, False, False]
+    assert not out[[0, 3, 4, 5]].isnan().any()
 
 
 def test_pools_of_8_bits_want_bfloat16_queries_of_their_width() -> None:
