@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from niwaki.kernels.checks import SCALE_BYTES
-from niwaki.kernels.jit import jit
+from niwaki.kernels.jit import for_any_thread, jit
 from niwaki.kernels.numeric import load, store
 from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.plan import PrefillRow, Segment
@@ -42,7 +42,7 @@ def rope_store_small(
     new = np.empty((2, tokens, 1, kv_heads, head_dim), np.uint16)  # a page a token
     rope_store_kv(qkv, cos, sin, positions, np.arange(tokens), new[0], new[1])
     for rows, pool in zip(new, (k_pool, v_pool), strict=True):
-        _narrow(rows.reshape(-1), slots, kv_heads, head_dim, pool.reshape(-1))
+        _narrowed(rows.reshape(-1), slots, kv_heads, head_dim, pool.reshape(-1))
 
 
 def widened(
@@ -57,7 +57,7 @@ def widened(
 def _wide_pages(pool: Array, pages: Int32s, head_dim: int) -> Operand:
     wide = Operand.of(torch.empty((len(pages), *pool.shape[1:3], head_dim), dtype=torch.bfloat16))
     assert wide.array is not None, "it is on the CPU"
-    _widen(pool.reshape(-1), pages, pool[0].size, head_dim, wide.array.reshape(-1))
+    _widened(pool.reshape(-1), pages, pool[0].size, head_dim, wide.array.reshape(-1))
     return wide
 
 
@@ -101,3 +101,6 @@ def _widen(pool: Array, pages: Int32s, page_elements: int, head_dim: int, wide: 
                 store_pair(wide, place + d, times(low, by), times(high, by))
             for d in range(whole, head_dim):
                 wide[place + d] = store(np.float32(pool[source + d]) * scale, wide[0])
+
+
+_narrowed, _widened = for_any_thread(_narrow), for_any_thread(_widen)

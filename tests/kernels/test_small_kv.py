@@ -75,7 +75,8 @@ def test_what_is_stored_is_at_most_half_a_step_from_the_turned_key(head_dim: int
     small = [torch.zeros(PAGES, PAGE, kv_heads, head_dim + 4, dtype=torch.int8) for _ in range(2)]
     wide = [torch.zeros(PAGES, PAGE, kv_heads, head_dim, dtype=torch.bfloat16) for _ in range(2)]
     for rows, pools in ((qkv, small), (other, wide)):
-        NumbaOps().rope_store_kv(Operand.of(rows), cos, sin, plan, *map(Operand.of, pools))
+        keys, values = map(Operand.of, pools)
+        NumbaOps().rope_store_kv(Operand.of(rows), cos, sin, plan, keys, values)
     assert torch.equal(qkv, other), "queries are turned alike"
     for narrow, exact in zip(small, wide, strict=True):
         steps = exact.float().abs().amax(-1, keepdim=True) / 127
@@ -85,14 +86,14 @@ def test_what_is_stored_is_at_most_half_a_step_from_the_turned_key(head_dim: int
 def test_a_key_that_is_no_number_harms_who_sees_it_alone() -> None:
     heads, kv_heads, head_dim = 2, 1, 32
     cos, sin = (Operand.of(table) for table in rope_tables(head_dim, 10_000.0, None, 64))
-    pools = [Operand.of(torch.zeros(PAGES, PAGE, kv_heads, head_dim + 4, dtype=torch.int8)) for _ in range(2)]
+    keys, values = (Operand.of(torch.zeros(PAGES, PAGE, kv_heads, head_dim + 4, dtype=torch.int8)) for _ in range(2))
     plan = make_plan([Span(0, 3, [4]), Span(0, 3, [2])], page_size=PAGE, num_pages=PAGES)
     qkv = drawn(4, 6, (heads + 2 * kv_heads) * head_dim)
     qkv[1, heads * head_dim + 5] = torch.nan
-    NumbaOps().rope_store_kv(Operand.of(qkv), cos, sin, plan, *pools)
+    NumbaOps().rope_store_kv(Operand.of(qkv), cos, sin, plan, keys, values)
     q = qkv.view(6, -1, head_dim)[:, :heads]
     out = torch.empty(q.shape, dtype=torch.bfloat16)
-    NumbaOps().attend(Operand.of(q), *pools, plan, Operand.of(out))
+    NumbaOps().attend(Operand.of(q), keys, values, plan, Operand.of(out))
     assert out.isnan().flatten(1).all(1).tolist() == [False, True, True, False, False, False]
     assert not out[[0, 3, 4, 5]].isnan().any()
 
