@@ -56,8 +56,8 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A token; where asked for, its log-probability, the likeliest tokens with theirs, best first, and how many tokens a
-    mask allowed."""
+    """A token; where asked for, its log-probability, the likeliest tokens with theirs, best first, and how many tokens
+    a mask allowed."""
 
     token_id: int
     logprob: float | None = None
