@@ -38,7 +38,7 @@ MIN_PARALLEL_WORK = 2_000_000_000
 # What of a step is worth a thread: multiply-adds, some milliseconds of work, and tokens: of few of them a product is
 # mostly reading weights, which each part does anew.
 PART_WORK = 1_200_000_000
-PART_TOKENS = 64
+PART_TOKENS = 32
 # Multiply-adds of a product in the time of one of attention, measured on L15.
 PRODUCT_SPEED = 4.0
 
