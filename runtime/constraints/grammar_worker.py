@@ -244,8 +244,6 @@ def tried(request: str) -> bytes:
     if request[0] == SEARCH:
         text = short_text(matcher, SINGLE_BYTES, Effort(SEARCH_EFFORT))
         text = straight_text(matcher, SINGLE_BYTES, Effort(STRAIGHT_BYTES)) if text is None else text
-    if text is None:
-        raise ValueError("no text that satisfies it was found")
     rng = random.Random(0)
     for _ in range(TRIAL_STEPS):
         mask = matcher.compute_bitmask()
@@ -254,6 +252,9 @@ def tried(request: str) -> bytes:
         follow = SINGLE_BYTES.in_mask(mask)
         if not follow or not matcher.consume_token(rng.choice(follow)):
             break
+    if text is None:  # a limit of the engine's that the search met, the walk met too
+        reason = short_reason(matcher.get_error()) if matcher.is_error() else "no text that satisfies it was found"
+        raise ValueError(reason)
     return text
 
 
