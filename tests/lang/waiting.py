@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-PATIENCE = 60.0  # seconds: what a loaded machine is given
+PATIENCE = 180.0  # seconds: what a loaded machine is given, on which kernels may have to be compiled first
 
 
 def wait_until(condition: Callable[[], bool], patience: float = PATIENCE) -> None:

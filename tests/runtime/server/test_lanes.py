@@ -26,6 +26,7 @@ from niwaki.runtime.server.lanes import Lanes
 from niwaki.runtime.server.orders import Orders
 from niwaki.runtime.server.serve import serving
 from tests.lang.waiting import PATIENCE
+from tests.runtime.server.conftest import LONG_TOKENS
 from tests.runtime.server.test_scripts import VALUES, decide, judge
 from tests.runtime.server.test_scripts import told as results
 
@@ -181,8 +182,8 @@ def test_what_a_script_leaves_open_is_told_before_the_call_that_ends_it(engine: 
 
 
 @pytest.fixture(scope="module")
-def process(toy_folder: Path) -> Iterator[EngineProcess]:
-    with EngineProcess(toy_folder, {"kv_tokens": 8192}) as started:
+def process(long_folder: Path) -> Iterator[EngineProcess]:
+    with EngineProcess(long_folder, {"kv_tokens": LONG_TOKENS + 512}) as started:
         yield started
 
 
@@ -200,7 +201,7 @@ def test_when_the_engine_process_dies_so_does_the_script(process: EngineProcess)
     @nw.function
     def endless(s: State) -> None:
         s += "the cat" + nw.gen("first", max_tokens=2)
-        s += nw.gen("x", max_tokens=400, ignore_eos=True, timeout=PATIENCE)
+        s += nw.gen("x", max_tokens=LONG_TOKENS, ignore_eos=True, timeout=PATIENCE)
 
     with serving(process) as url, nw.RuntimeEndpoint(url) as endpoint:
         state = endless.compile().run(backend=endpoint)
