@@ -34,4 +34,4 @@ def agent(s, question: str):
 if __name__ == "__main__":
     for question in ("What is the city of the boss of Mira?", "What is the pet of Edda?"):
         state = agent.run(question=question, temperature=0)
-        print(state.text().split("\n\n")[1], f"=> {state.ret_value}\n", sep="")
+        print(state.text().split("\n\n")[1], f"=> {state.ret_value}\n", sep="\n")
