@@ -31,7 +31,7 @@ def test_logits_are_nearly_those_of_a_bfloat16_cache() -> None:
         made.forward([Row(IDS, 0, range(6), len(IDS))])
         for made in (runner("auto", "float32"), runner("auto"), runner())
     )
-    assert error_of(plain, exact) < error_of(small, exact) < 2 * error_of(plain, exact)
+    assert error_of(plain, exact) < error_of(small, exact) < 2.5 * error_of(plain, exact)
 
 
 def test_chunks_and_single_tokens_continue_what_is_stored() -> None:
