@@ -95,11 +95,12 @@ def as_api_error(error: BaseException, *, param: str | None = None, constraint: 
     return failed_inside(error, "the generation failed" if is_generation else "something went wrong on the server")
 
 
-def failed_inside(error: BaseException, what: str) -> ApiError:
-    """500, with an id under which the log says where. What an exception says may hold a prompt: only DEBUG shows it."""
+def failed_inside(error: BaseException, what: str, *, in_program: bool = False) -> ApiError:
+    """500, with an id under which the log says where; in a user's program at DEBUG only. What an exception says may hold
+    a prompt: only DEBUG shows it."""
     error_id = uuid.uuid4().hex
     frames = traceback.extract_tb(error.__traceback__)
-    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames and not in_program else ""
     log.error("error %s: %s%s", error_id, type(error).__name__, where)
     log.debug("error %s", error_id, exc_info=error)
     return ApiError(500, f"{what}; error id {error_id}", type="server_error", code="internal_error")

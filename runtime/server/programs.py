@@ -141,7 +141,7 @@ class _Run:
         except NiwakiError:
             raise
         except Exception as error:
-            raise failed_inside(error, "the program failed") from error
+            raise failed_inside(error, "the program failed", in_program=True) from error
         finally:
             task.cancel()
 
@@ -270,4 +270,8 @@ async def _events(program: ServedProgram, body: BaseModel, run: _Run) -> AsyncIt
 
 
 def _told(error: Exception) -> ApiError:
-    return as_api_error(error) if isinstance(error, NiwakiError) else failed_inside(error, "the program failed")
+    return (
+        as_api_error(error)
+        if isinstance(error, NiwakiError)
+        else failed_inside(error, "the program failed", in_program=True)
+    )

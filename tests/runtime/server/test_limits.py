@@ -128,6 +128,19 @@ def test_long_answers_use_up_the_tokens_of_a_minute(engine: Engine) -> None:
         assert refused.json()["error"]["type"] == "tokens"
 
 
+def test_who_may_have_one_request_at_once_has_the_next_when_it_is_over(engine: Engine) -> None:
+    config = ServerConfig(port=0, limits=KeyLimits(concurrent=1))
+    body = {"prompt": "the cat", "max_tokens": 20, "ignore_eos": True}
+    with serving(engine, config) as url, httpx2.Client(base_url=url, timeout=120) as client:
+        with held(engine) as release, client.stream("POST", "/v1/completions", json=body | {"stream": True}) as running:
+            refused = client.post("/v1/completions", json=body)
+            release()
+            running.read()
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        wait_until(lambda: nobody_waits(client))
+        assert client.post("/v1/completions", json=body).status_code == 200
+
+
 def test_an_answer_that_nobody_waited_for_uses_tokens_up_too(engine: Engine) -> None:
     config = ServerConfig(port=0, limits=KeyLimits(tokens_per_minute=1))
     body = b'{"prompt": "the cat", "max_tokens": 400, "ignore_eos": true, "temperature": 0}'
