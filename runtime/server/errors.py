@@ -96,8 +96,8 @@ def as_api_error(error: BaseException, *, param: str | None = None, constraint: 
 
 
 def failed_inside(error: BaseException, what: str, *, in_program: bool = False) -> ApiError:
-    """500, with an id under which the log says where; in a user's program at DEBUG only. What an exception says may hold
-    a prompt: only DEBUG shows it."""
+    """500, with an id under which the log says where; in a user's program at DEBUG only. What an exception says may
+    hold a prompt: only DEBUG shows it."""
     error_id = uuid.uuid4().hex
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames and not in_program else ""
