@@ -296,6 +296,21 @@ def test_a_ragged_batch_with_a_cached_prefix_gives_each_request_the_logits_it_ha
         assert difference(sequence, pair.logits(sequence.ids)) < 1e-4
 
 
+def test_weights_and_cache_of_8_bits_are_near(pair: Pair) -> None:
+    """In every family, as far as choices of experts that turn allow."""
+    ids = random_ids(np.random.default_rng(3), 40)
+    kv_dtype = "auto" if read_model_folder(pair.folder).config.latent else "int8"
+
+    def logits(dtype: str, bits: int | None, kv_dtype: str) -> torch.Tensor:
+        made = Runner.load(
+            pair.folder, dtype=dtype, weight_bits=bits, kv_dtype=kv_dtype, num_pages=20, page_size=PAGE_SIZE
+        )
+        return made.forward([Row(ids, 0, range(10), 40)])
+
+    exact, small = logits("float32", None, "auto"), logits("bfloat16", 8, kv_dtype)
+    assert (small - exact).square().mean().sqrt() < 0.2 * exact.std()
+
+
 def test_all_that_sets_a_family_apart_shows_in_its_logits(pair: Pair) -> None:
     """Else the comparisons above would prove nothing about it."""
     config = read_model_folder(pair.folder).config
