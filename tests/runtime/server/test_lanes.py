@@ -20,8 +20,9 @@ from niwaki.runtime.local import LocalBranch
 from niwaki.runtime.script import Choose, Generate, Lane, Say, Script, Split
 from niwaki.runtime.server import frames
 from niwaki.runtime.server import lanes as lanes_module
+from niwaki.runtime.server.engine_client import EngineClient
 from niwaki.runtime.server.engine_process import EngineProcess
-from niwaki.runtime.server.frames import Report, ScriptReport
+from niwaki.runtime.server.frames import Order, Report, ScriptReport
 from niwaki.runtime.server.lanes import Lanes
 from niwaki.runtime.server.orders import Orders
 from niwaki.runtime.server.serve import serving
@@ -179,6 +180,42 @@ def test_what_a_script_leaves_open_is_told_before_the_call_that_ends_it(engine: 
     assert isinstance(left, LocalBranch)
     assert (taken.is_closed, left.is_closed) == (False, True)
     engine.backend.close(taken)
+
+
+class Loop:
+    """A link to orders on an engine here, both ways at once."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.client = EngineClient(engine.tokenizer)
+        self.orders = Orders(engine.backend, self)
+        self.scripts = 0
+
+    def post(self, message: Order | Report, *, flush: bool = True) -> None:
+        if isinstance(message, Order):
+            self.scripts += isinstance(message, frames.RunScript)
+            self.orders.take(message)
+        else:
+            self.client.receive([message])
+
+    def flush(self) -> None:
+        pass
+
+
+def test_where_each_call_may_go_to_another_engine_the_client_moves_the_lanes(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.backend, "after_step", engine.backend.after_step)  # which the orders will set
+    loop = Loop(engine)
+    texts = []
+    for keeps_branches in (True, False):
+        loop.client.connect(loop, frames.loaded_by(engine), keeps_branches=keeps_branches)
+        told = Told()
+        there = loop.client.run_script(BESIDE, "", told)
+        texts.append(told.texts())
+        there.cancel()
+    assert texts[0] == texts[1]
+    assert (len(texts[0]), loop.scripts) == (CALLS + 2, 1)
+    loop.orders.close()
 
 
 @pytest.fixture(scope="module")
