@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from itertools import count
 
 import numpy as np
 
@@ -44,17 +45,24 @@ class Evicted:
 def outline(
     tree: Tree, root: Node, limit: int, now: int, evicted: Iterable[tuple[Evicted, str]] = ()
 ) -> tuple[OutlineNode, ...]:
-    """At most `limit` nodes below `root`, parents before children, among siblings the one used last first.
+    """The `limit` nodes below `root` that were used last, parents before children, the one used last first.
 
     `now` is the logical time of the latest use of any. Behind the nodes of the tree stand `evicted` pages that are not
     back in it, each with the name of the tier that has them.
     """
     found: list[OutlineNode] = []
     places: dict[Node, int] = {root: -1}
-    line = deque(_children(root))
+    line: list[tuple[int, int, Node]] = []  # nodes whose parents are told, behind -stamp and a number for each
+    numbers = count()
+
+    def queue_children(of: Node) -> None:
+        for child in (of.children or {}).values():
+            heappush(line, (-child.stamp, next(numbers), child))
+
+    queue_children(root)
     while line and len(found) < limit:
-        node = line.popleft()
-        line.extend(_children(node))
+        node = heappop(line)[2]
+        queue_children(node)
         assert node.parent is not None
         places[node] = len(found)
         found.append(
@@ -95,10 +103,6 @@ def outline(
             )
         )
     return tuple(found)
-
-
-def _children(node: Node) -> list[Node]:
-    return sorted((node.children or {}).values(), key=lambda child: -child.stamp)
 
 
 def _shown(key: bytes) -> tuple[int, ...]:

@@ -280,6 +280,17 @@ def test_an_outline_shows_what_left_for_a_tier_behind_what_it_continues() -> Non
     assert {tier for *_, tier in told("memory")} == {"pool"}, "it is back"
 
 
+def test_an_outline_has_what_was_used_last_however_deep_it_stands() -> None:
+    cache = Cache(40, page_size=4)
+    for start in range(0, 100, 10):
+        write(cache, count(start, start + 4))
+    write(cache, count(0, 8))
+    write(cache, ids(*range(8), *range(200, 204)))
+    assert [(node.parent, node.token_ids[-1]) for node in cache.outline(3)] == [(-1, 203), (-1, 93), (-1, 83)]
+    write(cache, ids(*range(8), *range(300, 304)))
+    assert [(node.parent, node.token_ids[-1]) for node in cache.outline(3)] == [(-1, 7), (0, 303), (0, 203)]
+
+
 # -- pins -------------------------------------------------------------------------------------------------------------
 
 
