@@ -85,7 +85,8 @@ class GrammarConstraint:
         self.costs: npt.NDArray[np.int64] = (
             np.maximum(words.plain_costs, commitments.inside) + words.openings * commitments.value
         )
-        self.highest_cost = int(self.costs.max())
+        self.value = commitments.value
+        self.highest_cost = int(self.costs.max()) + self.value
 
     @property
     def num_bytes(self) -> int:
@@ -192,11 +193,12 @@ class GrammarMatcher:
         words = self._constraint.words
         if self._ended or token_id in words.vocabulary.eos_ids:
             return True
-        cost = int(self._constraint.costs[token_id])
+        cost = self._cost(token_id)
         if self._bounds[-1] + cost < remaining:
             return True
         if self._matcher.is_accepting():
             self._bounds[-1] = 0
+            cost = self._cost(token_id)
             if cost < remaining:
                 return True
             if self._matcher.validate_tokens([token_id, words.eos_ids[0]]) == 2:  # and behind the token, too
@@ -247,7 +249,7 @@ class GrammarMatcher:
             raise self._not_allowed(token_id)
         self._places.append(self._constraint.places.after(self._places[-1], token_id))
         self._effort = Effort(PLACE_EFFORT)
-        ending, words = self._ending, self._constraint.words
+        ending, words, cost = self._ending, self._constraint.words, self._cost(token_id)
         text = words.vocabulary.token_bytes[token_id] or b""
         admitted, self._admitted = self._admitted, None
         if admitted is not None and admitted[0] == token_id:
@@ -260,7 +262,14 @@ class GrammarMatcher:
         else:  # the ending stays as a guess: inside a string most tokens leave it as it is
             self._num_written = int(words.num_characters[token_id]) + (0 if self._is_sure else self._num_written)
             self._is_sure = False
-            self._bounds.append(self._bounds[-1] + int(self._constraint.costs[token_id]))
+            self._bounds.append(self._bounds[-1] + cost)
+
+    def _cost(self, token_id: int) -> int:
+        """By how much this token may move the end away. What the last opening byte begins is not settled by it: where
+        the bound is the length of an ending since then, the next token may still choose another, as a longer key."""
+        own = int(self._constraint.costs[token_id])
+        is_exact = self._is_sure or self._bounds[-1] == 0
+        return own + self._constraint.value if is_exact else own
 
     def forced(self) -> tuple[int, ...]:
         run: list[int] = []

@@ -175,6 +175,22 @@ def test_a_token_is_admitted_exactly_where_trying_all_texts_finds_an_ending_that
     assert answers == {True, False}
 
 
+def test_a_key_whose_value_no_longer_fits_is_not_begun(compiler: ConstraintCompiler) -> None:
+    """Behind the quote the text may still end soon: by another key."""
+    days = {name: {"type": "string", "format": "date"} for name in ("first", "last")}
+    wanted = {
+        "type": "object",
+        "properties": {"days": {"type": "object", "properties": days, "required": [*days]}, "n": {"type": "null"}},
+        "required": ["n"],
+    }
+    compiled = compiler.compile(schema(wanted))
+    shortest = compiled.matcher().distance
+    for seed in range(60):
+        matcher = compiled.matcher()
+        text = drawn(matcher, random.Random(seed), shortest + seed)
+        assert matcher.can_end, (seed, text)
+
+
 def test_objects_of_any_keys_end_within_their_budget_however_long_their_values_are(
     compiler: ConstraintCompiler,
 ) -> None:
