@@ -42,7 +42,8 @@ from niwaki.kernels.packed import (
 )
 from niwaki.kernels.partial import Float32s
 from niwaki.kernels.segments import Int64s
-from niwaki.kernels.simd import LANES, load16, multiply_add, store16
+from niwaki.kernels.simd import LANES, multiply_add
+from niwaki.kernels.simd_memory import load16, store16
 from niwaki.kernels.tiles import ROWS, WHOLE, Bytes, aligned, clear, configure, has_tiles, release
 from niwaki.kernels.widen import widen
 

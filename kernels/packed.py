@@ -30,7 +30,8 @@ from niwaki.kernels.numeric import store
 from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.partial import Float32s
 from niwaki.kernels.segments import Int64s
-from niwaki.kernels.simd import LANES, load16, store16, store_bfloat16
+from niwaki.kernels.simd import LANES
+from niwaki.kernels.simd_memory import load16, store16, store_bfloat16
 from niwaki.kernels.tiles import (
     LINE,
     ROWS,

@@ -27,26 +27,19 @@ from niwaki.kernels.partial import NOTHING, Float32s, Partial
 from niwaki.kernels.plan import DecodeQueries
 from niwaki.kernels.rule import NO_CAP, PLAIN, AttentionRule
 from niwaki.kernels.segments import Int32s, Int64s
-from niwaki.kernels.simd import (
-    LANES,
+from niwaki.kernels.simd import LANES, exp16, larger, largest_lane, multiply_add, splat, sum_of_lanes, zeros
+from niwaki.kernels.simd_memory import (
     element_at,
-    exp16,
     float_at,
-    larger,
-    largest_lane,
     load16,
     load_pair,
     load_part,
-    multiply_add,
     place_in_pair,
     prefetch,
-    splat,
     splat_at,
     store16,
     store_pair,
     sum_eight,
-    sum_of_lanes,
-    zeros,
 )
 
 NO_SINKS = np.empty(0, np.float32)

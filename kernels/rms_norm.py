@@ -15,7 +15,8 @@ from niwaki.kernels.checks import check_arrays
 from niwaki.kernels.jit import for_any_thread, jit
 from niwaki.kernels.numeric import load, store
 from niwaki.kernels.operand import Array
-from niwaki.kernels.simd import LANES, add, load_pair, multiply_add, splat, store_pair, sum_of_lanes, times, zeros
+from niwaki.kernels.simd import LANES, add, multiply_add, splat, sum_of_lanes, times, zeros
+from niwaki.kernels.simd_memory import load_pair, store_pair
 
 PAIR = 2 * LANES  # elements that are loaded together
 

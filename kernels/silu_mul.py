@@ -9,7 +9,8 @@ from niwaki.kernels.checks import check_arrays
 from niwaki.kernels.jit import for_any_thread, jit
 from niwaki.kernels.numeric import exp_f32, load, store
 from niwaki.kernels.operand import Array
-from niwaki.kernels.simd import LANES, load_pair, silu, store_pair, times
+from niwaki.kernels.simd import LANES, silu, times
+from niwaki.kernels.simd_memory import load_pair, store_pair
 
 
 def silu_mul(gate_up: Array, out: Array) -> None:

@@ -1,17 +1,8 @@
-"""Sixteen float32 at once, inside Numba kernels: values that LLVM keeps in registers, and loads that widen bfloat16.
+"""Sixteen float32 at once, inside Numba kernels: values that LLVM keeps in registers.
 
 LLVM's own vectoriser prefers half of a 512-bit register, and sums each product of two rows by itself; these kernels
-hold eight sums at a time. Nothing here names a processor: where registers are shorter, LLVM splits the vectors. Nor are
-indices checked, or counted from the end when negative, which takes as long as the arithmetic.
-
-Memory is read two vectors at a time. Of bfloat16 that is one load: its even elements are the lower halves of sixteen
-32-bit words and its odd ones the upper, so a shift and a mask widen them. What such a pair is multiplied with or added
-to must lie in the same order, which `place_in_pair` tells; for float32 it is the natural one.
-
-    total = zeros()
-    for d in range(0, head_dim, 2 * LANES):
-        low, high = load_pair(keys, at + d)
-        total = multiply_add(high, load16(query, d + LANES), multiply_add(low, load16(query, d), total))
+hold eight sums at a time. Nothing here names a processor: where registers are shorter, LLVM splits the vectors. How
+they come from memory and go back: simd_memory.py.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -29,10 +20,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
-from niwaki.kernels.jit import jit
 from niwaki.kernels.numeric import LN2_HIGH, LN2_LOW, LOG2_E
-from niwaki.kernels.operand import Array
-from niwaki.kernels.segments import Int64s
 
 LANES = 16
 ROUNDING = 1.5 * 2**23
@@ -49,7 +37,6 @@ class Vector(types.Type):
 
 
 VECTOR = Vector()
-PAIR = types.UniTuple(VECTOR, 2)
 
 
 @register_model(Vector)
@@ -69,52 +56,9 @@ def _splat(typing, value):
     """The value in every lane."""
 
     def generate(context, builder, signature, args):
-        return _in_all_lanes(builder, context.cast(builder, args[0], signature.args[0], types.float32))
+        return in_all_lanes(builder, context.cast(builder, args[0], signature.args[0], types.float32))
 
     return VECTOR(value), generate
-
-
-@intrinsic
-def _splat_at(typing, array, index):
-    """array[index] in every lane."""
-
-    def generate(context, builder, signature, args):
-        return _in_all_lanes(builder, builder.load(element_pointer(context, builder, signature, args)))
-
-    return VECTOR(array, index), generate
-
-
-@intrinsic
-def _element_at(typing, array, index):
-    """array[index]."""
-
-    def generate(context, builder, signature, args):
-        return builder.load(element_pointer(context, builder, signature, args))
-
-    return array.dtype(array, index), generate
-
-
-@intrinsic
-def _float_at(typing, array, index):
-    """The float32 whose first byte is array[index]; array of bytes."""
-
-    def generate(context, builder, signature, args):
-        pointer = builder.bitcast(element_pointer(context, builder, signature, args), ir.FloatType().as_pointer())
-        return builder.load(pointer, align=1)
-
-    return types.float32(array, index), generate
-
-
-@intrinsic
-def _put_float(typing, array, index, value):
-    """The other way round."""
-
-    def generate(context, builder, signature, args):
-        pointer = builder.bitcast(element_pointer(context, builder, signature, args), ir.FloatType().as_pointer())
-        builder.store(args[2], pointer, align=1)
-        return context.get_dummy_value()
-
-    return types.void(array, index, types.float32), generate
 
 
 @intrinsic
@@ -164,7 +108,7 @@ def _larger(typing, a, b):
     """The larger of both in every lane; a where b is NaN."""
 
     def generate(context, builder, signature, args):
-        return _higher(builder, *args)
+        return higher(builder, *args)
 
     return VECTOR(a, b), generate
 
@@ -204,95 +148,6 @@ def _sum_of_lanes(typing, a):
 
 
 @intrinsic
-def _load16(typing, array, index):
-    """array[index : index + 16]; array float32, of one dimension, contiguous and long enough."""
-
-    def generate(context, builder, signature, args):
-        pointer = element_pointer(context, builder, signature, args)
-        return builder.load(builder.bitcast(pointer, FLOATS.as_pointer()), align=4)
-
-    return VECTOR(array, index), generate
-
-
-@intrinsic
-def _load_pair(typing, array, index):
-    """array[index : index + 32] as two vectors: of bfloat16 and int8 the even elements and the odd ones, of float32 the
-    first sixteen and the others.
-
-    array: float32, bfloat16 as uint16, or int8, of one dimension and contiguous.
-    """
-    widen, words = _widening(array.dtype)
-
-    def generate(context, builder, signature, args):
-        pointer = element_pointer(context, builder, signature, args)
-        if widen is not None:
-            pair = widen(builder, builder.load(builder.bitcast(pointer, words.as_pointer()), align=1))
-        else:
-            vectors = builder.bitcast(pointer, FLOATS.as_pointer())
-            second = builder.gep(vectors, [ir.Constant(ir.IntType(64), 1)])
-            pair = [builder.load(vector, align=4) for vector in (vectors, second)]
-        return context.make_tuple(builder, signature.return_type, pair)
-
-    return PAIR(array, index), generate
-
-
-@intrinsic
-def _load_alike(typing, array, index, like):
-    """array[index : index + 32], float32, in the order in which `load_pair` gives the elements of `like`."""
-    is_half = isinstance(like.dtype, types.Integer)
-
-    def generate(context, builder, signature, args):
-        vectors = builder.bitcast(element_pointer(context, builder, signature, args), FLOATS.as_pointer())
-        second = builder.gep(vectors, [ir.Constant(ir.IntType(64), 1)])
-        pair = [builder.load(vector, align=4) for vector in (vectors, second)]
-        if is_half:
-            orders = (range(0, 2 * LANES, 2), range(1, 2 * LANES, 2))
-            pair = [builder.shuffle_vector(*pair, ir.Constant(INTS, list(order))) for order in orders]
-        return context.make_tuple(builder, signature.return_type, pair)
-
-    return PAIR(array, index, like), generate
-
-
-@intrinsic
-def _load_part(typing, array, index, left):
-    """`load_pair` of the first `left` < 32 elements: zeros from there on, and that memory is not touched."""
-    widen, words = _widening(array.dtype)
-    element = ir.FloatType() if widen is None else ir.IntType(array.dtype.bitwidth)
-    lanes, bits = ir.VectorType(element, 2 * LANES), ir.VectorType(ir.IntType(1), 2 * LANES)
-    name = f"v32{'f' if widen is None else 'i'}{array.dtype.bitwidth}"
-
-    def generate(context, builder, signature, args):
-        vector = builder.bitcast(element_pointer(context, builder, signature, args), lanes.as_pointer())
-        left = context.cast(builder, args[2], signature.args[2], types.int32)
-        numbers = ir.Constant(ir.VectorType(ir.IntType(32), 2 * LANES), list(range(2 * LANES)))
-        mask = builder.icmp_signed("<", numbers, _in_all_lanes(builder, left, 2 * LANES))
-        align = ir.Constant(ir.IntType(32), array.dtype.bitwidth // 8)
-        kind = ir.FunctionType(lanes, [lanes.as_pointer(), ir.IntType(32), bits, lanes])
-        read = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.load.{name}.p0")
-        value = builder.call(read, [vector, align, mask, ir.Constant(lanes, None)])
-        if widen is not None:
-            pair = widen(builder, builder.bitcast(value, words))
-        else:
-            halves = (range(LANES), range(LANES, 2 * LANES))
-            pair = [builder.shuffle_vector(value, value, ir.Constant(INTS, list(half))) for half in halves]
-        return context.make_tuple(builder, signature.return_type, pair)
-
-    return PAIR(array, index, left), generate
-
-
-@intrinsic
-def _store16(typing, array, index, value):
-    """array[index : index + 16] = value; array float32, of one dimension, contiguous and long enough."""
-
-    def generate(context, builder, signature, args):
-        pointer = element_pointer(context, builder, signature, args)
-        builder.store(args[2], builder.bitcast(pointer, FLOATS.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.void(array, index, value), generate
-
-
-@intrinsic
 def _exp2_16(typing, x):
     """2**x in every lane for x <= 0, relative error below 3e-6, and no less than 2**-126; NaN stays NaN."""
 
@@ -310,185 +165,6 @@ def _exp2_16(typing, x):
     return VECTOR(x), generate
 
 
-@intrinsic
-def _store_bfloat16(typing, array, index, value):
-    """array[index : index + 16] = value, rounded to bfloat16; array uint16."""
-    halves = ir.VectorType(ir.IntType(16), LANES)
-
-    def generate(context, builder, signature, args):
-        pointer = builder.bitcast(element_pointer(context, builder, signature, args), halves.as_pointer())
-        builder.store(builder.trunc(_upper_half(builder, _rounded(builder, args[2])), halves), pointer, align=2)
-        return context.get_dummy_value()
-
-    return types.void(array, index, value), generate
-
-
-@intrinsic
-def _store_pair(typing, array, index, low, high):
-    """What `load_pair` reads, the other way; rounded to bfloat16 where the array is uint16."""
-    is_half = isinstance(array.dtype, types.Integer)
-
-    def generate(context, builder, signature, args):
-        low, high = args[2:]
-        pointer = element_pointer(context, builder, signature, args)
-        if is_half:
-            builder.store(_halves(builder, low, high), builder.bitcast(pointer, INTS.as_pointer()), align=2)
-        else:
-            vectors = builder.bitcast(pointer, FLOATS.as_pointer())
-            builder.store(low, vectors, align=4)
-            builder.store(high, builder.gep(vectors, [ir.Constant(ir.IntType(64), 1)]), align=4)
-        return context.get_dummy_value()
-
-    return types.void(array, index, low, high), generate
-
-
-@intrinsic
-def _store_pairs(typing, array, index, low, high):
-    """Word i of the 64 bytes from array[index] on = low[i] and, in the upper half, high[i], rounded to bfloat16."""
-
-    def generate(context, builder, signature, args):
-        half = ir.Constant(INTS, [0x8000] * LANES)  # between two neighbours, the larger: an instruction instead of four
-        low, high = (builder.add(builder.bitcast(value, INTS), half) for value in args[2:])
-        words = builder.or_(_upper_half(builder, low), builder.and_(high, ir.Constant(INTS, [0xFFFF0000] * LANES)))
-        pointer = builder.bitcast(element_pointer(context, builder, signature, args), INTS.as_pointer())
-        builder.store(words, pointer, align=2)
-        return context.get_dummy_value()
-
-    return types.void(array, index, low, high), generate
-
-
-@intrinsic
-def _store_between(typing, array, index, stride, a, b):
-    """The sixteen words from array[index] on, and those from array[index + stride] on: half word i of a beside that of
-    b, i from 0 to 31; array of 32-bit elements."""
-    halves = ir.VectorType(ir.IntType(16), 2 * LANES)
-
-    def generate(context, builder, signature, args):
-        a, b = (builder.bitcast(value, halves) for value in args[3:])
-        first = element_pointer(context, builder, signature, args)
-        second = builder.gep(first, [context.cast(builder, args[2], signature.args[2], types.intp)])
-        for part, place in enumerate((first, second)):
-            order = [lane // 2 + LANES * part + lane % 2 * 2 * LANES for lane in range(2 * LANES)]
-            mixed = builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), 2 * LANES), order))
-            builder.store(mixed, builder.bitcast(place, halves.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.void(array, index, stride, a, b), generate
-
-
-@intrinsic
-def _transpose16(typing, source, index, stride, target, place):
-    """Word [c, r] of the tile from target[place] on = word c of the 64 bytes from source[index + stride x r] on."""
-
-    def generate(context, builder, signature, args):
-        first = element_pointer(context, builder, signature, args)
-        step = context.cast(builder, args[2], signature.args[2], types.intp)
-        rows = []
-        for row in range(LANES):
-            pointer = builder.gep(first, [builder.mul(step, ir.Constant(ir.IntType(64), row))])
-            rows.append(builder.load(builder.bitcast(pointer, INTS.as_pointer()), align=2))
-        for width in (8, 4, 2, 1):  # swap the lower left quarter of each square with the upper right one
-            turned = list(rows)
-            for row in range(LANES):
-                if not row & width:
-                    upper = [lane if not lane & width else LANES + lane - width for lane in range(LANES)]
-                    lower = [lane + width if not lane & width else LANES + lane for lane in range(LANES)]
-                    for at, order in ((row, upper), (row + width, lower)):
-                        turned[at] = builder.shuffle_vector(rows[row], rows[row + width], ir.Constant(INTS, order))
-            rows = turned
-        into = element_pointer(context, builder, signature, args, 3)
-        into = builder.bitcast(into, INTS.as_pointer())
-        for row, value in enumerate(rows):
-            builder.store(value, builder.gep(into, [ir.Constant(ir.IntType(64), row)]), align=4)
-        return context.get_dummy_value()
-
-    return types.void(source, index, stride, target, place), generate
-
-
-@intrinsic(prefer_literal=True)
-def _largest_of_rows(typing, array, index, stride, vectors):
-    """In lane r the largest of the 16 x `vectors` numbers from array[index + stride x r] on."""
-    return _reduced(array, index, stride, vectors, _higher)
-
-
-@intrinsic(prefer_literal=True)
-def _sum_of_rows(typing, array, index, stride, vectors):
-    """In lane r the sum of the same."""
-    return _reduced(array, index, stride, vectors, _added)
-
-
-def _reduced(array, index, stride, vectors, combine):
-    if not isinstance(vectors, types.IntegerLiteral):
-        return None
-
-    def generate(context, builder, signature, args):
-        first = element_pointer(context, builder, signature, args)
-        step = context.cast(builder, args[2], signature.args[2], types.intp)
-        rows = []
-        for row in range(LANES):
-            start = builder.gep(first, [builder.mul(step, ir.Constant(ir.IntType(64), row))])
-            pointer = builder.bitcast(start, FLOATS.as_pointer())
-            places = [builder.gep(pointer, [ir.Constant(ir.IntType(64), i)]) for i in range(vectors.literal_value)]
-            values = [builder.load(place, align=4) for place in places]
-            while len(values) > 1:
-                values = [combine(builder, *values[i : i + 2]) for i in range(0, len(values), 2)]
-            rows += values
-        for width in (8, 4, 2, 1):  # row r and row r + width become one, of which lanes with that bit are the second's
-            rows = [_fold(builder, rows[r], rows[r + width], width, combine) for r in range(width)]
-        return rows[0]
-
-    return VECTOR(array, index, stride, vectors), generate
-
-
-@intrinsic
-def _sum_eight(typing, array, index, other, a0, a1, a2, a3, b0, b1, b2, b3):
-    """array[index : index + 4] = the sums of the lanes of a0 to a3, array[other : other + 4] = those of b0 to b3."""
-
-    def generate(context, builder, signature, args):
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        a, b = args[3:7], args[7:11]
-        both = [_fold(builder, x, y, 8) for x, y in zip(a, b, strict=True)]
-        even, odd = _fold(builder, both[0], both[2], 4), _fold(builder, both[1], both[3], 4)
-        folded = _fold(builder, even, odd, 2)  # lane 8 x (a or b) + 2 x (0 to 3), and half of each sum beside it
-        beside = builder.shuffle_vector(folded, folded, ir.Constant(INTS, [lane ^ 1 for lane in range(LANES)]))
-        sums = builder.fadd(folded, beside)
-        for number, first in ((1, 0), (2, 8)):
-            lanes = ir.Constant(ir.VectorType(ir.IntType(32), 4), [first, first + 2, first + 4, first + 6])
-            four = builder.shuffle_vector(sums, sums, lanes)
-            start = context.cast(builder, args[number], signature.args[number], types.intp)
-            builder.store(four, builder.bitcast(builder.gep(data, [start]), four.type.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.void(array, index, other, a0, a1, a2, a3, b0, b1, b2, b3), generate
-
-
-@intrinsic
-def _prefetch(typing, array, index):
-    """Ask for the cache line of array[index], which need not exist."""
-
-    def generate(context, builder, signature, args):
-        ask_for(builder, element_pointer(context, builder, signature, args))
-        return context.get_dummy_value()
-
-    return types.void(array, index), generate
-
-
-def ask_for(builder, pointer):
-    """Ask memory for the cache line there."""
-    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-    kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-    ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    flags = (ir.Constant(number, flag) for flag in (0, 3, 1))  # read, keep, data
-    builder.call(ask, [builder.bitcast(pointer, byte), *flags])
-
-
-def element_pointer(context, builder, signature, args, first=0):
-    """Pointer to element args[first + 1] of array args[first]."""
-    data = context.make_array(signature.args[first])(context, builder, args[first]).data
-    index = context.cast(builder, args[first + 1], signature.args[first + 1], types.intp)
-    return builder.gep(data, [index])
-
-
 def _constant(value):
     return ir.Constant(FLOATS, [value] * LANES)
 
@@ -498,44 +174,11 @@ def _fused(builder, a, b, c):
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.fmuladd.v16f32"), [a, b, c])
 
 
-def _in_all_lanes(builder, value, lanes=LANES):
+def in_all_lanes(builder, value, lanes=LANES):
     vector = ir.VectorType(value.type, lanes)
     undefined = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
     return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes))
-
-
-def _widening(kind):
-    """What makes two vectors of 32 numbers of this kind, and the vector of sixteen words that it takes; None, where
-    they are float32."""
-    if isinstance(kind, types.Float):
-        return None, None
-    return (_widen, INTS) if kind.bitwidth == 16 else (_widen_bytes, ir.VectorType(ir.IntType(16), LANES))
-
-
-def _widen_bytes(builder, words):
-    """Of 32 int8 in 16 words, the even ones and the odd ones."""
-    wide = builder.sext(words, INTS)
-    low = builder.shl(wide, ir.Constant(INTS, [24] * LANES))
-    pair = (builder.ashr(low, ir.Constant(INTS, [24] * LANES)), builder.ashr(wide, ir.Constant(INTS, [8] * LANES)))
-    return [builder.sitofp(each, FLOATS) for each in pair]
-
-
-def _widen(builder, words):
-    """Of 32 bfloat16 in 16 words, the even ones and the odd ones: bfloat16 bits are the upper half of float32's."""
-    even = builder.shl(words, ir.Constant(INTS, [16] * LANES))
-    odd = builder.and_(words, ir.Constant(INTS, [0xFFFF0000] * LANES))
-    return [builder.bitcast(each, FLOATS) for each in (even, odd)]
-
-
-def _rounded(builder, value):
-    """Bits whose upper halves are the value as bfloat16, rounded to nearest even.
-
-    NaN stays NaN: its lower half is zero, as it comes from bfloat16 or from the processor itself.
-    """
-    bits = builder.bitcast(value, INTS)
-    last = builder.and_(_upper_half(builder, bits), ir.Constant(INTS, [1] * LANES))
-    return builder.add(builder.add(bits, ir.Constant(INTS, [0x7FFF] * LANES)), last)
 
 
 def _exponential(builder, x):
@@ -554,26 +197,16 @@ def _exponential(builder, x):
     return builder.bitcast(builder.add(builder.bitcast(power, INTS), exponent), FLOATS)
 
 
-def _halves(builder, low, high):
-    """Words of two bfloat16, rounded."""
-    upper = builder.and_(_rounded(builder, high), ir.Constant(INTS, [0xFFFF0000] * LANES))
-    return builder.or_(_upper_half(builder, _rounded(builder, low)), upper)
-
-
-def _upper_half(builder, bits):
-    return builder.lshr(bits, ir.Constant(INTS, [16] * LANES))
-
-
-def _added(builder, a, b):
+def added(builder, a, b):
     return builder.fadd(a, b)
 
 
-def _higher(builder, a, b):
+def higher(builder, a, b):
     """The larger in every lane; a where b is NaN."""
     return builder.select(builder.fcmp_ordered(">", b, a), b, a)
 
 
-def _fold(builder, a, b, width, combine=_added):
+def fold(builder, a, b, width, combine=added):
     """In each run of 2 x width lanes: first a's halves as one, then those of b. Half of each stays in place."""
     in_a = [lane // width % 2 == 0 for lane in range(LANES)]
     kept = [lane if is_a else LANES + lane for lane, is_a in enumerate(in_a)]
@@ -581,22 +214,8 @@ def _fold(builder, a, b, width, combine=_added):
     return combine(builder, *(builder.shuffle_vector(a, b, ir.Constant(INTS, lanes)) for lanes in (kept, moved)))
 
 
-@jit()
-def place_in_pair(index: int, is_half: bool) -> int:
-    """Where element `index` of a row lies when its pairs of vectors are stored one behind the other; `is_half`: of
-    bfloat16 or int8."""
-    if not is_half:
-        return index
-    within = index % (2 * LANES)
-    return index - within + within % 2 * LANES + within // 2
-
-
 zeros = cast("Callable[[], Vector]", _zeros)
 splat = cast("Callable[[np.float32], Vector]", _splat)
-splat_at = cast("Callable[[Array, int], Vector]", _splat_at)
-element_at = cast("Callable[[Int64s, int], int]", _element_at)
-float_at = cast("Callable[[Array, int], np.float32]", _float_at)
-put_float = cast("Callable[[Array, int, np.float32], None]", _put_float)
 multiply_add = cast("Callable[[Vector, Vector, Vector], Vector]", _multiply_add)
 add = cast("Callable[[Vector, Vector], Vector]", _add)
 minus = cast("Callable[[Vector, Vector], Vector]", _minus)
@@ -606,18 +225,4 @@ larger = cast("Callable[[Vector, Vector], Vector]", _larger)
 exp16 = cast("Callable[[Vector], Vector]", _exp16)
 largest_lane = cast("Callable[[Vector], np.float32]", _largest_lane)
 sum_of_lanes = cast("Callable[[Vector], np.float32]", _sum_of_lanes)
-load16 = cast("Callable[[Array, int], Vector]", _load16)
-load_pair = cast("Callable[[Array, int], tuple[Vector, Vector]]", _load_pair)
-load_alike = cast("Callable[[Array, int, Array], tuple[Vector, Vector]]", _load_alike)
-load_part = cast("Callable[[Array, int, int], tuple[Vector, Vector]]", _load_part)
-store16 = cast("Callable[[Array, int, Vector], None]", _store16)
-sum_eight = cast("Callable[[Array, int, int, *tuple[Vector, ...]], None]", _sum_eight)
 exp2_16 = cast("Callable[[Vector], Vector]", _exp2_16)
-store_pair = cast("Callable[[Array, int, Vector, Vector], None]", _store_pair)
-store_bfloat16 = cast("Callable[[Array, int, Vector], None]", _store_bfloat16)
-store_pairs = cast("Callable[[Array, int, Vector, Vector], None]", _store_pairs)
-store_between = cast("Callable[[Array, int, int, Vector, Vector], None]", _store_between)
-transpose16 = cast("Callable[[Array, int, int, Array, int], None]", _transpose16)
-largest_of_rows = cast("Callable[[Array, int, int, int], Vector]", _largest_of_rows)
-sum_of_rows = cast("Callable[[Array, int, int, int], Vector]", _sum_of_rows)
-prefetch = cast("Callable[[Array, int], None]", _prefetch)

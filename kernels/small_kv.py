@@ -22,7 +22,8 @@ from niwaki.kernels.numeric import load, store
 from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.plan import PrefillRow, Segment
 from niwaki.kernels.segments import Int32s, Int64s
-from niwaki.kernels.simd import LANES, float_at, load_pair, put_float, splat, store_pair, times
+from niwaki.kernels.simd import LANES, splat, times
+from niwaki.kernels.simd_memory import float_at, load_pair, put_float, store_pair
 from niwaki.kernels.store_kv import rope_store_kv
 
 TINY = np.float32(1e-12)  # a scale of zeros

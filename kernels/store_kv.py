@@ -14,7 +14,8 @@ from niwaki.kernels.numeric import load, store
 from niwaki.kernels.operand import Array
 from niwaki.kernels.rope import rotate_torch
 from niwaki.kernels.segments import Int64s
-from niwaki.kernels.simd import LANES, add, load16, load_alike, load_pair, minus, store16, store_pair, times
+from niwaki.kernels.simd import LANES, add, minus, times
+from niwaki.kernels.simd_memory import load16, load_alike, load_pair, store16, store_pair
 
 
 def rope_store_kv(

@@ -30,15 +30,11 @@ from niwaki.kernels.partial import NOTHING, Float32s, Partial
 from niwaki.kernels.plan import PrefillRow, Segment
 from niwaki.kernels.rule import PLAIN, AttentionRule
 from niwaki.kernels.segments import Int32s, Int64s
-from niwaki.kernels.simd import (
-    LANES,
+from niwaki.kernels.simd import LANES, exp2_16, larger, multiply_add, splat, zeros
+from niwaki.kernels.simd_memory import (
     element_at,
-    exp2_16,
-    larger,
     largest_of_rows,
     load16,
-    multiply_add,
-    splat,
     splat_at,
     store16,
     store_between,
@@ -46,7 +42,6 @@ from niwaki.kernels.simd import (
     store_pairs,
     sum_of_rows,
     transpose16,
-    zeros,
 )
 from niwaki.kernels.tiles import (
     LINE,

@@ -30,7 +30,7 @@ from numba.extending import intrinsic
 
 from niwaki.kernels.jit import jit
 from niwaki.kernels.operand import Array
-from niwaki.kernels.simd import element_pointer
+from niwaki.kernels.simd_memory import element_pointer
 
 Bytes = npt.NDArray[np.uint8]
 

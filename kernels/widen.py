@@ -15,7 +15,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from niwaki.kernels.operand import Array
-from niwaki.kernels.simd import FLOATS, INTS, LANES, ask_for, element_pointer
+from niwaki.kernels.simd import FLOATS, INTS, LANES
+from niwaki.kernels.simd_memory import ask_for, element_pointer
 
 AHEAD = 8192  # bytes between what is read and what memory is asked for
 BYTE, LONG = ir.IntType(8), ir.IntType(64)
