@@ -237,12 +237,8 @@ def _transpose16(typing, source, index, stride, target, place):
     """Word [c, r] of the tile from target[place] on = word c of the 64 bytes from source[index + stride x r] on."""
 
     def generate(context, builder, signature, args):
-        first = element_pointer(context, builder, signature, args)
-        step = context.cast(builder, args[2], signature.args[2], types.intp)
-        rows = []
-        for row in range(LANES):
-            pointer = builder.gep(first, [builder.mul(step, ir.Constant(ir.IntType(64), row))])
-            rows.append(builder.load(builder.bitcast(pointer, INTS.as_pointer()), align=2))
+        starts = _row_pointers(context, builder, signature, args, INTS)
+        rows = [builder.load(start, align=2) for start in starts]
         for width in (8, 4, 2, 1):  # swap the lower left quarter of each square with the upper right one
             turned = list(rows)
             for row in range(LANES):
@@ -259,6 +255,14 @@ def _transpose16(typing, source, index, stride, target, place):
         return context.get_dummy_value()
 
     return types.void(source, index, stride, target, place), generate
+
+
+def _row_pointers(context, builder, signature, args, kind):
+    """Pointers to vectors of this kind: to sixteen rows of args[0], from element args[1] on, args[2] elements apart."""
+    first = element_pointer(context, builder, signature, args)
+    step = context.cast(builder, args[2], signature.args[2], types.intp)
+    starts = [builder.gep(first, [builder.mul(step, ir.Constant(ir.IntType(64), row))]) for row in range(LANES)]
+    return [builder.bitcast(start, kind.as_pointer()) for start in starts]
 
 
 @intrinsic(prefer_literal=True)
@@ -278,12 +282,8 @@ def _reduced(array, index, stride, vectors, combine):
         return None
 
     def generate(context, builder, signature, args):
-        first = element_pointer(context, builder, signature, args)
-        step = context.cast(builder, args[2], signature.args[2], types.intp)
         rows = []
-        for row in range(LANES):
-            start = builder.gep(first, [builder.mul(step, ir.Constant(ir.IntType(64), row))])
-            pointer = builder.bitcast(start, FLOATS.as_pointer())
+        for pointer in _row_pointers(context, builder, signature, args, FLOATS):
             places = [builder.gep(pointer, [ir.Constant(ir.IntType(64), i)]) for i in range(vectors.literal_value)]
             values = [builder.load(place, align=4) for place in places]
             while len(values) > 1:

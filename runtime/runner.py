@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -235,22 +236,15 @@ class Runner:
         threads = torch.get_num_threads()
         parts = min(threads, len(ids) // PART_TOKENS, len(ids) * self._num_weights // PART_WORK)
         if parts > 1 and self._device.type == "cpu":
-            torch.set_num_threads(1)
-            try:
+            with one_torch_thread():
                 return self._forward_in_parts(rows, parts)
-            finally:
-                torch.set_num_threads(threads)
         plan = self._plan(rows.spans)
         if self._is_on_device:
             return self._forward_on_device(rows.spans, ids, plan, wanted)
         token_ids = torch.from_numpy(ids).to(self._device)
-        if threads == 1 or plan.num_tokens * self._num_weights >= MIN_PARALLEL_WORK:
+        may_be_parallel = threads == 1 or len(ids) * self._num_weights >= MIN_PARALLEL_WORK
+        with nullcontext() if may_be_parallel else one_torch_thread():
             return self._model.forward(token_ids, plan, wanted)
-        torch.set_num_threads(1)
-        try:
-            return self._model.forward(token_ids, plan, wanted)
-        finally:
-            torch.set_num_threads(threads)
 
     def _plan(self, spans: Spans) -> AttentionPlan:
         return make_plan(spans, page_size=self.page_size, num_pages=self.num_pages, costs=self._costs)
@@ -306,6 +300,17 @@ class Runner:
     def write_pages(self, page_ids: Sequence[int], content: npt.NDArray[np.uint8]) -> None:
         """Put back what `read_pages` gave, of this model in this dtype."""
         self._model.write_pages(page_ids, content)
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """torch's operators, called inside, take no second thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _wanted(rows: Sequence[Row], num_tokens: int) -> npt.NDArray[np.int64] | None:
