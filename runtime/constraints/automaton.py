@@ -77,8 +77,8 @@ def from_edges(accepting: Flags, sources: Ints, labels: Bytes, targets: Ints) ->
     num_states = int(merged[useful].max()) + 1
     merged_accepting = np.zeros(num_states, np.bool_)
     merged_accepting[merged[useful]] = accepting[useful]
-    edges = np.unique(np.stack((merged[sources], labels.astype(np.int64), merged[targets])), axis=1)
-    return _packed(merged_accepting, edges[0], edges[1], edges[2])
+    edges, first = np.unique(256 * merged[sources] + labels, return_index=True)  # equal ones lead to equal states
+    return _packed(merged_accepting, edges // 256, edges % 256, merged[targets[first]])
 
 
 def from_texts(texts: Sequence[bytes]) -> ByteDfa:

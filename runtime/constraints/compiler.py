@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from pathlib import Path
 from typing import Final, assert_never
 
 import numpy as np
@@ -22,27 +21,29 @@ from niwaki.runtime.api import (
     StopRegex,
     ToolCalls,
 )
-from niwaki.runtime.constraints import grammar_worker, worker
 from niwaki.runtime.constraints.automaton import START, ByteDfa, from_edges, from_texts
 from niwaki.runtime.constraints.composed import ComposedConstraint
 from niwaki.runtime.constraints.grammar_engine import GrammarConstraint
-from niwaki.runtime.constraints.grammar_source import source_of, text_of_schema
+from niwaki.runtime.constraints.grammar_source import GrammarSource
 from niwaki.runtime.constraints.grammar_vocabulary import GrammarVocabulary
-from niwaki.runtime.constraints.grammar_worker import SEARCH, WALK
 from niwaki.runtime.constraints.matcher import AutomatonConstraint
-from niwaki.runtime.constraints.pattern import Pattern, all_of, first_match, one_of, parse, request_of, shown
-from niwaki.runtime.constraints.process import CompileProcess
+from niwaki.runtime.constraints.process import CompilePool
 from niwaki.runtime.constraints.protocol import CompiledConstraint
-from niwaki.runtime.constraints.schema import TookTooLong, shortest_text
-from niwaki.runtime.constraints.schema.spacing import spaced_text
+from niwaki.runtime.constraints.schema import TookTooLong
+from niwaki.runtime.constraints.sources import (
+    Compilable,
+    Source,
+    named,
+    quick_source,
+    read_answer,
+    request_for,
+    texts_of,
+)
 from niwaki.runtime.constraints.tools import calls_piece, reasoned_piece
+from niwaki.runtime.constraints.transitions import Transitions
 from niwaki.runtime.constraints.vocabulary import Vocabulary
 
-MAX_COST: Final = 12_000  # states before making deterministic; the worker does about 10,000 a second
 ENTRY_BYTES: Final = 3000  # of a cached constraint beside its arrays: objects, headers, dictionaries
-MAX_CHOICES: Final = 100_000
-MAX_CHOICES_BYTES: Final = 4 * 1024 * 1024
-GRAMMAR_WORKER: Final = Path(__file__).with_name("grammar_worker.py")
 
 
 class ConstraintCompiler:
@@ -56,8 +57,7 @@ class ConstraintCompiler:
         self.vocabulary = vocabulary
         self._max_bytes = max_bytes
         self._seconds = seconds
-        self._process = CompileProcess(seconds)
-        self._grammar_process = CompileProcess(seconds, GRAMMAR_WORKER)
+        self._pool = CompilePool(seconds)
         self._words: GrammarVocabulary | None = None  # built with the first schema or grammar
         self._lock = threading.Lock()
         self._known: OrderedDict[Constraint, CompiledConstraint | str] = OrderedDict()  # a str: why it is refused
@@ -80,7 +80,7 @@ class ConstraintCompiler:
             compiled: CompiledConstraint = self._compiled(constraint)
         except TookTooLong:  # not remembered: it says as much about the machine's load as about the constraint
             raise ConstraintError(
-                f"{_named(constraint)} is too complex to compile within {self._seconds:g} s; simplify it"
+                f"{named(constraint)} is too complex to compile within {self._seconds:g} s; simplify it"
             ) from None
         except ConstraintError as error:
             self._remember(constraint, str(error))
@@ -110,8 +110,7 @@ class ConstraintCompiler:
 
     def close(self) -> None:
         """End the compile processes, if any run."""
-        self._process.close()
-        self._grammar_process.close()
+        self._pool.close()
 
     def _compiled(self, constraint: Constraint) -> CompiledConstraint:
         match constraint:
@@ -121,35 +120,20 @@ class ConstraintCompiler:
                 return ComposedConstraint(calls_piece(constraint, self.vocabulary, self.compile), self.vocabulary)
             case Reasoned():
                 return ComposedConstraint(reasoned_piece(constraint, self.vocabulary, self.compile), self.vocabulary)
-            case Regex(pattern):
-                dfa = self._automaton(parse(pattern), _named(constraint))
             case Choices(choices):
-                dfa = choices_automaton(choices)
-            case StopRegex(pattern):
-                dfa = self._automaton(first_match(pattern), _named(constraint))
-                if dfa.accepting[START]:
-                    raise ConstraintError(f"{_named(constraint)} matches the empty text: it would stop at once")
-            case AllOf(parts):
-                if not parts:
-                    raise ConstraintError("a conjunction needs at least one part")
-                dfa = self._automaton(all_of([_pattern(part) for part in parts]), _named(constraint))
+                dfa = from_texts(texts_of(choices))
+            case Regex() | StopRegex() | AllOf():
+                dfa = self._automaton(constraint)
             case _:
                 assert_never(constraint)
         try:
             return AutomatonConstraint(dfa, self.vocabulary)
         except ConstraintError as error:
-            raise ConstraintError(f"{_named(constraint)} cannot be used: {error}") from None
+            raise ConstraintError(f"{named(constraint)} cannot be used: {error}") from None
 
-    def _automaton(self, pattern: Pattern, name: str) -> ByteDfa:
-        if pattern.cost > MAX_COST:
-            raise ConstraintError(
-                f"{name} is too large: about {pattern.cost} states written out, at most {MAX_COST}; use smaller counts"
-            )
-        build = worker.automaton_of if pattern.is_harmless else self._process.compile
-        try:
-            found = build(request_of(pattern.expression))
-        except ValueError as error:
-            raise ConstraintError(f"{name} cannot be compiled: {error}") from None
+    def _automaton(self, constraint: Regex | StopRegex | AllOf) -> ByteDfa:
+        found = self._source(constraint)
+        assert isinstance(found, Transitions), "a regex has an automaton"
         dfa = from_edges(
             np.frombuffer(found.accepting, np.uint8).astype(np.bool_),
             np.array(found.sources, np.int32),
@@ -157,37 +141,28 @@ class ConstraintCompiler:
             np.array(found.targets, np.int32),
         )
         if dfa is None:
-            raise ConstraintError(f"{name} matches no text")
+            raise ConstraintError(f"{named(constraint)} matches no text")
+        if isinstance(constraint, StopRegex) and dfa.accepting[START]:
+            raise ConstraintError(f"{named(constraint)} matches the empty text: it would stop at once")
         return dfa
 
     def _grammar(self, constraint: JsonSchema | Grammar) -> GrammarConstraint:
-        source = source_of(constraint, self._seconds)
         try:
             with self._lock:
                 words = self._words = self._words or GrammarVocabulary(self.vocabulary)
-            # A grammar is tried elsewhere first: what hangs or dies there never reaches this process.
-            ask = grammar_worker.tried if source.is_small else self._grammar_process.ask
-            if source.schema is None:
-                shortest = ask(SEARCH + source.text)
-            else:
-                compact = shortest_text(source.schema, lambda part: ask(SEARCH + text_of_schema(part)), words.letters)
-                shortest = spaced_text(compact, source.spacing)
-                if not source.is_small:
-                    ask(WALK + source.text)
-            return GrammarConstraint(
-                source.text,
-                words,
-                shortest,
-                source.commitments,
-                source.num_states,
-                is_shallow=source.is_small,
-            )
-        except RecursionError:
-            raise ConstraintError(f"{_named(constraint)} is nested too deeply; nest it less") from None
         except ConfigError as error:
             raise ConstraintError(str(error)) from None
-        except ValueError as error:
-            raise ConstraintError(f"{_named(constraint)} cannot be enforced: {error}") from None
+        found = self._source(constraint, words.longest_word)
+        assert isinstance(found, GrammarSource), "a schema has a grammar"
+        try:
+            return GrammarConstraint(found, words)
+        except ConstraintError as error:
+            raise ConstraintError(f"{named(constraint)} cannot be enforced: {error}") from None
+
+    def _source(self, constraint: Compilable, word: bytes = b"") -> Source:
+        """Worked out here where that is surely quick, else where it can be killed. Raises as `source_of`."""
+        found = quick_source(constraint, self._seconds, word)
+        return found or read_answer(self._pool.ask(request_for(constraint, word)))
 
     def _remember(self, constraint: Constraint, outcome: CompiledConstraint | str) -> None:
         with self._lock:
@@ -210,63 +185,6 @@ def compile_constraint(constraint: Constraint, vocabulary: Vocabulary, *, second
         return compiler.compile(constraint)
     finally:
         compiler.close()
-
-
-def _pattern(part: Regex | Choices | StopRegex) -> Pattern:
-    match part:
-        case Regex(text):
-            return parse(text)
-        case StopRegex(text):
-            return first_match(text)
-        case Choices(choices):
-            choices_automaton(choices)  # checks them
-            return one_of(choices)
-
-
-def choices_automaton(choices: tuple[str, ...]) -> ByteDfa:
-    """The automaton of a finite set of texts. An empty text is allowed among others.
-
-    Raises:
-        ConstraintError: no choices, too many, only the empty text, or one that is not text.
-    """
-    if not choices:
-        raise ConstraintError("choices must hold at least one text, got none")
-    if len(choices) > MAX_CHOICES:
-        raise ConstraintError(f"at most {MAX_CHOICES} choices, got {len(choices)}")
-    texts = []
-    for choice in choices:
-        if not isinstance(choice, str):
-            raise ConstraintError(f"choices must be strings, got {choice!r}")
-        try:
-            texts.append(choice.encode())
-        except UnicodeEncodeError:
-            raise ConstraintError(f"the choice {shown(choice)} holds a lone surrogate, which is not text") from None
-    size = sum(map(len, texts))
-    if size > MAX_CHOICES_BYTES:
-        raise ConstraintError(f"the choices hold {size} bytes together, at most {MAX_CHOICES_BYTES}")
-    return from_texts(texts)
-
-
-def _named(constraint: Constraint) -> str:
-    match constraint:
-        case Regex(pattern):
-            return f"regex {shown(pattern)}"
-        case Choices(choices):
-            return f"the set of {len(choices)} choices"
-        case JsonSchema():
-            return "the JSON schema"
-        case Grammar():
-            return "the grammar"
-        case StopRegex(pattern):
-            return f"stop_regex {shown(pattern)}"
-        case AllOf(parts):
-            return f"the conjunction of {' and '.join(map(_named, parts))}"
-        case ToolCalls(tools):
-            return f"the set of {len(tools)} tools"
-        case Reasoned():
-            return "the constraint behind the reasoning"
-        case _:
-            assert_never(constraint)
 
 
 def _source_bytes(constraint: Constraint) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -17,8 +16,9 @@ from llguidance import LLMatcher
 
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.grammar_places import Place, Places
+from niwaki.runtime.constraints.grammar_source import GrammarSource
 from niwaki.runtime.constraints.grammar_vocabulary import Ending, GrammarVocabulary
-from niwaki.runtime.constraints.grammar_worker import (
+from niwaki.runtime.constraints.guidance import (
     SEARCH_EFFORT,
     Effort,
     KnownEnd,
@@ -40,48 +40,31 @@ GOES_ON: Final = b"a 0"  # bytes of which one may follow most texts that can end
 MAX_BEHIND: Final = 1024  # tokens that a prompt's last bytes begin, of which each is tried
 
 
-@dataclass(frozen=True, slots=True)
-class Commitments:
-    """By how many bytes a token can move the nearest end away.
+class GrammarConstraint:
+    """A grammar over a vocabulary.
 
-    `value` bounds the shortest text of everything that one opening byte can begin (an item, a key with its value);
-    `inside` what a single key, constant, pattern or number may still ask for once it is begun.
+    Raises:
+        ConstraintError: the engine refuses it for this vocabulary.
     """
 
-    value: int
-    inside: int
-
-
-class GrammarConstraint:
-    """A grammar over a vocabulary. `shortest` is a text of it, in bytes, as short as was found. `is_shallow`: building
-    it needs no deep stack."""
-
-    def __init__(
-        self,
-        grammar: str,
-        words: GrammarVocabulary,
-        shortest: bytes,
-        commitments: Commitments,
-        num_states: int,
-        *,
-        is_shallow: bool = False,
-    ) -> None:
+    def __init__(self, source: GrammarSource, words: GrammarVocabulary) -> None:
         self.words = words
-        self.num_states = num_states
+        self.num_states = source.num_states
         self.places = Places()
-        self._native_bytes = 64 * 1024 + 20 * len(grammar)  # llguidance does not tell; measured: 0.1 to 1 MB
+        self._native_bytes = 64 * 1024 + 20 * len(source.text)  # llguidance does not tell; measured: 0.1 to 1 MB
         self._lock = threading.Lock()  # a matcher may be touched by one thread at a time
-        if len(shortest) > MAX_SHORTEST:
-            raise ConstraintError(f"its shortest text has {len(shortest)} bytes, at most {MAX_SHORTEST}; ask for less")
+        length, commitments = len(source.shortest), source.commitments
+        if length > MAX_SHORTEST:
+            raise ConstraintError(f"its shortest text has {length} bytes, at most {MAX_SHORTEST}; ask for less")
         try:
-            self._start = build(grammar, words.tokenizer, is_shallow=is_shallow)
+            self._start = build(source.text, words.tokenizer, is_shallow=source.is_small)
         except ValueError as error:
             raise ConstraintError(f"it cannot be compiled: {error}") from None
         first = self._start.deep_copy()
         first.compute_bitmask()
         if first.is_error():  # a limit of the engine that this vocabulary meets, though single bytes did not
             raise ConstraintError(f"it is too complex for this vocabulary: {short_reason(first.get_error())}")
-        self.shortest = self._verified(shortest)
+        self.shortest = self._verified(source.shortest)
         self.costs: npt.NDArray[np.int64] = (
             np.maximum(words.plain_costs, commitments.inside) + words.openings * commitments.value
         )

@@ -1,59 +1,103 @@
-"""From a schema or a grammar as users write it to one that llguidance builds: walls, rewriting, dialects."""
+"""From a schema or a grammar as users write it to one that llguidance builds: walls, rewriting, dialects, trial."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from struct import Struct
 from typing import Final
 
 from llguidance.gbnf_to_lark import any_to_lark
 
 from niwaki.runtime.api import ConstraintError, Grammar, JsonSchema, Spacing
-from niwaki.runtime.constraints.grammar_engine import Commitments
-from niwaki.runtime.constraints.schema import normalise
+from niwaki.runtime.constraints.guidance import tried
+from niwaki.runtime.constraints.schema import NormalSchema, normalise, shortest_text
 from niwaki.runtime.constraints.schema.document import Json
 from niwaki.runtime.constraints.schema.lark import lark_of
-from niwaki.runtime.constraints.schema.spacing import spaced_grammar
+from niwaki.runtime.constraints.schema.spacing import spaced_grammar, spaced_text
 
 MAX_GRAMMAR_BYTES: Final = 64 * 1024
 MAX_NESTING: Final = 64
 # Masks hold every token that fits, not only those of the canonical tokenization (which also keeps long forced texts
 # from costing seconds a mask).
 HEADER: Final = '%llguidance {"no_forcing": true}\n'
+NUMBERS = Struct("<qqq?I")
+
+
+class NoText(ValueError):
+    """The engine refuses the grammar, or no text of it was found; with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commitments:
+    """By how many bytes a token can move the nearest end away.
+
+    `value` bounds the shortest text of everything that one opening byte can begin (an item, a key with its value);
+    `inside` what a single key, constant, pattern or number may still ask for once it is begun.
+    """
+
+    value: int
+    inside: int
+
+
 # What a user's own rules can begin is not measured: endings are looked for this many bytes before the budget ends.
 GRAMMAR_COMMITMENTS: Final = Commitments(value=64, inside=128)
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """A Lark grammar in llguidance's dialect. `is_small`: building it is provably quick. `schema`: where it is one, the
-    normal form, and where blanks stand."""
+    """A Lark grammar in llguidance's dialect, tried where it is not provably quick to build (`is_small`), and a text of
+    it, as short as was found."""
 
     text: str
+    shortest: bytes
     commitments: Commitments
     num_states: int
     is_small: bool
-    schema: Json = None
-    spacing: Spacing = "compact"
+
+    def to_bytes(self) -> bytes:
+        numbers = (self.commitments.value, self.commitments.inside, self.num_states, self.is_small, len(self.shortest))
+        return NUMBERS.pack(*numbers) + self.shortest + self.text.encode()
+
+    @classmethod
+    def from_bytes(cls, body: bytes) -> GrammarSource:
+        value, inside, num_states, is_small, length = NUMBERS.unpack_from(body)
+        shortest, text = body[NUMBERS.size : NUMBERS.size + length], body[NUMBERS.size + length :]
+        return cls(text.decode(), shortest, Commitments(value, inside), num_states, bool(is_small))
 
 
-def source_of(constraint: JsonSchema | Grammar, seconds: float) -> GrammarSource:
-    """The grammar of a constraint.
+def source_of_schema(constraint: JsonSchema, seconds: float, word: bytes) -> GrammarSource:
+    """The grammar of a schema. `word`: letters that are one token, for texts of a least length.
 
     Raises:
-        TookTooLong: it took more processor time.
-        ConstraintError: malformed, too large, or not enforceable exactly.
+        TookTooLong: working out the normal form took more processor time.
+        ConstraintError: not a schema, too large, or not enforceable exactly.
+        NoText: see there.
     """
-    if isinstance(constraint, Grammar):
-        return _grammar(constraint)
+    return _source_of(normalise(constraint.schema, seconds), constraint.spacing, word)
+
+
+def source_of_small_schema(constraint: JsonSchema, seconds: float, word: bytes) -> GrammarSource | None:
+    """Likewise; None where building the grammar is not provably quick."""
     normal = normalise(constraint.schema, seconds)
-    blanks = 1 if constraint.spacing == "compact" else 2  # at most one byte more for each byte
+    return _source_of(normal, constraint.spacing, word) if normal.is_small else None
+
+
+def _source_of(normal: NormalSchema, spacing: Spacing, word: bytes) -> GrammarSource:
+    text = text_of_schema(normal.schema, spacing)
+
+    def letters(count: int) -> bytes:
+        return word * (count // len(word)) + word[: count % len(word)]
+
+    compact = shortest_text(normal.schema, lambda part: _tried(text_of_schema(part), searches=True), letters)
+    if not normal.is_small:
+        _tried(text, searches=False)
+    blanks = 1 if spacing == "compact" else 2  # at most one byte more for each byte
     return GrammarSource(
-        text_of_schema(normal.schema, constraint.spacing),
+        text,
+        spaced_text(compact, spacing),
         Commitments(blanks * normal.value, normal.inside),
         normal.num_nodes,
         normal.is_small,
-        normal.schema,
-        constraint.spacing,
     )
 
 
@@ -62,7 +106,26 @@ def text_of_schema(schema: Json, spacing: Spacing = "compact") -> str:
     return f"{HEADER}{spaced_grammar(lark_of(schema), spacing)}"
 
 
-def _grammar(grammar: Grammar) -> GrammarSource:
+def source_of_grammar(grammar: Grammar) -> GrammarSource:
+    """The grammar as the engine takes it.
+
+    Raises:
+        ConstraintError: malformed or too large.
+        NoText: see there.
+    """
+    text = HEADER + _lark_of(grammar) + "\n"
+    num_rules = text.count("\n") - 1
+    return GrammarSource(text, _tried(text, searches=True), GRAMMAR_COMMITMENTS, num_rules, False)
+
+
+def _tried(text: str, *, searches: bool) -> bytes:
+    try:
+        return tried(text, searches=searches)
+    except ValueError as error:
+        raise NoText(str(error)) from None
+
+
+def _lark_of(grammar: Grammar) -> str:
     source = grammar.source
     if not isinstance(source, str) or not source.strip():
         raise ConstraintError(f"a grammar must be text with at least one rule, got {source!r}")
@@ -78,7 +141,7 @@ def _grammar(grammar: Grammar) -> GrammarSource:
         raise ConstraintError(f"a grammar's syntax is 'lark' or 'ebnf', got {grammar.syntax!r}")
     if "%llguidance" in source:
         raise ConstraintError("a grammar may not set the engine's own options: take %llguidance out")
-    return GrammarSource(HEADER + source + "\n", GRAMMAR_COMMITMENTS, source.count("\n") + 1, False)
+    return source
 
 
 def _check_nesting(source: str) -> None:

@@ -12,7 +12,7 @@ from llguidance import LLTokenizer
 
 from niwaki.runtime.api import ConfigError
 from niwaki.runtime.constraints import kernels
-from niwaki.runtime.constraints.grammar_worker import CLOSING, ByteTokens, tokenizer_of
+from niwaki.runtime.constraints.guidance import CLOSING, ByteTokens, tokenizer_of
 from niwaki.runtime.constraints.vocabulary import Vocabulary, concatenated
 
 JOINTS: Final = 32  # places of a known ending that are tried after another token
@@ -96,7 +96,7 @@ class GrammarVocabulary(ByteTokens):
         self._byte_words = np.array(self.ids) >> 5
         self._byte_bits = np.uint32(1) << (np.array(self.ids) & 31).astype(np.uint32)
         words = (piece for piece in vocabulary.token_bytes if piece and piece.isalpha())
-        self._longest_word = max(words, key=len)
+        self.longest_word = max(words, key=len)
 
     def in_mask(self, mask: bytes) -> bytes:
         return self.in_row(np.frombuffer(mask, np.uint32))
@@ -104,11 +104,6 @@ class GrammarVocabulary(ByteTokens):
     def in_row(self, row: npt.NDArray[np.uint32]) -> bytes:
         """The single bytes that a mask allows, ascending."""
         return np.flatnonzero(row[self._byte_words] & self._byte_bits).astype(np.uint8).tobytes()
-
-    def letters(self, count: int) -> bytes:
-        """So many letters, in few tokens."""
-        word = self._longest_word
-        return word * (count // len(word)) + word[: count % len(word)]
 
     def ending(self, text: bytes) -> Ending:
         """The text, and from each of its places on the fewest tokens that write the rest."""

@@ -24,10 +24,9 @@ MAX_PATTERN_BYTES: Final = 64 * 1024
 class Pattern:
     """A regex of the dialect.
 
-    `expression` is the same language for `worker.automaton_of`: in the Rust dialect where it does not look around.
-    `cost` is about the number of states of its automaton before
-    it is made deterministic; `is_harmless` means that it provably stays as small when it is, so that it may be
-    compiled without a process to kill.
+    `expression` is the same language for `transitions.automaton_of`: in the Rust dialect where it does not look around.
+    `cost` is about the number of states of its automaton before it is made deterministic; `is_harmless` means that it
+    provably stays as small when it is, so that it may be compiled without a process to kill.
     """
 
     text: str

@@ -1,13 +1,15 @@
-"""The process that compiles what may never end, and that is killed when it does not.
+"""The processes that compile what may never end, and that are killed when it does not.
 
-Owns one warm child, started on first use. The child knows nothing of niwaki (see worker.py, grammar_worker.py) and
-gets patterns or grammars only; what it answers is read as plain numbers or bytes.
+Owns warm children, started when they are needed; what they answer is read as plain numbers, text or bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import queue
 import select
+import struct
 import subprocess
 import sys
 import threading
@@ -17,9 +19,11 @@ from pathlib import Path
 from typing import Final
 
 from niwaki.runtime.constraints.schema.document import TookTooLong
-from niwaki.runtime.constraints.worker import LENGTH, OK, Transitions
 
-WORKER: Final = Path(__file__).with_name("worker.py")
+PROGRAM: Final = "niwaki.runtime.constraints.compile_worker"
+ROOT: Final = str(Path(__file__).parents[3])  # where the package lies: niwaki/runtime/constraints/process.py
+LENGTH: Final = struct.Struct("<I")
+PROCESSES: Final = 2  # so that one who asks for too much holds up nobody else
 START_SECONDS: Final = 30.0  # until the child says that it is ready, on a machine that has other things to do
 # How much slower than alone the child may be on a busy machine. Its own timer ends it by its processor time.
 PATIENCE: Final = 10.0
@@ -27,44 +31,67 @@ MAX_MEMORY: Final = 2 * 1024**3  # of the child, address space
 MAX_ANSWER: Final = 256 * 1024**2
 
 
-class CompileProcess:
-    """Asks `script` to compile one source at a time, each within `seconds` of processor time, and of the clock within
-    PATIENCE times that. Any thread may ask; they wait for each other."""
+class CompilePool:
+    """Several processes. Any thread may ask; it takes an idle one, the last that was used first."""
 
-    def __init__(self, seconds: float, script: Path = WORKER) -> None:
+    def __init__(self, seconds: float, size: int = PROCESSES) -> None:
+        self._processes = [CompileProcess(seconds) for _ in range(size)]
+        self._idle: queue.LifoQueue[CompileProcess] = queue.LifoQueue()
+        for process in self._processes:
+            self._idle.put(process)
+
+    def ask(self, request: bytes) -> bytes:
+        """Raises as `CompileProcess.ask`."""
+        process = self._idle.get()
+        try:
+            return process.ask(request)
+        finally:
+            self._idle.put(process)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of those that run."""
+        return [process.pid for process in self._processes if process.pid is not None]
+
+    def close(self) -> None:
+        """End them, once they have answered. A later `ask` starts one again."""
+        for process in self._processes:
+            process.close()
+
+
+class CompileProcess:
+    """Asks one thing at a time, within `seconds` of processor time, and of the clock within PATIENCE times that."""
+
+    def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._script = script
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
         self._finalizer: weakref.finalize[[subprocess.Popen[bytes]], CompileProcess] | None = None
 
-    def compile(self, source: str) -> Transitions:
-        """The automaton of a pattern in the Rust dialect. Raises as `ask` does."""
-        return Transitions.from_bytes(self.ask(source))
-
-    def ask(self, source: str) -> bytes:
-        """What the script answers.
+    def ask(self, request: bytes) -> bytes:
+        """What the program answers.
 
         Raises:
-            TookTooLong: not done in time, or out of memory. The child was replaced.
-            ValueError: it refuses the source.
+            TookTooLong: not done in time, or out of memory. The child is being replaced.
             OSError: no child could be started.
         """
         with self._lock:
             if self._child is not None and self._child.poll() is not None:  # killed by someone since the last call
                 self._stop()
             child = self._child or self._started()
+            self._wait_for_start(child)
+            assert child.stdin is not None
             try:
-                body = self._exchange(child, source.encode())
+                child.stdin.write(LENGTH.pack(len(request)) + request)  # the child reads all of it
+                return _read_frame(child, time.monotonic() + PATIENCE * self._seconds)
             except (TookTooLong, OSError) as error:
                 self._stop()
+                self._started()  # the next one finds it warm
                 raise TookTooLong(f"not done within {self._seconds:g} s") from error
-        if body[:1] == OK:
-            return body[1:]
-        raise ValueError(body[1:].decode(errors="replace"))
 
     def close(self) -> None:
-        """End the child. A later `compile` starts another."""
+        """End the child. A later `ask` starts another."""
         with self._lock:
             self._stop()
 
@@ -74,29 +101,30 @@ class CompileProcess:
         return self._child.pid if self._child is not None else None
 
     def _started(self) -> subprocess.Popen[bytes]:
-        # -P: the script's folder must not come first in sys.path.
-        command = [sys.executable, "-P", str(self._script), str(self._seconds), str(MAX_MEMORY)]
-        child = subprocess.Popen(  # noqa: S603  # our own script, nothing of a user's in it
-            command,
+        known = os.environ.get("PYTHONPATH")
+        child = subprocess.Popen(  # noqa: S603  # our own program, nothing of a user's in it
+            # -P: the working directory must not come first in sys.path.
+            [sys.executable, "-P", "-m", PROGRAM, str(self._seconds), str(MAX_MEMORY)],
+            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{known}" if known else ROOT},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
             start_new_session=True,
         )
-        self._child = child
+        self._child, self._is_ready = child, False
         self._finalizer = weakref.finalize(self, _end, child)
+        return child
+
+    def _wait_for_start(self, child: subprocess.Popen[bytes]) -> None:
+        if self._is_ready:
+            return
         try:
             _read_frame(child, time.monotonic() + START_SECONDS)
         except TookTooLong:
             self._stop()
-            raise OSError(f"the compile process did not start: {' '.join(command)}") from None
-        return child
-
-    def _exchange(self, child: subprocess.Popen[bytes], request: bytes) -> bytes:
-        assert child.stdin is not None
-        child.stdin.write(LENGTH.pack(len(request)) + request)  # at most 1 MiB, and the child reads all of it
-        return _read_frame(child, time.monotonic() + PATIENCE * self._seconds)
+            raise OSError(f"the compile process did not start: {sys.executable} -m {PROGRAM}") from None
+        self._is_ready = True
 
     def _stop(self) -> None:
         if self._finalizer is not None:

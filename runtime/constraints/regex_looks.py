@@ -1,6 +1,7 @@
 """Looking around: anchors, look-ahead, look-behind and word boundaries are signs in a pattern, with their own automata.
 
-`worker.py` follows the pattern's automaton and those of the signs together; here they are told apart. Knows no tokens.
+`transitions.py` follows the pattern's automaton and those of the signs together; here they are told apart. Knows no
+tokens.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def first_match_of(node: Node, text: str) -> Meaning:
 
 
 def request_of(expression: Expression) -> str:
-    """What `worker.automaton_of` takes: no pattern begins with a NUL."""
+    """What `transitions.automaton_of` takes: no pattern begins with a NUL."""
     return expression if isinstance(expression, str) else "\0" + json.dumps(expression)
 
 

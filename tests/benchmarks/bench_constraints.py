@@ -28,7 +28,7 @@ import numpy as np
 
 from niwaki.runtime.api import Grammar, JsonSchema, Regex
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
-from niwaki.runtime.constraints.grammar_worker import tokenizer_of
+from niwaki.runtime.constraints.guidance import tokenizer_of
 from niwaki.runtime.constraints.masks import MaskFiller
 from niwaki.runtime.engine import Engine
 from tests.benchmarks.bench_masks import synthetic_vocabulary

@@ -7,16 +7,29 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from niwaki.runtime.api import Choices, ConfigError, Constraint, ConstraintError, Regex
+from niwaki.runtime.api import (
+    AllOf,
+    Choices,
+    ConfigError,
+    Constraint,
+    ConstraintError,
+    Grammar,
+    JsonSchema,
+    Regex,
+    StopRegex,
+)
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary, compile_constraint
+from niwaki.runtime.constraints.grammar_source import GrammarSource
 from niwaki.runtime.constraints.pattern import parse
-from niwaki.runtime.constraints.process import PATIENCE, CompileProcess
+from niwaki.runtime.constraints.process import PATIENCE, CompilePool, CompileProcess
 from niwaki.runtime.constraints.schema import TookTooLong
-from niwaki.runtime.constraints.worker import Transitions, transitions_of
+from niwaki.runtime.constraints.sources import Compilable, answer, quick_source, read_answer, request_for, source_of
+from niwaki.runtime.constraints.transitions import Transitions, transitions_of
 
 BYTES = Vocabulary([bytes([b]) for b in range(256)], ())
 SECONDS = 1.0
@@ -172,9 +185,43 @@ def test_only_patterns_that_provably_stay_small_are_compiled_in_this_process(pat
 
 def test_harmless_patterns_start_no_process(compiler: ConstraintCompiler) -> None:
     compiler.compile(Regex(r'\{"a": "[a-z ]{0,40}", "b": -?[0-9]{1,9}\}'))
-    assert compiler._process.pid is None
+    assert not compiler._pool.pids
     compiler.compile(Regex("(a|b)*a"))
-    assert compiler._process.pid is not None
+    assert compiler._pool.pids
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Regex("(a|b)*é"),
+        StopRegex(r"\d\."),
+        AllOf((Regex("a*"), Choices(("a", "é")), StopRegex("a"))),
+        JsonSchema('{"type": "object", "properties": {"é": {"type": "string", "minLength": 3}}}', "free"),
+        Grammar('root ::= "a" | "é"', "ebnf"),
+        Regex("(a"),
+        JsonSchema('{"type": "\\ud800"}'),
+        Grammar(3),  # type: ignore[arg-type]
+    ],
+    ids=str,
+)
+def test_the_process_finds_what_this_one_would(constraint: Compilable) -> None:
+    def found(there: bool) -> object:
+        try:
+            if there:
+                return read_answer(answer(request_for(constraint, b"ab"), SECONDS))
+            return source_of(constraint, SECONDS, b"ab")
+        except ConstraintError as error:
+            return str(error)
+
+    assert found(there=True) == found(there=False)
+
+
+def test_most_schemas_are_plain_enough_for_this_process() -> None:
+    """Those with words that ask for rewriting are not, nor what would be tried first."""
+    for quick in ('{"properties": {"knot": {"type": "null"}}}', '{"minimum": 1, "maximum": 500, "$schema": "x"}'):
+        assert quick_source(JsonSchema(quick), SECONDS, b"a") is not None
+    for slow in ('{"not": {}}', '{"maxLength": 700}', '{"$ref": "#"}', '{"anyOf":[{"minProperties":1}]}', 5000 * " "):
+        assert quick_source(JsonSchema(slow), SECONDS, b"a") is None
 
 
 def test_harmless_patterns_really_stay_small() -> None:
@@ -202,7 +249,7 @@ def test_time_outs_are_forgotten_and_refusals_remembered(monkeypatch: pytest.Mon
     with pytest.raises(ConstraintError, match="back-reference"):
         compiler.compile(Regex(r"(a)\1"))
     assert compiler.is_known(Regex(r"(a)\1"))
-    monkeypatch.setattr("niwaki.runtime.constraints.compiler.parse", None)  # nothing is read again
+    monkeypatch.setattr("niwaki.runtime.constraints.sources.parse", None)  # nothing is read again
     with pytest.raises(ConstraintError, match="back-reference"):
         compiler.compile(Regex(r"(a)\1"))
     compiler.close()
@@ -221,47 +268,74 @@ def test_the_cache_gives_the_same_object_and_keeps_within_its_bytes() -> None:
     compiler.close()
 
 
+def ends(pid: int) -> bool:
+    """Whether a child of ours ends, which nobody has waited for yet."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT) is not None
+
+
 def test_a_killed_process_is_replaced(compiler: ConstraintCompiler) -> None:
     for number in range(3):
         compiler.compile(Regex(f"(a|b)*a{number}"))
-        pid = compiler._process.pid
-        assert pid is not None
+        (pid,) = compiler._pool.pids
         os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 60
-        while compiler._process._child is not None and compiler._process._child.poll() is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        assert ends(pid)
     assert compiler.compile(Regex("(a|b)*ab")).num_states > 0
+
+
+def asked(process: CompileProcess, regex: str) -> Transitions:
+    found = read_answer(process.ask(request_for(Regex(regex), b"")))
+    assert isinstance(found, Transitions)
+    return found
 
 
 def test_closing_leaves_no_child_and_allows_to_go_on() -> None:
     process = CompileProcess(seconds=20)
-    assert process.compile("a|ab").accepting
+    assert asked(process, "a|ab").accepting
     pid = process.pid
     assert pid is not None
     process.close()
     assert process.pid is None
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-    assert process.compile("a|ab").accepting
+    assert asked(process, "a|ab").accepting
     process.close()
 
 
-def test_a_child_that_runs_out_of_time_is_gone() -> None:
+def test_a_child_that_runs_out_of_time_is_gone_and_the_next_one_starts_at_once() -> None:
     process = CompileProcess(seconds=1)
-    process.compile("ab")
+    asked(process, "ab")
     pid = process.pid
     assert pid is not None
     with pytest.raises(TookTooLong):
-        process.compile("(?:a|b)*a(?:a|b){25}")
+        asked(process, "(?:a|b)*a(?:a|b){25}")
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+    assert process.pid is not None
     process.close()
+
+
+def test_who_asks_for_too_much_holds_up_nobody_else() -> None:
+    pool = CompilePool(seconds=20)
+    request = request_for(Regex("ab"), b"")
+    pool.ask(request)
+    (pid,) = pool.pids
+    os.kill(pid, signal.SIGSTOP)  # as one that computes for long
+    with ThreadPoolExecutor(1) as threads:
+        held_up = threads.submit(pool.ask, request)
+        while not pool._processes[-1]._lock.locked():
+            pass
+        assert read_answer(pool.ask(request)) == transitions_of("ab")
+        os.kill(pid, signal.SIGCONT)
+        assert read_answer(held_up.result()) == transitions_of("ab")
+    pool.close()
 
 
 def test_what_the_child_answers_is_read_back_the_same_and_a_torn_answer_is_an_error() -> None:
     found = transitions_of("[ab]c*")
     assert Transitions.from_bytes(found.to_bytes()) == found
+    grammar = source_of(JsonSchema('{"enum": ["\\ud83d\\ude00", 1]}'), 1, b"a")
+    assert isinstance(grammar, GrammarSource)
+    assert GrammarSource.from_bytes(grammar.to_bytes()) == grammar
     with pytest.raises(ValueError, match="cannot hold"):
         Transitions.from_bytes(found.to_bytes()[:-1])
 

@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 
 from niwaki.runtime.api import ConstraintError
-from niwaki.runtime.constraints.grammar_worker import build, byte_tokenizer
+from niwaki.runtime.constraints.guidance import build, byte_tokenizer
 from niwaki.runtime.constraints.regex_language import Languages, Term, TooManyTerms
 from niwaki.runtime.constraints.regex_lark import in_json, terminal
 from niwaki.runtime.constraints.regex_meaning import found_in, matched_by

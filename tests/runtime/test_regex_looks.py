@@ -11,7 +11,7 @@ import pytest
 from interegular.fsm import FSM
 
 from niwaki.runtime.api import AllOf, Choices, Constraint, ConstraintError, JsonSchema, Reasoned, Regex, StopRegex
-from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary, worker
+from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary, transitions
 from niwaki.runtime.constraints.automaton import ByteDfa
 from niwaki.runtime.constraints.matcher import AutomatonConstraint
 from niwaki.runtime.constraints.pattern import Pattern, all_of, first_match, parse, request_of
@@ -34,7 +34,7 @@ def texts(alphabet: str, longest: int) -> Iterator[str]:
 
 def taken(pattern: Pattern, alphabet: str, longest: int) -> set[str]:
     """The texts that the automaton of a pattern takes."""
-    automaton = worker.automaton_of(request_of(pattern.expression))
+    automaton = transitions.automaton_of(request_of(pattern.expression))
     table: list[dict[int, int]] = [{} for _ in automaton.accepting]
     for source, label, target in zip(automaton.sources, automaton.labels, automaton.targets, strict=True):
         table[source][label] = target
@@ -146,7 +146,7 @@ def same(one: FSM, other: FSM) -> bool:
 
 
 def fsm(pattern: Pattern) -> FSM:
-    return worker._fsm(worker.automaton_of(request_of(pattern.expression)))
+    return transitions._fsm(transitions.automaton_of(request_of(pattern.expression)))
 
 
 def test_laws_of_languages_hold_between_automata() -> None:

@@ -41,7 +41,7 @@ UNIVERSAL_PATTERNS: Final = frozenset({"", ".*", "^.*", "^", "[\\s\\S]*"})  # fo
 class NormalSchema:
     """A schema that the engine enforces exactly, and what it costs.
 
-    `value` and `inside` are those of `grammar_engine.Commitments`. `is_small` where compiling it is provably quick.
+    `value` and `inside` are those of `grammar_source.Commitments`. `is_small` where compiling it is provably quick.
     """
 
     schema: Json

@@ -10,7 +10,7 @@ from typing import Final
 from llguidance import LLMatcher, LLTokenizer
 
 from niwaki.runtime.api import ConstraintError
-from niwaki.runtime.constraints.grammar_worker import build, byte_tokenizer
+from niwaki.runtime.constraints.guidance import build, byte_tokenizer
 from niwaki.runtime.constraints.regex_language import ANY_CHARACTER, Languages, Term, TooManyTerms
 from niwaki.runtime.constraints.regex_meaning import found_in
 from niwaki.runtime.constraints.regex_parser import parsed

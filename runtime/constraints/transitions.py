@@ -1,25 +1,18 @@
-"""From a pattern to a byte automaton, by outlines-core, and from several to one, by interegular; also the program of
-the process that does it under a limit.
+"""From a pattern to a byte automaton, by outlines-core, and from several to one, by interegular.
 
-Run as a script (`python -P worker.py SECONDS BYTES`) it answers requests on its standard input one after the other,
-and dies by its own timers when one takes too long. Imports the standard library and outlines-core only: it starts in
-tens of milliseconds and never loads NumPy, torch or niwaki, and interegular only when it is asked for.
-
-Frames, both ways: 4 bytes length (little-endian), then the body. A request is what `automaton_of` takes, in UTF-8. An
-answer is one status byte (OK or REFUSED) and `Transitions.to_bytes()`, or the reason in UTF-8.
+Imports the standard library and outlines-core only, interegular when it is asked for: the process that compiles starts
+quickly, and never loads NumPy or torch.
 """
 
 from __future__ import annotations
 
 import json
-import signal
 import struct
-import sys
 from array import array
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from outlines_core import Index  # type: ignore[import-untyped]  # ships no types
 from outlines_core import Vocabulary as OutlinesVocabulary
@@ -27,8 +20,6 @@ from outlines_core import Vocabulary as OutlinesVocabulary
 if TYPE_CHECKING:
     from interegular.fsm import FSM
 
-OK, REFUSED = b"\x00", b"\x01"
-LENGTH = struct.Struct("<I")
 HEADER = struct.Struct("<II")
 
 # Two noncharacters that no pattern matches (see pattern.py) stand before and after the text. END: `text` matches P
@@ -331,41 +322,3 @@ class _Looking:
 
     def _is_met(self, due: Due) -> bool:
         return all(bool(self._finals[number][state]) != self._is_negated[number] for number, state in due)
-
-
-def serve(requests: BinaryIO, answers: BinaryIO, seconds: float) -> None:
-    """Answer until the input ends."""
-    answers.write(LENGTH.pack(1) + OK)  # ready: what follows is compile time, not start-up time
-    answers.flush()
-    while len(head := requests.read(LENGTH.size)) == LENGTH.size:
-        pattern = requests.read(LENGTH.unpack(head)[0]).decode()
-        # No Python handler can run while outlines-core computes; the default action of these signals ends the process
-        # even then. Processor time decides, so that a busy machine does not refuse what an idle one compiles; the
-        # clock only ends what is left over when the parent died meanwhile.
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        signal.setitimer(signal.ITIMER_REAL, 20 * seconds)
-        try:
-            body = OK + automaton_of(pattern).to_bytes()
-        except (ValueError, MemoryError) as error:
-            body = REFUSED + str(error).encode()
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        answers.write(LENGTH.pack(len(body)) + body)
-        answers.flush()
-
-
-def limit_memory(num_bytes: int) -> None:
-    """Let allocations beyond num_bytes fail, where the system can."""
-    try:
-        import resource  # not on every platform
-    except ImportError:
-        return
-    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent; we end when our input does
-    limit_memory(int(sys.argv[2]))
-    serve(sys.stdin.buffer, sys.stdout.buffer, float(sys.argv[1]))

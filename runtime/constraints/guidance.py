@@ -1,28 +1,20 @@
-"""llguidance's grammars: built on a thread with a deep stack, and searched for a short text.
+"""llguidance's grammars: built on a thread with a deep stack, tried over single bytes, searched for a short text.
 
-Also the program of the process that tries a grammar under a limit before the engine builds it (`python -P
-grammar_worker.py SECONDS BYTES`); a matcher cannot cross processes, so the process only says whether all went well.
-Imports the standard library and llguidance only. Frames are those of worker.py; a request is SEARCH or WALK and a
-grammar in UTF-8 as `build` takes it, an answer one status byte (OK or REFUSED) and the text found, or the reason.
+Imports the standard library and llguidance only: the process that compiles starts quickly.
 """
 
 from __future__ import annotations
 
-import contextlib
 import heapq
+import os
 import random
-import signal
-import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import BinaryIO, Final
+from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-OK, REFUSED = b"\x00", b"\x01"
-SEARCH, WALK = "s", "w"  # before a grammar: find a short text too, or only see that it can be walked
-LENGTH = struct.Struct("<I")
 STACK_BYTES: Final = 64 * 1024 * 1024  # llguidance recurses over references: 1,000 chained ones overflow 8 MiB
 # llguidance does about 50,000 a millisecond and stops a text at its limit, 200,000 by default: counts of words beside a
 # length met that in the middle of valid texts, the worst at 10 ms.
@@ -38,7 +30,8 @@ STRAIGHT: Final = b'}]",:1234567890.-ntfa [{'
 STRAIGHT_BYTES: Final = 600
 CLOSING: Final = b'"}],'
 MASKS_COMPARED: Final = 8  # one mask is too little: after `,` and after `:` a quote may be all that follows
-_stack_lock = threading.Lock()
+NICENESS: Final = 5  # of threads and processes that compile: the engine's steps go first
+_deep_lock = threading.Lock()
 
 
 class _Spelling:
@@ -99,8 +92,8 @@ def byte_tokenizer() -> LLTokenizer:
 
 
 def build(grammar: str, tokenizer: LLTokenizer, *, is_shallow: bool = False) -> LLMatcher:
-    """A matcher of a Lark grammar in llguidance's dialect. May take for ever. `is_shallow`: this thread's stack is
-    surely deep enough.
+    """A matcher of a Lark grammar in llguidance's dialect. May take for ever, without the interpreter's lock.
+    `is_shallow`: this thread's stack is surely deep enough; the others are built one after the other.
 
     Raises:
         ValueError: llguidance refuses it.
@@ -111,17 +104,22 @@ def build(grammar: str, tokenizer: LLTokenizer, *, is_shallow: bool = False) -> 
         limits = LLParserLimits(step_lexer_fuel=STEP_FUEL)
         made.append(LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits))
 
+    def make_beside_others() -> None:
+        if sys.platform == "linux":  # where it is this thread's alone
+            os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+        make()
+
     if is_shallow:
         make()
     else:
-        with _stack_lock:
+        with _deep_lock:
             before = threading.stack_size(STACK_BYTES)
             try:
-                thread = threading.Thread(target=make, name="niwaki-grammar")
+                thread = threading.Thread(target=make_beside_others, name="niwaki-grammar")
                 thread.start()
             finally:
                 threading.stack_size(before)
-        thread.join()
+            thread.join()
     if not made:
         raise ValueError("llguidance failed on it")
     if made[0].is_error():
@@ -233,15 +231,16 @@ def _searched(
     return None, has_pruned
 
 
-def tried(request: str) -> bytes:
-    """Build the grammar over single bytes, find a short text and walk at random: what may hang, hangs here.
+def tried(grammar: str, *, searches: bool) -> bytes:
+    """Build the grammar over single bytes, find a short text if it is wanted, and walk at random: what may hang, hangs
+    here.
 
     Raises:
         ValueError: llguidance refuses it, or no text of it was found.
     """
-    matcher = build(request[1:], byte_tokenizer())
+    matcher = build(grammar, byte_tokenizer())
     text: bytes | None = b""
-    if request[0] == SEARCH:
+    if searches:
         text = short_text(matcher, SINGLE_BYTES, Effort(SEARCH_EFFORT))
         text = straight_text(matcher, SINGLE_BYTES, Effort(STRAIGHT_BYTES)) if text is None else text
     rng = random.Random(0)
@@ -256,37 +255,3 @@ def tried(request: str) -> bytes:
         reason = short_reason(matcher.get_error()) if matcher.is_error() else "no text that satisfies it was found"
         raise ValueError(reason)
     return text
-
-
-def serve(requests: BinaryIO, answers: BinaryIO, seconds: float) -> None:
-    """Answer until the input ends. The timers' default action ends the process, also inside native code."""
-    answers.write(LENGTH.pack(1) + OK)
-    answers.flush()
-    while len(head := requests.read(LENGTH.size)) == LENGTH.size:
-        grammar = requests.read(LENGTH.unpack(head)[0]).decode()
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        signal.setitimer(signal.ITIMER_REAL, 20 * seconds)
-        try:
-            body = OK + tried(grammar)
-        except (ValueError, MemoryError) as error:
-            body = REFUSED + str(error).encode()
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        answers.write(LENGTH.pack(len(body)) + body)
-        answers.flush()
-
-
-def limit_memory(num_bytes: int) -> None:
-    """Let allocations beyond num_bytes fail, where the system can."""
-    with contextlib.suppress(ImportError):  # not on every platform
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    limit_memory(int(sys.argv[2]))
-    serve(sys.stdin.buffer, sys.stdout.buffer, float(sys.argv[1]))

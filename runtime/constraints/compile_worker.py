@@ -1,0 +1,50 @@
+"""The program of a process that compiles under limits: `python -P -m niwaki.runtime.constraints.compile_worker SECONDS
+BYTES`. It answers requests on its standard input one after the other, and dies by its own timers when one takes too
+long. Frames, both ways: 4 bytes length (little-endian), then the body; see `sources.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from typing import BinaryIO
+
+from niwaki.runtime.constraints.guidance import NICENESS
+from niwaki.runtime.constraints.process import LENGTH
+from niwaki.runtime.constraints.sources import answer
+
+
+def serve(requests: BinaryIO, answers: BinaryIO, seconds: float) -> None:
+    """Answer until the input ends. The first frame is empty: ready. What follows is compile time, not start-up time."""
+    answers.write(LENGTH.pack(0))
+    answers.flush()
+    while len(head := requests.read(LENGTH.size)) == LENGTH.size:
+        request = requests.read(LENGTH.unpack(head)[0])
+        # No Python handler can run inside native code; the default action of these signals ends the process even then.
+        # Processor time decides, so that a busy machine does not refuse what an idle one compiles; the clock only ends
+        # what is left over when the parent died meanwhile.
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.setitimer(signal.ITIMER_REAL, 20 * seconds)
+        body = answer(request, seconds)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        answers.write(LENGTH.pack(len(body)) + body)
+        answers.flush()
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Let allocations beyond num_bytes fail, where the system can."""
+    with contextlib.suppress(ImportError):  # not on every platform
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent; we end when our input does
+    os.nice(NICENESS)
+    limit_memory(int(sys.argv[2]))
+    serve(sys.stdin.buffer, sys.stdout.buffer, float(sys.argv[1]))

@@ -1,0 +1,217 @@
+"""What a constraint is compiled to before its vocabulary plays a part: an automaton over bytes, or a grammar with a
+short text of it.
+
+This is the part of compiling that may take long, or for ever. So most of it is done in a process that can be killed
+(`compile_worker.py`), and this file imports no NumPy: that process starts quickly.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import astuple
+from typing import Any, Final, TypeAlias, assert_never
+
+from niwaki.runtime.api import (
+    AllOf,
+    Choices,
+    Constraint,
+    ConstraintError,
+    Grammar,
+    JsonSchema,
+    Reasoned,
+    Regex,
+    StopRegex,
+    ToolCalls,
+)
+from niwaki.runtime.constraints.grammar_source import (
+    GrammarSource,
+    NoText,
+    source_of_grammar,
+    source_of_schema,
+    source_of_small_schema,
+)
+from niwaki.runtime.constraints.pattern import Pattern, all_of, first_match, one_of, parse, request_of, shown
+from niwaki.runtime.constraints.schema import TookTooLong
+from niwaki.runtime.constraints.transitions import Transitions, automaton_of
+
+MAX_COST: Final = 12_000  # states before making deterministic; about 10,000 a second are built
+MAX_CHOICES: Final = 100_000
+MAX_CHOICES_BYTES: Final = 4 * 1024 * 1024
+# What is as short as this, and without the words that ask for rewriting, is read in about a millisecond.
+QUICK_REGEX: Final = 400
+QUICK_SCHEMA: Final = 4000
+_SLOW_WORDS = re.compile(
+    r'"(?:allOf|oneOf|not|if|then|else|depend\w*|contains|\w*Contains|pattern\w*|propertyNames|unevaluated\w*'
+    r'|uniqueItems|\w*Properties|multipleOf|\$\w*[rR]ef|\$id|\$\w*[aA]nchor)"\s*:(?<!"additionalProperties":)'
+)
+AUTOMATON, GRAMMAR, REFUSED, TOO_LONG = (bytes([status]) for status in range(4))
+
+Compilable: TypeAlias = Regex | Choices | StopRegex | AllOf | JsonSchema | Grammar
+Source: TypeAlias = Transitions | GrammarSource
+
+
+def source_of(constraint: Compilable, seconds: float, word: bytes) -> Source:
+    """What to build. `word`: letters that the vocabulary has as one token, for texts of a least length.
+
+    Raises:
+        ConstraintError: malformed, too large, not enforceable exactly, or admitting no text.
+        TookTooLong: it took more processor time, as far as that was noticed.
+    """
+    with _refusals_of(constraint):
+        match constraint:
+            case JsonSchema():
+                return source_of_schema(constraint, seconds, word)
+            case Grammar():
+                return source_of_grammar(constraint)
+            case _:
+                return _automaton(_pattern(constraint), constraint)
+
+
+def quick_source(constraint: Compilable, seconds: float, word: bytes) -> Source | None:
+    """`source_of` where that is surely done at once: most regexes and schemas that are met in practice are plain. None
+    where it is not sure."""
+    with _refusals_of(constraint):
+        match constraint:
+            case Regex(str(text)) if len(text) <= QUICK_REGEX:
+                pattern = parse(text)
+                return _automaton(pattern, constraint) if pattern.is_harmless else None
+            case JsonSchema(str(text)) if len(text) <= QUICK_SCHEMA and not _SLOW_WORDS.search(text):
+                return source_of_small_schema(constraint, seconds, word)
+            case _:
+                return None
+
+
+def texts_of(choices: tuple[str, ...]) -> list[bytes]:
+    """The choices as UTF-8. An empty text is allowed among others.
+
+    Raises:
+        ConstraintError: no choices, too many, or one that is not text.
+    """
+    if not choices:
+        raise ConstraintError("choices must hold at least one text, got none")
+    if len(choices) > MAX_CHOICES:
+        raise ConstraintError(f"at most {MAX_CHOICES} choices, got {len(choices)}")
+    texts = []
+    for choice in choices:
+        if not isinstance(choice, str):
+            raise ConstraintError(f"choices must be strings, got {choice!r}")
+        try:
+            texts.append(choice.encode())
+        except UnicodeEncodeError:
+            raise ConstraintError(f"the choice {shown(choice)} holds a lone surrogate, which is not text") from None
+    size = sum(map(len, texts))
+    if size > MAX_CHOICES_BYTES:
+        raise ConstraintError(f"the choices hold {size} bytes together, at most {MAX_CHOICES_BYTES}")
+    return texts
+
+
+def named(constraint: Constraint) -> str:
+    """As errors call it."""
+    match constraint:
+        case Regex(pattern):
+            return f"regex {shown(pattern)}"
+        case Choices(choices):
+            return f"the set of {len(choices)} choices"
+        case JsonSchema():
+            return "the JSON schema"
+        case Grammar():
+            return "the grammar"
+        case StopRegex(pattern):
+            return f"stop_regex {shown(pattern)}"
+        case AllOf(parts):
+            return f"the conjunction of {' and '.join(map(named, parts))}"
+        case ToolCalls(tools):
+            return f"the set of {len(tools)} tools"
+        case Reasoned():
+            return "the constraint behind the reasoning"
+        case _:
+            assert_never(constraint)
+
+
+@contextmanager
+def _refusals_of(constraint: Compilable) -> Iterator[None]:
+    try:
+        yield
+    except RecursionError:
+        raise ConstraintError(f"{named(constraint)} is nested too deeply; nest it less") from None
+    except NoText as error:
+        raise ConstraintError(f"{named(constraint)} cannot be enforced: {error}") from None
+
+
+def _automaton(pattern: Pattern, constraint: Compilable) -> Transitions:
+    if pattern.cost > MAX_COST:
+        raise ConstraintError(
+            f"{named(constraint)} is too large: about {pattern.cost} states written out, at most {MAX_COST}; "
+            "use smaller counts"
+        )
+    try:
+        return automaton_of(request_of(pattern.expression))
+    except ValueError as error:
+        raise ConstraintError(f"{named(constraint)} cannot be compiled: {error}") from None
+
+
+def _pattern(constraint: Regex | Choices | StopRegex | AllOf) -> Pattern:
+    match constraint:
+        case Regex(text):
+            return parse(text)
+        case StopRegex(text):
+            return first_match(text)
+        case Choices(choices):
+            texts_of(choices)  # checks them
+            return one_of(choices)
+        case AllOf(parts):
+            if not parts:
+                raise ConstraintError("a conjunction needs at least one part")
+            return all_of([_pattern(part) for part in parts])
+
+
+# -- between two processes --------------------------------------------------------------------------------------------
+
+_KINDS: Final[dict[str, Callable[..., Compilable]]] = {
+    kind.__name__: kind for kind in (Regex, Choices, StopRegex, JsonSchema, Grammar)
+}
+
+
+def request_for(constraint: Compilable, word: bytes) -> bytes:
+    """What the process is asked."""
+    return json.dumps([word.decode(), _written(constraint)]).encode()
+
+
+def answer(request: bytes, seconds: float) -> bytes:
+    """In the process."""
+    word, written = json.loads(request)
+    try:
+        found = source_of(_read(written), seconds, word.encode())
+    except (ConstraintError, MemoryError) as error:
+        return REFUSED + (str(error) or "out of memory").encode()
+    except TookTooLong:
+        return TOO_LONG
+    return (AUTOMATON if isinstance(found, Transitions) else GRAMMAR) + found.to_bytes()
+
+
+def read_answer(body: bytes) -> Source:
+    """Raises as `source_of`."""
+    status, rest = body[:1], body[1:]
+    if status == AUTOMATON:
+        return Transitions.from_bytes(rest)
+    if status == GRAMMAR:
+        return GrammarSource.from_bytes(rest)
+    if status == REFUSED:
+        raise ConstraintError(rest.decode())
+    raise TookTooLong
+
+
+def _written(constraint: Compilable) -> list[Any]:
+    if isinstance(constraint, AllOf):
+        return ["AllOf", *map(_written, constraint.parts)]
+    return [type(constraint).__name__, *astuple(constraint)]
+
+
+def _read(written: list[Any]) -> Any:  # what `_written` was given
+    name, *values = written
+    if name == "AllOf":
+        return AllOf(tuple(map(_read, values)))
+    return _KINDS[name](*(tuple(value) if isinstance(value, list) else value for value in values))
