@@ -32,11 +32,13 @@ from niwaki.runtime.api import (
     Output,
     Pending,
     Regex,
+    SamplingOptions,
     SamplingParams,
     Score,
     Segment,
     TimedOut,
 )
+from niwaki.runtime.choices import decided
 
 
 @dataclass(eq=False, slots=True)
@@ -206,7 +208,8 @@ class Calling(Reading):
             raise self.run.timed_out()
         backend = self.run.backend
         branch, delta = self._branch_and_delta(backend)
-        call = self.history.calls(node, None, branch, origin)
+        params = self.draws_of(node)
+        call = self.history.calls(node, params, branch, origin)
         alone = node.method.needs_unconditional
         scoring = backend.score(branch, delta, node.choices, heal=self.heals(node), unconditional=alone)
         call.end = num_tokens(branch)
@@ -222,6 +225,20 @@ class Calling(Reading):
         self._set_alarm(active, node)
         scoring.add_done_callback(partial(self._on_scored, active, scoring, node, call))
 
+    def as_select(self, node: Gen) -> Select | None:
+        """What answers the gen where the backend scores whole values; None: it is generated."""
+        select = node.as_select()
+        return select if select is not None and self.run.backend.info().scores else None
+
+    def draws_of(self, node: Select) -> SamplingParams | None:
+        """How values are drawn; None: the best choice is taken."""
+        if node.gen is None:
+            return None
+        options = node.gen.options.over(self.run.defaults)
+        said = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "min_p", "seed", "n")}
+        params = SamplingOptions(**said).resolve()
+        return None if params.is_greedy and params.n == 1 else params
+
     def heals(self, node: Select) -> bool:
         return self.run.options.heal is not False if node.heal is None else node.heal
 
@@ -230,8 +247,9 @@ class Calling(Reading):
         try:
             told, count = scoring.result(0), len(node.choices)
             scores = told[:count]
-            decision = node.method.decide(scores, told[count:])
+            decision = decided(node.method, scores, told[count:], call.params)
             choice = node.choices[decision.index]
+            values = [_chosen(node, index) for index in decision.drawn or (decision.index,)]
             with self._lock:
                 if self._active is not active:
                     return
@@ -242,7 +260,7 @@ class Calling(Reading):
                 self._made.usage = self._made.usage.plus(usage_of(outcome))
                 if node.name is not None:
                     self._made.spans[node.name] = Span(len(self._made.chunks) - 1, len(self._made.chunks))
-                    self._made.record(node.name, choice, outcome)
+                    self._made.record(node.name, values[0] if len(values) == 1 else values, outcome)
                     self._expected[node.name] -= 1
                 self._active = None
                 self._changed.notify_all()
@@ -265,7 +283,7 @@ class Calling(Reading):
         with self._lock:
             if self._active is not active:
                 return
-        kind = type(node).__name__.lower()
+        kind = "gen" if isinstance(node, Gen) or node.gen is not None else "select"
         what = f"a {kind}" if node.name is None else f"{kind} {node.name!r}"
         error = TimedOut(
             f"{what} was not done within its timeout of {node.timeout} s; give it more time or fewer tokens"
@@ -305,6 +323,11 @@ class Value:
 
     value: object
     reasoning: str = ""
+
+
+def _chosen(node: Select, index: int) -> object:
+    text = node.choices[index]
+    return text if node.gen is None or node.gen.type is None else node.gen.type.parse(text)
 
 
 def _value(output: Output, node: Gen, backend: Backend) -> Value:

@@ -233,7 +233,11 @@ class Executor(Calling):
             case Text(text=text):
                 self._append(Segment(text))
             case Gen():
-                self._generate(step, origin)
+                select = self.as_select(step)
+                if select is None:
+                    self._generate(step, origin)
+                else:
+                    self._score(select, origin)
             case Select():
                 self._score(step, origin)
             case RoleBegin():

@@ -57,8 +57,10 @@ def gen(
     several ones, the text matches all), `choices`, `json_schema` (a dict, its text or a type: the value is text) and
     `grammar` (Lark, or EBNF with `::=`). `json_spacing` says where blanks stand in the JSON of a `dtype` or
     `json_schema`: "compact" (nowhere, if None), "spaced" (as `json.dumps`) or "free". With `dtype` the variable's value
-    is of that type; with `choices` this is `select`. With n > 1 the value is a list of n, and the text goes on with
-    the first. A gen that is not done `timeout` seconds after it was sent ends its state, and its forks, with TimedOut.
+    is of that type; one of a few values (a Literal, an Enum, a bool) is chosen as a whole by `exact`, or drawn where
+    the temperature is above 0. With `choices` this is `select`. With n > 1 the value is a list of n, and the text goes
+    on with the first. A gen that is not done `timeout` seconds after it was sent ends its state, and its forks, with
+    TimedOut.
     With `tools` (Python functions, or dicts with name, description and parameters) the value is a `Call`, a list of
     them with `parallel_tool_calls`, or else what it would be without; `tool_choice` is "auto", "required", "none" or a
     tool. With `reasoning` (True, or a budget in tokens) the model reasons before it answers: that becomes the variable

@@ -112,7 +112,7 @@ class OpenAI:
         self._model = model
         self._api = api
         self._extensions = extensions
-        self._info = BackendInfo(model, context_length, knows_patterns=extensions)
+        self._info = BackendInfo(model, context_length, knows_patterns=extensions, scores=False)
         self._used = dict.fromkeys(("prefilled_tokens", "cached_tokens", "generated_tokens", "requests"), 0.0)
         self._lock = threading.Lock()  # the loop, and the counters
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -216,7 +216,8 @@ def _op_json(op: Op) -> Json:
             return {"do": "say", "parts": list(parts), "control": control}
         case Generate(call, params):
             return {"do": "generate", "call": call, "params": params_json(params)}
-        case Choose(call, choices, method, heal):
-            return {"do": "choose", "call": call, "choices": list(choices), "method": method, "heal": heal}
+        case Choose(call, choices, method, heal, params):
+            draw = {} if params is None else {"params": params_json(params)}
+            return {"do": "choose", "call": call, "choices": list(choices), "method": method, "heal": heal, **draw}
         case Split(branch):
             return {"do": "split", "branch": branch}

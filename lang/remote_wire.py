@@ -111,8 +111,13 @@ def output_of(told: Json) -> Output:
 
 
 def score_of(told: Json) -> Score:
+    seed = told["seed"]
     return Score(
-        str(told["text"]), _logprobs(told["logprobs"]), as_int(told["prompt_tokens"]), as_int(told["cached_tokens"])
+        str(told["text"]),
+        _logprobs(told["logprobs"]),
+        as_int(told["prompt_tokens"]),
+        as_int(told["cached_tokens"]),
+        None if seed is None else as_int(seed),
     )
 
 

@@ -43,6 +43,10 @@ class Calls(Protocol):
         """Raises NiwakiError: the gen cannot be sent as it is."""
         ...
 
+    def as_select(self, node: Gen) -> Select | None: ...
+
+    def draws_of(self, node: Select) -> SamplingParams | None: ...
+
     def heals(self, node: Select) -> bool: ...
 
 
@@ -190,6 +194,10 @@ class BranchWriter:
     def _write_gen(self, node: Gen, calls: Calls) -> None:
         if node.ask is not None:  # what its text means depends on what stands before
             raise NotWritable
+        select = calls.as_select(node)
+        if select is not None:
+            self._write_select(select, calls)
+            return
         try:
             params = calls.params_of(node)
         except NiwakiError as error:
@@ -202,8 +210,12 @@ class BranchWriter:
         names = [name for name, method in METHODS.items() if method is node.method]
         if not names:
             raise NotWritable
+        try:
+            params = calls.draws_of(node)
+        except NiwakiError as error:
+            raise NotWritable from error
         call = self._new_call(node.name)
-        self._put(Choose(call, node.choices, names[0], calls.heals(node)))
+        self._put(Choose(call, node.choices, names[0], calls.heals(node), params))
         self._say((call,))
 
     def _new_call(self, name: str | None) -> int:

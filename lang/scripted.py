@@ -48,8 +48,9 @@ Script: TypeAlias = (
     Mapping[str | re.Pattern[str], "Answer | Sequence[Answer]"] | Sequence[Answer] | Callable[[str], str]
 )
 
-CHOSEN_LOGPROB = -0.1  # of each token of the choice that the script names
-OTHER_LOGPROB = -5.0
+TOKEN_LOGPROB = -0.1  # of each token of an answer
+CHOSEN_LOGPROB = -1e-12  # of each token of the choice that the script names: so certain that a draw gives it, too
+OTHER_LOGPROB = -100.0
 
 _TOKEN = re.compile(r" ?\w+|\s+|[^\w\s]")
 
@@ -340,7 +341,7 @@ class ScriptedBackend:
             pieces = pieces[: params.max_new_tokens]
             text, reason = "".join(pieces), FinishReason("length")
         ids = self._ids(text)
-        logprobs = tuple(TokenLogprob(CHOSEN_LOGPROB, i, piece) for i, piece in zip(ids, pieces, strict=True))
+        logprobs = tuple(TokenLogprob(TOKEN_LOGPROB, i, piece) for i, piece in zip(ids, pieces, strict=True))
         return Output(
             text,
             ids,

@@ -155,7 +155,8 @@ def _bare_choices(dtype: object, name: str) -> ValueType:
         raise ConstraintError(f"dtype {name}: two of its values are written alike; make their texts differ")
     if not values or "" in values:
         raise ConstraintError(f"dtype {name}: an empty text cannot be generated; leave it out of the values")
-    return ValueType(name, Choices(tuple(values)), values.__getitem__)
+    is_text = all(type(value) is str for value in values.values())  # a member of a StrEnum is a text, too
+    return ValueType(name, Choices(tuple(values)), str if is_text else values.__getitem__)
 
 
 def _members(dtype: object) -> tuple[object, ...]:

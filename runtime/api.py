@@ -436,12 +436,14 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The log-probabilities of one continuation's tokens, given what stands before it."""
+    """The log-probabilities of one continuation's tokens, given what stands before it. `seed` is drawn by the backend,
+    one for all that were scored together: whoever draws among them without a seed of his own takes it."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...]
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,6 +454,7 @@ class BackendInfo:
     context_length: int
     defaults: SamplingOptions = field(default_factory=SamplingOptions)  # the model's own generation_config
     knows_patterns: bool = True  # False: Regex constraints are refused, and JSON schemas are not
+    scores: bool = True  # False: `score` is refused, or not sure to work
     weights: str = ""  # a digest that tells them from others of the same name, where the backend knows them
 
 

@@ -6,20 +6,25 @@ by the same functions.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
+import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
-from niwaki.runtime.api import GenerationError, ProgramError, Score
+from niwaki.runtime.api import GenerationError, ProgramError, SamplingParams, Score
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The index of the chosen score, and what the method wants `get_meta_info` to tell beside it."""
+    """The index of the chosen score, and what the method wants `get_meta_info` to tell beside it. `drawn`: all that
+    were drawn, where choices were; the first of them is `index`."""
 
     index: int
     meta: Mapping[str, object]
+    drawn: tuple[int, ...] = ()
 
 
 @runtime_checkable
@@ -161,6 +166,38 @@ def method_of(given: object) -> ChoicesMethod:
     raise ProgramError(
         f"choices_method must be a ChoicesMethod or the name of one ({', '.join(METHODS)}), got {given!r}"
     )
+
+
+def decided(
+    method: ChoicesMethod, scores: Sequence[Score], unconditional: Sequence[Score], params: SamplingParams | None
+) -> Decision:
+    """What the method picks; with `params`, draws from the probabilities of `exact` instead, `params.n` of them."""
+    decision = method.decide(scores, unconditional)
+    if params is None:
+        return decision
+    drawn = draws(choice_logprobs(scores), params, scores[0].seed)
+    return replace(decision, index=drawn[0], drawn=drawn)
+
+
+def draws(logprobs: Sequence[float], params: SamplingParams, seed: int | None) -> tuple[int, ...]:
+    """`params.n` indexes, drawn with p ** (1 / temperature) from what top_k, then top_p, then min_p leave.
+
+    Each is a function of its seed: that of the params, else `seed`, else any; one more for each further draw. At
+    temperature 0 all are the most probable one.
+    """
+    if params.is_greedy:
+        return (_first_best(logprobs),) * params.n
+    order = sorted(range(len(logprobs)), key=lambda index: -logprobs[index])
+    order = order[: params.top_k] if params.top_k > 0 else order
+    highest = logprobs[order[0]]
+    weights = [math.exp((logprobs[index] - highest) / params.temperature) for index in order]
+    aim = params.top_p * sum(weights)
+    sums = list(itertools.accumulate(weights))
+    num_left = 1 + sum(before < aim for before in sums[:-1])
+    num_left = max(1, sum(weight >= params.min_p for weight in weights[:num_left]))
+    first = params.seed if params.seed is not None else random.getrandbits(62) if seed is None else seed
+    spots = (random.Random(first + index).random() * sums[num_left - 1] for index in range(params.n))
+    return tuple(order[bisect.bisect(sums, spot, 0, num_left - 1)] for spot in spots)
 
 
 def _first_best(values: Sequence[float]) -> int:

@@ -201,12 +201,13 @@ class LocalBackend:
         pending: Pending[tuple[Score, ...]] = Pending(lambda: self.cancel(job))
         job = ScoreJob(pending, [len(head) for head, _ in rows])
         params = SamplingParams(max_new_tokens=0)
+        (seed,) = self._seeds(params)
         requests = []
         for index, (head, tail) in enumerate(rows):
             ids = np.concatenate([head, np.array(tail, dtype=np.int32)])
             self._limits.check_room(len(ids), 0)
             logits_from = max(0, len(head) - 1)
-            requests.append(self._request(job, index, ids, params, own.namespace, logits_from=logits_from))
+            requests.append(self._request(job, index, ids, params, own.namespace, seed=seed, logits_from=logits_from))
         self._track(own, job)
         self._post(lambda: self._core.submit(requests))
         return pending

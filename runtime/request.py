@@ -389,7 +389,7 @@ class Request:
         """The log-probabilities of a finished scoring request's continuation."""
         logprobs = tuple(self.prompt_logprobs[i] for i in sorted(self.prompt_logprobs))
         text = "".join(entry.text or "" for entry in logprobs)
-        return Score(text, logprobs, prompt_tokens=self.num_prompt, cached_tokens=self.num_cached or 0)
+        return Score(text, logprobs, prompt_tokens=self.num_prompt, cached_tokens=self.num_cached or 0, seed=self.seed)
 
     def kept_ids(self, reason: FinishReason) -> TokenIds:
         """The tokens of the prompt and of the final text: end tokens and stop strings are cut off.

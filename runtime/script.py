@@ -31,13 +31,14 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class Choose:
-    """Score the choices and decide by the method of that name; what was chosen is the call's text, and is not yet
-    appended."""
+    """Score the choices and decide by the method of that name, or draw as `params` say; what was chosen is the call's
+    text, and is not yet appended."""
 
     call: int
     choices: tuple[str, ...]
     method: str
     heal: bool
+    params: SamplingParams | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from hypothesis import strategies as st
 
@@ -36,6 +36,9 @@ def follow(s: State, plan: list[tuple[str, object]], decided: list[str]) -> None
             known.add(str(arg))
         elif what == "select":
             s += "it is " + nw.select(str(arg), choices=["a cat", "a dog", "the mat"])
+            known.add(str(arg))
+        elif what == "value":
+            s += "it is " + nw.gen(str(arg), dtype=Literal["a cat", "a dog", "the mat"])
             known.add(str(arg))
         elif what == "scope":
             with s.var_scope(str(arg)):

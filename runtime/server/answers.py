@@ -379,6 +379,7 @@ class ScoredAnswer(Answer):
     logprobs: list[Triple]
     prompt_tokens: Count
     cached_tokens: Count
+    seed: int | None
 
 
 class ScoresAnswer(Answer):

@@ -203,6 +203,7 @@ def score_json(score: Score) -> Json:
         "logprobs": _triples(score.logprobs),
         "prompt_tokens": score.prompt_tokens,
         "cached_tokens": score.cached_tokens,
+        "seed": score.seed,
     }
 
 

@@ -24,7 +24,7 @@ from niwaki.runtime.api import (
     Segment,
 )
 from niwaki.runtime.branch_tokens import BranchTokens
-from niwaki.runtime.choices import METHODS
+from niwaki.runtime.choices import METHODS, decided
 from niwaki.runtime.script import Choose, Generate, Lane, Part, Say, Script, Split
 from niwaki.runtime.server import frames
 from niwaki.runtime.server.frames import ScriptReport
@@ -251,7 +251,8 @@ def _answer(id: int, op: Generate | Choose, pending: Result) -> frames.CallEnded
         return frames.CallEnded(id, op.call, outputs[0].text, outputs, ())
     assert not isinstance(pending, Generation)
     scores = pending.result(0)
-    decision = METHODS[op.method].decide(scores[: len(op.choices)], scores[len(op.choices) :])
+    count = len(op.choices)
+    decision = decided(METHODS[op.method], scores[:count], scores[count:], op.params)
     return frames.CallEnded(id, op.call, op.choices[decision.index], (), scores)
 
 

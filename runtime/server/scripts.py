@@ -64,13 +64,14 @@ class CallBody(Strict):
 
 
 class ChooseBody(Strict):
-    """Score the choices, and decide. What was chosen is not appended."""
+    """Score the choices, and decide, or draw as `params` say. What was chosen is not appended."""
 
     do: Literal["choose"]
     call: Number
     choices: ChoiceList
     method: Literal[tuple(METHODS)]  # type: ignore[valid-type]  # their names
     heal: bool = False
+    params: ParamsBody | None = None
 
 
 class SplitBody(Strict):
@@ -212,8 +213,8 @@ def _op(body: OpBody) -> Op:
             return Say(tuple(parts), control)
         case CallBody(call=call, params=params):
             return Generate(call, params.params())
-        case ChooseBody(call=call, choices=choices, method=method, heal=heal):
-            return Choose(call, tuple(choices), method, heal)
+        case ChooseBody(call=call, choices=choices, method=method, heal=heal, params=params):
+            return Choose(call, tuple(choices), method, heal, None if params is None else params.params())
         case SplitBody(branch=number):
             return Split(number)
 

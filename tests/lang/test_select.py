@@ -55,7 +55,7 @@ def test_select_appends_the_choice_and_sets_the_variable(answer: str) -> None:
 def test_meta_info_of_a_select_holds_the_scores_of_all_choices() -> None:
     meta = pick.run(backend=nw.ScriptedBackend(["no way"])).get_meta_info("answer")
     assert meta["choices"] == ["yes", "no way"]
-    assert meta["normalized_prompt_logprobs"] == [-5.0, -0.1]
+    assert meta["normalized_prompt_logprobs"] == [-100.0, -1e-12]
     tokens = meta["input_token_logprobs"]
     assert isinstance(tokens, list)
     assert [[text for _, _, text in choice] for choice in tokens] == [["yes"], ["no", " way"]]

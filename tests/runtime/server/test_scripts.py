@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Literal
 
 import httpx2
 import pytest
@@ -113,7 +114,7 @@ def test_a_decision_hands_over_with_the_state_as_it_is(
 
 
 @settings(max_examples=10)
-@given(plan=plans_of("select"))
+@given(plan=plans_of("select", "value"))
 def test_random_programs_give_the_same_on_an_engine_compiled_and_on_a_server(
     plan: list[tuple[str, object]], endpoint: RuntimeEndpoint, engine: Engine
 ) -> None:
@@ -203,6 +204,28 @@ def test_a_thousand_choices_are_one_request(endpoint: RuntimeEndpoint, engine: E
     assert isinstance(probabilities, list)
     assert choices[probabilities.index(max(probabilities))] == chosen
     assert (len(probabilities), asked) == (1000, ["POST /scripts"])
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_values_are_drawn_alike_on_both_sides(
+    seed: int | None, endpoint: RuntimeEndpoint, engine: Engine, asked: list[str]
+) -> None:
+    @nw.function
+    def guess(s: State) -> None:
+        s += "the cat " + nw.gen("x", dtype=Literal["sat", "ran", "saw", "is"])
+        s += f" {s['x']}"
+
+    def run(backend: Host) -> State:
+        return guess.compile().run(options={"backend": backend, "seed": seed, "temperature": 2.0})
+
+    run(endpoint)  # asks for the chat template, once
+    asked.clear()
+    states = [run(endpoint) for _ in range(10)]
+    for state in states:
+        assert engine.tokenizer.decode(state.token_ids) == state.text(), "tokens are written there, the text here"
+    assert set(asked) == {"POST /scripts"}
+    drawn = [state["x"] for state in states]
+    assert drawn == [run(engine)["x"] for _ in range(10)] if seed else len(set(drawn)) > 1
 
 
 def test_cancelling_here_ends_the_script_there(endpoint: RuntimeEndpoint, engine: Engine) -> None:
