@@ -84,7 +84,10 @@ class Feed:
         generation.add_done_callback(partial(self._end, index, generation))
 
     def _grow(self, index: int, delta: Delta) -> None:
-        self._put(Piece(index, delta))
+        self._events.append(Piece(index, delta))  # as in `_put`, without the call: this is done for every token
+        if not self._is_told:
+            self._is_told = True
+            wake(self._loop, self._tell)
 
     def _end(self, index: int, generation: Generation) -> None:
         error = generation.error()

@@ -149,9 +149,12 @@ class Link(Generic[Sent, Received]):
         is_open = False
         try:
             came = self._connection.recv(CHUNK_BYTES)
-            self._unread += came
-            while (frame := self._next_frame()) is not None:
-                self._receive(self._decoder.decode(frame))
+            if not self._unread and _is_frame(came):  # nearly always
+                self._receive(self._decoder.decode(memoryview(came)[LENGTH.size :]))
+            else:
+                self._unread += came
+                while (frame := self._next_frame()) is not None:
+                    self._receive(self._decoder.decode(frame))
             is_open = bool(came)
         except OSError:
             pass
@@ -175,3 +178,8 @@ class Link(Generic[Sent, Received]):
         frame = bytes(self._unread[start : start + size])
         del self._unread[: start + size]
         return frame
+
+
+def _is_frame(came: bytes) -> bool:
+    """One, and whole."""
+    return len(came) >= LENGTH.size and LENGTH.unpack_from(came)[0] == len(came) - LENGTH.size

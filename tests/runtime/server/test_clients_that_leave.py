@@ -92,3 +92,24 @@ def test_a_client_that_reads_nothing_is_given_up() -> None:
     stream = EventStream(chunks(), lambda: finished.append(True), stalled_seconds=0.02)
     asyncio.run(asyncio.wait_for(stream({"type": "http"}, receive, send), 30))
     assert finished == [True]
+
+
+def test_a_slow_stream_is_no_stalled_one() -> None:
+    """Pieces that come far apart, each taken at once: only what is not taken counts."""
+    sent: list[bytes] = []
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for number in range(3):
+            await asyncio.sleep(0.05)
+            yield b"data: %d\n\n" % number
+
+    async def send(message: Message) -> None:
+        sent.append(message.get("body", b""))
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError("it never leaves")
+
+    stream = EventStream(chunks(), lambda: None, stalled_seconds=0.02)
+    asyncio.run(asyncio.wait_for(stream({"type": "http"}, receive, send), 30))
+    assert sent[1:] == [b"data: 0\n\n", b"data: 1\n\n", b"data: 2\n\n", b""]
