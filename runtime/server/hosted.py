@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, TypeAlias
 from niwaki.runtime.replicas.engines import RayEngines
 from niwaki.runtime.server.config import ServerConfig
 from niwaki.runtime.server.engine_process import EngineProcess
+from niwaki.runtime.server.remote_engine import RemoteEngine
 
 if TYPE_CHECKING:
     from niwaki.runtime.engine import Engine  # loads torch, which the server's process does without
 
-Hosted: TypeAlias = "Engine | EngineProcess | RayEngines"
+Hosted: TypeAlias = "Engine | RemoteEngine"
 
 
 @contextmanager

@@ -1,103 +1,198 @@
-"""What the engine's frames cost the API process: processor time a step, from the socket to the event loop's readers.
+"""What a step of the engine costs the API process: its frame, and the streams that it goes on to.
 
-python -m tests.benchmarks.bench_frames
+    python -m tests.benchmarks.bench_frames
+
+A real server and real clients, which read streamed completions over sockets, and in place of the engine a process that
+sends a token for every stream each STEP_SECONDS. All but the server runs in other processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
+import json
 import multiprocessing
 import os
 import socket
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from urllib.parse import urlsplit
 
 import msgspec
-import numpy as np
 
 from niwaki.runtime import bundled
-from niwaki.runtime.api import Delta, SamplingOptions, SamplingParams
-from niwaki.runtime.server import frames
+from niwaki.runtime.api import Delta, FinishReason, Output, SamplingOptions
+from niwaki.runtime.server import frames, wake
 from niwaki.runtime.server.engine_client import EngineClient
-from niwaki.runtime.server.feed import Feed, Piece
-from niwaki.runtime.server.frames import Report
+from niwaki.runtime.server.frames import Order, Report
 from niwaki.runtime.server.link import CHUNK_BYTES, LENGTH, Link
-from niwaki.runtime.server.metrics import Metrics
+from niwaki.runtime.server.remote_engine import RemoteEngine
+from niwaki.runtime.server.serve import serving
+from niwaki.runtime.server.sse import DONE
 from niwaki.runtime.tokenizer import Tokenizer
 
 BATCHES = (1, 8, 32)
 NUM_STEPS = 400
 STEP_SECONDS = 0.004  # steps come apart, as an engine's do: a reader that is woken once for many would look cheap
 AIM_MICROSECONDS = 150.0
-PAIRS = 5
+ROUNDS = 5
 TOKENIZER = Tokenizer(bundled.MODEL_DIR)
-PROMPT = np.arange(8, dtype=np.int32)
 LOADED = frames.Loaded("bench", 4096, 65536, 2048, 256, frames.plain(SamplingOptions()), {}, "")
+OUTPUT = Output(" word" * NUM_STEPS, (1000,) * NUM_STEPS, FinishReason("length"), 8, 0)
+PROCESSES = multiprocessing.get_context("fork")
+
+# ---------------------------------------------------------------------------------------------------------------
+# The other processes, whose time is not counted
+# ---------------------------------------------------------------------------------------------------------------
 
 
-def send(connection: socket.socket, frame: bytes) -> None:
-    """The engine's side, in a process of its own: its processor time is not counted."""
-    connection.recv(1)
+def packed(reports: Sequence[Report]) -> bytes:
+    body = msgspec.msgpack.encode(reports)
+    return LENGTH.pack(len(body)) + body
+
+
+def answer(connection: socket.socket, batch: int) -> None:
+    """The engine's side: when all have asked, a token for each of them every step."""
+    asked: list[int] = []
+
+    def take(orders: Sequence[Order]) -> None:
+        asked.extend(order.id for order in orders if isinstance(order, frames.Start))
+
+    orders: Link[Report, Order] = Link(connection.dup(), Order, take, nobody_waits)
+    orders.start()
+    while len(asked) < batch:
+        time.sleep(STEP_SECONDS)
+    tell(connection, packed([frames.Piece(number, Delta(" word", (1000 + number,))) for number in asked]))
+    connection.sendall(packed([frames.Ended(number, (OUTPUT,), 0, b"") for number in asked]))
+    orders.join()
+
+
+def nobody_waits() -> None:
+    """For the end of a link."""
+
+
+def tell(connection: socket.socket, frame: bytes) -> None:
     for _ in range(NUM_STEPS):
         connection.sendall(frame)
         time.sleep(STEP_SECONDS)
+
+
+def send(connection: socket.socket, frame: bytes) -> None:
+    """For the bare reader."""
+    connection.recv(1)
+    tell(connection, frame)
     connection.close()
 
 
-async def drain(feed: Feed, count: int) -> None:
-    """What a stream's reader does, up to where it would write its own format."""
-    seen = 0
-    async for events in feed.batches():
-        seen += sum(isinstance(event, Piece) for event in events)
-        if seen == count:
-            return
+def read_streams(batch: int, url_comes: Connection) -> None:
+    """The clients: streams, read to their ends."""
+    address = urlsplit(url_comes.recv())
+    body = json.dumps({"prompt": "one two three", "max_tokens": NUM_STEPS, "stream": True}).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: {address.netloc}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    streams = [socket.create_connection((address.hostname, address.port)) for _ in range(batch)]
+    for stream in streams:
+        stream.sendall(head.encode() + body)
+    for stream in streams:
+        came = b""
+        while DONE not in came:
+            piece = stream.recv(CHUNK_BYTES)
+            assert piece, "a stream that ended early"
+            came = came[-len(DONE) :] + piece
+        stream.close()
 
 
-class TimedLink(Link[frames.Order, Report]):
-    """Counts the processor time in which frames are read, decoded and handed over."""
+def started(target: Callable[..., None], *given: object) -> BaseProcess:
+    process = PROCESSES.Process(target=target, args=given)
+    process.start()
+    return process
 
-    seconds = 0.0
+
+# ---------------------------------------------------------------------------------------------------------------
+# The server, whose time is counted
+# ---------------------------------------------------------------------------------------------------------------
+
+
+class Steps(Link[Order, Report]):
+    """Adds up the processor time in which frames are read, decoded and handed over, without that of waking readers."""
+
+    def __init__(self, connection: socket.socket, client: EngineClient) -> None:
+        super().__init__(connection, Report, client.receive, nobody_waits)
+        self.seconds = 0.0
+        self.begun: list[float] = []  # on the clock of the process
+        self._tell_all = wake._tell_all
+        wake._tell_all = self._tell_readers
 
     def _take_in(self) -> bool:
+        self.begun.append(time.process_time())
         began = time.thread_time()
         try:
             return super()._take_in()
         finally:
             self.seconds += time.thread_time() - began
 
+    def _tell_readers(self, tells: list[wake.Tell]) -> None:
+        began = time.thread_time()
+        self._tell_all(tells)
+        self.seconds -= time.thread_time() - began
 
-async def seconds_of(batch: int) -> tuple[float, float]:
-    """Processor seconds for NUM_STEPS steps, each with one token for every one of `batch` streams.
 
-    Of what reads frames, decodes them and hands the tokens over; and of the whole process, the streams' readers on the
-    event loop and their histograms included.
+class Recorded(RemoteEngine):
+    """Looks like an engine, and says what `connection` says."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.tokenizer = TOKENIZER
+        self.loaded = LOADED
+        self.backend = EngineClient(TOKENIZER)
+        self.steps = Steps(connection, self.backend)
+
+    def start(self) -> None:
+        self.steps.start()
+        self.backend.connect(self.steps, LOADED)
+
+    def shutdown(self) -> None:
+        self.steps.close()
+        self.steps.join(5)
+        wake._tell_all = self.steps._tell_all
+
+    def read_on(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        self.steps.read_on(loop)
+
+
+def served_seconds(batch: int) -> tuple[float, float]:
+    """Processor seconds of NUM_STEPS steps with a token for each of `batch` streams.
+
+    Of reading frames, decoding them and handing the tokens to their streams; and of the whole process, with waking the
+    streams' tasks, writing events and sending them.
     """
     ours, theirs = socket.socketpair()
-    client = EngineClient(TOKENIZER)
-    link = TimedLink(ours, Report, client.receive, lambda: None)
-    client.connect(link, LOADED)
-    feeds = [Feed(1, Metrics(dict)) for _ in range(batch)]
-    for feed in feeds:
-        feed.add(client.start(PROMPT, SamplingParams()))
-    sender = started(batch, theirs)
-    link.read_on(asyncio.get_running_loop())
-    link.start()  # what `start` posted goes out now, and the sender begins
-    before = time.process_time()
-    await asyncio.gather(*(drain(feed, NUM_STEPS) for feed in feeds))
-    seconds = time.process_time() - before
-    link.read_on(None)
-    sender.join()
-    link.join(5)
-    return link.seconds, seconds
+    url_goes, url_comes = PROCESSES.Pipe()
+    others = [started(answer, theirs, batch), started(read_streams, batch, url_comes)]
+    theirs.close()
+    with Recorded(ours) as engine:
+        with serving(engine) as url:
+            url_goes.send(url)
+            others[1].join()
+        steps = engine.steps
+        seconds = steps.begun[-1] - steps.begun[0]  # the ends of the answers come last
+    for other in others:
+        other.join()
+        assert other.exitcode == 0
+    return steps.seconds, seconds
 
 
 async def bare_seconds(batch: int) -> float:
     """Processor seconds that the same frames take beside their being read: what waking up costs here and now."""
     ours, theirs = socket.socketpair()
-    sender = started(batch, theirs)
+    frame = packed([frames.Piece(number, Delta(" word", (1000 + number,))) for number in range(1, batch + 1)])
+    sender = started(send, theirs, frame)
+    theirs.close()
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     reading = 0.0
 
@@ -120,30 +215,21 @@ async def bare_seconds(batch: int) -> float:
     return seconds - reading
 
 
-def started(batch: int, theirs: socket.socket) -> BaseProcess:
-    body = msgspec.msgpack.encode([frames.Piece(n, Delta(" word", (1000 + n,))) for n in range(1, batch + 1)])
-    sender = multiprocessing.get_context("fork").Process(target=send, args=(theirs, LENGTH.pack(len(body)) + body))
-    sender.start()
-    theirs.close()
-    return sender
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args(argv)
+    gc.collect()
+    gc.freeze()  # as `niwaki serve` does
     is_good = True
-    print(
-        f"{os.cpu_count()} processors; microseconds of processor time a step: medians of {PAIRS} runs (least to most)"
-    )
-    print(f"aim: {AIM_MICROSECONDS:.0f} to hand over; in it `bare`, the waking up alone")
+    print(f"{os.cpu_count()} processors; microseconds of processor time a step: medians of {ROUNDS} (least to most)")
+    print(f"frame: to wake up, read, decode, and hand each stream its token; aim: {AIM_MICROSECONDS:.0f}")
+    print(f"{'streams':>7}  {'waking up':>16}  {'frame':>16}  {'with the streams':>18}")
     for batch in BATCHES:
-        runs = [(asyncio.run(bare_seconds(batch)), *asyncio.run(seconds_of(batch))) for _ in range(PAIRS)]
-        bare, taken, whole = ([one / NUM_STEPS * 1e6 for one in column] for column in zip(*runs, strict=True))
-        handed = [waking + one for waking, one in zip(bare, taken, strict=True)]
-        is_good &= statistics.median(handed) <= AIM_MICROSECONDS
-        print(
-            f"batch {batch:>2}: {said(bare)} bare, {said(handed)} to hand over, {said(whole)} with the streams' readers"
-        )
+        rounds = [(asyncio.run(bare_seconds(batch)), *served_seconds(batch)) for _ in range(ROUNDS)]
+        bare, taken, whole = ([one / NUM_STEPS * 1e6 for one in column] for column in zip(*rounds, strict=True))
+        frame = [waking + one for waking, one in zip(bare, taken, strict=True)]
+        is_good &= statistics.median(frame) <= AIM_MICROSECONDS
+        print(f"{batch:>7}  {said(bare):>16}  {said(frame):>16}  {said(whole):>18}", flush=True)
     return 0 if is_good else 1
 
 
