@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 import numpy as np
@@ -18,6 +20,7 @@ START: Final = 1
 MAX_ENTRIES: Final = 8 * 1024 * 1024  # of all rows: 40 MiB
 MAX_MINIMISED_STATES: Final = 1024  # above, refining partitions costs more than the states it saves
 MAX_REFINEMENTS: Final = 32
+SORTED_AT_ONCE: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,9 @@ def from_edges(accepting: Flags, sources: Ints, labels: Bytes, targets: Ints) ->
 
 def from_texts(texts: Sequence[bytes]) -> ByteDfa:
     """The automaton of a finite, non-empty set of texts: their trie, merged where it is small."""
-    ordered = sorted(set(texts))
+    # In parts: one call that sorts 100,000 keeps every other thread waiting for 40 ms.
+    parts = [sorted(texts[start : start + SORTED_AT_ONCE]) for start in range(0, len(texts), SORTED_AT_ONCE)]
+    ordered = [text for text, _ in groupby(heapq.merge(*parts))]
     accepts_empty = not ordered[0]
     data, offsets = concatenated(ordered[accepts_empty:])
     labels, depths = np.empty(len(data), np.uint8), np.empty(len(data), np.int32)

@@ -35,6 +35,7 @@ from niwaki.runtime.constraints.grammar_source import (
 )
 from niwaki.runtime.constraints.pattern import Pattern, all_of, first_match, one_of, parse, request_of, shown
 from niwaki.runtime.constraints.schema import TookTooLong
+from niwaki.runtime.constraints.schema.document import MAX_SCHEMA_BYTES
 from niwaki.runtime.constraints.transitions import Transitions, automaton_of
 
 MAX_COST: Final = 12_000  # states before making deterministic; about 10,000 a second are built
@@ -78,10 +79,14 @@ def quick_source(constraint: Compilable, seconds: float, word: bytes) -> Source 
             case Regex(str(text)) if len(text) <= QUICK_REGEX:
                 pattern = parse(text)
                 return _automaton(pattern, constraint) if pattern.is_harmless else None
-            case JsonSchema(str(text)) if len(text) <= QUICK_SCHEMA and not _SLOW_WORDS.search(text):
+            case JsonSchema(str(text)) if _is_plain(text) or len(text) > MAX_SCHEMA_BYTES:  # which is refused at once
                 return source_of_small_schema(constraint, seconds, word)
             case _:
                 return None
+
+
+def _is_plain(schema: str) -> bool:
+    return len(schema) <= QUICK_SCHEMA and not _SLOW_WORDS.search(schema)
 
 
 def texts_of(choices: tuple[str, ...]) -> list[bytes]:

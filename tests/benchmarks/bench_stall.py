@@ -2,15 +2,18 @@
 
     python -m tests.benchmarks.bench_stall --requests 1000
     python -m tests.benchmarks.bench_stall --requests 100 --running 16     # shorter
+    python -m tests.benchmarks.bench_stall --hostile                       # what stopped other engines, four at a time
 
 Free texts decode all the while; then as many requests come, each with a schema that nobody has seen, from several
 threads. Printed are the milliseconds of each step that are not the model's, alone and beside them, and the share of
-steps above the aim, 5 ms. The rows' own host time is in it: `--running` says how many decode at once.
+steps above the aim, 5 ms. The rows' own host time is in it: `--running` says how many decode at once. With `--hostile`
+one text is streamed, and printed are the milliseconds between its pieces, the model's in them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import sys
@@ -22,12 +25,15 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
+from niwaki.runtime.api import Constraint, ConstraintError, JsonSchema, Regex
 from niwaki.runtime.core import EngineCore
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.runner import Batch, Row, Runner
+from tests.runtime.test_hostile_kinds import HOSTILE
 
 AIM_MS = 5.0
 FREE_TEXTS = 4
+MAX_STEP_MS = 50.0  # beside hostile requests
 
 
 class Clock:
@@ -76,12 +82,60 @@ def schema_of(number: int) -> str:
     return json.dumps({"properties": properties, "required": names, "additionalProperties": False, "type": "object"})
 
 
+def stream_beside_hostile() -> None:
+    waits: list[float] = []
+    is_over = threading.Event()
+    with Engine(kv_tokens=8192) as engine:
+
+        def stream() -> None:
+            while not is_over.is_set():
+                began = time.perf_counter()
+                for _ in engine.generate("A steady stream", {"max_new_tokens": 200, "ignore_eos": True}, stream=True):
+                    waits.append(1000 * (time.perf_counter() - began))
+                    began = time.perf_counter()
+
+        def ask(constraint: Constraint) -> None:
+            with contextlib.suppress(ConstraintError):
+                engine.generate("x", {"constraint": constraint, "max_new_tokens": 4})
+
+        def taken() -> str:
+            found = np.array(waits)
+            waits.clear()
+            return (
+                f"{len(found):6} pieces, milliseconds p50 {np.percentile(found, 50):.2f}, "
+                f"p99 {np.percentile(found, 99):.2f}, longest {found.max():.1f}, "
+                f"above {MAX_STEP_MS:g} {int(np.sum(found > MAX_STEP_MS))}"
+            )
+
+        ask(JsonSchema("{}"))  # compiles kernels, starts threads
+        ask(Regex("(a|b)*a"))
+        gc.collect()
+        gc.freeze()
+        background = threading.Thread(target=stream)
+        background.start()
+        try:
+            time.sleep(1)
+            waits.clear()
+            time.sleep(4)
+            print("alone  ", taken(), flush=True)
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(ask, HOSTILE.values()))
+            print("beside ", taken(), f"({len(HOSTILE)} hostile ones)")
+        finally:
+            is_over.set()
+            background.join()
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--running", type=int, default=32, help="requests that decode at once")
     parser.add_argument("--threads", type=int, default=8, help="that ask")
+    parser.add_argument("--hostile", action="store_true", help="one text streamed beside hostile requests instead")
     given = parser.parse_args(arguments)
+    if given.hostile:
+        stream_beside_hostile()
+        return 0
     clock = Clock()
     is_over = threading.Event()
     free = {"temperature": 0, "max_new_tokens": 256, "ignore_eos": True}
