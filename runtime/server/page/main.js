@@ -61,6 +61,7 @@ function messageElement(role, content) {
 
 // A JSON object is drawn as one; everything else is text.
 function show(body, content, isGrowing) {
+  body.classList.toggle("growing", isGrowing);
   if (content.trimStart().startsWith("{")) {
     try {
       body.replaceChildren(draw(parse(content)));
@@ -68,7 +69,6 @@ function show(body, content, isGrowing) {
     } catch { /* it only looked like JSON */ }
   }
   body.textContent = content;
-  body.classList.toggle("growing", isGrowing);
 }
 
 function toldElement(turn) {

@@ -22,6 +22,10 @@ needs_browser = pytest.mark.skipif(
     CHROMIUM is None or DRIVER is None, reason="no Chromium with its driver; .ci/install-chromium installs Debian's"
 )
 ENTER = "\ue007"
+CURSORS = (  # the kinds of elements that show where an answer goes on
+    "[...document.querySelectorAll('.growing')]"
+    ".filter((one) => getComputedStyle(one, '::after').content !== 'none').map((one) => one.tagName)"
+)
 IDLE = "!document.querySelector('#send').disabled"
 
 
@@ -99,6 +103,7 @@ def test_an_answer_of_a_schema_is_drawn_while_it_grows(page: Browser, engine: En
         page.type("#draft", "fill it" + ENTER)
         page.wait("document.querySelector('.assistant .json-value.growing')?.textContent")
         assert page.texts(".assistant .json .name") == ["a: "]
+        assert page.run(f"return {CURSORS}") == ["SPAN"], "the innermost value alone"
     page.wait(f"{IDLE} && document.querySelectorAll('.told').length === 1")
     assert page.texts(".assistant .json .name") == ["a: ", "b: "]
     assert len(str(page.texts(".assistant .json-value")[0])) >= 200
@@ -111,6 +116,7 @@ def test_what_only_begins_like_json_is_shown_as_it_was_written(page: Browser) ->
         assert page.texts(".turn:last-child .user .body") == [text]
     said(page, '{"a": [1, "b"], "c"', 4)
     assert page.texts(".turn:last-child .user .name") == ["a: ", "1. ", "2. ", "c: "]
+    assert page.run(f"return {CURSORS}") == [], "what stays unfinished is written no further"
 
 
 @needs_browser
