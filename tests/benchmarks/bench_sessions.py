@@ -10,7 +10,6 @@ engine alone, without server and session: what lies between the two is theirs, a
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import random
 import tempfile
@@ -50,42 +49,29 @@ class Asker:
         words = Segment(" ".join(f"{number * 37 + step}" for step in range(num_tokens)))
         return self._tokenizer.decode(self._tokenizer.encode([words], at_start=False)[:num_tokens])
 
-    def turn(self, session: str, text: str) -> int:
+    def turn(self, session: str, text: str, max_tokens: int) -> int:
         """One whole turn; the session's tokens then."""
-        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 8, "ignore_eos": True}
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens, "ignore_eos": True}
         answer = self._client.post(f"/v1/sessions/{session}/chat/completions", json=body)
         return int(answer.json()["usage"]["total_tokens"])
-
-    def first_token(self, session: str, text: str) -> None:
-        """Begin a turn, read up to the first token of its answer, and leave: the turn is not stored.
-
-        Log-probabilities tell of a token that has no text, as most of those that random weights draw.
-        """
-        body = {
-            "messages": [{"role": "user", "content": text}],
-            "max_tokens": 64,
-            "ignore_eos": True,
-            "logprobs": True,
-            "stream": True,
-        }
-        with self._client.stream("POST", f"/v1/sessions/{session}/chat/completions", json=body) as answer:
-            for line in answer.iter_lines():
-                if line.startswith("data: {") and json.loads(line[6:])["choices"][0]["logprobs"]:
-                    return
-        raise AssertionError("no token came")
 
     def long_session(self) -> tuple[str, int]:
         """Nine turns of NUM_HISTORY tokens in all; the session and its tokens."""
         session, used = self.session(), 0
         for number in range(9):
-            used = self.turn(session, self.text(number + 1000, (NUM_HISTORY - used) // (9 - number) - 12))
+            text = self.text(number + 1000, (NUM_HISTORY - used) // (9 - number) - 12)
+            used = self.turn(session, text, max_tokens=8)
         return session, used
 
 
 def turns(asker: Asker, sessions: list[str], num_new: int) -> Callable[[], None]:
-    """Each call begins a turn of another session, with another text."""
-    unused, numbers = iter(sessions), itertools.count()
-    return lambda: asker.first_token(next(unused), asker.text(next(numbers), num_new))
+    """Each call is a turn of another session, with another text and an answer of one token."""
+    unused = iter([(session, asker.text(number, num_new)) for number, session in enumerate(sessions)])
+    return lambda: ask_one(asker, *next(unused))
+
+
+def ask_one(asker: Asker, session: str, text: str) -> None:
+    asker.turn(session, text, max_tokens=1)
 
 
 def alone(engine: Engine, history: int, num_new: int) -> Callable[[], None]:
