@@ -32,4 +32,7 @@ def agent(s, question: str):
 if __name__ == "__main__":
     for question in ("What is the weather in Porto?", "How much is the lamp?", "Hello"):
         state = agent.run(question=question, temperature=0)
-        print(f"{question}\n    {state['step0']}\n    {state.ret_value}")
+        print(question)
+        if not isinstance(state["step0"], str):
+            print(f"    {state['step0'].name}({state['step0'].arguments})")
+        print(f"    {state.ret_value}")

@@ -152,12 +152,15 @@ def _stored_result(line: Mapping[str, object]) -> StoredRow | Exception:
 
 
 def digest_of(row: object) -> str:
-    """A digest of the row's content. Objects that JSON has nothing for count by their repr, or by their type alone."""
+    """A digest of the row's content. Functions count by name and source, other objects that JSON has nothing for by
+    their repr, or by their type alone."""
     text = json.dumps(row, sort_keys=True, default=_described)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _described(value: object) -> str:
+    if inspect.isroutine(value):
+        return _function(value)
     shown = repr(value)
     # An address is another one in the next process.
     return type(value).__qualname__ if " at 0x" in shown else shown
@@ -165,13 +168,18 @@ def _described(value: object) -> str:
 
 def fingerprint_of(func: Callable[..., object], options: Mapping[str, object], model: str) -> Mapping[str, str]:
     """What all rows depend on: the program's own source (where it can be read), the run's options, the model."""
+    said = {name: value for name, value in options.items() if name not in ("backend", "timeout")}
+    return {
+        "program": _function(func),
+        "options": digest_of(said),
+        "model": model,
+    }
+
+
+def _function(func: Callable[..., object]) -> str:
+    """Its name, and a digest of its source, where that can be read."""
     try:
         source = inspect.getsource(func)
     except (OSError, TypeError):
         source = ""
-    said = {name: value for name, value in options.items() if name not in ("backend", "timeout")}
-    return {
-        "program": f"{getattr(func, '__name__', func)}:{hashlib.sha256(source.encode()).hexdigest()}",
-        "options": digest_of(said),
-        "model": model,
-    }
+    return f"{getattr(func, '__qualname__', func)}:{hashlib.sha256(source.encode()).hexdigest()}"

@@ -51,6 +51,10 @@ def schema_of(dtype: object, name: str, refusal: ConstraintError) -> str:
         adapter: TypeAdapter[object] = TypeAdapter(dtype)  # type: ignore[arg-type]  # a type, known only at run time
         schema = adapter.json_schema(schema_generator=_generator())
     except (PydanticUserError, NameError, TypeError) as error:
+        if isinstance(error, PydanticUserError) and error.code == "typed-dict-version":
+            raise ConstraintError(
+                f"dtype {name}: before Python 3.12 a TypedDict can be read that is made by typing_extensions.TypedDict"
+            ) from error
         raise refusal from error
     if not schema:  # Any, object: a value of it could be anything
         raise refusal

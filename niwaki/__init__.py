@@ -9,8 +9,7 @@ __version__ = "0.1.0"
 
 # Name -> the module that it comes from. Importing niwaki imports none of them.
 _HOMES = {
-    "niwaki.lang.program": ("Program", "function"),
-    "niwaki.lang.state": ("ForkGroup", "State"),
+    "niwaki.lang.program": ("function",),
     "niwaki.lang.expressions": (
         "assistant",
         "assistant_begin",
@@ -80,10 +79,9 @@ if TYPE_CHECKING:
         user_end,
     )
     from niwaki.lang.openai_backend import OpenAI
-    from niwaki.lang.program import Program, function
+    from niwaki.lang.program import function
     from niwaki.lang.remote import RuntimeEndpoint
     from niwaki.lang.scripted import ScriptedBackend
-    from niwaki.lang.state import ForkGroup, State
     from niwaki.runtime.api import (
         Cancelled,
         CapacityError,
@@ -113,18 +111,15 @@ __all__ = [
     "ConstraintError",
     "Engine",
     "EngineStopped",
-    "ForkGroup",
     "GenerationError",
     "ModelError",
     "NiwakiError",
     "OpenAI",
-    "Program",
     "ProgramError",
     "RequestError",
     "Runtime",
     "RuntimeEndpoint",
     "ScriptedBackend",
-    "State",
     "TimedOut",
     "UnknownVariable",
     "UnsupportedByBackend",

@@ -35,7 +35,7 @@ class EngineConfig:
     disk_cache_dir: str | Path | None = None  # a folder for pages that leave even that; shared between runs
     disk_cache_bytes: int = 4 * 2**30  # of files in it
     enable_prefix_cache: bool = True
-    enable_tree_attention: bool = True  # keys that rows share are read once a step, where that pays
+    tree_attention: bool = True  # keys that rows share are read once a step, where that pays
     deterministic: bool = False  # a request's tokens and log-probabilities are the same bits whatever runs beside it
     force_tokens: bool = True  # what a constraint leaves no choice about is written without asking the model
     seed: int | None = None  # of the seeds that requests without one are given
@@ -57,18 +57,20 @@ class EngineConfig:
         _kv_memory(self.kv_memory, self.kv_tokens)
         if self.seed is not None:
             _whole("seed", self.seed, 0, 2**63 - 1)
-        for name in ("enable_prefix_cache", "enable_tree_attention", "deterministic", "force_tokens"):
+        for name in ("enable_prefix_cache", "tree_attention", "deterministic", "force_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
 
     @classmethod
     def of(cls, model: str | Path | None, options: dict[str, object]) -> EngineConfig:
-        """A config from keyword options. Raises ConfigError for an unknown one, naming those that exist."""
+        """A config from keyword options; None leaves one at its default. Raises ConfigError for an unknown one, naming
+        those that exist."""
         known = [f.name for f in fields(cls)]
         for name in options:
             if name not in known:
                 raise ConfigError(f"Engine has no option {name!r}; it has {', '.join(known)}")
-        return cls(model=model, **options)  # type: ignore[arg-type]  # __post_init__ checks the values
+        said = {name: value for name, value in options.items() if value is not None}
+        return cls(model=model, **said)  # type: ignore[arg-type]  # __post_init__ checks the values
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

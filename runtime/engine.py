@@ -12,6 +12,7 @@ import os
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, get_args
 
@@ -97,7 +98,7 @@ class Engine:
             kv_dtype=self.config.kv_dtype,
             num_pages=num_pages,
             page_size=page_size,
-            tree_attention=self.config.enable_tree_attention and not self.config.deterministic,
+            tree_attention=self.config.tree_attention and not self.config.deterministic,
             ops=FixedOps() if self.config.deterministic else None,
         )
         model_config = runner.config
@@ -165,46 +166,39 @@ class Engine:
 
         Each result is `{"text", "output_ids", "meta_info"}` in the order of the prompts (n > 1: n results a prompt).
         `logprob_start_len` is the first prompt position whose log-probability is wanted (-1: none). With `stream`, an
-        iterator of results whose text grows.
+        iterator of results whose text grows; the last one is as it is without `stream`.
 
         Raises:
             RequestError, ConstraintError, CapacityError: before anything runs, naming the field or the size needed.
         """
-        prompts, is_batch = self._prompts(prompt, input_ids)
-        if stream and is_batch:
-            raise RequestError("stream=True takes one prompt; start several streams for several prompts")
-        params = self._all_params(sampling_params, len(prompts), return_logprob, top_logprobs_num)
-        logits_from = max(0, logprob_start_len - 1) if return_logprob and logprob_start_len >= 0 else None
-        self._check_start(logprob_start_len, prompts)
-        running = [
-            self.backend.start(ids, one, logits_from=logits_from) for ids, one in zip(prompts, params, strict=True)
-        ]
-        if stream:
-            return self._stream(running[0])
-        results = [
-            result_of(output, one, logits_from)
-            for generation, one in zip(running, params, strict=True)
-            for output in generation.result()
-        ]
-        return results if is_batch or params[0].n > 1 else results[0]
+        asked = (return_logprob, logprob_start_len, top_logprobs_num)
+        running = self._start(prompt, sampling_params, input_ids, *asked, stream=stream)
+        return self._stream(running) if stream else running.results()
 
     async def async_generate(
         self,
-        prompt: str | None = None,
-        sampling_params: Mapping[str, object] | None = None,
+        prompt: str | Sequence[str] | None = None,
+        sampling_params: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
         *,
-        input_ids: Sequence[int] | None = None,
+        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        return_logprob: bool = False,
+        logprob_start_len: int = -1,
+        top_logprobs_num: int = 0,
         stream: bool = False,
     ) -> Result | list[Result] | AsyncIterator[Result]:
-        """`generate` for one prompt without blocking the event loop."""
-        prompts, _ = self._prompts(prompt, input_ids)
-        params = self._all_params(sampling_params, 1, False, 0)
-        generation = self.backend.start(prompts[0], params[0])
+        """`generate` without blocking the event loop. Cancelling the task ends what it started."""
+        asked = (return_logprob, logprob_start_len, top_logprobs_num)
+        running = self._start(prompt, sampling_params, input_ids, *asked, stream=stream)
         if stream:
-            return self._astream(generation)
-        await _finished(generation)
-        results = [result_of(output, params[0], None) for output in generation.result()]
-        return results if params[0].n > 1 else results[0]
+            return self._astream(running)
+        try:
+            for generation in running.generations:
+                await _finished(generation)
+        except asyncio.CancelledError:
+            for generation in running.generations:
+                generation.cancel()
+            raise
+        return running.results()
 
     @property
     def vocab_size(self) -> int:
@@ -276,6 +270,28 @@ class Engine:
 
     # -- between dicts and the backend --------------------------------------------------------------------------------
 
+    def _start(
+        self,
+        prompt: str | Sequence[str] | None,
+        sampling_params: Mapping[str, object] | Sequence[Mapping[str, object]] | None,
+        input_ids: Sequence[int] | Sequence[Sequence[int]] | None,
+        return_logprob: bool,
+        logprob_start_len: int,
+        top_logprobs_num: int,
+        *,
+        stream: bool,
+    ) -> _Running:
+        prompts, is_batch = self._prompts(prompt, input_ids)
+        if stream and is_batch:
+            raise RequestError("stream=True takes one prompt; start several streams for several prompts")
+        params = self._all_params(sampling_params, len(prompts), return_logprob, top_logprobs_num)
+        logits_from = max(0, logprob_start_len - 1) if return_logprob and logprob_start_len >= 0 else None
+        self._check_start(logprob_start_len, prompts)
+        generations = [
+            self.backend.start(ids, one, logits_from=logits_from) for ids, one in zip(prompts, params, strict=True)
+        ]
+        return _Running(generations, params, logits_from, is_batch)
+
     def _prompts(
         self, prompt: str | Sequence[str] | None, input_ids: Sequence[int] | Sequence[Sequence[int]] | None
     ) -> tuple[list[TokenIds], bool]:
@@ -319,18 +335,21 @@ class Engine:
                 f"logprob_start_len {logprob_start_len} is behind the end of a prompt of {shortest} tokens"
             )
 
-    def _stream(self, generation: Generation) -> Iterator[Result]:
+    def _stream(self, running: _Running) -> Iterator[Result]:
         text, ids = "", list[int]()
+        (generation,) = running.generations
         try:
             for delta in generation.deltas():
                 text += delta.text
                 ids += delta.token_ids
                 yield {"text": text, "output_ids": list(ids), "meta_info": {"completion_tokens": len(ids)}}
+            yield running.first()
         finally:
             generation.cancel()  # a reader that stops early stops the generation; after the end this does nothing
 
-    async def _astream(self, generation: Generation) -> AsyncIterator[Result]:
+    async def _astream(self, running: _Running) -> AsyncIterator[Result]:
         loop = asyncio.get_running_loop()
+        (generation,) = running.generations
         arrived: asyncio.Queue[Delta | None] = asyncio.Queue()
 
         def tell(item: Delta | None) -> None:
@@ -344,9 +363,31 @@ class Engine:
                 text += delta.text
                 ids += delta.token_ids
                 yield {"text": text, "output_ids": list(ids), "meta_info": {"completion_tokens": len(ids)}}
-            generation.result()  # raises what it failed with
+            yield running.first()
         finally:
             generation.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """What a call of `generate` started: a generation and its params for each prompt."""
+
+    generations: Sequence[Generation]
+    params: Sequence[SamplingParams]
+    logits_from: int | None
+    is_batch: bool
+
+    def results(self) -> Result | list[Result]:
+        """Waits for all. Raises what one failed with."""
+        results = [
+            result_of(output, one, self.logits_from)
+            for generation, one in zip(self.generations, self.params, strict=True)
+            for output in generation.result()
+        ]
+        return results if self.is_batch or self.params[0].n > 1 else results[0]
+
+    def first(self) -> Result:
+        return result_of(self.generations[0].result()[0], self.params[0], self.logits_from)
 
 
 class Runtime(Engine):
@@ -425,8 +466,4 @@ async def _finished(generation: Generation) -> None:
         loop.call_soon_threadsafe(done.set)
 
     generation.add_done_callback(tell)
-    try:
-        await done.wait()
-    except asyncio.CancelledError:
-        generation.cancel()
-        raise
+    await done.wait()

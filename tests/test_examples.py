@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -288,6 +289,15 @@ def test_a_service_is_asked_once_for_a_typed_whole_and_once_for_each_field(engin
         assert by_type["person"] == person
         assert example.Person(name=by_field["name"], city=by_field["city"]) == person
         service.shutdown()
+
+
+def test_the_engine_alone_answers_a_batch_a_stream_and_two_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    load("engine").main()
+    first, second, *grown, both = capsys.readouterr().out.replace("\r", "\n").splitlines()
+    assert first.startswith("Porto: ")
+    assert second.startswith("Bergen: ")
+    assert all(longer.startswith(shorter) for shorter, longer in itertools.pairwise(filter(None, grown)))
+    assert both == "Porto and Bergen"
 
 
 def test_rag_finds_the_section_that_a_question_is_about_and_quotes_it() -> None:

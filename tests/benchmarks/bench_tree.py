@@ -2,7 +2,7 @@
 
 python -m tests.benchmarks.bench_tree [--json PATH] [--pairs N] [--only attention|step|engine|unshared]
 
-Ratios are of pairs run in turn; A is tree attention, B the same engine with `enable_tree_attention=False`. One thread,
+Ratios are of pairs run in turn; A is tree attention, B the same engine with `tree_attention=False`. One thread,
 timed by its own CPU seconds, so that a machine that does something else gives the same ratios.
 """
 
@@ -100,7 +100,7 @@ def unshared(pairs: int) -> Iterator[Comparison]:
     for name, config in SHAPES.items():
         rows, num_pages = tables(0, 256)
         yield one_step("unshared", f"{name}, {BRANCHES} x 256", config, 192, rows, num_pages, ">= 0.98", pairs)
-    with Engine() as tree, Engine(enable_tree_attention=False) as flat:
+    with Engine() as tree, Engine(tree_attention=False) as flat:
         prompts = unique(tree.tokenizer.vocab_size, num_prompts=64, length=256)
         yield compare(
             "unshared",
@@ -145,7 +145,7 @@ class Branches:
 
 def engine(pairs: int) -> Iterator[Comparison]:
     """The whole engine, scheduling and sampling included: 64 new tokens for each branch, behind 32 of its own."""
-    with Engine() as tree, Engine(enable_tree_attention=False) as flat:
+    with Engine() as tree, Engine(tree_attention=False) as flat:
         for shared in (512, 1024):
             yield compare(
                 "engine",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import niwaki as nw
+from niwaki.lang.program import Program
 from niwaki.lang.state import State
 from tests.lang.story import STORY, answers
 
@@ -33,7 +34,7 @@ async def aqa(s: State, question: str) -> None:
 
 @pytest.mark.parametrize("program", [qa, aqa], ids=["def", "async def"])
 @pytest.mark.parametrize("name", [None, "answer", "after"])
-def test_the_pieces_of_an_async_stream_add_up(program: nw.Program, name: str | None) -> None:
+def test_the_pieces_of_an_async_stream_add_up(program: Program, name: str | None) -> None:
     backend = answers(delay=0.002)
 
     async def main() -> None:

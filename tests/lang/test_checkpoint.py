@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,6 +122,20 @@ def test_other_rows_another_program_and_other_options_are_refused(tmp_path: Path
 
     with pytest.raises(JournalError, match="another program"):
         double.run_batch(ROWS, checkpoint=path, backend=backend())
+
+
+def test_another_template_function_is_refused(tmp_path: Path) -> None:
+    def loud(turns: Sequence[Mapping[str, str]], begins_answer: bool) -> str:
+        return "".join(turn["content"].upper() for turn in turns)
+
+    def calm(turns: Sequence[Mapping[str, str]], begins_answer: bool) -> str:
+        return "".join(turn["content"] for turn in turns)
+
+    counting, path = Counting(), tmp_path / "out.jsonl"
+    counting.program.run_batch(ROWS[:1], checkpoint=path, backend=backend(), chat_template=loud)
+    assert counting.program.run_batch(ROWS[:1], checkpoint=path, backend=backend(), chat_template=loud)
+    with pytest.raises(JournalError, match="another options"):
+        counting.program.run_batch(ROWS[:1], checkpoint=path, backend=backend(), chat_template=calm)
 
 
 def test_another_model_of_the_same_name_is_refused(tmp_path: Path) -> None:

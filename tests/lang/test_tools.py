@@ -13,6 +13,7 @@ import pydantic
 import pytest
 
 import niwaki as nw
+from niwaki.lang.state import State
 from niwaki.lang.tools import Call, ask_of, offers_of
 from niwaki.runtime.api import Backend, JsonSchema, OffersTools, Reasoned, Regex, SamplingParams, ToolCalls
 from niwaki.runtime.engine import Engine
@@ -47,7 +48,7 @@ def params(backend: nw.ScriptedBackend, index: int = -1) -> SamplingParams:
 
 
 @nw.function
-def agent(s: nw.State, asked: dict[str, object]) -> object:
+def agent(s: State, asked: dict[str, object]) -> object:
     s += nw.system("Help.", tools=[add, book, PING])
     s += nw.user("What is 12 plus 31?")
     s += nw.assistant(nw.gen("x", tools=[add, book, PING], **asked))  # type: ignore[arg-type]  # gen's own options
@@ -58,7 +59,7 @@ def test_a_call_is_a_value_that_runs_and_answers() -> None:
     backend = nw.ScriptedBackend([ADD, "It is 43."])
 
     @nw.function
-    def f(s: nw.State) -> object:
+    def f(s: State) -> object:
         s += nw.user("What is 12 plus 31?", tools=[add])
         s += nw.assistant(nw.gen("call", tools=[add]))
         call = s["call"]
@@ -116,7 +117,7 @@ def test_the_choice_of_tools_and_the_form_of_the_answer_are_one_constraint() -> 
 
 def test_reasoning_comes_first_and_is_a_variable_of_its_own() -> None:
     @nw.function
-    def f(s: nw.State, separate_reasoning: bool) -> None:
+    def f(s: State, separate_reasoning: bool) -> None:
         s += nw.user("Really?")
         s += nw.assistant(nw.gen("x", reasoning=9, max_new_tokens=40, separate_reasoning=separate_reasoning))
 
@@ -127,7 +128,7 @@ def test_reasoning_comes_first_and_is_a_variable_of_its_own() -> None:
     assert f.run(False, backend=backend)["x"] == "<think>Well.</think>Yes."
 
     @nw.function
-    def g(s: nw.State) -> None:
+    def g(s: State) -> None:
         s += nw.user("Really?")
         s += nw.assistant(nw.separate_reasoning(nw.gen("x", dtype=bool, max_new_tokens=40), model_type="any"))
 
@@ -195,7 +196,7 @@ def test_a_backend_without_tools_and_tools_told_late_are_refused() -> None:
         agent.run({}, backend=bare)
 
     @nw.function
-    def late(s: nw.State) -> None:
+    def late(s: State) -> None:
         s += nw.user("Hi")
         s += nw.assistant("Hi")
         s += nw.user("What now?", tools=[add])
@@ -213,7 +214,7 @@ def test_a_regex_may_be_several_and_a_text_may_stop_at_one() -> None:
     backend = nw.ScriptedBackend(["abc"])
 
     @nw.function
-    def f(s: nw.State) -> None:
+    def f(s: State) -> None:
         s += nw.gen("x", regex=["[a-z]+", ".{1,4}"], stop_regex="c")
 
     f.run(backend=backend).sync()
@@ -224,7 +225,7 @@ def test_a_regex_may_be_several_and_a_text_may_stop_at_one() -> None:
 
 def test_the_bundled_model_calls_what_it_was_offered(bundled_engine: Engine) -> None:
     @nw.function
-    def f(s: nw.State, question: str) -> object:
+    def f(s: State, question: str) -> object:
         s += nw.user(question, tools=[add, PING])
         s += nw.assistant(nw.gen("x", tools=[add, PING], max_new_tokens=64))
         s += nw.user("And a line of text?")
@@ -257,7 +258,7 @@ def test_a_number_beside_tools_is_ended_by_its_schema_and_not_by_a_stop() -> Non
     backend = nw.ScriptedBackend([ADD, "43"])
 
     @nw.function
-    def f(s: nw.State, name: str) -> object:
+    def f(s: State, name: str) -> object:
         s += nw.gen(name, dtype=int, tools=[add])
         return s[name]
 

@@ -8,6 +8,8 @@ import decimal
 import enum
 import json
 import re
+import sys
+import typing
 from fractions import Fraction
 from typing import Annotated, Any, Literal, Optional
 
@@ -429,3 +431,13 @@ def test_the_longest_durations_that_may_come_out_are_read(longest: str) -> None:
     assert re.search(pattern, longest)
     assert not re.search(pattern, longest.replace("9", "99", 1))
     pydantic.TypeAdapter(datetime.timedelta).validate_python(longest)
+
+
+class Plain(typing.TypedDict):
+    number: int
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Pydantic reads it from 3.12 on")
+def test_a_typed_dict_that_pydantic_cannot_read_names_the_one_that_it_can() -> None:
+    with pytest.raises(nw.ConstraintError, match=r"dtype Plain: .* typing_extensions\.TypedDict"):
+        value_type(Plain)

@@ -274,9 +274,21 @@ def test_streaming_and_async_calls_say_the_same_as_plain_ones(engine: Engine) ->
         return whole, [result async for result in stream][-1]
 
     whole, last = asyncio.run(both())
-    assert isinstance(whole, dict)
-    assert isinstance(last, dict)
-    assert whole["text"] == last["text"] == plain["text"]
+    for said in (whole, last):
+        assert isinstance(said, dict)
+        assert (said["text"], said["output_ids"]) == (plain["text"], plain["output_ids"])
+        assert said["meta_info"].keys() == plain["meta_info"].keys()  # type: ignore[attr-defined]  # a dict
+
+
+def test_async_calls_take_lists_and_tell_log_probabilities_as_plain_ones_do(engine: Engine) -> None:
+    prompts = ["the cat sat", "the dog"]
+    options = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2}
+    plain = engine.generate(prompts, GREEDY, **options)  # type: ignore[arg-type]  # by their names
+    told = asyncio.run(engine.async_generate(prompts, GREEDY, **options))  # type: ignore[arg-type]  # the same
+    for here, there in zip(plain, told, strict=True):  # type: ignore[arg-type]  # lists
+        assert here["text"] == there["text"]
+        for key in ("input_token_logprobs", "output_token_logprobs", "output_top_logprobs"):
+            assert len(here["meta_info"][key]) == len(there["meta_info"][key]) > 0
 
 
 def test_a_cancelled_request_ends_and_its_neighbours_go_on(engine: Engine) -> None:

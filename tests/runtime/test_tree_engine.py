@@ -12,6 +12,7 @@ from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.segments import Costs
 from niwaki.runtime import runner
 from niwaki.runtime.api import ConfigError
+from niwaki.runtime.config import EngineConfig
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.models.decoder import Decoder
 from tests.toy import VOCAB_SIZE, make_model
@@ -58,7 +59,7 @@ def test_greedy_tokens_are_the_same_with_tree_attention_and_without(
     answers = []
     for enabled in (False, True):
         plans.clear()
-        with Engine(folder, kv_tokens=8192, enable_tree_attention=enabled) as engine:
+        with Engine(folder, kv_tokens=8192, tree_attention=enabled) as engine:
             results = engine.generate(input_ids=tree_of_prompts(), sampling_params=GREEDY)
             assert isinstance(results, list)
             answers.append([result["output_ids"] for result in results])
@@ -67,6 +68,10 @@ def test_greedy_tokens_are_the_same_with_tree_attention_and_without(
     assert answers[0] == answers[1]
 
 
+def test_an_option_that_is_none_has_its_default() -> None:
+    assert EngineConfig.of(None, {"chunked_prefill_size": None, "tree_attention": None}) == EngineConfig.of(None, {})
+
+
 def test_a_setting_that_is_no_bool_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="enable_tree_attention must be True or False, got 'yes'"):
-        Engine(folder, enable_tree_attention="yes")
+    with pytest.raises(ConfigError, match="tree_attention must be True or False, got 'yes'"):
+        Engine(folder, tree_attention="yes")
