@@ -285,10 +285,12 @@ def test_async_calls_take_lists_and_tell_log_probabilities_as_plain_ones_do(engi
     options = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2}
     plain = engine.generate(prompts, GREEDY, **options)  # type: ignore[arg-type]  # by their names
     told = asyncio.run(engine.async_generate(prompts, GREEDY, **options))  # type: ignore[arg-type]  # the same
-    for here, there in zip(plain, told, strict=True):  # type: ignore[arg-type]  # lists
+    assert isinstance(plain, list)
+    assert isinstance(told, list)
+    for here, there in zip(plain, told, strict=True):
         assert here["text"] == there["text"]
         for key in ("input_token_logprobs", "output_token_logprobs", "output_top_logprobs"):
-            assert len(here["meta_info"][key]) == len(there["meta_info"][key]) > 0
+            assert len(here["meta_info"][key]) == len(there["meta_info"][key]) > 0  # type: ignore[index]  # dicts of lists
 
 
 def test_a_cancelled_request_ends_and_its_neighbours_go_on(engine: Engine) -> None:
