@@ -24,7 +24,7 @@ class Used(Protocol):
 
 
 class Eviction(Protocol):
-    """Gives a node's rank, from 0 to MOST - 1. While the node stands, its rank may grow, never fall."""
+    """Gives a node's rank, from 1 to MOST - 1. While the node stands, its rank may grow, never fall."""
 
     def __call__(self, node: Used) -> int: ...
 

@@ -24,7 +24,6 @@ class Node:
 
     __slots__ = (
         "children",
-        "entry",
         "hits",
         "key",
         "moved_to",
@@ -33,6 +32,7 @@ class Node:
         "pins",
         "priority",
         "protected",
+        "queued_rank",
         "stamp",
     )
 
@@ -48,7 +48,7 @@ class Node:
         self.children: Children[Node] | None = None  # by first page; None rather than empty
         self.protected = 0  # own hard locks + protected children; 0: may be evicted once it is a leaf
         self.pins = 0  # soft: evicted only when nothing else is left
-        self.entry = 0  # the serial number of its valid entry in the eviction line, 0 if it has none
+        self.queued_rank = 0  # of its valid entry in the eviction line, 0 if it has none
         self.moved_to: Node | None = None  # set when the node left the tree: who inherited its pins
 
 
@@ -83,12 +83,12 @@ class Tree:
         self.num_protected_pages = 0  # pages of nodes with protected > 0
         self.num_nodes = 0  # roots not counted
         self.num_key_bytes = 0
-        # Who may be evicted, as (rank, serial number, leaf), with stale entries. Ranks mostly come in rising order, and
-        # then a queue is all it takes; the rest (parents that become leaves, pinned leaves) goes through the heap.
-        self._queue: deque[tuple[int, int, Node]] = deque()
+        # Who may be evicted, with stale entries. Ranks mostly come in rising order, in a queue of (rank, leaf);
+        # the rest (parents that become leaves, pinned leaves) in a heap of (rank, number, leaf).
+        self._queue: deque[tuple[int, Node]] = deque()
         self._heap: list[tuple[int, int, Node]] = []
         self._last_rank = 0  # of the queue
-        self._serial = 0
+        self._num_heaped = 0  # since the start
         # Told before `evict` drops the pages of a leaf from the given one on.
         self.on_drop: Callable[[Node, int], None] | None = None
         # Told of a new child of a root: the namespace and the child's first page.
@@ -209,7 +209,7 @@ class Tree:
         parent.children.remove(leaf.key[: self.page_bytes])
         if not parent.children:
             parent.children = None
-        leaf.parent, leaf.moved_to, leaf.entry = None, heir, 0
+        leaf.parent, leaf.moved_to, leaf.queued_rank = None, heir, 0
         heir.pins += leaf.pins
         self.num_nodes -= 1
         self.num_pages -= len(leaf.pages)
@@ -290,8 +290,7 @@ class Tree:
     def unpin(self, node: Node) -> None:
         assert node.pins > 0, "unpinned more often than pinned"
         node.pins -= 1
-        if not node.pins and node.entry:
-            node.entry = 0  # its entry ranks it behind all unpinned leaves: queue it anew
+        if not node.pins:
             self.enqueue(node)
 
     # -- eviction ---------------------------------------------------------------------------------------------------
@@ -302,34 +301,38 @@ class Tree:
         return self.num_pages - self.num_protected_pages
 
     def enqueue(self, node: Node) -> None:
-        """Put a node that may be evicted in line, unless it is there: `evict` corrects a rank that has grown."""
-        if node.entry or node.children or node.protected or node.parent is None:
+        """Put a node that may be evicted in line, unless it is there at its rank. An older entry of it is stale."""
+        if node.protected or node.children or node.parent is None:
             return
-        if len(self._heap) + len(self._queue) > 2 * self.num_nodes + 64:
-            self._queue = deque(entry for entry in self._queue if entry[2].entry == entry[1])
-            self._heap = [entry for entry in self._heap if entry[2].entry == entry[1]]
-            heapify(self._heap)
-        self._serial += 1
-        node.entry = self._serial
         rank = self._rank(node)
+        if rank == node.queued_rank:
+            return
+        node.queued_rank = rank
         if self._last_rank <= rank < MOST:
             self._last_rank = rank
-            self._queue.append((rank, self._serial, node))
+            self._queue.append((rank, node))
         else:
-            heappush(self._heap, (rank, self._serial, node))
+            self._num_heaped += 1
+            heappush(self._heap, (rank, self._num_heaped, node))
+        if len(self._heap) + len(self._queue) > 2 * self.num_nodes + 64:
+            self._queue = deque(entry for entry in self._queue if entry[0] == entry[1].queued_rank)
+            self._heap = [entry for entry in self._heap if entry[0] == entry[2].queued_rank]
+            heapify(self._heap)
 
     def evict(self, num_pages: int) -> list[int]:
         """Drop `num_pages` pages, at most `num_evictable`: leaves in the policy's order, each from its end."""
         dropped: list[int] = []
         while len(dropped) < num_pages:
-            from_queue = self._queue and (not self._heap or self._queue[0] < self._heap[0])
-            rank, serial, leaf = self._queue.popleft() if from_queue else heappop(self._heap)
-            if leaf.entry != serial:
+            if self._queue and (not self._heap or self._queue[0][0] < self._heap[0][0]):
+                rank, leaf = self._queue.popleft()
+            else:
+                rank, _, leaf = heappop(self._heap)
+            if rank != leaf.queued_rank:
                 continue
-            leaf.entry = 0
+            leaf.queued_rank = 0
             if leaf.children or leaf.protected:
                 continue  # queued again when that ends
-            if self._rank(leaf) != rank:
+            if self._rank(leaf) != rank:  # it was pinned
                 self.enqueue(leaf)
                 continue
             wanted = num_pages - len(dropped)
@@ -379,8 +382,9 @@ class Tree:
         Raises:
             AssertionError: with the reason.
         """
-        queued = {node for _, serial, node in (*self._queue, *self._heap) if node.entry == serial}
-        assert all(a < b for a, b in pairwise(self._queue)), "the eviction queue is in order"
+        queued = {leaf for rank, leaf in self._queue if leaf.queued_rank == rank}
+        queued |= {leaf for rank, _, leaf in self._heap if leaf.queued_rank == rank}
+        assert all(a[0] <= b[0] for a, b in pairwise(self._queue)), "the eviction queue is in order"
         num_nodes = num_pages = num_protected_pages = num_key_bytes = 0
         everything = [*self.roots.values(), *self.nodes()]
         for node in everything:

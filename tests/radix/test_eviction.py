@@ -84,7 +84,7 @@ def test_ranks_stay_below_the_rank_of_pinned_leaves() -> None:
     node.hits = 1 << 40
     for priority in (-(10**9), 0, HIGHEST_PRIORITY, 10**9):
         node.priority = priority
-        assert all(0 <= rank(node) < MOST for rank in EVICTIONS.values())
+        assert all(0 < rank(node) < MOST for rank in EVICTIONS.values())
 
 
 def test_a_timed_pin_ends_at_its_time_and_not_before() -> None:
@@ -109,3 +109,11 @@ def test_a_timed_pin_ends_at_its_time_and_not_before() -> None:
 def test_a_policy_that_is_not_there_is_refused_with_those_that_are() -> None:
     with pytest.raises(ValueError, match="eviction must be one of lru, lfu, priority, got 'fifo'"):
         Cache(8, eviction="fifo")
+
+
+def test_a_leaf_that_is_used_again_goes_to_the_end_of_the_queue_and_evicting_sorts_nothing() -> None:
+    cache = Cache(8, PAGE)
+    for number in (1, 2, 3, 1, 2):
+        use(cache, number)
+    assert order_of_leaving(cache, [1, 2, 3]) == [3, 1, 2]
+    assert cache._tree._num_heaped == 0
