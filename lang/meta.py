@@ -28,7 +28,8 @@ class Usage:
     """Sums over the calls of one state. A later call's prompt holds the earlier text, so prompt tokens count it again.
 
     What was really computed is prompt_tokens - cached_tokens + generated_tokens. Of the generated tokens, forced ones
-    were written without asking the model. `seconds` are those of the generations, which may have run side by side.
+    were written without asking the model, drafted ones guessed and found right in one step with those before them. The
+    `seconds` are those of the generations, which may have run side by side.
     """
 
     calls: int = 0
@@ -36,6 +37,7 @@ class Usage:
     cached_tokens: int = 0
     generated_tokens: int = 0
     forced_tokens: int = 0
+    drafted_tokens: int = 0
     seconds: float = 0.0
 
     def plus(self, other: Usage) -> Usage:
@@ -45,6 +47,7 @@ class Usage:
             self.cached_tokens + other.cached_tokens,
             self.generated_tokens + other.generated_tokens,
             self.forced_tokens + other.forced_tokens,
+            self.drafted_tokens + other.drafted_tokens,
             self.seconds + other.seconds,
         )
 
@@ -59,6 +62,7 @@ def usage_of(outcome: Outcome) -> Usage:
         cached_tokens=outcome[0].cached_tokens,
         generated_tokens=sum(output.completion_tokens for output in outcome),
         forced_tokens=sum(len(output.forced) for output in outcome),
+        drafted_tokens=sum(len(output.drafted) for output in outcome),
         seconds=max(output.seconds for output in outcome),
     )
 

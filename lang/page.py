@@ -11,7 +11,8 @@ html { scroll-padding: 6rem }
 .run + .run { margin-top: 88px }
 .strip i { background: var(--soft) }
 i.cached { background: var(--cached) !important } i.prefilled { background: var(--prefilled) !important }
-i.sampled { background: var(--sampled) !important } i.forced { background: var(--forced) !important } i.selected { background: var(--selected) !important }
+i.sampled { background: var(--sampled) !important } i.forced { background: var(--forced) !important }
+i.drafted { background: var(--drafted) !important } i.selected { background: var(--selected) !important }
 .tick line { stroke: var(--line); stroke-width: 1 } .tick text { fill: var(--soft); font-size: 11px; text-anchor: middle; font-variant-numeric: tabular-nums }
 .wood, .wait { fill: none; stroke: var(--wood); stroke-linecap: round } .wait { opacity: .38 }
 .bar rect { fill: var(--sampled) } .bar.selected rect { fill: var(--selected) } .bar.failed rect { fill: var(--failed) }
@@ -32,7 +33,8 @@ button:hover { color: var(--ink); border-color: var(--soft) }
 .control { font: 12px/1.5 ui-monospace, "DejaVu Sans Mono", monospace; color: var(--soft); margin-right: 4px; padding: 1px 3px; display: inline-block; max-width: 100% }
 .flow > .control:last-child:not(:first-child) { margin: 0 0 0 4px }
 .call { background: var(--sampled-t); border-bottom: 2px solid var(--sampled); cursor: help }
-.call .f { font-style: normal; background: var(--forced-t); box-shadow: 0 2px var(--forced) }
+.call i.forced { font-style: normal; background: var(--forced-t) !important; box-shadow: 0 2px var(--forced) }
+.call i.drafted { font-style: normal; background: var(--drafted-t) !important; box-shadow: 0 2px var(--drafted) }
 .call.selected { background: var(--selected-t); border-bottom-color: var(--selected) }
 .call.failed { background: var(--failed-t); border-bottom-color: var(--failed) }
 .call > b { font-size: 11.5px; font-weight: 600; color: var(--on); background: var(--sampled); border-radius: 4px; padding: 1px 6px; margin: 0 5px 0 0; vertical-align: 1px; white-space: nowrap }

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import groupby
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from niwaki.lang.chart import Chart, chart_of
 from niwaki.lang.page import SCRIPT, STYLE
@@ -24,7 +24,7 @@ LONG_TEXT = 900  # characters: longer pieces show their head and tail
 MAX_TOKENS_IN_DETAILS = 80
 MAX_CHOICES_IN_DETAILS = 12
 
-Spans: TypeAlias = Sequence[tuple[int, int]]
+Marks: TypeAlias = Sequence[tuple[int, int, Literal["forced", "drafted"]]]  # from which character to which, ascending
 WORDS: dict[How, str] = {
     "cached": "from the cache",
     "prefilled": "computed",
@@ -33,6 +33,7 @@ WORDS: dict[How, str] = {
     "unread": "not read by the model",
     "sampled": "sampled",
     "forced": "forced by the constraint",
+    "drafted": "guessed from earlier text, and right",
     "selected": "selected",
 }
 LEGEND: tuple[tuple[str, str], ...] = (
@@ -40,6 +41,7 @@ LEGEND: tuple[tuple[str, str], ...] = (
     ("prefilled", "prompt computed"),
     ("sampled", "sampled"),
     ("forced", "forced by a constraint"),
+    ("drafted", "drafted from earlier text"),
     ("selected", "selected"),
 )
 
@@ -115,8 +117,8 @@ class _Maker:
         self.details.append(f'<div data-for="{name}">{_details(call)}</div>')
         kind = call.how if call.seconds is not None else "failed"
         tag = "" if call.name is None else f"<b>{escape(call.name)}</b>"
-        spans = call.forced_spans if isinstance(call, Generated) else ()
-        text = _folded(call.text, spans) if call.text else "∅" if kind != "failed" else "did not end"
+        marks = _marks(call) if isinstance(call, Generated) else ()
+        text = _folded(call.text, marks) if call.text else "∅" if kind != "failed" else "did not end"
         return f'<span class="call {kind}" id="{name}" tabindex="0" role="button">{tag}{text}</span>'
 
     def _fork(self, fork: Forked, names: dict[int, str], tree: Tree, depth: int) -> str:
@@ -189,33 +191,39 @@ def _part(part: Part, how: str, style: str, said: str) -> str:
     return f'<span class="t {how}"{style} title="{said}">{_folded(part.text)}</span>'
 
 
-def _folded(text: str, forced: Spans = (), at: int = 0) -> str:
+def _marks(call: Generated) -> Marks:
+    forced: Marks = [(start, end, "forced") for start, end in call.forced_spans]
+    drafted: Marks = [(start, end, "drafted") for start, end in call.drafted_spans]
+    return sorted([*forced, *drafted])
+
+
+def _folded(text: str, marks: Marks = (), at: int = 0) -> str:
     """The text, its middle folded away where it is long, and at the start of a block signs in place of line ends.
 
-    `forced` counts characters from where this text is at `at`.
+    `marks` count characters from where this text is at `at`.
     """
     body = text.lstrip("\n")
     if body != text and body:
         count = len(text) - len(body)
         breaks = f'<span class="sign">{"⏎" * count}</span><span class="break">{text[:count]}</span>'
-        return breaks + _folded(body, forced, at + count)
+        return breaks + _folded(body, marks, at + count)
     if len(text) <= LONG_TEXT:
-        return _marked(text, forced, at)
+        return _marked(text, marks, at)
     first, last = LONG_TEXT // 2, len(text) - LONG_TEXT // 4
-    middle = _marked(text[first:last], forced, at + first)
+    middle = _marked(text[first:last], marks, at + first)
     return (
-        f'{_marked(text[:first], forced, at)}<details class="rest"><summary>{last - first:,} more characters</summary>'
-        f"{middle}</details>{_marked(text[last:], forced, at + last)}"
+        f'{_marked(text[:first], marks, at)}<details class="rest"><summary>{last - first:,} more characters</summary>'
+        f"{middle}</details>{_marked(text[last:], marks, at + last)}"
     )
 
 
-def _marked(text: str, forced: Spans, at: int) -> str:
-    """Escaped, and marked where it was forced."""
+def _marked(text: str, marks: Marks, at: int) -> str:
+    """Escaped, and marked where it was not sampled token by token."""
     made, done = "", 0
-    for start, end in forced:
+    for start, end, how in marks:
         first, last = max(start - at, done), min(end - at, len(text))
         if first < last:
-            made += f'{escape(text[done:first])}<i class="f" title="{WORDS["forced"]}">{escape(text[first:last])}</i>'
+            made += f'{escape(text[done:first])}<i class="{how}" title="{WORDS[how]}">{escape(text[first:last])}</i>'
             done = last
     return made + escape(text[done:])
 
@@ -265,6 +273,7 @@ def _legend(totals: Totals) -> str:
         "prefilled": totals.prefilled,
         "sampled": totals.sampled,
         "forced": totals.forced,
+        "drafted": totals.drafted,
         "selected": totals.selected,
     }
     bar = "".join(f'<i class="{how}" style="flex:{count}"></i>' for how, count in counts.items() if count)
@@ -326,7 +335,8 @@ def _details(call: Generated | Chosen) -> str:
         if call.seconds is not None:
             speed = f", {call.tokens / call.seconds:,.0f} a second" if call.seconds > 0 else ""
             forced = f", {call.forced:,} of them forced" if call.forced else ""
-            rows.append(("new", f"{_plural(call.tokens, 'token')}{forced}{speed}"))
+            drafted = f", {call.drafted:,} drafted" if call.drafted else ""
+            rows.append(("new", f"{_plural(call.tokens, 'token')}{forced}{drafted}{speed}"))
         if call.finish_reason is not None:
             matched = "" if call.finish_reason.matched is None else f" at {call.finish_reason.matched!r}"
             rows.append(("ended by", call.finish_reason.type + matched + ("" if call.complete else ", not complete")))

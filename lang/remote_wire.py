@@ -102,12 +102,18 @@ def output_of(told: Json) -> Output:
         cached_tokens=as_int(told["cached_tokens"]),
         complete=bool(told["complete"]),
         forced=ids_of(told["forced"]),
-        forced_spans=tuple((as_int(start), as_int(end)) for start, end in map(as_list, as_list(told["forced_spans"]))),
+        forced_spans=_spans(told["forced_spans"]),
+        drafted=ids_of(told["drafted"]),
+        drafted_spans=_spans(told["drafted_spans"]),
         allowed=tuple(None if one is None else as_int(one) for one in as_list(told["allowed"])),
         logprobs=_logprobs(told["logprobs"]),
         top_logprobs=_lists(told["top_logprobs"]),
         seconds=float(str(told["seconds"])),
     )
+
+
+def _spans(told: object) -> tuple[tuple[int, int], ...]:
+    return tuple((as_int(start), as_int(end)) for start, end in map(as_list, as_list(told)))
 
 
 def score_of(told: Json) -> Score:

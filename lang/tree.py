@@ -15,7 +15,7 @@ from niwaki.lang.meta import Selected
 from niwaki.lang.nodes import Gen
 from niwaki.runtime.api import FinishReason, Score, TokenLogprob
 
-How: TypeAlias = Literal["cached", "prefilled", "mixed", "read", "unread", "sampled", "forced", "selected"]
+How: TypeAlias = Literal["cached", "prefilled", "mixed", "read", "unread", "sampled", "forced", "drafted", "selected"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,7 @@ class Generated:
     `prompt_tokens` is all that stood before it, of which `cached_tokens` were not computed again. Log-probabilities
     are there where the program asked for them. `others` are the further texts of n > 1. Of the `tokens`, `forced` were
     written without asking the model, since the constraint left no choice; in `text` they stand at `forced_spans`.
+    Others were `drafted`: guessed, and found right in one step with those before them.
     `allowed`: beside log-probabilities, how many tokens a constraint let through at each.
     """
 
@@ -87,6 +88,8 @@ class Generated:
     others: tuple[str, ...] = ()
     forced: int = 0
     forced_spans: tuple[tuple[int, int], ...] = ()
+    drafted: int = 0
+    drafted_spans: tuple[tuple[int, int], ...] = ()
     allowed: tuple[int | None, ...] = ()
 
     @property
@@ -203,6 +206,7 @@ class Totals:
     prefilled: int = 0
     sampled: int = 0
     forced: int = 0
+    drafted: int = 0
     selected: int = 0
     prompt_tokens: int = 0
     reused_tokens: int = 0
@@ -226,7 +230,7 @@ class Tree:
 
     def totals(self) -> Totals:
         """How many tokens came how. `reused_tokens` of the `prompt_tokens` of all calls were not computed again."""
-        limbs = calls = cached = prefilled = sampled = forced = selected = prompt = reused = 0
+        limbs = calls = cached = prefilled = sampled = forced = drafted = selected = prompt = reused = 0
         for limb in self.limbs():
             limbs += 1
             for item in limb.items:
@@ -235,8 +239,9 @@ class Tree:
                         cached += item.cached or 0
                         prefilled += item.prefilled or 0
                     case Generated():
-                        sampled += item.tokens - item.forced
+                        sampled += item.tokens - item.forced - item.drafted
                         forced += item.forced
+                        drafted += item.drafted
                     case Chosen():
                         selected += item.tokens
                     case _:
@@ -245,7 +250,7 @@ class Tree:
                     calls += 1
                     prompt += item.prompt_tokens or 0
                     reused += item.cached_tokens or 0
-        return Totals(limbs, calls, cached, prefilled, sampled, forced, selected, prompt, reused)
+        return Totals(limbs, calls, cached, prefilled, sampled, forced, drafted, selected, prompt, reused)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -379,6 +384,8 @@ def _call(call: Called, began: float) -> Generated | Chosen:
             others=tuple(output.text for output in outputs[1:]),
             forced=sum(len(output.forced) for output in outputs),
             forced_spans=() if first is None else first.forced_spans,
+            drafted=sum(len(output.drafted) for output in outputs),
+            drafted_spans=() if first is None else first.drafted_spans,
             allowed=() if first is None else first.allowed,
         )
     chosen = call.outcome if isinstance(call.outcome, Selected) else None

@@ -419,6 +419,8 @@ class Output:
     complete: bool = True  # False: the budget ran out before the constraint was satisfied
     forced: tuple[int, ...] = ()  # which of `token_ids`, by index, the constraint left no choice about
     forced_spans: tuple[tuple[int, int], ...] = ()  # where those stand in `text`: starts and ends, in characters
+    drafted: tuple[int, ...] = ()  # which of the others were guessed, and right: computed with those before them
+    drafted_spans: tuple[tuple[int, int], ...] = ()
     # With log-probabilities and a constraint: how many tokens it allowed at each; None where a prompt's end was healed.
     allowed: tuple[int | None, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()

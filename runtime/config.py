@@ -38,6 +38,7 @@ class EngineConfig:
     tree_attention: bool = True  # keys that rows share are read once a step, where that pays
     deterministic: bool = False  # a request's tokens and log-probabilities are the same bits whatever runs beside it
     force_tokens: bool = True  # what a constraint leaves no choice about is written without asking the model
+    draft_tokens: int = 16  # that are guessed at once, from what the text says again; 0: none
     seed: int | None = None  # of the seeds that requests without one are given
 
     def __post_init__(self) -> None:
@@ -50,6 +51,7 @@ class EngineConfig:
         _whole("page_size", self.page_size, 1, 1024)
         _whole("max_running_requests", self.max_running_requests, 1, 100_000)
         _whole("chunked_prefill_size", self.chunked_prefill_size, 16, 1_000_000)
+        _whole("draft_tokens", self.draft_tokens, 0, 256)
         _whole("host_cache_bytes", self.host_cache_bytes, 0, 2**50)
         _whole("disk_cache_bytes", self.disk_cache_bytes, 1, 2**50)
         if self.kv_tokens is not None:

@@ -33,7 +33,8 @@ from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.masks import MaskFiller
 from niwaki.runtime.constraints.protocol import Matcher
-from niwaki.runtime.decoding import Decoding
+from niwaki.runtime.decoding import Decoding, pages_of
+from niwaki.runtime.drafts import DRAFT_ROWS, NOTHING
 from niwaki.runtime.redraw import sample_within
 from niwaki.runtime.request import GenerateJob, Job, Request, ScoreJob, TokenIds
 from niwaki.runtime.runner import Batch, Row, Runner
@@ -60,6 +61,8 @@ class Counters:
     cached_tokens: int = 0  # prompt tokens that the cache gave
     generated_tokens: int = 0
     forced_tokens: int = 0  # of the generated ones: written without asking the model
+    drafted_tokens: int = 0  # of the generated ones: guessed, and found right in one step with those before them
+    guessed_tokens: int = 0  # all guesses, right or wrong
     recomputed_tokens: int = 0  # computed a second time after a preemption
     preemptions: int = 0
     finished: int = 0
@@ -97,6 +100,7 @@ class EngineCore:
         self._running: dict[int, Request] = {}
         self._decoding: Decoding | None = None  # while the batch is steady
         self._since_aged = scheduler.AGED_STEPS
+        self._draft_rows = DRAFT_ROWS if config.draft_tokens else 0
         self._masks = MaskFiller((runner.config.vocab_size + 31) // 32)
         self.counters = Counters()
 
@@ -201,6 +205,12 @@ class EngineCore:
         """Run one ragged batch and tell whoever waits for its tokens."""
         decoding = self._steady()
         if decoding is not None:
+            rows = self._drafted(decoding)
+            if rows is not None:
+                self._run(rows)
+                if len(self._running) == len(rows) or not self._waiting:
+                    self._begin_decoding()
+                return
             computed = self._compute(decoding.requests, decoding.batch, decoding.masked())
             if computed is not None:
                 self._go_on(decoding, *computed)
@@ -210,6 +220,11 @@ class EngineCore:
         if not rows:
             self._refuse_the_impossible()
             return
+        self._run(self._with_drafts(rows))
+        if scheduler.is_steady(plan, len(self._running)):
+            self._begin_decoding()
+
+    def _run(self, rows: Sequence[tuple[Request, Row]]) -> None:
         masked = [
             (request, request.remaining_new) for request, row in rows if request.is_masked and _is_last(request, row)
         ]
@@ -217,7 +232,6 @@ class EngineCore:
         if computed is not None:
             self._commit(rows)
             self._take_logits(rows, *computed)
-            self._begin_decoding(plan)
 
     def _compute(
         self, requests: Sequence[Request], batch: Batch, masked: Sequence[tuple[Request, int]]
@@ -242,10 +256,10 @@ class EngineCore:
 
     # -- a steady batch ---------------------------------------------------------------------------------------------
 
-    def _begin_decoding(self, plan: scheduler.Plan) -> None:
-        """After a step: keep the batch as arrays where the next step's plan would be this one again."""
+    def _begin_decoding(self) -> None:
+        """After a step of which the next plan would be a repetition: keep the batch as arrays, where it decodes."""
         requests = list(self._running.values())
-        if scheduler.is_steady(plan, len(requests)) and all(r.samples and r.num_pending == 1 for r in requests):
+        if requests and all(r.samples and r.num_pending == 1 for r in requests):
             config = self._runner.config
             self._decoding = Decoding(requests, self._end_ids, config.vocab_size, self._config.page_size)
 
@@ -281,6 +295,59 @@ class EngineCore:
             is_steady = decoding.keep([*taken.looked_at, *taken.one_by_one])
             if not is_steady or (self._waiting and len(decoding.requests) < len(requests)):
                 self._settle()
+
+    # -- drafts -----------------------------------------------------------------------------------------------------
+
+    def _drafted(self, decoding: Decoding) -> list[tuple[Request, Row]] | None:
+        """The rows of a steady batch where somebody has a guess to check; the batch is as arrays no more then."""
+        requests = decoding.requests
+        if len(requests) > self._draft_rows or not decoding.hears_echo():
+            return None
+        decoding.settle()
+        guesses = [self._guess(request) for request in requests]
+        if not any(map(len, guesses)):
+            return None
+        decoding.num_steps += 1
+        self._settle()
+        last = [Row(request.ids[-1:], request.num_computed, pages_of(request)) for request in requests]
+        return list(zip(requests, map(_with_guess, last, guesses), strict=True))
+
+    def _with_drafts(self, rows: Sequence[tuple[Request, Row]]) -> Sequence[tuple[Request, Row]]:
+        """The rows behind which a token is drawn may be longer: by a guess of what follows."""
+        if len(rows) > self._draft_rows:
+            return rows
+        return [
+            (request, _with_guess(row, self._guess(request)) if _is_last(request, row) else row)
+            for request, row in rows
+        ]
+
+    def _guess(self, request: Request) -> TokenIds:
+        """What may follow, as far as there are pages for it."""
+        if not (request.samples and request.is_drawn_plainly):
+            return NOTHING
+        guess = request.guess(self._config.draft_tokens)
+        assert request.lease is not None, "running requests hold a lease"
+        return guess if len(guess) and self._cache.reserve(request.lease, request.length + len(guess)) else NOTHING
+
+    def _check_draft(self, request: Request, guess: TokenIds, logits: torch.Tensor) -> None:
+        """Behind the token that was drawn from logits[0]: go on as long as what comes is what was guessed.
+
+        `logits`: [1 + guess, vocab].
+        """
+        right = 0
+        self.counters.guessed_tokens += len(guess)
+        while request.lease is not None:
+            while right < len(guess) and request.num_pending and request.ids[request.num_computed] == guess[right]:
+                request.confirm()
+                self.counters.drafted_tokens += 1
+                right += 1
+            if request.num_pending:
+                break
+            masks: FilledMasks = {}
+            if request.matcher is not None:
+                masks = {request.id: self._masks.start([(request.matcher, request.remaining_new)]).rows()[0]}
+            self._draw([(request, right)], logits[right : right + 1], masks)
+        request.guesser.learn(len(guess), right, request.length)
 
     # -- the batch --------------------------------------------------------------------------------------------------
 
@@ -452,11 +519,12 @@ class EngineCore:
             assert request.lease is not None
             num_left = request.num_prompt - request.num_computed
             was_prefilling = num_left > 0
-            request.num_computed += len(row.token_ids)
+            num_tokens = len(row.token_ids) - _num_guessed(request, row)
+            request.num_computed += num_tokens
             if request.was_preempted and was_prefilling:
-                self.counters.recomputed_tokens += len(row.token_ids)
+                self.counters.recomputed_tokens += num_tokens
             if was_prefilling:
-                self.counters.prefilled_tokens += min(num_left, len(row.token_ids))
+                self.counters.prefilled_tokens += min(num_left, num_tokens)
                 # Share the prompt at once; generated tokens go into the tree when the request ends.
                 is_whole = request.num_computed >= request.num_prompt
                 if is_whole and request.prefilled is None:
@@ -466,23 +534,30 @@ class EngineCore:
     def _take_logits(self, batch: Sequence[tuple[Request, Row]], logits: torch.Tensor, masks: FilledMasks) -> None:
         drawing: list[tuple[Request, int]] = []  # (request, its row in logits)
         reading: list[tuple[Request, int, int, int]] = []  # (request, first row, first position, count)
+        drafts: list[tuple[Request, TokenIds, int]] = []  # (request, what was guessed, its first row)
         at = 0
         for request, row in batch:
             if row.num_logits:
-                first = request.num_computed - row.num_logits
+                num_guessed = _num_guessed(request, row)
+                num_logits = row.num_logits - num_guessed
+                first = request.num_computed - num_logits
                 last_is_new = request.num_computed == request.length
-                count = row.num_logits - last_is_new
+                count = num_logits - last_is_new
                 if count:
                     reading.append((request, at, first, count))
                 request.logits_from = request.num_computed - (1 if last_is_new else 0)
                 if last_is_new and request.samples:
-                    drawing.append((request, at + row.num_logits - 1))
+                    drawing.append((request, at + num_logits - 1))
+                if num_guessed:
+                    drafts.append((request, row.token_ids[-num_guessed:], at + num_logits - 1))
                 at += row.num_logits
         if reading:
             self._read(reading, logits)
             drawing = [(request, row) for request, row in drawing if request.id in self._running]
         if drawing:
             self._draw(drawing, logits if len(drawing) == len(logits) else logits[[row for _, row in drawing]], masks)
+        for request, guess, first in drafts:
+            self._check_draft(request, guess, logits[first : first + 1 + len(guess)])
         for request, _ in batch:
             if not request.samples and request.num_computed == request.num_to_compute and request.id in self._running:
                 self._finish(request, FinishReason("length"))
@@ -612,7 +687,18 @@ class EngineCore:
 
 def _is_last(request: Request, row: Row) -> bool:
     """Whether a token is drawn behind the row."""
-    return row.start + len(row.token_ids) == request.length
+    return row.start + len(row.token_ids) >= request.length
+
+
+def _with_guess(row: Row, guess: TokenIds) -> Row:
+    if not len(guess):
+        return row
+    return replace(row, token_ids=np.concatenate([row.token_ids, guess]), num_logits=row.num_logits + len(guess))
+
+
+def _num_guessed(request: Request, row: Row) -> int:
+    """How many of the row's tokens are guesses: nobody has drawn them yet."""
+    return max(0, row.start + len(row.token_ids) - request.length)
 
 
 def _fail(job: Job, error: NiwakiError) -> None:

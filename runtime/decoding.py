@@ -51,7 +51,7 @@ class Decoding:
         self.num_steps = 0
         self._page_size = page_size
         count = len(requests)
-        pages = [_pages_of(request) for request in requests]
+        pages = [pages_of(request) for request in requests]
         self._held = np.array([len(own) for own in pages], np.int64)
         self._steps_in_pages = 0  # steps before anyone needs another page
         self._table = np.zeros((count, int(self._held.max()) + SPARE_PAGES), np.int32)
@@ -112,6 +112,14 @@ class Decoding:
             self._held[place] = len(pages)
         self._steps_in_pages = int((self._held * self._page_size - self._starts).min()) - 1
         return True
+
+    def hears_echo(self) -> bool:
+        """Whether somebody's text says again what it said before, so that what follows may be guessed."""
+        last = self._num_unsettled
+        return any(
+            request.guesser.hears(request.ids, self._unsettled[place, first:last])
+            for place, (request, first) in enumerate(zip(self.requests, self._first.tolist(), strict=True))
+        )
 
     def masked(self) -> list[tuple[Request, int]]:
         """The requests whose next token needs a mask, each with the tokens that it may still write."""
@@ -243,6 +251,6 @@ class Decoding:
         return True
 
 
-def _pages_of(request: Request) -> list[int]:
+def pages_of(request: Request) -> list[int]:
     assert request.lease is not None, "running requests hold a lease"
     return request.lease.page_ids

@@ -21,14 +21,14 @@ LOOK: Final = """
   color-scheme: light dark;
   --paper: #faf9f5; --card: #ffffff; --ink: #23261f; --soft: #5f6357; --line: #e2dfd4; --wood: #8a7a66;
   --cached: #3f7fb5; --cached-t: #dbe9f5; --prefilled: #c98a1b; --prefilled-t: #f8e9c8;
-  --sampled: #2e8b62; --sampled-t: #d3eedd; --forced: #7d7f78; --forced-t: #e6e6e0; --selected: #9457a3; --selected-t: #eedcf3;
+  --sampled: #2e8b62; --sampled-t: #d3eedd; --forced: #7d7f78; --forced-t: #e6e6e0; --drafted: #98a71f; --drafted-t: #edf2c4; --selected: #9457a3; --selected-t: #eedcf3;
   --failed: #bf3b2b; --failed-t: #fbe0dc; --on: #ffffff; --shade: 0 1px 2px rgb(60 50 30 / .06), 0 6px 20px rgb(60 50 30 / .05);
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --paper: #161814; --card: #1e211c; --ink: #e6e5dc; --soft: #a3a698; --line: #33372f; --wood: #a08e76;
     --cached: #6fabdc; --cached-t: #1d3447; --prefilled: #dfa945; --prefilled-t: #433413;
-    --sampled: #5cbd8e; --sampled-t: #173b2a; --forced: #989b90; --forced-t: #33362f; --selected: #c08bd0; --selected-t: #3b2643;
+    --sampled: #5cbd8e; --sampled-t: #173b2a; --forced: #989b90; --forced-t: #33362f; --drafted: #c2d452; --drafted-t: #363c14; --selected: #c08bd0; --selected-t: #3b2643;
     --failed: #ee7f70; --failed-t: #4a1f1a; --on: #10120e; --shade: none;
   }
 }

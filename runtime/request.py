@@ -29,6 +29,7 @@ from niwaki.runtime.constraints import Matcher, marks_of
 from niwaki.runtime.constraints.automaton import ByteDfa
 from niwaki.runtime.constraints.boundaries import TAIL_TOKENS
 from niwaki.runtime.constraints.healing import Healing
+from niwaki.runtime.drafts import Guesser
 from niwaki.runtime.limits import TokenIds as TokenIds  # told on from here, too
 from niwaki.runtime.sampler import Sampled, is_plain
 from niwaki.runtime.stops import StopText
@@ -67,9 +68,9 @@ class Request:
     __slots__ = (
         "id", "job", "index", "params", "namespace", "seed", "num_prompt", "num_computed", "num_cached", "logits_from",
         "lease", "matcher", "stops", "detokenizer", "waited_steps", "arrived", "admitted", "prefilled", "was_preempted",
-        "logprobs", "top_logprobs", "allowed", "prompt_logprobs", "prompt_top", "forced", "healing", "_num_healed",
-        "_num_shown", "_buffer", "_length", "_tokenizer", "_text", "_text_ends", "_unsent_text", "_unsent_ids",
-        "_unsent_logprobs", "_unsent_top",
+        "logprobs", "top_logprobs", "allowed", "prompt_logprobs", "prompt_top", "forced", "drafted", "guesser",
+        "healing", "_num_healed", "_num_shown", "_buffer", "_length", "_tokenizer", "_text", "_text_ends",
+        "_unsent_text", "_unsent_ids", "_unsent_logprobs", "_unsent_top",
     )  # fmt: skip
 
     def __init__(
@@ -119,6 +120,8 @@ class Request:
         if (self.samples and logits_from == 0) or (isinstance(job, ScoreJob) and job.starts[index] == 0):
             self.prompt_logprobs[0] = TokenLogprob(None, int(ids[0]), tokenizer.token_text(int(ids[0])))
         self.forced: list[int] = []  # which generated tokens, by index, were not drawn
+        self.drafted: list[int] = []  # which of the others were computed with those before them: they had been guessed
+        self.guesser = Guesser()
         self._num_healed = 0  # bytes of the first generated token that are the prompt's
         self._num_shown = 0  # of the generated tokens: the text of those behind waits for their log-probabilities
         self._buffer = np.array(ids, dtype=np.int32)
@@ -209,6 +212,17 @@ class Request:
             grown = np.empty(max(64, 2 * length), dtype=np.int32)
             grown[: self._length] = self.ids
             self._buffer = grown
+
+    def guess(self, most: int) -> TokenIds:
+        """At most so many tokens that may come next, of those that it may still write but for the last."""
+        return self.guesser.guess(self.ids, min(most, self.remaining_new - 1))
+
+    def confirm(self) -> None:
+        """The first pending token was guessed right: its KV is written."""
+        index = self.num_computed - self.num_prompt
+        if index not in self.forced:
+            self.drafted.append(index)
+        self.computed_up_to(self.num_computed + 1)
 
     def computed_up_to(self, num_tokens: int) -> None:
         """The KV of so many tokens is written, and the logits before the last of them are read."""
@@ -317,16 +331,18 @@ class Request:
             self._length -= self.num_unshown
             self.forced = [index for index in self.forced if index < self.num_generated]
 
-    def _forced_spans(self) -> tuple[tuple[int, int], ...]:
-        """Where forced tokens stand in the text; those side by side are one span. None where markers are shown."""
-        forced = set(self.forced)
+    def _spans(self, indices: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """Where generated tokens stand in the text; those side by side are one span. None where markers are shown."""
+        if not indices:
+            return ()
+        told = set(indices)
         spans: list[tuple[int, int]] = []
         pieces = [self._tokenizer.bytes_of(token_id) or b"" for token_id in self.output_ids.tolist()]
         pieces[0] = pieces[0][self._num_healed :]
         start = 0
         for index, piece in enumerate(pieces):
             end = start + sum(byte & 0xC0 != 0x80 for byte in piece)  # characters that begin there
-            if index in forced:
+            if index in told:
                 spans.append((spans.pop()[0] if spans and spans[-1][1] == start else start, end))
             start = end
         return tuple(spans) if b"".join(pieces).startswith("".join(self._text).encode()) else ()
@@ -374,7 +390,9 @@ class Request:
             cached_tokens=self.num_cached or 0,
             complete=self.matcher is None or self.matcher.can_end,
             forced=tuple(self.forced),
-            forced_spans=self._forced_spans() if self.forced else (),
+            forced_spans=self._spans(self.forced),
+            drafted=tuple(self.drafted),
+            drafted_spans=self._spans(self.drafted),
             allowed=tuple(self.allowed),
             logprobs=tuple(self.logprobs),
             top_logprobs=tuple(self.top_logprobs),

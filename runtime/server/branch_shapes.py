@@ -190,6 +190,8 @@ def output_json(output: Output) -> Json:
         "complete": output.complete,
         "forced": output.forced,
         "forced_spans": output.forced_spans,
+        "drafted": output.drafted,
+        "drafted_spans": output.drafted_spans,
         "allowed": output.allowed,
         "logprobs": _triples(output.logprobs),
         "top_logprobs": [_triples(top) for top in output.top_logprobs],

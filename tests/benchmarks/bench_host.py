@@ -42,7 +42,8 @@ PROMPT = 24
 
 
 class StubRunner:
-    """A model that costs nothing: it lays out the batch as the real one does, and returns logits made beforehand."""
+    """A model that costs nothing: it lays out the batch as the real one does, and returns logits made beforehand, other
+    ones in each step, so that no text repeats itself and every request looks for a draft in vain."""
 
     def __init__(self, num_pages: int) -> None:
         self.config = read_model_folder(MODEL_DIR).config
@@ -50,6 +51,7 @@ class StubRunner:
         self.page_size = PAGE_SIZE
         self.kv_bytes_per_token = 1
         self.seconds = 0.0  # spent on laying out batches
+        self.num_steps = 0
         generator = torch.Generator().manual_seed(0)
         self.logits = torch.randn(4096, self.config.vocab_size, generator=generator)
         self.logits[:, list(self.config.eos_ids)] = -1e9
@@ -59,7 +61,9 @@ class StubRunner:
         make_plan(batch.spans, page_size=PAGE_SIZE, num_pages=self.num_pages)
         torch.from_numpy(batch.token_ids)
         self.seconds += time.thread_time() - start
-        return self.logits[: len(batch.token_ids if batch.wanted is None else batch.wanted)]
+        self.num_steps += 1
+        first = self.num_steps * 61 % 3840
+        return self.logits[first : first + len(batch.token_ids if batch.wanted is None else batch.wanted)]
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None: ...
 

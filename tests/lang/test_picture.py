@@ -205,7 +205,7 @@ def test_what_a_constraint_left_no_choice_about_is_marked(bundled_engine: Engine
     tree = state.tree()
     html = picture_of([tree]).html
     read(html)
-    assert re.search('<i class="f" title="[a-z ]+">[^<]*&quot;name&quot;:', html)
+    assert re.search('<i class="forced" title="[a-z ]+">[^<]*&quot;name&quot;:', html)
     totals = tree.totals()
     assert totals.forced > 0 < totals.sampled
     assert (state.usage.forced_tokens, state.usage.generated_tokens) == (totals.forced, totals.forced + totals.sampled)
@@ -234,8 +234,10 @@ def test_details_say_step_by_step_how_many_tokens_a_constraint_allowed(bundled_e
 
 def test_marks_keep_the_text_as_it_is_where_it_is_folded_too() -> None:
     text = "\n\n" + "".join(f"<{number}>" for number in range(400))
-    html = _folded(text, [(0, 3), (5, 9), (440, 460), (len(text) - 5, len(text) + 3)])
-    assert html.count('<i class="f"') == 5  # the third lies on both sides of the fold
+    html = _folded(
+        text, [(0, 3, "forced"), (5, 9, "drafted"), (440, 460, "forced"), (len(text) - 5, len(text) + 3, "forced")]
+    )
+    assert len(re.findall(r"<i class=\"(forced|drafted)\"", html)) == 5  # the third lies on both sides of the fold
     assert unescape(re.sub(r'<summary>[^<]*</summary>|<span class="sign">[^<]*</span>|<[^>]*>', "", html)) == text
 
 
@@ -256,7 +258,7 @@ def test_text_keeps_its_contrast_in_both_schemes(scheme: str) -> None:
     light, dark = (block for block in re.findall(r":root \{(.*?)\}", LOOK, re.DOTALL))
     colors = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", light if scheme == "light" else dark))
     backgrounds = ["paper", "card", *(name for name in colors if name.endswith("-t"))]
-    assert len(backgrounds) == 8
+    assert len(backgrounds) == 9
     for background in backgrounds:
         assert contrast(colors["ink"], colors[background]) >= 7, background
         assert contrast(colors["soft"], colors[background]) >= 4.5, background

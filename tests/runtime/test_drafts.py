@@ -1,0 +1,215 @@
+"""Drafts: what a text repeats is guessed, checked in one step, and changes no token."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from niwaki.kernels.echo import last_echo
+from niwaki.runtime.api import Cancelled, ConfigError, JsonSchema, Output, Regex, SamplingParams
+from niwaki.runtime.drafts import DRAFT_ROWS, ECHO_TOKENS, LONGEST_PAUSE, Guesser
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.limits import TokenIds
+from tests.toy import make_model
+
+ITEMS = '{"type": "array", "items": {"type": "string", "maxLength": 12}, "minItems": 2, "maxItems": 9}'
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "cool": {"temperature": 0.05},
+    "hot": {"temperature": 1.0, "top_k": 40},
+    "stop": {"temperature": 0.0, "stop": ("a",)},
+    "regex": {"temperature": 0.3, "constraint": Regex("(the (cat|dog) sat on the (mat|log)[, ]){1,9}")},
+    "schema": {"temperature": 0.3, "constraint": JsonSchema(ITEMS)},
+    "plain no more": {"temperature": 0.0, "frequency_penalty": 0.5},
+    "told": {"temperature": 0.0, "return_logprob": True},
+}
+
+
+def ids_of(*tokens: int) -> TokenIds:
+    return np.array(tokens, np.int32)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What is guessed
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def test_an_echo_is_found_where_looking_everywhere_finds_it() -> None:
+    draw = random.Random(0)
+    for _ in range(2000):
+        ids = [draw.randrange(3) for _ in range(draw.randint(1, 24))]
+        size = draw.randint(1, 4)
+        ends = [end for end in range(size, len(ids)) if ids[end - size : end] == ids[-size:]]
+        cut = draw.randint(0, len(ids))
+        expected = ends[-1] if ends and len(ids) >= size else 0
+        assert last_echo(ids_of(*ids[:cut]), ids_of(*ids[cut:]), size) == expected
+
+
+def test_the_guess_is_what_followed_the_last_time() -> None:
+    ids = ids_of(1, 2, 3, 7, 8, 1, 2, 3, 9, 5, 6, 4, 1, 2, 3)
+    assert Guesser().guess(ids, 3).tolist() == [9, 5, 6]
+    assert Guesser().guess(ids, 0).tolist() == []
+    assert Guesser().guess(ids[:-1], 3).tolist() == []
+
+
+def test_right_guesses_grow_and_wrong_ones_make_a_pause() -> None:
+    ids = ids_of(*[1, 2, 3, 4] * 40)
+    guesser = Guesser()
+    sizes = []
+    for _ in range(4):
+        guess = guesser.guess(ids, 30)
+        sizes.append(len(guess))
+        guesser.learn(len(guess), len(guess), len(ids))
+    assert sizes == [4, 8, 16, 30]
+    pauses = []
+    for _ in range(4):
+        guesser.learn(4, 0, 80)
+        length = 80
+        while not len(guesser.guess(ids[:length], 30)):
+            assert not guesser.hears(ids[:70], ids[70:length])
+            length += 1
+        assert guesser.hears(ids[:70], ids[70:length])
+        pauses.append(length - 80)
+    assert pauses == [4, 16, LONGEST_PAUSE, LONGEST_PAUSE]
+    assert len(guesser.guess(ids, 30)) == ECHO_TOKENS
+    guesser.learn(3, 1, 80)
+    guesser.learn(3, 0, 80)
+    assert len(guesser.guess(ids[:84], 30)) > 0, "one that was right ends the series"
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What comes of it
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose next token depends on the last one alone: its texts soon go round."""
+    made = make_model(tmp_path_factory.mktemp("toy"), sharpness=2.0, texts=["the cat sat, the dog sat, the cat sat"])
+    weights = load_file(made / "model.safetensors")
+    for name, weight in weights.items():
+        if "o_proj" in name or "down_proj" in name:
+            weight.zero_()
+    save_file(weights, made / "model.safetensors", metadata={"format": "pt"})
+    return made
+
+
+@pytest.fixture(scope="module")
+def drafting(folder: Path) -> Iterator[Engine]:
+    with Engine(folder, kv_tokens=4096, deterministic=True) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Iterator[Engine]:
+    with Engine(folder, kv_tokens=4096, deterministic=True, draft_tokens=0) as made:
+        yield made
+
+
+def said(engine: Engine, kind: str, seed: int, count: int = 1, num_outputs: int = 1) -> list[Output]:
+    """`count` requests side by side, on texts that repeat themselves."""
+    draw = random.Random(f"{kind} {seed}")
+    running = []
+    for number in range(count):
+        head = draw.choices(range(5, 400), k=draw.randint(4, 12))
+        ids = np.array(head * 3 + head[: draw.randint(1, 3)], np.int32)
+        params = SamplingParams(max_new_tokens=draw.randint(20, 60), seed=seed + number, n=num_outputs, **KINDS[kind])
+        running.append(engine.backend.start(ids, params))
+    return [output for generation in running for output in generation.result(60)]
+
+
+def same(first: Output, second: Output) -> bool:
+    return (first.token_ids, first.text, first.finish_reason, first.complete, first.forced, first.logprobs) == (
+        second.token_ids,
+        second.text,
+        second.finish_reason,
+        second.complete,
+        second.forced,
+        second.logprobs,
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_change_no_token(kind: str, drafting: Engine, plain: Engine) -> None:
+    drafted = 0
+    for seed in range(6):
+        for count, num_outputs in ((1, 1), (3, 1), (1, 2), (DRAFT_ROWS + 2, 1)):
+            here = said(drafting, kind, seed, count, num_outputs)
+            there = said(plain, kind, seed, count, num_outputs)
+            assert all(map(same, here, there))
+            assert not any(output.drafted for output in there)
+            drafted += sum(len(output.drafted) for output in here)
+    if kind in ("greedy", "cool", "regex"):
+        assert drafted > 0
+    if kind in ("plain no more", "told"):
+        assert drafted == 0, "only what is drawn as it is"
+    drafting.backend.check()
+
+
+def test_a_draft_saves_as_many_steps_as_it_has_right_tokens(folder: Path) -> None:
+    params = SamplingParams(max_new_tokens=120, temperature=0.0, ignore_eos=True)
+    with Engine(folder, kv_tokens=4096) as engine:
+        (output,) = engine.backend.start(ids_of(7, 8, 9), params).result(60)
+    stats = engine.stats()
+    assert stats["steps"] == stats["generated_tokens"] - stats["drafted_tokens"] == 120 - len(output.drafted)
+    assert 0 < stats["drafted_tokens"] <= stats["guessed_tokens"]
+
+
+def test_an_output_says_which_tokens_were_drafted_and_where_they_stand(drafting: Engine) -> None:
+    outputs = [output for seed in range(20) for output in said(drafting, "regex", seed)]
+    marked = 0
+    for output in outputs:
+        assert not set(output.drafted) & set(output.forced)
+        assert list(output.drafted) == sorted(set(output.drafted))
+        if output.drafted_spans:
+            told = "".join(output.text[start:end] for start, end in output.drafted_spans)
+            assert told.encode() in drafting.tokenizer.decode([output.token_ids[i] for i in output.drafted]).encode()
+            marked += 1
+    assert marked > 3
+
+
+def test_a_streamed_text_is_the_sum_of_its_deltas(drafting: Engine) -> None:
+    before = drafting.stats()["drafted_tokens"]
+    for seed in range(4):
+        head = random.Random(seed).choices(range(5, 400), k=6)
+        params = SamplingParams(max_new_tokens=40, temperature=0.0, seed=1)
+        generation = drafting.backend.start(np.array(head * 3, np.int32), params)
+        deltas = list(generation.deltas(60))
+        (output,) = generation.result(60)
+        assert "".join(delta.text for delta in deltas) == output.text
+        assert tuple(token for delta in deltas for token in delta.token_ids) == output.token_ids
+    assert drafting.stats()["drafted_tokens"] > before
+
+
+def test_drafts_survive_a_pool_that_is_short_and_requests_that_are_cancelled(folder: Path, plain: Engine) -> None:
+    draw = random.Random(4)
+    with Engine(folder, kv_tokens=112, chunked_prefill_size=16, deterministic=True) as tight:
+        for seed in range(6):
+            heads = [draw.choices(range(5, 400), k=7) for _ in range(4)]
+            params = [SamplingParams(max_new_tokens=50, temperature=0.0, seed=seed, ignore_eos=True) for _ in heads]
+            asked = [np.array(head * 2, np.int32) for head in heads]
+            running = [tight.backend.start(ids, one) for ids, one in zip(asked, params, strict=True)]
+            running[seed % 4].cancel()
+            for number, generation in enumerate(running):
+                try:
+                    (output,) = generation.result(60)
+                except Cancelled:
+                    assert number == seed % 4
+                    continue
+                (alone,) = plain.backend.start(asked[number], params[number]).result(60)
+                assert same(output, alone)
+            tight.backend.check()
+        assert tight.stats()["drafted_tokens"] > 0
+        assert tight.stats()["preemptions"] > 0
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, 10_000])
+def test_so_many_tokens_cannot_be_guessed(value: object, folder: Path) -> None:
+    with pytest.raises(ConfigError, match="draft_tokens must be a whole number from 0 to 256"):
+        Engine(folder, draft_tokens=value)
