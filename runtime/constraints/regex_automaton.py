@@ -13,6 +13,7 @@ from niwaki.runtime.constraints.regex_language import Languages, Term
 from niwaki.runtime.constraints.regex_tree import MAX_CODE_POINT, Ranges, normalised
 
 COLUMN, ROW, RADIUS, MARGIN = 150, 90, 22, 60
+LOOP: Final = 40  # above the first row: an edge that leads back to its state
 MAX_LABEL: Final = 18
 
 
@@ -61,13 +62,16 @@ def drawn(automaton: CharacterAutomaton) -> str:
         for column, states in enumerate(columns)
         for row, state in enumerate(states)
     }
-    width, height = 2 * MARGIN + COLUMN * (len(columns) - 1), 2 * MARGIN + ROW * tallest
+    bends = [_bend(depths[target] - depths[source]) // 2 for source, _, target in automaton.edges]
+    above, below = max([LOOP, *bends]), max([0, *(-bend for bend in bends)])
+    width, height = 2 * MARGIN + COLUMN * (len(columns) - 1), above + MARGIN + ROW * tallest + below
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 {MARGIN - above} {width} {height}" '
+        f'width="{width}" height="{height}" '
         'font-family="sans-serif" font-size="12">',
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0L8 4L0 8z" fill="#555"/></marker></defs>',
-        '<rect width="100%" height="100%" fill="#fff"/>',
+        f'<rect y="{MARGIN - above}" width="100%" height="100%" fill="#fff"/>',
     ]
     for source, ranges, target in automaton.edges:
         parts += _edge(places[source], places[target], label(ranges), depths[target] - depths[source])
@@ -104,20 +108,29 @@ def _depths(automaton: CharacterAutomaton) -> dict[int, int]:
     return depths
 
 
+def _bend(forward: int) -> int:
+    """Edges over several columns pass over what lies between, those that go back underneath: the longer the further."""
+    return 40 * (forward - 1) if forward else 0
+
+
+def _beside(start: float, control: float, end: float) -> float:
+    """On the curve, nearer to its start: edges that cross do so in their middle."""
+    return 0.42 * start + 0.46 * control + 0.12 * end
+
+
 def _edge(start: tuple[float, float], end: tuple[float, float], text: str, forward: int) -> Iterable[str]:
     (x, y), (u, v) = start, end
     if start == end:
         path = (
             f"M{x - 10:g} {y - RADIUS + 2:g}C{x - 30:g} {y - 62:g} {x + 30:g} {y - 62:g} {x + 10:g} {y - RADIUS + 2:g}"
         )
-        middle = (x, y - 56)
+        place = (x, y - 51)
     else:
-        bend = 0 if forward == 1 else 40 if forward > 1 else -40  # over what lies between, and back underneath
-        middle = ((x + u) / 2, (y + v) / 2 - bend)
-        one, other = atan2(middle[1] - y, middle[0] - x), atan2(middle[1] - v, middle[0] - u)
+        control = ((x + u) / 2 + (0 if forward else 40), (y + v) / 2 - _bend(forward))
+        one, other = atan2(control[1] - y, control[0] - x), atan2(control[1] - v, control[0] - u)
         x, y = x + RADIUS * cos(one), y + RADIUS * sin(one)
         u, v = u + RADIUS * cos(other), v + RADIUS * sin(other)
-        path = f"M{x:.1f} {y:.1f}Q{middle[0]:.1f} {middle[1]:.1f} {u:.1f} {v:.1f}"
-        middle = (middle[0], middle[1] + bend / 2 - 5)
+        path = f"M{x:.1f} {y:.1f}Q{control[0]:.1f} {control[1]:.1f} {u:.1f} {v:.1f}"
+        place = (_beside(x, control[0], u), _beside(y, control[1], v))
     yield f'<path d="{path}" fill="none" stroke="#555" marker-end="url(#tip)"/>'
-    yield f'<text x="{middle[0]:.1f}" y="{middle[1]:.1f}" text-anchor="middle" fill="#333">{escape(text)}</text>'
+    yield f'<text x="{place[0]:.1f}" y="{place[1] - 5:.1f}" text-anchor="middle" fill="#333">{escape(text)}</text>'

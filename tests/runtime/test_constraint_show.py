@@ -68,6 +68,23 @@ def test_a_regex_is_shown_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "All 2 texts: 'no', 'yes'" in out
 
 
+@pytest.mark.parametrize("regex", ["(a|b)*abb", "(a|b)?abb(c[0-9])*x{0,3}", "(ab?){9}"])
+def test_no_two_signs_of_a_drawing_lie_on_each_other_or_outside(
+    regex: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Edges back and over several states lead further out; edges that cross have their signs beside the crossing."""
+    picture = tmp_path / "regex.svg"
+    printed(capsys, tmp_path / "regex.txt", regex, "--svg", str(picture))
+    root = ET.fromstring(picture.read_text("utf-8"))
+    x, y, width, height = map(float, root.attrib["viewBox"].split())
+    places = [(float(e.attrib["x"]), float(e.attrib["y"])) for e in root.iter() if e.tag.endswith("text")]
+    for number, (left, base) in enumerate(places):
+        assert x + 8 < left < x + width - 8
+        assert y + 12 < base < y + height
+        for other_left, other_base in places[:number]:
+            assert abs(left - other_left) > 8 or abs(base - other_base) > 8
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
