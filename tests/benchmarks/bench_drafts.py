@@ -13,6 +13,7 @@ import argparse
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -97,13 +98,8 @@ def foreseen(drafting: Engine, plain: Engine, count: int, pairs: int) -> Compari
             return coming
         return NOTHING
 
-    kept = Request.guess
-    Request.guess = guess  # type: ignore[method-assign]
-    try:
-        found = measured("80 % right", drafting, plain, asked, 1, pairs)
-    finally:
-        Request.guess = kept  # type: ignore[method-assign]
-    return found
+    with patch.object(Request, "guess", guess):
+        return measured("80 % right", drafting, plain, asked, 1, pairs)
 
 
 def main() -> None:
