@@ -93,6 +93,8 @@ def test_grammars_their_cache_and_the_tokens_that_they_write(
     assert grown("niwaki_grammar_compile_seconds_total") > 0
     assert grown("niwaki_grammar_cache_hits_total") >= 1
     assert grown("niwaki_forced_tokens_total") > 0, "drafts of a grammar, each accepted"
+    now = read(small)
+    assert now["niwaki_drafted_tokens_total"] <= now["niwaki_guessed_tokens_total"], "those of an echo may be wrong"
 
 
 def test_hits_evictions_and_the_tier_below(small: httpx2.Client, grown: Callable[[str], float]) -> None:
