@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 # A row of at most this many new tokens goes through the decode kernel, each token a query of its own that sees one
 # key more than the one before; longer rows gather their keys and go through dense attention. See bench_kernels.py.
 MAX_DECODE_TOKENS = 8
+# ... and of at most so many where longer rows read their pages in tiles. L15, a row of 4 or 8 tokens behind 3,900 keys:
+# the step takes 0.72 and 0.31 to 0.65 of the time, 32 rows of 8 behind 300: 0.8 (22 November 2026).
+MAX_DECODE_BESIDE_TILES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +124,15 @@ class AttentionPlan:
 
 
 def make_plan(
-    spans: Sequence[Span] | Spans, *, page_size: int, num_pages: int, costs: Costs | None = None
+    spans: Sequence[Span] | Spans,
+    *,
+    page_size: int,
+    num_pages: int,
+    longest_paged: int = MAX_DECODE_TOKENS,
+    costs: Costs | None = None,
 ) -> AttentionPlan:
-    """Lay out one step. With `costs`, pages that rows share are read once where that pays.
+    """Lay out one step. Rows of more than `longest_paged` tokens are prefill rows. With `costs`, pages that rows share
+    are read once where that pays.
 
     Raises:
         ValueError: a span is empty, its pages do not cover its tokens, or a page id is outside the pool. Kernels
@@ -134,8 +143,8 @@ def make_plan(
     num_tokens = int(counts.sum())
     positions = np.empty(num_tokens, np.int64)
     slots = np.empty(num_tokens, np.int64)
-    all_decode = num_rows == 0 or int(counts.max()) <= MAX_DECODE_TOKENS
-    num_queries = num_tokens if all_decode else int(counts[counts <= MAX_DECODE_TOKENS].sum())
+    all_decode = num_rows == 0 or int(counts.max()) <= longest_paged
+    num_queries = num_tokens if all_decode else int(counts[counts <= longest_paged].sum())
     queries = DecodeQueries(
         np.empty(num_queries, np.int32),
         np.empty(num_queries, np.int32),
@@ -155,6 +164,7 @@ def make_plan(
             queries.token,
             queries.table_row,
             queries.length,
+            longest_paged,
         )
     )
     if bad_row < num_rows:
@@ -169,12 +179,12 @@ def make_plan(
                 int(starts[row]),
                 table[row, : _pages_for(int(starts[row] + counts[row]), page_size)],
             )
-            for row in np.flatnonzero(counts > MAX_DECODE_TOKENS)
+            for row in np.flatnonzero(counts > longest_paged)
         )
     shared = None
     if costs is not None and num_rows > 1:
         segments = find_segments(
-            table, starts // page_size, counts, page_size=page_size, longest_paged=MAX_DECODE_TOKENS, costs=costs
+            table, starts // page_size, counts, page_size=page_size, longest_paged=longest_paged, costs=costs
         )
         if len(segments):
             first_key = segments.row_end * np.int32(page_size)
@@ -183,7 +193,7 @@ def make_plan(
                 replace(queries, first_key=first_key[queries.table_row]),
                 tuple(
                     replace(row, first_key=int(first_key[index]))
-                    for row, index in zip(prefill, np.flatnonzero(counts > MAX_DECODE_TOKENS), strict=True)
+                    for row, index in zip(prefill, np.flatnonzero(counts > longest_paged), strict=True)
                 ),
                 int((starts + counts).max()),
             )
@@ -246,6 +256,7 @@ def _fill(
     query_token: Int32s,
     query_row: Int32s,
     query_length: Int32s,
+    longest_paged: int,
 ) -> int:
     """Fill the arrays from `positions` on. Returns the first row that is invalid, or the number of rows."""
     num_rows: int = starts.shape[0]
@@ -262,7 +273,7 @@ def _fill(
         for position in range(start, start + count):
             positions[token] = position
             slots[token] = np.int64(table[row, position // page_size]) * page_size + position % page_size
-            if count <= MAX_DECODE_TOKENS:
+            if count <= longest_paged:
                 query_token[query] = token
                 query_row[query] = row
                 query_length[query] = position + 1

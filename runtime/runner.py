@@ -15,9 +15,17 @@ import numpy.typing as npt
 import torch
 
 from niwaki.kernels.ops import Ops, Weight, ops_for
-from niwaki.kernels.plan import AttentionPlan, Span, Spans, make_plan
+from niwaki.kernels.plan import (
+    MAX_DECODE_BESIDE_TILES,
+    MAX_DECODE_TOKENS,
+    AttentionPlan,
+    Span,
+    Spans,
+    make_plan,
+)
 from niwaki.kernels.segments import Int32s
 from niwaki.kernels.shared_prefix import costs_for
+from niwaki.kernels.tile_attention import can_tile
 from niwaki.radix.pages import PageCopy
 from niwaki.runtime.api import ConfigError
 from niwaki.runtime.loader import Checkpoint, read_model_folder
@@ -122,6 +130,9 @@ class Runner:
             if shares_here
             else None
         )
+        is_plain = ops is None and self._device.type == "cpu" and kv_dtype == "auto"
+        has_tiles = is_plain and can_tile(torch_dtype, page_size, config.head_dim)
+        self._longest_paged = MAX_DECODE_BESIDE_TILES if has_tiles else MAX_DECODE_TOKENS
         self._num_weights = sum(math.prod(shape) for shape in expected_tensors(config).values())
         attended = 2 * config.num_layers * config.num_heads * config.head_dim  # multiply-adds for a token and a key
         self._keys_per_token = self._num_weights / attended / PRODUCT_SPEED
@@ -247,7 +258,13 @@ class Runner:
             return self._model.forward(token_ids, plan, wanted)
 
     def _plan(self, spans: Spans) -> AttentionPlan:
-        return make_plan(spans, page_size=self.page_size, num_pages=self.num_pages, costs=self._costs)
+        return make_plan(
+            spans,
+            page_size=self.page_size,
+            num_pages=self.num_pages,
+            longest_paged=self._longest_paged,
+            costs=self._costs,
+        )
 
     def _forward_in_parts(self, batch: Batch, most: int) -> torch.Tensor:
         if self._side_by_side is None:
