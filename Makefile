@@ -23,8 +23,9 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest tests -q -n $(JOBS) --dist loadfile
 
+# CLIENTS names some of them: see .ci/test-clients.
 test-clients: $(INSTALLED)
-	.ci/test-clients
+	.ci/test-clients $(CLIENTS)
 
 # Starts Ray on this machine: some 80 MB to install, and a minute or two.
 test-ray: $(INSTALLED)
