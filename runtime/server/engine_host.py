@@ -80,9 +80,11 @@ class Host:
 
 
 def warm_up(engine: Engine) -> None:
-    """Run every kernel once, greedy and sampled: what is compiled at its first use is compiled before anybody waits."""
-    for temperature in (0.0, 1.0):
-        engine.generate("a", {"max_new_tokens": 2, "temperature": temperature, "ignore_eos": True})
+    """Run every kernel once, greedy, sampled and under a constraint, which also starts the process that compiles those:
+    what is made at its first use is there before anybody waits."""
+    engine.generate("a", {"max_new_tokens": 2, "temperature": 0.0, "ignore_eos": True})
+    engine.generate("a", {"max_new_tokens": 2, "temperature": 1.0, "ignore_eos": True})
+    engine.generate("a", {"max_new_tokens": 8, "json_schema": '{"allOf": [{"type": "boolean"}]}'})
     engine.flush_cache()
 
 
