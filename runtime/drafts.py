@@ -13,8 +13,9 @@ import numpy as np
 from niwaki.kernels.echo import last_echo
 from niwaki.runtime.limits import TokenIds
 
-DRAFT_ROWS = 4  # requests in a step above which nobody guesses: their tokens fill the step already
+DRAFT_ROWS = 2  # requests in a step above which nobody guesses: their tokens fill the step already
 ECHO_TOKENS = 3  # of the end of a text that must have stood before
+FIRST_GUESS = 4  # tokens
 LONGEST_PAUSE = 64  # tokens
 
 NOTHING: TokenIds = np.empty(0, np.int32)
@@ -26,7 +27,7 @@ class Guesser:
     __slots__ = ("_quiet_until", "_size", "_wrong")
 
     def __init__(self) -> None:
-        self._size = ECHO_TOKENS + 1  # of the next guess
+        self._size = FIRST_GUESS  # of the next guess
         self._wrong = 0  # guesses in a row of which nothing was right
         self._quiet_until = 0  # so many tokens
 
@@ -44,9 +45,9 @@ class Guesser:
     def learn(self, guessed: int, right: int, length: int) -> None:
         """So many tokens of the last guess were right. `length`: of the text by now."""
         if right:
-            self._size = 2 * self._size if right == guessed else max(ECHO_TOKENS, right)
+            self._size = 2 * self._size if right == guessed else max(FIRST_GUESS, right)
             self._wrong = 0
         else:
-            self._size = ECHO_TOKENS
+            self._size = FIRST_GUESS
             self._wrong += 1
             self._quiet_until = length + min(4**self._wrong, LONGEST_PAUSE)
