@@ -13,7 +13,7 @@ import numpy as np
 from niwaki.kernels.echo import last_echo
 from niwaki.runtime.limits import TokenIds
 
-DRAFT_ROWS = 2  # requests in a step above which nobody guesses: their tokens fill the step already
+DRAFT_ROWS = 2  # requests in a step above which nobody guesses: the wrong guesses of more cost the host too much
 ECHO_TOKENS = 3  # of the end of a text that must have stood before
 FIRST_GUESS = 4  # tokens
 LONGEST_PAUSE = 64  # tokens
