@@ -170,9 +170,8 @@ class Cache:
     def num_exclusive(self, lease: Lease) -> int:
         """How many pages would become free or evictable if `lease` ended now: those that nobody else locks."""
         self._demand_open(lease)
-        tail = lease._tail
-        count = len(lease.page_ids) - lease._num_shared - (tail is not None and tail.protected > 1)
-        node, own_locks = lease._node, 1 if tail is None else 2
+        count = len(lease.page_ids) - lease._num_shared
+        node, own_locks = lease._node, 1 if lease._tail is None else 2
         while node.parent is not None and node.protected == own_locks:
             count += len(node.pages)
             node, own_locks = node.parent, 1
@@ -192,10 +191,10 @@ class Cache:
         """Lock the longest cached prefix of `ids[:max_cached]`, with pages for `room_for` tokens in all.
 
         Where the prefix ends inside a page, its head is reused by copy on write: the lease gets a fresh page and one
-        `PageCopy`, to be carried out before the first forward pass; the source stays locked until the first commit,
-        release or discard. Where that copy would not leave enough room, it is given up: `num_cached` then ends on a
-        page boundary. None if there is no room for `room_for` tokens even so (never when it is 0). `priority` marks
-        what the request uses and writes, for the eviction policy of that name.
+        `PageCopy`, to be carried out before the cache is called again, for nothing keeps the source. Where that copy
+        would not leave enough room, it is given up: `num_cached` then ends on a page boundary. None if there is no room
+        for `room_for` tokens even so (never when it is 0). `priority` marks what the request uses and writes, for the
+        eviction policy of that name.
         """
         query = pack(ids if max_cached is None else ids[: max(0, max_cached)])
         if room_for < 0:
@@ -212,8 +211,7 @@ class Cache:
             node, source, num_shared, num_tail = root, None, 0, 0
         tree.lock(node)
         if source is not None:
-            tree.lock(source)
-            source.stamp = self._clock
+            tree.lock(source)  # its page must not be one of those that make room for the copy
         num_own = max(0, self._pages_for(room_for) - num_shared)
         own = self._take(max(num_own, 1 if source is not None else 0))
         if own is None and source is not None:
@@ -223,9 +221,12 @@ class Cache:
         if own is None:
             self._unlock(node)
             return None
-        copies = () if source is None else (PageCopy(source.pages[0], own[0], num_tail),)
+        copies: tuple[PageCopy, ...] = ()
+        if source is not None:
+            copies = (PageCopy(source.pages[0], own[0], num_tail),)
+            self._unlock(source)
         num_cached = num_shared * self.page_size + num_tail
-        lease = Lease(path_pages(node) + own, num_cached, copies, node, num_shared, priority, source)
+        lease = Lease(path_pages(node) + own, num_cached, copies, node, num_shared, priority)
         self._leases[lease] = None
         self._lookups += 1
         self._hits += num_cached > 0
@@ -260,12 +261,11 @@ class Cache:
                 falls short of what is shared already.
         """
         self._demand_written(lease, ids, num_written)
-        self._end_copies(lease)
         if not self.enabled:
             return
         self._clock += 1
         num_full = num_written // self.page_size
-        if num_full > lease._num_shared and not self._is_tail_in_use(lease):
+        if num_full > lease._num_shared:
             self._share_full_pages(lease, ids, num_full)
         lease._node.stamp = self._clock
         if share_tail and num_written % self.page_size and num_full == lease._num_shared:
@@ -290,7 +290,6 @@ class Cache:
             ValueError: the lease is closed.
         """
         self._demand_open(lease)
-        self._end_copies(lease)
         self._close(lease)
 
     # -- pins -------------------------------------------------------------------------------------------------------
@@ -363,19 +362,15 @@ class Cache:
         held: list[int] = []
         for lease in self._leases:
             assert lease._is_open, "only open leases are known"
-            nodes = (lease._node, lease._source, lease._tail)
-            locks.update(node for node in nodes if node is not None)
+            locks[lease._node] += 1
             shared = path_pages(lease._node)
             assert len(shared) == lease._num_shared, f"{len(shared)} shared pages, lease says {lease._num_shared}"
             if lease._tail is not None:
+                locks[lease._tail] += 1
                 assert lease._tail.parent is lease._node, "a tail stands below the pages before it"
                 shared = shared + lease._tail.pages
             assert lease.page_ids[: len(shared)] == shared, "the page table starts with the shared pages"
             held += lease.page_ids[len(shared) :]
-            for copy in lease.copies:
-                assert lease._source is not None, "the source of a copy is locked"
-                assert copy.src in path_pages(lease._source), "the source of a copy holds the page"
-                assert copy.dst == lease.page_ids[lease._num_shared], "a copy goes to the page after the shared ones"
         for pin in self._pins:
             assert pin._is_open, "only open pins are known"
         self._tree.check(locks, Counter(home(pin) for pin in self._pins))
@@ -443,10 +438,14 @@ class Cache:
         tree, index, offered = self._tree, lease._num_shared, lease._tail
         self._demand_same_path(lease, ids)
         tail = ids[index * self.page_size : num_written].tobytes()
-        if offered is not None and (offered.key == tail or self._is_tail_in_use(lease)):
-            return  # the shorter offer stands
+        if offered is not None and offered.key == tail:
+            return
         lease._tail = None
-        if not tree.has_head(lease._node, tail):
+        known = tree.child_from(lease._node, tail)
+        if known is not None:
+            known.stamp = self._clock
+            tree.enqueue(known)
+        else:
             absorbed = tree.absorbed_by(lease._node, tail)
             page = [lease.page_ids[index]]
             leaf = lease._tail = tree.attach(lease._node, tail, page, self._clock, lease._priority)
@@ -455,10 +454,6 @@ class Cache:
                 self._pool.give(tree.detach(old, heir=leaf))
         if offered is not None:
             self._withdraw(offered)
-
-    def _is_tail_in_use(self, lease: Lease) -> bool:
-        """Whether someone is about to copy from the offered tail: then its page stays where it is for now."""
-        return lease._tail is not None and lease._tail.protected > 1
 
     def _withdraw(self, offered: Node) -> None:
         """Take an offered tail out of the tree. Its page is not dropped: by now it is accounted for elsewhere."""
@@ -504,12 +499,6 @@ class Cache:
             self._unlock(lease._tail)
         self._unlock(lease._node)
         self._pool.give(lease.page_ids[num_in_tree:])
-
-    def _end_copies(self, lease: Lease) -> None:
-        lease.copies = ()
-        if lease._source is not None:
-            self._unlock(lease._source)
-            lease._source = None
 
     def _unlock(self, node: Node) -> None:
         tree = self._tree

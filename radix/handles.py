@@ -13,7 +13,8 @@ class Lease:
     """The pages of one running request. Owned by the cache: read the first three fields, change nothing.
 
     `page_ids[i]` holds tokens `i * page_size` and following. `commit` may replace a page by an equal one of the tree,
-    so read `page_ids` anew for each step. `num_cached` tokens need no computing once `copies` have been carried out.
+    so read `page_ids` anew for each step. `num_cached` tokens need no computing once `copies` have been carried out:
+    before the cache is called again, for nothing keeps the pages that they read.
     """
 
     page_ids: list[int]
@@ -22,7 +23,6 @@ class Lease:
     _node: Node = field(repr=False)  # locked; the path down to it holds the first `_num_shared` pages
     _num_shared: int = field(repr=False)
     _priority: int = field(repr=False)
-    _source: Node | None = field(default=None, repr=False)  # locked; holds the page to be copied from
     _tail: Node | None = field(default=None, repr=False)  # locked; offers the page after the shared ones, being written
     _is_open: bool = field(default=True, repr=False)
 

@@ -132,10 +132,12 @@ class Tree:
         """The child whose first page is exactly `first_page`."""
         return None if node.children is None else node.children.get(first_page)
 
-    def has_head(self, node: Node, head: bytes) -> bool:
-        """Whether some child of `node` starts with `head`."""
-        found = None if node.children is None else node.children.around(head)[1]
-        return found is not None and found.startswith(head)
+    def child_from(self, node: Node, head: bytes) -> Node | None:
+        """A child of `node` that starts with `head`, a page or less."""
+        if node.children is None:
+            return None
+        key = node.children.around(head)[1]
+        return node.children[key] if key is not None and key.startswith(head) else None
 
     # -- changing the shape -----------------------------------------------------------------------------------------
 

@@ -186,13 +186,23 @@ def test_a_long_running_request_counts_as_used_when_it_ends() -> None:
     assert [cache.match(count(start, start + 12)) for start in (0, 100)] == [12, 0]
 
 
-def test_a_page_of_which_the_head_was_copied_counts_as_used() -> None:
+def test_an_unfinished_page_that_is_written_again_counts_as_used() -> None:
+    cache = Cache(4, page_size=4)
+    write(cache, count(0, 3))
+    write(cache, count(100, 103))
+    write(cache, count(0, 3))
+    cache.discard(take(cache, count(200, 212)))
+    assert [cache.match(count(start, start + 3)) for start in (0, 100)] == [3, 0]
+
+
+def test_a_page_of_which_the_head_was_copied_is_not_used_by_that_since_the_copy_is_there() -> None:
     cache = Cache(6, page_size=4)
     write(cache, count(0, 8))
     write(cache, count(100, 108))
-    cache.discard(take(cache, ids(0, 1, 2, 50)))
-    cache.discard(take(cache, count(200, 216)))
-    assert [cache.match(count(start, start + 8)) for start in (0, 100)] == [8, 0]
+    write(cache, ids(0, 1, 2, 50))
+    cache.discard(take(cache, count(200, 208)))
+    assert [cache.match(count(start, start + 8)) for start in (0, 100)] == [4, 8]
+    assert cache.match(ids(0, 1, 2, 50)) == 4
 
 
 def test_a_prefix_that_was_used_outlives_the_rest_of_its_node() -> None:
@@ -216,14 +226,15 @@ def test_a_request_as_large_as_the_pool_runs_again_and_again() -> None:
     cache.check()
 
 
-def test_the_source_of_a_copy_is_safe_until_the_first_commit() -> None:
-    cache = Cache(5, page_size=4)
+def test_the_source_of_a_copy_makes_no_room_for_it_and_is_free_to_go_afterwards() -> None:
+    cache = Cache(3, page_size=4)
     write(cache, count(0, 3))
-    lease = cache.acquire(ids(0, 1, 7))
+    write(cache, count(100, 108))
+    lease = cache.acquire(ids(0, 1, 7), room_for=8)
     assert lease is not None
-    assert cache.num_evictable == 0
-    cache.commit(lease, ids(0, 1, 7), 3)
-    assert (cache.num_evictable, lease.copies) == (1, ())
+    assert lease.copies == (PageCopy(src=0, dst=lease.page_ids[0], num_tokens=2),)
+    assert [cache.match(count(start, start + 3)) for start in (0, 100)] == [3, 0]
+    assert cache.num_evictable == 1
     cache.check()
 
 
@@ -345,14 +356,13 @@ def test_a_pin_moves_on_when_the_page_that_it_keeps_grows() -> None:
     cache.check()
 
 
-def test_a_pin_moves_on_when_its_page_had_to_stay_for_a_copy_first() -> None:
+def test_a_pin_moves_on_when_the_page_that_it_keeps_is_still_being_written() -> None:
     cache = Cache(8, page_size=4)
-    write(cache, count(0, 6))
+    writer = take(cache, count(0, 6))
+    cache.commit(writer, count(0, 6), 6, share_tail=True)
     pin = cache.pin(count(0, 6))
-    reader = cache.acquire(count(0, 7))
-    assert reader is not None
     write(cache, count(0, 16))
-    cache.discard(reader)
+    cache.discard(writer)
     write(cache, count(100, 116))
     write(cache, count(200, 220))
     assert cache.match(count(0, 16)) == 8

@@ -91,6 +91,8 @@ class Simulation:
             return
         assert lease.num_cached in (found.num_cached, num_full * self.page_size)
         assert len(lease.page_ids) * self.page_size >= max(room_for, lease.num_cached)
+        for copy in lease.copies:
+            self.slots[copy.dst][: copy.num_tokens] = self.slots[copy.src][: copy.num_tokens]
         self.requests.append(Request(namespace, ids, lease, lease.num_cached))
 
     def wait_or_not(self) -> None:
@@ -99,7 +101,7 @@ class Simulation:
         self.waiting[key] = self.prompt(), self.rng.choice(["", "b"])
 
     def forward(self, request: Request) -> None:
-        """One step of the engine: reserve, copy, read all that is there, write some more, commit."""
+        """One step of the engine: reserve, read all that is there, write some more, commit."""
         num_more = self.rng.randint(1, 2 * self.page_size)
         if request.num_written == len(request.ids):  # decode
             extra = np.array([self.rng.randint(0, 1) for _ in range(self.rng.randint(1, 3))], np.int32)
@@ -114,8 +116,6 @@ class Simulation:
             assert request.lease.page_ids == before
             return
         assert request.lease.page_ids[: len(before)] == before
-        for copy in request.lease.copies:
-            self.slots[copy.dst][: copy.num_tokens] = self.slots[copy.src][: copy.num_tokens]
         request.values = kv_of(request.namespace, request.ids)
         self.reads_its_own(request, request.num_written)
         for position in range(request.num_written, stop):
@@ -124,7 +124,6 @@ class Simulation:
         request.num_written = stop
         if self.rng.random() < 0.8:
             self.cache.commit(request.lease, request.ids, stop, share_tail=self.rng.random() < 0.3)
-            assert request.lease.copies == ()
 
     def reads_its_own(self, request: Request, num_tokens: int) -> None:
         for position in range(num_tokens):
@@ -135,15 +134,13 @@ class Simulation:
         self.requests.remove(request)
         room = self.cache.num_free + self.cache.num_evictable
         gain = self.cache.num_exclusive(request.lease)
-        had_copies = bool(request.lease.copies)
-        if had_copies or self.rng.random() < 0.3:
+        if self.rng.random() < 0.3:
             self.cache.discard(request.lease)
         else:
             self.cache.release(request.lease, request.ids, request.num_written)
             self.past.append(request.ids[: request.num_written])
             del self.past[:-30]
-        if not had_copies:  # the lock on a copy's source is not the lease's own page
-            assert self.cache.num_free + self.cache.num_evictable == room + gain
+        assert self.cache.num_free + self.cache.num_evictable == room + gain
 
     def pin_or_unpin(self) -> None:
         room = self.cache.num_free + self.cache.num_evictable
