@@ -17,7 +17,7 @@ MAX_NUMBER_DIGITS: Final = 300
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
-_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+_TO_BRACKET = re.compile(r'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*+([\[\]{}])', re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")  # two of them may be one character
 _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
@@ -72,16 +72,12 @@ def read_schema(text: str) -> Json:
 
 
 def _check_depth(text: str) -> None:
-    depth = 0
-    for match in _STRING_OR_BRACKET.finditer(text):
-        if match[0] in ("[", "{"):
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise ConstraintError(
-                    f"a JSON schema may be nested {MAX_DEPTH} levels deep, at {match.start()} it is deeper"
-                )
-        elif match[0] in ("]", "}"):
-            depth -= 1
+    depth = place = 0
+    while match := _TO_BRACKET.match(text, place):
+        place = match.end()
+        depth += 1 if match[1] in "[{" else -1
+        if depth > MAX_DEPTH:
+            raise ConstraintError(f"a JSON schema may be nested {MAX_DEPTH} levels deep, at {place - 1} it is deeper")
 
 
 def json_text(value: Json) -> str:

@@ -31,13 +31,13 @@ BASICS: Final = {
     "STRING": f'STRING: /"{CHARACTER}*"/',
     "INTEGER": f"INTEGER: /{INTEGER}/",
     "NUMBER": f"NUMBER: /{NUMBER}/",
+    "KEY": f'KEY: "\\"" /{in_json(ANY_CHARACTER)}*/ "\\""',  # any, as keys are spelled
 }
 ANY_VALUE: Final = """value: "null" | "true" | "false" | NUMBER | STRING | any_array | any_object
 any_array: "[" (value ("," value)*)? "]"
 any_object: "{" (any_pair ("," any_pair)*)? "}"
 any_pair: STRING ":" value"""
 ENGINE_OPTIONS: Final = {"x-guidance": {"whitespace_flexible": False}}
-KEY: Final = f'"\\"" /{in_json(ANY_CHARACTER)}*/ "\\""'
 COMMA: Final = ' "," '
 MAX_LITERALS: Final = 12  # more constants than this are one terminal
 
@@ -229,7 +229,7 @@ class _Writer:
                     raise ConstraintError(f"the patterns of keys {', '.join(patterned)} cannot be enforced")
                 key = self._terminal(_but(body, known))
             elif known:
-                key = self._terminal(_but(KEY, known))
+                key = self._terminal(f"KEY & ~({known})")
             options.append(f'{key} ":" {self.part(rest)}')
         return self._rule(options) if options else ""
 

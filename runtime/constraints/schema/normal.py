@@ -110,11 +110,13 @@ class _Writer:
         self.num_nodes += 1
         if self.num_nodes > MAX_NODES:
             raise ConstraintError(f"the schema has more than {MAX_NODES} parts when written out; simplify it")
-        self._reader.being_written.add(state)
-        try:
-            schema = self._union(self._reader.all_ways(state), state[-1][0])
-        finally:
-            self._reader.being_written.discard(state)
+        schema = self._reader.plain(state)
+        if schema is None:
+            self._reader.being_written.add(state)
+            try:
+                schema = self._union(self._reader.all_ways(state), state[-1][0])
+            finally:
+                self._reader.being_written.discard(state)
         self._written[state] = schema
         if state in self._names:
             return self._shared(state)

@@ -41,6 +41,10 @@ class Reader:
             self._ways[key] = [done for way in self._expander.of_state(state, kind) for done in self._settled(way)]
         return self._ways[key]
 
+    def plain(self, state: State) -> Json:
+        """See `Expander.plain`."""
+        return self._expander.plain(state)
+
     def all_ways(self, state: State) -> list[Way]:
         return [way for kind in self._expander.kinds(state) for way in self.ways(state, kind)]
 
@@ -106,7 +110,7 @@ class Reader:
         """Whether provably no value at all is in the state."""
         if any(self._expander.is_never(atom) for atom in state):
             return True
-        if state in self.being_written:
+        if state in self.being_written or self.plain(state) is not None:
             return False
         ways = (way for kind in self._expander.kinds(state) for way in self.ways(state, kind))
         return all(way.values is None and self.is_empty(way) for way in ways)  # values were tried when they were listed
