@@ -29,6 +29,8 @@ from niwaki.runtime.api import (
 )
 from niwaki.runtime.calls import REASONING_MARKERS, format_of
 
+LONG_CHARS = 256  # a text of so many is worth another thread, which the library hands it to
+
 
 class Tokenizer:
     """The tokenizer of one model folder. Immutable after construction, safe to use from several threads.
@@ -69,14 +71,14 @@ class Tokenizer:
         ids: list[int] = []
         for text, control in _merged(segments):
             encoder = self._control if control else self._content
-            ids += encoder.encode(_valid_text(text), add_special_tokens=False).ids
+            ids += _ids(encoder, _valid_text(text))
         if at_start and self.bos_ids and tuple(ids[: len(self.bos_ids)]) != self.bos_ids:
             ids[:0] = self.bos_ids
         return ids
 
     def plain_ids(self, text: str) -> list[int]:
         """The tokens of a text by itself, special ones never among them."""
-        return list(self._content.encode(text, add_special_tokens=False).ids)
+        return _ids(self._content, text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the tokens, special tokens left out."""
@@ -275,6 +277,15 @@ def _merged(segments: Sequence[Segment]) -> list[tuple[str, bool]]:
         else:
             merged.append((segment.text, segment.control))
     return merged
+
+
+def _ids(encoder: tokenizers.Tokenizer, text: str) -> list[int]:
+    """The text's tokens, none added."""
+    if len(text) < LONG_CHARS:
+        return list(encoder.encode(text, add_special_tokens=False).ids)
+    # Without offsets, and with the interpreter left to the engine's thread: 0.5 us a character instead of 0.9.
+    (found,) = encoder.encode_batch_fast([text], add_special_tokens=False)
+    return list(found.ids)
 
 
 def _valid_text(text: str) -> str:
