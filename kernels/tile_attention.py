@@ -62,6 +62,7 @@ BLOCK = 64  # keys between two rescalings: four tiles of them
 RUN = 16  # keys that lie one behind the other: a tile of them
 SLICE = 32  # columns of a query or a key that a row of a tile holds
 TILE = 256  # words
+STATE = 1 << 18  # words of queries and their sums that one pass over the keys may have: half of a core's own cache
 LOG2_E = np.float32(math.log2(math.e))
 LN_2 = np.float32(math.log(2))
 
@@ -171,16 +172,18 @@ def _attend(
     queries = tokens.shape[0] * group
     blocks = (queries + ROWS - 1) // ROWS  # of queries
     k, v, flat = k_pool.reshape(-1), v_pool.reshape(-1), partial_mixed.reshape(-1)
+    at_once = min(last_head - first_head, max(1, STATE // (blocks * (slices + columns + 1) * TILE)))
+    stacks = at_once * blocks
     # Of each block of queries: themselves, [slices] tiles, and their sums, [columns] tiles of [queries, 16 columns].
-    asked = np.zeros(blocks * slices * TILE + LANES, np.float32)
-    mixed = np.zeros(blocks * columns * TILE + LANES, np.float32)
-    total = np.zeros(blocks * TILE, np.float32)  # [queries, 16]: a query's sum of weights is that of its lanes
-    highest = np.empty(blocks * ROWS, np.float32)
+    asked = np.zeros(stacks * slices * TILE + LANES, np.float32)
+    mixed = np.zeros(stacks * columns * TILE + LANES, np.float32)
+    total = np.zeros(stacks * TILE, np.float32)  # [queries, 16]: a query's sum of weights is that of its lanes
+    highest = np.empty(stacks * ROWS, np.float32)
     low = np.zeros(blocks * ROWS, np.int64)  # the first key that each query sees
     high = np.zeros(blocks * ROWS, np.int64)  # behind the last
-    # Of the block of keys: tiles [run, slice] of pairs of columns by keys, and [half, columns] of pairs of keys.
-    keys = np.empty(4 * slices * TILE + LANES, np.float32)
-    values = np.empty(2 * columns * TILE + LANES, np.float32)
+    # Of a head's block of keys: tiles [run, slice] of pairs of columns by keys, and [half, columns] of pairs of keys.
+    keys = np.empty(at_once * 4 * slices * TILE + LANES, np.float32)
+    values = np.empty(at_once * 2 * columns * TILE + LANES, np.float32)
     scores = np.empty(ROWS * BLOCK + LANES, np.float32)  # [queries, keys]
     weights = np.empty(2 * TILE + LANES, np.float32)  # [half, queries, 16]: of key i and of key i + 16 in one word
     shrink = np.empty(ROWS, np.float32)
@@ -198,10 +201,12 @@ def _attend(
         reach[block, 2], reach[block, 3] = min(reach[block, 2], high[r]), max(reach[block, 3], high[r])
     start, end = reach[:, 0].min(), reach[:, 3].max()
     configure(shape)
-    for head in range(first_head, last_head):
-        for r in range(queries):
-            token, h = tokens[r // group], head * group + r % group
-            block, row = r // ROWS, r % ROWS
+    for head in range(first_head, last_head, at_once):
+        num_heads = min(at_once, last_head - head)
+        for place in range(num_heads * queries):
+            own, r = place // queries, place % queries
+            token, h = tokens[r // group], (head + own) * group + r % group
+            block, row = own * blocks + r // ROWS, r % ROWS
             source = token * (q.strides[0] // 2) + h * (q.strides[1] // 2)
             for s in range(slices):
                 store16(asked, asked0 + (block * slices + s) * TILE + row * LANES, load16(q, source + s * SLICE))
@@ -210,24 +215,27 @@ def _attend(
                 before = (np.int64(token) * heads + h) * head_dim + c * LANES
                 value = load16(flat, before) if first_key > 0 else zeros()
                 store16(mixed, mixed0 + (block * columns + c) * TILE + row * LANES, value)
-            store16(total, r * LANES, zeros())
-            total[r * LANES] = np.float32(1.0) if first_key > 0 else np.float32(0.0)
-            highest[r] = partial_lse[token, h] * LOG2_E if first_key > 0 else LEAST
-        for r in range(queries, blocks * ROWS):
-            highest[r] = LEAST
+            line = block * ROWS + row
+            store16(total, line * LANES, zeros())
+            total[line * LANES] = np.float32(1.0) if first_key > 0 else np.float32(0.0)
+            highest[line] = partial_lse[token, h] * LOG2_E if first_key > 0 else LEAST
+        for own in range(num_heads):
+            highest[own * blocks * ROWS + queries : (own + 1) * blocks * ROWS] = LEAST
         first = start // RUN * RUN
         while first < end:
             last = min(first // BLOCK * BLOCK + BLOCK, end)
             _lay_out(
-                k, v, pages, first - first_key, last - first_key, page_size, width, head * head_dim, slices,
+                k, v, pages, first - first_key, last - first_key, page_size, width, head * head_dim, num_heads, slices,
                 at, keys, keys0, values, values0
             )  # fmt: skip
-            for block in range(blocks):
+            for stack in range(num_heads * blocks):
+                own, block = stack // blocks, stack % blocks
                 rows = block * ROWS
                 count = min(ROWS, queries - rows)
                 if reach[block, 0] >= last or reach[block, 3] <= first:
                     continue
-                _score(asked, asked0 + block * slices * TILE, keys, keys0, slices, scores, scores0)
+                own_keys = keys0 + own * 4 * slices * TILE
+                _score(asked, asked0 + stack * slices * TILE, keys, own_keys, slices, scores, scores0)
                 if reach[block, 1] > first or min(reach[block, 2], last) < first + BLOCK:
                     for r in range(count):
                         for j in range(min(low[rows + r] - first, BLOCK)):
@@ -236,24 +244,27 @@ def _attend(
                             scores[scores0 + r * BLOCK + j] = LEAST
                 if soft_cap < math.inf:
                     _cap(scores, scores0, count, np.float32(scale), np.float32(soft_cap))
+                sums = mixed0 + stack * columns * TILE
                 _weigh(
-                    scores, scores0, factor, highest, rows, total, shrink, weights, weights0,
-                    mixed, mixed0 + block * columns * TILE, columns
+                    scores, scores0, factor, highest, stack * ROWS, total, shrink, weights, weights0,
+                    mixed, sums, columns
                 )  # fmt: skip
-                _mix(weights, weights0, values, values0, mixed, mixed0 + block * columns * TILE, columns)
+                _mix(weights, weights0, values, values0 + own * 2 * columns * TILE, mixed, sums, columns)
             first = last
-        for block in range(blocks):
-            store16(shrink, 0, sum_of_rows(total, block * TILE, LANES, 1))
+        for stack in range(num_heads * blocks):
+            own, block = stack // blocks, stack % blocks
+            store16(shrink, 0, sum_of_rows(total, stack * TILE, LANES, 1))
             for r in range(block * ROWS, min(block * ROWS + ROWS, queries)):
-                token, h = tokens[r // group], head * group + r % group
+                token, h = tokens[r // group], (head + own) * group + r % group
+                top = highest[stack * ROWS + r % ROWS]
                 sum_of_row = shrink[r % ROWS]
                 if is_partial:
-                    partial_lse[token, h] = highest[r] * LN_2 + np.log(sum_of_row)
+                    partial_lse[token, h] = top * LN_2 + np.log(sum_of_row)
                 elif sinks.shape[0]:
-                    sum_of_row += exp_f32(sinks[h] - highest[r] * LN_2)
+                    sum_of_row += exp_f32(sinks[h] - top * LN_2)
                 inverse = splat(np.float32(1.0) / sum_of_row)
                 for c in range(columns):
-                    place = mixed0 + (block * columns + c) * TILE + r % ROWS * LANES
+                    place = mixed0 + (stack * columns + c) * TILE + r % ROWS * LANES
                     value = multiply_add(load16(mixed, place), inverse, zeros())
                     if is_partial:
                         store16(flat, (np.int64(token) * heads + h) * head_dim + c * LANES, value)
@@ -268,25 +279,33 @@ _attend_all = for_any_thread(_attend)
 
 @jit()
 def _lay_out(
-    k: Array, v: Array, pages: Int32s, first: int, last: int, page_size: int, width: int, offset: int, slices: int,
-    at: Int64s, keys: Float32s, keys0: int, values: Float32s, values0: int,
+    k: Array, v: Array, pages: Int32s, first: int, last: int, page_size: int, width: int, offset: int, num_heads: int,
+    slices: int, at: Int64s, keys: Float32s, keys0: int, values: Float32s, values0: int,
 ) -> None:  # fmt: skip
-    """Keys `first` to `last` of a head, and their values; zeros, which spoil no product, for the rest of the block."""
+    """Keys `first` to `last` of some heads, and their values; zeros, which spoil no product, for the rest of the block.
+
+    What lies side by side in a page is read so: memory answers twice as fast as when the pages are gone through for
+    each head.
+    """
     runs = (last - first + RUN - 1) // RUN
     for run in range(runs):
         key = first + run * RUN
         at[run] = (np.int64(pages[key // page_size]) * page_size + key % page_size) * width + offset
-        for s in range(slices):
-            transpose16(k, element_at(at, run) + s * SLICE, width, keys, keys0 + (run * slices + s) * TILE)
+        for own in range(num_heads):
+            for s in range(slices):
+                place = keys0 + ((own * 4 + run) * slices + s) * TILE
+                transpose16(k, element_at(at, run) + (own * slices + s) * SLICE, width, keys, place)
     for half in range(2):
         low, high = element_at(at, 2 * half), element_at(at, 2 * half + 1)
         key = first + half * 2 * RUN
         for row in range(RUN):
-            for s in range(slices):
-                a = load16(v, low + row * width + s * SLICE) if key + row < last else zeros()
-                b = load16(v, high + row * width + s * SLICE) if key + RUN + row < last else zeros()
-                place = values0 + (half * slices + s) * 2 * TILE + row * LANES
-                store_between(values, place, TILE, a, b)
+            for own in range(num_heads):
+                for s in range(slices):
+                    column = row * width + (own * slices + s) * SLICE
+                    a = load16(v, low + column) if key + row < last else zeros()
+                    b = load16(v, high + column) if key + RUN + row < last else zeros()
+                    place = values0 + ((own * 2 + half) * slices + s) * 2 * TILE + row * LANES
+                    store_between(values, place, TILE, a, b)
 
 
 @jit()
