@@ -1,21 +1,21 @@
 """The children of one node: a map from the bytes of their first page, which also knows who stands before and after.
 
 A hit is one look into a dict. Order is needed on a miss, to find the child that shares a head with a page, and for
-partial pages: so only among children that start with the same token. Few children are looked through; many are kept
-sorted, apart for each first token, in blocks: in one list 100,000 children that all begin with the token of a text's
-beginning would move half a megabyte for each one that comes or goes.
+partial pages: so only among children that start with the same token. A few of those stand as they came, since to sort
+one in is to look at keys that lie apart in memory; many are kept sorted, in blocks: in one list 100,000 children that
+all begin with the token of a text's beginning would move half a megabyte for each one that comes or goes.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from itertools import pairwise
 from typing import TypeVar
 
 T = TypeVar("T")
 
 TOKEN_BYTES = 4  # token ids are int32
-FEW = 12  # children that need no order
+FEW = 12  # children, or children with the same first token, that need no order
 MAX_BLOCK = 256  # keys; a block that grows beyond it is halved
 
 
@@ -26,23 +26,35 @@ class Children(dict[bytes, T]):
 
     def __init__(self, page_bytes: int) -> None:
         self._page_bytes = page_bytes
-        # The keys in order, by first token; empty while the children are few. Most groups are small: a list is enough.
+        # The keys by first token; empty while the children are few. Most groups are small, and stand as they came.
         self._groups: dict[bytes, list[bytes] | SortedKeys] = {}
         self.num_partial = 0  # keys shorter than a page
 
     def around(self, key: bytes) -> tuple[bytes | None, bytes | None]:
         """Of the keys with the same first token: the last before `key`, and the first at it or behind it."""
-        token = key[:TOKEN_BYTES]
-        if not self._groups:
-            group: list[bytes] | SortedKeys | None = sorted(other for other in self if other.startswith(token))
-        else:
-            group = self._groups.get(token)
-        if group is None:
-            return None, None
+        group = self._group(key[:TOKEN_BYTES])
         if isinstance(group, SortedKeys):
             return group.around(key)
-        index = bisect_left(group, key)
-        return group[index - 1] if index else None, group[index] if index < len(group) else None
+        keys = sorted(group)
+        index = bisect_left(keys, key)
+        return keys[index - 1] if index else None, keys[index] if index < len(keys) else None
+
+    def nearest(self, head: bytes) -> tuple[T | None, int]:
+        """The child that shares the longest head with `head`, a page or less, and how many tokens of it."""
+        group = self._group(head[:TOKEN_BYTES])
+        keys = [key for key in group.around(head) if key is not None] if isinstance(group, SortedKeys) else group
+        if not keys:
+            return None, 0
+        second = head[TOKEN_BYTES : 2 * TOKEN_BYTES]
+        for key in keys:
+            if key.startswith(second, TOKEN_BYTES):
+                best = max(keys, key=lambda key: common_tokens(key, head))
+                return self[best], common_tokens(best, head)
+        return self[keys[-1]], 1
+
+    def _group(self, token: bytes) -> list[bytes] | SortedKeys:
+        """The keys that start with `token`."""
+        return self._groups.get(token, []) if self._groups else [key for key in self if key.startswith(token)]
 
     def add(self, key: bytes, node: T) -> None:
         """`key` must be new."""
@@ -71,12 +83,12 @@ class Children(dict[bytes, T]):
         group = self._groups[token]
         if isinstance(group, SortedKeys):
             group.remove(key)
-            if len(group) <= MAX_BLOCK // 2:
+            if len(group) <= FEW // 2:
                 self._groups[token] = group.all()
         elif len(group) == 1:
             del self._groups[token]
         else:
-            del group[bisect_left(group, key)]
+            group.remove(key)
 
     def _sort_in(self, key: bytes) -> None:
         token = key[:TOKEN_BYTES]
@@ -86,9 +98,9 @@ class Children(dict[bytes, T]):
         elif isinstance(group, SortedKeys):
             group.add(key)
         else:
-            insort(group, key)
-            if len(group) > MAX_BLOCK:
-                self._groups[token] = SortedKeys(group)
+            group.append(key)
+            if len(group) > FEW:
+                self._groups[token] = SortedKeys(sorted(group))
 
     def check(self) -> None:
         """Raises AssertionError where the order is broken."""
@@ -104,10 +116,16 @@ class Children(dict[bytes, T]):
         )
         for token, keys in groups.items():
             assert all(key[:TOKEN_BYTES] == token for key in keys), "keys stand with their first token"
-            assert all(a < b for a, b in pairwise(keys)), "child keys sorted, all different"
         for group in self._groups.values():
             if isinstance(group, SortedKeys):
                 group.check()
+
+
+def common_tokens(a: bytes, b: bytes) -> int:
+    """How many tokens at the start of `a` and `b` are equal; meant for a page or less."""
+    size = min(len(a), len(b))
+    difference = int.from_bytes(a[:size], "big") ^ int.from_bytes(b[:size], "big")
+    return (size * 8 - difference.bit_length()) // (8 * TOKEN_BYTES)
 
 
 class SortedKeys:
@@ -166,6 +184,7 @@ class SortedKeys:
         assert self._firsts[0] == b"", "the first block has no lower bound"
         assert all(self._blocks), "no empty block"
         assert self._num_keys == sum(map(len, self._blocks)), "keys are counted"
+        assert all(a < b for a, b in pairwise(self.all())), "keys sorted, all different"
         for low, block in zip(self._firsts, self._blocks, strict=True):
             assert all(low <= key for key in block), "a block's keys are not below its bound"
         for block, high in zip(self._blocks, self._firsts[1:], strict=False):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
-from niwaki.radix.children import TOKEN_BYTES, Children
+from niwaki.radix.children import TOKEN_BYTES, Children, common_tokens
 from niwaki.radix.eviction import MOST, Eviction, least_recently_used
 
 
@@ -115,7 +115,7 @@ class Tree:
                 return node, len(node.pages), pos // page_bytes, None, 0
             child = children.get(head)
             if child is None or len(head) < page_bytes:
-                source, num_tail = _longest_head(children, head)
+                source, num_tail = children.nearest(head)
                 return node, len(node.pages), pos // page_bytes, source, num_tail
             key = child.key
             if query.startswith(key, pos):
@@ -334,7 +334,7 @@ class Tree:
             leaf.queued_rank = 0
             if leaf.children or leaf.protected:
                 continue  # queued again when that ends
-            if self._rank(leaf) != rank:  # it was pinned
+            if leaf.pins and rank < MOST:  # pinned since it was queued
                 self.enqueue(leaf)
                 continue
             wanted = num_pages - len(dropped)
@@ -438,23 +438,3 @@ def common_pages(key: bytes, query: bytes, pos: int, page_bytes: int) -> int:
         else:
             high = middle - 1
     return low
-
-
-def common_tokens(a: bytes, b: bytes) -> int:
-    """How many tokens at the start of `a` and `b` are equal; meant for a page or less."""
-    size = min(len(a), len(b))
-    difference = int.from_bytes(a[:size], "big") ^ int.from_bytes(b[:size], "big")
-    return (size * 8 - difference.bit_length()) // (8 * TOKEN_BYTES)
-
-
-def _longest_head(children: Children[Node], head: bytes) -> tuple[Node | None, int]:
-    """The child that shares the longest head with `head`, and how many tokens of it."""
-    best, most = None, 0
-    for key in children.around(head):
-        if key is not None:
-            # The first tokens are equal; most often the second ones are not, and a short comparison tells.
-            is_one = key[TOKEN_BYTES : 2 * TOKEN_BYTES] != head[TOKEN_BYTES : 2 * TOKEN_BYTES]
-            num_tokens = 1 if is_one else common_tokens(key, head)
-            if num_tokens > most:
-                best, most = key, num_tokens
-    return None if best is None else children[best], most

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from niwaki.radix import Cache, Lease, PageCopy, TokenIds, children
+from niwaki.radix import Cache, Lease, PageCopy, TokenIds
 
 
 def ids(*tokens: int) -> TokenIds:
@@ -480,33 +480,3 @@ def test_check_finds_a_page_in_two_places_and_a_lost_one() -> None:
     cache._pool.take(2)
     with pytest.raises(AssertionError, match=r"free 5 \+ tree 2 \+ held 0 != 8"):
         cache.check()
-
-
-# -- the sorted blocks of children ------------------------------------------------------------------------------------
-
-
-def test_sorted_children_agree_with_a_sorted_list_through_all_splits_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children, "MAX_BLOCK", 4)
-    monkeypatch.setattr(children, "FEW", 3)
-    rng = random.Random(0)
-    tested: children.Children[int] = children.Children(page_bytes=8)
-    model: dict[bytes, int] = {}
-    for number in range(3000):
-        key = bytes([rng.choice(b"\x00\xff"), 0, 0, 1, *rng.choices(b"\x00\x01\x02\xff", k=rng.randint(0, 4))])
-        if key in model:
-            if rng.random() < 0.5 or number > 2500:
-                tested.remove(key)
-                del model[key]
-            else:
-                tested.replace(key, number)
-                model[key] = number
-        elif number <= 2500:
-            tested.add(key, number)
-            model[key] = number
-        ordered = sorted(other for other in model if other[:4] == key[:4])
-        before = next((other for other in reversed(ordered) if other < key), None)
-        assert tested.around(key) == (before, next((other for other in ordered if other >= key), None))
-        assert tested.get(key) == model.get(key)
-        if number % 50 == 0:
-            assert tested == model
-            tested.check()

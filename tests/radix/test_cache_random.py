@@ -229,6 +229,7 @@ def test_a_cache_that_is_off_shares_nothing_and_leaks_nothing(page_size: int) ->
 
 def test_the_same_holds_when_children_stand_in_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "MAX_BLOCK", 2)
+    monkeypatch.setattr(children, "FEW", 2)
     simulation = Simulation(random.Random(0), 60, 4)
     for _ in range(500):
         simulation.step()

@@ -1,0 +1,42 @@
+"""The children of a node: few, many, and in blocks, against a plain dict."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from niwaki.radix import children
+from niwaki.radix.children import common_tokens
+
+
+def test_sorted_children_agree_with_a_sorted_list_through_all_splits_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "MAX_BLOCK", 4)
+    monkeypatch.setattr(children, "FEW", 3)
+    rng = random.Random(0)
+    tested: children.Children[int] = children.Children(page_bytes=8)
+    model: dict[bytes, int] = {}
+    for number in range(3000):
+        key = bytes([rng.choice(b"\x00\xff"), 0, 0, 1, *rng.choices(b"\x00\x01\x02\xff", k=rng.randint(0, 4))])
+        if key in model:
+            if rng.random() < 0.5 or number > 2500:
+                tested.remove(key)
+                del model[key]
+            else:
+                tested.replace(key, number)
+                model[key] = number
+        elif number <= 2500:
+            tested.add(key, number)
+            model[key] = number
+        ordered = sorted(other for other in model if other[:4] == key[:4])
+        before = next((other for other in reversed(ordered) if other < key), None)
+        assert tested.around(key) == (before, next((other for other in ordered if other >= key), None))
+        assert tested.get(key) == model.get(key)
+        head = key + rng.choice([b"", b"\0\0\0\1"])
+        longest = max((common_tokens(other, head) for other in model), default=0)
+        found, num_tokens = tested.nearest(head)
+        assert num_tokens == longest
+        assert longest == 0 or longest in {common_tokens(other, head) for other in model if model[other] == found}
+        if number % 50 == 0:
+            assert tested == model
+            tested.check()
