@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -53,6 +54,10 @@ from niwaki.runtime.tokenizer import Tokenizer
 T = TypeVar("T")
 
 log = logging.getLogger("niwaki.engine")
+
+# How long a thread of Python may keep the interpreter's lock from one that wants it. A forward pass gives it up and
+# takes it back many times: at the usual 5 ms a step beside threads that compile lasted up to 90 ms.
+SWITCH_SECONDS = 0.0005
 
 MAX_HEALED = 32  # tokens of a prompt's end that are looked at
 
@@ -131,6 +136,7 @@ class LocalBackend:
         self._inbox: list[Callable[[], None]] = []
         self._is_stopping = False
         self._compiling = ThreadPoolExecutor(1, thread_name_prefix="niwaki-compile")
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
         self._thread = threading.Thread(target=self._run, name="niwaki-engine", daemon=True)
         self._thread.start()
 

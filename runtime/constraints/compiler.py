@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from typing import Final, assert_never
@@ -60,7 +61,10 @@ class ConstraintCompiler:
         self._pool = CompilePool(seconds)
         self._words: GrammarVocabulary | None = None  # built with the first schema or grammar
         self._lock = threading.Lock()
-        self._known: OrderedDict[Constraint, CompiledConstraint | str] = OrderedDict()  # a str: why it is refused
+        # What is quick is done here, one at a time: the engine's loop wants the interpreter's lock, too.
+        self._here = threading.Lock()
+        # With the outcome (a str: why it is refused) the size of its source, which may be 100,000 texts: counted once.
+        self._known: OrderedDict[Constraint, tuple[CompiledConstraint | str, int]] = OrderedDict()
 
     def compile(self, constraint: Constraint) -> CompiledConstraint:
         """The constraint, compiled now or before.
@@ -69,7 +73,7 @@ class ConstraintCompiler:
             ConstraintError: malformed, not enforceable exactly, too large, or admitting no text.
         """
         with self._lock:
-            known = self._known.get(constraint)
+            known, _ = self._known.get(constraint, (None, 0))
             if known is not None:
                 self._known.move_to_end(constraint)
         if isinstance(known, str):
@@ -155,26 +159,28 @@ class ConstraintCompiler:
         found = self._source(constraint, words.longest_word)
         assert isinstance(found, GrammarSource), "a schema has a grammar"
         try:
-            return GrammarConstraint(found, words)
+            with self._here if found.is_small else contextlib.nullcontext():
+                return GrammarConstraint(found, words)
         except ConstraintError as error:
             raise ConstraintError(f"{named(constraint)} cannot be enforced: {error}") from None
 
     def _source(self, constraint: Compilable, word: bytes = b"") -> Source:
         """Worked out here where that is surely quick, else where it can be killed. Raises as `source_of`."""
-        found = quick_source(constraint, self._seconds, word)
+        with self._here:
+            found = quick_source(constraint, self._seconds, word)
         return found or read_answer(self._pool.ask(request_for(constraint, word)))
 
     def _remember(self, constraint: Constraint, outcome: CompiledConstraint | str) -> None:
         with self._lock:
-            self._known[constraint] = outcome
+            self._known[constraint] = outcome, _source_bytes(constraint)
             self._known.move_to_end(constraint)
             while len(self._known) > 1 and self._num_bytes() > self._max_bytes:
                 self._known.popitem(last=False)
 
     def _num_bytes(self) -> int:
         return sum(
-            ENTRY_BYTES + _source_bytes(constraint) + (len(outcome) if isinstance(outcome, str) else outcome.num_bytes)
-            for constraint, outcome in self._known.items()
+            ENTRY_BYTES + source_bytes + (len(outcome) if isinstance(outcome, str) else outcome.num_bytes)
+            for outcome, source_bytes in self._known.values()
         )
 
 
@@ -190,21 +196,25 @@ def compile_constraint(constraint: Constraint, vocabulary: Vocabulary, *, second
 def _source_bytes(constraint: Constraint) -> int:
     match constraint:
         case Regex(pattern):
-            return 4 * len(pattern)
+            return _text_bytes(pattern)
         case Choices(choices):
-            return sum(4 * len(choice) + 50 for choice in choices)
+            return sum(_text_bytes(choice) + 50 for choice in choices)
         case JsonSchema(schema):
-            return 4 * len(schema)
+            return _text_bytes(schema)
         case Grammar(source):
-            return 4 * len(source)
+            return _text_bytes(source)
         case StopRegex(pattern):
-            return 4 * len(pattern)
+            return _text_bytes(pattern)
         case AllOf(parts):
             return sum(map(_source_bytes, parts))
         case ToolCalls(tools, answer=answer):
-            own = sum(4 * (len(tool.name) + len(tool.parameters)) for tool in tools)
+            own = sum(_text_bytes(tool.name) + _text_bytes(tool.parameters) for tool in tools)
             return own + (0 if answer is None else _source_bytes(answer))
         case Reasoned(constraint=inner):
             return 0 if inner is None else _source_bytes(inner)
         case _:
             assert_never(constraint)
+
+
+def _text_bytes(text: object) -> int:
+    return 4 * len(str(text))  # a constraint that was refused may hold what is no text

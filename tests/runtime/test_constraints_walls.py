@@ -268,6 +268,23 @@ def test_the_cache_gives_the_same_object_and_keeps_within_its_bytes() -> None:
     compiler.close()
 
 
+def test_the_cache_weighs_a_source_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    weighed: list[Constraint] = []
+
+    def weigh(constraint: Constraint) -> int:
+        weighed.append(constraint)
+        return 100
+
+    monkeypatch.setattr("niwaki.runtime.constraints.compiler._source_bytes", weigh)
+    compiler = ConstraintCompiler(BYTES)
+    asked = [Choices((f"text {number}", "another")) for number in range(4)]
+    for constraint in asked:
+        compiler.compile(constraint)
+        assert compiler.num_bytes > 0
+    assert weighed == asked
+    compiler.close()
+
+
 def ends(pid: int) -> bool:
     """Whether a child of ours ends, which nobody has waited for yet."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT) is not None
