@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from heapq import heappop, heappush
 
 import numpy as np
 
 from niwaki.radix.beginnings import Beginnings
 from niwaki.radix.children import TOKEN_BYTES
 from niwaki.radix.eviction import EVICTIONS
-from niwaki.radix.handles import CacheStats, Lease, Match, Pin, home
+from niwaki.radix.handles import CacheStats, Lease, Match, Pin, demand_open, demand_same_path, demand_written
 from niwaki.radix.outline import Evicted, OutlineNode, outline
 from niwaki.radix.pages import PageCopy, PagePool
-from niwaki.radix.paths import INT32, TokenIds, demand_token_ids, pack, path_key, path_pages
+from niwaki.radix.paths import INT32, TokenIds, pack, path_key, path_pages
+from niwaki.radix.pins import Pins
 from niwaki.radix.summary import summary_of
 from niwaki.radix.tree import Node, Tree, common_pages
 
@@ -72,9 +72,7 @@ class Cache:
         self._tree.on_begin = self._beginnings.written
         self._evicted: deque[Evicted] = deque(maxlen=MAX_EVICTED)
         self._leases: dict[Lease, None] = {}
-        self._pins: dict[Pin, None] = {}
-        self._deadlines: list[tuple[float, int, Pin]] = []  # with a serial number, for pins have no order
-        self._num_timed = 0
+        self._pins = Pins()
         self._clock = 0
         self._lookups = self._hits = self._looked_up_tokens = self._cached_tokens = self._evicted_pages = 0
 
@@ -169,7 +167,7 @@ class Cache:
 
     def num_exclusive(self, lease: Lease) -> int:
         """How many pages would become free or evictable if `lease` ended now: those that nobody else locks."""
-        self._demand_open(lease)
+        demand_open(lease)
         count = len(lease.page_ids) - lease._num_shared
         node, own_locks = lease._node, 1 if lease._tail is None else 2
         while node.parent is not None and node.protected == own_locks:
@@ -239,7 +237,7 @@ class Cache:
 
         False, with nothing changed, when there are not enough pages that nobody locks.
         """
-        self._demand_open(lease)
+        demand_open(lease)
         missing = self._pages_for(num_tokens) - len(lease.page_ids)
         if missing <= 0:
             return True
@@ -260,7 +258,7 @@ class Cache:
             ValueError: the lease is closed, `ids` or the lease's pages are too few for `num_written`, or `num_written`
                 falls short of what is shared already.
         """
-        self._demand_written(lease, ids, num_written)
+        demand_written(lease, ids, num_written, self.page_size)
         if not self.enabled:
             return
         self._clock += 1
@@ -268,7 +266,7 @@ class Cache:
         if num_full > lease._num_shared:
             self._share_full_pages(lease, ids, num_full)
         lease._node.stamp = self._clock
-        if share_tail and num_written % self.page_size and num_full == lease._num_shared:
+        if share_tail and num_written % self.page_size:
             self._offer_tail(lease, ids, num_written)
 
     def release(self, lease: Lease, ids: TokenIds, num_written: int) -> None:
@@ -277,10 +275,7 @@ class Cache:
         Raises:
             ValueError: as `commit`.
         """
-        self.commit(lease, ids, num_written)
-        is_partial = num_written % self.page_size != 0
-        if self.enabled and is_partial and num_written // self.page_size == lease._num_shared:
-            self._offer_tail(lease, ids, num_written)
+        self.commit(lease, ids, num_written, share_tail=True)
         self._close(lease)
 
     def discard(self, lease: Lease) -> None:
@@ -289,7 +284,7 @@ class Cache:
         Raises:
             ValueError: the lease is closed.
         """
-        self._demand_open(lease)
+        demand_open(lease)
         self._close(lease)
 
     # -- pins -------------------------------------------------------------------------------------------------------
@@ -306,29 +301,22 @@ class Cache:
             node = tree.split(node, in_node)
         if source is not None:
             node = self._first_page_node(source)
-        return self._pin_node(node, until)
+        return self._pins.add(node, until)
 
     def clone_pin(self, pin: Pin) -> Pin:
         """A second pin on the same prefix and to the same time, in O(1)."""
-        self._demand_open(pin)
-        return self._pin_node(home(pin), pin._until)
+        return self._pins.clone(pin)
 
     def expire(self, now: float) -> int:
         """End the pins whose time has come; returns how many. What they kept is evicted like anything else."""
-        count = 0
-        while self._deadlines and self._deadlines[0][0] <= now:
-            pin = heappop(self._deadlines)[2]
-            if pin._is_open:
-                self.unpin(pin)
-                count += 1
-        return count
+        due = self._pins.due(now)
+        for pin in due:
+            self.unpin(pin)
+        return len(due)
 
     def unpin(self, pin: Pin) -> None:
         """Give up a pin. Twice is an error (ValueError)."""
-        self._demand_open(pin)
-        pin._is_open = False
-        del self._pins[pin]
-        node = home(pin)
+        node = self._pins.close(pin)
         self._tree.unpin(node)
         self._tree.drop_if_idle(node)
 
@@ -371,9 +359,7 @@ class Cache:
                 shared = shared + lease._tail.pages
             assert lease.page_ids[: len(shared)] == shared, "the page table starts with the shared pages"
             held += lease.page_ids[len(shared) :]
-        for pin in self._pins:
-            assert pin._is_open, "only open pins are known"
-        self._tree.check(locks, Counter(home(pin) for pin in self._pins))
+        self._tree.check(locks, self._pins.counts())
         in_tree = [page for node in self._tree.nodes() for page in node.pages]
         everywhere = [*self._pool.snapshot(), *in_tree, *held]
         assert len(everywhere) == self.num_pages, (
@@ -386,7 +372,7 @@ class Cache:
     def _share_full_pages(self, lease: Lease, ids: TokenIds, num_full: int) -> None:
         """Move the lock of `lease` down to page `num_full`: through equal pages of the tree, then through its own."""
         tree, page_bytes = self._tree, self._tree.page_bytes
-        self._demand_same_path(lease, ids)
+        demand_same_path(lease, ids, self.page_size)
         query = ids[lease._num_shared * self.page_size : num_full * self.page_size].tobytes()
         node, index, pos = lease._node, lease._num_shared, 0
         duplicates: list[int] = []
@@ -436,7 +422,7 @@ class Cache:
     def _offer_tail(self, lease: Lease, ids: TokenIds, num_written: int) -> None:
         """Put the unfinished page of `lease` into the tree as a leaf that it keeps locked, and goes on writing."""
         tree, index, offered = self._tree, lease._num_shared, lease._tail
-        self._demand_same_path(lease, ids)
+        demand_same_path(lease, ids, self.page_size)
         tail = ids[index * self.page_size : num_written].tobytes()
         if offered is not None and offered.key == tail:
             return
@@ -447,8 +433,7 @@ class Cache:
             tree.enqueue(known)
         else:
             absorbed = tree.absorbed_by(lease._node, tail)
-            page = [lease.page_ids[index]]
-            leaf = lease._tail = tree.attach(lease._node, tail, page, self._clock, lease._priority)
+            leaf = lease._tail = tree.attach(lease._node, tail, [lease.page_ids[index]], self._clock, lease._priority)
             tree.lock(leaf)
             for old in absorbed:
                 self._pool.give(tree.detach(old, heir=leaf))
@@ -493,12 +478,10 @@ class Cache:
     def _close(self, lease: Lease) -> None:
         lease._is_open = False
         del self._leases[lease]
-        num_in_tree = lease._num_shared
         if lease._tail is not None:
-            num_in_tree += 1
             self._unlock(lease._tail)
         self._unlock(lease._node)
-        self._pool.give(lease.page_ids[num_in_tree:])
+        self._pool.give(lease.page_ids[lease._num_shared + (lease._tail is not None) :])
 
     def _unlock(self, node: Node) -> None:
         tree = self._tree
@@ -515,36 +498,3 @@ class Cache:
 
     def _first_page_node(self, node: Node) -> Node:
         return node if len(node.pages) == 1 else self._tree.split(node, 1)
-
-    def _pin_node(self, node: Node, until: float | None) -> Pin:
-        node.pins += 1
-        pin = Pin(node, until)
-        self._pins[pin] = None
-        if until is not None:
-            self._num_timed += 1
-            heappush(self._deadlines, (until, self._num_timed, pin))
-        return pin
-
-    # -- what callers may not do ------------------------------------------------------------------------------------
-
-    def _demand_open(self, handle: Lease | Pin) -> None:
-        if not handle._is_open:
-            what = "lease" if isinstance(handle, Lease) else "pin"
-            raise ValueError(f"the {what} is closed: it was released, discarded or unpinned before")
-
-    def _demand_written(self, lease: Lease, ids: TokenIds, num_written: int) -> None:
-        self._demand_open(lease)
-        demand_token_ids(ids)
-        least = lease._num_shared * self.page_size
-        most = min(len(ids), len(lease.page_ids) * self.page_size)
-        if not least <= num_written <= most:
-            raise ValueError(
-                f"num_written must be from {least} (shared already) to {most} (there are {len(ids)} ids and "
-                f"{len(lease.page_ids)} pages), got {num_written}"
-            )
-
-    def _demand_same_path(self, lease: Lease, ids: TokenIds) -> None:
-        """Refuse ids that cannot be those of the lease, by its last shared page: a cheap guard for a costly mistake."""
-        stop = lease._num_shared * self.page_size
-        if stop and not lease._node.key.endswith(ids[stop - self.page_size : stop].tobytes()):
-            raise ValueError(f"ids[{stop - self.page_size}:{stop}] are not the tokens that this lease shares there")

@@ -1,10 +1,11 @@
-"""What the cache hands out: leases and pins, which it alone changes, and what it tells about itself."""
+"""What the cache hands out: leases and pins, which it alone changes, and what it tells; and what callers may not do."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from niwaki.radix.pages import PageCopy
+from niwaki.radix.paths import TokenIds, demand_token_ids
 from niwaki.radix.tree import Node
 
 
@@ -72,3 +73,28 @@ def home(pin: Pin) -> Node:
         node = node.moved_to
     pin._node = node
     return node
+
+
+def demand_open(handle: Lease | Pin) -> None:
+    if not handle._is_open:
+        what = "lease" if isinstance(handle, Lease) else "pin"
+        raise ValueError(f"the {what} is closed: it was released, discarded or unpinned before")
+
+
+def demand_written(lease: Lease, ids: TokenIds, num_written: int, page_size: int) -> None:
+    demand_open(lease)
+    demand_token_ids(ids)
+    least = lease._num_shared * page_size
+    most = min(len(ids), len(lease.page_ids) * page_size)
+    if not least <= num_written <= most:
+        raise ValueError(
+            f"num_written must be from {least} (shared already) to {most} (there are {len(ids)} ids and "
+            f"{len(lease.page_ids)} pages), got {num_written}"
+        )
+
+
+def demand_same_path(lease: Lease, ids: TokenIds, page_size: int) -> None:
+    """Refuse ids that cannot be those of the lease, by its last shared page: a cheap guard for a costly mistake."""
+    stop = lease._num_shared * page_size
+    if stop and not lease._node.key.endswith(ids[stop - page_size : stop].tobytes()):
+        raise ValueError(f"ids[{stop - page_size}:{stop}] are not the tokens that this lease shares there")
