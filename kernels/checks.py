@@ -6,7 +6,7 @@ import numpy as np
 
 from niwaki.kernels.operand import Array
 
-SCALE_BYTES = 4  # behind the numbers of a key in 8 bits, see small_kv.py
+SCALE_BYTES = 4  # for each key in 8 bits, see small_kv.py
 FLOATS = (np.dtype(np.float32), np.dtype(np.uint16))  # uint16: bfloat16, see numeric.py
 
 
@@ -33,9 +33,9 @@ def check_pools(kernel: str, q: Array, k_pool: Array, v_pool: Array) -> None:
     Raises:
         TypeError, ValueError: as `check_arrays`.
     """
-    if k_pool.dtype != np.int8:
+    if k_pool.itemsize > 1:
         check_arrays(kernel, q.dtype, k_pool=(k_pool, (*v_pool.shape[:3], q.shape[2])), v_pool=(v_pool, k_pool.shape))
-    elif q.dtype != np.uint16 or v_pool.dtype != np.int8:
+    elif q.dtype != np.uint16 or v_pool.dtype != k_pool.dtype:
         raise TypeError(f"{kernel}: pools of 8 bits want bfloat16 queries, got {q.dtype} and {v_pool.dtype}")
     elif not k_pool.shape == v_pool.shape == (*k_pool.shape[:3], q.shape[2] + SCALE_BYTES):
         raise ValueError(f"{kernel}: pools of {k_pool.shape} and {v_pool.shape} for heads of {q.shape[2]}")

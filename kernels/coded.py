@@ -79,10 +79,11 @@ class Coded:
         return replace(self, codes=change(self.codes), scales=change(self.scales), zeros=zeros)
 
 
-def coded(matrix: torch.Tensor, bits: int) -> Coded:
-    """The nearest in 8 bits, with a scale for each output, or in 4, with a scale and a zero for each GROUP inputs."""
-    parts = [_of_8_bits(part) if bits == 8 else _of_4_bits(part) for part in torch.split(matrix, ROWS_AT_ONCE)]
-    joined = stacked_codes(parts)
+def coded(matrix: torch.Tensor, kind: str) -> Coded:
+    """The nearest in "int8" or "fp8" (e4m3), with a scale for each output, or in "int4", with a scale and a zero for
+    each GROUP inputs."""
+    make = {"int8": _of_8_bits, "fp8": _of_e4m3, "int4": _of_4_bits}[kind]
+    joined = stacked_codes([make(part) for part in torch.split(matrix, ROWS_AT_ONCE)])
     assert joined is not None, "they are grouped alike"
     return joined
 
@@ -91,6 +92,12 @@ def _of_8_bits(matrix: torch.Tensor) -> Coded:
     rows = matrix.float()
     scales = rows.abs().amax(1, keepdim=True).clamp_min_(TINY) / 127
     return Coded((rows / scales).round_().to(torch.int8), scales, None, rows.shape[1], 8)
+
+
+def _of_e4m3(matrix: torch.Tensor) -> Coded:
+    rows = matrix.float()
+    scales = rows.abs().amax(1, keepdim=True).clamp_min_(TINY) / 448
+    return Coded((rows / scales).to(torch.float8_e4m3fn), scales, None, rows.shape[1], 8)
 
 
 def _of_4_bits(matrix: torch.Tensor) -> Coded:

@@ -14,12 +14,12 @@ from typing import Protocol
 import torch
 
 from niwaki.kernels.clamped_mul import clamped_mul, clamped_mul_torch
-from niwaki.kernels.coded import Coded, CodedLinear, coded_linear
+from niwaki.kernels.coded import Coded, coded_linear
 from niwaki.kernels.copy_pages import copy_pages
 from niwaki.kernels.gelu_mul import gelu_mul, gelu_mul_torch
 from niwaki.kernels.linear import MAX_ROWS, linear_few_rows, linear_torch
 from niwaki.kernels.operand import Array, Operand
-from niwaki.kernels.packed import PackedLinear, packed_linear
+from niwaki.kernels.packed import packed_linear
 from niwaki.kernels.paged_decode import paged_decode_attention, paged_decode_attention_torch
 from niwaki.kernels.partial import NOTHING
 from niwaki.kernels.plan import AttentionPlan, Segment
@@ -34,7 +34,14 @@ from niwaki.kernels.tile_attention import can_tile, tile_rows, tile_segments
 
 Gate = Callable[[Operand, Operand], None]  # as Ops.silu_mul
 Weight = torch.Tensor | Coded  # [outputs, inputs]
-Packed = PackedLinear | CodedLinear
+
+
+class Linear(Protocol):
+    """A product, however its weights are kept."""
+
+    def forward(self, x: Operand, out: Operand) -> None:
+        """x [tokens, inputs], out [tokens, outputs]."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,7 @@ class Ops(Protocol):
         """A whole mixture of experts over stacked weights; None: expert by expert."""
         ...
 
-    def packed(self, weight: Weight, bias: torch.Tensor | None) -> Packed | None:
+    def packed(self, weight: Weight, bias: torch.Tensor | None) -> Linear | None:
         """The product with its weights laid out for this device; None where `linear` is as fast on them as they are,
         or where codes have no kernel."""
         ...
@@ -161,7 +168,7 @@ class Plain:
     reads_device_plan = False
     fused_experts = None
 
-    def packed(self, weight: Weight, bias: torch.Tensor | None) -> Packed | None:
+    def packed(self, weight: Weight, bias: torch.Tensor | None) -> Linear | None:
         return None
 
     def route(self, scores: torch.Tensor, per_token: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -179,7 +186,7 @@ class Plain:
 class NumbaOps(Plain):
     """The CPU kernels; torch for matrix products of many rows."""
 
-    def packed(self, weight: Weight, bias: torch.Tensor | None) -> Packed | None:
+    def packed(self, weight: Weight, bias: torch.Tensor | None) -> Linear | None:
         return coded_linear(weight, bias) if isinstance(weight, Coded) else packed_linear(weight, bias)
 
     def linear(self, x: Operand, weight: Operand, bias: Operand | None, out: Operand) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numba import prange
 
-from niwaki.kernels.checks import check_arrays, check_pools
+from niwaki.kernels.checks import SCALE_BYTES, check_arrays, check_pools
 from niwaki.kernels.jit import for_any_thread, get_num_threads, jit
 from niwaki.kernels.numeric import exp_f32, store
 from niwaki.kernels.operand import Array, Operand
@@ -189,10 +189,10 @@ def _decode_items(
     last_item: int,
 ) -> None:
     """Work items first_item to last_item, numbered query x kv_heads + head; those of one query are done together."""
-    page_size, kv_heads, size = k_pool.shape[1:]  # size: elements of a key, with its scale where it has one
+    page_size, kv_heads = k_pool.shape[1:3]
     heads, head_dim = q.shape[1:]
     group = heads // kv_heads
-    width = kv_heads * size
+    width = kv_heads * k_pool.shape[3]  # elements of a token's keys, with their scales where they have some
     is_half = q.itemsize == 2
     is_small = k_pool.itemsize == 1
     cap = np.float32(soft_cap)
@@ -243,9 +243,9 @@ def _decode_items(
             block, end = end, min(end + BLOCK, length[i])
             at[:BLOCK] = at[BLOCK:]
             _place(page_table, table_row[i], block, end - block, page_size, width, at)
-            _score(query, k, v, at, count, first_head, last_head, group, head_dim, size, weights)
+            _score(query, k, v, at, count, first_head, last_head, group, head_dim, weights)
             if is_small:
-                _scale(weights, count, k, at, first_head, last_head, group, head_dim, size)
+                _scale(weights, count, k, at, kv_heads * head_dim, first_head, last_head, group)
             for h in range(first_head * group, last_head * group):
                 first, last = h * BLOCK, h * BLOCK + count
                 if is_capped:
@@ -259,10 +259,10 @@ def _decode_items(
                 for d in range(h * padded, h * padded + padded):
                     mixed[d] *= shrink
             if is_small:
-                _scale(weights, count, v, at, first_head, last_head, group, head_dim, size)
+                _scale(weights, count, v, at, kv_heads * head_dim, first_head, last_head, group)
             for first in range(0, count, MIXED):
                 last = min(first + MIXED, count)
-                _mix(weights, first, last, v, at, first_head, last_head, group, head_dim, size, mixed)
+                _mix(weights, first, last, v, at, first_head, last_head, group, head_dim, mixed)
         for h in range(first_head * group, last_head * group):
             if sinks.shape[0]:
                 total[h] += exp_f32(sinks[h] - highest[h])
@@ -299,11 +299,12 @@ def _place(page_table: Int32s, row: int, block: int, count: int, page_size: int,
 @jit()
 def _score(
     query: Float32s, k: Array, v: Array, at: Int64s, count: int, first_head: int, last_head: int, group: int,
-    head_dim: int, size: int, weights: Float32s,
+    head_dim: int, weights: Float32s,
 ) -> None:  # fmt: skip
     """weights[h x BLOCK + j] = the score of key j, up to a multiple of four keys, for every head of the kv heads."""
     whole = head_dim // (2 * LANES) * (2 * LANES)
     padded = (head_dim + 2 * LANES - 1) // (2 * LANES) * (2 * LANES)
+    size = head_dim + (SCALE_BYTES if k.itemsize == 1 else 0)  # asks for the scales behind the last head, too
     for j in range(0, count, 4):
         own0, own1, own2, own3 = (
             element_at(at, j), element_at(at, j + 1), element_at(at, j + 2), element_at(at, j + 3)
@@ -313,7 +314,7 @@ def _score(
             element_at(at, j + AHEAD + 2), element_at(at, j + AHEAD + 3),
         )  # fmt: skip
         for head in range(first_head, last_head):
-            base = head * size
+            base = head * head_dim
             for d in range(base, base + size, LINE // k.itemsize):
                 prefetch(v, own0 + d)
                 prefetch(v, own1 + d)
@@ -353,13 +354,12 @@ def _score(
 
 @jit()
 def _scale(
-    weights: Float32s, count: int, pool: Array, at: Int64s, first_head: int, last_head: int, group: int, head_dim: int,
-    size: int,
-) -> None:  # fmt: skip
-    """The weights of each key times the scale behind its numbers in the pool, or behind those of its value."""
+    weights: Float32s, count: int, pool: Array, at: Int64s, numbers: int, first_head: int, last_head: int, group: int
+) -> None:
+    """The weights of each key times its scale, or its value's, behind the `numbers` of a token in the pool."""
     for head in range(first_head, last_head):
         for j in range(count):
-            scale = float_at(pool, element_at(at, j) + head * size + head_dim)
+            scale = float_at(pool, element_at(at, j) + numbers + head * SCALE_BYTES)
             for h in range(head * group, head * group + group):
                 weights[h * BLOCK + j] *= scale
 
@@ -388,7 +388,7 @@ def _exponentials(weights: Float32s, first: int, last: int, highest: np.float32)
 @jit()
 def _mix(
     weights: Float32s, first: int, last: int, v: Array, at: Int64s, first_head: int, last_head: int, group: int,
-    head_dim: int, size: int, mixed: Float32s,
+    head_dim: int, mixed: Float32s,
 ) -> None:  # fmt: skip
     """mixed += weight x value of keys first to last of the block, for every head of the kv heads."""
     whole = head_dim // (2 * LANES) * (2 * LANES)
@@ -397,7 +397,7 @@ def _mix(
         for h in range(head * group, head * group + group, 2):
             other = min(h + 1, head * group + group - 1)
             for d in range(0, padded, 2 * LANES):
-                e = head * size + d
+                e = head * head_dim + d
                 a, b = h * padded + d, other * padded + d
                 a_low, a_high = load16(mixed, a), load16(mixed, a + LANES)
                 b_low, b_high = load16(mixed, b), load16(mixed, b + LANES)

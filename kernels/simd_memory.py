@@ -18,6 +18,7 @@ to must lie in the same order, which `place_in_pair` tells; for float32 it is th
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -90,10 +91,10 @@ def _load16(typing, array, index):
 
 @intrinsic
 def _load_pair(typing, array, index):
-    """array[index : index + 32] as two vectors: of bfloat16 and int8 the even elements and the odd ones, of float32 the
-    first sixteen and the others.
+    """array[index : index + 32] as two vectors: of bfloat16 and bytes the even elements and the odd ones, of float32
+    the first sixteen and the others.
 
-    array: float32, bfloat16 as uint16, or int8, of one dimension and contiguous.
+    array: float32, bfloat16 as uint16, int8, or e4m3 as uint8, of one dimension and contiguous.
     """
     widen, words = _widening(array.dtype)
 
@@ -350,15 +351,29 @@ def _widening(kind):
     they are float32."""
     if isinstance(kind, types.Float):
         return None, None
-    return (_widen, INTS) if kind.bitwidth == 16 else (_widen_bytes, ir.VectorType(ir.IntType(16), LANES))
+    if kind.bitwidth == 16:
+        return _widen, INTS
+    return partial(_widen_bytes, whole_numbers if kind.signed else of_e4m3), ir.VectorType(ir.IntType(16), LANES)
 
 
-def _widen_bytes(builder, words):
-    """Of 32 int8 in 16 words, the even ones and the odd ones."""
+def _widen_bytes(of_byte, builder, words):
+    """Of 32 bytes in 16 words, the even ones and the odd ones."""
     wide = builder.sext(words, INTS)
     low = builder.shl(wide, ir.Constant(INTS, [24] * LANES))
     pair = (builder.ashr(low, ir.Constant(INTS, [24] * LANES)), builder.ashr(wide, ir.Constant(INTS, [8] * LANES)))
-    return [builder.sitofp(each, FLOATS) for each in pair]
+    return [of_byte(builder, each) for each in pair]
+
+
+def whole_numbers(builder, words):
+    return builder.sitofp(words, FLOATS)
+
+
+def of_e4m3(builder, words):
+    """Sixteen e4m3 (OCP, "8-bit floating point specification", 2023; its NaN is read as 480) that were widened to words
+    as signed bytes. Exponents of float32 are larger by 120: the bits, put in place, are the number times 2**-120."""
+    placed = builder.shl(words, ir.Constant(INTS, [20] * LANES))
+    bits = builder.and_(placed, ir.Constant(INTS, [0x87F00000] * LANES))
+    return builder.fmul(builder.bitcast(bits, FLOATS), ir.Constant(FLOATS, [2.0**120] * LANES))
 
 
 def _widen(builder, words):
@@ -391,7 +406,7 @@ def _upper_half(builder, bits):
 @jit()
 def place_in_pair(index: int, is_half: bool) -> int:
     """Where element `index` of a row lies when its pairs of vectors are stored one behind the other; `is_half`: of
-    bfloat16 or int8."""
+    bfloat16 or bytes."""
     if not is_half:
         return index
     within = index % (2 * LANES)

@@ -15,8 +15,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from niwaki.kernels.operand import Array
-from niwaki.kernels.simd import FLOATS, INTS, LANES
-from niwaki.kernels.simd_memory import ask_for, element_pointer
+from niwaki.kernels.simd import INTS, LANES
+from niwaki.kernels.simd_memory import ask_for, element_pointer, of_e4m3, whole_numbers
 
 AHEAD = 8192  # bytes between what is read and what memory is asked for
 BYTE, LONG = ir.IntType(8), ir.IntType(64)
@@ -28,10 +28,9 @@ WORDS = ir.VectorType(ir.IntType(16), 2 * LANES)
 def _widen(typing, codes, step, zeros, zero, target, place):
     """target[place : place + 1024], bfloat16, = step `step` of the codes: 32 vectors of 32 numbers.
 
-    codes, of 1,024 numbers a step: int8, or e4m3 (OCP, "8-bit floating point specification", 2023; its NaN is read as
-    480) as uint8, of each vector the sixteen even elements before the odd ones; or numbers of 4 bits in uint16, one of
-    each of four vectors, less the zero of their output: zeros[zero + i] for elements 2i and 2i + 1 of the first sixteen
-    vectors, zeros[zero + 16 + i] for the others.
+    codes, of 1,024 numbers a step: int8, or e4m3 as uint8, of each vector the sixteen even elements before the odd
+    ones; or numbers of 4 bits in uint16, one of each of four vectors, less the zero of their output: zeros[zero + i]
+    for elements 2i and 2i + 1 of the first sixteen vectors, zeros[zero + 16 + i] for the others.
     """
     kind = codes.dtype
     size, vectors = (256, _of_words) if kind.bitwidth == 16 else (1024, _of_bytes)
@@ -56,17 +55,10 @@ def _of_bytes(builder, source, is_whole, first_zero):
     for vector in range(32):
         places = (builder.gep(source, [LONG(2 * vector + half)]) for half in range(2))
         pair = (builder.sext(builder.load(place, align=1), INTS) for place in places)
-        even, odd = (builder.sitofp(each, FLOATS) if is_whole else _of_e4m3(builder, each) for each in pair)
+        even, odd = ((whole_numbers if is_whole else of_e4m3)(builder, each) for each in pair)
         # Numbers of so few bits end in zeros: nothing is to be rounded.
         low = builder.lshr(builder.bitcast(even, INTS), ir.Constant(INTS, [16] * LANES))
         yield builder.or_(low, builder.and_(builder.bitcast(odd, INTS), ir.Constant(INTS, [0xFFFF0000] * LANES)))
-
-
-def _of_e4m3(builder, words):
-    """Exponents of float32 are larger by 120: the bits, put in place, are the number times 2**-120."""
-    placed = builder.shl(words, ir.Constant(INTS, [20] * LANES))
-    bits = builder.and_(placed, ir.Constant(INTS, [0x87F00000] * LANES))
-    return builder.fmul(builder.bitcast(bits, FLOATS), ir.Constant(FLOATS, [2.0**120] * LANES))
 
 
 def _of_words(builder, source, is_signed, first_zero):

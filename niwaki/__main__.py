@@ -18,7 +18,7 @@ from niwaki.lang.report import one_line
 from niwaki.run_command import NUM_TRACED, RunOptions, fail, run
 from niwaki.runtime import tree_command
 from niwaki.runtime.api import ConfigError, NiwakiError
-from niwaki.runtime.config import KV_DTYPES, WEIGHT_BITS
+from niwaki.runtime.config import KV_DTYPES, WEIGHTS
 from niwaki.runtime.server.logs import configure
 from niwaki.runtime.server.options import add_options, config_of
 
@@ -153,7 +153,7 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.py:FUNCTION",
         help="serve a function made with @niwaki.function at /programs/FUNCTION; may be given again",
     )
-    add("--weights", choices=tuple(WEIGHT_BITS), default="auto", help="in how many bits products keep theirs")
+    add("--weights", choices=WEIGHTS, default="auto", help="in how many bits products keep theirs")
     add("--kv-dtype", choices=KV_DTYPES, default="auto", help="of the KV cache; auto: that of the computation")
     add("--kv-tokens", type=_positive, metavar="N", help="tokens that the KV cache holds; else by free memory")
     add("--deterministic", action="store_true", help="the same bits whatever else runs, for some speed")

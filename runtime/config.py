@@ -9,8 +9,8 @@ from niwaki.runtime.api import ConfigError
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
-KV_DTYPES = ("auto", "int8")
-WEIGHT_BITS = {"auto": None, "int8": 8, "int4": 4}
+KV_DTYPES = ("auto", "int8", "fp8")
+WEIGHTS = ("auto", "int8", "int4", "fp8")
 POLICIES = ("lpm", "fcfs")
 EVICTIONS = ("lru", "lfu", "priority")
 
@@ -45,7 +45,7 @@ class EngineConfig:
         _one_of("device", self.device, DEVICES)
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
-        _one_of("weights", self.weights, tuple(WEIGHT_BITS))
+        _one_of("weights", self.weights, WEIGHTS)
         _one_of("schedule_policy", self.schedule_policy, POLICIES)
         _one_of("eviction_policy", self.eviction_policy, EVICTIONS)
         _whole("page_size", self.page_size, 1, 1024)

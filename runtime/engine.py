@@ -37,7 +37,7 @@ from niwaki.runtime.api import (
     Spacing,
 )
 from niwaki.runtime.cache_file import Layout
-from niwaki.runtime.config import WEIGHT_BITS, EngineConfig
+from niwaki.runtime.config import EngineConfig
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
 from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.core import EngineCore
@@ -85,6 +85,7 @@ class Engine:
             resolve_device(self.config.device),
             self.config.dtype,
             self.config.kv_memory,
+            weights=self.config.weights,
             kv_dtype=self.config.kv_dtype,
             step_tokens=self.config.chunked_prefill_size + self.config.max_running_requests,
             step_logits=self.config.max_running_requests,
@@ -94,7 +95,7 @@ class Engine:
             folder,
             device=self.config.device,
             dtype=self.config.dtype,
-            weight_bits=WEIGHT_BITS[self.config.weights],
+            weights=self.config.weights,
             kv_dtype=self.config.kv_dtype,
             num_pages=num_pages,
             page_size=page_size,

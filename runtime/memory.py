@@ -22,6 +22,8 @@ HOST_SHARE = 0.25
 MAX_HOST_TOKENS = 65_536
 # A GPU is there for the model alone; the rest is for fragments of the allocator.
 DEVICE_SHARE = 0.95
+# Of a product's weight in codes, its share of scales included.
+CODE_BYTES = {"int8": 1.05, "fp8": 1.05, "int4": 0.65}
 LIBRARIES = 2 << 30  # bytes for cuBLAS, compiled kernels and graphs: a guess, not measured
 
 KvMemory = float | int | None  # a share of what is left (float), bytes (int), or the default share
@@ -33,6 +35,7 @@ def pool_tokens(
     dtype: str,
     kv_memory: KvMemory,
     *,
+    weights: str = "auto",
     kv_dtype: str = "auto",
     step_tokens: int,
     step_logits: int,
@@ -47,7 +50,7 @@ def pool_tokens(
         budget = kv_memory
     elif is_gpu:
         free, _ = torch.cuda.mem_get_info()
-        needed = bytes_beside_pool(config, dtype, step_tokens=step_tokens, step_logits=step_logits)
+        needed = bytes_beside_pool(config, dtype, weights=weights, step_tokens=step_tokens, step_logits=step_logits)
         if needed >= free:
             raise ConfigError(
                 f"the weights and one step take {needed / 2**30:.1f} GiB, the GPU has {free / 2**30:.1f} GiB free; "
@@ -62,13 +65,27 @@ def pool_tokens(
     return max(tokens, min(config.context_length, 2048))
 
 
-def bytes_beside_pool(config: ModelConfig, dtype: str, *, step_tokens: int, step_logits: int) -> int:
+def bytes_beside_pool(
+    config: ModelConfig, dtype: str, *, weights: str = "auto", step_tokens: int, step_logits: int
+) -> int:
     """Weights, activations and libraries on a GPU."""
     item = DTYPE_BYTES[config.dtype if dtype == "auto" else dtype]
-    weights = sum(math.prod(shape) for shape in expected_tensors(config).values()) * item
     qkv = (config.num_heads + config.kv_halves * config.num_kv_heads) * config.head_dim
     width = 4 * config.hidden_size + 2 * qkv + 3 * config.intermediate_size
     if config.experts is not None:
         width += config.experts.per_token * (3 * config.experts.width + config.hidden_size)
+    kept = _weight_bytes(config, item, weights)
     # Buffers grow by doubling, and the logits are there in the model's type and in float32, which sampling may copy.
-    return weights + 2 * step_tokens * width * item + step_logits * config.vocab_size * (item + 8) + LIBRARIES
+    return kept + 2 * step_tokens * width * item + step_logits * config.vocab_size * (item + 8) + LIBRARIES
+
+
+def _weight_bytes(config: ModelConfig, item: int, weights: str) -> int:
+    """Codes of a quantized checkpoint count as if they were put together, as some are."""
+    kept = 0.0
+    for name, shape in expected_tensors(config).items():
+        # Embeddings are looked up and experts stacked: neither is kept in codes.
+        is_product = len(shape) == 2 and not any(part in name for part in ("embed", "expert", "lm_head"))
+        kept += math.prod(shape) * (CODE_BYTES[weights] if is_product and weights != "auto" else item)
+    if weights != "auto":  # of the head, beside the tensor that they are made from
+        kept += config.vocab_size * config.hidden_size * CODE_BYTES["int8"]
+    return math.ceil(kept)

@@ -25,6 +25,7 @@ from niwaki.kernels.plan import (
 )
 from niwaki.kernels.segments import Int32s
 from niwaki.kernels.shared_prefix import costs_for
+from niwaki.kernels.small_kv import knows_e4m3
 from niwaki.kernels.tile_attention import can_tile
 from niwaki.radix.pages import PageCopy
 from niwaki.runtime.api import ConfigError
@@ -92,7 +93,7 @@ class Runner:
         *,
         device: str = "cpu",
         dtype: str = "auto",
-        weight_bits: int | None = None,
+        weights: str = "auto",
         kv_dtype: str = "auto",
         num_pages: int,
         page_size: int = 16,
@@ -100,13 +101,14 @@ class Runner:
         cuda_graphs: bool = True,
         ops: Ops | None = None,
     ) -> None:
-        """`read(name)` gives each tensor of `expected_tensors(config)`; it is converted to `dtype`. `weight_bits`: 8 or
-        4, for the weights of products that do not come in codes. Without `tree_attention` every row reads all its keys
-        by itself; without `cuda_graphs` a GPU gets its kernels one by one. `ops`: other kernels than the device's.
+        """`read(name)` gives each tensor of `expected_tensors(config)`; it is converted to `dtype`. `weights`: the kind
+        of codes that products keep, where theirs do not come in codes; "auto": none. Without `tree_attention` every row
+        reads all its keys by itself; without `cuda_graphs` a GPU gets its kernels one by one. `ops`: other kernels than
+        the device's.
 
         Raises:
-            ConfigError: an unknown device or dtype, heads that the GPU kernels cannot take, or a `kv_dtype` of "int8"
-                that is not there.
+            ConfigError: an unknown device or dtype, heads that the GPU kernels cannot take, or a `kv_dtype` that is
+                not there.
         """
         wanted = config.dtype if dtype == "auto" else dtype
         if wanted not in TORCH_DTYPES:
@@ -118,8 +120,8 @@ class Runner:
         self.num_pages = num_pages
         self.page_size = page_size
         self.dtype = wanted
-        if kv_dtype == "int8":
-            refuse_small_cache(config, wanted, self._device)
+        if kv_dtype != "auto":
+            refuse_small_cache(config, wanted, kv_dtype, self._device)
         self.kv_bytes_per_token = config.kv_bytes_per_token(wanted, kv_dtype)
         chosen = ops or ops_for(self._device)
         self._shares = tree_attention
@@ -138,7 +140,7 @@ class Runner:
         self._keys_per_token = self._num_weights / attended / PRODUCT_SPEED
         self._model = Decoder(
             config,
-            Source(read, self._device, torch_dtype, weight_bits),
+            Source(read, self._device, torch_dtype, weights),
             num_pages=num_pages,
             page_size=page_size,
             kv_dtype=kv_dtype,
@@ -159,7 +161,7 @@ class Runner:
         *,
         device: str = "cpu",
         dtype: str = "auto",
-        weight_bits: int | None = None,
+        weights: str = "auto",
         kv_dtype: str = "auto",
         num_pages: int,
         page_size: int = 16,
@@ -183,7 +185,7 @@ class Runner:
             checkpoint.weight,
             device=device,
             dtype=dtype,
-            weight_bits=weight_bits,
+            weights=weights,
             kv_dtype=kv_dtype,
             num_pages=num_pages,
             page_size=page_size,
@@ -199,7 +201,7 @@ class Runner:
         seed: int = 0,
         device: str = "cpu",
         dtype: str = "auto",
-        weight_bits: int | None = None,
+        weights: str = "auto",
         kv_dtype: str = "auto",
         num_pages: int,
         page_size: int = 16,
@@ -220,7 +222,7 @@ class Runner:
             read,
             device=device,
             dtype=dtype,
-            weight_bits=weight_bits,
+            weights=weights,
             kv_dtype=kv_dtype,
             num_pages=num_pages,
             page_size=page_size,
@@ -351,14 +353,17 @@ def refuse_wide_heads(head_dim: int, device: torch.device) -> None:
         raise ConfigError(f"heads of {head_dim} channels are wider than the {MAX_GPU_HEAD} of the GPU kernels; use cpu")
 
 
-def refuse_small_cache(config: ModelConfig, dtype: str, device: torch.device) -> None:
+def refuse_small_cache(config: ModelConfig, dtype: str, kv_dtype: str, device: torch.device) -> None:
     """Raises ConfigError where a cache of 8 bits has no kernels."""
-    if device.type != "cpu":
-        raise ConfigError("kv_dtype='int8' is there on the CPU alone; leave it out")
     if dtype != "bfloat16":
-        raise ConfigError(f"kv_dtype='int8' wants dtype='bfloat16', got {dtype}")
+        raise ConfigError(f"kv_dtype={kv_dtype!r} wants dtype='bfloat16', got {dtype}")
     if config.latent is not None:
-        raise ConfigError(f"kv_dtype='int8' is not there for {config.architecture}, whose cache is small by itself")
+        what = f"{config.architecture}, whose cache is small by itself"
+        raise ConfigError(f"kv_dtype={kv_dtype!r} is not there for {what}")
+    if device.type == "cuda" and config.head_dim % 4:
+        raise ConfigError(f"kv_dtype={kv_dtype!r} on a GPU wants heads of a multiple of 4, got {config.head_dim}")
+    if kv_dtype == "fp8" and not knows_e4m3(device):
+        raise ConfigError("kv_dtype='fp8' wants a GPU that knows e4m3 (Ada, Hopper or later); int8 is as small")
 
 
 def resolve_device(device: str) -> torch.device:

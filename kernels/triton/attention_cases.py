@@ -1,4 +1,4 @@
-"""The cases of attention: single tokens, long prompts, windows, FP8, and a tree, over a cache of pages in order."""
+"""The cases of attention: single tokens, long prompts, windows, 8 bits, and a tree, over a cache of pages in order."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from niwaki.kernels.checks import SCALE_BYTES
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.paged_decode import paged_decode_attention_torch
 from niwaki.kernels.rule import AttentionRule
+from niwaki.kernels.small_kv import KINDS, narrowed_torch, widened_torch
 from niwaki.kernels.triton.case import PAGE, Case, Run, Size, randn, tolerance_of
 from niwaki.kernels.triton.paged_attention import paged_attention
 from niwaki.kernels.triton.plan import SPLIT, DevicePlan, device_plan
-from niwaki.kernels.triton.rope_store import FP8, quantized_torch
 from niwaki.kernels.triton.tree_attention import tree_attention
 
-DECODE, DECODE_FP8 = "decode", "decode, FP8 cache"
 WINDOW, SINKS = "decode, window and cap", "decode, chunk and sinks"
 
 
@@ -74,11 +74,13 @@ class Cache:
         return lambda: scaled_dot_product_attention(q, keys, values, is_causal=is_causal, enable_gqa=True)
 
 
-def flat(cache: Cache, plan: DevicePlan) -> Run:
+def flat(cache: Cache, plan: DevicePlan, small: tuple[torch.Tensor, ...] = ()) -> Run:
+    """`small`: pools to read instead."""
     out = torch.empty_like(cache.q)
 
     def run() -> torch.Tensor:
-        operands = cache.q, cache.k_pool, cache.v_pool, plan.page_table, plan.length
+        k_pool, v_pool = small or (cache.k_pool, cache.v_pool)
+        operands = cache.q, k_pool, v_pool, plan.page_table, plan.length
         for rows in plan.split:
             paged_attention(*operands, rows, out, split=SPLIT)
         for rows in plan.whole:
@@ -88,38 +90,28 @@ def flat(cache: Cache, plan: DevicePlan) -> Run:
     return run
 
 
-def decode_case(size: Size, device: torch.device, dtype: torch.dtype, *, is_fp8: bool = False) -> Case:
+def decode_case(size: Size, device: torch.device, dtype: torch.dtype, kind: str = "auto") -> Case:
+    """`kind`: of the cache, as the engine's `kv_dtype`."""
     cache = Cache(size, [size.keys - 1] * size.rows, [1] * size.rows, device, dtype)
-    run = flat(cache, cache.plan(shares=False))
-    if is_fp8:
-        run = _in_fp8(cache)
+    small: tuple[torch.Tensor, ...] = ()
+    item, peers = size.head_dim * dtype.itemsize, {"SDPA": cache.sdpa()}
+    if kind != "auto":
+        small = tuple(narrowed_torch(pool, KINDS[kind]) for pool in (cache.k_pool, cache.v_pool))
+        cache.k_pool, cache.v_pool = (widened_torch(pool).to(dtype) for pool in small)
+        item, peers = size.head_dim + SCALE_BYTES, {}
     return Case(
-        DECODE_FP8 if is_fp8 else DECODE,
+        decode_name(kind),
         f"{size.rows} x {size.keys} keys, {size.heads}/{size.kv_heads} x {size.head_dim}",
-        run,
+        flat(cache, cache.plan(shares=False), small),
         cache.reference,
         tolerance_of(dtype),
-        num_bytes=2 * size.rows * size.keys * size.kv_heads * size.head_dim * (1 if is_fp8 else dtype.itemsize),
-        peers={} if is_fp8 else {"SDPA": cache.sdpa()},
+        num_bytes=2 * size.rows * size.keys * size.kv_heads * item,
+        peers=peers,
     )
 
 
-def _in_fp8(cache: Cache) -> Run:
-    """The cache's keys and values become what FP8 keeps of them, and the run reads them so."""
-    plan, out = cache.plan(shares=False), torch.empty_like(cache.q)
-    scale = torch.full((cache.k_pool.shape[2],), 0.02, device=cache.device)
-    k_pool, v_pool = (
-        quantized_torch(pool.flatten(0, 1), scale).view(pool.shape) for pool in (cache.k_pool, cache.v_pool)
-    )
-    cache.k_pool, cache.v_pool = ((pool.float() * 0.02).to(cache.q.dtype) for pool in (k_pool, v_pool))
-    assert k_pool.dtype == FP8
-
-    def run() -> torch.Tensor:
-        operands = cache.q, k_pool, v_pool, plan.page_table, plan.length, plan.split[0], out
-        paged_attention(*operands, k_scale=scale, v_scale=scale, split=SPLIT)
-        return out
-
-    return run
+def decode_name(kind: str) -> str:
+    return "decode" if kind == "auto" else f"decode, {kind} cache"
 
 
 def window_case(size: Size, device: torch.device, dtype: torch.dtype, name: str) -> Case:

@@ -29,6 +29,9 @@ class Case:
     peers: Mapping[str, Run] = field(default_factory=dict)
 
 
+Maker = Callable[[], Case]
+
+
 @dataclass(frozen=True, slots=True)
 class Size:
     """How large the cases are. `real` is an 8B Llama at a large batch."""

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
 import torch
 
 from niwaki.kernels.clamped_mul import clamped_mul_torch
 from niwaki.kernels.gelu_mul import gelu_mul_torch
 from niwaki.kernels.silu_mul import silu_mul_torch
+from niwaki.kernels.small_kv import KINDS
 from niwaki.kernels.triton.attention_cases import (
-    DECODE,
-    DECODE_FP8,
     SINKS,
     WINDOW,
     decode_case,
+    decode_name,
     prefill_case,
     tree_case,
     window_case,
 )
-from niwaki.kernels.triton.case import Case, Size
+from niwaki.kernels.triton.case import Case, Maker, Size
+from niwaki.kernels.triton.coded_cases import coded_cases
 from niwaki.kernels.triton.gate import clamped_mul, gelu_mul, silu_mul
 from niwaki.kernels.triton.row_cases import (
     bitmask_case,
@@ -31,15 +33,15 @@ from niwaki.kernels.triton.row_cases import (
     norm_case,
     penalties_case,
     rope_case,
+    rope_name,
     sample_case,
 )
 
 
 def cases(size: Size, device: torch.device, dtype: torch.dtype, only: str = "") -> Iterator[Case]:
     """Those whose name holds `only`, one after another: each frees its memory before the next."""
-    makers: dict[str, Callable[[], Case]] = {
-        DECODE: lambda: decode_case(size, device, dtype),
-        DECODE_FP8: lambda: decode_case(size, device, torch.bfloat16, is_fp8=True),
+    makers: dict[str, Maker] = {
+        **{decode_name(kind): partial(decode_case, size, device, dtype, kind) for kind in ("auto", *KINDS)},
         WINDOW: lambda: window_case(size, device, dtype, WINDOW),
         SINKS: lambda: window_case(size, device, dtype, SINKS),
         "prefill": lambda: prefill_case(size, device, dtype),
@@ -56,12 +58,13 @@ def cases(size: Size, device: torch.device, dtype: torch.dtype, only: str = "") 
             lambda gate_up, out: clamped_mul(gate_up, out, 1.7, 3.0),
             lambda gate_up: clamped_mul_torch(gate_up, 1.7, 3.0),
         ),
-        "rope + KV store": lambda: rope_case(size, device, dtype),
+        **{rope_name(kind): partial(rope_case, size, device, dtype, kind) for kind in ("auto", *KINDS)},
         "sample": lambda: sample_case(size, device),
         "penalties": lambda: penalties_case(size, device),
         "bitmask": lambda: bitmask_case(size, device),
         "gather two": lambda: gather_case(size, device, dtype),
         "copy pages": lambda: copy_case(size, device, dtype),
+        **coded_cases(size, device, dtype),
         "experts: route, product, sum": lambda: moe_case(size, device, dtype),
     }
     for name, make in makers.items():

@@ -4,7 +4,8 @@ For a block of scores s and values v, with m the highest score so far:
     m' = max(m, max s);  l' = l 2^(m - m') + sum 2^(s - m');  acc' = acc 2^(m - m') + 2^(s - m') v
 and at the end out = acc / l, lse = m + log2 l. Scores are q k^T x scale, then cap x tanh(score / cap) where there is a
 cap, then times log2 e, so that the exponentials are powers of two. Blocks begin at multiples of BLOCK_N whatever the
-batch, so a query's sums depend on its own keys alone.
+batch, so a query's sums depend on its own keys alone. Of a pool of 8 bits (kernels/small_kv.py) scores are multiplied
+by their keys' scales, and weights by their values'.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def attend_keys(
     first_seen,  # [BLOCK_M] the first key that each query sees
     k_ptr,  # of this kv head, as are the three after it
     v_ptr,
-    k_scale_ptr,  # read only where IS_FP8
+    k_scale_ptr,  # read only where IS_SMALL
     v_scale_ptr,
     pages_ptr,  # the row's page table
     begin,  # a multiple of BLOCK_N, as is the next
@@ -37,34 +38,32 @@ def attend_keys(
     first_key,  # keys before it belong to someone else
     scale,
     soft_cap,
-    token_stride,  # elements between two slots of the pool
+    token_stride,  # elements between two slots of the pool, four times the scales between them
     PAGE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HAS_CAP: tl.constexpr,
-    IS_FP8: tl.constexpr,
+    IS_SMALL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """out [BLOCK_M, BLOCK_D] and lse [BLOCK_M] to base 2; 0 and -inf where a query saw no key."""
-    if IS_FP8:
-        scale = scale * tl.load(k_scale_ptr)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     highest = tl.full((BLOCK_M,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc, highest, total = _fold_keys(
-        acc, highest, total, q, query_at, first_seen, k_ptr, v_ptr, pages_ptr, begin, whole, first_key,
-        scale, soft_cap, token_stride, PAGE, HEAD_DIM, BLOCK_D, BLOCK_N, False, HAS_CAP, PRECISION,
+        acc, highest, total, q, query_at, first_seen, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, pages_ptr, begin,
+        whole, first_key, scale, soft_cap, token_stride, PAGE, HEAD_DIM, BLOCK_D, BLOCK_N, False, HAS_CAP, IS_SMALL,
+        PRECISION,
     )  # fmt: skip
     acc, highest, total = _fold_keys(
-        acc, highest, total, q, query_at, first_seen, k_ptr, v_ptr, pages_ptr, whole, end, first_key,
-        scale, soft_cap, token_stride, PAGE, HEAD_DIM, BLOCK_D, BLOCK_N, True, HAS_CAP, PRECISION,
+        acc, highest, total, q, query_at, first_seen, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, pages_ptr, whole,
+        end, first_key, scale, soft_cap, token_stride, PAGE, HEAD_DIM, BLOCK_D, BLOCK_N, True, HAS_CAP, IS_SMALL,
+        PRECISION,
     )  # fmt: skip
     some = total > 0.0
     out = acc / tl.where(some, total, 1.0)[:, None]
-    if IS_FP8:
-        out = out * tl.load(v_scale_ptr)
     return out, tl.where(some, highest + tl.log2(tl.where(some, total, 1.0)), -float("inf"))
 
 
@@ -78,6 +77,8 @@ def _fold_keys(
     first_seen,
     k_ptr,
     v_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
     pages_ptr,
     begin,
     end,
@@ -91,6 +92,7 @@ def _fold_keys(
     BLOCK_N: tl.constexpr,
     IS_MASKED: tl.constexpr,  # False: every query sees every key of the range
     HAS_CAP: tl.constexpr,
+    IS_SMALL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     d = tl.arange(0, BLOCK_D)
@@ -101,6 +103,8 @@ def _fold_keys(
         slot = (page * PAGE + n % PAGE) * token_stride
         k = tl.load(k_ptr + slot[None, :] + d[:, None], mask=inside[None, :] & (d < HEAD_DIM)[:, None], other=0.0)
         scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION) * scale
+        if IS_SMALL:
+            scores = scores * tl.load(k_scale_ptr + slot // 4, mask=inside, other=0.0)[None, :]
         if HAS_CAP:
             scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scores / soft_cap) - 1.0)
         scores = scores * LOG2_E
@@ -112,6 +116,8 @@ def _fold_keys(
         weights = tl.exp2(scores - shift[:, None])
         shrink = tl.exp2(highest - shift)
         total = total * shrink + tl.sum(weights, 1)
+        if IS_SMALL:
+            weights = weights * tl.load(v_scale_ptr + slot // 4, mask=inside, other=0.0)[None, :]
         v = tl.load(v_ptr + slot[:, None] + d[None, :], mask=inside[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
         mixed = tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision=PRECISION)
         acc = acc * shrink[:, None] + mixed

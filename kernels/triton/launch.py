@@ -16,7 +16,7 @@ import triton.language as tl
 from triton import knobs
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-CACHED = (*FLOATS, torch.float8_e4m3fn)  # what a pool of keys and values may hold
+POOLS = (*FLOATS, torch.int8, torch.uint8)  # of keys and values; see kernels/small_kv.py for those of 8 bits
 MAX_BLOCK = 65_536  # elements of a row that one program holds at once
 
 # In compile-only mode (`compiling`): where the compiled kernels go. Else None, and kernels run.

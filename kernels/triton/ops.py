@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
+from niwaki.kernels.coded import Coded
 from niwaki.kernels.linear import linear_torch
 from niwaki.kernels.operand import Operand
-from niwaki.kernels.ops import Gate, Stacked, Weight
+from niwaki.kernels.ops import Gate, Linear, Stacked, Weight
 from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.rule import PLAIN, AttentionRule
+from niwaki.kernels.triton.coded import coded_product
 from niwaki.kernels.triton.gate import clamped_mul, gelu_mul, silu_mul
 from niwaki.kernels.triton.moe import combine, grouped_linear, route, sorted_choices
 from niwaki.kernels.triton.norm import add_rms_norm, qk_norm, rms_norm
@@ -27,8 +29,9 @@ class TritonOps:
 
     reads_device_plan = True
 
-    def packed(self, weight: Weight, bias: torch.Tensor | None) -> None:
-        return None  # cuBLAS takes them as they are; codes have no kernel yet
+    def packed(self, weight: Weight, bias: torch.Tensor | None) -> Linear | None:
+        """cuBLAS takes floats as they are."""
+        return coded_product(weight, bias) if isinstance(weight, Coded) else None
 
     def linear(self, x: Operand, weight: Operand, bias: Operand | None, out: Operand) -> None:
         linear_torch(x.tensor, weight.tensor, None if bias is None else bias.tensor, out.tensor)

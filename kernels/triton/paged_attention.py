@@ -1,6 +1,6 @@
 """Attention of a ragged batch over paged keys: query t of a row sees the keys of its row up to its own, as far back as
 the rule lets it. Any number of queries a row; grouped heads; windows, chunks, sinks, soft caps; keys in the queries'
-type or FP8.
+type or of 8 bits.
 
 A program takes BLOCK_M queries of one kv head: TILE tokens of a row x the heads of the group, so that a key is read
 once for all heads that share it. Tile number i + first[i] // TILE is the first of row i, so the host lays out no
@@ -22,9 +22,9 @@ import triton
 import triton.language as tl
 
 from niwaki.kernels.rule import NO_CAP, PLAIN, AttentionRule
+from niwaki.kernels.small_kv import is_small
 from niwaki.kernels.triton.fold import LOG2_E, attend_keys, first_seen_by
 from niwaki.kernels.triton.launch import (
-    CACHED,
     FLOATS,
     block_of,
     ceil_div,
@@ -34,7 +34,7 @@ from niwaki.kernels.triton.launch import (
     launch,
 )
 from niwaki.kernels.triton.merge import checked_sinks, merge_parts
-from niwaki.kernels.triton.rope_store import FP8, check_scales
+from niwaki.kernels.triton.small import check_pool, numbers_of, scale_at, scales_of
 from niwaki.kernels.triton.tuning import Tuning, tuning_for
 
 MAX_SPLIT_TOKENS = 16  # rows of at most so many new tokens have their keys split
@@ -61,16 +61,15 @@ def paged_attention(
     out: torch.Tensor,
     rule: AttentionRule = PLAIN,
     *,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
     split: int = 0,
     tuning: Tuning | None = None,
 ) -> None:
     """out[t] for the tokens t of `rows`; others stay as they are. A row of length 0 gets zeros.
 
     q, out [tokens, heads, head_dim], one dtype, elements of a head side by side; k_pool, v_pool contiguous [pages,
-    page_size, kv_heads, head_dim]; page_table int32 [batch, widest]; length int32 [batch]: keys of each row, its new
-    ones included. Indices come from a plan, which has checked them. `split`: 0, or keys a part, a multiple of 128.
+    page_size, kv_heads, head_dim], of that dtype or of 8 bits (kernels/small_kv.py); page_table int32 [batch, widest];
+    length int32 [batch]: keys of each row, its new ones included. Indices come from a plan, which has checked them.
+    `split`: 0, or keys a part, a multiple of 128.
     """
     name, device = "paged_attention", q.device
     heads, kv_heads, head_dim = check_attention(name, q, k_pool, v_pool, page_table, out)
@@ -80,7 +79,6 @@ def paged_attention(
     check(name, "token", rows.token, (rows.num_tokens,), torch.int32, device, contiguous=True)
     if split % 128:
         raise ValueError(f"{name}: split must be a multiple of 128, got {split}")
-    k_scale, v_scale = check_scales(name, k_pool, q.dtype, k_scale, v_scale)
     sinks = checked_sinks(name, rule.sinks, q)
     group = heads // kv_heads
     one_each = rows.num_tokens == len(rows.row)
@@ -97,9 +95,10 @@ def paged_attention(
     launch(
         _paged_attention,
         (rows.num_tokens // tile + (len(rows.row) if tile > 1 else 0), kv_heads, num_splits),
-        q, k_pool, v_pool, target, lse, page_table, length, rows.row, rows.first, rows.token, k_scale, v_scale,
-        sinks, len(rows.row), rule.scale_for(head_dim), rule.window, rule.chunk, rule.soft_cap, kv_heads * head_dim,
-        page_table.stride(0), q.stride(0), q.stride(1), target.stride(0), target.stride(1), num_splits,
+        q, numbers_of(k_pool), numbers_of(v_pool), target, lse, page_table, length, rows.row, rows.first, rows.token,
+        scales_of(k_pool), scales_of(v_pool), sinks, len(rows.row), rule.scale_for(head_dim), rule.window, rule.chunk,
+        rule.soft_cap, k_pool.stride(1), page_table.stride(0), q.stride(0), q.stride(1), target.stride(0),
+        target.stride(1), num_splits,
         PAGE=k_pool.shape[1],
         GROUP=group,
         HEAD_DIM=head_dim,
@@ -111,7 +110,7 @@ def paged_attention(
         HAS_CAP=rule.soft_cap != NO_CAP,
         HAS_WINDOW=rule.has_window,
         HAS_SINKS=rule.sinks is not None,
-        IS_FP8=k_pool.dtype == FP8,
+        IS_SMALL=is_small(k_pool),
         DOT=dot_dtype(q.dtype),
         PRECISION=dot_precision(q.dtype),
         num_warps=chosen.num_warps,
@@ -131,13 +130,13 @@ def check_attention(
     out: torch.Tensor,
 ) -> tuple[int, int, int]:
     """heads, kv_heads and head_dim of operands that fit."""
-    check(name, "k_pool", k_pool, (None,) * 4, CACHED, q.device, contiguous=True)
-    check(name, "v_pool", v_pool, k_pool.shape, k_pool.dtype, q.device, contiguous=True)
-    _, _, kv_heads, head_dim = k_pool.shape
-    check(name, "q", q, (None, None, head_dim), FLOATS, q.device)
+    check(name, "q", q, (None, None, None), FLOATS, q.device)
     check(name, "out", out, q.shape, q.dtype, q.device)
+    _, heads, head_dim = q.shape
+    check_pool(name, "k_pool", k_pool, head_dim, q.dtype, q.device)
+    check(name, "v_pool", v_pool, k_pool.shape, k_pool.dtype, q.device, contiguous=True)
+    kv_heads = k_pool.shape[2]
     check(name, "page_table", page_table, (None, None), torch.int32, q.device)
-    heads = q.shape[1]
     if heads % kv_heads:
         raise ValueError(f"{name}: {heads} query heads are no multiple of {kv_heads} kv heads")
     return heads, kv_heads, head_dim
@@ -195,7 +194,7 @@ def _paged_attention(
     HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    IS_FP8: tl.constexpr,
+    IS_SMALL: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -239,11 +238,12 @@ def _paged_attention(
             whole = begin
         else:  # all keys up to the first query's are seen by all of the tile
             whole = tl.maximum(tl.minimum((first_at + 1) // BLOCK_N * BLOCK_N, end // BLOCK_N * BLOCK_N), begin)
+        scales = scale_at(tl.num_programs(1), kv_head, HEAD_DIM)
         out, lse = attend_keys(
             q, query_at, first_seen_by(query_at, window, chunk), k_ptr + kv_head * HEAD_DIM,
-            v_ptr + kv_head * HEAD_DIM, k_scale_ptr + kv_head, v_scale_ptr + kv_head, table_ptr + row * table_stride,
+            v_ptr + kv_head * HEAD_DIM, k_scale_ptr + scales, v_scale_ptr + scales, table_ptr + row * table_stride,
             begin, whole, end, first_key, scale, soft_cap, token_stride,
-            PAGE, HEAD_DIM, BLOCK_M, BLOCK_D, BLOCK_N, HAS_CAP, IS_FP8, PRECISION,
+            PAGE, HEAD_DIM, BLOCK_M, BLOCK_D, BLOCK_N, HAS_CAP, IS_SMALL, PRECISION,
         )  # fmt: skip
         if SPLIT > 0:
             part = (first + row_token).to(tl.int64) * num_splits + tl.program_id(2)

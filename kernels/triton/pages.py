@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from niwaki.kernels.triton.launch import CACHED, block_of, check, launch, warps_for
+from niwaki.kernels.triton.launch import POOLS, block_of, check, launch, warps_for
 
 Copy = tuple[int, int, int]  # source page, target page, tokens
 
@@ -27,7 +27,7 @@ def copy_pages(pool: torch.Tensor, copies: Sequence[Copy]) -> None:
     Raises:
         ValueError: a page is outside the pool, or `tokens` is not from 0 to page_size.
     """
-    check("copy_pages", "pool", pool, (None,) * 6, CACHED, pool.device, contiguous=True)
+    check("copy_pages", "pool", pool, (None,) * 6, POOLS, pool.device, contiguous=True)
     layers, halves, num_pages, page_size, kv_heads, head_dim = pool.shape
     for source, target, tokens in copies:
         if not (0 <= source < num_pages and 0 <= target < num_pages and 0 <= tokens <= page_size):

@@ -8,6 +8,7 @@ import torch
 
 from niwaki.kernels.rms_norm import qk_norm_torch, rms_norm_torch
 from niwaki.kernels.rope import rope_tables
+from niwaki.kernels.small_kv import KINDS, narrowed_torch, widened_torch
 from niwaki.kernels.store_kv import rope_store_kv_torch
 from niwaki.kernels.triton import moe
 from niwaki.kernels.triton.bitmask import apply_bitmask, apply_bitmask_torch
@@ -91,33 +92,43 @@ def gate_case(
     )
 
 
-def rope_case(size: Size, device: torch.device, dtype: torch.dtype) -> Case:
+def rope_case(size: Size, device: torch.device, dtype: torch.dtype, kind: str = "auto") -> Case:
+    """`kind`: of the cache, as the engine's `kv_dtype`."""
     tokens = size.rows * 4
     cos, sin = (table.to(device) for table in rope_tables(size.head_dim, 5e5, None, tokens))
     qkv = randn(tokens, (size.heads + 2 * size.kv_heads) * size.head_dim, device=device, dtype=dtype)
     shape = (-(-tokens // PAGE), PAGE, size.kv_heads, size.head_dim)
-    pools = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(4)]
+    expected = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(2)]
+    pools = [torch.zeros_like(pool) if kind == "auto" else narrowed_torch(pool, KINDS[kind]) for pool in expected]
     index = torch.arange(tokens, dtype=torch.int32, device=device)
     turned = torch.empty_like(qkv)
 
+    def result(rows: torch.Tensor, keys_and_values: list[torch.Tensor]) -> torch.Tensor:
+        queries = rows[:, : size.heads * size.head_dim]
+        return torch.cat([queries.flatten(), *(part.flatten() for part in keys_and_values)])
+
     def run() -> torch.Tensor:
         turned.copy_(qkv)
-        rope_store_kv(turned, cos, sin, index, index, pools[0], pools[1])
-        return torch.cat([turned[:, : size.heads * size.head_dim].flatten(), pools[0].flatten(), pools[1].flatten()])
+        rope_store_kv(turned, cos, sin, index, index, *pools)
+        return result(turned, pools if kind == "auto" else [widened_torch(pool).to(dtype) for pool in pools])
 
     def reference() -> torch.Tensor:
         again = qkv.clone()
-        rope_store_kv_torch(again, cos, sin, index.long(), index.long(), pools[2], pools[3])
-        return torch.cat([again[:, : size.heads * size.head_dim].flatten(), pools[2].flatten(), pools[3].flatten()])
+        rope_store_kv_torch(again, cos, sin, index.long(), index.long(), *expected)
+        return result(again, expected)
 
     return Case(
-        "rope + KV store",
+        rope_name(kind),
         f"{tokens} tokens, {size.heads}/{size.kv_heads} x {size.head_dim}, with copies in and out",
         run,
         reference,
-        tolerance_of(dtype),
+        {"auto": tolerance_of(dtype), "int8": 0.01, "fp8": 0.05}[kind],  # half a step of a number in 8 bits
         num_bytes=8 * qkv.numel() * dtype.itemsize,
     )
+
+
+def rope_name(kind: str) -> str:
+    return "rope + KV store" if kind == "auto" else f"rope + KV store, {kind} cache"
 
 
 def sample_case(size: Size, device: torch.device) -> Case:

@@ -17,11 +17,12 @@ import triton
 import triton.language as tl
 
 from niwaki.kernels.rule import NO_CAP, PLAIN, AttentionRule
+from niwaki.kernels.small_kv import is_small
 from niwaki.kernels.triton.fold import attend_keys, first_seen_by
 from niwaki.kernels.triton.launch import block_of, check, dot_dtype, dot_precision, launch
 from niwaki.kernels.triton.merge import merge_parts
 from niwaki.kernels.triton.paged_attention import check_attention
-from niwaki.kernels.triton.rope_store import FP8, check_scales
+from niwaki.kernels.triton.small import numbers_of, scale_at, scales_of
 from niwaki.kernels.triton.tuning import tuning_for
 
 
@@ -55,9 +56,6 @@ def tree_attention(
     items: TreeItems,
     out: torch.Tensor,
     rule: AttentionRule = PLAIN,
-    *,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
 ) -> None:
     """out[token] for the tokens of `items`; operands as in `paged_attention`. positions int32 [tokens]: token t sees
     the keys of its items at positions up to positions[t], as far back as `rule` lets it."""
@@ -66,12 +64,11 @@ def tree_attention(
     check(name, "positions", positions, (len(q),), torch.int32, device, contiguous=True)
     check(name, "query_token", items.query_token, (None,), torch.int32, device, contiguous=True)
     check(name, "query_part", items.query_part, items.query_token.shape, torch.int32, device, contiguous=True)
-    k_scale, v_scale = check_scales(name, k_pool, q.dtype, k_scale, v_scale)
     parts = torch.empty((items.num_parts, heads, head_dim), dtype=torch.float32, device=device)
     lse = torch.empty((items.num_parts, heads), dtype=torch.float32, device=device)
     for some in (items.shared, items.own):
         check(name, "key", some.key, (None, 5), torch.int32, device, contiguous=True)
-        _run(q, k_pool, v_pool, page_table, positions, some, items, parts, lse, rule, k_scale, v_scale)
+        _run(q, k_pool, v_pool, page_table, positions, some, items, parts, lse, rule)
     merge_parts(parts, lse, items.bounds, items.token, out, rule.sinks)
 
 
@@ -86,19 +83,17 @@ def _run(
     parts: torch.Tensor,
     lse: torch.Tensor,
     rule: AttentionRule,
-    k_scale: torch.Tensor,
-    v_scale: torch.Tensor,
 ) -> None:
-    _, page_size, kv_heads, head_dim = k_pool.shape
-    heads = q.shape[1]
+    _, heads, head_dim = q.shape
+    page_size, kv_heads = k_pool.shape[1:3]
     group = heads // kv_heads
     tuning = tuning_for("tree", q.device, head_dim=head_dim, group=group, bits=8 * k_pool.element_size())
     launch(
         _tree_attention,
         (len(some.key), kv_heads),
-        q, k_pool, v_pool, parts, lse, page_table, positions, some.key, items.query_token, items.query_part,
-        k_scale, v_scale, heads, rule.scale_for(head_dim), rule.window, rule.chunk, rule.soft_cap,
-        kv_heads * head_dim, page_table.stride(0), q.stride(0), q.stride(1),
+        q, numbers_of(k_pool), numbers_of(v_pool), parts, lse, page_table, positions, some.key, items.query_token,
+        items.query_part, scales_of(k_pool), scales_of(v_pool), heads, rule.scale_for(head_dim), rule.window,
+        rule.chunk, rule.soft_cap, k_pool.stride(1), page_table.stride(0), q.stride(0), q.stride(1),
         PAGE=page_size,
         GROUP=group,
         HEAD_DIM=head_dim,
@@ -107,7 +102,7 @@ def _run(
         BLOCK_N=tuning.block_n,
         HAS_CAP=rule.soft_cap != NO_CAP,
         HAS_WINDOW=rule.has_window,
-        IS_FP8=k_pool.dtype == FP8,
+        IS_SMALL=is_small(k_pool),
         DOT=dot_dtype(q.dtype),
         PRECISION=dot_precision(q.dtype),
         num_warps=tuning.num_warps,
@@ -146,7 +141,7 @@ def _tree_attention(
     BLOCK_N: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
-    IS_FP8: tl.constexpr,
+    IS_SMALL: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -178,11 +173,12 @@ def _tree_attention(
         else:  # a first block that begins before the item's keys needs the mask, and so do all then: it is short
             whole = tl.where(begin == first_key, tl.minimum(lowest + 1, end) // BLOCK_N * BLOCK_N, begin)
             whole = tl.maximum(whole, begin)
+        scales = scale_at(tl.num_programs(1), kv_head, HEAD_DIM)
         out, lse = attend_keys(
             q, query_at, first_seen_by(query_at, window, chunk), k_ptr + kv_head * HEAD_DIM,
-            v_ptr + kv_head * HEAD_DIM, k_scale_ptr + kv_head, v_scale_ptr + kv_head, table_ptr + row * table_stride,
+            v_ptr + kv_head * HEAD_DIM, k_scale_ptr + scales, v_scale_ptr + scales, table_ptr + row * table_stride,
             begin, whole, end, first_key, scale, soft_cap, token_stride,
-            PAGE, HEAD_DIM, BLOCK_M, BLOCK_D, BLOCK_N, HAS_CAP, IS_FP8, PRECISION,
+            PAGE, HEAD_DIM, BLOCK_M, BLOCK_D, BLOCK_N, HAS_CAP, IS_SMALL, PRECISION,
         )  # fmt: skip
         target = part * heads + head
         tl.store(lse_ptr + target, lse, mask=is_query)

@@ -14,11 +14,11 @@ import torch
 
 from niwaki.kernels.coded import Coded
 from niwaki.kernels.operand import Operand
-from niwaki.kernels.ops import Ops
+from niwaki.kernels.ops import Linear, Ops
 from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.rule import NO_CAP, NO_WINDOW, AttentionRule
 from niwaki.runtime.models.config import LayerKind, ModelConfig, Temperature
-from niwaki.runtime.models.projection import Linear, Source, projection_of, read_projection
+from niwaki.runtime.models.projection import Source, projection_of, read_projection
 from niwaki.runtime.models.workspace import Buffers
 
 

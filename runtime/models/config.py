@@ -184,9 +184,9 @@ class ModelConfig:
         return 2 if self.latent is None else 1
 
     def kv_bytes_per_token(self, dtype: str = "auto", kv_dtype: str = "auto") -> int:
-        """Bytes of keys and values of one token in all layers. kv_dtype: "int8", or "auto" for that of the model."""
+        """Bytes of keys and values of one token in all layers. kv_dtype: "int8", "fp8", or "auto" for the model's."""
         item = DTYPE_BYTES[self.dtype if dtype == "auto" else dtype]
-        of_head = self.head_dim + SCALE_BYTES if kv_dtype == "int8" else self.head_dim * item
+        of_head = self.head_dim * item if kv_dtype == "auto" else self.head_dim + SCALE_BYTES
         return self.kv_halves * self.num_layers * self.num_kv_heads * of_head
 
 

@@ -21,6 +21,7 @@ from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import Ops, ops_for
 from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.rope import rope_tables, unrotated_tables
+from niwaki.kernels.small_kv import KINDS
 from niwaki.runtime.models.attention import Attention, Pools, RopeTables, read_attention
 from niwaki.runtime.models.config import LayerKind, ModelConfig
 from niwaki.runtime.models.experts import read_experts
@@ -29,7 +30,6 @@ from niwaki.runtime.models.mlp import DenseMlp, Mlp, gate_of
 from niwaki.runtime.models.projection import Source, projection_of, read_projection
 from niwaki.runtime.models.workspace import Buffers, Workspace
 
-HEAD_BITS = 8  # which token comes next hangs on the head alone
 ALIGNMENT = 64  # bytes: a vector register, which kernels read whole
 
 
@@ -74,9 +74,9 @@ class Decoder:
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         # Zeros, not empty: a page that is gathered whole must not bring a NaN from memory that was never written.
         # A key of 8 bits: numbers and their scale, see kernels/small_kv.py.
-        size, kind = (config.head_dim + SCALE_BYTES, torch.int8) if kv_dtype == "int8" else (config.head_dim, dtype)
+        size = config.head_dim + (SCALE_BYTES if kv_dtype in KINDS else 0)
         shape = (config.num_layers, config.kv_halves, num_pages, page_size, config.num_kv_heads, size)
-        self._pool = _zeros(shape, kind, device)
+        self._pool = _zeros(shape, KINDS.get(kv_dtype, dtype), device)
         # No sequence can be longer than the pool, and a table for 131,072 positions takes 64 MB.
         self._ropes = self._rope_tables(min(config.context_length, num_pages * page_size))
         read = read.behind(config.prefix)
@@ -85,7 +85,7 @@ class Decoder:
         self._norm = Operand.of(read("model.norm.weight"))
         self._layers = tuple(self._read_layer(index, kind, read) for index, kind in enumerate(config.layer_kinds))
         head = self._embedding if config.tie_embeddings else read("lm_head.weight")  # [vocab, hidden]
-        self._head = projection_of(self._ops, read, [read.kept(head, at_least=HEAD_BITS)], [])
+        self._head = projection_of(self._ops, read, [read.head(head)], [])
         self._whole = self.new_part(lambda: None)
 
     def new_part(self, stored: Callable[[], object]) -> Part:

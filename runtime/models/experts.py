@@ -9,10 +9,10 @@ from itertools import repeat
 import torch
 
 from niwaki.kernels.operand import Operand
-from niwaki.kernels.ops import FusedExperts, Gate, Ops, Stacked
+from niwaki.kernels.ops import FusedExperts, Gate, Linear, Ops, Stacked
 from niwaki.runtime.models.config import Experts, ModelConfig
 from niwaki.runtime.models.mlp import Mlp
-from niwaki.runtime.models.projection import Linear, Source, projection_of, read_projection
+from niwaki.runtime.models.projection import Source, projection_of, read_projection
 from niwaki.runtime.models.workspace import Buffers
 
 

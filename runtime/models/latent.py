@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import torch
 
 from niwaki.kernels.operand import Operand
-from niwaki.kernels.ops import Ops
+from niwaki.kernels.ops import Linear, Ops
 from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.rule import AttentionRule
 from niwaki.runtime.models.attention import Pools, RopeTables, in_halves
 from niwaki.runtime.models.config import Latent, ModelConfig
-from niwaki.runtime.models.projection import Linear, Source, projection_of, read_projection
+from niwaki.runtime.models.projection import Source, projection_of, read_projection
 from niwaki.runtime.models.workspace import Buffers
 
 NORM_EPS = 1e-6  # of the norms inside the block, whatever rms_norm_eps says

@@ -10,9 +10,8 @@ from functools import partial
 from typing import Protocol
 
 from niwaki.kernels.operand import Operand
-from niwaki.kernels.ops import Gate, Ops
+from niwaki.kernels.ops import Gate, Linear, Ops
 from niwaki.runtime.models.config import ModelConfig
-from niwaki.runtime.models.projection import Linear
 from niwaki.runtime.models.workspace import Buffers
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 
 from niwaki.kernels.coded import Coded, coded, stacked_codes
 from niwaki.kernels.operand import Operand
-from niwaki.kernels.ops import Ops, Weight
+from niwaki.kernels.ops import Linear, Ops, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +19,7 @@ class Source:
     stored: Callable[[str], Weight]
     device: torch.device
     dtype: torch.dtype
-    bits: int | None = None  # 8 or 4: of the weights of products, unless they come in codes; None: as they are
+    kind: str = "auto"  # of the codes that products keep, unless theirs come in codes; "auto": as they are
     prefix: str = ""  # before all names
 
     def __call__(self, name: str) -> torch.Tensor:
@@ -32,9 +31,13 @@ class Source:
         stored = self.stored(self.prefix + name)
         return stored if isinstance(stored, Coded) else self.kept(self.plain(stored))
 
-    def kept(self, weight: torch.Tensor, at_least: int = 0) -> Weight:
+    def kept(self, weight: torch.Tensor) -> Weight:
         """Weights in the model's dtype, as they are to be kept."""
-        return weight if self.bits is None else coded(weight, max(self.bits, at_least))
+        return weight if self.kind == "auto" else coded(weight, self.kind)
+
+    def head(self, weight: torch.Tensor) -> Weight:
+        """The same of the head, on which alone hangs which token comes next: the most exact codes."""
+        return weight if self.kind == "auto" else coded(weight, "int8")
 
     def plain(self, weight: Weight) -> torch.Tensor:
         whole = weight.matrix() if isinstance(weight, Coded) else weight
@@ -42,14 +45,6 @@ class Source:
 
     def behind(self, prefix: str) -> Source:
         return replace(self, prefix=self.prefix + prefix)
-
-
-class Linear(Protocol):
-    """A product, however its weights are kept."""
-
-    def forward(self, x: Operand, out: Operand) -> None:
-        """x [tokens, inputs], out [tokens, outputs]."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +78,7 @@ def projection_of(ops: Ops, read: Source, weights: Sequence[Weight], biases: Seq
     packed = ops.packed(weight, bias) if takes else None
     if packed is not None:
         return packed
-    if isinstance(weight, Coded) and read.bits is None:
+    if isinstance(weight, Coded) and read.kind == "auto":
         return projection_of(ops, read, [read.plain(weight)], biases)
     added = None if bias is None else Operand.of(bias)
     if isinstance(weight, Coded):

@@ -1,6 +1,6 @@
 """What weights in few bits bring and cost: memory, the time of a step, the bundled model's scores.
 
-    python -m tests.benchmarks.bench_weights [--shapes L60 L300] [--trials 100] [--kinds auto int8 int4]
+    python -m tests.benchmarks.bench_weights [--shapes L60 L300] [--trials 100] [--kinds auto int8 int4 fp8]
 
 A step is one token of each of 1, 8 and 32 requests with short contexts, or 256 tokens of one prompt; the kinds take
 turns, and the median of ROUNDS counts. Scores as in `make eval`, in bfloat16; 0 trials leave them out.
@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from niwaki.runtime.bundled import MODEL_DIR
 from niwaki.runtime.bundled.evaluate import Marker
 from niwaki.runtime.bundled.trials import BEYOND, TRIALS
-from niwaki.runtime.config import WEIGHT_BITS
+from niwaki.runtime.config import WEIGHTS
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.runner import Row, Runner
 from tests.benchmarks.shapes import RANDOM
@@ -34,7 +34,7 @@ PROMPT = 256
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="*", default=["L60", "L300"], choices=tuple(RANDOM))
-    parser.add_argument("--kinds", nargs="*", default=list(WEIGHT_BITS), choices=tuple(WEIGHT_BITS))
+    parser.add_argument("--kinds", nargs="*", default=list(WEIGHTS), choices=WEIGHTS)
     parser.add_argument("--trials", type=int, default=100, help="a task")
     options = parser.parse_args()
     for shape in options.shapes:
@@ -52,7 +52,7 @@ def print_steps(shape: str, kinds: Sequence[str]) -> None:
     sizes: dict[str, int] = {}
     for kind in kinds:
         before = bytes_of_tensors()
-        runners[kind] = Runner.random(RANDOM[shape], weight_bits=WEIGHT_BITS[kind], num_pages=128)
+        runners[kind] = Runner.random(RANDOM[shape], weights=kind, num_pages=128)
         sizes[kind] = bytes_of_tensors() - before
     steps = {f"{rows} rows": decoding(rows) for rows in (1, 8, 32)} | {f"{PROMPT} tokens": [prompt()]}
     print(f"{shape:<6} {'MB':>7}" + "".join(f"{name:>12}" for name in steps))

@@ -104,7 +104,7 @@ def test_operands_of_another_shape_are_refused() -> None:
 def test_eight_bits_are_at_most_half_a_step_off() -> None:
     matrix = rows_of(40, 100).float()
     matrix[3] = 0
-    codes = coded(matrix, 8)
+    codes = coded(matrix, "int8")
     assert (codes.matrix() - matrix).abs().max(1).values.sub(codes.scales[:, 0] / 2).max() < 1e-6
     assert torch.equal(codes.matrix()[3], matrix[3])
 
@@ -112,7 +112,7 @@ def test_eight_bits_are_at_most_half_a_step_off() -> None:
 def test_four_bits_are_nearer_than_steps_over_the_whole_range() -> None:
     matrix = rows_of(40, 2 * GROUP + 10).float()
     matrix[3] = 0
-    got = coded(matrix, 4).matrix()
+    got = coded(matrix, "int4").matrix()
     for first in range(0, matrix.shape[1], GROUP):
         part = slice(first, first + GROUP)
         low = matrix[:, part].amin(1, keepdim=True).clamp_max(0)

@@ -14,6 +14,7 @@ from niwaki.kernels.operand import Operand
 from niwaki.kernels.paged_decode import paged_decode_attention_torch
 from niwaki.kernels.rule import NO_WINDOW, PLAIN, AttentionRule
 from niwaki.kernels.segments import Int32s, Int64s, Segments
+from niwaki.kernels.small_kv import KINDS, narrowed_torch, widened_torch
 from niwaki.kernels.triton import plan as plans
 from niwaki.kernels.triton.merge import merge_parts, merge_parts_torch
 from niwaki.kernels.triton.paged_attention import RaggedRows, paged_attention
@@ -27,7 +28,6 @@ from niwaki.kernels.triton.plan import (
     tree_arrays,
     tree_items,
 )
-from niwaki.kernels.triton.rope_store import quantized_torch
 from niwaki.kernels.triton.tree_attention import tree_attention
 from niwaki.kernels.triton.tuning import Tuning
 
@@ -171,22 +171,24 @@ def test_an_empty_row_gives_zeros_and_harms_no_other() -> None:
         assert_close(out, expected, 20)
 
 
-@pytest.mark.parametrize("split", [0, 128])
-def test_an_fp8_cache_is_read_with_its_scales(split: int) -> None:
-    batch = Batch([(140, 1), (30, 1)], dtype=torch.bfloat16)
-    scales = [torch.tensor(s, device=DEVICE) for s in ([0.02, 0.01], [0.01, 0.04])]
-    pools = zip((batch.k_pool, batch.v_pool), scales, strict=True)
-    k_stored, v_stored = (quantized_torch(pool.flatten(0, 1), scale).view(pool.shape) for pool, scale in pools)
-    out = batch.out()
-    paged_attention(
-        batch.q, k_stored, v_stored, *batch.on_device(), batch.ragged([0, 1]), out,
-        k_scale=scales[0], v_scale=scales[1], split=split,
-    )  # fmt: skip
-    batch.k_pool = (k_stored.float() * scales[0][:, None]).bfloat16()
-    batch.v_pool = (v_stored.float() * scales[1][:, None]).bfloat16()
-    assert_close(out, batch.expected(), 6)
-    with pytest.raises(ValueError, match="a pool in FP8 needs k_scale"):
-        paged_attention(batch.q, k_stored, v_stored, *batch.on_device(), batch.ragged([0, 1]), out)
+def small_pools(batch: Batch, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """The batch's pools in 8 bits; it goes on with what these hold."""
+    k_small, v_small = (narrowed_torch(pool, kind) for pool in (batch.k_pool, batch.v_pool))
+    batch.k_pool, batch.v_pool = widened_torch(k_small), widened_torch(v_small)
+    return k_small, v_small
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize(("split", "rule"), [(0, PLAIN), (128, PLAIN), (128, AttentionRule(window=50, soft_cap=4.0))])
+def test_a_cache_of_8_bits_is_read_with_its_scales(kind: torch.dtype, split: int, rule: AttentionRule) -> None:
+    batch = Batch([(140, 1), (30, 1), (20, 18)], heads=3, kv_heads=1, head_dim=24)
+    exact, pools = batch.q, small_pools(batch, kind)
+    for dtype, steps in ((torch.float32, 20), (torch.bfloat16, 4)):
+        batch.q = exact.to(dtype)
+        out = batch.out()
+        for rows in ([0, 1], [2]):
+            paged_attention(batch.q, *pools, *batch.on_device(), batch.ragged(rows), out, rule, split=split)
+        assert_close(out, batch.expected(rule), steps)
 
 
 def test_parts_merge_in_proportion_to_their_sums() -> None:
@@ -234,8 +236,12 @@ def test_a_nested_tree_attends_as_its_rows_do(
     assert len(items.shared.key) == 2
     out = batch.out()
     table, _ = batch.on_device()
-    tree_attention(batch.q, batch.k_pool, batch.v_pool, table, ints(batch.positions.tolist()), items, out, rule)
+    positions = ints(batch.positions.tolist())
+    tree_attention(batch.q, batch.k_pool, batch.v_pool, table, positions, items, out, rule)
     assert_close(out, batch.expected(rule), 20 if dtype == torch.float32 else 4)
+    for kind in KINDS.values():
+        tree_attention(batch.q, *small_pools(batch, kind), table, positions, items, out, rule)
+        assert_close(out, batch.expected(rule), 20 if dtype == torch.float32 else 4)
 
 
 def test_a_plan_sorts_rows_by_their_own_length_and_shares_where_it_pays() -> None:
@@ -283,7 +289,7 @@ def test_attention_refuses_operands_that_do_not_fit() -> None:
     rows = batch.ragged([0])
     with pytest.raises(ValueError, match="3 query heads are no multiple of 2 kv heads"):
         paged_attention(batch.q[:, :3], batch.k_pool, batch.v_pool, table, length, rows, out[:, :3])
-    with pytest.raises(TypeError, match=r"a pool of torch.bfloat16 does not fit queries of torch.float32"):
+    with pytest.raises(TypeError, match=r"k_pool must be .* or torch.int8 or torch.uint8, got torch.bfloat16"):
         paged_attention(batch.q, batch.k_pool.bfloat16(), batch.v_pool.bfloat16(), table, length, rows, out)
     with pytest.raises(TypeError, match=r"page_table must be torch.int32, got torch.int64"):
         paged_attention(batch.q, batch.k_pool, batch.v_pool, table.long(), length, rows, out)

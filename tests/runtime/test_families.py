@@ -301,13 +301,13 @@ def test_weights_and_cache_of_8_bits_are_near(pair: Pair) -> None:
     ids = random_ids(np.random.default_rng(3), 40)
     kv_dtype = "auto" if read_model_folder(pair.folder).config.latent else "int8"
 
-    def logits(dtype: str, bits: int | None, kv_dtype: str) -> torch.Tensor:
+    def logits(dtype: str, weights: str, kv_dtype: str) -> torch.Tensor:
         made = Runner.load(
-            pair.folder, dtype=dtype, weight_bits=bits, kv_dtype=kv_dtype, num_pages=20, page_size=PAGE_SIZE
+            pair.folder, dtype=dtype, weights=weights, kv_dtype=kv_dtype, num_pages=20, page_size=PAGE_SIZE
         )
         return made.forward([Row(ids, 0, range(10), 40)])
 
-    exact, small = logits("float32", None, "auto"), logits("bfloat16", 8, kv_dtype)
+    exact, small = logits("float32", "auto", "auto"), logits("bfloat16", "int8", kv_dtype)
     assert (small - exact).square().mean().sqrt() < 0.2 * exact.std()
 
 

@@ -64,6 +64,16 @@ def test_a_gpu_gives_what_the_weights_and_a_step_leave(monkeypatch: pytest.Monke
         tokens_on("cuda", None)
 
 
+@pytest.mark.parametrize(("weights", "share"), [("int8", 0.5), ("fp8", 0.5), ("int4", 0.3)])
+def test_weights_in_codes_leave_the_pool_more(weights: str, share: float) -> None:
+    config = replace(SMALL, vocab_size=64, hidden_size=1024, intermediate_size=2048)
+    plain, coded = (
+        bytes_beside_pool(config, "bfloat16", weights=kind, step_tokens=1, step_logits=1) for kind in ("auto", weights)
+    )
+    products = 2 * 2 * (1024 * 128 + 1024 * 64 + 3 * 1024 * 2048)
+    assert plain - coded == pytest.approx((1 - share) * products, rel=0.1)
+
+
 @pytest.mark.parametrize("kv_memory", [0.0, 1.5, -3, True, "half"])
 def test_a_share_or_bytes_that_make_no_pool_are_refused(kv_memory: object) -> None:
     with pytest.raises(ConfigError, match=r"kv_memory must be a share above 0\.0 and up to 1\.0, or bytes"):

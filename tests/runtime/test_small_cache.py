@@ -1,4 +1,4 @@
-"""`Engine(kv_dtype="int8")`: keys and values in 8 bits."""
+"""`Engine(kv_dtype="int8")` and `"fp8"`: keys and values in 8 bits."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from niwaki.runtime.engine import Engine
 from niwaki.runtime.runner import Row, Runner
 
 MODEL = Path(bundled.MODEL_DIR)
+PROMPT = "Text: Lena Fischer is a nurse from Dresden.\nFields: name, role, city\nJSON:"
 IDS = np.random.default_rng(0).integers(5, 2000, 90).astype(np.int32)
 
 
@@ -27,15 +28,21 @@ def error_of(logits: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def test_logits_are_nearly_those_of_a_bfloat16_cache() -> None:
-    exact, plain, small = (
+    exact, *others = (
         made.forward([Row(IDS, 0, range(6), len(IDS))])
-        for made in (runner("auto", "float32"), runner("auto"), runner())
+        for made in (runner("auto", "float32"), runner("auto"), runner("int8"), runner("fp8"))
     )
-    assert error_of(plain, exact) < error_of(small, exact) < 2.5 * error_of(plain, exact)
+    plain, whole, float8 = (error_of(logits, exact) for logits in others)
+    assert plain < whole < 2.5 * plain
+    assert whole < float8 < 8 * plain, "of 8 bits the exponent takes four"
 
 
-def test_chunks_and_single_tokens_continue_what_is_stored() -> None:
-    made = runner()
+both_kinds = pytest.mark.parametrize("kind", ["int8", "fp8"])
+
+
+@both_kinds
+def test_chunks_and_single_tokens_continue_what_is_stored(kind: str) -> None:
+    made = runner(kind)
     (whole,) = made.forward([Row(IDS, 0, range(6), 1)])
     steps = [(0, 50), (50, 85), *((at, at + 1) for at in range(85, 90))]
     for first, last in steps:
@@ -43,8 +50,9 @@ def test_chunks_and_single_tokens_continue_what_is_stored() -> None:
     assert error_of(logits, whole) < 0.03 * float(whole.std())
 
 
-def test_copied_and_moved_pages_keep_their_scales() -> None:
-    made = runner()
+@both_kinds
+def test_copied_and_moved_pages_keep_their_scales(kind: str) -> None:
+    made = runner(kind)
     made.forward([Row(IDS[:40], 0, range(3), 1)])
     made.copy_pages([PageCopy(2, 5, 8)])
     moved = made.read_pages([0, 1])
@@ -60,27 +68,31 @@ def test_a_token_takes_little_more_than_half_the_bytes() -> None:
         assert small._pool_tokens > 1.85 * plain._pool_tokens
 
 
-def test_a_saved_cache_is_for_engines_of_its_kind(tmp_path: Path) -> None:
+@both_kinds
+def test_a_saved_cache_is_for_engines_of_its_kind(kind: str, tmp_path: Path) -> None:
     def engine(kv_dtype: str) -> Engine:
         return Engine(dtype="bfloat16", kv_dtype=kv_dtype, kv_tokens=512)
 
     def answer(of: Engine) -> object:
-        result = of.generate(input_ids=IDS.tolist(), sampling_params={"temperature": 0, "max_new_tokens": 8})
+        result = of.generate(PROMPT, sampling_params={"temperature": 0, "max_new_tokens": 24, "stop": "\n"})
         assert isinstance(result, dict)
-        return result["output_ids"]
+        return result["text"]
 
-    with engine("int8") as made:
+    with engine(kind) as made:
         said = answer(made)
+        assert said == ' {"name":"Lena Fischer","role":"nurse","city":"Dresden"}'
         saved = made.save_cache(tmp_path / "cache")
-    with engine("int8") as warm:
+    with engine(kind) as warm:
         assert warm.load_cache(tmp_path / "cache") == saved > 0
         assert answer(warm) == said
-    with engine("auto") as other, pytest.raises(ConfigError, match="another fingerprint"):
-        other.load_cache(tmp_path / "cache")
+    for another in {"auto", "int8", "fp8"} - {kind}:
+        with engine(another) as other, pytest.raises(ConfigError, match="another fingerprint"):
+            other.load_cache(tmp_path / "cache")
 
 
-def test_it_wants_bfloat16() -> None:
-    with pytest.raises(ConfigError, match="kv_dtype='int8' wants dtype='bfloat16', got float32"):
-        Engine(kv_dtype="int8", dtype="float32", kv_tokens=512)
-    with pytest.raises(ConfigError, match="kv_dtype must be one of auto, int8, got 'int4'"):
+@both_kinds
+def test_it_wants_bfloat16(kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"kv_dtype='{kind}' wants dtype='bfloat16', got float32"):
+        Engine(kv_dtype=kind, dtype="float32", kv_tokens=512)
+    with pytest.raises(ConfigError, match="kv_dtype must be one of auto, int8, fp8, got 'int4'"):
         Engine(kv_dtype="int4")

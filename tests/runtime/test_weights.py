@@ -1,4 +1,4 @@
-"""`Engine(weights=...)`: a bfloat16 folder whose products keep their weights in 8 or 4 bits."""
+"""`Engine(weights=...)`: a bfloat16 folder whose products keep their weights in few bits."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ PROMPT = (
     "\n\nFields: name, role, city<|end|><|assistant|>"
 )
 MODEL = Path(bundled.MODEL_DIR)
+KINDS = ("auto", "int8", "fp8", "int4")
 ROW = Row(np.arange(3, 40, dtype=np.int32), 0, [0, 1, 2], 37)
 
 
-def logits(bits: int | None, dtype: str) -> torch.Tensor:
-    return Runner.load(MODEL, dtype=dtype, weight_bits=bits, num_pages=3).forward([ROW])
+def logits(weights: str, dtype: str) -> torch.Tensor:
+    return Runner.load(MODEL, dtype=dtype, weights=weights, num_pages=3).forward([ROW])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_fewer_bits_are_further_from_the_models_own_logits(dtype: str) -> None:
-    exact = logits(None, "float32")
-    errors = [float((logits(bits, dtype) - exact).square().mean().sqrt()) for bits in (None, 8, 4)]
-    assert errors[0] < errors[1] < errors[2] < 0.5 * float(exact.std())
+    exact = logits("auto", "float32")
+    errors = [float((logits(kind, dtype) - exact).square().mean().sqrt()) for kind in KINDS]
+    assert errors == sorted(errors)
+    assert errors[-1] < 0.5 * float(exact.std())
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("weights", KINDS[1:])
 def test_the_bundled_model_answers_with_its_weights_in_few_bits(weights: str) -> None:
     ids = Tokenizer.from_file(str(MODEL / "tokenizer.json")).encode(PROMPT, add_special_tokens=False).ids
     with Engine(weights=weights, kv_tokens=512) as engine:
@@ -51,5 +53,5 @@ def test_a_saved_cache_of_other_weights_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_way_to_keep_weights_is_refused() -> None:
-    with pytest.raises(ConfigError, match="weights must be one of auto, int8, int4, got 'int3'"):
+    with pytest.raises(ConfigError, match="weights must be one of auto, int8, int4, fp8, got 'int3'"):
         EngineConfig(weights="int3")
