@@ -111,6 +111,8 @@ def check_case(case: Case, ceilings: Ceilings | None) -> tuple[Json, bool]:
     line: Json = {"case": case.name, "shape": case.shape, "error": error, "right": fits}
     del got, expected
     if ceilings is None:
+        for run in case.peers.values():  # they are not timed here, but a GPU shall not be the first to run them
+            run()
         return line, fits
     seconds = median_seconds(case.run)
     line["us"] = seconds * 1e6

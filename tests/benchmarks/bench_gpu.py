@@ -2,9 +2,11 @@
 
 1. The kernels: right, and how fast (`niwaki.kernels.check`). 2. The bundled model: the CPU's greedy tokens. 3. Decoding
 at the shapes of 0.6B, 1B and 8B models with random weights: a step through its CUDA graph and launch by launch, against
-what the device's bandwidth allows (W0, W17). 4. Prefill. 5. A shared prefix: tree attention against row by row (W14).
+what the device's bandwidth allows (W0, W17). 4. The same with weights and caches of few bits. 5. Prefill, and a step of
+both kinds. 6. A shared prefix: tree attention against row by row (W14).
 
-Runs from a bare checkout with PYTHONPATH=. and needs torch, Triton, Numba, safetensors and tokenizers.
+Runs from a bare checkout with PYTHONPATH=. and needs torch, Triton, Numba, safetensors, tokenizers and psutil.
+`--dry-run` needs no GPU: the same code over a tiny shape in Triton's interpreter, whose times mean nothing.
 """
 
 from __future__ import annotations
@@ -16,13 +18,17 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from niwaki.kernels import check
+from niwaki.kernels.ops import Ops
+from niwaki.kernels.triton.ops import TritonOps
 from niwaki.runtime import bundled
 from niwaki.runtime.models.config import ModelConfig
 from niwaki.runtime.models.weights import expected_tensors
@@ -43,7 +49,36 @@ SHAPES = {
         head_dim=128, context_length=131_072, dtype="bfloat16",
     ),
 }  # fmt: skip
+DRY = ModelConfig(
+    vocab_size=96, num_layers=1, hidden_size=64, intermediate_size=48, num_heads=4, num_kv_heads=2,
+    head_dim=16, context_length=256, dtype="bfloat16",
+)  # fmt: skip
+KINDS: dict[str, dict[str, str]] = {
+    "int8 weights": {"weights": "int8"},
+    "int4 weights": {"weights": "int4"},
+    "fp8 weights": {"weights": "fp8"},
+    "int8 cache": {"kv_dtype": "int8"},
+    "fp8 cache": {"kv_dtype": "fp8"},
+    "fp8 weights and cache": {"weights": "fp8", "kv_dtype": "fp8"},
+}
 Json = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """How much is run: single tokens behind `context` others, a prompt, branches of `own` tokens over `shared` ones."""
+
+    batches: tuple[int, ...]
+    context: int
+    prompt: int
+    branches: int
+    shared: int
+    own: int
+    repeats: int
+
+
+FULL = Work((1, 32, 128, 256), 1024, 4096, 128, 4096, 256, repeats=20)
+TINY = Work((2,), 20, 20, 3, 32, 5, repeats=1)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,23 +86,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="also write everything here")
     parser.add_argument("--models", default="0.6B,1B,8B", help="which shapes, by comma; none: kernels only")
     parser.add_argument("--tune", action="store_true", help="measure block sizes first")
+    parser.add_argument("--dry-run", action="store_true", help="a tiny shape in the interpreter, without a GPU")
     chosen = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        print("bench_gpu needs an NVIDIA GPU; torch sees none. python -m niwaki.kernels.check works without one.")
+    if not torch.cuda.is_available() and not chosen.dry_run:
+        print("bench_gpu needs an NVIDIA GPU; torch sees none. --dry-run does without one.")
         return 1
-    device = torch.device("cuda")
     kernels, is_right = check.check_all("", tunes=chosen.tune)
     print(check.table(kernels), flush=True)
-    same = greedy_tokens("cuda") == greedy_tokens("cpu")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    steps = 2 if chosen.dry_run else 32
+    same = greedy_tokens(device.type, steps, TritonOps()) == greedy_tokens("cpu", steps)
     print(f"\nThe bundled model in float32 writes the CPU's greedy tokens: {'yes' if same else 'NO'}\n", flush=True)
-    bandwidth = check.measured_ceilings(device).bytes_per_second
+    named = {name: SHAPES[name] for name in chosen.models.split(",") if name}
+    shapes = {"tiny": DRY} if chosen.dry_run else named
+    bandwidth = check.measured_ceilings(device).bytes_per_second if device.type == "cuda" else math.nan
     models: list[Json] = []
-    for name in filter(None, chosen.models.split(",")):
-        for line in model_lines(name, SHAPES[name], device, bandwidth):
+    for name, config in shapes.items():
+        for line in model_lines(name, config, device, bandwidth, TINY if chosen.dry_run else FULL):
             models.append(line)
             print(check.table([line]), flush=True)
-        gc.collect()
-        torch.cuda.empty_cache()
     if chosen.json:
         chosen.json.parent.mkdir(parents=True, exist_ok=True)
         report = {"machine": check.machine(), "kernels": kernels, "same tokens as the CPU": same, "models": models}
@@ -75,9 +112,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if is_right and same else 1
 
 
-def greedy_tokens(device: str, steps: int = 32) -> list[list[int]]:
+def greedy_tokens(device: str, steps: int, ops: Ops | None = None) -> list[list[int]]:
     """What the bundled model writes after a few rows of tokens, all in one batch, in float32."""
-    runner = Runner.load(Path(bundled.MODEL_DIR), device=device, dtype="float32", num_pages=64, page_size=PAGE)
+    folder = Path(bundled.MODEL_DIR)
+    runner = Runner.load(folder, device=device, dtype="float32", num_pages=64, page_size=PAGE, ops=ops)
     prompts = [np.arange(5, 5 + n, dtype=np.int32) * 7 % runner.config.vocab_size for n in (3, 17, 40)]
     pages = [range(8 * i, 8 * i + 8) for i in range(len(prompts))]
     rows = [Row(prompt, 0, own) for prompt, own in zip(prompts, pages, strict=True)]
@@ -92,54 +130,74 @@ def greedy_tokens(device: str, steps: int = 32) -> list[list[int]]:
 
 
 def runner_of(
-    config: ModelConfig, device: torch.device, num_pages: int, *, tree_attention: bool = True, cuda_graphs: bool = True
+    config: ModelConfig,
+    device: torch.device,
+    num_pages: int,
+    *,
+    weights: str = "auto",
+    kv_dtype: str = "auto",
+    tree_attention: bool = True,
+    cuda_graphs: bool = True,
 ) -> Runner:
-    """Random weights, drawn on the device."""
+    """Random weights, drawn on the device, and its kernels: in a dry run, those of a GPU all the same."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     shapes = expected_tensors(config)
     generator = torch.Generator(device).manual_seed(0)
 
     def read(name: str) -> torch.Tensor:
         if name.endswith("norm.weight"):
             return torch.ones(shapes[name], device=device)
-        weights = torch.empty(shapes[name], dtype=torch.bfloat16, device=device)
-        return weights.normal_(0.0, shapes[name][-1] ** -0.5, generator=generator)
+        drawn = torch.empty(shapes[name], dtype=torch.bfloat16, device=device)
+        return drawn.normal_(0.0, shapes[name][-1] ** -0.5, generator=generator)
 
     return Runner(
         config,
         read,
         device=device.type,
+        weights=weights,
+        kv_dtype=kv_dtype,
         num_pages=num_pages,
         page_size=PAGE,
         tree_attention=tree_attention,
         cuda_graphs=cuda_graphs,
+        ops=TritonOps(),
     )
 
 
-def model_lines(name: str, config: ModelConfig, device: torch.device, bandwidth: float) -> list[Json]:
-    """Decoding at several batches behind 1,024 tokens, prefill, and a shared prefix."""
-    batches = (1, 32, 128, 256)
-    pages = batches[-1] * 66
-    with_graphs = runner_of(config, device, pages)
-    through_graphs = [median_step(with_graphs, separate_rows(batch, 1024)) for batch in batches]
-    prompt = np.arange(4096, dtype=np.int32) % 1000
-    prefill = median_step(with_graphs, [Row(prompt, 0, range(256))], repeats=5)
-    del with_graphs
-    without_graphs = runner_of(config, device, pages, cuda_graphs=False)
-    by_launch = [median_step(without_graphs, separate_rows(batch, 1024)) for batch in batches]
-    del without_graphs
-    lines: list[Json] = []
-    for batch, seconds, launched in zip(batches, through_graphs, by_launch, strict=True):
-        share = limit_seconds(config, batch, 1024, bandwidth) / seconds
-        line: Json = {"model": name, "work": f"decode, {batch} x 1024", "ms": seconds * 1e3}
-        line |= {"tokens/s": batch / seconds, "of the limit": share, "ms launch by launch": launched * 1e3}
-        lines.append(line)
-    lines.append({"model": name, "work": "prefill, 1 x 4096", "ms": prefill * 1e3, "tokens/s": 4096 / prefill})
-    pages = 256 + 128 * 17
-    tree = median_step(runner_of(config, device, pages), branches(128, 4096, 256))
-    flat = median_step(runner_of(config, device, pages, tree_attention=False), branches(128, 4096, 256))
-    line = {"model": name, "work": "decode, 128 x (4096 shared + 256)", "ms": tree * 1e3}
-    lines.append(line | {"ms row by row": flat * 1e3, "row by row / tree": flat / tree})
-    return lines
+def model_lines(name: str, config: ModelConfig, device: torch.device, bandwidth: float, work: Work) -> Iterator[Json]:
+    """Decoding at several batches, in every kind, prefill, a step of both, and a shared prefix."""
+    pages = work.batches[-1] * (work.context // PAGE + 2) + work.prompt // PAGE + 1
+
+    def decoded(**options: Any) -> list[float]:
+        runner = runner_of(config, device, pages, **options)
+        return [median_step(runner, separate_rows(batch, work.context), work.repeats) for batch in work.batches]
+
+    through_graphs, by_launch = decoded(), decoded(cuda_graphs=False)
+    for batch, seconds, launched in zip(work.batches, through_graphs, by_launch, strict=True):
+        share = limit_seconds(config, batch, work.context, bandwidth) / seconds
+        line: Json = {"model": name, "work": f"decode, {batch} x {work.context}", "ms": seconds * 1e3}
+        yield line | {"tokens/s": batch / seconds, "of the limit": share, "ms launch by launch": launched * 1e3}
+    for kind, options in KINDS.items():
+        for batch, plain, seconds in zip(work.batches, through_graphs, decoded(**options), strict=True):
+            line = {"model": name, "work": f"decode, {batch} x {work.context}, {kind}", "ms": seconds * 1e3}
+            yield line | {"x bfloat16": plain / seconds}
+    runner = runner_of(config, device, pages)
+    prompt = Row(np.arange(work.prompt, dtype=np.int32) % 90, 0, range(pages - work.prompt // PAGE - 1, pages))
+    prefill = median_step(runner, [prompt], min(work.repeats, 5))
+    yield {"model": name, "work": f"prefill, 1 x {work.prompt}", "ms": prefill * 1e3, "tokens/s": work.prompt / prefill}
+    both = median_step(runner, [*separate_rows(work.batches[-1], work.context), prompt], min(work.repeats, 5))
+    yield {"model": name, "work": f"both: {work.batches[-1]} x {work.context}, 1 x {work.prompt}", "ms": both * 1e3}
+    del runner
+    pages = work.shared // PAGE + work.branches * (work.own // PAGE + 1)
+    rows = branches(work.branches, work.shared, work.own)
+    tree, flat = (
+        median_step(runner_of(config, device, pages, tree_attention=shares), rows, work.repeats)
+        for shares in (True, False)
+    )
+    line = {"model": name, "work": f"decode, {work.branches} x ({work.shared} shared + {work.own})", "ms": tree * 1e3}
+    yield line | {"ms row by row": flat * 1e3, "row by row / tree": flat / tree}
 
 
 def separate_rows(batch: int, context: int) -> list[Row]:
@@ -165,16 +223,24 @@ def limit_seconds(config: ModelConfig, batch: int, context: int, bandwidth: floa
     return (weights + batch * context * config.kv_bytes_per_token("bfloat16")) / bandwidth
 
 
-def median_step(runner: Runner, rows: Sequence[Row], repeats: int = 20) -> float:
+def median_step(runner: Runner, rows: Sequence[Row], repeats: int) -> float:
     """Wall seconds of a step and its result, the host's share included."""
     seconds = []
-    for _ in range(repeats + 3):
-        torch.cuda.synchronize()
+    warm_ups = min(repeats - 1, 3)
+    for turn in range(warm_ups + repeats):
+        finish()
         start = time.perf_counter()
         runner.forward(rows)
+        finish()
+        if turn >= warm_ups:
+            seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def finish() -> None:
+    """Until the device has done what it was given; in the interpreter it has."""
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[3:])
 
 
 if __name__ == "__main__":

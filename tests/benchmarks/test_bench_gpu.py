@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="the GPU kernels need the package triton")
 
-from tests.benchmarks.bench_gpu import SHAPES, branches, greedy_tokens, limit_seconds, main
+from tests.benchmarks.bench_gpu import KINDS, SHAPES, branches, greedy_tokens, limit_seconds, main
 
 
 @pytest.mark.parametrize(
@@ -28,7 +31,7 @@ def test_branches_share_their_trunk_and_nothing_else() -> None:
 
 
 def test_the_greedy_check_writes_for_every_prompt() -> None:
-    written = greedy_tokens("cpu", steps=2)
+    written = greedy_tokens("cpu", 2)
     assert [len(row) for row in written] == [2, 2, 2]
 
 
@@ -36,3 +39,14 @@ def test_the_greedy_check_writes_for_every_prompt() -> None:
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 1
     assert "needs an NVIDIA GPU" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_dry_run_takes_every_path_of_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other parts have tests of their own."""
+    monkeypatch.setattr("niwaki.kernels.check.check_all", lambda only, tunes: ([], True))
+    monkeypatch.setattr("tests.benchmarks.bench_gpu.greedy_tokens", lambda device, steps, ops=None: [])
+    assert main(["--dry-run", "--json", str(tmp_path / "out.json")]) == 0
+    report = json.loads((tmp_path / "out.json").read_text())
+    work = [line["work"] for line in report["models"]]
+    assert len(work) == len(set(work)) == 1 + len(KINDS) + 3
