@@ -78,12 +78,12 @@ def coded_product(weight: Coded, bias: torch.Tensor | None) -> Linear | None:
     if is_e4m3 and not knows_e4m3(weight.codes.device):
         return None
     if is_e4m3 and is_one_group and outputs % MULTIPLE == 0 and inputs % MULTIPLE == 0:
-        return E4m3Product(weight.codes, weight.scales.t().contiguous(), bias)
+        return E4m3Product(weight.codes.contiguous(), weight.scales.t().contiguous(), bias)
     span = MAX_SPAN if is_one_group else min(weight.group & -weight.group, MAX_SPAN)
     if span < MIN_SPAN:
         return None
     depth = ceil_div(inputs, span)
-    codes = pad(weight.codes.view(torch.int8), (0, depth * span - inputs))
+    codes = pad(weight.codes.contiguous().view(torch.int8), (0, depth * span - inputs))
     if weight.bits == 4:
         low, high = codes.view(outputs, depth, 2, span // 2).unbind(2)
         codes = (low | high << 4).view(torch.uint8).flatten(1)

@@ -11,8 +11,11 @@ from itertools import product
 
 import torch
 
+from niwaki.kernels.coded import coded
+from niwaki.kernels.small_kv import KINDS, narrowed_torch
 from niwaki.kernels.triton.attention_cases import Cache
 from niwaki.kernels.triton.case import REAL, Size
+from niwaki.kernels.triton.coded import FEW_ROWS, CodedProduct, coded_linear, coded_product
 from niwaki.kernels.triton.moe import grouped_linear, sorted_choices
 from niwaki.kernels.triton.paged_attention import paged_attention
 from niwaki.kernels.triton.plan import SPLIT
@@ -24,6 +27,8 @@ Seconds = Callable[[Callable[[], object]], float]
 HEADS = ((32, 8, 128), (32, 8, 64), (16, 8, 128), (8, 4, 256))
 # (inputs, outputs) of the products of Qwen3-30B-A3B's experts.
 EXPERTS = ((2048, 1536), (768, 2048))
+# Of Llama 8B's products.
+PRODUCTS = ((4096, 6144), (4096, 4096), (4096, 28_672), (14_336, 4096))
 
 
 def tune_all(device: torch.device, seconds: Seconds, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tuning]:
@@ -31,15 +36,21 @@ def tune_all(device: torch.device, seconds: Seconds, dtype: torch.dtype = torch.
     measured: dict[str, Tuning] = {}
     for heads, kv_heads, head_dim in HEADS:
         size = replace(REAL, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
-        shape = {"head_dim": head_dim, "group": heads // kv_heads, "bits": 8 * dtype.itemsize}
-        for kind in ("decode", "prefill"):
-            runs = attention_runs(kind, size, device, dtype)
+        for kind, cache in product(("decode", "prefill"), ("auto", "int8")):
+            bits = 8 * dtype.itemsize if cache == "auto" else 8
+            shape = {"head_dim": head_dim, "group": heads // kv_heads, "bits": bits}
+            runs = attention_runs(kind, size, device, dtype, cache)
             measured[key_of(kind, shape)] = best_of(candidates(kind), runs, seconds)
     for inputs, outputs in EXPERTS:
         for kind, tokens in (("moe_few", 64), ("moe", 4096)):
             moe_run = product_run(tokens, REAL.experts, REAL.per_token, inputs, outputs, device, dtype)
             shape = {"inputs": inputs, "outputs": outputs}
             measured[key_of(kind, shape)] = best_of(candidates(kind), moe_run, seconds)
+    for (inputs, outputs), codes in product(PRODUCTS, ("int8", "int4")):
+        for kind, rows in (("coded_few", FEW_ROWS), ("coded", REAL.prompt)):
+            linear = coded_run(rows, inputs, outputs, codes, device, dtype)
+            shape = {"inputs": inputs, "outputs": outputs, "bits": 8 if codes == "int8" else 4}
+            measured[key_of(kind, shape)] = best_of(candidates(kind), linear, seconds)
     save(tuning_file(device), measured)
     return measured
 
@@ -48,7 +59,7 @@ def candidates(kind: str) -> Iterator[Tuning]:
     """The default, then others near it."""
     default = DEFAULTS[kind]
     yield default
-    rows = (default.block_m,) if kind in ("decode", "moe_few") else (64, 128)
+    rows = (default.block_m,) if kind in ("decode", "moe_few", "coded_few") else (64, 128)
     for block_m, block_n, num_warps, num_stages in product(rows, (32, 64, 128), (4, 8), (2, 3, 4)):
         tuning = replace(default, block_m=block_m, block_n=block_n, num_warps=num_warps, num_stages=num_stages)
         if tuning != default:
@@ -67,8 +78,10 @@ def best_of(tunings: Iterable[Tuning], run: Callable[[Tuning], object], seconds:
     return min(times, key=times.__getitem__)
 
 
-def attention_runs(kind: str, size: Size, device: torch.device, dtype: torch.dtype) -> Callable[[Tuning], object]:
-    """Attention of that kind, cut as it is told."""
+def attention_runs(
+    kind: str, size: Size, device: torch.device, dtype: torch.dtype, kv_dtype: str = "auto"
+) -> Callable[[Tuning], object]:
+    """Attention of that kind over such a cache, cut as it is told."""
     if kind == "decode":
         cache = Cache(size, [size.keys - 1] * size.rows, [1] * size.rows, device, dtype)
     else:
@@ -76,9 +89,12 @@ def attention_runs(kind: str, size: Size, device: torch.device, dtype: torch.dty
     plan = cache.plan(shares=False)
     rows, split = (plan.split[0], SPLIT) if kind == "decode" else ((*plan.split, *plan.whole)[0], 0)
     out = torch.empty_like(cache.q)
+    k_pool, v_pool = (
+        pool if kv_dtype == "auto" else narrowed_torch(pool, KINDS[kv_dtype]) for pool in (cache.k_pool, cache.v_pool)
+    )
 
     def run(tuning: Tuning) -> torch.Tensor:
-        operands = cache.q, cache.k_pool, cache.v_pool, plan.page_table, plan.length, rows, out
+        operands = cache.q, k_pool, v_pool, plan.page_table, plan.length, rows, out
         paged_attention(*operands, split=split, tuning=tuning)
         return out
 
@@ -97,6 +113,22 @@ def product_run(
 
     def run(tuning: Tuning) -> torch.Tensor:
         grouped_linear(x, weight, order, bounds, out, per_row=per_token, tuning=tuning)
+        return out
+
+    return run
+
+
+def coded_run(
+    rows: int, inputs: int, outputs: int, kind: str, device: torch.device, dtype: torch.dtype
+) -> Callable[[Tuning], object]:
+    """A product with weights in codes of that kind."""
+    weight = coded_product(coded(torch.randn(outputs, inputs, device=device), kind), None)
+    assert isinstance(weight, CodedProduct), "whole numbers have a kernel"
+    x = torch.randn(rows, inputs, device=device).to(dtype)
+    out = torch.empty(rows, outputs, device=device, dtype=dtype)
+
+    def run(tuning: Tuning) -> torch.Tensor:
+        coded_linear(x, weight, out, tuning=tuning)
         return out
 
     return run

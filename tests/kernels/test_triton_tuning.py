@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from tests.kernels.triton_setup import DEVICE
 from niwaki.kernels import check
+from niwaki.kernels.triton import tune
 from niwaki.kernels.triton.case import TINY, Case
 from niwaki.kernels.triton.row_cases import gather_case, norm_case
 from niwaki.kernels.triton.tune import attention_runs, best_of, candidates, product_run
@@ -68,6 +70,26 @@ def test_every_candidate_computes_the_same() -> None:
     product = product_run(3, 2, 1, 40, 20, DEVICE, torch.float32)
     one, other = (torch.as_tensor(product(tuning)).clone() for tuning in chosen)
     assert torch.allclose(one, other, atol=1e-4)
+
+
+def test_every_shape_is_measured_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "REAL", TINY)
+    monkeypatch.setattr(tune, "HEADS", ((4, 2, 16),))
+    monkeypatch.setattr(tune, "EXPERTS", ((16, 32),))
+    monkeypatch.setattr(tune, "PRODUCTS", ((64, 32),))
+    monkeypatch.setattr(tune, "candidates", lambda kind: [DEFAULTS[kind]])
+    monkeypatch.setattr(tune, "tuning_file", lambda device: tmp_path / "tunings.json")
+    runs: list[object] = []
+
+    def seconds(run: Callable[[], object]) -> float:
+        runs.append(run())
+        return 1.0
+
+    measured = tune.tune_all(DEVICE, seconds, torch.float32)
+    assert len(runs) == len(measured) == 4 + 2 + 4
+    assert load(tmp_path / "tunings.json") == measured
+    assert measured["decode(bits=8, group=2, head_dim=16)"] == DEFAULTS["decode"]
+    assert measured["coded(bits=4, inputs=64, outputs=32)"] == DEFAULTS["coded"]
 
 
 def test_the_check_says_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

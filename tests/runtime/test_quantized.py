@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from niwaki.kernels.coded import CodedLinear
+from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import NumbaOps
 from niwaki.kernels.packed import PackedLinear
 from niwaki.kernels.tiles import has_tiles
@@ -212,6 +213,31 @@ def test_a_quantised_checkpoint_is_computed_as_it_is_stored(name: str, tmp_path:
     rounded = Runner(config, meant.__getitem__, dtype="bfloat16", num_pages=2).forward(rows)
     kept = Runner.load(tmp_path, dtype="bfloat16", num_pages=2).forward(rows)
     assert error_of(kept, exact) < 1.3 * error_of(rounded, exact)
+
+
+@pytest.mark.parametrize(("name", "bits"), KEPT.items())
+@pytest.mark.parametrize("names", [("mlp.gate_proj", "mlp.up_proj"), ("mlp.down_proj",)], ids=len)
+def test_the_kernels_of_gpus_multiply_by_what_codes_mean(
+    names: tuple[str, ...], name: str, bits: int | None, tmp_path: Path
+) -> None:
+    pytest.importorskip("triton", reason="the GPU kernels need the package triton")
+    from niwaki.kernels.triton.coded import CodedProduct, E4m3Product
+    from niwaki.kernels.triton.ops import TritonOps
+
+    config, meant = make(tmp_path, name)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    checkpoint = Checkpoint(tmp_path, expected_tensors(config), device=device, quantization=config.quantization)
+    read = Source(checkpoint.weight, device, torch.bfloat16)
+    made = read_projection(TritonOps(), read, "model.layers.0.", names, False)
+    assert isinstance(made, CodedProduct | E4m3Product) == (bits is not None)
+    assert isinstance(made, E4m3Product) == (name == "fp8")
+    weight = torch.cat([meant[f"model.layers.0.{each}.weight"] for each in names]).float().to(device)
+    x = torch.randn(5, weight.shape[1], generator=torch.Generator().manual_seed(1)).bfloat16().to(device)
+    out = x.new_empty(5, len(weight))
+    made.forward(Operand.of(x), Operand.of(out))
+    expected = x.float() @ weight.t()
+    # Triton's interpreter cuts off where a GPU rounds; where weights are e4m3 by output, so are rows.
+    assert (out - expected).norm() < (0.1 if name == "fp8" else 0.01) * expected.norm()
 
 
 def error_of(logits: torch.Tensor, exact: torch.Tensor) -> float:
