@@ -10,6 +10,7 @@ from typing import TypeAlias, cast
 
 from niwaki.lang.backends import Host
 from niwaki.lang.expressions import check_options, check_timeout
+from niwaki.lang.sessions import Session
 from niwaki.lang.templates import TemplateFunction, template_function
 from niwaki.runtime.api import ProgramError, SamplingOptions
 
@@ -31,6 +32,7 @@ class Call:
     stream: bool
     timeout: float | None
     template: TemplateFunction | None
+    session: Session | None
 
 
 class Arguments:
@@ -130,11 +132,11 @@ def _signature(func: Callable[..., object], name: str) -> inspect.Signature:
 
 def _run_options(
     options: Mapping[str, object],
-) -> tuple[SamplingOptions, Host | None, bool, float | None, TemplateFunction | None]:
+) -> tuple[SamplingOptions, Host | None, bool, float | None, TemplateFunction | None, Session | None]:
     """Check the options of a run, one by one.
 
     Raises:
-        ProgramError: an unknown name, or a value of the wrong type.
+        ProgramError: an unknown name, a value of the wrong type, or a template of its own in a session.
         RequestError: a sampling option is out of its bounds.
     """
     for name in options:
@@ -150,7 +152,13 @@ def _run_options(
     if not isinstance(stream, bool):
         raise ProgramError(f"stream must be True or False, got {stream!r}")
     template = template_function(options.get("chat_template"))
-    return sampling, cast("Host | None", options.get("backend")), stream, cast("float | None", timeout), template
+    host = options.get("backend")
+    session = host if isinstance(host, Session) else None
+    if session is not None:
+        if template is not None:
+            raise ProgramError("the turns of a session stand in the model's own template; leave out chat_template")
+        host = session.endpoint
+    return sampling, cast("Host | None", host), stream, cast("float | None", timeout), template, session
 
 
 def _mapping(options: object) -> dict[str, object]:
@@ -168,7 +176,9 @@ def batch_options(given: dict[str, object]) -> dict[str, object]:
     if "stream" in given:
         raise ProgramError("a batch cannot stream; iterate over it to get states as they finish")
     options = {**_mapping(given.pop("options", None)), **given}
-    _run_options(options)
+    session = _run_options(options)[-1]
+    if session is not None:
+        raise ProgramError(f"the rows of a batch cannot all go on in {session!r}; run one after the other in it")
     return options
 
 

@@ -30,7 +30,7 @@ from niwaki.lang.origin import Origin, add_origin
 from niwaki.lang.run import Run
 from niwaki.lang.steps import Borrow, Flush, Fork, Join, Mark, Snapshot, Step, Tell
 from niwaki.lang.transcript import Start
-from niwaki.runtime.api import Cancelled, Pending, ProgramError, Segment
+from niwaki.runtime.api import Branch, Cancelled, Message, Pending, ProgramError, Segment
 
 
 class Executor(Calling):
@@ -50,6 +50,14 @@ class Executor(Calling):
             self.history.start()
             if run.deadline is not None:
                 clock.at(run.deadline, self.end_late)
+
+    def stand_on(self, branch: Branch, segments: Sequence[Segment], messages: Sequence[Message]) -> None:
+        """Begin on a branch that holds these segments, the last of which ends the last of these messages."""
+        self._append(*segments)
+        with self._lock:
+            self._place.hold(Lease(self.run.backend, branch))
+            self._place.all_sent()
+            self._made.messages += messages
 
     # -- writing ------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from contextlib import suppress
 from functools import partial, update_wrapper
 from pathlib import Path
-from typing import Literal, TypeVar, cast, overload
+from typing import Literal, cast, overload
 
 from niwaki.lang.arguments import Arguments, Call, Row, batch_options, row_arguments
 from niwaki.lang.async_batch import DEFAULT_ASYNC_CONCURRENCY, Batch, iterate_on_a_loop, run_rows_async
@@ -24,6 +24,7 @@ from niwaki.lang.nodes import Gen, Text
 from niwaki.lang.origin import here
 from niwaki.lang.progress import with_async_progress_bar, with_progress_bar
 from niwaki.lang.run import Run, running_loop, start_task
+from niwaki.lang.sessions import Visit
 from niwaki.lang.sites import sites_of
 from niwaki.lang.state import State
 from niwaki.lang.trace import Placeholder, Trace, trace
@@ -206,7 +207,7 @@ class Program:
             fingerprint = self._fingerprint(options)
             results = run_with_checkpoint(run, rows, Path(checkpoint), fingerprint, raises=on_error == "raise")
         if progress_bar:
-            results = with_progress_bar(results, _count(rows), partial(usage_of, options.get("backend")))
+            results = with_progress_bar(results, rows, partial(usage_of, options.get("backend")))
         return results if generator_style else list(results)
 
     def _fingerprint(self, options: Mapping[str, object]) -> Mapping[str, str]:
@@ -285,14 +286,15 @@ class Program:
             JournalError: the checkpoint was made by another run. When the first result is asked for.
         """
         options = batch_options(kwargs)
+        counters = partial(usage_of, options.get("backend"))
         if checkpoint is None:
             states = self._arun_batch(rows, concurrency, options, on_error=on_error)
-            return Batch(_with_bar(states, rows, options) if progress_bar else states)
+            return Batch(with_async_progress_bar(states, rows, counters) if progress_bar else states)
         check_batch("concurrency", 1 if concurrency == "auto" else concurrency, on_error)
         run = partial(self._arun_batch, concurrency=concurrency, options=options, on_error="return")
         fingerprint = self._fingerprint(options)
         stored = run_with_checkpoint_async(run, rows, Path(checkpoint), fingerprint, raises=on_error == "raise")
-        return Batch(_with_bar(stored, rows, options) if progress_bar else stored)
+        return Batch(with_async_progress_bar(stored, rows, counters) if progress_bar else stored)
 
     def trace(self, *args: object, **kwargs: object) -> Trace:
         """What the program will do, whatever the model says: print it. Arguments that are not given are placeholders.
@@ -311,11 +313,14 @@ class Program:
         before the first argument that is not given. The state that is returned keeps it there for as long as it lives.
 
         Raises:
-            ProgramError: as `trace`, by which the text is found. Exception: what the backend fails with.
+            ProgramError: as `trace`, by which the text is found; a session. Exception: what the backend fails with.
         """
         beginning = self.trace(*args, **kwargs).beginning
         missing = dict.fromkeys(self._arguments.missing(args, kwargs), "")
-        executor = Executor(self._new_run(self._arguments.call(args, {**kwargs, **missing})))
+        call = self._arguments.call(args, {**kwargs, **missing})
+        if call.session is not None:
+            raise ProgramError(f"{call.session!r} begins with its turns, which are cached; cache for its endpoint")
+        executor = Executor(self._new_run(call))
         if any(not isinstance(step, Text) or step.text for step in beginning):
             executor.submit((*beginning, Gen(None, SamplingOptions(max_new_tokens=0))), here())
         executor.end_body(None)
@@ -382,11 +387,15 @@ class Program:
         threading.Thread(target=run, name=f"niwaki-{self.name}", daemon=True).start()
 
     def _run_body(self, executor: Executor, call: Call, *, is_streamed: bool = False) -> None:
+        visit = Visit(call.session, executor)
         token = _current_run.set(executor.run)
         try:
+            visit.begin()
             if isinstance(executor, LazyExecutor) and not is_streamed:  # what a script gives comes call by call
                 executor.write_script()
-            executor.end_body(self.func(State(executor), *call.args, **call.kwargs))
+            returned = self.func(State(executor), *call.args, **call.kwargs)
+            visit.end()
+            executor.end_body(returned)
         except BaseException as error:
             executor.abort(error)
             raise
@@ -396,13 +405,19 @@ class Program:
     async def _arun_body(self, executor: Executor, call: Call) -> None:
         run = executor.run
         run.loop = asyncio.get_running_loop()
+        visit = Visit(call.session, executor)
         token = _current_run.set(run)
         limit = asyncio.timeout(run.remaining())
         try:
             await run.load_backend()
             async with limit:  # ends also a body that waits for something else than its state
-                body = cast("Awaitable[object]", self.func(State(executor), *call.args, **call.kwargs))
-                executor.end_body(await body)
+                if call.session is not None:
+                    await asyncio.to_thread(visit.begin)
+                returned = await cast("Awaitable[object]", self.func(State(executor), *call.args, **call.kwargs))
+                if call.session is not None:
+                    await executor.sync_async()
+                    await asyncio.to_thread(visit.end)
+                executor.end_body(returned)
         except asyncio.CancelledError:
             executor.cancel()
             raise
@@ -463,8 +478,10 @@ class Program:
         around = _current_run.get()
         if around is not None:
             around.history.called(run.history, here())
-        is_interpreted = self._only_plain and not all(map(is_plain, (*call.args, *call.kwargs.values())))
-        return Executor(run) if self._sites is None or is_interpreted else LazyExecutor(run, Shared(self._sites))
+        is_any = self._only_plain and not all(map(is_plain, (*call.args, *call.kwargs.values())))
+        if self._sites is None or is_any or call.session is not None:  # a script begins from an empty text
+            return Executor(run)
+        return LazyExecutor(run, Shared(self._sites))
 
     def _new_run(self, call: Call) -> Run:
         around = _current_run.get()
@@ -482,16 +499,3 @@ def function(func: Callable[..., object]) -> Program:
         ProgramError: the function cannot be a program.
     """
     return Program(func)
-
-
-T = TypeVar("T")
-
-
-def _with_bar(
-    results: AsyncGenerator[T, None], rows: Iterable[Row], options: Mapping[str, object]
-) -> AsyncGenerator[T, None]:
-    return with_async_progress_bar(results, _count(rows), partial(usage_of, options.get("backend")))
-
-
-def _count(rows: Iterable[Row]) -> int | None:
-    return len(rows) if isinstance(rows, Sequence) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ class Meter:
         return speed(since, self._read_at - self._began)
 
 
-def with_progress_bar(results: Iterator[T], total: int | None, counters: Counters | None = None) -> Iterator[T]:
-    """The same results, and a bar on stderr. The bar stands as long as the results are read."""
+def with_progress_bar(results: Iterator[T], rows: object, counters: Counters | None = None) -> Iterator[T]:
+    """The same results, and a bar on stderr for as long as they are read. `rows`: what they come from."""
     meter = None if counters is None else Meter(counters)
-    with _bar(total) as bar:
+    with _bar(rows) as bar:
         for result in results:
             if meter is not None and meter.is_due:
                 bar.set_postfix_str(meter.read(), refresh=False)
@@ -62,12 +62,12 @@ def with_progress_bar(results: Iterator[T], total: int | None, counters: Counter
 
 
 async def with_async_progress_bar(
-    results: AsyncGenerator[T, None], total: int | None, counters: Counters | None = None
+    results: AsyncGenerator[T, None], rows: object, counters: Counters | None = None
 ) -> AsyncGenerator[T, None]:
     """`with_progress_bar` for `async for`; the counters are read beside the event loop."""
     meter = None if counters is None else Meter(counters)
     try:
-        with _bar(total) as bar:
+        with _bar(rows) as bar:
             async for result in results:
                 if meter is not None and meter.is_due:
                     bar.set_postfix_str(await asyncio.to_thread(meter.read), refresh=False)
@@ -79,7 +79,8 @@ async def with_async_progress_bar(
         await results.aclose()
 
 
-def _bar(total: int | None) -> tqdm[None]:
+def _bar(rows: object) -> tqdm[None]:
     from tqdm import tqdm  # heavy, and most callers show no bar
 
+    total = len(rows) if isinstance(rows, Sequence) else None
     return cast("tqdm[None]", tqdm(total=total, unit="row", dynamic_ncols=True))

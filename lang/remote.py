@@ -15,6 +15,7 @@ from typing import Self
 from niwaki.lang.remote_branch import RemoteBranch
 from niwaki.lang.remote_link import LongCall, ServerLink
 from niwaki.lang.remote_script import ScriptRun
+from niwaki.lang.remote_session import RemoteSession
 from niwaki.lang.remote_wire import (
     Json,
     as_int,
@@ -142,6 +143,12 @@ class RuntimeEndpoint:
         """One request for all of the script. Raises UnsupportedByBackend: a call of it cannot be sent to a server."""
         return ScriptRun(self, script).begin()
 
+    def session(self, session_id: str | None = None, *, title: str | None = None) -> RemoteSession:
+        """A session of the server, or a new one: as the `backend` of a run it goes on from the session's last turn."""
+        if session_id is None:
+            session_id = str(self.ask("POST", "/v1/sessions", {"title": title})["id"])
+        return RemoteSession(self, session_id)
+
     # -- beside it --------------------------------------------------------------------------------------------------
 
     def token_ids(self, branch: RemoteBranch) -> Sequence[int]:
@@ -175,6 +182,10 @@ class RuntimeEndpoint:
 
     def __exit__(self, *error: object) -> None:
         self.shutdown()
+
+    def ask(self, method: str, path: str, body: Json | None = None) -> Json:
+        """One page of the server, whose answer comes at once. Raises the error that the answer is."""
+        return self._link.call(method, path, body)
 
     # -- calls that take their time, each on a thread of its own ----------------------------------------------------
 

@@ -370,6 +370,24 @@ class BranchAnswer(Answer):
     id: str
 
 
+class SessionSegment(Answer):
+    text: str
+    control: bool
+
+
+class SessionMessage(Answer):
+    role: str
+    content: str
+
+
+class SessionBranchAnswer(BranchAnswer):
+    """The branch holds the text of `segments`, which ends with the last message; `turn` is that of the session."""
+
+    turn: str | None
+    messages: list[SessionMessage]
+    segments: list[SessionSegment]
+
+
 class BranchTokensAnswer(BranchAnswer):
     token_ids: list[int]
 

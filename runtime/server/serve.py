@@ -99,7 +99,7 @@ def make_server(config: ServerConfig, engine: Hosted, programs: Sequence[ServedP
         programs_router(programs, backend),
         branches_router(branches),
         scripts_router(branches),
-        sessions_router(sessions),
+        sessions_router(sessions, branches),
         responses_router(sessions.store),
     )
 

@@ -20,7 +20,16 @@ from pydantic import Field
 from niwaki.runtime.api import Branch, Cancelled, Generation, Output, SamplingParams, Segment
 from niwaki.runtime.limits import TokenIds
 from niwaki.runtime.server.access import key_of, service_of
-from niwaki.runtime.server.answers import SessionAnswer, SessionDeleted, SessionExport, SessionsAnswer, TurnAnswer
+from niwaki.runtime.server.answers import (
+    SessionAnswer,
+    SessionBranchAnswer,
+    SessionDeleted,
+    SessionExport,
+    SessionsAnswer,
+    TurnAnswer,
+)
+from niwaki.runtime.server.branches import Branches
+from niwaki.runtime.server.chat import segments as segments_of
 from niwaki.runtime.server.conversations import Conversations
 from niwaki.runtime.server.errors import ApiError, as_api_error
 from niwaki.runtime.server.openai_models import MAX_MESSAGES, ChatMessage, ChatRequest
@@ -55,6 +64,17 @@ class BranchBody(Strict):
 
     turn: Name | None = None
     title: Name | None = None
+
+
+class EnterBody(Strict):
+    """Nothing: what there is to say stands in the address."""
+
+
+class TurnBody(Strict):
+    """A turn that a program made: `after` is the one that it went on from; null: it is the first."""
+
+    after: Name | None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 class Sessions:
@@ -202,8 +222,8 @@ class SessionTurn:
             self._sessions.give_back(self._asked.session.owner, self._asked.session.id)
 
 
-def sessions_router(sessions: Sessions) -> APIRouter:
-    """The pages of one server's sessions."""
+def sessions_router(sessions: Sessions, branches: Branches) -> APIRouter:
+    """The pages of one server's sessions; `branches` holds those that programs go on with."""
     router = APIRouter()
     store = sessions.store
 
@@ -288,6 +308,59 @@ def sessions_router(sessions: Sessions) -> APIRouter:
         twin = _new_session(owner, head, {**session.about, "title": body.title or session.about["title"]})
         await stored(service, lambda: store.add_session(twin))
         return json_response(_told(twin))
+
+    @router.post(
+        "/v1/sessions/{session_id}/branches", openapi_extra=takes(EnterBody), responses=gives(SessionBranchAnswer)
+    )
+    async def enter(request: Request, session_id: str) -> Response:
+        """A branch behind the last turn, for a program that goes on from there, and the text that it holds."""
+        service, key = service_of(request), key_of(request)
+        await read_body(request, EnterBody, service.config)
+        branches.check_room()
+        service.admit(1)
+        session = await sessions.find(service, _owner(request), session_id)
+        path = await sessions.path(service, session)
+        stored_messages = [message for turn in path for message in turn.messages]
+        messages = [ChatMessage.model_validate(message).message() for message in stored_messages]
+        if any(message.calls or message.call_id for message in messages):
+            raise ApiError(400, "a program cannot go on from calls of tools", param="session", code="unsupported")
+        namespace = service.namespace(key, "")
+
+        def stand() -> tuple[Sequence[Segment], Branch]:
+            if not messages:  # the program's own text is to begin the branch
+                return [], branches.backend.open(namespace=namespace)
+            said = segments_of(service.model.tokenizer, messages, continues=True)
+            return said, sessions.conversations.enter(session.head, said, namespace)
+
+        try:
+            said, branch = await service.apart(stand)
+        except Exception as error:
+            raise as_api_error(error, param="session") from error
+        sessions.conversations.start_sweeping()
+        told = {
+            "id": branches.hold(branch, key),
+            "turn": session.head,
+            "messages": [{"role": message.role, "content": message.content} for message in messages],
+            "segments": [{"text": segment.text, "control": segment.control} for segment in said],
+        }
+        return json_response(told)
+
+    @router.post("/v1/sessions/{session_id}/turns", openapi_extra=takes(TurnBody), responses=gives(SessionAnswer))
+    async def keep(request: Request, session_id: str) -> Response:
+        """Store a turn that a program made behind the one that it went on from."""
+        service, owner = service_of(request), _owner(request)
+        body = await read_body(request, TurnBody, service.config)
+        sessions.take(owner, session_id)
+        try:
+            session = await sessions.find(service, owner, session_id)
+            if session.head != body.after:
+                raise ApiError(409, "the session has gone on meanwhile", param=session.head, code="conflict")
+            number = len(await sessions.path(service, session)) + 1
+            turn = Turn(new_id("turn"), owner, session.head, number, tuple(map(_dumped, body.messages)), {})
+            moved = await stored(service, lambda: store.append(session, turn))
+        finally:
+            sessions.give_back(owner, session_id)
+        return json_response(_told(moved))
 
     @router.post(
         "/v1/sessions/{session_id}/chat/completions",

@@ -143,7 +143,7 @@ def test_the_progress_bar_counts_rows(capsys: pytest.CaptureFixture[str]) -> Non
             counters.update(generated_tokens=10.0 * row, cached_tokens=3.0 * row, prefilled_tokens=1.0 * row)
             yield row
 
-    assert list(with_progress_bar(rows(), 5, lambda: counters)) == [0, 1, 2, 3, 4]
+    assert list(with_progress_bar(rows(), range(5), lambda: counters)) == [0, 1, 2, 3, 4]
     shown = capsys.readouterr().err
     assert "5/5" in shown
     assert "row/s" in shown

@@ -1,0 +1,51 @@
+"""A session of a server, as a run goes on with it. Made by `RuntimeEndpoint.session`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from niwaki.lang.remote_branch import RemoteBranch
+from niwaki.lang.remote_wire import as_list, as_object
+from niwaki.lang.sessions import Standing
+from niwaki.runtime.api import Message, Segment
+
+if TYPE_CHECKING:
+    from niwaki.lang.remote import RuntimeEndpoint
+
+
+class RemoteSession:
+    """`program.run(..., backend=session)` begins behind the session's turns and stores its own as one more.
+
+    Any client of the server sees the same turns. One run at a time: a run whose session has gone on meanwhile fails
+    with RequestError, and stores nothing.
+    """
+
+    def __init__(self, endpoint: RuntimeEndpoint, session_id: str) -> None:
+        self.endpoint = endpoint
+        self.id = session_id
+
+    def __repr__(self) -> str:
+        return f"<session {self.id} of {self.endpoint!r}>"
+
+    def messages(self) -> list[dict[str, str]]:
+        """What was said so far, as {"role", "content"}; calls of tools are left out."""
+        told = self.endpoint.ask("GET", f"/v1/sessions/{self.id}")
+        messages = map(as_object, as_list(told["messages"]))
+        return [{"role": str(one["role"]), "content": str(one.get("content") or "")} for one in messages]
+
+    def enter(self) -> Standing:
+        told = self.endpoint.ask("POST", f"/v1/sessions/{self.id}/branches", {})
+        segments = map(as_object, as_list(told["segments"]))
+        messages = map(as_object, as_list(told["messages"]))
+        turn = told["turn"]
+        return Standing(
+            RemoteBranch(self.endpoint, str(told["id"])),
+            tuple(Segment(str(one["text"]), bool(one["control"])) for one in segments),
+            tuple(Message(str(one["role"]), str(one["content"])) for one in messages),
+            None if turn is None else str(turn),
+        )
+
+    def store(self, after: str | None, messages: Sequence[Message]) -> None:
+        said = [{"role": message.role, "content": message.content} for message in messages]
+        self.endpoint.ask("POST", f"/v1/sessions/{self.id}/turns", {"after": after, "messages": said})
