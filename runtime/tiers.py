@@ -43,7 +43,7 @@ class PageStore(Protocol):
     def get(self, key: bytes) -> Bytes | None: ...
 
     def put(self, key: bytes, page: Bytes) -> list[tuple[bytes, Bytes]]:
-        """Keep a page; returns what had to leave for it."""
+        """Keep a page; returns what had to leave for it. `page` may be a view into memory that will be used again."""
         ...
 
     def holds(self, key: bytes) -> bool:
@@ -83,9 +83,11 @@ class MemoryStore:
         return page
 
     def put(self, key: bytes, page: Bytes) -> list[tuple[bytes, Bytes]]:
-        old = self._pages.pop(key, None)
-        self._bytes += page.nbytes - (0 if old is None else old.nbytes)
-        self._pages[key] = page
+        if key in self._pages:  # it came from here, and goes back: what stayed is equal
+            self._pages.move_to_end(key)
+            return []
+        self._pages[key] = page.copy()
+        self._bytes += page.nbytes
         left: list[tuple[bytes, Bytes]] = []
         while self._bytes > self._max_bytes:
             gone, content = self._pages.popitem(last=False)
@@ -235,7 +237,7 @@ class Tiers:
         """Pages `first`, `first + 1`, ... of the sequence `ids` leave the pool. pages [count, bytes of a page]."""
         keys = page_keys(self._fingerprint, namespace, ids, self._page_size)[first : first + len(pages)]
         for key, page in zip(keys, pages, strict=True):
-            moving = [(key, page.copy())]
+            moving = [(key, page)]
             for store in self._stores:
                 moving = [left for one in moving for left in store.put(*one)]
 

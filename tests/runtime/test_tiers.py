@@ -105,6 +105,19 @@ def test_the_memory_store_keeps_its_size_and_hands_on_the_least_used() -> None:
     assert store.counts() == {"pages": 3, "bytes": 192, "hits": 1}
 
 
+def test_the_memory_store_copies_a_page_once_and_keeps_what_it_has() -> None:
+    store, content = MemoryStore(130), page(0)
+    store.put(key(0), content)
+    content[:] = 9  # the memory is somebody else's by now
+    store.put(key(1), page(1))
+    assert store.put(key(0), page(5)) == [], "it is there"
+    assert [gone for gone, _ in store.put(key(2), page(2))] == [key(1)], "and used last"
+    kept = store.get(key(0))
+    assert kept is not None
+    assert kept.tolist() == page(0).tolist()
+    assert store.counts()["bytes"] == 128
+
+
 def test_a_torn_or_foreign_file_counts_as_missing_and_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
