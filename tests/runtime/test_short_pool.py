@@ -1,0 +1,70 @@
+"""Pools that are too short for what is asked (scorecard L4, L5): what can never fit is refused at the door, all else
+ends with the tokens that an ample pool gives, and little is computed twice."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from niwaki.runtime.api import CapacityError
+from niwaki.runtime.engine import Engine
+from tests.toy import VOCAB_SIZE, make_model
+
+NUM_NEW = 6
+PARAMS = {"temperature": 0.0, "max_new_tokens": NUM_NEW, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("toy"), sharpness=3.0, max_position_embeddings=8192)
+
+
+def prompt(draw: random.Random, length: int) -> list[int]:
+    return [draw.randrange(5, VOCAB_SIZE) for _ in range(length)]
+
+
+def answers(engine: Engine, asked: list[list[int]], **options: object) -> list[list[int]]:
+    results: Any = engine.generate(input_ids=asked, sampling_params={**PARAMS, **options})
+    return [list(result["output_ids"]) for result in results]
+
+
+def check_idle(engine: Engine) -> None:
+    engine.backend.check()
+    stats = engine.stats()
+    assert stats["pages_held"] == stats["requests_running"] == stats["requests_waiting"] == 0
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_a_pool_of_64_pages_answers_what_fits_and_refuses_the_rest_at_the_door(folder: Path, page_size: int) -> None:
+    pool = 64 * page_size
+    longest = pool - NUM_NEW
+    sizes = [1, page_size, page_size + 1, pool // 2, longest - 1, longest] * 2
+    draw = random.Random(page_size)
+    asked = [prompt(draw, min(size, longest)) for size in sizes]
+    with Engine(folder, kv_tokens=2 * pool, enable_prefix_cache=False) as ample:
+        expected = answers(ample, asked)
+    with Engine(folder, kv_tokens=pool, page_size=page_size, chunked_prefill_size=256) as engine:
+        for size in (longest + 1, 2 * pool):
+            steps = engine.stats()["steps"]
+            with pytest.raises(CapacityError, match=f"KV pool .* holds {pool}$"):
+                answers(engine, [prompt(draw, size)])
+            assert engine.stats()["steps"] == steps, "refused without a step"
+        assert answers(engine, asked) == expected
+        check_idle(engine)
+
+
+@pytest.mark.parametrize("kv_tokens", [96, 128, 192, 320])
+def test_a_storm_of_preemptions_computes_little_twice_and_changes_no_token(folder: Path, kv_tokens: int) -> None:
+    draw, num_new = random.Random(5), 48
+    asked = [prompt(draw, draw.randint(1, 20)) for _ in range(40)]
+    with Engine(folder, kv_tokens=8192, enable_prefix_cache=False) as ample:
+        expected = answers(ample, asked, max_new_tokens=num_new)
+    with Engine(folder, kv_tokens=kv_tokens, chunked_prefill_size=32) as engine:
+        assert answers(engine, asked, max_new_tokens=num_new) == expected
+        stats = engine.stats()
+        assert stats["preemptions"] > 0
+        assert stats["recomputed_tokens"] <= 0.3 * sum(len(ids) + num_new for ids in asked)
+        check_idle(engine)
