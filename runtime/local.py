@@ -136,7 +136,8 @@ class LocalBackend:
         self._inbox: list[Callable[[], None]] = []
         self._is_stopping = False
         self._compiling = ThreadPoolExecutor(1, thread_name_prefix="niwaki-compile")
-        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
+        if sys.getswitchinterval() > SWITCH_SECONDS:
+            sys.setswitchinterval(SWITCH_SECONDS)
         self._thread = threading.Thread(target=self._run, name="niwaki-engine", daemon=True)
         self._thread.start()
 

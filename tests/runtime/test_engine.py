@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -96,6 +97,17 @@ def all_ids(results: object) -> list[list[int]]:
 def test_greedy_tokens_are_those_of_transformers(engine: Engine, folder: Path) -> None:
     for ids in prompts(4, seed=1):
         assert output_ids(engine.generate(input_ids=ids, sampling_params=GREEDY)) == reference(folder, ids, 12)
+
+
+def test_an_engine_shortens_the_turns_of_threads_and_never_lengthens_them(folder: Path) -> None:
+    before = sys.getswitchinterval()
+    try:
+        for turns, wanted in ((0.005, 0.0005), (0.0001, 0.0001)):
+            sys.setswitchinterval(turns)
+            with Engine(folder):
+                assert sys.getswitchinterval() == pytest.approx(wanted, abs=2e-6)  # kept in whole microseconds
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_a_batch_gives_each_prompt_what_it_gets_alone(folder: Path) -> None:
