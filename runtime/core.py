@@ -1,4 +1,5 @@
-"""The engine core: one plain object with `step()`. Owns the requests, the cache and the model runner; no threads.
+"""The engine core: one plain object with `step()`. Owns the requests (roster.py), the pages of keys and values
+(kv_pages.py) and the model runner; no threads.
 
 A step reads: plan, make room, run the model, take what it says. Whoever hosts the core (`engine.Engine`) calls every
 method from one thread.
@@ -6,18 +7,14 @@ method from one thread.
 
 from __future__ import annotations
 
-import bisect
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from niwaki.radix.cache import Cache
-from niwaki.radix.handles import Lease, Pin
-from niwaki.radix.outline import OutlineNode
 from niwaki.runtime import scheduler
 from niwaki.runtime.api import (
     Cancelled,
@@ -27,46 +24,28 @@ from niwaki.runtime.api import (
     NiwakiError,
     TokenLogprob,
 )
-from niwaki.runtime.cache_file import CacheWriter, SavedPath
 from niwaki.runtime.config import EngineConfig
 from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.masks import MaskFiller
 from niwaki.runtime.constraints.protocol import Matcher
+from niwaki.runtime.counters import Counters
 from niwaki.runtime.decoding import Decoding, pages_of
-from niwaki.runtime.drafts import DRAFT_ROWS, NOTHING
+from niwaki.runtime.drafts import DRAFT_ROWS, NOTHING, echo_tokens
+from niwaki.runtime.kv_pages import KVPages
 from niwaki.runtime.redraw import sample_within
 from niwaki.runtime.request import GenerateJob, Job, Request, ScoreJob, TokenIds
+from niwaki.runtime.roster import Roster
 from niwaki.runtime.runner import Batch, Row, Runner
-from niwaki.runtime.sampler import Sampled, SampleRow, token_logprobs
+from niwaki.runtime.sampler import PlainDraws, Sampled, SampleRow, token_logprobs
 from niwaki.runtime.tiers import Tiers
 from niwaki.runtime.tokenizer import Tokenizer
 
 log = logging.getLogger("niwaki.engine")
 
-# A waiting request's match is looked up every step for the first so many in line; the rest wait their turn anyway.
-MAX_MATCHED_WAITING = 256
-
 HEALED_FROM = 1 << 40  # where the random numbers of a prompt's healed tokens stand, far from those of the answer
 
 FilledMasks = Mapping[int, Words | NiwakiError]  # by request
-
-
-@dataclass(slots=True)
-class Counters:
-    """Tokens and requests since the start."""
-
-    steps: int = 0
-    prefilled_tokens: int = 0  # prompt tokens that the model computed
-    cached_tokens: int = 0  # prompt tokens that the cache gave
-    generated_tokens: int = 0
-    forced_tokens: int = 0  # of the generated ones: written without asking the model
-    drafted_tokens: int = 0  # of the generated ones: guessed, and found right in one step with those before them
-    guessed_tokens: int = 0  # all guesses, right or wrong
-    recomputed_tokens: int = 0  # computed a second time after a preemption
-    preemptions: int = 0
-    finished: int = 0
-    failed: int = 0
 
 
 class EngineCore:
@@ -87,41 +66,27 @@ class EngineCore:
         self._tokenizer = tokenizer
         self._config = config
         self._end_ids = frozenset(runner.config.eos_ids)
-        self._policy: scheduler.Policy = "fcfs" if config.schedule_policy == "fcfs" else "lpm"
-        self._tiers = tiers  # where evicted pages go
-        self._cache = Cache(
-            num_pages,
-            config.page_size,
-            enabled=config.enable_prefix_cache,
-            eviction=config.eviction_policy,
-            on_evict=None if tiers is None else self._keep_evicted,
-        )
-        self._waiting: list[Request] = []  # in order of arrival
-        self._running: dict[int, Request] = {}
+        self.counters = Counters()
+        self.pages = KVPages(runner, config, num_pages, tiers)
+        self._cache = self.pages.cache
+        self._roster = Roster(self.pages, config, self.counters)
         self._decoding: Decoding | None = None  # while the batch is steady
-        self._since_aged = scheduler.AGED_STEPS
         self._draft_rows = DRAFT_ROWS if config.draft_tokens else 0
         self._masks = MaskFiller((runner.config.vocab_size + 31) // 32)
-        self.counters = Counters()
 
     # -- what a host may do -----------------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._running)
+        return bool(self._roster.waiting or self._roster.running)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._roster.waiting)
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
-
-    @property
-    def cache(self) -> Cache:
-        """For reading: `stats()` and `check()`."""
-        return self._cache
+        return len(self._roster.running)
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Take in the requests of one job."""
@@ -133,16 +98,16 @@ class EngineCore:
                 self.abort(request.job, error)
                 return
             if reason is None:
-                self._waiting.append(request)
+                self._roster.waiting.append(request)
             self._tell(request, reason)
 
     def abort(self, job: Job, error: NiwakiError | None = None) -> None:
         """End every request of the job. What it had computed stays in the tree, as far as it was fully written."""
         self._settle()
-        for request in [r for r in self._waiting if r.job is job]:
-            self._wait_no_more(request)
-        for request in [r for r in self._running.values() if r.job is job]:
-            self._leave(request)
+        for request in [r for r in self._roster.waiting if r.job is job]:
+            self._roster.wait_no_more(request)
+        for request in [r for r in self._roster.running.values() if r.job is job]:
+            self._roster.leave(request)
         _fail(job, error or Cancelled("the request was cancelled"))
 
     def close(self) -> None:
@@ -150,56 +115,8 @@ class EngineCore:
         self._masks.close()
 
     def abort_all(self, error: NiwakiError) -> None:
-        for job in {id(r.job): r.job for r in (*self._waiting, *self._running.values())}.values():
+        for job in {id(r.job): r.job for r in (*self._roster.waiting, *self._roster.running.values())}.values():
             self.abort(job, error)
-
-    def pin(self, ids: TokenIds, namespace: str) -> Pin:
-        """Keep the cached path of these tokens while a branch stands on it."""
-        return self._cache.pin(ids, namespace)
-
-    def unpin(self, pin: Pin) -> None:
-        self._cache.unpin(pin)
-
-    def flush(self) -> bool:
-        if self._tiers is not None:
-            self._tiers.clear()
-        return self._cache.flush()
-
-    def outline(self, limit: int, namespace: str) -> tuple[OutlineNode, ...]:
-        """The shape of a namespace's tree, and what lately left it for a tier below the pool."""
-        return self._cache.outline(limit, namespace, None if self._tiers is None else self._tiers.holder)
-
-    def tier_counts(self) -> Mapping[str, float]:
-        return {} if self._tiers is None else self._tiers.counts()
-
-    def save_cache(self, writer: CacheWriter) -> int:
-        """Write every cached sequence, each page once. Returns the number of tokens."""
-        written: set[int] = set()
-        num_tokens = 0
-        for namespace, ids, page_ids in self._cache.paths():
-            first = next((index for index, page in enumerate(page_ids) if page not in written), len(page_ids))
-            written.update(page_ids)
-            writer.add(SavedPath(namespace, ids, first, self._runner.read_pages(page_ids[first:])))
-            num_tokens += len(ids) - min(len(ids), first * self._config.page_size)
-        return num_tokens
-
-    def load_cache(self, saved: Iterable[SavedPath]) -> int:
-        """Take up what the free part of the pool has room for. Returns the number of tokens."""
-        page_size, before = self._config.page_size, self._cache.stats().tree_tokens
-        for path in saved:
-            have = self._cache.match(path.ids, path.namespace) // page_size
-            if len(path.ids) > (self._cache.num_free + have) * page_size:
-                break
-            lease = self._cache.acquire(path.ids, path.namespace, room_for=len(path.ids))
-            assert lease is not None, "there is room"
-            first = lease.num_cached // page_size
-            if first < path.first:  # what it continues was not loaded
-                self._cache.discard(lease)
-                continue
-            self._runner.copy_pages(lease.copies)
-            self._runner.write_pages(lease.page_ids[first:], path.pages[first - path.first :])
-            self._cache.release(lease, path.ids, len(path.ids))
-        return self._cache.stats().tree_tokens - before
 
     def step(self) -> None:
         """Run one ragged batch and tell whoever waits for its tokens."""
@@ -208,20 +125,20 @@ class EngineCore:
             rows = self._drafted(decoding)
             if rows is not None:
                 self._run(rows)
-                if len(self._running) == len(rows) or not self._waiting:
-                    self._begin_decoding()
+                if len(self._roster.running) == len(rows) or not self._roster.waiting:
+                    self._begin_decoding(decoding)
                 return
             computed = self._compute(decoding.requests, decoding.batch, decoding.masked())
             if computed is not None:
                 self._go_on(decoding, *computed)
             return
-        plan = self._plan()
-        rows = self._carry_out(plan)
+        plan = self._roster.plan()
+        rows = self._roster.carry_out(plan)
         if not rows:
             self._refuse_the_impossible()
             return
         self._run(self._with_drafts(rows))
-        if scheduler.is_steady(plan, len(self._running)):
+        if scheduler.is_steady(plan, len(self._roster.running)):
             self._begin_decoding()
 
     def _run(self, rows: Sequence[tuple[Request, Row]]) -> None:
@@ -248,18 +165,19 @@ class EngineCore:
             masks.rows()  # nobody else may touch the matchers before
             self._fail_batch(requests, error)
             return None
-        num_tokens = len(batch.token_ids)
-        if self._tiers is not None and num_tokens >= 4 * self._config.page_size:
-            self._tiers.computed(num_tokens, time.perf_counter() - start)
+        self.pages.note_computed(len(batch.token_ids), time.perf_counter() - start)
         filled = masks.rows()  # all at once, before any matcher moves on
         return logits, {request.id: mask for (request, _), mask in zip(masked, filled, strict=True)}
 
     # -- a steady batch ---------------------------------------------------------------------------------------------
 
-    def _begin_decoding(self) -> None:
-        """After a step of which the next plan would be a repetition: keep the batch as arrays, where it decodes."""
-        requests = list(self._running.values())
-        if requests and all(r.samples and r.num_pending == 1 for r in requests):
+    def _begin_decoding(self, last: Decoding | None = None) -> None:
+        """After a step of which the next plan would be a repetition: keep the batch as arrays, where it decodes; those
+        of the last time where they can be."""
+        requests = list(self._roster.running.values())
+        if last is not None and last.requests == requests and last.resume():
+            self._decoding = last
+        elif requests and all(r.samples and r.num_pending == 1 for r in requests):
             config = self._runner.config
             self._decoding = Decoding(requests, self._end_ids, config.vocab_size, self._config.page_size)
 
@@ -274,9 +192,7 @@ class EngineCore:
         decoding, self._decoding = self._decoding, None
         if decoding is not None:
             decoding.settle()
-            self._since_aged += decoding.num_steps
-            for request in self._waiting:
-                request.waited_steps += decoding.num_steps
+            self._roster.note_steps(decoding.num_steps)
 
     def _go_on(self, decoding: Decoding, logits: torch.Tensor, masks: FilledMasks) -> None:
         """Take the tokens of a steady batch, and find out whether it is one still."""
@@ -293,7 +209,7 @@ class EngineCore:
             self._draw(drawing, logits if len(drawing) == len(logits) else logits[[row for _, row in drawing]], masks)
         if decoding is self._decoding:
             is_steady = decoding.keep([*taken.looked_at, *taken.one_by_one])
-            if not is_steady or (self._waiting and len(decoding.requests) < len(requests)):
+            if not is_steady or (self._roster.waiting and len(decoding.requests) < len(requests)):
                 self._settle()
 
     # -- drafts -----------------------------------------------------------------------------------------------------
@@ -304,7 +220,7 @@ class EngineCore:
         if len(requests) > self._draft_rows or not decoding.hears_echo():
             return None
         decoding.settle()
-        guesses = [self._guess(request) for request in requests]
+        guesses = [self._guess(request, len(requests)) for request in requests]
         if not any(map(len, guesses)):
             return None
         decoding.num_steps += 1
@@ -317,23 +233,28 @@ class EngineCore:
         if len(rows) > self._draft_rows:
             return rows
         return [
-            (request, _with_guess(row, self._guess(request)) if _is_last(request, row) else row)
+            (request, _with_guess(row, self._guess(request, len(rows))) if _is_last(request, row) else row)
             for request, row in rows
         ]
 
-    def _guess(self, request: Request) -> TokenIds:
-        """What may follow, as far as there are pages for it."""
+    def _guess(self, request: Request, num_rows: int) -> TokenIds:
+        """What may follow in a step of so many rows, as far as there are pages for it."""
         if not (request.samples and request.is_drawn_plainly):
             return NOTHING
-        guess = request.guess(self._config.draft_tokens)
+        guess = request.guess(self._config.draft_tokens, echo_tokens(num_rows))
         assert request.lease is not None, "running requests hold a lease"
         return guess if len(guess) and self._cache.reserve(request.lease, request.length + len(guess)) else NOTHING
 
-    def _check_draft(self, request: Request, guess: TokenIds, logits: torch.Tensor) -> None:
-        """Behind the token that was drawn from logits[0]: go on as long as what comes is what was guessed.
+    def _check_draft(self, request: Request, guess: TokenIds, logits: torch.Tensor, masks: FilledMasks) -> None:
+        """Go on as long as the token that comes is the one that was guessed.
 
-        `logits`: [1 + guess, vocab].
+        `logits`: [1 + guess, vocab]; `masks`: what a constraint allows at the first of them.
         """
+        tokens = None
+        if request.matcher is None:  # else what is allowed depends on what comes
+            vocab = self._runner.config.vocab_size
+            ahead = PlainDraws.ahead(request.params, request.seed, request.num_generated, len(logits), vocab)
+            tokens = ahead.draw(logits)
         right = 0
         self.counters.guessed_tokens += len(guess)
         while request.lease is not None:
@@ -343,155 +264,22 @@ class EngineCore:
                 right += 1
             if request.num_pending:
                 break
-            masks: FilledMasks = {}
-            if request.matcher is not None:
+            if tokens is not None:
+                self._take(request, Sampled(int(tokens[right])))
+                continue
+            if right and request.matcher is not None:
                 masks = {request.id: self._masks.start([(request.matcher, request.remaining_new)]).rows()[0]}
             self._draw([(request, right)], logits[right : right + 1], masks)
         request.guesser.learn(len(guess), right, request.length)
 
-    # -- the batch --------------------------------------------------------------------------------------------------
-
-    def _carry_out(self, plan: scheduler.Plan) -> list[tuple[Request, Row]]:
-        """Preempt, admit, and give every row its pages."""
-        for request_id in plan.preempt:
-            self._preempt(self._running[request_id])
-        self._since_aged = 0 if plan.aged is not None else self._since_aged + 1
-        by_id = {request.id: request for request in self._waiting} if plan.admit else {}
-        for request_id in plan.admit:
-            self._admit(by_id[request_id])
-        for request in self._waiting:
-            request.waited_steps += 1
-        page_size = self._config.page_size
-        batch: list[tuple[Request, Row]] = []
-        for step in plan.rows:
-            if step.id not in self._running:  # its admission failed for want of a page
-                continue
-            request = self._running[step.id]
-            assert request.lease is not None, "running requests hold a lease"
-            num_tokens = min(step.num_tokens, request.num_to_compute - request.num_computed)
-            end = request.num_computed + num_tokens
-            has_pages = end <= len(request.lease.page_ids) * page_size  # most rows do: no call for them
-            if num_tokens > 0 and (has_pages or self._cache.reserve(request.lease, end)):
-                num_logits = max(0, end - max(request.num_computed, request.logits_from))
-                ids = request.ids[request.num_computed : end]
-                batch.append((request, Row(ids, request.num_computed, request.lease.page_ids, num_logits)))
-        return batch
-
-    def _plan(self) -> scheduler.Plan:
-        page_size = self._config.page_size
-        room = scheduler.Room(
-            free_pages=self._cache.num_free + self._cache.num_evictable,
-            page_size=page_size,
-            max_batch_tokens=self._config.chunked_prefill_size,
-            max_running=self._config.max_running_requests,
-            shares_prefixes=self._config.enable_prefix_cache,
-            since_aged=self._since_aged,
-        )
-        # Whom to preempt matters only when pages are short; measuring it for every row of every step would cost time.
-        is_short = room.free_pages < 2 * len(self._running)
-        running = [self._as_running(request, is_short=is_short) for request in self._running.values()]
-        waiting = [self._as_waiting(request) for request in self._waiting[:MAX_MATCHED_WAITING]]
-        return scheduler.plan(waiting, running, room, self._policy)
-
-    def _as_running(self, request: Request, *, is_short: bool) -> scheduler.Running:
-        assert request.lease is not None, "running requests hold a lease"
-        num_tokens = request.num_to_compute
-        return scheduler.Running(
-            id=request.id,
-            num_tokens=num_tokens,
-            num_computed=request.num_computed,
-            num_pages=len(request.lease.page_ids),
-            max_new_tokens=request.remaining_new,
-            priority=request.params.priority,
-            num_exclusive_pages=self._cache.num_exclusive(request.lease) if is_short else None,
-            ids=request.ids[:num_tokens] if request.num_computed + 1 < num_tokens else None,
-            namespace=request.namespace,
-        )
-
-    def _as_waiting(self, request: Request) -> scheduler.Waiting:
-        match = self._cache.peek(request.ids[: self._max_cached(request)], request.namespace, request.id)
-        return scheduler.Waiting(
-            id=request.id,
-            ids=request.ids[: request.num_to_compute],
-            max_new_tokens=request.remaining_new,
-            priority=request.params.priority,
-            num_cached=match.num_cached,
-            num_locked_pages=match.num_locked_pages,
-            max_cached=self._max_cached(request),
-            waited_steps=request.waited_steps,
-            namespace=request.namespace,
-        )
-
-    def _max_cached(self, request: Request) -> int:
-        # Leave at least one token uncached: attention needs a query row to give logits. Where the prompt's own
-        # log-probabilities are asked for, all positions from `logits_from` on must run.
-        return max(0, min(request.logits_from, request.num_to_compute - 1))
-
-    def _admit(self, request: Request) -> None:
-        num_tokens = request.num_to_compute
-        lease = self._cache.acquire(
-            request.ids,
-            request.namespace,
-            max_cached=self._max_cached(request),
-            room_for=num_tokens,
-            priority=request.params.priority,
-        )
-        if lease is None:
-            return
-        if lease.copies:
-            self._runner.copy_pages(lease.copies)
-        self._wait_no_more(request)
-        request.lease = lease
-        request.num_computed = self._restored(request, lease)
-        if request.num_cached is None:
-            request.admitted = time.perf_counter()
-            request.num_cached = min(request.num_computed, request.num_prompt)  # forced tokens behind it may be cached
-            self.counters.cached_tokens += request.num_cached
-        self._running[request.id] = request
-
-    def _wait_no_more(self, request: Request) -> None:
-        self._waiting.remove(request)
-        self._cache.forget(request.id)
-
-    def _restored(self, request: Request, lease: Lease) -> int:
-        """Fetch the pages behind the cached ones that a tier still has. Returns how many tokens need no computing."""
-        if self._tiers is None:
-            return lease.num_cached
-        page_size = self._config.page_size
-        first = lease.num_cached // page_size
-        most = self._max_cached(request) // page_size * page_size
-        pages = self._tiers.find(request.namespace, request.ids[:most], first)
-        if not pages:
-            return lease.num_cached
-        stop = first + len(pages)
-        self._runner.write_pages(lease.page_ids[first:stop], np.stack(pages))
-        return stop * page_size
-
-    def _keep_evicted(self, namespace: str, ids: TokenIds, first: int, page_ids: list[int]) -> None:
-        assert self._tiers is not None
-        self._tiers.keep(namespace, ids, first, self._runner.read_pages(page_ids))
-
-    def _preempt(self, request: Request) -> None:
-        """Give the pages back; the tokens stay known, and what the tree keeps need not be computed again."""
-        self._leave(request)
-        request.was_preempted = True
-        self.counters.preemptions += 1
-        bisect.insort(self._waiting, request, key=lambda waiting: waiting.id)  # its old place: ids ascend with arrival
-
-    def _leave(self, request: Request) -> None:
-        """Out of the running ones. What it had computed goes into the tree."""
-        if request.lease is not None:
-            self._cache.release(request.lease, request.ids, request.num_computed)
-            request.lease = None
-            request.num_computed = 0
-        self._running.pop(request.id, None)
+    # -- what cannot go on ------------------------------------------------------------------------------------------
 
     def _refuse_the_impossible(self) -> None:
         """Nothing could run. With requests in the pool one is set back; alone, the first in line can never fit."""
-        if self._running:
-            self._preempt(next(reversed(self._running.values())))
-        elif self._waiting:
-            request = self._waiting[0]
+        if self._roster.running:
+            self._roster.preempt(next(reversed(self._roster.running.values())))
+        elif self._roster.waiting:
+            request = self._roster.waiting[0]
             self.abort(
                 request.job,
                 CapacityError(
@@ -501,16 +289,12 @@ class EngineCore:
 
     def _fail_batch(self, requests: Sequence[Request], cause: Exception) -> None:
         for request in requests:
-            self._drop(request)
-            self.abort(request.job, GenerationError(f"the engine's step failed: {type(cause).__name__}: {cause}"))
+            self._fail_request(request, GenerationError(f"the engine's step failed: {type(cause).__name__}: {cause}"))
 
-    def _drop(self, request: Request) -> None:
-        """Leave without giving the tree anything that was not committed before."""
-        if request.lease is not None:
-            self._cache.discard(request.lease)
-            request.lease = None
-        self._running.pop(request.id, None)
+    def _fail_request(self, request: Request, error: NiwakiError) -> None:
+        self._roster.drop(request)
         self.counters.failed += 1
+        self.abort(request.job, error)
 
     # -- after the forward pass -------------------------------------------------------------------------------------
 
@@ -546,20 +330,24 @@ class EngineCore:
                 if count:
                     reading.append((request, at, first, count))
                 request.logits_from = request.num_computed - (1 if last_is_new else 0)
-                if last_is_new and request.samples:
-                    drawing.append((request, at + num_logits - 1))
                 if num_guessed:
                     drafts.append((request, row.token_ids[-num_guessed:], at + num_logits - 1))
+                elif last_is_new and request.samples:
+                    drawing.append((request, at + num_logits - 1))
                 at += row.num_logits
         if reading:
             self._read(reading, logits)
-            drawing = [(request, row) for request, row in drawing if request.id in self._running]
+            drawing = [(request, row) for request, row in drawing if request.id in self._roster.running]
         if drawing:
             self._draw(drawing, logits if len(drawing) == len(logits) else logits[[row for _, row in drawing]], masks)
         for request, guess, first in drafts:
-            self._check_draft(request, guess, logits[first : first + 1 + len(guess)])
+            self._check_draft(request, guess, logits[first : first + 1 + len(guess)], masks)
         for request, _ in batch:
-            if not request.samples and request.num_computed == request.num_to_compute and request.id in self._running:
+            if (
+                not request.samples
+                and request.num_computed == request.num_to_compute
+                and request.id in self._roster.running
+            ):
                 self._finish(request, FinishReason("length"))
 
     def _read(self, reading: Sequence[tuple[Request, int, int, int]], logits: torch.Tensor) -> None:
@@ -661,12 +449,8 @@ class EngineCore:
             reason = request.force(token_ids, self._end_ids)
         return reason
 
-    def _fail_request(self, request: Request, error: NiwakiError) -> None:
-        self._drop(request)
-        self.abort(request.job, error)
-
     def _finish(self, request: Request, reason: FinishReason) -> None:
-        self._leave(request)
+        self._roster.leave(request)
         request.drop_unshown()
         self.counters.finished += 1
         job = request.job

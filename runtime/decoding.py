@@ -22,6 +22,7 @@ from niwaki.kernels.sample import NO_TOKEN
 from niwaki.radix.cache import Cache
 from niwaki.runtime.api import NiwakiError
 from niwaki.runtime.constraints.kernels import Words
+from niwaki.runtime.drafts import Listener
 from niwaki.runtime.request import GenerateJob, Request
 from niwaki.runtime.runner import Batch
 from niwaki.runtime.sampler import PlainDraws
@@ -71,6 +72,7 @@ class Decoding:
         self._draws = PlainDraws.of(
             [(request.params, request.seed, request.num_generated) for request in requests], vocab_size
         )
+        self._listener: Listener | None = None
         self._look_at_kinds()
 
     def _look_at_kinds(self) -> None:
@@ -104,22 +106,25 @@ class Decoding:
             assert request.lease is not None, "running requests hold a lease"
             if not cache.reserve(request.lease, int(self._starts[place]) + 1):
                 return False
-            held, pages = int(self._held[place]), request.lease.page_ids
-            if len(pages) > self._table.shape[1]:
-                self._table = np.pad(self._table, ((0, 0), (0, len(pages) - self._table.shape[1] + SPARE_PAGES)))
-                self._lay_out()
-            self._table[place, held : len(pages)] = pages[held:]
-            self._held[place] = len(pages)
+            self._hold(place, request.lease.page_ids)
         self._steps_in_pages = int((self._held * self._page_size - self._starts).min()) - 1
         return True
 
+    def _hold(self, place: int, pages: Sequence[int]) -> None:
+        """Those behind the ones that were held before are new."""
+        held = int(self._held[place])
+        if len(pages) > self._table.shape[1]:
+            self._table = np.pad(self._table, ((0, 0), (0, len(pages) - self._table.shape[1] + SPARE_PAGES)))
+            self._lay_out()
+        self._table[place, held : len(pages)] = pages[held:]
+        self._held[place] = len(pages)
+
     def hears_echo(self) -> bool:
         """Whether somebody's text says again what it said before, so that what follows may be guessed."""
-        last = self._num_unsettled
-        return any(
-            request.guesser.hears(request.ids, self._unsettled[place, first:last])
-            for place, (request, first) in enumerate(zip(self.requests, self._first.tolist(), strict=True))
-        )
+        if self._listener is None or not self._listener.has_room(self._starts):
+            self.settle()
+            self._listener = Listener([r.ids for r in self.requests], [r.guesser for r in self.requests])
+        return self._listener.hears(self._starts, self._token_ids)
 
     def masked(self) -> list[tuple[Request, int]]:
         """The requests whose next token needs a mask, each with the tokens that it may still write."""
@@ -222,6 +227,20 @@ class Decoding:
         self._is_watched |= np.array([request.is_watched for request in self.requests])
         self._look_at_kinds()
 
+    def resume(self) -> bool:
+        """After a step that was run without it: whether the same requests go on, a token each, from where they are."""
+        if any(request.lease is None or request.num_pending != 1 for request in self.requests):
+            return False
+        for place, request in enumerate(self.requests):
+            self._starts[place] = request.num_computed
+            self._token_ids[place] = request.ids[-1]
+            self._hold(place, pages_of(request))
+        self._draws.move_to(np.array([request.num_generated for request in self.requests], np.int64))
+        self._num_unsettled = self._steps_in_pages = self.num_steps = 0
+        self._first[:] = 0
+        self._listener = None
+        return True
+
     # -- who goes on --------------------------------------------------------------------------------------------------
 
     def keep(self, looked_at: Sequence[int]) -> bool:
@@ -247,6 +266,7 @@ class Decoding:
             self._token_ids, self._last, self._first = self._token_ids[left], self._last[left], self._first[left]
             self._unsettled, self._draws = self._unsettled[left], self._draws.of_rows(left)
             self._is_plain, self._is_watched = self._is_plain[left], self._is_watched[left]
+            self._listener = None
             self._look_at_kinds()
         return True
 

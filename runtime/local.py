@@ -236,7 +236,7 @@ class LocalBackend:
 
     def usage(self) -> Mapping[str, float]:
         """Counters since the start, and the pool and the queues as they stand."""
-        cache = self._core.cache.stats()
+        cache = self._core.pages.cache.stats()
         return {
             **asdict(self._core.counters),
             "pages_free": cache.free_pages,
@@ -246,7 +246,7 @@ class LocalBackend:
             "requests_running": self._core.num_running,
             "requests_waiting": self._core.num_waiting,
             **asdict(self._compilations),
-            **{f"tier_{name}": value for name, value in self._core.tier_counts().items()},
+            **{f"tier_{name}": value for name, value in self._core.pages.tier_counts().items()},
         }
 
     # -- requests ---------------------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ class LocalBackend:
     def flush(self) -> bool:
         """Drop everything from the cache that nothing runs on; False when something still runs."""
         done: Pending[bool] = Pending()
-        self._post(lambda: done.succeed(self._core.flush()))
+        self._post(lambda: done.succeed(self._core.pages.flush()))
         return done.result(timeout=60)
 
     def save_cache(self, path: Path, layout: Layout) -> int:
@@ -358,13 +358,13 @@ class LocalBackend:
 
         def save() -> int:
             with CacheWriter(path, layout) as writer:
-                return self._core.save_cache(writer)
+                return self._core.pages.save(writer)
 
         return self._between_steps(save)
 
     def load_cache(self, path: Path, layout: Layout) -> int:
         """Take up a saved prefix cache, as far as the free pool has room. Returns the number of tokens."""
-        return self._between_steps(lambda: self._core.load_cache(read_cache(path, layout)))
+        return self._between_steps(lambda: self._core.pages.load(read_cache(path, layout)))
 
     def _between_steps(self, work: Callable[[], T]) -> T:
         """Do it on the engine's thread, and give what it gives or raise what it raises."""
@@ -382,12 +382,12 @@ class LocalBackend:
     def outline(self, limit: int, namespace: str = "") -> tuple[OutlineNode, ...]:
         """The shape of a namespace's tree between two steps, at most `limit` nodes of it."""
         done: Pending[tuple[OutlineNode, ...]] = Pending()
-        self._post(lambda: done.succeed(self._core.outline(limit, namespace)))
+        self._post(lambda: done.succeed(self._core.pages.outline(limit, namespace)))
         return done.result(timeout=60)
 
     def summary(self, limit: int) -> list[bytes]:
         """Marks of the prefixes in the tree (`niwaki.radix.summary`), at most `limit`, between two steps."""
-        return self._between_steps(lambda: self._core.cache.summary(limit))
+        return self._between_steps(lambda: self._core.pages.cache.summary(limit))
 
     def check(self) -> None:
         """Prove the cache's invariants (on the engine thread). Raises AssertionError with the reason."""
@@ -395,7 +395,7 @@ class LocalBackend:
 
         def run() -> None:
             try:
-                self._core.cache.check()
+                self._core.pages.cache.check()
             except AssertionError as error:
                 done.fail(error)
             else:
@@ -505,7 +505,7 @@ class LocalBackend:
         """On the engine thread: a generation ended, its branch now stands behind the text."""
         branch.move(kept, len(kept))
         if not branch.is_closed:
-            self._move_pin(branch, SharedPin(self._core.pin(kept, branch.namespace)))
+            self._move_pin(branch, SharedPin(self._core.pages.pin(kept, branch.namespace)))
         if branch.is_closed:  # perhaps only now, on another thread, which then found no pin to give back
             self._move_pin(branch, None)
 
@@ -517,7 +517,7 @@ class LocalBackend:
             old.holders -= 1
             is_free = old.holders == 0
         if is_free and not self._is_stopping:
-            self._post(lambda: self._core.unpin(old.pin))
+            self._post(lambda: self._core.pages.unpin(old.pin))
 
 
 def _first_loose(ids: TokenIds, num_settled: int) -> int:

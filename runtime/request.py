@@ -213,9 +213,10 @@ class Request:
             grown[: self._length] = self.ids
             self._buffer = grown
 
-    def guess(self, most: int) -> TokenIds:
-        """At most so many tokens that may come next, of those that it may still write but for the last."""
-        return self.guesser.guess(self.ids, min(most, self.remaining_new - 1))
+    def guess(self, most: int, echo: int) -> TokenIds:
+        """At most so many tokens that may come next, of those that it may still write but for the last; none where the
+        last `echo` tokens did not stand before."""
+        return self.guesser.guess(self.ids, min(most, self.remaining_new - 1), echo)
 
     def confirm(self) -> None:
         """The first pending token was guessed right: its KV is written."""

@@ -137,12 +137,22 @@ class PlainDraws:
             np.array([integers for _, integers in numbers], np.int64).reshape(-1, 3),
         )
 
+    @classmethod
+    def ahead(cls, params: SamplingParams, seed: int, first: int, count: int, vocab: int) -> PlainDraws:
+        """One request's next tokens, from position `first` on, a row each."""
+        made = cls.of([(params, seed, first)] * count, vocab)
+        made.move_to(np.arange(first, first + count))
+        return made
+
     def of_rows(self, rows: Longs) -> PlainDraws:
         return PlainDraws(self._options[rows], self._integers[rows])
 
     def advance(self) -> None:
         """To the next position."""
         self._integers[:, 2] += 1
+
+    def move_to(self, positions: Longs) -> None:
+        self._integers[:, 2] = positions
 
     def draw(self, logits: torch.Tensor, masks: Mapping[int, MaskRow] = NO_MASKS) -> Longs | None:
         """What `sample` draws from these logits, a token for each row, of those in `masks` under their mask; a number

@@ -89,7 +89,7 @@ def run(policy: str, agents: int = AGENTS, turns: int = TURNS, max_running: int 
     driven = Agents(core, tokenizer, agents, turns)
     while driven.left:
         core.step()
-    core.cache.check()
+    core.pages.cache.check()
     return Outcome(
         policy,
         driven.prompt_tokens,

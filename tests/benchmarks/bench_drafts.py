@@ -2,9 +2,10 @@
 
     python -m tests.benchmarks.bench_drafts [--pairs 9] [--count 12] [--json FILE]
 
-The model's own tasks, of which some repeat what they read and some do not, one request after the other; text drawn at
-temperature 2 from a bare start, which repeats little, one request and as many at once as still draft; and, to see what
-a step with a draft is worth, guesses of which each token is right in four of five cases. The prompts are cached.
+The model's own tasks, of which some repeat what they read and some do not, one request after the other; two of them
+as many at once as still draft; text drawn at temperature 2 from a bare start, which repeats little, one request, two and
+as many as draft; and, to see what a step with a draft is worth, guesses of which each token is right in four of five
+cases. The prompts are cached.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import torch
 
 from niwaki.runtime.api import SamplingParams
 from niwaki.runtime.bundled.trials import TRIALS, trials
-from niwaki.runtime.drafts import DRAFT_ROWS, NOTHING, Guesser
+from niwaki.runtime.decoding import Decoding
+from niwaki.runtime.drafts import DRAFT_ROWS, NOTHING
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.limits import TokenIds
 from niwaki.runtime.request import Request
@@ -91,14 +93,14 @@ def foreseen(drafting: Engine, plain: Engine, count: int, pairs: int) -> Compari
     ]
     draw = random.Random(1)
 
-    def guess(request: Request, most: int) -> TokenIds:
+    def guess(request: Request, most: int, echo: int) -> TokenIds:
         coming = texts[request.seed][request.length : request.length + min(MADE_UP, request.remaining_new - 1)].copy()
         if most and len(coming):
             coming[[draw.random() > RIGHT for _ in coming]] = 5
             return coming
         return NOTHING
 
-    with patch.object(Request, "guess", guess), patch.object(Guesser, "hears", lambda *texts: True):
+    with patch.object(Request, "guess", guess), patch.object(Decoding, "hears_echo", lambda batch: True):
         return measured("80 % right", drafting, plain, asked, 1, pairs)
 
 
@@ -112,6 +114,7 @@ def main() -> None:
     found: list[Comparison] = []
     with Engine(kv_tokens=65_536) as drafting, Engine(kv_tokens=65_536, draft_tokens=0) as plain:
         kinds = {task: (prompts_of(plain, task, options.count), 1) for task in TRIALS}
+        kinds |= {f"{task}, many": (kinds[task][0], DRAFT_ROWS) for task in ("extraction", "passage")}
         kinds |= {"fresh": (bare(options.count, HOT), 1), "fresh, many": (bare(options.count, HOT), DRAFT_ROWS)}
         for kind, (asked, at_once) in kinds.items():
             if not options.only or kind in options.only:

@@ -98,12 +98,12 @@ class Host:
         self.steady_steps += self.core._decoding is not None
         self.core.step()
         if self.core._decoding is None:
-            self.core.cache.check()
+            self.core.pages.cache.check()
 
     def run(self) -> list[Output]:
         while self.core.has_work:
             self.step()
-        self.core.cache.check()
+        self.core.pages.cache.check()
         return [replace(g.result()[0], seconds=0.0, queued_seconds=0.0, first_seconds=0.0) for g in self.generations]
 
 
@@ -225,8 +225,8 @@ def test_a_cancelled_request_leaves_what_it_computed_and_the_others_go_on(folder
         host.step()
     host.core.abort(host.jobs[1])
     assert isinstance(host.generations[1].error(), Cancelled)
-    host.core.cache.check()
-    assert host.core.cache.stats().tree_tokens >= 9 + 15
+    host.core.pages.cache.check()
+    assert host.core.pages.cache.stats().tree_tokens >= 9 + 15
     del host.generations[1]
     assert host.run() == [output for index, output in enumerate(calm.run()) if index != 1]
 
@@ -241,7 +241,7 @@ def test_a_model_that_fails_fails_the_batch_and_gives_its_pages_back(folder: Pat
         host.step()
     assert isinstance(first.error(), GenerationError)
     assert isinstance(second.error(), GenerationError)
-    assert host.core.cache.stats().held_pages == 0
+    assert host.core.pages.cache.stats().held_pages == 0
 
 
 def test_a_row_that_is_not_finite_fails_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,7 @@ def runs(force: bool, constraint: Constraint, texts: Mapping[str, float], folder
         core.submit([Request(seed, job, 0, prompt, params, tokenizer, seed=seed, matcher=compiled.matcher())])
     while core.has_work:
         core.step()
-    core.cache.check()
+    core.pages.cache.check()
     compiler.close()
     assert (core.counters.forced_tokens > 0) == force
     return [generation.result(0)[0] for generation in running]
