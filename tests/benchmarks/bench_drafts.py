@@ -2,9 +2,9 @@
 
     python -m tests.benchmarks.bench_drafts [--pairs 9] [--count 12] [--json FILE]
 
-The model's own tasks, of which some repeat what they read and some do not, one request after the other; two of them
-as many at once as still draft; text drawn at temperature 2 from a bare start, which repeats little, one request, two and
-as many as draft; and, to see what a step with a draft is worth, guesses of which each token is right in four of five
+The model's own tasks, of which some repeat what they read and some do not, one request after the other; two of them as
+many at once as still draft; text drawn at temperature 2 from a bare start, which repeats little, one request and as
+many as draft; and, to see what a step with a draft is worth, guesses of which each token is right in four of five
 cases. The prompts are cached.
 """
 
