@@ -62,7 +62,7 @@ BLOCK = 64  # keys between two rescalings: four tiles of them
 RUN = 16  # keys that lie one behind the other: a tile of them
 SLICE = 32  # columns of a query or a key that a row of a tile holds
 TILE = 256  # words
-STATE = 1 << 18  # words of queries and their sums that one pass over the keys may have: half of a core's own cache
+STATE = 1 << 16  # words of queries and their sums that one pass over the keys may have: far from all of a core's cache
 LOG2_E = np.float32(math.log2(math.e))
 LN_2 = np.float32(math.log(2))
 
