@@ -316,8 +316,7 @@ class Program:
             ProgramError: as `trace`, by which the text is found; a session. Exception: what the backend fails with.
         """
         beginning = self.trace(*args, **kwargs).beginning
-        missing = dict.fromkeys(self._arguments.missing(args, kwargs), "")
-        call = self._arguments.call(args, {**kwargs, **missing})
+        call = self._arguments.call(args, kwargs | dict.fromkeys(self._arguments.missing(args, kwargs), ""))
         if call.session is not None:
             raise ProgramError(f"{call.session!r} begins with its turns, which are cached; cache for its endpoint")
         executor = Executor(self._new_run(call))

@@ -122,7 +122,7 @@ def w1(engines: tuple[Engine, Engine], vocab_size: int, pairs: int) -> Compariso
 def w13(engines: tuple[Engine, Engine], vocab_size: int, pairs: int) -> Comparison:
     """Nothing shared: 64 prompts of 256 tokens, 32 new each. B / A below 1 is what the cache costs."""
     prompts = unique(vocab_size, num_prompts=64, length=256)
-    trees = [TreeTime(engine.backend._core.cache) for engine in engines]
+    trees = [TreeTime(engine.backend._core.pages.cache) for engine in engines]
     cached, plain = (Workload(engine, prompts, 32) for engine in engines)
     shares: list[float] = []
 

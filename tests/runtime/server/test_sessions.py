@@ -309,7 +309,7 @@ def test_no_acknowledged_turn_is_lost_when_the_server_is_killed(long_folder: Pat
 
 def test_the_kv_of_an_idle_conversation_is_given_up_and_made_again(engine: Engine) -> None:
     def num_pins() -> int:
-        return engine.backend._core.cache.stats().pins
+        return engine.backend._core.pages.cache.stats().pins
 
     with (
         serving(engine, ServerConfig(port=0, session_seconds=0.1)) as address,
