@@ -270,7 +270,15 @@ class GrammarMatcher:
         return tuple(run)
 
     def forced_text(self) -> Forced:
-        text = b"" if self._ended else self._matcher.compute_ff_bytes()
+        place = self._places[-1]
+        if place is None:
+            return NOTHING_FORCED if self._ended else self._found_forced()
+        if place.forced is None:
+            place.forced = self._found_forced()
+        return place.forced
+
+    def _found_forced(self) -> Forced:
+        text = self._matcher.compute_ff_bytes()
         if not text:
             return NOTHING_FORCED
         if len(text) > MAX_FORCED_BYTES:

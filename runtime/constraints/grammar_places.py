@@ -1,4 +1,4 @@
-"""Masks of a grammar, kept by the tokens that lead to them: texts that begin alike are masked once."""
+"""Masks of a grammar, and what it forces, kept by the tokens that lead there: texts that begin alike share them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from niwaki.runtime.constraints.protocol import Forced
+
 MAX_PLACES: Final = 4096  # of one constraint
 MAX_MASK_BYTES: Final = 4 * 1024 * 1024  # of these masks
-PLACE_BYTES: Final = 300
+PLACE_BYTES: Final = 400
 
 
 class Place:
-    """Where the same tokens lead in every text of one constraint, and the mask there once it was filled."""
+    """Where the same tokens lead in every text of one constraint, and the mask and what is forced there once they were
+    found."""
 
-    __slots__ = ("after", "mask")
+    __slots__ = ("after", "forced", "mask")
 
     def __init__(self) -> None:
         self.after: dict[int, Place] = {}
         self.mask: npt.NDArray[np.uint32] | None = None
+        self.forced: Forced | None = None
 
 
 class Places:

@@ -92,6 +92,23 @@ def test_texts_that_begin_alike_are_masked_once_also_after_a_step_back(tmp_path:
     compiler.close()
 
 
+def test_what_is_forced_is_found_once_for_texts_that_begin_alike(tmp_path: Path) -> None:
+    vocabulary = Vocabulary(Tokenizer(make_tokenizer(tmp_path)).token_bytes, {1}, 450)
+    compiler = ConstraintCompiler(vocabulary, seconds=20)
+    compiled = compiler.compile(CONSTRAINTS[0])
+    first, later = compiled.matcher(), compiled.matcher()
+    texts = []
+    for byte in b'{"a":"x"':
+        for matcher in (first, later):
+            matcher.accept(vocabulary.token_bytes.index(bytes([byte])))
+        texts.append(first.forced_text().text)
+        assert later.forced_text() is first.forced_text()
+    assert texts == [b'"a":"', b'a":"', b'":"', b':"', b'"', b"", b"", b""]
+    later.rollback(len(texts))
+    assert later.forced_text().text == b'{"a":"'
+    compiler.close()
+
+
 def test_a_matcher_that_fails_fails_alone(tmp_path: Path) -> None:
     vocabulary = Vocabulary(Tokenizer(make_tokenizer(tmp_path)).token_bytes, {1}, 450)
     compiler = ConstraintCompiler(vocabulary, seconds=20)
