@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
@@ -113,6 +114,15 @@ class Sessions:
 
     def give_back(self, owner: str, session_id: str) -> None:
         self._busy.discard((owner, session_id))
+
+    @contextmanager
+    def taken(self, owner: str, session_id: str) -> Iterator[None]:
+        """`take` for the length of a block."""
+        self.take(owner, session_id)
+        try:
+            yield
+        finally:
+            self.give_back(owner, session_id)
 
     def close(self) -> None:
         self.conversations.close()
@@ -267,13 +277,10 @@ def sessions_router(sessions: Sessions, branches: Branches) -> APIRouter:
     async def delete(request: Request, session_id: str) -> Response:
         """The session, and the turns that no other one shares."""
         service, owner = service_of(request), _owner(request)
-        sessions.take(owner, session_id)
-        try:
+        with sessions.taken(owner, session_id):
             session = await sessions.find(service, owner, session_id)
             path = await sessions.path(service, session)
             await stored(service, lambda: store.drop_session(session))
-        finally:
-            sessions.give_back(owner, session_id)
         for turn in path:
             sessions.conversations.forget(turn.id)
         return json_response({"id": session_id, "object": "session.deleted", "deleted": True})
@@ -283,14 +290,11 @@ def sessions_router(sessions: Sessions, branches: Branches) -> APIRouter:
         """Take back the turns behind one."""
         service, owner = service_of(request), _owner(request)
         body = await read_body(request, RewindBody, service.config)
-        sessions.take(owner, session_id)
-        try:
+        with sessions.taken(owner, session_id):
             session = await sessions.find(service, owner, session_id)
             path = await sessions.path(service, session)
             kept = [] if body.turn is None else await sessions.path_to(service, session, body.turn)
             moved = await stored(service, lambda: store.move(session, body.turn))
-        finally:
-            sessions.give_back(owner, session_id)
         for turn in path[len(kept) :]:
             sessions.conversations.forget(turn.id)
         return json_response(_told(moved))
@@ -350,16 +354,13 @@ def sessions_router(sessions: Sessions, branches: Branches) -> APIRouter:
         """Store a turn that a program made behind the one that it went on from."""
         service, owner = service_of(request), _owner(request)
         body = await read_body(request, TurnBody, service.config)
-        sessions.take(owner, session_id)
-        try:
+        with sessions.taken(owner, session_id):
             session = await sessions.find(service, owner, session_id)
             if session.head != body.after:
                 raise ApiError(409, "the session has gone on meanwhile", param=session.head, code="conflict")
             number = len(await sessions.path(service, session)) + 1
             turn = Turn(new_id("turn"), owner, session.head, number, tuple(map(_dumped, body.messages)), {})
             moved = await stored(service, lambda: store.append(session, turn))
-        finally:
-            sessions.give_back(owner, session_id)
         return json_response(_told(moved))
 
     @router.post(
