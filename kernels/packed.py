@@ -39,7 +39,7 @@ from niwaki.kernels.tiles import (
     Bytes,
     aligned,
     configure,
-    has_tiles,
+    has_matrix_unit,
     load_tile,
     multiply,
     release,
@@ -84,7 +84,7 @@ class PackedLinear:
 
 def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear | None:
     """None where this CPU has no matrix unit, or the weights are not bfloat16 on it. `weight` is not kept."""
-    if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or not has_tiles():
+    if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or not has_matrix_unit():
         return None
     outputs, inputs = weight.shape
     blocks, depth = -(-outputs // WIDE), -(-inputs // WIDE)

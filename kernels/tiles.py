@@ -9,6 +9,9 @@ two rows of a matrix, one above the other, or, with half of each word of A zero,
 
 Tiles are named by literal numbers, as registers are. A product takes 8 ns here, whatever the tiles hold; loading a tile
 whose rows begin at multiples of 64 bytes takes 3.4 ns, and of any others 22 ns. Indices are not checked.
+
+Other processors do the same with vectors (vector_tiles.py), so tiles 0 to 3 take sums only, and the others factors,
+whose rows lie LINE bytes apart and which are multiplied before what they were loaded from changes.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -28,9 +31,11 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from niwaki.kernels import vector_tiles
 from niwaki.kernels.jit import jit
 from niwaki.kernels.operand import Array
 from niwaki.kernels.simd_memory import element_pointer
+from niwaki.kernels.vector_tiles import multiplies_pairs
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -43,9 +48,15 @@ POINTER = BYTE.as_pointer()
 
 
 @cache
-def has_tiles() -> bool:
+def has_matrix_unit() -> bool:
     """Whether this process may use the matrix unit on bfloat16: asks the system for it the first time."""
     return bool(torch.cpu._is_amx_tile_supported()) and bool(torch.cpu._init_amx())
+
+
+@cache
+def has_tiles() -> bool:
+    """Whether kernels may use tiles: with the matrix unit, or vectors where they multiply pairs of bfloat16."""
+    return has_matrix_unit() or (multiplies_pairs() and not torch.cpu._is_amx_tile_supported())
 
 
 def whole_tiles() -> Bytes:
@@ -77,8 +88,9 @@ def _configure(typing, shape):
     """Give every tile of this thread the size that `shape` says, and zeros."""
 
     def generate(context, builder, signature, args):
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        _call(builder, "ldtilecfg", [POINTER], [builder.bitcast(data, POINTER)])
+        if has_matrix_unit():
+            data = context.make_array(signature.args[0])(context, builder, args[0]).data
+            _call(builder, "ldtilecfg", [POINTER], [builder.bitcast(data, POINTER)])
         return context.get_dummy_value()
 
     return types.void(shape), generate
@@ -89,7 +101,8 @@ def _release(typing):
     """Forget all tiles, so that others find the unit as they left it."""
 
     def generate(context, builder, signature, args):
-        _call(builder, "tilerelease", [], [])
+        if has_matrix_unit():
+            _call(builder, "tilerelease", [], [])
         return context.get_dummy_value()
 
     return types.void(), generate
@@ -100,7 +113,10 @@ def _clear(typing, tile):
     tiles = _tiles(tile)
 
     def generate(context, builder, signature, args):
-        _call(builder, "tilezero", [BYTE], tiles)
+        if has_matrix_unit():
+            _call(builder, "tilezero", [BYTE], tiles)
+        else:
+            vector_tiles.clear(builder, tiles[0].constant)
         return context.get_dummy_value()
 
     return None if tiles is None else (types.void(tile), generate)
@@ -109,22 +125,25 @@ def _clear(typing, tile):
 @intrinsic(prefer_literal=True)
 def _load_tile(typing, tile, array, index, stride):
     """Row r of the tile = the 64 bytes from `stride` x r bytes behind array[index] on."""
-    return _move("tileloadd64", tile, array, index, stride)
+    return _move("tileloadd64", vector_tiles.load, tile, array, index, stride)
 
 
 @intrinsic(prefer_literal=True)
 def _store_tile(typing, tile, array, index, stride):
     """The other way round."""
-    return _move("tilestored64", tile, array, index, stride)
+    return _move("tilestored64", vector_tiles.store, tile, array, index, stride)
 
 
-def _move(name, tile, array, index, stride):
+def _move(name, by_vectors, tile, array, index, stride):
     tiles = _tiles(tile)
 
     def generate(context, builder, signature, args):
         pointer = builder.bitcast(element_pointer(context, builder, signature, args, 1), POINTER)
         step = context.cast(builder, args[3], signature.args[3], types.int64)
-        _call(builder, name, [BYTE, POINTER, LONG], [*tiles, pointer, step])
+        if has_matrix_unit():
+            _call(builder, name, [BYTE, POINTER, LONG], [*tiles, pointer, step])
+        else:
+            by_vectors(builder, tiles[0].constant, pointer, step)
         return context.get_dummy_value()
 
     return None if tiles is None else (types.void(tile, array, index, stride), generate)
@@ -136,7 +155,10 @@ def _multiply(typing, c, a, b):
     tiles = _tiles(c, a, b)
 
     def generate(context, builder, signature, args):
-        _call(builder, "tdpbf16ps", [BYTE] * 3, tiles)
+        if has_matrix_unit():
+            _call(builder, "tdpbf16ps", [BYTE] * 3, tiles)
+        else:
+            vector_tiles.multiply(builder, *(tile.constant for tile in tiles))
         return context.get_dummy_value()
 
     return None if tiles is None else (types.void(c, a, b), generate)
