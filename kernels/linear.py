@@ -7,10 +7,13 @@ with AVX512-BF16 (shared with other work, so read the ratios), W [1920, 320], us
     float32     406 / 89   589 / 91   494 / 107  535 / 167  761 / 505
     bfloat16    190 / 50   255 / 61   259 / 75   291 / 133  308 / 336
 
-From MAX_ROWS on torch is as fast or faster (and far faster where the CPU multiplies bfloat16 tiles), so it takes over.
+Above MAX_ROWS torch is as fast or faster (and far faster where the CPU multiplies bfloat16 tiles), so it takes over.
+Between the two, linear_tiles.py does better where it can be had.
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 import numpy as np
 import torch
@@ -22,9 +25,23 @@ from niwaki.kernels.numeric import load, store
 from niwaki.kernels.operand import Array
 
 MAX_ROWS = {np.dtype(np.float32): 16, np.dtype(np.uint16): 8}
+MAX_ROWS_BESIDE_SLOW = 64  # of bfloat16 where torch has no quick product of it
 
 # Elements of W from which threads pay; see paged_decode.py for what a second one may cost.
 MIN_PARALLEL_ELEMENTS = 4_000_000
+
+
+@cache
+def multiplies_halves() -> bool:
+    """Whether torch has a quick product of bfloat16 here. On processors of AVX2 alone it has none: 512 rows against
+    [1408, 256] take 22 ms, and 4 ms as float32."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def is_few(rows: int, dtype: np.dtype[np.generic]) -> bool:
+    """Whether `linear_few_rows` is quicker for so many rows than torch."""
+    is_slow = dtype == np.uint16 and not multiplies_halves()
+    return rows <= (MAX_ROWS_BESIDE_SLOW if is_slow else MAX_ROWS[dtype])
 
 
 def linear_few_rows(x: Array, weight: Array, bias: Array | None, out: Array) -> None:
@@ -48,7 +65,10 @@ def linear_few_rows(x: Array, weight: Array, bias: Array | None, out: Array) -> 
 
 def linear_torch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
     """The same for any number of rows, on any device."""
-    if bias is None:
+    if x.dtype == torch.bfloat16 and x.device.type == "cpu" and not multiplies_halves():
+        whole = x.float() @ weight.float().t()
+        out.copy_(whole if bias is None else whole.add_(bias))
+    elif bias is None:
         torch.mm(x, weight.t(), out=out)
     else:
         torch.addmm(bias, x, weight.t(), out=out)

@@ -17,7 +17,8 @@ from niwaki.kernels.clamped_mul import clamped_mul, clamped_mul_torch
 from niwaki.kernels.coded import Coded, coded_linear
 from niwaki.kernels.copy_pages import copy_pages
 from niwaki.kernels.gelu_mul import gelu_mul, gelu_mul_torch
-from niwaki.kernels.linear import MAX_ROWS, linear_few_rows, linear_torch
+from niwaki.kernels.linear import is_few, linear_few_rows, linear_torch
+from niwaki.kernels.linear_tiles import linear_tiles, takes
 from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.packed import packed_linear
 from niwaki.kernels.paged_decode import paged_decode_attention, paged_decode_attention_torch
@@ -190,9 +191,11 @@ class NumbaOps(Plain):
         return coded_linear(weight, bias) if isinstance(weight, Coded) else packed_linear(weight, bias)
 
     def linear(self, x: Operand, weight: Operand, bias: Operand | None, out: Operand) -> None:
-        rows = array_of(x)
-        if len(rows) <= MAX_ROWS[rows.dtype]:
-            linear_few_rows(rows, array_of(weight), None if bias is None else array_of(bias), array_of(out))
+        rows, matrix = array_of(x), array_of(weight)
+        if takes(rows, matrix):
+            linear_tiles(rows, matrix, None if bias is None else array_of(bias), array_of(out))
+        elif is_few(len(rows), rows.dtype):
+            linear_few_rows(rows, matrix, None if bias is None else array_of(bias), array_of(out))
         else:
             linear_torch(x.tensor, weight.tensor, None if bias is None else bias.tensor, out.tensor)
 

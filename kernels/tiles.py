@@ -10,8 +10,8 @@ two rows of a matrix, one above the other, or, with half of each word of A zero,
 Tiles are named by literal numbers, as registers are. A product takes 8 ns here, whatever the tiles hold; loading a tile
 whose rows begin at multiples of 64 bytes takes 3.4 ns, and of any others 22 ns. Indices are not checked.
 
-Other processors do the same with vectors (vector_tiles.py), so tiles 0 to 3 take sums only, and the others factors,
-whose rows lie LINE bytes apart and which are multiplied before what they were loaded from changes.
+Other processors do the same with vectors (vector_tiles.py), so tiles 0 to 3 take sums only, and the others factors.
+B's rows lie LINE bytes apart, and factors are multiplied before what they were loaded from changes.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -23,6 +23,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import cast
 
+import llvmlite.binding as llvm
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -55,8 +56,13 @@ def has_matrix_unit() -> bool:
 
 @cache
 def has_tiles() -> bool:
-    """Whether kernels may use tiles: with the matrix unit, or vectors where they multiply pairs of bfloat16."""
-    return has_matrix_unit() or (multiplies_pairs() and not torch.cpu._is_amx_tile_supported())
+    """Whether kernels may use tiles: of the matrix unit, or else by vectors where those multiply and add at once.
+
+    Not by vectors beside a matrix unit that the system keeps from this process: both kinds of code have one place on
+    the disk.
+    """
+    by_vectors = multiplies_pairs() or bool(llvm.get_host_cpu_features().get("fma"))
+    return has_matrix_unit() or (by_vectors and not torch.cpu._is_amx_tile_supported())
 
 
 def whole_tiles() -> Bytes:

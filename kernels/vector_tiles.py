@@ -4,7 +4,7 @@ A product of tiles is sixteen times sixteen steps of one word of A, in all lanes
 multiplies pairs of bfloat16 (AVX512-BF16) a step is one instruction, else two multiply-adds of float32.
 
 Tiles 0 to 3 are sums: they lie on the stack of the kernel that names them. Tiles 4 to 7 are factors: they stay where
-they were loaded from, so that memory must not change before they are multiplied, and their rows lie LINE bytes apart.
+they were loaded from, so that memory must not change before they are multiplied. B's rows lie LINE bytes apart.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -18,7 +18,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 from numba.core import cgutils
 
-from niwaki.kernels.simd import FLOATS, INTS
+from niwaki.kernels.simd import FLOATS, INTS, in_all_lanes
 
 ROWS = 16
 WORDS = 16
@@ -30,27 +30,16 @@ POINTER = BYTE.as_pointer()
 SUMS = ir.ArrayType(FLOATS, ROWS)
 
 
-class _Halves(ir.Type):
-    """LLVM's <32 x bfloat>, which llvmlite has no name for."""
-
-    def _to_string(self):
-        return "<32 x bfloat>"
-
-    def __eq__(self, other):
-        return isinstance(other, _Halves)
-
-    def __hash__(self):
-        return hash(_Halves)
-
-
-HALVES = _Halves()
-
-
 @cache
 def multiplies_pairs() -> bool:
-    """Whether the processor has an instruction for sixteen sums of two products of bfloat16 each."""
+    """Whether the processor has an instruction for sixteen sums of two products of bfloat16 each. Where it has, `_step`
+    is written in it: so the first call, which comes before any kernel is compiled or read from disk, tells LLVM how to
+    read that."""
     features = llvm.get_host_cpu_features()
-    return bool(features.get("avx512bf16") and features.get("avx512f"))
+    has_instruction = bool(features.get("avx512bf16") and features.get("avx512f"))
+    if has_instruction:
+        llvm.initialize_native_asmparser()
+    return has_instruction
 
 
 def clear(builder, tile: int) -> None:
@@ -63,6 +52,7 @@ def load(builder, tile: int, memory, stride) -> None:
     """`memory`: where row 0 begins; `stride`: bytes from row to row."""
     if tile >= NUM_SUMS:
         builder.store(memory, _place_of(builder, tile))
+        builder.store(stride, _stride_of(builder, tile))
         return
     for number, row in enumerate(_rows_of(builder, tile)):
         builder.store(builder.load(_at(builder, memory, stride, number), align=4), row)
@@ -76,8 +66,8 @@ def store(builder, tile: int, memory, stride) -> None:
 def multiply(builder, c: int, a: int, b: int) -> None:
     """c += a b."""
     sums = builder.bitcast(_sums_of(builder, c), POINTER)
-    factors = [builder.load(_place_of(builder, tile)) for tile in (a, b)]
-    builder.call(_product(builder.module), [sums, *factors])
+    first, second = (builder.load(_place_of(builder, tile)) for tile in (a, b))
+    builder.call(_product(builder.module), [sums, first, builder.load(_stride_of(builder, a)), second])
 
 
 def _at(builder, memory, stride, row: int):
@@ -109,16 +99,20 @@ def _place_of(builder, tile: int):
     return _slot(builder, POINTER, f"niwaki.factor.{tile}")
 
 
+def _stride_of(builder, tile: int):
+    return _slot(builder, LONG, f"niwaki.stride.{tile}")
+
+
 def _product(module):
-    """The function (sums, a, b) that adds a product of tiles; one in each module."""
+    """The function (sums, a, bytes between rows of a, b) that adds a product of tiles; one in each module."""
     name = "niwaki_product_of_tiles"
     found = module.globals.get(name)
     if found is not None:
         return found
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER] * 3), name)
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER, POINTER, LONG, POINTER]), name)
     function.linkage = "internal"
-    sums, a, b = function.args
-    for pointer in function.args:
+    sums, a, stride, b = function.args
+    for pointer in (sums, a, b):
         pointer.add_attribute("noalias")
     entry = function.append_basic_block("entry")
     loop = function.append_basic_block("loop")
@@ -136,11 +130,8 @@ def _product(module):
     row_of_b = builder.gep(b, [builder.mul(step, LONG(LINE))], inbounds=True)
     pairs = builder.load(builder.bitcast(row_of_b, INTS.as_pointer()), align=4)
     column = builder.gep(a, [builder.mul(step, LONG(4))], inbounds=True)
-    after = []
-    for row, total in enumerate(totals):
-        address = builder.gep(column, [LONG(row * LINE)], inbounds=True)
-        word = builder.load(builder.bitcast(address, WORD.as_pointer()), align=4)
-        after.append(_step(builder, total, _everywhere(builder, word), pairs))
+    rows = _RowsOf(builder, column, stride)
+    after = [_step(builder, total, rows, row, pairs) for row, total in enumerate(totals)]
     following = builder.add(step, LONG(1))
     step.add_incoming(LONG(0), entry)
     step.add_incoming(following, loop)
@@ -155,22 +146,39 @@ def _product(module):
     return function
 
 
-def _everywhere(builder, word):
-    one = builder.insert_element(ir.Constant(INTS, ir.Undefined), word, WORD(0))
-    return builder.shuffle_vector(one, ir.Constant(INTS, ir.Undefined), ir.Constant(INTS, None))
+class _RowsOf:
+    """Where the rows of A have the word at hand: row r at r strides, as processors address it."""
+
+    def __init__(self, builder, first, stride):
+        ninth = builder.gep(first, [builder.mul(stride, LONG(8))])
+        self._bases = (first, ninth)
+        self._odd = {odd: builder.mul(stride, LONG(odd)) for odd in (1, 3, 5, 7)}
+
+    def of(self, row: int):
+        """A base, a step, and how often it is added to the base: 0, 1, 2, 4."""
+        base, rest = self._bases[row // 8], row % 8
+        times = next(times for times in (4, 2, 1) if rest % times == 0)
+        return base, self._odd[rest // times or 1], times if rest else 0
 
 
-def _step(builder, total, word, pairs):
-    """total + the products of both halves of the words."""
+def _step(builder, total, rows, row: int, pairs):
+    """total + the products of both halves of the words: that of `row`, in all lanes, and `pairs`."""
+    base, step, times = rows.of(row)
     if multiplies_pairs():
-        kind = ir.FunctionType(FLOATS, [FLOATS, HALVES, HALVES])
-        dot = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
-        return builder.call(dot, [total, builder.bitcast(word, HALVES), builder.bitcast(pairs, HALVES)])
+        # LLVM's own instruction would load the words ahead into vectors, for which it then has no registers.
+        address = f"($2,$3,{times})" if times else "($2)"
+        kind = ir.FunctionType(FLOATS, [FLOATS, POINTER, LONG, INTS])
+        text = f"vdpbf16ps {address}{{1to16}}, $4, $0"
+        return builder.call(
+            ir.InlineAsm(kind, text, "=v,0,r,r,v,~{memory}", side_effect=True), [total, base, step, pairs]
+        )
+    address = builder.gep(base, [builder.mul(step, LONG(times))])
+    word = in_all_lanes(builder, builder.load(builder.bitcast(address, WORD.as_pointer()), align=4))
+    fused = cgutils.get_or_insert_function(builder.module, ir.FunctionType(FLOATS, [FLOATS] * 3), "llvm.fma.v16f32")
     half, upper = ir.Constant(INTS, [16] * WORDS), ir.Constant(INTS, [-(2**16)] * WORDS)
-    fused = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(FLOATS, [FLOATS] * 3), "llvm.fma.v16f32"
-    )
-    for parts in ([builder.and_(each, upper) for each in (word, pairs)], [builder.shl(each, half) for each in (word, pairs)]):
-        x, y = (builder.bitcast(part, FLOATS) for part in parts)
-        total = builder.call(fused, [x, y, total])
+    for x, y in (
+        [builder.shl(each, half) for each in (word, pairs)],
+        [builder.and_(each, upper) for each in (word, pairs)],
+    ):
+        total = builder.call(fused, [builder.bitcast(x, FLOATS), builder.bitcast(y, FLOATS), total])
     return total

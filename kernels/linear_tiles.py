@@ -1,0 +1,165 @@
+"""A matrix product for the rows of a batch that decodes: out = x W^T + bias, bfloat16, where vectors stand for the
+matrix unit (vector_tiles.py). W lies as in a checkpoint.
+
+Each word of W, a pair of inputs, is multiplied with the pairs of sixteen rows at once, so the sums come out in lanes
+and nothing is added across a vector. x is laid out for that; the sums are turned back as they are stored.
+
+On one core of an EPYC with AVX512-BF16 that did other work too (22 November 2026), us for torch.mm / linear.py / this:
+
+    rows              4              8              16             32          64
+    [512, 256]        35/14/17       39/24/16       44/50/18       51/-/34     65/-/68
+    [2048, 256]       45/37/49       54/69/50       72/144/55      110/-/117   180/-/223
+    [1024, 1024]      82/53/96       100/111/98     137/563/100    218/-/197   350/-/387
+    [8192, 1024]      716/467/758    986/1317/840   1448/4862/912  1996/-/1704 3326/-/3317
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import prange
+
+from niwaki.kernels.checks import check_arrays
+from niwaki.kernels.jit import for_any_thread, get_num_threads, jit
+from niwaki.kernels.numeric import load
+from niwaki.kernels.operand import Array
+from niwaki.kernels.simd import LANES
+from niwaki.kernels.simd_memory import load16, store_bfloat16, transpose16
+from niwaki.kernels.tiles import (
+    LINE,
+    ROWS,
+    aligned,
+    clear,
+    has_matrix_unit,
+    load_tile,
+    multiply,
+    store_tile,
+)
+from niwaki.kernels.vector_tiles import multiplies_pairs
+
+SLICE = 32  # inputs that a row of a tile holds
+TILE = 256  # words
+TALL = 2 * ROWS  # outputs that go together, and rows of x
+
+
+MIN_ROWS, MAX_ROWS = 6, 32  # outside of these linear.py or torch is as fast
+
+# Products (rows x inputs x outputs) from which threads pay, as in packed.py.
+MIN_PARALLEL_PRODUCTS = 500_000_000
+
+
+def takes(x: Array, weight: Array) -> bool:
+    """Whether `linear_tiles` can do this product, and is the quickest to."""
+    outputs, inputs = weight.shape
+    fits = inputs % SLICE == 0 and outputs % ROWS == 0 and x.dtype == np.uint16
+    return fits and MIN_ROWS <= len(x) <= MAX_ROWS and multiplies_pairs() and not has_matrix_unit()
+
+
+def linear_tiles(x: Array, weight: Array, bias: Array | None, out: Array) -> None:
+    """x [rows, inputs], weight [outputs, inputs], bias [outputs], out [rows, outputs]; bfloat16, rows contiguous.
+
+    A product that `takes` allows.
+    """
+    outputs, inputs = weight.shape
+    bias = weight[:0, 0] if bias is None else bias
+    check_arrays(
+        "linear_tiles",
+        np.dtype(np.uint16),
+        x=(x, (out.shape[0], inputs)),
+        weight=(weight, weight.shape),
+        bias=(bias, (outputs if len(bias) else 0,)),
+        out=(out, (x.shape[0], outputs)),
+    )
+    blocks = -(-outputs // TALL)
+    threads = min(get_num_threads(), blocks)
+    if threads == 1 or len(x) * weight.size < MIN_PARALLEL_PRODUCTS:
+        _all_columns(x, weight, bias, out, 0, blocks)
+    else:
+        _columns_parallel(x, weight, bias, out, threads)
+
+
+@jit(parallel=True)
+def _columns_parallel(x: Array, weight: Array, bias: Array, out: Array, parts: int) -> None:
+    blocks = (weight.shape[0] + TALL - 1) // TALL
+    for part in prange(parts):
+        _columns(x, weight, bias, out, blocks * part // parts, blocks * (part + 1) // parts)
+
+
+@jit()
+def _columns(x: Array, weight: Array, bias: Array, out: Array, first_block: int, last_block: int) -> None:
+    """Outputs TALL x first_block to TALL x last_block. Inputs are a multiple of SLICE, outputs of ROWS."""
+    rows, inputs = x.shape
+    outputs = weight.shape[0]
+    depth = inputs // SLICE
+    groups = (rows + ROWS - 1) // ROWS  # of rows of x
+    flat = weight.reshape(-1)
+    whole = np.zeros((groups * ROWS, inputs), x.dtype)
+    whole[:rows] = x
+    pairs = whole.reshape(-1)
+    laid = np.empty(groups * depth * TILE + LANES, np.float32)  # [group, depth] tiles of pairs of inputs by rows
+    sums = np.empty(4 * TILE + LANES, np.float32)  # [half of the outputs, group of two] tiles of outputs by rows
+    turned = np.empty(TILE, np.float32)
+    laid0, sums0 = aligned(laid), aligned(sums)
+    for group in range(groups):
+        for k in range(depth):
+            transpose16(pairs, group * ROWS * inputs + k * SLICE, inputs, laid, laid0 + (group * depth + k) * TILE)
+    for block in range(first_block, last_block):
+        output = block * TALL
+        is_tall = output + ROWS < outputs
+        for group in range(0, groups, 2):
+            is_wide = group + 1 < groups
+            _product(
+                flat, output * inputs, inputs, is_tall, laid, laid0 + group * depth * TILE, depth, is_wide, sums, sums0
+            )
+            for half in range(2):
+                for side in range(2):
+                    if (half == 0 or is_tall) and (side == 0 or is_wide):
+                        first = output + half * ROWS
+                        place = sums0 + (2 * half + side) * TILE
+                        _put(sums, place, turned, bias, out, (group + side) * ROWS, rows, first)
+
+
+_all_columns = for_any_thread(_columns)
+
+
+@jit()
+def _product(
+    weight: Array, place: int, inputs: int, is_tall: bool, laid: Array, laid0: int, depth: int, is_wide: bool,
+    sums: Array, sums0: int,
+) -> None:  # fmt: skip
+    """Sums [2 x 16 outputs, 2 x 16 rows]; of the second sixteen outputs where `is_tall`, rows where `is_wide`."""
+    clear(0)
+    clear(1)
+    clear(2)
+    clear(3)
+    stride = inputs * 2
+    for k in range(depth):
+        load_tile(4, weight, place + k * SLICE, stride)
+        load_tile(6, laid, laid0 + k * TILE, LINE)
+        multiply(0, 4, 6)
+        if is_wide:
+            load_tile(7, laid, laid0 + (depth + k) * TILE, LINE)
+            multiply(1, 4, 7)
+        if is_tall:
+            load_tile(5, weight, place + ROWS * inputs + k * SLICE, stride)
+            multiply(2, 5, 6)
+            if is_wide:
+                multiply(3, 5, 7)
+    store_tile(0, sums, sums0, LINE)
+    store_tile(1, sums, sums0 + TILE, LINE)
+    store_tile(2, sums, sums0 + 2 * TILE, LINE)
+    store_tile(3, sums, sums0 + 3 * TILE, LINE)
+
+
+@jit()
+def _put(
+    sums: Array, place: int, turned: Array, bias: Array, out: Array, first_row: int, rows: int, output: int
+) -> None:
+    """out[first_row + r, output : output + 16] = column r of the tile of sums."""
+    transpose16(sums, place, LANES, turned, 0)
+    stride = out.strides[0] // out.itemsize
+    for j in range(LANES if bias.shape[0] else 0):
+        offset = load(bias[output + j])
+        for r in range(ROWS):
+            turned[r * LANES + j] += offset
+    for r in range(min(ROWS, rows - first_row)):
+        store_bfloat16(out, (first_row + r) * stride + output, load16(turned, r * LANES))
