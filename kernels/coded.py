@@ -168,7 +168,7 @@ class CodedLinear:
 
 
 def coded_linear(weight: Coded, bias: torch.Tensor | None) -> CodedLinear | None:
-    """None where this CPU has no matrix unit, groups are no multiples of 32 inputs, or numbers less their zeros do not
+    """None where this CPU has no tiles, groups are no multiples of 32 inputs, or numbers less their zeros do not
     fit 8 bits. `weight` is not kept."""
     outputs, inputs = weight.codes.shape
     is_whole = weight.group >= inputs or weight.group % WIDE == 0

@@ -25,6 +25,7 @@ from niwaki.kernels.numeric import load, store
 from niwaki.kernels.operand import Array
 
 MAX_ROWS = {np.dtype(np.float32): 16, np.dtype(np.uint16): 8}
+MAX_NUMBERS = 8192  # of x in bfloat16, if it has more than two rows: as float32 they lie near
 MAX_ROWS_BESIDE_SLOW = 64  # of bfloat16 where torch has no quick product of it
 
 # Elements of W from which threads pay; see paged_decode.py for what a second one may cost.
@@ -38,10 +39,13 @@ def multiplies_halves() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def is_few(rows: int, dtype: np.dtype[np.generic]) -> bool:
-    """Whether `linear_few_rows` is quicker for so many rows than torch."""
-    is_slow = dtype == np.uint16 and not multiplies_halves()
-    return rows <= (MAX_ROWS_BESIDE_SLOW if is_slow else MAX_ROWS[dtype])
+def is_few(x: Array) -> bool:
+    """Whether `linear_few_rows` is quicker for these rows than torch."""
+    if x.dtype != np.uint16:
+        return len(x) <= MAX_ROWS[x.dtype]
+    if not multiplies_halves():
+        return len(x) <= MAX_ROWS_BESIDE_SLOW
+    return len(x) <= MAX_ROWS[x.dtype] and (len(x) <= 2 or x.size <= MAX_NUMBERS)
 
 
 def linear_few_rows(x: Array, weight: Array, bias: Array | None, out: Array) -> None:

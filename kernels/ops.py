@@ -194,7 +194,7 @@ class NumbaOps(Plain):
         rows, matrix = array_of(x), array_of(weight)
         if takes(rows, matrix):
             linear_tiles(rows, matrix, None if bias is None else array_of(bias), array_of(out))
-        elif is_few(len(rows), rows.dtype):
+        elif is_few(rows):
             linear_few_rows(rows, matrix, None if bias is None else array_of(bias), array_of(out))
         else:
             linear_torch(x.tensor, weight.tensor, None if bias is None else bias.tensor, out.tensor)

@@ -1,4 +1,4 @@
-"""Attention on the CPU's matrix unit (tiles.py): many queries over the same pages, bfloat16, no score kept.
+"""Attention by tiles (tiles.py): many queries over the same pages, bfloat16, no score kept.
 
 A *stack* is the queries of some tokens, one below the other, that read the same pages: those of one long row of the
 batch, or of all rows behind a shared prefix. Of each head's keys and values a block of BLOCK is laid out as the unit
