@@ -5,6 +5,9 @@
 Real text (docs/) is cut at random characters. What should follow: the rest of the token that the cut went through, then
 what the model greedily writes behind the uncut tokens. A text is impossible whose tokens are not the prompt's bytes and
 then UTF-8.
+
+In float32: an uncut prompt and one that is kept are the same tokens in the same batch, while healed tokens are written one by
+one, and in bfloat16 three of a hundred greedy texts go another way for nothing but that.
 """
 
 from __future__ import annotations
@@ -110,7 +113,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--cuts", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
-    with Engine(kv_tokens=65_536) as engine:
+    with Engine(kv_tokens=65_536, dtype="float32") as engine:
         print(agreement(engine, given.cuts, given.seed))
     return 0
 
