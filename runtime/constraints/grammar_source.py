@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
-from llguidance.gbnf_to_lark import any_to_lark
-
 from niwaki.runtime.api import ConstraintError, Grammar, JsonSchema, Spacing
+from niwaki.runtime.constraints.grammar_ebnf import lark_of_ebnf
 from niwaki.runtime.constraints.guidance import tried
 from niwaki.runtime.constraints.schema import NormalSchema, normalise, shortest_text
 from niwaki.runtime.constraints.schema.document import Json
@@ -161,8 +160,4 @@ def _check_nesting(source: str) -> None:
 def _lark_of_ebnf(source: str) -> str:
     if "::=" not in source:
         raise ConstraintError('an ebnf grammar has rules such as: root ::= "yes" | "no"; found no \'::=\'')
-    try:
-        converted = str(any_to_lark(source))
-    except Exception as error:  # the converter raises bare exceptions, and of several kinds
-        raise ConstraintError(f"the ebnf grammar is not valid: {str(error)[:300]}") from None
-    return converted.replace("%llguidance {}", "")
+    return lark_of_ebnf(source)

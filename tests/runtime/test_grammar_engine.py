@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import time
 import tracemalloc
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 import pytest
@@ -320,6 +322,54 @@ def test_grammars_of_both_syntaxes_admit_their_sentences(compiler: ConstraintCom
     assert [written(ebnf, text) for text in ("yes", "no", "no!?!", "yes!")] == [True, True, True, False]
 
 
+@pytest.mark.parametrize(
+    ("grammar", "yes", "no"),
+    [
+        (r'root ::= "\u00e9" | [\u0041-\u0043] "\x41\t"', ["é", "BA\t"], ["DA\t", "u00e9"]),
+        (r'root ::= "\U0001F600" | [^a\-z^]', ["😀", "b"], ["a", "-", "z", "^"]),
+        ("root ::= [a&&b] [+--] [-x] [y-]", ["&,--", "a+xy"], ["c,--", "a.xy", "aaxy"]),
+        ('root ::= "a" . "b"', ["a\nb", "a😀b"], ["ab"]),
+        ('root ::= a A a-b a_b\na ::= "1"\nA ::= "2"\na-b ::= "3"\na_b ::= "4"', ["1234"], ["1134", "1244"]),
+        ('root ::= start 1 aB\nstart ::= "x" start | "y"\n1 ::= "z"\naB ::= # none\n "b"', ["xxyzb"], ["xzb"]),
+        ('root ::= "(?i)a/" "\\\\" "a\nb"', ["(?i)a/\\a\nb"], ["(?i)A/\\a\nb", "a/\\a\nb"]),
+    ],
+)
+def test_an_ebnf_grammar_means_its_characters_and_its_names(
+    grammar: str, yes: list[str], no: list[str], compiler: ConstraintCompiler
+) -> None:
+    matcher = compiler.compile(Grammar(grammar, "ebnf")).matcher()
+    assert [written(matcher, text) for text in (*yes, *no)] == [True] * len(yes) + [False] * len(no)
+
+
+def random_ebnf(draw: random.Random, depth: int, rules: list[str]) -> tuple[str, str]:
+    """An expression of EBNF, and the regex of the same texts. Some parts are `rules` of their own."""
+    kind = draw.choice(("text", "set", "cat", "or", "repeat", "rule") if depth else ("text", "set"))
+    if kind == "text":
+        return draw.choice([('"a"', "a"), ('"ab"', "ab"), ('"abc"', "abc"), ('""', "")])
+    if kind == "set":
+        return draw.choice([("[a-b]", "[ab]"), ("[^a]", "[^a]"), (".", "(?s:.)"), ("[a-z]+", "[a-z]+")])
+    first, same = random_ebnf(draw, depth - 1, rules)
+    if kind == "repeat":
+        sign = draw.choice(["*", "+", "?", "{2}", "{1,2}", "{2,}"])
+        return f"({first}){sign}", f"(?:{same}){sign}"
+    if kind == "rule":
+        rules.append(first)
+        return f"r-{len(rules)}", f"(?:{same})"
+    then, same_then = random_ebnf(draw, depth - 1, rules)
+    return (f"({first} | {then})", f"(?:{same}|{same_then})") if kind == "or" else (f"{first} {then}", same + same_then)
+
+
+def test_an_ebnf_grammar_has_the_texts_of_its_regex(compiler: ConstraintCompiler) -> None:
+    draw = random.Random(2)
+    strings = ["".join(s) for n in range(5) for s in product("abc", repeat=n)]
+    for _ in range(60):
+        rules: list[str] = []
+        root, regex = random_ebnf(draw, 4, rules)
+        source = "\n".join([f"root ::= {root}", *(f"r-{i} ::= {rule}" for i, rule in enumerate(rules, 1))])
+        matcher = compiler.compile(Grammar(source, "ebnf")).matcher()
+        assert [s for s in strings if written(matcher, s)] == [s for s in strings if re.fullmatch(regex, s)], source
+
+
 def test_a_regex_and_the_grammar_of_that_regex_have_the_same_masks(compiler: ConstraintCompiler) -> None:
     rng = random.Random(7)
     for pattern in ("(ab|12)*null", "[a-z]{2,5}(,[0-9]+)?", "name(true)?|n[aeé]+"):
@@ -394,7 +444,18 @@ def test_a_schema_that_is_none_is_refused_with_the_reason(
         (Grammar("start: " + "(" * 1000), "64 levels deep"),
         (Grammar('%llguidance {}\nstart: "a"'), "engine's own options"),
         (Grammar("start: /a/", "ebnf"), "no '::='"),
-        (Grammar('root ::= "a', "ebnf"), "ebnf grammar is not valid"),
+        (Grammar('root ::= "a', "ebnf"), "ebnf grammar is not valid in line 1: '\"' does not begin"),
+        (Grammar('root ::= "a"\nb ::= "b" c', "ebnf"), "in line 2: there is no rule 'c'"),
+        (Grammar('root ::= "a"\nroot ::= "b"', "ebnf"), "in line 2: the rule 'root' is defined twice"),
+        (Grammar('start ::= "a"', "ebnf"), "its rule 'root', which this one has not"),
+        (Grammar(r'root ::= "\q"', "ebnf"), r"unknown escape \\q"),
+        (Grammar(r'root ::= "\ud83d"', "ebnf"), r"\\ud83d is no character"),
+        (Grammar("root ::= [b-a]", "ebnf"), r"a range of \[b-a\] ends below its start"),
+        (Grammar("root ::= []", "ebnf"), "no character is in"),
+        (Grammar('root ::= "a" |)', "ebnf"), r"in line 1: '\)' closes nothing"),
+        (Grammar('root ::= ("a"\nb ::= "b")', "ebnf"), r"in line 1: '\(' is not closed"),
+        (Grammar('root ::= "a"\n\n | * "b"', "ebnf"), r"in line 3: there is nothing that \* could repeat"),
+        (Grammar('"a" root ::= "b"', "ebnf"), "a rule begins with its name"),
         (Grammar('start: "a"\0'), "NUL"),
     ],
 )
