@@ -21,6 +21,7 @@ import numpy as np
 from niwaki.kernels.fixed import FixedOps
 from niwaki.runtime import bundled
 from niwaki.runtime.api import (
+    AllOf,
     BackendInfo,
     Choices,
     ConfigError,
@@ -401,8 +402,8 @@ class Runtime(Engine):
 def options_from_dict(given: Mapping[str, object]) -> SamplingOptions:
     """Sampling options from a dict of our names or SGLang's, constraints among them.
 
-    `json_schema` is a schema's text or a dict (`json_spacing` says where blanks stand in its JSON), `grammar` one in
-    Lark's syntax, `ebnf` one in GBNF's.
+    `regex` is one or a list of those that the text must match at once, `json_schema` a schema's text or a dict
+    (`json_spacing` says where blanks stand in its JSON), `grammar` one in Lark's syntax, `ebnf` one in GBNF's.
 
     Raises:
         RequestError: an unknown name, or two constraints at once.
@@ -417,7 +418,7 @@ def options_from_dict(given: Mapping[str, object]) -> SamplingOptions:
             said[name] = value
     constraints: list[Constraint] = []
     if (pattern := said.pop("regex", None)) is not None:
-        constraints.append(Regex(str(pattern)))
+        constraints.append(_regex(pattern))
     if (choices := said.pop("choices", None)) is not None:
         if not isinstance(choices, list | tuple):
             raise RequestError(f"choices must be a list of strings, got {choices!r}")
@@ -437,6 +438,15 @@ def options_from_dict(given: Mapping[str, object]) -> SamplingOptions:
     if constraints:
         said["constraint"] = constraints[0]
     return SamplingOptions(**said)  # type: ignore[arg-type]  # `resolve` checks the values
+
+
+def _regex(given: object) -> Regex | AllOf:
+    """A regex, or of a list the texts that match every one of it."""
+    patterns = given if isinstance(given, list | tuple) else [given]
+    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+        raise RequestError(f"regex must be a string or a list of strings, got {given!r}")
+    parts = tuple(Regex(str(pattern)) for pattern in patterns)
+    return parts[0] if len(parts) == 1 else AllOf(parts)
 
 
 def _schema_text(schema: object) -> str:

@@ -10,7 +10,7 @@ import pydantic
 import pytest
 
 import niwaki as nw
-from niwaki.runtime.api import ConstraintError, Grammar, JsonSchema, RequestError
+from niwaki.runtime.api import AllOf, ConstraintError, Grammar, JsonSchema, Regex, RequestError
 from niwaki.runtime.engine import options_from_dict
 
 BOOKING = {
@@ -43,6 +43,10 @@ def test_the_names_of_constraints_in_sampling_params() -> None:
     assert options_from_dict({"ebnf": 'root ::= "a"'}).constraint == Grammar('root ::= "a"', "ebnf")
     assert options_from_dict({"grammar": 'start: "a"'}).constraint == Grammar('start: "a"', "lark")
     assert options_from_dict({"json_schema": "{}", "json_spacing": "free"}).constraint == JsonSchema("{}", "free")
+    assert options_from_dict({"regex": ["a+", ".{2}"]}).constraint == AllOf((Regex("a+"), Regex(".{2}")))
+    for pattern in ([], [1], 1):
+        with pytest.raises(RequestError, match="regex must be a string or a list of strings"):
+            options_from_dict({"regex": pattern})
     for wrong in ({"json_spacing": "spaced"}, {"json_spacing": "wide", "json_schema": "{}"}):
         with pytest.raises(RequestError, match="json_spacing must be one of compact, spaced, free, beside"):
             options_from_dict(wrong)
