@@ -125,8 +125,10 @@ def show_constraint(arguments: argparse.Namespace) -> int:
         shown = show(arguments.file)
         print("\n".join(shown.lines))
         if arguments.svg is not None:
+            if shown.automaton is None and not shown.is_enforced:
+                return fail("what is refused has no automaton to draw")
             if shown.automaton is None:
-                return fail("there is no small automaton to draw: that of a schema with objects is a grammar")
+                return fail("there is no small automaton to draw; a schema of more than strings is a grammar")
             arguments.svg.write_text(drawn(shown.automaton), "utf-8")
     except (NiwakiError, OSError) as error:
         return fail(one_line(error))

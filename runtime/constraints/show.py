@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from niwaki.runtime.api import ConfigError, ConstraintError
+from niwaki.runtime.api import ConfigError, ConstraintError, JsonSchema, Regex
 from niwaki.runtime.constraints.pattern import parse
+from niwaki.runtime.constraints.process import CompilePool
 from niwaki.runtime.constraints.regex_automaton import CharacterAutomaton, automaton_of
 from niwaki.runtime.constraints.regex_language import Languages, TooManyTerms
 from niwaki.runtime.constraints.regex_meaning import found_in, matched_by
@@ -22,7 +23,10 @@ from niwaki.runtime.constraints.regex_parser import parsed
 from niwaki.runtime.constraints.schema import TookTooLong, examples, normalise
 from niwaki.runtime.constraints.schema.document import Json, unescaped
 from niwaki.runtime.constraints.schema.lark import lark_of
+from niwaki.runtime.constraints.sources import named, quick_source, read_answer, request_for
 
+COMPILE_SECONDS: Final = 1.0  # as an engine gives it
+LETTER: Final = b"a"  # for texts of a least length
 MAX_FILE_BYTES: Final = 1024 * 1024
 MAX_REFUSALS: Final = 20
 MAX_LISTED: Final = 12  # texts of a finite language
@@ -67,6 +71,8 @@ def _schema(text: str) -> Shown:
     refusals = list(_refusals(text))
     if refusals:
         return Shown(("A JSON schema that is refused:", *(f"  {refusal}" for refusal in refusals)), False, None)
+    if (refusal := _refusal(JsonSchema(text))) is not None:
+        return Shown(("A JSON schema that is refused:", f"  {refusal}"), False, None)
     normal = normalise(text)
     grammar = lark_of(normal.schema)
     small, full = examples(normal.schema)
@@ -79,6 +85,21 @@ def _schema(text: str) -> Shown:
     terminals = sum(line.split(":")[0].isupper() for line in rules)
     lines.append(f"Grammar: {len(rules) - terminals} rules, {terminals} terminals, {len(grammar)} characters")
     return Shown(tuple(lines), True, _automaton_of_schema(normal.schema))
+
+
+def _refusal(constraint: JsonSchema | Regex) -> str | None:
+    """Why an engine would refuse it, found as an engine finds it."""
+    pool = CompilePool(COMPILE_SECONDS, 1)
+    try:
+        if quick_source(constraint, COMPILE_SECONDS, LETTER) is None:
+            read_answer(pool.ask(request_for(constraint, LETTER)))
+    except TookTooLong:
+        return f"{named(constraint)} is too complex to compile within {COMPILE_SECONDS:g} s; simplify it"
+    except ConstraintError as error:
+        return str(error)
+    finally:
+        pool.close()
+    return None
 
 
 def _refusals(text: str) -> Iterator[str]:
@@ -118,6 +139,8 @@ def _regex(text: str) -> Shown:
         pattern = parse(text)
     except ConstraintError as error:
         return Shown(("A regex that is refused:", f"  {error}"), False, None)
+    if (refusal := _refusal(Regex(text))) is not None:
+        return Shown(("A regex that is refused:", f"  {refusal}"), False, None)
     languages = Languages()
     lines = ["A regex, enforced as a whole match."]
     automaton = None
@@ -125,7 +148,7 @@ def _regex(text: str) -> Shown:
         term = matched_by(languages, parsed(text), text)
         shortest = languages.shortest(term)
         if shortest is None:
-            return Shown((f"A regex that is refused:\n  {text!r} matches no text",), False, None)
+            return Shown(("A regex that is refused:", f"  {named(Regex(text))} matches no text"), False, None)
         lines.append(f"Shortest text: {shortest!r}")
         members = languages.members(term, MAX_LISTED)
         if members is not None:

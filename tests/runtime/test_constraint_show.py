@@ -68,6 +68,24 @@ def test_a_regex_is_shown_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "All 2 texts: 'no', 'yes'" in out
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("x.txt", ".{0,100000}", "too large: about 700000 states"),
+        ("x.txt", "(a|b)*a(a|b){20}", "too complex to compile within 1 s"),
+        ("x.txt", "a(?=b)c", "matches no text"),
+        ("x.json", '{"type": "integer", "multipleOf": 12345678899999998}', "'multipleOf' has too many digits"),
+    ],
+)
+def test_what_an_engine_refuses_is_not_shown_as_enforced(
+    name: str, text: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = printed(capsys, tmp_path / name, text)
+    assert code == 1
+    assert "that is refused" in out
+    assert reason in out
+
+
 @pytest.mark.parametrize("regex", ["(a|b)*abb", "(a|b)?abb(c[0-9])*x{0,3}", "(ab?){9}"])
 def test_no_two_signs_of_a_drawing_lie_on_each_other_or_outside(
     regex: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
