@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NoReturn, TypeAlias
 
 from niwaki.runtime.api import ConstraintError
+from niwaki.runtime.constraints.schema.scopes import plain
 
 MAX_SCHEMA_BYTES: Final = 256 * 1024
 MAX_DEPTH: Final = 64
@@ -41,7 +42,8 @@ class Watch:
 
 
 def refused(pointer: str, reason: str) -> ConstraintError:
-    """The error for a keyword at a JSON pointer into the schema."""
+    """The error for a keyword at a JSON pointer into the schema, or at a place in a scope."""
+    pointer = plain(pointer) if pointer[:1] == "~" else pointer
     return ConstraintError(f"schema at {pointer or 'its root'}: {reason}")
 
 

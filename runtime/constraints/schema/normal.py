@@ -65,8 +65,9 @@ def normalise(text: str, seconds: float = 10.0) -> NormalSchema:
 
 
 def _normalised(text: str, watch: Watch) -> NormalSchema:
-    writer = _Writer(Document(read_schema(text)), watch)
-    root = writer.schema_of((("", True),))
+    document = Document(read_schema(text))
+    writer = _Writer(document, watch)
+    root = writer.schema_of(((document.root, True),))
     if root is False:
         raise ConstraintError("the schema admits no text: no value satisfies all of its keywords")
     if definitions := writer.definitions:

@@ -7,30 +7,40 @@ from typing import Final
 from urllib.parse import unquote, urldefrag, urljoin
 
 from niwaki.runtime.constraints.schema.document import Json, escaped, refused, unescaped
+from niwaki.runtime.constraints.schema.scopes import Scopes, plain
 
 ROOT_BASE: Final = "https://schema.invalid/"  # never fetched: what references inside the document are joined to
 # The values of these are data, not schemas: an `$id` in them names nothing.
 DATA_KEYWORDS: Final = frozenset({"enum", "const", "default", "examples", "example"})
+RECURSIVE: Final = "#"  # 2019-09's one dynamic anchor, under a name that no other can have
 
 
 class Document:
-    """A schema, its nodes by JSON pointer ("" is the root), and its resources and anchors."""
+    """A schema, its nodes by JSON pointer, and its resources and anchors.
+
+    `root` is the pointer of the whole. Where an anchor is dynamic in several resources, the pointers handed out and
+    taken are places in a scope (see `scopes.py`).
+    """
 
     def __init__(self, root: Json) -> None:
         self._nodes: dict[str, Json] = {"": root}
         self._bases: dict[str, str] = {}
         self._resources: dict[str, str] = {ROOT_BASE: ""}
         self._anchors: dict[tuple[str, str], str] = {}
-        self._dynamic: dict[str, list[str]] = {}
+        self._dynamic: dict[str, dict[str, str]] = {}  # resource -> dynamic anchor -> its pointer
         dialect = root.get("$schema") if isinstance(root, dict) else None
         self.is_old = isinstance(dialect, str) and any(f"draft-0{number}" in dialect for number in (3, 4, 6, 7))
+        self.is_recursive = not self.is_old and "2020-12" not in str(dialect)  # it may have $recursiveRef
         self._index("", root, ROOT_BASE)
+        names = [name for anchors in self._dynamic.values() for name in anchors]
+        self._scopes = Scopes(self._dynamic) if len(names) > len(set(names)) else None
+        self.root = "" if self._scopes is None else self._scopes.entered((), "", "")
 
     def node(self, pointer: str) -> Json:
-        return self._nodes[pointer]
+        return self._nodes[plain(pointer) if pointer[:1] == "~" else pointer]
 
     def target(self, pointer: str, keyword: str, reference: Json) -> str:
-        """The pointer that a `$ref` or `$dynamicRef` in the schema at `pointer` leads to.
+        """The pointer that a `$ref`, `$dynamicRef` or `$recursiveRef` in the schema at `pointer` leads to.
 
         Raises:
             ConstraintError: it leads out of the document, or nowhere.
@@ -38,19 +48,29 @@ class Document:
         place = f"{pointer}/{keyword}"
         if not isinstance(reference, str):
             raise refused(place, f"a reference must be a string, got {reference!r}")
-        url, fragment = _joined(self._bases.get(pointer, ROOT_BASE), reference)
+        if keyword == "$recursiveRef" and reference != "#":
+            raise refused(place, f"must be '#', got {reference!r}")
+        url, fragment = _joined(self._base(pointer), reference)
         resource = self._resources.get(url)
         if resource is None:
             raise refused(place, f"{reference!r} leads out of the schema, and nothing is fetched; put it under $defs")
-        if fragment and not fragment.startswith("/"):
-            if keyword == "$dynamicRef" and len(self._dynamic.get(fragment, [])) > 1:
-                raise refused(place, f"the anchor {fragment!r} is dynamic and stands at several places")
-            found = self._anchors.get((url, unquote(fragment)))
+        name = unquote(fragment)
+        if name and not name.startswith("/"):
+            found = self._anchors.get((url, name))
         else:
-            found = self._followed(resource, [unescaped(part) for part in unquote(fragment).split("/")[1:]])
+            found = self._followed(resource, [unescaped(part) for part in name.split("/")[1:]])
         if found is None or not isinstance(self._nodes[found], dict | bool):
             raise refused(place, f"{reference!r} leads to no schema")
-        return found
+        if self._scopes is None:
+            return found
+        bound = self._scopes.bound(pointer)
+        anchor = RECURSIVE if keyword == "$recursiveRef" else name
+        if keyword != "$ref" and self._dynamic.get(resource, {}).get(anchor) == found:
+            found = dict(bound).get(anchor, found)  # core 8.2.3.2: the outermost resource that has the anchor
+        return self._scopes.entered(bound, self._resources[self._base(found)], found)
+
+    def _base(self, pointer: str) -> str:
+        return self._bases.get(plain(pointer) if pointer[:1] == "~" else pointer, ROOT_BASE)
 
     def _followed(self, pointer: str, path: list[str]) -> str | None:
         node = self._nodes[pointer]
@@ -88,7 +108,9 @@ class Document:
             if isinstance(name, str):
                 self._anchors[base, name] = pointer
                 if keyword == "$dynamicAnchor":
-                    self._dynamic.setdefault(name, []).append(pointer)
+                    self._dynamic.setdefault(self._resources[base], {})[name] = pointer
+        if node.get("$recursiveAnchor") is True and self._resources[base] == pointer:
+            self._dynamic.setdefault(pointer, {})[RECURSIVE] = pointer
         for key, value in node.items():
             if key not in DATA_KEYWORDS or pointer.endswith(("/properties", "/$defs", "/definitions")):
                 self._index(f"{pointer}/{escaped(key)}", value, base)

@@ -53,6 +53,7 @@ class Expander:
         self._open: set[tuple[str, bool, str, bool]] = set()
         self._steps = 0
         self._kinds: dict[Atom, tuple[str, ...]] = {}
+        self._references = ("$ref", "$dynamicRef", *(("$recursiveRef",) if document.is_recursive else ()))
         self._keywords: dict[str, Keyword] = {
             **KEYWORDS,
             "allOf": self.all_of,
@@ -60,7 +61,7 @@ class Expander:
             "oneOf": self.one_of,
             "not": self.not_,
             **dict.fromkeys(("if", "then", "else"), self.if_then_else),
-            **dict.fromkeys(("$ref", "$dynamicRef"), self.reference),
+            **dict.fromkeys(self._references, self.reference),
             **dict.fromkeys(("dependentSchemas", "dependentRequired", "dependencies"), self.dependent),
         }
         self._asking = frozenset((*self._keywords, "unevaluatedProperties", "unevaluatedItems"))
@@ -127,7 +128,7 @@ class Expander:
         if key in self._known:
             return self._known[key]
         if key in self._open:
-            raise Circular(f"schema at {pointer or 'its root'}: it refers to itself without anything in between")
+            raise Circular(str(refused(pointer, "it refers to itself without anything in between")))
         self._open.add(key)
         try:
             ways = self._expanded(pointer, kind, holds, exact)
@@ -262,9 +263,9 @@ class Expander:
         return self._limited(found, pointer)
 
     def reference(self, schema: dict[str, Json], pointer: str, kind: str, holds: bool, exact: bool) -> Ways:
-        """$ref and $dynamicRef (core 8.2.3)."""
+        """$ref and $dynamicRef (core 8.2.3), $recursiveRef (2019-09 core 8.2.4.2)."""
         ways = [FREE[kind]] if holds else []
-        for keyword in ("$ref", "$dynamicRef"):
+        for keyword in self._references:
             if keyword in schema:
                 found = self.of(self._document.target(pointer, keyword, schema[keyword]), kind, holds, exact)
                 ways = self._product(ways, found, pointer) if holds else ways + found
