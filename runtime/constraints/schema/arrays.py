@@ -83,11 +83,9 @@ def _after(place: Place, step: Step, last: int, wanted: Sequence[Wanted]) -> Pla
 
 
 def _either(items: list[Json]) -> Json:
-    constants = [
-        value for item in items if isinstance(item, dict) and item.keys() == {"enum"} for value in _listed(item)
-    ]
-    if len(constants) == len(items) > 1:
-        return {"enum": constants}
+    listed = [_listed(item) for item in items if isinstance(item, dict) and item.keys() == {"enum"}]
+    if len(listed) == len(items) > 1:
+        return {"enum": [value for values in listed for value in values]}
     return items[0] if len(items) == 1 else {"anyOf": items}
 
 
