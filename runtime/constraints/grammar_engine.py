@@ -65,6 +65,7 @@ class GrammarConstraint:
         if first.is_error():  # a limit of the engine that this vocabulary meets, though single bytes did not
             raise ConstraintError(f"it is too complex for this vocabulary: {short_reason(first.get_error())}")
         self.shortest = self._verified(source.shortest)
+        self.known = (self.shortest, *([words.ending(source.other)] if source.other else []))  # texts to end as they do
         self.costs: npt.NDArray[np.int64] = (
             np.maximum(words.plain_costs, commitments.inside) + words.openings * commitments.value
         )
@@ -405,7 +406,7 @@ class GrammarMatcher:
 
     def _leading_to(self, ending: Ending | None) -> KnownEnd:
         """For searches: from where the ending, or a part of it, completes the text."""
-        endings = (self._constraint.shortest, ending or self._constraint.shortest)
+        endings = (*self._constraint.known, ending or self._constraint.shortest)
         cost = sum(one.num_tokens for one in endings) // CHECKED_TOKENS
 
         def known_end(place: LLMatcher) -> bytes | None:
@@ -419,7 +420,8 @@ class GrammarMatcher:
         if place.is_accepting():
             return b""
         # Also of the shortest text: what a whole text needs may be asked for again, as after each comma of a list.
-        rests = (ending.rests(self._num_written) if ending else []) + self._constraint.shortest.rests()
+        rests = ending.rests(self._num_written) if ending else []
+        rests += [rest for known in self._constraint.known for rest in known.rests()]
         words, may_follow = self._constraint.words, dict[bytes, bool]()  # most begin with one of a few bytes
         for rest in sorted(rests, key=lambda rest: max(enough, rest.num_tokens)):
             head = rest.whole[rest.start : rest.start + 1]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from struct import Struct
 from typing import Final
 
 from niwaki.runtime.api import ConstraintError, Grammar, JsonSchema, Spacing
 from niwaki.runtime.constraints.grammar_ebnf import lark_of_ebnf
 from niwaki.runtime.constraints.guidance import tried
-from niwaki.runtime.constraints.schema import NormalSchema, normalise, shortest_text
+from niwaki.runtime.constraints.schema import NormalSchema, normalise, shortest_text, text_with_witness
 from niwaki.runtime.constraints.schema.document import Json
 from niwaki.runtime.constraints.schema.lark import lark_of
 from niwaki.runtime.constraints.schema.spacing import spaced_grammar, spaced_text
@@ -19,7 +19,7 @@ MAX_NESTING: Final = 64
 # Masks hold every token that fits, not only those of the canonical tokenization (which also keeps long forced texts
 # from costing seconds a mask).
 HEADER: Final = '%llguidance {"no_forcing": true}\n'
-NUMBERS = Struct("<qqq?I")
+NUMBERS = Struct("<qqq?II")
 
 
 class NoText(ValueError):
@@ -45,23 +45,28 @@ GRAMMAR_COMMITMENTS: Final = Commitments(value=64, inside=128)
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
     """A Lark grammar in llguidance's dialect, tried where it is not provably quick to build (`is_small`), and a text of
-    it, as short as was found."""
+    it, as short as was found. `other` is one whose ends may be needed where those of the shortest do not fit, or empty.
+    """
 
     text: str
     shortest: bytes
     commitments: Commitments
     num_states: int
     is_small: bool
+    other: bytes = b""
 
     def to_bytes(self) -> bytes:
-        numbers = (self.commitments.value, self.commitments.inside, self.num_states, self.is_small, len(self.shortest))
-        return NUMBERS.pack(*numbers) + self.shortest + self.text.encode()
+        numbers = (self.commitments.value, self.commitments.inside, self.num_states, self.is_small)
+        texts = (self.shortest, self.other)
+        return NUMBERS.pack(*numbers, *map(len, texts)) + b"".join(texts) + self.text.encode()
 
     @classmethod
     def from_bytes(cls, body: bytes) -> GrammarSource:
-        value, inside, num_states, is_small, length = NUMBERS.unpack_from(body)
-        shortest, text = body[NUMBERS.size : NUMBERS.size + length], body[NUMBERS.size + length :]
-        return cls(text.decode(), shortest, Commitments(value, inside), num_states, bool(is_small))
+        value, inside, num_states, is_small, first, second = NUMBERS.unpack_from(body)
+        texts = body[NUMBERS.size :]
+        text = texts[first + second :].decode()
+        found = cls(text, texts[:first], Commitments(value, inside), num_states, bool(is_small))
+        return replace(found, other=texts[first : first + second])
 
 
 def source_of_schema(constraint: JsonSchema, seconds: float, word: bytes) -> GrammarSource:
@@ -87,7 +92,11 @@ def _source_of(normal: NormalSchema, spacing: Spacing, word: bytes) -> GrammarSo
     def letters(count: int) -> bytes:
         return word * (count // len(word)) + word[: count % len(word)]
 
-    compact = shortest_text(normal.schema, lambda part: _tried(text_of_schema(part), searches=True), letters)
+    def solve(part: dict[str, Json]) -> bytes:
+        return _tried(text_of_schema(part), searches=True)
+
+    compact = shortest_text(normal.schema, solve, letters)
+    other = text_with_witness(normal.schema, solve, letters)
     if not normal.is_small:
         _tried(text, searches=False)
     blanks = 1 if spacing == "compact" else 2  # at most one byte more for each byte
@@ -97,6 +106,7 @@ def _source_of(normal: NormalSchema, spacing: Spacing, word: bytes) -> GrammarSo
         Commitments(blanks * normal.value, normal.inside),
         normal.num_nodes,
         normal.is_small,
+        spaced_text(other, spacing),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import permutations
 from typing import TypeAlias
 
@@ -184,6 +184,11 @@ SCHEMAS = st.recursive(LEAVES, _larger, max_leaves=5)
 @settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(schema=SCHEMAS)
 def test_a_mask_admits_exactly_the_values_that_a_validator_accepts(compiler: ConstraintCompiler, schema: Json) -> None:
+    check_both_ways(compiler, schema, (4,))
+
+
+def check_both_ways(compiler: ConstraintCompiler, schema: Json, budgets: Sequence[int]) -> None:
+    """Values against a validator, and texts drawn at random from the masks with so many tokens more than the least."""
     validator = Draft202012Validator(schema)
     valid = [validator.is_valid(value) for value in VALUES]
     try:
@@ -195,14 +200,61 @@ def test_a_mask_admits_exactly_the_values_that_a_validator_accepts(compiler: Con
     for value, is_valid in zip(VALUES, valid, strict=True):
         assert admits(matcher, value) == is_valid, (schema, value)
     rng = random.Random(0)
-    for extra in (4,):
+    for extra in budgets:
         text = drawn(matcher.clone(), rng, matcher.distance + extra)
         assert validator.is_valid(json.loads(text)), (schema, text)
+
+
+KEY_SCHEMAS = st.fixed_dictionaries(
+    {},
+    optional={
+        "properties": st.dictionaries(KEYS, LEAVES, max_size=2),
+        "patternProperties": st.dictionaries(st.sampled_from(["^a", "^x", "b"]), LEAVES, min_size=1, max_size=2),
+        "additionalProperties": LEAVES,
+        "propertyNames": st.one_of(
+            st.sampled_from([{"maxLength": 1}, {"enum": ["a", "b"]}, {"pattern": "^[ab]"}, {"minLength": 1}]),
+            st.sampled_from([{"not": {"const": "a"}}, {"anyOf": [{"const": "c"}, {"minLength": 2}]}]),
+        ),
+        "required": st.lists(KEYS, max_size=1),
+    },
+)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(schema=KEY_SCHEMAS, negated=KEY_SCHEMAS)
+def test_what_negates_keys_holds_both_ways(
+    compiler: ConstraintCompiler, schema: dict[str, Json], negated: dict[str, Json]
+) -> None:
+    check_both_ways(compiler, {**schema, "type": "object", "not": negated}, (3, 8, 15, 30))
 
 
 @pytest.mark.parametrize(
     ("schema", "yes", "no"),
     [
+        (
+            {"not": {"propertyNames": {"maxLength": 1}}},
+            [{"aa": 1}, {"a": 1, "bb": 2, "c": 3}],
+            [{"a": 1}, {}],
+        ),
+        (
+            {
+                "type": "object",
+                "not": {"patternProperties": {"^x": {"type": "integer"}}},
+                "additionalProperties": {"maxLength": 1},
+            },
+            [{"x": "a"}, {"a": 1, "xy": "s", "b": 1}],
+            [{"x": "ab"}, {"x": 1}, {"a": "a"}],
+        ),
+        (
+            {
+                "properties": {"a": {}, "x": {}},
+                "required": ["a"],
+                "not": {"patternProperties": {"^x": False}},
+                "type": "object",
+            },
+            [{"a": 1, "x": 2}, {"a": 1, "xx": None}],
+            [{"x": 1}, {"a": 1}, {"a": 1, "b": 1}],
+        ),
         (
             {"anyOf": [{"type": "string", "pattern": "^a", "format": "uri-reference"}, {"type": "array"}]},
             ["ab", []],
@@ -238,6 +290,7 @@ def test_a_mask_admits_exactly_the_values_that_a_validator_accepts(compiler: Con
         ({"type": "string", "not": {"format": "ipv4"}}, ["1.2.3", "é"], ["1.2.3.4"]),
         ({"type": "string", "pattern": "^(?!.*--)[a-z-]+$"}, ["a-b"], ["a--b", "A"]),
         ({"type": "array", "contains": {"minimum": 5, "type": "number"}}, [[5], [1, "a", 7]], [[], [1], ["a"]]),
+        ({"type": "array", "contains": {"enum": ["a", 0]}}, [[0, 1], [1, "a", None]], [[], [1], [True]]),
         (
             {
                 "type": "array",

@@ -14,6 +14,7 @@ from niwaki.runtime.constraints.regex_parser import parsed
 from niwaki.runtime.constraints.regex_tree import cost_of as cost_of_regex
 from niwaki.runtime.constraints.schema.arrays import least_path
 from niwaki.runtime.constraints.schema.document import Json, Watch, json_text
+from niwaki.runtime.constraints.schema.presence import witnesses
 
 NUMBER_BYTES: Final = 48  # a bounded number: its digits
 WIDEST: Final = 6  # bytes of a character: an escape
@@ -155,7 +156,19 @@ class _Measure:
                     self._of(value)
             else:
                 self._of(inner)
+        if "x-witness" in schema:
+            lengths = [self._of_pair(pair) for pair in (*witnesses(schema), *witnesses(schema, "behind"))]
+            least = min((length for length in lengths if length is not None), default=None)
+            total = None if total is None or least is None else total + least
+            self.is_small = False
         return total
+
+    def _of_pair(self, pair: tuple[str, Json]) -> int | None:
+        key, value = _pattern_bytes(pair[0]), self._of(pair[1])
+        self.inside = max(self.inside, key)
+        if value is not None:
+            self.value = max(self.value, value + key + 4)
+        return None if value is None else value + key + 4
 
     def _count(self, count: Json) -> None:
         if isinstance(count, int | float) and not isinstance(count, bool) and (count > SMALL_COUNT or count % 1):

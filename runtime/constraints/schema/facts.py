@@ -44,12 +44,15 @@ class Contains:
 
 @dataclass(frozen=True, slots=True)
 class Exists:
-    """There is a key that none of `names` and `patterns` cover, and its value is in `state`."""
+    """There is a key whose value is in `state`. The key is none of `names`, all of `patterns` are found in it, none of
+    `without`, and it is itself in `keys`."""
 
-    names: frozenset[str]
-    patterns: tuple[str, ...]
     state: State
     pointer: str
+    names: frozenset[str] = frozenset()
+    patterns: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    keys: State = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,13 +207,14 @@ def _fields(schema: dict[str, Json], pointer: str, kind: str, holds: bool, exact
         Way(kind, required=(name,), fields=(Fields(((name, ((f"{pointer}/properties/{escaped(name)}", False),)),)),))
         for name in named
     ]
-    failing += [
-        Way(kind, beyond=((f"{pointer}/patternProperties", "keys of a pattern that fail cannot be enforced"),))
-        for _ in patterned
-    ]
+    for regex in patterned:
+        place = f"{pointer}/patternProperties"
+        failed: State = ((f"{place}/{escaped(regex)}", False),)
+        failing.append(Way(kind, exists=(Exists(failed, place, patterns=(regex,)),)))
     if has_rest and schema["additionalProperties"] is not True:
         place = f"{pointer}/additionalProperties"
-        failing.append(Way(kind, exists=(Exists(frozenset(named), tuple(patterned), ((place, False),), place),)))
+        other = Exists(((place, False),), place, names=frozenset(named), without=tuple(patterned))
+        failing.append(Way(kind, exists=(other,)))
     return failing
 
 
@@ -231,7 +232,9 @@ def _property_names(schema: dict[str, Json], pointer: str, kind: str, holds: boo
     place = f"{pointer}/propertyNames"
     if kind != "object":
         return [FREE[kind]] if holds else []
-    return [Way(kind, names=((place, True),))] if holds else [Way(kind, beyond=((place, "cannot be negated"),))]
+    if holds:
+        return [Way(kind, names=((place, True),))]
+    return [Way(kind, exists=(Exists((), place, keys=((place, False),)),))]
 
 
 def absent(name: str) -> Way:

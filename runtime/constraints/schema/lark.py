@@ -16,6 +16,7 @@ from niwaki.runtime.constraints.regex_language import ANY_CHARACTER, Languages, 
 from niwaki.runtime.constraints.regex_lark import in_json, terminal
 from niwaki.runtime.constraints.schema.arrays import read_automaton
 from niwaki.runtime.constraints.schema.document import Json, json_text
+from niwaki.runtime.constraints.schema.presence import witnesses
 from niwaki.runtime.constraints.schema.strings import anywhere, language_of
 
 _HEX: Final = "[0-9a-fA-F]"
@@ -195,12 +196,18 @@ class _Writer:
             for name, value in properties.items()
             if value is not False
         ]
+        later = _repeated(f'("," {extra})', low, high) if extra else ""
+        nothing = [f"({_sequence(extra, low, high)})" if later else '""']
+        if "x-witness" in schema:
+            witness = self._witness(schema)
+            nothing = [f'({extra} ",")* {witness}' if extra else witness]
+            later = f'{later} "," {witness}'
+            if not pairs:
+                return self._rule([f'"{{" {nothing[0]} "}}"'])
         if not pairs:
             return self._rule([_listed("{", extra, "}", low, high) if extra else '"{" "}"'])
         # What may come first: each pair up to the first that must come.
         num_first = next((index for index, (_, is_wanted) in enumerate(pairs, 1) if is_wanted), len(pairs))
-        later = _repeated(f'("," {extra})', low, high) if extra else ""
-        nothing = [f"({_sequence(extra, low, high)})" if later else '""']
         later = " ".join([*(f'"," {p}' if is_wanted else f'("," {p})?' for p, is_wanted in pairs[num_first:]), later])
         first = [] if pairs[num_first - 1][1] else nothing
         for index in range(num_first - 1, -1, -1):
@@ -209,6 +216,14 @@ class _Writer:
             if index:
                 later = self._rule([f'"," {pair} {later}' if is_wanted else f'("," {pair})? {later}'])
         return self._rule([f'"{{" ({" | ".join(first)}) "}}"'])
+
+    def _witness(self, schema: dict[str, Json]) -> str:
+        """The pair that must come, and those behind it."""
+        one, behind = (
+            [f'{self._terminal(_key(key))} ":" {self.part(value)}' for key, value in witnesses(schema, which)]
+            for which in ("pairs", "behind")
+        )
+        return f'{self._rule(one)} ("," {self._rule(behind)})*' if behind else self._rule(one)
 
     def _extra(self, schema: dict[str, Json], names: Sequence[str]) -> str:
         """A pair whose key the schema does not name, or nothing."""
@@ -247,6 +262,13 @@ def text_terminal(pattern: str, least: int, most: int | None) -> str | None:
         return f'"\\"" {terminal(languages, language, in_json)} "\\""'
     except (ConstraintError, TooManyTerms):
         return None
+
+
+def _key(pattern: str) -> str:
+    body = text_terminal(pattern, 0, None)
+    if body is None:
+        raise ConstraintError(f"the pattern of keys {pattern} cannot be enforced")
+    return body
 
 
 def _rule_of(definition: str) -> str:

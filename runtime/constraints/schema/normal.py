@@ -21,7 +21,6 @@ from niwaki.runtime.constraints.schema.facts import (
     NEVER,
     Atom,
     Contains,
-    Fields,
     State,
     Way,
 )
@@ -180,16 +179,9 @@ class _Writer:
     def _object_schemas(self, way: Way, place: str) -> list[dict[str, Json]]:
         if way.excluded:
             raise refused(place, "that an object is not a certain one cannot be enforced")
+        way = self._reader.with_listed_names(way)
         names = self._reader.known_names(way)
-        keys: str | None = None
-        if way.names:
-            allowed = self._reader.ways(way.names, "string")
-            if all(found.values is not None for found in allowed):
-                listed = [str(value) for found in allowed for value in found.values or ()]
-                names = list(dict.fromkeys((*[name for name in names if name in listed], *listed)))
-                way = replace(way, fields=(*way.fields, Fields(tuple((n, ()) for n in listed), (), NEVER)), names=())
-            else:
-                keys = self._key_pattern(allowed)
+        keys = self._key_pattern(self._reader.ways(way.names, "string")) if way.names else None
         states = {name: self._reader.field_state(way, name) for name in names}
         impossible = {name for name in names if self._reader.is_impossible(states[name])}
         if any(name in impossible for name in way.required):
@@ -197,6 +189,12 @@ class _Writer:
         possible = {name: states[name] for name in names if name not in impossible}
         rest, patterns = self._regions(way, keys, possible, place)
         is_closed = not patterns and self._reader.is_impossible(rest)
+        witness: Json = None
+        if way.exists:
+            witness = self._witness(way, names, rest, patterns)
+            if witness is None:
+                return []
+            way = _without_count(way)
         optional = [name for name in names if name not in way.required and name not in impossible]
         written: list[dict[str, Json]] = []
         for present, absent, least, most in presences(way, optional, is_closed, place):
@@ -222,6 +220,8 @@ class _Writer:
                     schema["minProperties"] = least
                 if most is not None:
                     schema["maxProperties"] = most
+                if witness is not None:
+                    schema["x-witness"] = witness
                 written.append(schema)
         return written
 
@@ -275,6 +275,42 @@ class _Writer:
         if self._reader.is_impossible(rest):
             found = [(regex, state) for regex, state in found if not self._reader.is_impossible(state)]
         return rest, found
+
+    def _witness(self, way: Way, names: list[str], rest: State, regions: list[tuple[str, State]]) -> Json:
+        """An unknown key that is as it must not be, for what negates `additionalProperties`, `patternProperties` and
+        `propertyNames` (core 10.3.2): the pairs of which one must come, and those that may come behind it. As a later
+        pair replaces an earlier one of the same key, these have other keys. None where there is no such pair.
+        """
+        wanted = way.exists[0]
+        meant = list(wanted.patterns)
+        if wanted.keys:
+            keys = self._reader.ways(wanted.keys, "string")
+            if not keys:
+                return None
+            meant.append(self._key_pattern(keys))
+        others = [regex for group in way.fields for regex, _ in group.patterns if regex not in UNIVERSAL_PATTERNS]
+        covered = [([regex], list[str](), state) for regex, state in regions]
+        covered.append(([], others, rest))
+        pairs: list[Json] = []
+        behind: list[Json] = []
+        asked = joined(meant, wanted.without, wanted.names) if meant or wanted.without or wanted.names else ""
+        for found, without, state in covered:
+            key = joined([*found, *meant], [*without, *wanted.without], [*names, *wanted.names])
+            self._add_pair(pairs, key, (*state, *wanted.state), wanted.pointer)
+            if asked:
+                self._add_pair(behind, joined(found, [*without, asked], names), state, wanted.pointer)
+        return {"pairs": pairs, "behind": behind} if pairs else None
+
+    def _add_pair(self, pairs: list[Json], key: str, state: State, pointer: str) -> None:
+        """A pair of a key that matches and of a value of the state, where there is such a pair."""
+        if self._reader.is_impossible(tuple(dict.fromkeys(state))):
+            return
+        term = self._reader.strings.term(key, pointer)
+        if term is None:
+            raise refused(pointer, "its patterns cannot be enforced together")
+        value = self.schema_of(state) if self._reader.strings.languages.is_empty(term) is not True else False
+        if value is not False:
+            pairs.append([key, value])
 
     def _overlaps(self, patterns: list[str], terms: dict[str, Term | None], place: str) -> Iterator[tuple[str, ...]]:
         """The sets of patterns that one key can match, but the empty one."""
@@ -391,6 +427,13 @@ class _Writer:
                 return None
             listed |= {identity(value): value for value in values}
         return list(listed.values())
+
+
+def _without_count(way: Way) -> Way:
+    """The way without counts of keys, as far as an unknown key beside the required ones settles them."""
+    if way.most is not None or way.least > len(way.required) + 1:
+        raise refused(way.exists[0].pointer, "that one of all keys fails cannot be enforced beside counts of keys")
+    return replace(way, least=0)
 
 
 def _state_of_key(way: Way, matched: frozenset[str]) -> State:

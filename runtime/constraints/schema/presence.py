@@ -1,4 +1,8 @@
-"""minProperties and maxProperties by cases: which of the optional keys are present."""
+"""Which keys are present: minProperties and maxProperties by cases, and one unknown key that must come.
+
+The latter becomes `x-witness` of a normal schema, as arrays by automata become `x-automaton`: `pairs` of a pattern of
+keys and a schema, one of which must come behind all others, and those that may still come `behind` it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Final
 
-from niwaki.runtime.constraints.schema.document import refused
+from niwaki.runtime.constraints.schema.document import Json, refused
 from niwaki.runtime.constraints.schema.facts import Way
 
 MAX_VARIANTS: Final = 256  # of one object by which keys are present
@@ -52,3 +56,12 @@ def presences(
                     continue
                 free_least = way.least if total < way.least else 0
                 yield frozenset(chosen), frozenset(optional) - set(chosen), free_least, None if is_closed else most
+
+
+def witnesses(schema: dict[str, Json], which: str = "pairs") -> list[tuple[str, Json]]:
+    """The pairs of an `x-witness`."""
+    described = schema["x-witness"]
+    assert isinstance(described, dict)
+    listed = described[which]
+    assert isinstance(listed, list)
+    return [(str(pair[0]), pair[1]) for pair in listed if isinstance(pair, list)]

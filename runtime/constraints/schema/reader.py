@@ -64,25 +64,49 @@ class Reader:
             if values:
                 yield Way(way.kind, values=values)
             return
-        for closed in self._without_exists(way):
-            if not self.is_empty(closed):
-                yield closed
+        for found in self._by_witness(way):
+            if not self.is_empty(found):
+                yield found
 
-    def _without_exists(self, way: Way) -> Iterator[Way]:
-        """Where no keys but known ones are possible, "some other key" is one of these."""
+    def _by_witness(self, way: Way) -> Iterator[Way]:
+        """Each "some key" by cases: it is a known one, or not. At most one that is not is left in `exists`."""
         if not way.exists:
             yield way
             return
+        way = self.with_listed_names(way)
         first, rest = way.exists[0], replace(way, exists=way.exists[1:])
-        if first.patterns or not self._is_closed(way):
-            yield replace(rest, beyond=(*rest.beyond, (first.pointer, "additional keys that fail cannot be enforced")))
-            return
         for name in self.known_names(way):
-            if name not in first.names:
+            if self._is_meant(name, first):
                 fields = Fields(((name, first.state),))
                 found = both(rest, Way("object", required=(name,), fields=(fields,)))
                 if found is not None:
-                    yield from self._without_exists(found)
+                    yield from self._by_witness(found)
+        if self._is_closed(way):
+            return
+        for found in self._by_witness(rest):
+            if found.exists:
+                reason = "that one of all keys fails cannot be enforced twice"
+                yield replace(found, exists=(), beyond=(*found.beyond, (first.pointer, reason)))
+            else:
+                yield replace(found, exists=(first,))
+
+    def with_listed_names(self, way: Way) -> Way:
+        """The way with the names that propertyNames lists as known keys, and no others."""
+        allowed = self.ways(way.names, "string") if way.names else []
+        if not way.names or any(found.values is None for found in allowed):
+            return way
+        listed = tuple((str(value), ()) for found in allowed for value in found.values or ())
+        return replace(way, fields=(*way.fields, Fields(listed, (), NEVER)), names=())
+
+    def _is_meant(self, name: str, wanted: Exists) -> bool:
+        """Whether the key is one of those of which one must exist."""
+        place = wanted.pointer
+        return (
+            name not in wanted.names
+            and all(self.strings.matches(regex, name, place) for regex in wanted.patterns)
+            and not any(self.strings.matches(regex, name, place) for regex in wanted.without)
+            and (not wanted.keys or self.accepts(wanted.keys, name))
+        )
 
     def is_empty(self, way: Way) -> bool:
         """Whether provably no value satisfies the facts. False where that is not known."""
@@ -163,12 +187,7 @@ class Reader:
         return all(self._has(value, wanted) for wanted in way.exists)
 
     def _has(self, value: dict[str, Json], wanted: Exists) -> bool:
-        return any(
-            name not in wanted.names
-            and not any(self.strings.matches(regex, name, wanted.pointer) for regex in wanted.patterns)
-            and self.accepts(wanted.state, item)
-            for name, item in value.items()
-        )
+        return any(self._is_meant(name, wanted) and self.accepts(wanted.state, item) for name, item in value.items())
 
     # -- objects and arrays as seen from one key or place
 

@@ -11,6 +11,7 @@ from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.regex_language import TooManyTerms
 from niwaki.runtime.constraints.schema.arrays import least_items
 from niwaki.runtime.constraints.schema.document import Json, json_text
+from niwaki.runtime.constraints.schema.presence import witnesses
 from niwaki.runtime.constraints.schema.strings import shortest_of
 
 Solve = Callable[[dict[str, Json]], bytes]
@@ -34,6 +35,14 @@ def shortest_text(root: Json, solve: Solve, letters: Letters = _same_letter) -> 
     return found
 
 
+def text_with_witness(root: Json, solve: Solve, letters: Letters) -> bytes:
+    """Likewise, with a key before the one that an `x-witness` asks for, to be found from within such a key; empty where
+    nothing asks for one."""
+    if '"x-witness":' not in json_text(root):
+        return b""
+    return _Texts(root, solve, letters, shows_witness=True).of(root) or b""
+
+
 def examples(root: Json) -> tuple[str, str]:
     """Two instances of a normal schema: a shortest one, and one that has the optional keys and an item, too."""
 
@@ -50,7 +59,7 @@ MAX_FULLER: Final = 6
 def _fuller(schema: Json, texts: _Texts, depth: int) -> bytes | None:
     if isinstance(schema, dict) and isinstance(reference := schema.get("$ref"), str) and depth < MAX_FULLER:
         return _fuller(texts.definitions[reference.removeprefix("#/$defs/")], texts, depth + 1)
-    if not isinstance(schema, dict) or depth >= MAX_FULLER or "x-automaton" in schema:
+    if not isinstance(schema, dict) or depth >= MAX_FULLER or schema.keys() & {"x-automaton", "x-witness"}:
         return texts.of(schema)
     if isinstance(branches := schema.get("anyOf"), list):
         return max((_fuller(branch, texts, depth + 1) or b"" for branch in branches), key=len) or None
@@ -72,7 +81,10 @@ def _fuller(schema: Json, texts: _Texts, depth: int) -> bytes | None:
 
 
 class _Texts:
-    def __init__(self, root: Json, solve: Solve, letters: Letters = _same_letter) -> None:
+    def __init__(
+        self, root: Json, solve: Solve, letters: Letters = _same_letter, *, shows_witness: bool = False
+    ) -> None:
+        self._shows_witness = shows_witness
         definitions = root.get("$defs") if isinstance(root, dict) else None
         self.definitions = definitions if isinstance(definitions, dict) else {}
         self._solve = solve
@@ -95,7 +107,8 @@ class _Texts:
         if isinstance(reference := schema.get("$ref"), str):
             return self._shortest.get(reference.removeprefix("#/$defs/"))
         if isinstance(branches := schema.get("anyOf"), list):
-            return _least([self.of(branch) for branch in branches])
+            asked = [branch for branch in branches if isinstance(branch, dict) and "x-witness" in branch]
+            return _least([self.of(branch) for branch in (self._shows_witness and asked) or branches])
         if isinstance(values := schema.get("enum"), list):
             return _least([json_text(value).encode() for value in values])
         kinds = schema.get("type")
@@ -154,9 +167,19 @@ class _Texts:
             if value is None:
                 return None
             pairs.append(json_text(name).encode() + b":" + value)
+        if "x-witness" in schema:
+            witness = _least([self._pair(pair) for pair in witnesses(schema)])
+            if witness is None:
+                return None
+            return b"{" + b",".join([*pairs, *[witness] * (1 + self._shows_witness)]) + b"}"
         if isinstance(least, int) and least > len(pairs):  # one key of any name, see presence.py
             return self._solution("object", schema) if least == len(pairs) + 1 else None
         return b"{" + b",".join(pairs) + b"}"
+
+    def _pair(self, pair: tuple[str, Json]) -> bytes | None:
+        value = self.of(pair[1])
+        key = None if value is None else self._text({"pattern": pair[0]})
+        return None if value is None or key is None else key + b":" + value
 
     def _solution(self, kind: str, schema: dict[str, Json]) -> bytes:
         alone = {**schema, "type": kind}
