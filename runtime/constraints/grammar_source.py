@@ -44,9 +44,9 @@ GRAMMAR_COMMITMENTS: Final = Commitments(value=64, inside=128)
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """A Lark grammar in llguidance's dialect, tried where it is not provably quick to build (`is_small`), and a text of
-    it, as short as was found. `other` is one whose ends may be needed where those of the shortest do not fit, or empty.
-    """
+    """A Lark grammar in llguidance's dialect, tried where it might take for ever to build, and a text of it, as short
+    as was found. `is_small`: it is provably quick to build. `other` is a text whose ends may be needed where those of
+    the shortest do not fit, or empty."""
 
     text: str
     shortest: bytes
@@ -97,7 +97,7 @@ def _source_of(normal: NormalSchema, spacing: Spacing, word: bytes) -> GrammarSo
 
     compact = shortest_text(normal.schema, solve, letters)
     other = text_with_witness(normal.schema, solve, letters)
-    if not normal.is_small:
+    if not normal.is_tame:
         _tried(text, searches=False)
     blanks = 1 if spacing == "compact" else 2  # at most one byte more for each byte
     return GrammarSource(

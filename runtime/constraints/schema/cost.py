@@ -21,6 +21,7 @@ WIDEST: Final = 6  # bytes of a character: an escape
 UNKNOWN_PATTERN: Final = 400
 MOST_INSIDE: Final = 4000
 SMALL_TEXT: Final = 6000
+TAME_TEXT: Final = 64 * 1024
 SMALL_COUNT: Final = 500
 SMALL_PATTERN: Final = 3000
 _COUNT = re.compile(r"\{\d*,?(\d{3,})")
@@ -31,13 +32,15 @@ class Cost:
     value: int
     inside: int
     is_small: bool
+    is_tame: bool
 
 
 def cost_of(root: Json, watch: Watch) -> Cost:
     """See `normal.NormalSchema`."""
     measure = _Measure(root, watch)
     text = json_text(root)
-    return Cost(measure.value, min(measure.inside, MOST_INSIDE), len(text) <= SMALL_TEXT and measure.is_small)
+    is_small, is_tame = (len(text) <= most and measure.is_small for most in (SMALL_TEXT, TAME_TEXT))
+    return Cost(measure.value, min(measure.inside, MOST_INSIDE), is_small, is_tame)
 
 
 class _Measure:
