@@ -205,6 +205,35 @@ def check_both_ways(compiler: ConstraintCompiler, schema: Json, budgets: Sequenc
         assert validator.is_valid(json.loads(text)), (schema, text)
 
 
+ITEMS = st.sampled_from(
+    [{"type": "string"}, {"type": "integer"}, {"const": "a"}, {"enum": [0, 1, "a"]}, {"minimum": 1}]
+)
+COUNTED = st.fixed_dictionaries(
+    {},
+    optional={
+        "prefixItems": st.lists(ITEMS, min_size=1, max_size=2),
+        "contains": ITEMS,
+        "minContains": st.integers(0, 2),
+        "maxContains": st.integers(0, 2),
+    },
+)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    schema=COUNTED,
+    beside=st.sampled_from(["allOf", "anyOf", "oneOf"]),
+    parts=st.lists(COUNTED, min_size=1, max_size=2),
+    rest=st.one_of(st.just(False), ITEMS),
+    is_unique=st.booleans(),
+)
+def test_what_contains_has_met_is_evaluated(
+    compiler: ConstraintCompiler, schema: dict[str, Json], beside: str, parts: list[Json], rest: Json, is_unique: bool
+) -> None:
+    whole = {**schema, "type": "array", beside: parts, "unevaluatedItems": rest, "uniqueItems": is_unique}
+    check_both_ways(compiler, whole, (3, 12, 20))
+
+
 KEY_SCHEMAS = st.fixed_dictionaries(
     {},
     optional={

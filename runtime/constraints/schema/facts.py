@@ -43,6 +43,16 @@ class Contains:
 
 
 @dataclass(frozen=True, slots=True)
+class Others:
+    """Items from place `start` on that are in none of `unless` are in `state`."""
+
+    start: int
+    unless: tuple[State, ...]
+    state: State
+    pointer: str
+
+
+@dataclass(frozen=True, slots=True)
 class Exists:
     """There is a key whose value is in `state`. The key is none of `names`, all of `patterns` are found in it, none of
     `without`, and it is itself in `keys`."""
@@ -82,6 +92,7 @@ class Way:
     # arrays
     items: tuple[Items, ...] = ()
     contains: tuple[Contains, ...] = ()
+    others: tuple[Others, ...] = ()
     unique_at: str | None = None  # the pointer of `uniqueItems`
     # what is asked but cannot be enforced: (pointer, reason)
     beyond: tuple[tuple[str, str], ...] = ()
@@ -91,6 +102,7 @@ class Way:
     seen_all: bool = False
     seen_items: int = 0
     seen_all_items: bool = False
+    seen_contained: tuple[State, ...] = ()
 
     @property
     def is_free(self) -> bool:
@@ -99,7 +111,8 @@ class Way:
 
     @property
     def has_annotations(self) -> bool:
-        return bool(self.seen_names or self.seen_patterns or self.seen_all or self.seen_items or self.seen_all_items)
+        keys = self.seen_names or self.seen_patterns or self.seen_all
+        return bool(keys or self.seen_items or self.seen_all_items or self.seen_contained)
 
     def key(self) -> tuple[object, ...]:
         """Equal for equal ways, and hashable."""
@@ -116,6 +129,7 @@ class Way:
             seen_all=False,
             seen_items=0,
             seen_all_items=False,
+            seen_contained=(),
         )
 
 

@@ -20,6 +20,7 @@ from niwaki.runtime.constraints.schema.facts import (
     Exists,
     Fields,
     Items,
+    Others,
     State,
     Way,
     both,
@@ -288,8 +289,7 @@ def _contains(schema: dict[str, Json], pointer: str, kind: str, holds: bool, exa
         raise refused(place, f"minContains and maxContains must be whole numbers, got {low!r} and {high!r}")
     state: State = ((place, True),)
     if holds:
-        beyond = ((place, "contains together with unevaluatedItems cannot be enforced"),) if exact else ()
-        return [Way(kind, contains=(Contains(state, low, high, place),), beyond=beyond)]
+        return [Way(kind, contains=(Contains(state, low, high, place),), seen_contained=(state,) if exact else ())]
     failing = []
     if low > 0:
         failing.append(Way(kind, contains=(Contains(state, 0, low - 1, place),)))
@@ -333,17 +333,22 @@ def unevaluated_properties(schema: dict[str, Json], pointer: str, ways: Ways) ->
     ]
 
 
-def unevaluated_items(schema: dict[str, Json], pointer: str, ways: Ways) -> Ways:
-    """unevaluatedItems (core 11.2): as items behind all that held in this way."""
+def unevaluated_items(schema: dict[str, Json], pointer: str, ways: Ways, *, is_2019: bool) -> Ways:
+    """unevaluatedItems (core 11.2): as items behind all that held in this way, but those that `contains` was met by
+    (core 10.3.1.3; not so in 2019-09)."""
     if "unevaluatedItems" not in schema:
         return ways
     state: State = ((f"{pointer}/unevaluatedItems", True),)
-    return [
-        way
-        if way.kind != "array" or way.seen_all_items
-        else replace(way, items=(*way.items, Items(((),) * way.seen_items, state)), seen_all_items=True)
-        for way in ways
-    ]
+    found: Ways = []
+    for way in ways:
+        if way.kind == "array" and not way.seen_all_items:
+            if way.seen_contained and not is_2019:
+                others = Others(way.seen_items, way.seen_contained, state, f"{pointer}/unevaluatedItems")
+                way = replace(way, others=(*way.others, others), seen_all_items=True)
+            else:
+                way = replace(way, items=(*way.items, Items(((),) * way.seen_items, state)), seen_all_items=True)
+        found.append(way)
+    return found
 
 
 KEYWORDS: Final[dict[str, Keyword]] = {

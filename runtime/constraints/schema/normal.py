@@ -342,7 +342,7 @@ class _Writer:
     def _array_schemas(self, way: Way, place: str) -> list[dict[str, Json]]:
         if way.excluded:
             raise refused(place, "that an array is not a certain one cannot be enforced")
-        length = max((len(group.prefix) for group in way.items), default=0)
+        length = max([0, *(len(group.prefix) for group in way.items), *(found.start for found in way.others)])
         rest = self._reader.item_state(way, length)
         most = way.most
         for index in range(length + 1):
@@ -353,7 +353,7 @@ class _Writer:
         way = replace(way, most=most)
         is_unique = way.unique_at is not None and (most is None or most > 1)
         contains = [found for found in way.contains if found.low > 0 or found.high is not None]
-        if is_unique or contains:
+        if is_unique or contains or way.others:
             described = self._array_automaton(way, contains, is_unique, length)
             return [] if described is None else [described]
         prefix = [self.schema_of(self._reader.item_state(way, index)) for index in range(length)]
@@ -375,18 +375,22 @@ class _Writer:
     def _array_automaton(
         self, way: Way, contains: Sequence[Contains], is_unique: bool, length: int
     ) -> dict[str, Json] | None:
-        pointer = (way.unique_at if is_unique else None) or contains[0].pointer
+        pointers = [*((way.unique_at,) if is_unique and way.unique_at else ()), *(f.pointer for f in contains)]
+        pointer = [*pointers, *(found.pointer for found in way.others)][0]
         known: dict[int, list[Step]] = {}
         numbers: dict[str, int] = {}
 
         def steps(index: int) -> list[Step]:
             if index not in known:
-                state = self._reader.item_state(way, index)
-                known[index] = list(
-                    self._unique_steps(state, contains, numbers, pointer)
-                    if is_unique
-                    else self._counted_steps(state, contains)
-                )
+                known[index] = [
+                    step
+                    for state in _item_states(way, index, self._reader.item_state(way, index))
+                    for step in (
+                        self._unique_steps(state, contains, numbers, pointer)
+                        if is_unique
+                        else self._counted_steps(state, contains)
+                    )
+                ]
             return known[index]
 
         wanted = [Wanted(found.low, found.high) for found in contains]
@@ -429,6 +433,13 @@ class _Writer:
                 return None
             listed |= {identity(value): value for value in values}
         return list(listed.values())
+
+
+def _item_states(way: Way, index: int, state: State) -> Iterator[State]:
+    """In which states an item at the place may be, where some say what is asked of all others."""
+    asked = [(*found.unless, found.state) for found in way.others if index >= found.start]
+    for chosen in product(*asked):
+        yield tuple(dict.fromkeys((*state, *(atom for option in chosen for atom in option))))
 
 
 def _without_count(way: Way) -> Way:

@@ -170,6 +170,10 @@ class Reader:
             return False
         if not all(self.accepts(self.item_state(way, index), item) for index, item in enumerate(value)):
             return False
+        for others in way.others:
+            options = (*others.unless, others.state)
+            if not all(any(self.accepts(option, item) for option in options) for item in value[others.start :]):
+                return False
         return all(
             found.low <= sum(self.accepts(found.state, item) for item in value) <= (found.high or math.inf)
             if found.high != 0

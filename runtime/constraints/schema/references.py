@@ -30,6 +30,7 @@ class Document:
         self._dynamic: dict[str, dict[str, str]] = {}  # resource -> dynamic anchor -> its pointer
         dialect = root.get("$schema") if isinstance(root, dict) else None
         self.is_old = isinstance(dialect, str) and any(f"draft-0{number}" in dialect for number in (3, 4, 6, 7))
+        self.is_2019 = "2019-09" in str(dialect)
         self.is_recursive = not self.is_old and "2020-12" not in str(dialect)  # it may have $recursiveRef
         self._index("", root, ROOT_BASE)
         names = [name for anchors in self._dynamic.values() for name in anchors]

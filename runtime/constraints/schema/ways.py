@@ -159,9 +159,8 @@ class Expander:
                 if not ways:
                     return []
                 ways = self._product(ways, handler(schema, pointer, kind, True, needs_all), pointer)
-            for last in (unevaluated_properties, unevaluated_items):
-                ways = last(schema, pointer, ways)
-            return ways
+            ways = unevaluated_properties(schema, pointer, ways)
+            return unevaluated_items(schema, pointer, ways, is_2019=self._document.is_2019)
         if kind in ("object", "array") and ("unevaluatedProperties" in schema or "unevaluatedItems" in schema):
             return [Way(kind, beyond=((pointer, "unevaluated* cannot be negated"),))]
         failing: Ways = []
