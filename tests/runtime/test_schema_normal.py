@@ -261,6 +261,11 @@ def test_what_negates_keys_holds_both_ways(
     ("schema", "yes", "no"),
     [
         (
+            {"type": "object", "patternProperties": {"a*": {"type": "integer"}, "aaa*": {"maximum": 20}}},
+            [{"a": 21, "aaaa": 18}, {"b": 30}],
+            [{"a": "x"}, {"aaa": 31}, {"b": None}],
+        ),
+        (
             {"not": {"propertyNames": {"maxLength": 1}}},
             [{"aa": 1}, {"a": 1, "bb": 2, "c": 3}],
             [{"a": 1}, {}],

@@ -33,7 +33,6 @@ from niwaki.runtime.constraints.schema.strings import escaped_text, joined
 MAX_OVERLAPPING: Final = 4  # patterns of keys
 MAX_NODES: Final = 20_000
 MAX_LEVELS: Final = 90  # of parts within parts: what reads them calls itself, up to eight calls deep for each
-UNIVERSAL_PATTERNS: Final = frozenset({"", ".*", "^.*", "^", "[\\s\\S]*"})  # found in every string
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +247,7 @@ class _Writer:
         Overlapping patterns become one region for each set of them that a key can match.
         """
         sources = dict.fromkeys(regex for group in way.fields for regex, _ in group.patterns)
-        patterns = [regex for regex in sources if regex not in UNIVERSAL_PATTERNS]
+        patterns = [regex for regex in sources if not self._reader.strings.is_universal(regex, place)]
         terms = {regex: self._reader.strings.term(regex, f"{place}/patternProperties") for regex in patterns}
         regions: list[tuple[frozenset[str], str]] = []
         for chosen in self._overlaps(patterns, terms, place):
@@ -259,7 +258,7 @@ class _Writer:
             regions.append((frozenset(), joined([keys], patterns)))
         merged: dict[State, list[str]] = {}
         for matched, regex in regions:
-            state = _state_of_key(way, matched)
+            state = self._state_of_key(way, matched, place)
             if self._reader.is_impossible(state) and not patterns:
                 continue
             # A written pattern also binds the known keys that match it, where they are not bound as much already.
@@ -273,10 +272,21 @@ class _Writer:
             (regexes[0] if len(regexes) == 1 else "|".join(f"(?:{regex})" for regex in regexes), state)
             for state, regexes in merged.items()
         ]
-        rest = NEVER if keys is not None else _state_of_key(way, frozenset())
+        rest = NEVER if keys is not None else self._state_of_key(way, frozenset(), place)
         if self._reader.is_impossible(rest):
             found = [(regex, state) for regex, state in found if not self._reader.is_impossible(state)]
         return rest, found
+
+    def _state_of_key(self, way: Way, matched: frozenset[str], place: str) -> State:
+        """What is asked of the value of a key that matches just these patterns, and that no name covers."""
+        atoms: list[Atom] = []
+        is_universal = self._reader.strings.is_universal
+        for group in way.fields:
+            found = [state for regex, state in group.patterns if regex in matched or is_universal(regex, place)]
+            if not found and group.additional is not None:
+                found = [group.additional]
+            atoms += [atom for state in found for atom in state]
+        return tuple(dict.fromkeys(atoms))
 
     def _witness(self, way: Way, names: list[str], rest: State, regions: list[tuple[str, State]]) -> Json:
         """An unknown key that is as it must not be, for what negates `additionalProperties`, `patternProperties` and
@@ -290,7 +300,8 @@ class _Writer:
             if not keys:
                 return None
             meant.append(self._key_pattern(keys))
-        others = [regex for group in way.fields for regex, _ in group.patterns if regex not in UNIVERSAL_PATTERNS]
+        sources = (regex for group in way.fields for regex, _ in group.patterns)
+        others = [regex for regex in sources if not self._reader.strings.is_universal(regex, wanted.pointer)]
         covered = [([regex], list[str](), state) for regex, state in regions]
         covered.append(([], others, rest))
         pairs: list[Json] = []
@@ -447,14 +458,3 @@ def _without_count(way: Way) -> Way:
     if way.most is not None or way.least > len(way.required) + 1:
         raise refused(way.exists[0].pointer, "that one of all keys fails cannot be enforced beside counts of keys")
     return replace(way, least=0)
-
-
-def _state_of_key(way: Way, matched: frozenset[str]) -> State:
-    """What is asked of the value of a key that matches just these patterns, and that no name covers."""
-    atoms: list[Atom] = []
-    for group in way.fields:
-        found = [state for regex, state in group.patterns if regex in matched or regex in UNIVERSAL_PATTERNS]
-        if not found and group.additional is not None:
-            found = [group.additional]
-        atoms += [atom for state in found for atom in state]
-    return tuple(dict.fromkeys(atoms))

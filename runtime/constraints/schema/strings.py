@@ -29,6 +29,7 @@ class Strings:
     def __init__(self) -> None:
         self.languages = Languages()
         self._terms: dict[str, Term | None] = {}
+        self._universal: dict[str, bool] = {}
         self._engines: dict[str, LLMatcher] = {}
         self._tokenizer: LLTokenizer | None = None
 
@@ -67,6 +68,15 @@ class Strings:
         place = self._engine(pattern, pointer).deep_copy()
         data = list(json_text(text).encode())
         return bool(place.try_consume_tokens(data) == len(data) and place.is_accepting())
+
+    def is_universal(self, pattern: str, pointer: str) -> bool:
+        """Whether the pattern is surely found in every string. Raises as `term`."""
+        if pattern not in self._universal:
+            term = self.term(pattern, pointer)
+            self._universal[pattern] = (
+                term is not None and term.is_nullable and self.languages.is_empty(self.languages.none_of(term)) is True
+            )
+        return self._universal[pattern]
 
     def _engine(self, pattern: str, pointer: str) -> LLMatcher:
         if pattern not in self._engines:
