@@ -131,6 +131,8 @@ class Boundaries:
         settled = self._ends(text, follow).settled if text else 0
         if not settled:
             return ()
+        if any(chr(byte).isalpha() or byte > 0x7F for byte in follow):
+            settled = min(settled, _word_start(text))
         for begin in range(len(before) + 1):
             tail = before[begin:]
             head = b"".join(self._vocabulary.bytes_of(token_id) or b"\xff" for token_id in tail)
@@ -227,6 +229,15 @@ def _characters(follow: bytes) -> list[bytes]:
     # A word that the tokenizer knows whole may end at a letter, and be cut otherwise where one more follows.
     longer = [one + b"q" for one in ascii_ones if one.isalpha()]
     return ascii_ones + longer + [char for char in map(str.encode, BEYOND_ASCII) if char[0] in follow]
+
+
+def _word_start(text: bytes) -> int:
+    """Where the word begins that the text ends in, with the character before it; at the text's end where it is in none.
+    What such a word becomes may decide how all of it is cut: tokenizers know some words by a pattern, without a token
+    of theirs for each."""
+    known = text.decode()
+    head = known.rstrip("".join({char for char in known if char.isalpha()}))
+    return len(text) if head == known else len(head[:-1].encode())
 
 
 def _whole_characters(text: bytes) -> bytes:

@@ -94,6 +94,17 @@ def test_a_longer_token_behind_the_end_may_cut_earlier_than_a_short_one(text: st
             assert tokenizer.plain_ids("join" + text + rest)[: len(sure)] == sure, rest
 
 
+def test_a_word_that_is_not_whole_is_held_back() -> None:
+    """The bundled tokenizer cuts ` before` by itself, and has no token that begins with ` bef`."""
+    tokenizer, boundaries = boundaries_of(bundled.MODEL_DIR)
+    before = tokenizer.plain_ids("every choice on the ")
+    for text in ("text bef", "text befo"):
+        sure = [*before, *boundaries.tokens_of(before, Forced(text.encode(), ANY_BYTE))]
+        assert len(sure) > len(before)
+        for rest in ("x", "ore it", "re it", "ored"):
+            assert tokenizer.plain_ids(f"every choice on the {text}{rest}")[: len(sure)] == sure, rest
+
+
 @pytest.mark.parametrize("name", ["bundled", "toy"])
 def test_whatever_follows_the_tokenizer_begins_with_the_forced_tokens(name: str, tmp_path: Path) -> None:
     tokenizer, boundaries = boundaries_of(bundled.MODEL_DIR if name == "bundled" else make_tokenizer(tmp_path))
