@@ -7,7 +7,7 @@ proves it. Not thread-safe: its owner is the engine loop.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -69,12 +69,13 @@ class Cache:
         if on_evict is not None:
             self._tree.on_drop = self._tell_evicted
         self._beginnings = Beginnings()
+        self.remembered: Mapping[int, Match] = self._beginnings.known  # what `peek` tells without a look, by key
         self._tree.on_begin = self._beginnings.written
         self._evicted: deque[Evicted] = deque(maxlen=MAX_EVICTED)
         self._leases: dict[Lease, None] = {}
         self._pins = Pins()
-        self._clock = 0
-        self._lookups = self._hits = self._looked_up_tokens = self._cached_tokens = self._evicted_pages = 0
+        self._clock = self._lookups = self._hits = 0
+        self._looked_up_tokens = self._cached_tokens = self._evicted_pages = 0
 
     # -- looking ----------------------------------------------------------------------------------------------------
 
@@ -140,9 +141,8 @@ class Cache:
         With a `key`, a prompt of which less than a page is cached is remembered by it until `forget(key)`, and looked
         up again when something is written that begins like it; meanwhile that head of a page may be evicted.
         """
-        known = None if key is None else self._beginnings.get(key)
-        if known is not None:
-            return known
+        if key is not None and key in self.remembered:
+            return self.remembered[key]
         query = pack(ids)
         match = self._peek(query, namespace)
         if key is not None and match.num_cached < min(self.page_size, len(ids)):

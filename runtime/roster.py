@@ -97,7 +97,10 @@ class Roster:
         )
 
     def _as_waiting(self, request: Request) -> scheduler.Waiting:
-        match = self._cache.peek(request.ids[: _max_cached(request)], request.namespace, request.id)
+        most = _max_cached(request)
+        match = self._cache.remembered.get(request.id)
+        if match is None:
+            match = self._cache.peek(request.ids[:most], request.namespace, request.id)
         return scheduler.Waiting(
             id=request.id,
             ids=request.ids[: request.num_to_compute],
@@ -105,7 +108,7 @@ class Roster:
             priority=request.params.priority,
             num_cached=match.num_cached,
             num_locked_pages=match.num_locked_pages,
-            max_cached=_max_cached(request),
+            max_cached=most,
             waited_steps=request.waited_steps,
             namespace=request.namespace,
         )

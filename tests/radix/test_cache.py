@@ -267,10 +267,10 @@ def test_a_prompt_is_looked_up_again_when_something_was_written_that_begins_like
     assert cache.peek(count(0, 12), key=7).num_cached == 2
     for other in (ids(0, 1, 9, 9, 9), ids(5, 6, 7, 8)):
         write(cache, other)
-        assert cache._beginnings.get(7) is not None, "neither shares a third token"
+        assert cache.remembered.get(7) is not None, "neither shares a third token"
     write(cache, count(0, 9))
     assert cache.peek(count(0, 12), key=7).num_cached == 9
-    assert cache._beginnings.get(7) is None, "from a page on, what is locked may change in every step"
+    assert cache.remembered.get(7) is None, "from a page on, what is locked may change in every step"
 
 
 def test_an_outline_shows_what_left_for_a_tier_behind_what_it_continues() -> None:
