@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from niwaki.kernels.sample import Longs
 from niwaki.runtime import scheduler
 from niwaki.runtime.api import (
     Cancelled,
@@ -22,7 +23,6 @@ from niwaki.runtime.api import (
     FinishReason,
     GenerationError,
     NiwakiError,
-    TokenLogprob,
 )
 from niwaki.runtime.config import EngineConfig
 from niwaki.runtime.constraints.boundaries import Boundaries
@@ -43,9 +43,8 @@ from niwaki.runtime.tokenizer import Tokenizer
 
 log = logging.getLogger("niwaki.engine")
 
-HEALED_FROM = 1 << 40  # where the random numbers of a prompt's healed tokens stand, far from those of the answer
-
 FilledMasks = Mapping[int, Words | NiwakiError]  # by request
+Computed = tuple[torch.Tensor, FilledMasks]  # the logits of a step, and the masks that were filled meanwhile
 
 
 class EngineCore:
@@ -59,8 +58,11 @@ class EngineCore:
         num_pages: int,
         tiers: Tiers | None = None,
         boundaries: Boundaries | None = None,
+        *,
+        runs_ahead: bool = False,
     ) -> None:
-        """Without `boundaries` no token is forced: every one is drawn under its mask."""
+        """Without `boundaries` no token is forced: every one is drawn under its mask. With `runs_ahead` a steady batch
+        of requests that are drawn plainly has its next step launched before the tokens of the last one are read."""
         self._runner = runner
         self._boundaries = boundaries if config.force_tokens else None
         self._tokenizer = tokenizer
@@ -72,6 +74,7 @@ class EngineCore:
         self._roster = Roster(self.pages, config, self.counters)
         self._decoding: Decoding | None = None  # while the batch is steady
         self._draft_rows = DRAFT_ROWS if config.draft_tokens else 0
+        self._runs_ahead = runs_ahead
         self._masks = MaskFiller((runner.config.vocab_size + 31) // 32)
 
     # -- what a host may do -----------------------------------------------------------------------------------------
@@ -90,7 +93,7 @@ class EngineCore:
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Take in the requests of one job."""
-        self._settle()
+        self._land_and_settle()
         for request in requests:
             try:
                 reason = self._force(request)
@@ -103,12 +106,13 @@ class EngineCore:
 
     def abort(self, job: Job, error: NiwakiError | None = None) -> None:
         """End every request of the job. What it had computed stays in the tree, as far as it was fully written."""
-        self._settle()
+        self._land_and_settle()
         for request in [r for r in self._roster.waiting if r.job is job]:
             self._roster.wait_no_more(request)
         for request in [r for r in self._roster.running.values() if r.job is job]:
             self._roster.leave(request)
-        _fail(job, error or Cancelled("the request was cancelled"))
+        end = job.generation if isinstance(job, GenerateJob) else job.pending
+        end.fail(error or Cancelled("the request was cancelled"))
 
     def close(self) -> None:
         """End the threads that it made."""
@@ -121,6 +125,9 @@ class EngineCore:
     def step(self) -> None:
         """Run one ragged batch and tell whoever waits for its tokens."""
         decoding = self._steady()
+        if decoding is not None and self._may_run_ahead(decoding):
+            self._run_ahead(decoding)
+            return
         if decoding is not None:
             rows = self._drafted(decoding)
             if rows is not None:
@@ -129,8 +136,8 @@ class EngineCore:
                     self._begin_decoding(decoding)
                 return
             computed = self._compute(decoding.requests, decoding.batch, decoding.masked())
-            if computed is not None:
-                self._go_on(decoding, *computed)
+            if computed is not None and not self._go_on(decoding, decoding.draw(*computed), computed):
+                self._settle()
             return
         plan = self._roster.plan()
         rows = self._roster.carry_out(plan)
@@ -143,7 +150,7 @@ class EngineCore:
 
     def _run(self, rows: Sequence[tuple[Request, Row]]) -> None:
         masked = [
-            (request, request.remaining_new) for request, row in rows if request.is_masked and _is_last(request, row)
+            (request, request.remaining_new) for request, row in rows if request.is_masked and row.end >= request.length
         ]
         computed = self._compute([request for request, _ in rows], Batch.of([row for _, row in rows]), masked)
         if computed is not None:
@@ -152,7 +159,7 @@ class EngineCore:
 
     def _compute(
         self, requests: Sequence[Request], batch: Batch, masked: Sequence[tuple[Request, int]]
-    ) -> tuple[torch.Tensor, FilledMasks] | None:
+    ) -> Computed | None:
         """Run the model, and fill masks meanwhile, for requests that may still write so many tokens. None where it
         failed: the whole batch is lost, the engine is not."""
         self.counters.steps += 1
@@ -183,21 +190,24 @@ class EngineCore:
 
     def _steady(self) -> Decoding | None:
         """The batch of the step before, where it goes on as it is."""
-        if self._decoding is not None and not self._decoding.reserve(self._cache):
+        if self._decoding is not None and not self._may_run_ahead(self._decoding) and not self._land():
             self._settle()
+        if self._decoding is not None and not self._decoding.reserve(self._cache):
+            self._land_and_settle()
         return self._decoding
 
     def _settle(self) -> None:
-        """Somebody comes or goes: from here on requests are looked at one by one."""
+        """Somebody comes or goes: from here on requests are looked at one by one. A step that is under way is lost; it
+        would be computed again."""
         decoding, self._decoding = self._decoding, None
         if decoding is not None:
             decoding.settle()
             self._roster.note_steps(decoding.num_steps)
 
-    def _go_on(self, decoding: Decoding, logits: torch.Tensor, masks: FilledMasks) -> None:
-        """Take the tokens of a steady batch, and find out whether it is one still."""
+    def _go_on(self, decoding: Decoding, tokens: Longs | None, computed: Computed | None) -> bool:
+        """Take the tokens of a steady batch. False where it is one no more. `computed`: where some may have to be drawn
+        one by one."""
         requests = decoding.requests
-        tokens = decoding.draw(logits, masks)
         taken = decoding.take(tokens)
         self.counters.generated_tokens += len(requests) - len(taken.looked_at) - len(taken.one_by_one)
         for place in taken.looked_at:
@@ -206,11 +216,48 @@ class EngineCore:
                 self._take(requests[place], Sampled(int(tokens[place])), is_accepted=place in taken.accepted)
         drawing = [(requests[place], place) for place in taken.one_by_one if requests[place].lease is not None]
         if drawing:
+            assert computed is not None, "who runs ahead is drawn plainly"
+            logits, masks = computed
             self._draw(drawing, logits if len(drawing) == len(logits) else logits[[row for _, row in drawing]], masks)
+        is_steady = decoding is self._decoding and decoding.keep([*taken.looked_at, *taken.one_by_one])
+        return is_steady and not (self._roster.waiting and len(decoding.requests) < len(requests))
+
+    # -- a step ahead -----------------------------------------------------------------------------------------------
+
+    def _may_run_ahead(self, decoding: Decoding) -> bool:
+        """Guesses are made from tokens that are read, so those who may guess do not run ahead."""
+        return self._runs_ahead and decoding.is_plain and len(decoding.requests) > self._draft_rows
+
+    def _run_ahead(self, decoding: Decoding) -> None:
+        """Launch a step, then take the tokens of the one before."""
+        requests, batch = decoding.ahead()
+        computed = self._compute(requests, batch, ()) if requests else None
+        launched = None if computed is None else decoding.launched(requests, computed[0])
+        goes_on = self._land()
         if decoding is self._decoding:
-            is_steady = decoding.keep([*taken.looked_at, *taken.one_by_one])
-            if not is_steady or (self._roster.waiting and len(decoding.requests) < len(requests)):
-                self._settle()
+            decoding.flight = launched
+            if not goes_on:
+                self._land_and_settle()
+
+    def _land(self) -> bool:
+        """Take the tokens of the step that is under way, if there is one. False where the batch is steady no more."""
+        decoding = self._decoding
+        if decoding is None or decoding.flight is None or not decoding.requests:
+            return True
+        try:
+            tokens = decoding.land()
+        except Exception as error:  # what a device could not do shows where it is waited for
+            log.exception("a step failed")
+            self._fail_batch(decoding.requests, error)
+            return False
+        if tokens is None:  # computed again and drawn one by one, it is one request's fault alone
+            self._settle()
+            return False
+        return self._go_on(decoding, tokens, None)
+
+    def _land_and_settle(self) -> None:
+        self._land()
+        self._settle()
 
     # -- drafts -----------------------------------------------------------------------------------------------------
 
@@ -226,14 +273,14 @@ class EngineCore:
         decoding.num_steps += 1
         self._settle()
         last = [Row(request.ids[-1:], request.num_computed, pages_of(request)) for request in requests]
-        return list(zip(requests, map(_with_guess, last, guesses), strict=True))
+        return list(zip(requests, map(Row.with_guess, last, guesses), strict=True))
 
     def _with_drafts(self, rows: Sequence[tuple[Request, Row]]) -> Sequence[tuple[Request, Row]]:
         """The rows behind which a token is drawn may be longer: by a guess of what follows."""
         if len(rows) > self._draft_rows:
             return rows
         return [
-            (request, _with_guess(row, self._guess(request, len(rows))) if _is_last(request, row) else row)
+            (request, row.with_guess(self._guess(request, len(rows))) if row.end >= request.length else row)
             for request, row in rows
         ]
 
@@ -288,6 +335,8 @@ class EngineCore:
             )
 
     def _fail_batch(self, requests: Sequence[Request], cause: Exception) -> None:
+        if self._decoding is not None:
+            self._decoding.flight = None
         for request in requests:
             self._fail_request(request, GenerationError(f"the engine's step failed: {type(cause).__name__}: {cause}"))
 
@@ -343,11 +392,7 @@ class EngineCore:
         for request, guess, first in drafts:
             self._check_draft(request, guess, logits[first : first + 1 + len(guess)], masks)
         for request, _ in batch:
-            if (
-                not request.samples
-                and request.num_computed == request.num_to_compute
-                and request.id in self._roster.running
-            ):
+            if request.is_computed and not request.samples and request.id in self._roster.running:
                 self._finish(request, FinishReason("length"))
 
     def _read(self, reading: Sequence[tuple[Request, int, int, int]], logits: torch.Tensor) -> None:
@@ -357,10 +402,7 @@ class EngineCore:
             read = token_logprobs(logits[first_row : first_row + count], targets, request.params.top_logprobs_num)
             for position, entry in enumerate(read, start=first + 1):
                 if position < request.num_prompt:
-                    text = self._tokenizer.token_text(entry.token_id)
-                    request.prompt_logprobs[position] = TokenLogprob(entry.logprob, entry.token_id, text)
-                    if entry.top:
-                        request.prompt_top[position] = request.named(entry.top)
+                    request.note_prompt(position, entry)
                 elif request.num_unshown:
                     reason = request.show(replace(entry, allowed=1), self._end_ids)
                     if reason is not None:
@@ -377,7 +419,7 @@ class EngineCore:
             if isinstance(mask, NiwakiError):  # a fault belongs to its request
                 self._fail_request(request, mask)
                 continue
-            rows.append(self._sample_row(request, mask))
+            rows.append(request.sample_row(mask, self._end_ids))
             matcher = request.matcher
             texts.append(None if matcher is None or mask is None else (matcher, request.remaining_new))
             ready.append(request)
@@ -392,20 +434,6 @@ class EngineCore:
                 self._take(request, replace(sampled, allowed=int(np.bitwise_count(row.mask).sum())))
             else:
                 self._take(request, sampled)
-
-    def _sample_row(self, request: Request, mask: Words | None) -> SampleRow:
-        params = request.params
-        penalised = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
-        is_early = request.num_generated < params.min_tokens
-        return SampleRow(
-            params=params,
-            seed=request.seed,
-            position=request.num_generated if request.healing is None else HEALED_FROM + request.healing.num_written,
-            mask=mask,
-            prompt_ids=request.ids[: request.num_prompt] if penalised else None,
-            output_ids=request.output_ids if penalised else None,
-            forbid=(*self._end_ids, *params.stop_token_ids) if is_early else (),
-        )
 
     def _take(self, request: Request, sampled: Sampled, *, is_accepted: bool = False) -> None:
         try:
@@ -455,9 +483,7 @@ class EngineCore:
         self.counters.finished += 1
         job = request.job
         if isinstance(job, ScoreJob):
-            job.scores[request.index] = request.score()
-            if len(job.scores) == len(job.starts):
-                job.pending.succeed(tuple(job.scores[i] for i in range(len(job.starts))))
+            job.add(request.index, request.score())
             return
         delta = request.next_delta(is_last=True)
         if delta is not None and request.index == 0:
@@ -469,21 +495,6 @@ class EngineCore:
             job.generation.succeed(tuple(job.outputs[i] for i in range(job.num_outputs)))
 
 
-def _is_last(request: Request, row: Row) -> bool:
-    """Whether a token is drawn behind the row."""
-    return row.start + len(row.token_ids) >= request.length
-
-
-def _with_guess(row: Row, guess: TokenIds) -> Row:
-    if not len(guess):
-        return row
-    return replace(row, token_ids=np.concatenate([row.token_ids, guess]), num_logits=row.num_logits + len(guess))
-
-
 def _num_guessed(request: Request, row: Row) -> int:
     """How many of the row's tokens are guesses: nobody has drawn them yet."""
-    return max(0, row.start + len(row.token_ids) - request.length)
-
-
-def _fail(job: Job, error: NiwakiError) -> None:
-    (job.generation if isinstance(job, GenerateJob) else job.pending).fail(error)
+    return max(0, row.end - request.length)

@@ -20,6 +20,7 @@ import torch
 from niwaki.kernels.plan import Spans
 from niwaki.kernels.sample import NO_TOKEN
 from niwaki.radix.cache import Cache
+from niwaki.runtime.ahead import Flight, drawing_of
 from niwaki.runtime.api import NiwakiError
 from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.drafts import Listener
@@ -73,6 +74,8 @@ class Decoding:
             [(request.params, request.seed, request.num_generated) for request in requests], vocab_size
         )
         self._listener: Listener | None = None
+        self._vocab_size = vocab_size
+        self.flight: Flight | None = None  # a step behind those that are counted, where one is under way
         self._look_at_kinds()
 
     def _look_at_kinds(self) -> None:
@@ -101,14 +104,19 @@ class Decoding:
         if self._steps_in_pages:
             self._steps_in_pages -= 1
             return True
-        for place in (self._starts >= self._held * self._page_size).nonzero()[0].tolist():
+        starts = self._next_starts()
+        for place in ((starts >= self._held * self._page_size) & (starts < self._last)).nonzero()[0].tolist():
             request = self.requests[place]
             assert request.lease is not None, "running requests hold a lease"
-            if not cache.reserve(request.lease, int(self._starts[place]) + 1):
+            if not cache.reserve(request.lease, int(starts[place]) + 1):
                 return False
             self._hold(place, request.lease.page_ids)
-        self._steps_in_pages = int((self._held * self._page_size - self._starts).min()) - 1
+        self._steps_in_pages = max(0, int((self._held * self._page_size - starts).min()) - 1)
         return True
+
+    def _next_starts(self) -> npt.NDArray[np.int64]:
+        """Where the tokens of the step stand that is launched next."""
+        return self._starts if self.flight is None else self._starts + 1
 
     def _hold(self, place: int, pages: Sequence[int]) -> None:
         """Those behind the ones that were held before are new."""
@@ -138,11 +146,14 @@ class Decoding:
     def draw(self, logits: torch.Tensor, masks: Mapping[int, Words | NiwakiError]) -> npt.NDArray[np.int64] | None:
         """A token for every request that is drawn plainly, anything for the others; None where all must be drawn one by
         one, and below 0 for one that must be. `masks`: by request. Counts the step as computed."""
+        tokens = self._drawn(logits, masks)
+        self._count_step()
+        return tokens
+
+    def _count_step(self) -> None:
         self._starts += 1
         self.num_steps += 1
-        tokens = self._drawn(logits, masks)
         self._draws.advance()
-        return tokens
 
     def _drawn(self, logits: torch.Tensor, masks: Mapping[int, Words | NiwakiError]) -> npt.NDArray[np.int64] | None:
         filled = [(row, masks[self.requests[place].id]) for place, row in zip(self._led, self._led_rows, strict=True)]
@@ -241,6 +252,50 @@ class Decoding:
         self._listener = None
         return True
 
+    # -- a step ahead -------------------------------------------------------------------------------------------------
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all tokens are drawn from the logits as they are."""
+        return self._plain is None and not self._led
+
+    def ahead(self) -> tuple[list[Request], Batch]:
+        """The step behind the one that is under way: its batch, and who is in it, all but those whose budget ends with
+        the token that is not read yet; maybe nobody."""
+        if self.flight is None:
+            return self.requests, self.batch
+        starts, table, held, requests = self._next_starts(), self._table, self._held, self.requests
+        going = starts < self._last
+        if not going.all():
+            starts, table, held = starts[going], table[going], held[going]
+            requests = [self.requests[place] for place in going.nonzero()[0].tolist()]
+        ones = np.ones(len(requests), np.int64)
+        spans = Spans(starts, ones, table, held)
+        return requests, Batch(np.zeros(len(requests), np.int32), spans, None, self.flight.ids_for(requests))
+
+    def launched(self, requests: list[Request], logits: torch.Tensor) -> Flight:
+        """Draw for the step of `ahead`, of which these are the logits, without waiting."""
+        flight = self.flight
+        if flight is not None and flight.requests == requests:
+            return Flight.of(requests, flight.drawing, logits)
+        places = {id(request): place for place, request in enumerate(self.requests)}
+        rows = np.array([places[id(request)] for request in requests], np.int64)
+        draws = self._draws.of_rows(rows)
+        if flight is not None:
+            draws.advance()
+        return Flight.of(requests, drawing_of(draws, self._vocab_size, logits.device), logits)
+
+    def land(self) -> npt.NDArray[np.int64] | None:
+        """The tokens of the step that is under way, which is then counted as computed. None where one could not be
+        drawn; the step counts for nothing then."""
+        assert self.flight is not None
+        flight, self.flight = self.flight, None
+        tokens = flight.read(self.requests)
+        if (tokens < 0).any():
+            return None
+        self._count_step()
+        return tokens
+
     # -- who goes on --------------------------------------------------------------------------------------------------
 
     def keep(self, looked_at: Sequence[int]) -> bool:
@@ -258,6 +313,7 @@ class Decoding:
             else:
                 self._token_ids[place] = request.ids[-1]
         if len(ended) == len(self.requests):
+            self.requests = []
             return False
         if ended:
             left = np.delete(np.arange(len(self.requests)), ended)

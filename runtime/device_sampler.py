@@ -14,7 +14,7 @@ import torch
 
 from niwaki.kernels.triton.sample import NO_TOKEN, NOT_FINITE, Changes, Draws, change_logits, sample_rows
 from niwaki.runtime.api import GenerationError
-from niwaki.runtime.sampler import Sampled, SampleRow, changes_of, checked_mask
+from niwaki.runtime.sampler import PlainDraws, Sampled, SampleRow, changes_of, checked_mask, on_device
 
 Int32s = npt.NDArray[np.int32]
 
@@ -47,6 +47,31 @@ def sample_on_device(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sa
         else:
             results.append(Sampled(token, *logprobs.get(index, ())))
     return results
+
+
+class DeviceDrawing:
+    """`ahead.Drawing` on a device: what the rows ask for lies there, and their positions move on there."""
+
+    def __init__(self, draws: PlainDraws, vocab: int, device: torch.device) -> None:
+        options, integers = draws.arrays
+        scale = np.divide(1.0, options[:, 0], out=np.zeros(len(options)), where=options[:, 0] > 0.0)
+        floats = on_device(np.stack((scale, options[:, 1], options[:, 2])), device)
+        numbers = on_device(np.ascontiguousarray(integers.T), device)
+        self._draws = Draws(
+            scale=floats[0].float(),
+            top_p=floats[1],
+            min_p=floats[2],
+            top_k=numbers[0],
+            seed=numbers[1],
+            position=numbers[2],
+            mask_of=torch.full((len(options),), -1, dtype=torch.int32, device=device),
+            masks=torch.zeros((1, (vocab + 31) // 32), dtype=torch.int32, device=device),
+        )
+
+    def draw(self, logits: torch.Tensor) -> torch.Tensor:
+        tokens = sample_rows(logits, self._draws)
+        self._draws.position.add_(1)
+        return tokens
 
 
 def _draws(rows: Sequence[SampleRow], vocab: int, device: torch.device, errors: dict[int, GenerationError]) -> Draws:

@@ -135,6 +135,7 @@ class Engine:
                 num_pages,
                 _tiers(self.config, self._layout),
                 boundaries=boundaries,
+                runs_ahead=runner.is_on_gpu,
             ),
             self.tokenizer,
             ConstraintCompiler(vocabulary),

@@ -26,6 +26,7 @@ class Recorded:
     graph: torch.cuda.CUDAGraph
     host: torch.Tensor  # int32, pinned
     inputs: torch.Tensor  # int32, on the device
+    token_ids: torch.Tensor  # int32 [rows], of `inputs`
     logits: torch.Tensor  # float32 [rows, vocab]
     has_copied: torch.cuda.Event  # `host` may be written again
     memory: object  # buffers that the graph writes to
@@ -41,9 +42,11 @@ class DecodeGraphs:
         self._recorded: dict[BatchShape, Recorded] = {}
         self._memory = torch.cuda.graph_pool_handle()
 
-    def forward(self, arrays: Mapping[str, Int32s], shape: BatchShape) -> torch.Tensor | None:
+    def forward(
+        self, arrays: Mapping[str, Int32s], shape: BatchShape, drawn: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
         """Logits float32 [tokens, vocab] of a batch of single tokens, good until the next step; None for one that no
-        graph is kept for."""
+        graph is kept for. `drawn`: the tokens, on the device, in place of those in `arrays`."""
         rows = next((rows for rows in ROWS if rows >= shape.num_tokens), None)
         if rows is None:
             return None
@@ -57,6 +60,8 @@ class DecodeGraphs:
         recorded.host.copy_(torch.from_numpy(packed(filled)))
         recorded.inputs.copy_(recorded.host, non_blocking=True)
         recorded.has_copied.record()
+        if drawn is not None:
+            recorded.token_ids[: shape.num_tokens].copy_(drawn)
         recorded.graph.replay()
         return recorded.logits[: shape.num_tokens]
 
@@ -75,4 +80,4 @@ class DecodeGraphs:
             logits = self._model.forward(on_device.token_ids, plan, None)
         memory = self._model.buffers(shape.num_tokens)
         has_copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        return Recorded(graph, host, inputs, logits, has_copied, memory)
+        return Recorded(graph, host, inputs, on_device.token_ids, logits, has_copied, memory)

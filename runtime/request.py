@@ -29,11 +29,14 @@ from niwaki.runtime.constraints import Matcher, marks_of
 from niwaki.runtime.constraints.automaton import ByteDfa
 from niwaki.runtime.constraints.boundaries import TAIL_TOKENS
 from niwaki.runtime.constraints.healing import Healing
+from niwaki.runtime.constraints.protocol import MaskRow
 from niwaki.runtime.drafts import Guesser
 from niwaki.runtime.limits import TokenIds as TokenIds  # told on from here, too
-from niwaki.runtime.sampler import Sampled, is_plain
+from niwaki.runtime.sampler import Sampled, SampleRow, is_plain
 from niwaki.runtime.stops import StopText
 from niwaki.runtime.tokenizer import Tokenizer
+
+HEALED_FROM = 1 << 40  # where the random numbers of a prompt's healed tokens stand, far from those of the answer
 
 
 @dataclass(slots=True)
@@ -53,6 +56,11 @@ class ScoreJob:
     pending: Pending[tuple[Score, ...]]
     starts: Sequence[int]
     scores: dict[int, Score] = field(default_factory=dict)
+
+    def add(self, index: int, score: Score) -> None:
+        self.scores[index] = score
+        if len(self.scores) == len(self.starts):
+            self.pending.succeed(tuple(self.scores[i] for i in range(len(self.starts))))
 
 
 Job = GenerateJob | ScoreJob
@@ -172,6 +180,10 @@ class Request:
         return max(1, self._length - 1) if isinstance(self.job, ScoreJob) else self._length
 
     @property
+    def is_computed(self) -> bool:
+        return self.num_computed == self.num_to_compute
+
+    @property
     def remaining_new(self) -> int:
         return self.params.max_new_tokens - self.num_generated if self.samples else 0
 
@@ -229,6 +241,21 @@ class Request:
         """The KV of so many tokens is written, and the logits before the last of them are read."""
         self.num_computed = num_tokens
         self.logits_from = max(self.logits_from, num_tokens - 1)
+
+    def sample_row(self, mask: MaskRow | None, end_ids: frozenset[int]) -> SampleRow:
+        """How its next token is drawn."""
+        params = self.params
+        penalised = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
+        is_early = self.num_generated < params.min_tokens
+        return SampleRow(
+            params=params,
+            seed=self.seed,
+            position=self.num_generated if self.healing is None else HEALED_FROM + self.healing.num_written,
+            mask=mask,
+            prompt_ids=self.ids[: self.num_prompt] if penalised else None,
+            output_ids=self.output_ids if penalised else None,
+            forbid=(*end_ids, *params.stop_token_ids) if is_early else (),
+        )
 
     # -- taking tokens ------------------------------------------------------------------------------------------------
 
@@ -323,6 +350,13 @@ class Request:
         if self.num_generated >= self.params.max_new_tokens:
             return FinishReason("length")
         return None
+
+    def note_prompt(self, position: int, entry: Sampled) -> None:
+        """The log-probability of a token of the prompt."""
+        text = self._tokenizer.token_text(entry.token_id)
+        self.prompt_logprobs[position] = TokenLogprob(entry.logprob, entry.token_id, text)
+        if entry.top:
+            self.prompt_top[position] = self.named(entry.top)
 
     def drop_unshown(self) -> None:
         """The request ended inside a forced run: what is behind its end was never said."""

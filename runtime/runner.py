@@ -66,6 +66,18 @@ class Row:
     page_ids: Sequence[int]  # its page table, covering start + q tokens
     num_logits: int = 1  # the last positions whose logits are wanted; 0 for a prefill chunk that is not the last
 
+    @property
+    def end(self) -> int:
+        """Tokens that are computed when it is."""
+        return self.start + len(self.token_ids)
+
+    def with_guess(self, guess: Int32s) -> Row:
+        """Longer by what may follow, with logits for each of it."""
+        if not len(guess):
+            return self
+        ids = np.concatenate([self.token_ids, guess])
+        return replace(self, token_ids=ids, num_logits=self.num_logits + len(guess))
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -74,6 +86,12 @@ class Batch:
     token_ids: Int32s  # [tokens]
     spans: Spans
     wanted: npt.NDArray[np.int64] | None  # indices of the tokens whose logits are wanted; None for all
+    # The tokens where they were drawn, on the runner's device: `token_ids` then says only how many they are.
+    drawn: torch.Tensor | None = None  # int64 [tokens]
+
+    def ids_on(self, device: torch.device) -> torch.Tensor:
+        """The tokens as int32."""
+        return torch.from_numpy(self.token_ids).to(device) if self.drawn is None else self.drawn.to(torch.int32)
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Batch:
@@ -148,11 +166,15 @@ class Runner:
         )
         self._side_by_side: SideBySide | None = None
         self._graphs: DecodeGraphs | None = None
-        if cuda_graphs and self._is_on_device and self._device.type == "cuda":
+        if cuda_graphs and self.is_on_gpu:
             from niwaki.runtime.graphs import DecodeGraphs  # loads Triton, which CPUs do without
 
             blank = make_plan((), page_size=page_size, num_pages=num_pages)
             self._graphs = DecodeGraphs(self._model, self._device, blank)
+
+    @property
+    def is_on_gpu(self) -> bool:
+        return self._is_on_device and self._device.type == "cuda"
 
     @classmethod
     def load(
@@ -253,8 +275,8 @@ class Runner:
                 return self._forward_in_parts(rows, parts)
         plan = self._plan(rows.spans)
         if self._is_on_device:
-            return self._forward_on_device(rows.spans, ids, plan, wanted)
-        token_ids = torch.from_numpy(ids).to(self._device)
+            return self._forward_on_device(rows, plan)
+        token_ids = rows.ids_on(self._device)
         may_be_parallel = threads == 1 or len(ids) * self._num_weights >= MIN_PARALLEL_WORK
         with nullcontext() if may_be_parallel else one_torch_thread():
             return self._model.forward(token_ids, plan, wanted)
@@ -272,20 +294,21 @@ class Runner:
         if self._side_by_side is None:
             self._side_by_side = SideBySide(self._model)
         shares = []
+        ids = batch.ids_on(self._device)
         for tokens, spans in divided(batch.spans, most, self._keys_per_token):
             wanted = batch.wanted
             if wanted is not None:
                 wanted = wanted[(wanted >= tokens.start) & (wanted < tokens.stop)] - tokens.start
-            shares.append(Share(torch.from_numpy(batch.token_ids[tokens]), self._plan(spans), wanted))
+            shares.append(Share(ids[tokens], self._plan(spans), wanted))
         return self._side_by_side.forward(shares)
 
-    def _forward_on_device(
-        self, spans: Spans, ids: Int32s, plan: AttentionPlan, wanted: npt.NDArray[np.int64] | None
-    ) -> torch.Tensor:
-        """The step by GPU kernels, which address memory by ids and positions unchecked: so they are checked here."""
+    def _forward_on_device(self, batch: Batch, plan: AttentionPlan) -> torch.Tensor:
+        """The step by GPU kernels, which address memory by ids and positions unchecked: so they are checked here, but
+        for ids that were drawn from this model's vocabulary."""
         from niwaki.kernels.triton.plan import lay_out, packed, plan_in  # an extra: only those who have a GPU load it
 
-        if ids.min() < 0 or ids.max() >= self.config.vocab_size:
+        spans, ids = batch.spans, batch.token_ids
+        if batch.drawn is None and (ids.min() < 0 or ids.max() >= self.config.vocab_size):
             raise IndexError(f"a token id is outside the vocabulary of {self.config.vocab_size}")
         if plan.positions.max() >= (most := min(self.config.context_length, self.num_pages * self.page_size)):
             raise ValueError(f"position {plan.positions.max()} is beyond the {most} positions of the model")
@@ -300,13 +323,15 @@ class Runner:
             group=self.config.num_heads // self.config.num_kv_heads,
             shares=self._shares,
         )
-        if self._graphs is not None and wanted is None and plan.num_tokens == len(spans):
+        if self._graphs is not None and batch.wanted is None and plan.num_tokens == len(spans):
             with torch.inference_mode():
-                logits = self._graphs.forward(arrays, shape)
+                logits = self._graphs.forward(arrays, shape, batch.drawn)
             if logits is not None:
                 return logits
         on_device = plan_in(torch.from_numpy(packed(arrays)).to(self._device), shape)
-        return self._model.forward(on_device.token_ids, replace(plan, on_device=on_device), wanted)
+        if batch.drawn is not None:
+            on_device.token_ids.copy_(batch.drawn)
+        return self._model.forward(on_device.token_ids, replace(plan, on_device=on_device), batch.wanted)
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Carry out copies on write, in order, in all layers."""

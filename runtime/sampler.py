@@ -154,6 +154,11 @@ class PlainDraws:
     def move_to(self, positions: Longs) -> None:
         self._integers[:, 2] = positions
 
+    @property
+    def arrays(self) -> tuple[Doubles, Longs]:
+        """[rows, 3]: temperature (0: greedy), top_p and min_p; and top_k, seed and the next position."""
+        return self._options, self._integers
+
     def draw(self, logits: torch.Tensor, masks: Mapping[int, MaskRow] = NO_MASKS) -> Longs | None:
         """What `sample` draws from these logits, a token for each row, of those in `masks` under their mask; a number
         below 0 where a mask leaves none. None where it takes `sample` to do it: the logits are on a device, or one is
@@ -212,6 +217,12 @@ def _allows(masks: Words, places: Longs, token_ids: Longs) -> npt.NDArray[np.boo
 
 def _on_host(logits: torch.Tensor) -> Floats:
     return cast(Floats, logits.detach().cpu().contiguous().numpy())
+
+
+def on_device(array: Doubles | Longs, device: torch.device) -> torch.Tensor:
+    """Moved there without waiting for what the device does."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _not_finite(highest: float) -> GenerationError:

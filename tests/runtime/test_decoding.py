@@ -6,18 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from niwaki.radix.pages import PageCopy
 from niwaki.runtime import scheduler
 from niwaki.runtime.api import (
     Cancelled,
     Choices,
     ConstraintError,
     Delta,
-    Generation,
     GenerationError,
     Grammar,
     JsonSchema,
@@ -25,86 +22,16 @@ from niwaki.runtime.api import (
     Regex,
     SamplingParams,
 )
-from niwaki.runtime.config import EngineConfig
-from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
-from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.constraints.matcher import AutomatonMatcher
 from niwaki.runtime.constraints.protocol import MaskRow
-from niwaki.runtime.core import EngineCore
-from niwaki.runtime.loader import read_model_folder
-from niwaki.runtime.request import GenerateJob, Request
 from niwaki.runtime.runner import Batch
-from niwaki.runtime.tokenizer import Tokenizer
+from tests.formula import Host
 from tests.toy import make_model
-
-PAGE_SIZE = 4
-
-
-class Formula:
-    """Logits that depend on the last token and its position alone."""
-
-    def __init__(self, folder: Path) -> None:
-        self.config = read_model_folder(folder).config
-        self.broken_at: int | None = None  # the position at which it fails
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        spans = batch.spans
-        positions = np.concatenate([np.arange(s, s + c) for s, c in zip(spans.starts, spans.counts, strict=True)])
-        assert all(spans.held * PAGE_SIZE >= spans.starts + spans.counts)
-        if self.broken_at in positions:
-            raise RuntimeError("broken")
-        ids = batch.token_ids
-        if batch.wanted is not None:
-            ids, positions = ids[batch.wanted], positions[batch.wanted]
-        phase = np.outer(ids + 1.0, np.arange(self.config.vocab_size) + 1.0) * 0.37 + positions[:, None]
-        return torch.from_numpy((3.0 * np.cos(phase)).astype(np.float32))
-
-    def copy_pages(self, copies: Sequence[PageCopy]) -> None: ...
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("toy"))
-
-
-class Host:
-    """A core on the formula, and requests on it."""
-
-    def __init__(self, folder: Path, num_pages: int = 400) -> None:
-        self.runner = Formula(folder)
-        self._tokenizer = Tokenizer(folder)
-        config = EngineConfig(page_size=PAGE_SIZE, max_running_requests=8)
-        model = self.runner.config
-        vocabulary = Vocabulary(self._tokenizer.token_bytes, frozenset(model.eos_ids), model.vocab_size)
-        self.compiler = ConstraintCompiler(vocabulary, seconds=20)
-        boundaries = Boundaries(vocabulary, self._tokenizer.plain_ids)
-        self.core = EngineCore(self.runner, self._tokenizer, config, num_pages, boundaries=boundaries)  # type: ignore[arg-type]  # what it asks
-        self.generations: list[Generation] = []
-        self.jobs: list[GenerateJob] = []
-        self.steady_steps = 0
-
-    def submit(self, params: SamplingParams, length: int) -> Generation:
-        index = len(self.generations)
-        ids = np.random.default_rng(index).integers(5, 60, length, dtype=np.int32)
-        generation = Generation()
-        job = GenerateJob(generation, 1)
-        matcher = None if params.constraint is None else self.compiler.compile(params.constraint).matcher()
-        self.core.submit([Request(index, job, 0, ids, params, self._tokenizer, seed=index, matcher=matcher)])
-        self.generations.append(generation)
-        self.jobs.append(job)
-        return generation
-
-    def step(self) -> None:
-        self.steady_steps += self.core._decoding is not None
-        self.core.step()
-        if self.core._decoding is None:
-            self.core.pages.cache.check()
-
-    def run(self) -> list[Output]:
-        while self.core.has_work:
-            self.step()
-        self.core.pages.cache.check()
-        return [replace(g.result()[0], seconds=0.0, queued_seconds=0.0, first_seconds=0.0) for g in self.generations]
 
 
 GREEDY = SamplingParams(max_new_tokens=40, temperature=0.0, ignore_eos=True)

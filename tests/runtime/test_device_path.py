@@ -17,10 +17,13 @@ from niwaki.kernels.triton.coded import CodedProduct, E4m3Product
 from niwaki.kernels.triton.ops import TritonOps
 from niwaki.radix.pages import PageCopy
 from niwaki.runtime import bundled
-from niwaki.runtime.api import ConfigError, Segment
+from niwaki.runtime.ahead import HostDrawing
+from niwaki.runtime.api import ConfigError, SamplingParams, Segment
+from niwaki.runtime.device_sampler import DeviceDrawing
 from niwaki.runtime.models.config import Experts, Latent, LayerKind, LayerNames, ModelConfig, Temperature
 from niwaki.runtime.models.mlp import DenseMlp
-from niwaki.runtime.runner import Row, Runner, refuse_small_cache, refuse_wide_heads, resolve_device
+from niwaki.runtime.runner import Batch, Row, Runner, refuse_small_cache, refuse_wide_heads, resolve_device
+from niwaki.runtime.sampler import PlainDraws
 from niwaki.runtime.tokenizer import Tokenizer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -132,6 +135,42 @@ def test_logits_agree_cold_chunked_ragged_and_copied(config: ModelConfig) -> Non
         runner.copy_pages([PageCopy(1, 5, 8)])
     forked = [Row(ids[52:53], 24, [0, 5]), Row(ids[53:54], 24, range(3))]
     assert torch.allclose(device.forward(forked).cpu(), host.forward(forked), atol=1e-4)
+
+
+def test_tokens_that_were_drawn_on_the_device_are_computed_like_those_of_the_host() -> None:
+    ids = np.random.default_rng(0).integers(0, 97, 64).astype(np.int32)
+    for runner in pair():
+        runner.forward([Row(ids[:22], 0, range(3), 0), Row(ids[40:43], 0, [4], 0)])
+        batch = Batch.of([Row(ids[43:44], 22, range(3)), Row(ids[44:45], 3, [4])])
+        expected = runner.forward(batch).clone()
+        drawn = torch.from_numpy(batch.token_ids.astype(np.int64)).to(expected.device)
+        assert torch.equal(runner.forward(replace(batch, token_ids=np.zeros(2, np.int32), drawn=drawn)), expected)
+
+
+@pytest.mark.parametrize("position", [0, 11])
+def test_a_device_draws_step_after_step_what_the_host_draws(position: int) -> None:
+    vocab = 97
+    sets: list[dict[str, float]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_p": 0.8},
+        {"temperature": 1.3, "top_k": 9},
+        {"temperature": 1.0, "min_p": 0.05, "top_k": 30},
+    ]
+    rows = [(SamplingParams(**options), 5 + seed, position) for seed, options in enumerate(sets)]  # type: ignore[arg-type]  # floats, and one int
+    host = HostDrawing(PlainDraws.of(rows, vocab))
+    device = DeviceDrawing(PlainDraws.of(rows, vocab), vocab, torch.device(DEVICE))
+    generator = torch.Generator().manual_seed(1)
+    seen = set()
+    for _ in range(4):
+        logits = 2 * torch.randn(len(rows), vocab, generator=generator)
+        tokens = host.draw(logits).tolist()
+        assert device.draw(logits.to(DEVICE)).tolist() == tokens
+        seen.add(tuple(tokens[1:]))
+    assert len(seen) == 4
+    logits[2, 5] = float("nan")
+    assert (device.draw(logits.to(DEVICE)) < 0).tolist() == [False, False, True, False, False]
+    assert (host.draw(logits) < 0).any()
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])

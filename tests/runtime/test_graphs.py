@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from niwaki.runtime.graphs import DecodeGraphs
 from niwaki.runtime.models.config import ModelConfig
 from niwaki.runtime.models.decoder import Decoder
 from niwaki.runtime.models.workspace import Buffers
-from niwaki.runtime.runner import Row, Runner
+from niwaki.runtime.runner import Batch, Row, Runner
 
 CPU = torch.device("cpu")
 PAGES = 24
@@ -121,6 +122,17 @@ def test_replays_give_what_launches_give(order: tuple[Runner, Order]) -> None:
     recording = ["wait", "warm up", "wait", "capture"]
     step_of = ["host is free", "inputs are there", "replay"]
     assert happened.done == [*recording, *step_of, *step_of, *recording, *step_of, *step_of]
+
+
+def test_a_replay_takes_tokens_that_lie_on_the_device(order: tuple[Runner, Order]) -> None:
+    graphed, happened = order
+    expected = graphed.forward(rows_of(0, 3)).clone()
+    batch = Batch.of(rows_of(0, 3))
+    drawn = torch.from_numpy(batch.token_ids.astype(np.int64))
+    happened.done.clear()
+    graphed.forward(rows_of(1, 3))
+    assert torch.equal(graphed.forward(replace(batch, token_ids=np.zeros(3, np.int32), drawn=drawn)), expected)
+    assert happened.done.count("replay") == 2
 
 
 def test_rows_that_fill_a_batch_up_touch_no_page(order: tuple[Runner, Order]) -> None:

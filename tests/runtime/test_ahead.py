@@ -1,0 +1,244 @@
+"""A step that is launched before the tokens of the last one are read gives what steps in turn give. On a GPU this is
+the default; here it is switched on, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from niwaki.runtime import ahead
+from niwaki.runtime.ahead import Flight
+from niwaki.runtime.api import Cancelled, Delta, GenerationError, Output, SamplingParams
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.request import Request
+from niwaki.runtime.runner import Batch
+from tests.formula import Host
+from tests.toy import make_model
+
+GREEDY = SamplingParams(max_new_tokens=40, temperature=0.0, ignore_eos=True)
+DRAWN = replace(GREEDY, temperature=1.0, top_p=0.9)
+PLAIN = [
+    GREEDY,
+    DRAWN,
+    replace(GREEDY, max_new_tokens=150),  # text in several portions
+    replace(DRAWN, ignore_eos=False, max_new_tokens=90),
+    replace(DRAWN, stop=("a", "e")),
+    replace(DRAWN, stop_token_ids=(7, 11, 19, 23)),
+    replace(DRAWN, max_new_tokens=1),
+    replace(DRAWN, top_k=5, min_p=0.1, max_new_tokens=33),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture
+def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happened, in order."""
+    happened: list[str] = []
+    read, of = Flight.read, Flight.of
+
+    def reads(flight: Flight, requests: Sequence[Request]) -> object:
+        happened.append("read")
+        return read(flight, requests)
+
+    def launches(requests: Sequence[Request], drawing: ahead.Drawing, logits: torch.Tensor) -> Flight:
+        happened.append("launch")
+        return of(requests, drawing, logits)
+
+    monkeypatch.setattr(Flight, "read", reads)
+    monkeypatch.setattr(Flight, "of", launches)
+    return happened
+
+
+def mixed(host: Host, kinds: Sequence[SamplingParams]) -> list[Output]:
+    """More requests than may run at once, some of which come later."""
+    for index, params in enumerate(kinds):
+        host.submit(params, 3 + 5 * index)
+    for _ in range(30):
+        host.step()
+    for index, params in enumerate(kinds):
+        host.submit(params, 4 + index)
+    return host.run()
+
+
+@pytest.mark.parametrize("num_pages", [400, 60], ids=["roomy", "short"])
+def test_running_ahead_gives_what_steps_in_turn_give(num_pages: int, folder: Path, order: list[str]) -> None:
+    host, calm = Host(folder, num_pages, runs_ahead=True), Host(folder, num_pages)
+    outputs = mixed(host, PLAIN)
+    assert order.count("launch") > 50
+    launched = len(order)
+    assert outputs == mixed(calm, PLAIN)
+    assert len(order) == launched, "nobody runs ahead who was not told to"
+    ends = {output.finish_reason.type for output in outputs}
+    assert ends == {"stop", "length"}, "known one step late, and known before"
+    counters = [replace(each.core.counters, steps=0, recomputed_tokens=0) for each in (host, calm)]
+    assert counters[0] == counters[1]
+    assert (num_pages == 60) == (host.core.counters.preemptions > 0)
+
+
+def test_a_step_is_launched_before_the_tokens_of_the_last_one_are_read(folder: Path, order: list[str]) -> None:
+    host = Host(folder, runs_ahead=True)
+    for length in (5, 9, 14):
+        host.submit(GREEDY, length)
+    host.run()
+    assert order[:6] == ["launch", "launch", "read", "launch", "read", "launch"]
+    assert order.count("launch") == order.count("read"), "who ends with his budget is in no step behind it"
+    assert order.count("launch") > 30
+
+
+def test_no_step_is_lost_where_others_come_and_wait(folder: Path, order: list[str]) -> None:
+    host = Host(folder, runs_ahead=True)
+    for index in range(12):
+        host.submit(replace(GREEDY, max_new_tokens=9 + 2 * index), 5)
+    while host.core.num_waiting > 2 or host.core._decoding is None or host.core._decoding.flight is None:
+        host.step()
+    host.submit(GREEDY, 7)
+    assert order.count("launch") == order.count("read")
+    host.run()
+    assert order.count("launch") == order.count("read")
+
+
+def test_the_last_ones_may_end_in_one_step(folder: Path, order: list[str]) -> None:
+    host = Host(folder, runs_ahead=True)
+    for budget in (20, 21, 21):
+        host.submit(replace(GREEDY, max_new_tokens=budget), 5)
+    assert [len(output.token_ids) for output in host.run()] == [20, 21, 21]
+    assert order.count("launch") == order.count("read") > 10
+
+
+def test_who_may_guess_or_is_drawn_one_by_one_does_not_run_ahead(folder: Path, order: list[str]) -> None:
+    host = Host(folder, runs_ahead=True)
+    for params in (GREEDY, DRAWN):
+        host.submit(params, 5)
+    host.run()
+    for params in (GREEDY, DRAWN, replace(DRAWN, repetition_penalty=1.2)):
+        host.submit(params, 5)
+    host.run()
+    assert order == []
+
+
+def test_whoever_reads_is_told_every_token_and_none_twice(folder: Path) -> None:
+    host = Host(folder, runs_ahead=True)
+    generation, *_ = [host.submit(replace(DRAWN, ignore_eos=False), length) for length in (5, 9, 14)]
+    for _ in range(10):
+        host.step()
+    deltas: list[Delta] = []
+    generation.add_delta_callback(deltas.append)
+    host.run()
+    (output,) = generation.result()
+    assert [i for delta in deltas for i in delta.token_ids] == list(output.token_ids)
+    assert "".join(delta.text for delta in deltas) == output.text
+
+
+def test_a_cancelled_request_leaves_and_the_others_go_on(folder: Path) -> None:
+    host, calm = Host(folder, runs_ahead=True), Host(folder)
+    for each in (host, calm):
+        for length in (5, 9, 14, 7):
+            each.submit(DRAWN, length)
+    for _ in range(20):
+        host.step()
+    assert host.core._decoding is not None
+    assert host.core._decoding.flight is not None
+    host.core.abort(host.jobs[1])
+    assert isinstance(host.generations[1].error(), Cancelled)
+    host.core.pages.cache.check()
+    del host.generations[1]
+    assert host.run() == [output for index, output in enumerate(calm.run()) if index != 1]
+
+
+def test_a_model_that_fails_fails_the_batch_and_gives_its_pages_back(folder: Path, order: list[str]) -> None:
+    host = Host(folder, runs_ahead=True)
+    generations = [host.submit(GREEDY, length) for length in (5, 9, 12)]
+    host.runner.broken_at = 20
+    while host.core.has_work:
+        host.step()
+    assert all(isinstance(generation.error(), GenerationError) for generation in generations)
+    assert host.core.counters.failed == 3
+    assert host.core.pages.cache.stats().held_pages == 0
+    assert order.count("launch") == order.count("read") + 1, "what was under way is not waited for"
+
+
+def test_a_device_that_fails_where_it_is_waited_for_fails_the_batch(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(folder, runs_ahead=True)
+    generations = [host.submit(GREEDY, length) for length in (5, 9, 12)]
+    for _ in range(10):
+        host.step()
+
+    def fail(flight: Flight, requests: Sequence[Request]) -> object:
+        raise RuntimeError("device-side assert")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Flight, "read", fail)
+        host.step()
+    assert host.core.num_running == 0
+    assert all("device-side assert" in str(generation.error()) for generation in generations)
+    assert host.core.counters.failed == 3
+    assert host.core.pages.cache.stats().held_pages == 0
+    after = host.submit(GREEDY, 5)
+    while host.core.has_work:
+        host.step()
+    assert len(after.result()[0].token_ids) == GREEDY.max_new_tokens
+
+
+def test_a_row_that_is_not_finite_fails_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host, calm = Host(folder, runs_ahead=True), Host(folder)
+    for each in (host, calm):
+        for length in (9, 12, 15, 18):
+            each.submit(DRAWN, length)
+    whole = host.runner.forward
+
+    def broken(batch: Batch) -> torch.Tensor:
+        logits = whole(batch)
+        logits[(torch.from_numpy(batch.spans.starts) == 24) & (len(logits) == 4)] = float("nan")
+        return logits
+
+    monkeypatch.setattr(host.runner, "forward", broken)
+    while host.core.has_work and host.core.counters.failed == 0:
+        host.step()
+    monkeypatch.setattr(host.runner, "forward", whole)
+    (failed,) = [index for index, generation in enumerate(host.generations) if generation.error()]
+    assert isinstance(host.generations.pop(failed).error(), GenerationError)
+    assert host.run() == [output for index, output in enumerate(calm.run()) if index != failed]
+
+
+def test_what_a_superfluous_step_writes_harms_nobody(tmp_path: Path, order: list[str]) -> None:
+    """On a real model, bit by bit, in a pool that is short: texts on shared prefixes, found in the cache again."""
+    model = make_model(tmp_path, sharpness=4.0)
+    generator = np.random.default_rng(3)
+    shared = generator.integers(5, 300, 21).tolist()
+    prompts = [shared + generator.integers(5, 300, 2 + index).tolist() for index in range(7)]
+    params: list[dict[str, object]] = [
+        {"temperature": 0.8, "max_new_tokens": 20 + 7 * index, "seed": index, "stop_token_ids": list(range(5, 8))}
+        for index in range(7)
+    ]
+
+    def texts(runs_ahead: bool) -> list[list[int]]:
+        with Engine(model, kv_tokens=160, page_size=4, deterministic=True) as engine:
+            engine.backend._core._runs_ahead = runs_ahead
+            written: list[list[int]] = []
+            for _ in range(3):
+                answers = engine.generate(input_ids=prompts, sampling_params=params)
+                assert isinstance(answers, list)
+                for answer in answers:
+                    assert isinstance(answer["output_ids"], list)
+                    written.append(answer["output_ids"])
+            assert engine.stats()["cached_tokens"] > 0
+            assert engine.stats()["evicted_pages"] > 0
+            return written
+
+    expected = texts(False)
+    assert order == []
+    assert texts(True) == expected
+    assert order.count("launch") > 50
+    assert expected[:7] == expected[7:14] == expected[14:]
+    assert len({len(ids) for ids in expected}) > 2, "they end at different steps"
