@@ -1,6 +1,7 @@
 """Everything that one looks at on an NVIDIA GPU, in one run: `python -m tests.benchmarks.bench_gpu --json PATH`.
 
-1. The kernels: right, and how fast (`niwaki.kernels.check`). 2. The bundled model: the CPU's greedy tokens. 3. Decoding
+1. The kernels: right, and how fast (`niwaki.kernels.check`). 2. The bundled model: the CPU's greedy tokens, and in the
+engine the tokens and the time of steps that are launched ahead against those of steps in turn. 3. Decoding
 at the shapes of 0.6B, 1B and 8B models with random weights: a step through its CUDA graph and launch by launch, against
 what the device's bandwidth allows (W0, W17). 4. The same with weights and caches of few bits. 5. Prefill, and a step of
 both kinds. 6. A shared prefix: tree attention against row by row (W14).
@@ -30,6 +31,7 @@ from niwaki.kernels import check
 from niwaki.kernels.ops import Ops
 from niwaki.kernels.triton.ops import TritonOps
 from niwaki.runtime import bundled
+from niwaki.runtime.engine import Engine
 from niwaki.runtime.models.config import ModelConfig
 from niwaki.runtime.models.weights import expected_tensors
 from niwaki.runtime.runner import Row, Runner
@@ -97,10 +99,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     steps = 2 if chosen.dry_run else 32
     same = greedy_tokens(device.type, steps, TritonOps()) == greedy_tokens("cpu", steps)
     print(f"\nThe bundled model in float32 writes the CPU's greedy tokens: {'yes' if same else 'NO'}\n", flush=True)
+    is_same_ahead, line = engine_line(device.type, TINY if chosen.dry_run else FULL)
+    print(check.table([line]), flush=True)
     named = {name: SHAPES[name] for name in chosen.models.split(",") if name}
     shapes = {"tiny": DRY} if chosen.dry_run else named
     bandwidth = check.measured_ceilings(device).bytes_per_second if device.type == "cuda" else math.nan
-    models: list[Json] = []
+    models: list[Json] = [line]
     for name, config in shapes.items():
         for line in model_lines(name, config, device, bandwidth, TINY if chosen.dry_run else FULL):
             models.append(line)
@@ -109,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen.json.parent.mkdir(parents=True, exist_ok=True)
         report = {"machine": check.machine(), "kernels": kernels, "same tokens as the CPU": same, "models": models}
         chosen.json.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
-    return 0 if is_right and same else 1
+    return 0 if is_right and same and is_same_ahead else 1
 
 
 def greedy_tokens(device: str, steps: int, ops: Ops | None = None) -> list[list[int]]:
@@ -127,6 +131,33 @@ def greedy_tokens(device: str, steps: int, ops: Ops | None = None) -> list[list[
             written[i].append(token)
             rows.append(Row(np.array([token], np.int32), len(prompts[i]) + len(written[i]) - 1, pages[i]))
     return written
+
+
+def engine_line(device: str, work: Work) -> tuple[bool, Json]:
+    """The bundled model in the engine, where a step is short: a batch decodes, each step launched before the last one's
+    tokens are read, and in turn. Whether the tokens are the same, and the milliseconds a step."""
+    batch, length, steps = max(4, work.batches[-1]), 24, 16 * work.repeats
+    generator = np.random.default_rng(0)
+    prompts = generator.integers(300, 2000, (batch, length)).tolist()
+    params = {"temperature": 0, "max_new_tokens": steps, "ignore_eos": True}
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    written: dict[bool, object] = {}
+    with Engine(
+        device=device, dtype="float32", kv_tokens=batch * (length + steps + PAGE), page_size=PAGE, draft_tokens=0
+    ) as engine:
+        for _ in range(1 + min(work.repeats, 5)):
+            for ahead, taken in seconds.items():
+                engine.backend._core._runs_ahead = ahead
+                engine.flush_cache()
+                start = time.perf_counter()
+                answers = engine.generate(input_ids=prompts, sampling_params=params)
+                taken.append(time.perf_counter() - start)
+                assert isinstance(answers, list)
+                written[ahead] = [answer["output_ids"] for answer in answers]
+    launched, in_turn = (statistics.median(taken[1:]) / steps * 1e3 for taken in seconds.values())
+    same = written[True] == written[False]
+    line: Json = {"model": "niwaki-tiny", "work": f"engine, {batch} x {length}, {steps} new", "ms": launched}
+    return same, line | {"ms in turn": in_turn, "same tokens": "yes" if same else "NO"}
 
 
 def runner_of(

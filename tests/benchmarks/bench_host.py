@@ -1,10 +1,10 @@
 """W17: what the host does in each step, by part, while the model costs nothing. Prints a table, can write JSON.
 
-Run it as `python -m tests.benchmarks.bench_host [--streamed] [--json PATH] [--profile BATCH]`. The core runs decoding
-requests against a model that returns the same logits at once. Medians over runs of 16 steps, in which each request
-takes one page, of processor time: other work on the machine still slows it by the caches that it takes. With
-`--streamed` somebody reads every token of every request as it comes. Budgets in all: 53, 156 and 522 microseconds at
-batch 1, 32 and 256.
+Run it as `python -m tests.benchmarks.bench_host [--streamed] [--ahead] [--json PATH] [--profile BATCH]`. The core runs
+decoding requests against a model that returns the same logits at once. Medians over runs of 16 steps, in which each
+request takes one page, of processor time: other work on the machine still slows it by the caches that it takes. With
+`--streamed` somebody reads every token of every request as it comes; with `--ahead` steps are launched before the last
+one's tokens are read, as on a GPU. Budgets in all: 53, 156 and 522 microseconds at batch 1, 32 and 256.
 """
 
 from __future__ import annotations
@@ -92,14 +92,14 @@ def timed(owner: object, name: str, spent: dict[str, float]) -> None:
     setattr(owner, name, call)
 
 
-def core_with(batch: int, *, is_streamed: bool) -> tuple[EngineCore, StubRunner]:
+def core_with(batch: int, *, is_streamed: bool, runs_ahead: bool) -> tuple[EngineCore, StubRunner]:
     """A core in which `batch` requests decode, each on a prompt of its own."""
     length = PROMPT + 2 * STEPS + WARM_STEPS + 64
     num_pages = batch * (length // PAGE_SIZE + 4) + 64
     runner = StubRunner(num_pages)
     tokenizer = Tokenizer(MODEL_DIR)
     config = EngineConfig(max_running_requests=max(256, batch), chunked_prefill_size=16384)
-    core = EngineCore(runner, tokenizer, config, num_pages)  # type: ignore[arg-type]  # what the core asks of a runner
+    core = EngineCore(runner, tokenizer, config, num_pages, runs_ahead=runs_ahead)  # type: ignore[arg-type]  # what it asks
     rng = np.random.default_rng(0)
     params = SamplingParams(max_new_tokens=length - PROMPT, temperature=0.0, ignore_eos=True)
     for index in range(batch):
@@ -111,8 +111,8 @@ def core_with(batch: int, *, is_streamed: bool) -> tuple[EngineCore, StubRunner]
     return core, runner
 
 
-def measure(batch: int, *, is_streamed: bool = False, profile: bool = False) -> HostTime:
-    core, runner = core_with(batch, is_streamed=is_streamed)
+def measure(batch: int, *, is_streamed: bool = False, runs_ahead: bool = False, profile: bool = False) -> HostTime:
+    core, runner = core_with(batch, is_streamed=is_streamed, runs_ahead=runs_ahead)
     for _ in range(WARM_STEPS):
         core.step()
     gc.collect()
@@ -128,12 +128,13 @@ def measure(batch: int, *, is_streamed: bool = False, profile: bool = False) -> 
     timed(core, "_steady", spent)
     timed(core, "_go_on", spent)
     timed(core._decoding, "draw", spent)
+    timed(core._decoding, "launched", spent)
     parts: dict[str, list[float]] = {}
     for _ in range(STEPS // PAGE_SIZE):
         spent.clear()
         runner.seconds = 0.0
         total = seconds_of_a_page(core)
-        draw, go_on = spent["draw"], spent["_go_on"] - spent["draw"]
+        draw, go_on = spent.get("draw", 0.0) + spent.get("launched", 0.0), spent["_go_on"]
         known = {"schedule, pages": spent["_steady"], "inputs": runner.seconds, "sample": draw, "tokens back": go_on}
         for name, seconds in {**known, "the step itself": total - sum(known.values())}.items():
             parts.setdefault(name, []).append(seconds)
@@ -166,12 +167,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--streamed", action="store_true", help="somebody reads every request's text as it comes")
     parser.add_argument("--profile", type=int, metavar="BATCH", help="show where the time goes at this batch size")
+    parser.add_argument(
+        "--ahead", action="store_true", help="each step is launched before the last one's tokens are read"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.profile:
-        measure(options.profile, is_streamed=options.streamed, profile=True)
+        measure(options.profile, is_streamed=options.streamed, runs_ahead=options.ahead, profile=True)
         return
-    measured = [measure(batch, is_streamed=options.streamed) for batch in BUDGETS]
+    measured = [measure(batch, is_streamed=options.streamed, runs_ahead=options.ahead) for batch in BUDGETS]
     print(table(measured))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
