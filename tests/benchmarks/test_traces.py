@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.benchmarks.traces import operations, traces
 
 
-def test_a_few_operations_and_traces_hold() -> None:
-    operations(400, seed=2)
-    *_, (done, counts) = traces(8, seed=2)
+@pytest.mark.parametrize("runs_ahead", [False, True], ids=["in turn", "ahead"])
+def test_a_few_traces_hold(runs_ahead: bool) -> None:
+    *_, (done, counts) = traces(8, seed=2, runs_ahead=runs_ahead)
     assert done == 8
     assert counts.answers > 8
     assert counts.cached_tokens > 0
+
+
+def test_a_few_operations_hold() -> None:
+    operations(400, seed=2)

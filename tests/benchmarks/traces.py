@@ -2,6 +2,7 @@
 
 python -m tests.benchmarks.traces --operations 100000    # the cache against a naive model, checked after each
 python -m tests.benchmarks.traces --traces 10000         # the engine against cold solo runs (scorecard I1)
+python -m tests.benchmarks.traces --traces 10000 --ahead # ... with steps launched before the last one's tokens are read
 
 A trace is a few timed actions on one engine: send a request or several at once (prompts share heads that end at a
 page's edge or a token beside it), let it take some steps, cancel something in the middle of its prefill or its text,
@@ -60,11 +61,17 @@ class Asked:
     ids: Ids
     num_new: int
     seed: int
+    is_plain: bool  # tokens only, which may end it at any time
 
     @property
     def params(self) -> SamplingParams:
         return SamplingParams(
-            temperature=1.0, seed=self.seed, max_new_tokens=self.num_new, ignore_eos=True, return_logprob=True
+            temperature=1.0,
+            seed=self.seed,
+            max_new_tokens=self.num_new,
+            ignore_eos=True,
+            return_logprob=not self.is_plain,
+            stop_token_ids=tuple(range(5, 15)) if self.is_plain else (),
         )
 
 
@@ -96,15 +103,16 @@ def told(output: Output) -> Told:
 class Traffic:
     """Requests that look like each other: heads of a page, one token less and more, and of three; few tails."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, is_plain: bool) -> None:
         draw = random.Random(seed)
+        self._is_plain = is_plain
         self._heads = [tuple(draw.randrange(5, VOCAB_SIZE) for _ in range(3 * PAGE)) for _ in range(3)]
         self._tails = [tuple(draw.randrange(5, VOCAB_SIZE) for _ in range(draw.randint(1, 20))) for _ in range(8)]
 
     def asked(self, draw: random.Random) -> Asked:
         size = draw.choice((PAGE - 1, PAGE, PAGE + 1, 2 * PAGE, 3 * PAGE))
         ids = draw.choice(self._heads)[:size] + draw.choice(self._tails)
-        return Asked(ids, draw.choice((1, 12, 36)), draw.randrange(3))
+        return Asked(ids, draw.choice((1, 12, 36)), draw.randrange(3), self._is_plain)
 
 
 @dataclass
@@ -154,7 +162,7 @@ def wait_for_steps(engine: Engine, count: int) -> None:
         time.sleep(0.0005)
 
 
-def traces(count: int, seed: int) -> Iterator[tuple[int, Counts]]:
+def traces(count: int, seed: int, *, runs_ahead: bool = False) -> Iterator[tuple[int, Counts]]:
     """Run them in turn over engines of several sizes; gives the number done and the counts now and then."""
     counts = Counts()
     with tempfile.TemporaryDirectory() as folder:
@@ -165,8 +173,10 @@ def traces(count: int, seed: int) -> Iterator[tuple[int, Counts]]:
         while done < count:
             pool, chunk = next(sizes)
             options = {"kv_tokens": pool, "chunked_prefill_size": chunk, "deterministic": True}
+            options |= {"draft_tokens": 0} if runs_ahead else {}  # who may guess does not run ahead
             with Engine(model, **options) as engine:
-                traffic = Traffic(seed + done)
+                engine.backend._core._runs_ahead = runs_ahead
+                traffic = Traffic(seed + done, is_plain=runs_ahead)
                 for _ in range(min(EVERY // 4, count - done)):
                     trace(engine, solo, traffic, random.Random(f"{seed} {done}"), counts)
                     done += 1
@@ -183,6 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--operations", type=int, default=0, metavar="N")
     parser.add_argument("--traces", type=int, default=0, metavar="N")
+    parser.add_argument("--ahead", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(argv)
     began = time.perf_counter()
@@ -193,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     began = time.perf_counter()
     if options.traces:
-        for done, counts in traces(options.traces, options.seed):
+        for done, counts in traces(options.traces, options.seed, runs_ahead=options.ahead):
             print(
                 f"{done} traces: {counts.answers} answers equal to cold solo runs, {counts.cancelled} cancelled, "
                 f"{counts.cached_tokens:.0f} tokens from the cache, {counts.preemptions:.0f} preemptions, "
