@@ -29,6 +29,11 @@ if SETTINGS["THREADING_LAYER"] == "default":
     SETTINGS["THREADING_LAYER"] = "workqueue"
 
 
+def compiles_for_this_processor() -> bool:
+    """Whether kernels may use all that this processor can: nobody told Numba to compile for another one."""
+    return not SETTINGS["CPU_NAME"] and not SETTINGS["CPU_FEATURES"]
+
+
 def jit(
     *, parallel: bool = False, nogil: bool = False, inline: bool = False, fastmath: frozenset[str] = FASTMATH
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:

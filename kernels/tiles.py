@@ -33,7 +33,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from niwaki.kernels import vector_tiles
-from niwaki.kernels.jit import jit
+from niwaki.kernels.jit import compiles_for_this_processor, jit
 from niwaki.kernels.operand import Array
 from niwaki.kernels.simd_memory import element_pointer
 from niwaki.kernels.vector_tiles import multiplies_pairs
@@ -61,7 +61,8 @@ def has_tiles() -> bool:
     Not by vectors beside a matrix unit that the system keeps from this process: both kinds of code have one place on
     the disk.
     """
-    by_vectors = multiplies_pairs() or bool(llvm.get_host_cpu_features().get("fma"))
+    has_fused = bool(llvm.get_host_cpu_features().get("fma")) and compiles_for_this_processor()
+    by_vectors = multiplies_pairs() or has_fused
     return has_matrix_unit() or (by_vectors and not torch.cpu._is_amx_tile_supported())
 
 

@@ -18,6 +18,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 from numba.core import cgutils
 
+from niwaki.kernels.jit import compiles_for_this_processor
 from niwaki.kernels.simd import FLOATS, INTS, in_all_lanes
 
 ROWS = 16
@@ -36,7 +37,7 @@ def multiplies_pairs() -> bool:
     is written in it: so the first call, which comes before any kernel is compiled or read from disk, tells LLVM how to
     read that."""
     features = llvm.get_host_cpu_features()
-    has_instruction = bool(features.get("avx512bf16") and features.get("avx512f"))
+    has_instruction = bool(features.get("avx512bf16")) and compiles_for_this_processor()
     if has_instruction:
         llvm.initialize_native_asmparser()
     return has_instruction

@@ -6,8 +6,8 @@ Real text (docs/) is cut at random characters. What should follow: the rest of t
 what the model greedily writes behind the uncut tokens. A text is impossible whose tokens are not the prompt's bytes and
 then UTF-8.
 
-In float32: an uncut prompt and one that is kept are the same tokens in the same batch, while healed tokens are written one by
-one, and in bfloat16 three of a hundred greedy texts go another way for nothing but that.
+In float32: an uncut prompt and one that is kept are the same tokens in the same batch, while healed tokens are written
+one by one, and in bfloat16 three of a hundred greedy texts go another way for nothing but that.
 """
 
 from __future__ import annotations
