@@ -546,8 +546,8 @@ class Generation(Pending[tuple[Output, ...]]):
     def __init__(self, cancel: Callable[[], None] | None = None) -> None:
         super().__init__(cancel)
         self._deltas: list[Delta] = []
-        self._delta_callbacks: tuple[Callable[[Delta], None], ...] = ()
-        self._num_reading = 0  # of those who wait for deltas
+        self._watchers: tuple[Callable[[], None], ...] = ()
+        self._num_waiting = 0  # in `deltas`
         self._is_streamed = False
 
     @property
@@ -556,23 +556,31 @@ class Generation(Pending[tuple[Output, ...]]):
         return self._is_streamed
 
     def push(self, delta: Delta) -> None:
-        """Backend side: one more piece of text."""
-        with self._lock:
-            self._deltas.append(delta)
-            callbacks = self._delta_callbacks
-            if self._num_reading:
+        """Backend side: one more piece of text. One thread at a time does this."""
+        # Done for every token of every stream, so without a lock: the delta is there before anybody is told of it, and
+        # whoever wants to be told says so before looking for what is there.
+        self._deltas.append(delta)
+        for tell in self._watchers:
+            tell()
+        if self._num_waiting:
+            with self._changed:
                 self._changed.notify_all()
-        for callback in callbacks:
-            _guarded(callback, delta)
+
+    def watch(self, tell: Callable[[], None]) -> None:
+        """Call `tell` whenever there may be more for `deltas_from`. It must neither wait nor raise."""
+        self._is_streamed = True
+        with self._lock:
+            self._watchers += (tell,)
+        if self._deltas:
+            tell()
+
+    def deltas_from(self, position: int) -> list[Delta]:
+        """Those from `position` on that are there; waits for none."""
+        return self._deltas[position:]
 
     def add_delta_callback(self, callback: Callable[[Delta], None]) -> None:
         """Call back with every delta, those that already came included, in order."""
-        self._is_streamed = True
-        with self._changed:
-            seen = tuple(self._deltas)
-            self._delta_callbacks += (callback,)
-            for delta in seen:  # under the lock: a push from the backend must not overtake the past
-                callback(delta)
+        self.watch(_Caller(self._deltas, callback))
 
     def deltas(self, timeout: float | None = None) -> Iterator[Delta]:
         """All deltas from the first on, also when called late. Raises what the generation failed with.
@@ -590,12 +598,28 @@ class Generation(Pending[tuple[Output, ...]]):
     def _after(self, position: int, timeout: float | None) -> list[Delta]:
         """Wait for deltas from `position` on; empty when there will be none."""
         with self._changed:
-            self._num_reading += 1
+            self._num_waiting += 1
             has_come = self._changed.wait_for(lambda: self._done or len(self._deltas) > position, timeout)
-            self._num_reading -= 1
+            self._num_waiting -= 1
             if not has_come:
                 raise TimedOut(f"no text within {timeout} s")
             return self._deltas[position:]
+
+
+class _Caller:
+    """A watcher that calls back with each delta once, whichever thread tells it first."""
+
+    def __init__(self, deltas: list[Delta], callback: Callable[[Delta], None]) -> None:
+        self._deltas = deltas
+        self._callback = callback
+        self._position = 0
+        self._lock = threading.RLock()
+
+    def __call__(self) -> None:
+        with self._lock:
+            while self._position < len(self._deltas):
+                self._position += 1
+                _guarded(self._callback, self._deltas[self._position - 1])
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from niwaki.runtime.api import (
     BackendInfo,
     Branch,
     CallFormat,
+    Delta,
     EngineStopped,
     Generation,
     Message,
@@ -81,6 +82,7 @@ class _Asked:
     pending: Generation | Pending[tuple[Score, ...]] | Pending[bool] | Pending[tuple[OutlineNode, ...]] | _ScriptThere
     branch: ClientBranch | None = None
     accepted: Pending[None] | None = None
+    push: Callable[[Delta], None] | None = None  # of a generation: looked up once, called for each of its tokens
 
 
 class EngineClient:
@@ -130,8 +132,8 @@ class EngineClient:
             for report in reports:
                 if isinstance(report, frames.Piece):  # one for each row of each step: the rest is rare
                     asked = self._asked.get(report.id)
-                    if asked is not None and isinstance(asked.pending, Generation):
-                        asked.pending.push(report.delta)
+                    if asked is not None and asked.push is not None:
+                        asked.push(report.delta)
                 else:
                     self._take_in(report)
 
@@ -225,7 +227,7 @@ class EngineClient:
         keep, branch_number = self._kept(branch)
         self._ask(
             number,
-            _Asked(generation, branch, accepted),
+            _Asked(generation, branch, accepted, generation.push),
             frames.Start(
                 number, branch_number, keep, frames.packed(ids[keep:]), frames.plain(params), namespace, logits_from,
                 0 if branch is None else branch.num_settled, streams,

@@ -59,7 +59,8 @@ class Feed:
         self._streams = streams
         self._loop = asyncio.get_running_loop()
         self._reader: asyncio.Future[None] | None = None  # waits; used on the loop only
-        self._events: deque[Event] = deque()
+        self._events: deque[Event] = deque()  # all but pieces, which their generations keep
+        self._num_taken = [0] * size  # of each generation's pieces; used on the loop only
         self._is_told = False  # since the reader last looked: one wake-up serves all events until then
         self._lock = threading.Lock()  # the two fields below
         self._generations: list[Generation] = []
@@ -80,11 +81,11 @@ class Feed:
             generation.cancel()
             return
         if self._streams:
-            generation.add_delta_callback(partial(self._grow, index))
+            generation.watch(self._hear)
         generation.add_done_callback(partial(self._end, index, generation))
 
-    def _grow(self, index: int, delta: Delta) -> None:
-        self._events.append(Piece(index, delta))  # as in `_put`, without the call: this is done for every token
+    def _hear(self) -> None:
+        """There is something to take: told for every token, behind its being there."""
         if not self._is_told:
             self._is_told = True
             wake(self._loop, self._tell)
@@ -98,10 +99,8 @@ class Feed:
             self._put(Ended(index, outputs[0], outputs))
 
     def _put(self, event: Event) -> None:
-        self._events.append(event)  # before it is asked whether the reader is told, who looks the other way round
-        if not self._is_told:
-            self._is_told = True
-            wake(self._loop, self._tell)
+        self._events.append(event)
+        self._hear()
 
     # -- the event loop's side --------------------------------------------------------------------------------------
 
@@ -109,11 +108,11 @@ class Feed:
         """All events, those that arrived together at once; ends when every generation has ended or one has failed."""
         num_running = self.size
         while num_running:
-            self._is_told = False
-            if not self._events:
+            if not self._is_told:
                 self._reader = self._loop.create_future()
                 await self._reader
-            events = [self._events.popleft() for _ in range(len(self._events))]
+            self._is_told = False  # before looking: what comes behind that is told anew
+            events = self._taken()
             now = time.perf_counter()
             for event in events:
                 if isinstance(event, Piece):  # one for each token: the rest is rare
@@ -122,6 +121,17 @@ class Feed:
                     num_running = self._num_left(event, num_running, now)
             if events:
                 yield events
+
+    def _taken(self) -> list[Event]:
+        """What is there: the end of a generation stands behind its pieces, so it is looked for before them."""
+        ends = [self._events.popleft() for _ in range(len(self._events))]
+        pieces: list[Event] = []
+        if self._streams:
+            for index, generation in enumerate(self._generations):
+                new = generation.deltas_from(self._num_taken[index])
+                self._num_taken[index] += len(new)
+                pieces += [Piece(index, delta) for delta in new]
+        return pieces + ends
 
     def _tell(self) -> None:
         if self._reader is not None and not self._reader.done():

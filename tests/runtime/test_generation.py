@@ -1,0 +1,103 @@
+"""A generation hands its deltas on, whoever reads them and whenever they begin to."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from niwaki.runtime.api import Cancelled, Delta, Generation, TimedOut
+
+DELTAS = [Delta(str(number), (number,)) for number in range(1000)]
+
+
+@pytest.fixture
+def switching() -> Iterator[None]:
+    """Threads take turns as often as the interpreter can have them."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("switching")
+def test_every_reader_gets_each_delta_once_and_in_order_while_they_are_pushed() -> None:
+    generation = Generation()
+    heard: list[list[Delta]] = []
+    read: list[list[Delta]] = [[], [], []]
+
+    def push() -> None:
+        for delta in DELTAS:
+            generation.push(delta)
+        generation.succeed(())
+
+    pushing = threading.Thread(target=push)
+    readers = [threading.Thread(target=lambda into=into: into.extend(generation.deltas(60))) for into in read]
+    for thread in (*readers, pushing):
+        thread.start()
+    while len(heard) < 20:
+        heard.append([])
+        generation.add_delta_callback(heard[-1].append)
+    for thread in (*readers, pushing):
+        thread.join()
+    assert all(deltas == DELTAS for deltas in (*heard, *read))
+
+
+@pytest.mark.usefixtures("switching")
+def test_who_is_told_and_then_looks_misses_nothing() -> None:
+    generation = Generation()
+    told = threading.Semaphore(0)
+    generation.watch(told.release)
+    pushing = threading.Thread(target=lambda: [generation.push(delta) for delta in DELTAS])
+    pushing.start()
+    found: list[Delta] = []
+    while len(found) < len(DELTAS):
+        assert told.acquire(timeout=60), "told too seldom"
+        found += generation.deltas_from(len(found))
+    pushing.join()
+    assert found == DELTAS
+
+
+def test_who_comes_late_is_told_of_what_there_is() -> None:
+    generation = Generation()
+    assert not generation.is_streamed
+    generation.push(DELTAS[0])
+    told: list[None] = []
+    heard: list[Delta] = []
+    generation.watch(lambda: told.append(None))
+    generation.add_delta_callback(heard.append)
+    assert (len(told), heard) == (1, DELTAS[:1])
+    assert generation.is_streamed
+    generation.push(DELTAS[1])
+    assert (len(told), heard) == (2, DELTAS[:2])
+    assert generation.deltas_from(1) == DELTAS[1:2]
+    assert generation.deltas_from(2) == []
+
+
+def test_a_callback_that_fails_keeps_no_delta_from_others() -> None:
+    generation = Generation()
+    heard: list[Delta] = []
+
+    def fail(_: Delta) -> None:
+        raise ValueError
+
+    generation.add_delta_callback(fail)
+    generation.add_delta_callback(heard.append)
+    for delta in DELTAS[:3]:
+        generation.push(delta)
+    assert heard == DELTAS[:3]
+
+
+def test_deltas_end_with_what_the_generation_failed_with() -> None:
+    generation = Generation()
+    generation.push(DELTAS[0])
+    with pytest.raises(TimedOut):
+        list(generation.deltas(timeout=0.01))
+    generation.fail(Cancelled("stopped"))
+    deltas = generation.deltas()
+    assert list(itertools.islice(deltas, 1)) == DELTAS[:1]
+    with pytest.raises(Cancelled):
+        next(deltas)
