@@ -172,16 +172,15 @@ class CompletionShape:
         self._tokenizer = tokenizer
         self._tops = tops
         self._echoes = echoes
-        self._lengths: dict[int, int] = {}  # characters streamed so far, for text_offset
+        self._offsets: dict[int, _Offsets] = {}  # of what is streamed
 
     def opening(self, index: int) -> Json | None:
         echo = "" if self._echoes is None else self._echoes[index]
-        self._lengths[index] = len(echo)
+        self._offsets[index] = _Offsets(self._tokenizer, len(echo))
         return {"index": index, "text": echo, "logprobs": None, **_finish(None)} if echo else None
 
     def piece(self, index: int, delta: Delta) -> Json | None:
-        logprobs = self._logprobs(delta.logprobs, delta.top_logprobs, self._lengths[index])
-        self._lengths[index] += len(delta.text)
+        logprobs = self._logprobs(delta.logprobs, delta.top_logprobs, self._offsets[index])
         if not delta.text and logprobs is None:
             return None
         return {"index": index, "text": delta.text, "logprobs": logprobs, **_finish(None)}
@@ -190,11 +189,12 @@ class CompletionShape:
         return {"index": index, "text": "", "logprobs": None, **_finish(output)}
 
     def whole(self, index: int, output: Output) -> Json:
+        offsets = _Offsets(self._tokenizer, 0)
         if self._echoes is None:
-            logprobs = self._logprobs(output.logprobs, output.top_logprobs, 0)
+            logprobs = self._logprobs(output.logprobs, output.top_logprobs, offsets)
             return {"index": index, "text": output.text, "logprobs": logprobs, **_finish(output)}
         logprobs = self._logprobs(
-            (*output.prompt_logprobs, *output.logprobs), (*output.prompt_top_logprobs, *output.top_logprobs), 0
+            (*output.prompt_logprobs, *output.logprobs), (*output.prompt_top_logprobs, *output.top_logprobs), offsets
         )
         text = self._echoes[index] + output.text
         return {"index": index, "text": text, "logprobs": logprobs, **_finish(output)}
@@ -202,13 +202,11 @@ class CompletionShape:
     def reasoning_tokens(self, output: Output) -> int:
         return 0
 
-    def _logprobs(self, chosen: Sequence[TokenLogprob], tops: Sequence[Sequence[TokenLogprob]], at: int) -> Json | None:
+    def _logprobs(
+        self, chosen: Sequence[TokenLogprob], tops: Sequence[Sequence[TokenLogprob]], offsets: _Offsets
+    ) -> Json | None:
         if self._tops is None:
             return None
-        offsets = []
-        for entry in chosen:
-            offsets.append(at)
-            at += len(self._tokenizer.decode([entry.token_id]))
         return {
             "tokens": [self._name(entry) for entry in chosen],
             "token_logprobs": [finite(entry.logprob) for entry in chosen],
@@ -217,7 +215,7 @@ class CompletionShape:
                 None if entry.logprob is None else {self._name(one): finite(one.logprob) for one in (*top, entry)}
                 for entry, top in zip(chosen, tops, strict=True)
             ],
-            "text_offset": offsets,
+            "text_offset": [offsets.take(entry.token_id) for entry in chosen],
         }
 
     def _name(self, entry: TokenLogprob) -> str:
@@ -226,6 +224,19 @@ class CompletionShape:
         if piece is None or "\ufffd" not in (entry.text or ""):
             return entry.text or ""
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+class _Offsets:
+    """Where in a text each token begins, counted in characters. One that ends inside of a character writes nothing."""
+
+    def __init__(self, tokenizer: Tokenizer, at: int) -> None:
+        self._detokenizer = tokenizer.detokenizer()
+        self._at = at
+
+    def take(self, token_id: int) -> int:
+        begin = self._at
+        self._at += len(self._detokenizer.push(token_id))
+        return begin
 
 
 def finite(logprob: float | None) -> float | None:

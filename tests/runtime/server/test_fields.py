@@ -1,0 +1,163 @@
+"""Every field of a request reaches the engine, on each page by the name that it has there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+import httpx2
+import pytest
+
+from niwaki.runtime.api import Generation, Grammar, JsonSchema, Regex, SamplingParams
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.limits import TokenIds
+
+PROMPTS: dict[str, dict[str, object]] = {
+    "/v1/completions": {"prompt": "the", "max_tokens": 3},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "the"}], "max_completion_tokens": 3},
+    "/generate": {"text": "the"},
+}
+# As OpenAI's pages have it, and what the engine is asked.
+SAMPLING: dict[str, tuple[object, object]] = {
+    "temperature": (0.7, 0.7),
+    "top_p": (0.6, 0.6),
+    "top_k": (7, 7),
+    "min_p": (0.05, 0.05),
+    "frequency_penalty": (0.3, 0.3),
+    "presence_penalty": (0.2, 0.2),
+    "repetition_penalty": (1.3, 1.3),
+    "logit_bias": ({"9": 1.5}, ((9, 1.5),)),
+    "min_tokens": (2, 2),
+    "seed": (5, 5),
+    "stop": (["never there"], ("never there",)),
+    "stop_token_ids": ([7], (7,)),
+    "ignore_eos": (True, True),
+}
+OF_OPENAI: dict[str, tuple[object, object]] = {"stop_regex": ("zq", "zq"), "priority": (3, 3)}
+OF_SGLANG = {"min_tokens": "min_new_tokens", "seed": "sampling_seed"}
+
+Asked = Callable[[str, Mapping[str, object]], SamplingParams]
+
+
+@pytest.fixture
+def asked(client: httpx2.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """What the engine is asked for when a page is sent a body."""
+    found: list[SamplingParams] = []
+    start = engine.backend.start
+
+    def noted(ids: TokenIds, params: SamplingParams, *more: object, **options: object) -> Generation:
+        found.append(params)
+        return start(ids, params, *more, **options)  # type: ignore[arg-type]  # what it was given
+
+    monkeypatch.setattr(engine.backend, "start", noted)
+
+    def ask(page: str, body: Mapping[str, object]) -> SamplingParams:
+        answer = client.post(page, json=PROMPTS[page] | body)
+        assert answer.status_code == 200, answer.text
+        return found[-1]
+
+    return ask
+
+
+@pytest.mark.parametrize("page", ["/v1/completions", "/v1/chat/completions"])
+def test_what_openais_pages_are_told_the_engine_is_asked(asked: Asked, page: str) -> None:
+    expected = SAMPLING | OF_OPENAI
+    params = asked(page, {name: said for name, (said, _) in expected.items()})
+    assert {name: getattr(params, name) for name in expected} == {name: meant for name, (_, meant) in expected.items()}
+    assert params.max_new_tokens == 3
+    assert asked(page, {"seed": -1}).seed == 2**63 - 1, "a negative seed is a seed, too"
+    assert asked(page, {"top_k": 0}).top_k == -1, "vLLM's spelling of none"
+
+
+def test_what_generate_is_told_the_engine_is_asked(asked: Asked) -> None:
+    told = {OF_SGLANG.get(name, name): said for name, (said, _) in SAMPLING.items()}
+    params = asked("/generate", {"sampling_params": told | {"max_new_tokens": 3}})
+    assert {name: getattr(params, name) for name in SAMPLING} == {name: meant for name, (_, meant) in SAMPLING.items()}
+    assert params.max_new_tokens == 3
+
+
+def test_constraints_of_generate_are_those_of_its_names(asked: Asked, client: httpx2.Client) -> None:
+    schema, ebnf = '{"enum": ["yes"]}', 'root ::= "yes"'
+    for name, said, meant in (
+        ("regex", "yes", Regex("yes")),
+        ("json_schema", schema, JsonSchema(schema)),
+        ("ebnf", ebnf, Grammar(ebnf, "ebnf")),
+    ):
+        assert asked("/generate", {"sampling_params": {name: said, "max_new_tokens": 9}}).constraint == meant
+    two = {"text": "the", "sampling_params": {"regex": "a", "ebnf": ebnf}}
+    assert "at most one" in client.post("/generate", json=two).json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("page", "name"), [*((page, "cache_salt") for page in PROMPTS), ("/generate", "extra_key")])
+def test_a_salt_splits_the_cache_on_every_page(client: httpx2.Client, page: str, name: str) -> None:
+    text = f"{page} and {name} and the dog sat on the log beside " * 3
+    prompt = {"messages": [{"role": "user", "content": text}]} if "chat" in page else {"prompt": text}
+    body = {"text": text, "sampling_params": {"max_new_tokens": 1}} if page == "/generate" else prompt
+
+    def cached(**more: str) -> int:
+        told = client.post(page, json=PROMPTS[page] | body | more).json()
+        details = told["meta_info"] if page == "/generate" else told["usage"]["prompt_tokens_details"]
+        return int(details["cached_tokens"])
+
+    cached()
+    assert cached() > 10
+    one, other = f"{page} {name} one", f"{page} {name} other"
+    assert cached(**{name: one}) == 0
+    assert cached(**{name: one}) > 10
+    assert cached(**{name: other}) == 0
+
+
+def test_another_model_than_the_one_served_is_not_there(client: httpx2.Client) -> None:
+    for page in ("/v1/completions", "/v1/chat/completions"):
+        answer = client.post(page, json=PROMPTS[page] | {"model": "gpt-4"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+        assert client.post(page, json=PROMPTS[page] | {"model": "toy"}).status_code == 200
+
+
+def test_usage_counts_a_prompt_once_however_many_answers_it_gets(client: httpx2.Client) -> None:
+    body = {"prompt": ["the cat sat on the mat " * 4, "the dog"], "max_tokens": 2, "ignore_eos": True}
+    for _ in range(2):  # the second time out of the cache
+        one = client.post("/v1/completions", json=body).json()["usage"]
+    three = client.post("/v1/completions", json=body | {"n": 3}).json()["usage"]
+    assert one["prompt_tokens_details"]["cached_tokens"] > 10
+    assert three["prompt_tokens"] == one["prompt_tokens"]
+    assert three["prompt_tokens_details"] == one["prompt_tokens_details"]
+    assert three["completion_tokens"] == 3 * one["completion_tokens"]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    text = client.post("/v1/completions", json=body | {"n": 3, "stream": True, "stream_options": options}).text
+    chunks = [json.loads(line.removeprefix("data: ")) for line in text.split("\n") if line.startswith("data: {")]
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {one["prompt_tokens"]}
+    assert chunks[-1]["usage"] == three
+
+
+def test_echoed_prompts_stand_before_each_of_their_answers(client: httpx2.Client) -> None:
+    body = {"prompt": ["the cat", "naïve 東京"], "n": 2, "echo": True, "max_tokens": 2, "seed": 1}
+    choices = client.post("/v1/completions", json=body).json()["choices"]
+    assert [choice["text"].startswith(prompt) for choice, prompt in zip(
+        choices, ["the cat", "the cat", "naïve 東京", "naïve 東京"], strict=True
+    )] == [True] * 4  # fmt: skip
+
+
+def test_offsets_say_where_each_token_of_the_text_begins(client: httpx2.Client) -> None:
+    said = "語 and жж"  # characters of several tokens
+    body = {"prompt": f"naïve {said} the cat", "logprobs": 0, "max_tokens": 40, "regex": f" {said} no"}
+    whole, echoed = (
+        client.post("/v1/completions", json=body | more).json()["choices"][0] for more in ({}, {"echo": True})
+    )
+    assert whole["text"] == f" {said} no"
+    assert echoed["text"] == f"naïve {said} the cat {said} no"
+    for choice in (whole, echoed):
+        told = choice["logprobs"]
+        whole_tokens = [
+            (at, token)
+            for at, token in zip(told["text_offset"], told["tokens"], strict=True)
+            if not token.startswith(("bytes:", "<|"))
+        ]
+        assert len(whole_tokens) > 3
+        for at, token in whole_tokens:
+            assert choice["text"][at:].startswith(token)
+        assert told["text_offset"] == sorted(told["text_offset"])
+    lines = client.post("/v1/completions", json=body | {"stream": True}).text.split("\n")
+    chunks = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines if line.startswith("data: {")]
+    streamed = [at for chunk in chunks if chunk["logprobs"] for at in chunk["logprobs"]["text_offset"]]
+    assert streamed == whole["logprobs"]["text_offset"]
