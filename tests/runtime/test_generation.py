@@ -51,7 +51,12 @@ def test_who_is_told_and_then_looks_misses_nothing() -> None:
     generation = Generation()
     told = threading.Semaphore(0)
     generation.watch(told.release)
-    pushing = threading.Thread(target=lambda: [generation.push(delta) for delta in DELTAS])
+
+    def push() -> None:
+        for delta in DELTAS:
+            generation.push(delta)
+
+    pushing = threading.Thread(target=push)
     pushing.start()
     found: list[Delta] = []
     while len(found) < len(DELTAS):
@@ -63,14 +68,13 @@ def test_who_is_told_and_then_looks_misses_nothing() -> None:
 
 def test_who_comes_late_is_told_of_what_there_is() -> None:
     generation = Generation()
-    assert not generation.is_streamed
+    assert generation.is_streamed is False
     generation.push(DELTAS[0])
     told: list[None] = []
     heard: list[Delta] = []
     generation.watch(lambda: told.append(None))
     generation.add_delta_callback(heard.append)
-    assert (len(told), heard) == (1, DELTAS[:1])
-    assert generation.is_streamed
+    assert (len(told), heard, bool(generation.is_streamed)) == (1, DELTAS[:1], True)
     generation.push(DELTAS[1])
     assert (len(told), heard) == (2, DELTAS[:2])
     assert generation.deltas_from(1) == DELTAS[1:2]

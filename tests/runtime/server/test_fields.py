@@ -52,7 +52,7 @@ def asked(client: httpx2.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(engine.backend, "start", noted)
 
     def ask(page: str, body: Mapping[str, object]) -> SamplingParams:
-        answer = client.post(page, json=PROMPTS[page] | body)
+        answer = client.post(page, json={**PROMPTS[page], **body})
         assert answer.status_code == 200, answer.text
         return found[-1]
 

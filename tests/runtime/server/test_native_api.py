@@ -5,12 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
 
 from niwaki.runtime.api import Segment
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.server.config import ServerConfig, digests
+from niwaki.runtime.server.serve import serving
+from tests.lang.waiting import wait_until
 from tests.runtime.server.conftest import held
 
 GREEDY = {"temperature": 0, "max_new_tokens": 8}
@@ -142,6 +146,15 @@ def test_flush_cache_forgets_prefixes(client: httpx2.Client, engine: Engine) -> 
     assert client.get("/flush_cache").text == "Cache flushed.\n"
 
 
+def test_meta_info_tells_what_the_cache_gave_and_put_is_post(client: httpx2.Client) -> None:
+    body = {"text": "the log sat on the cat and the dog " * 3, "sampling_params": GREEDY}
+    first, second = (client.put("/generate", json=body).json() for _ in range(2))
+    assert second["text"] == first["text"] == client.post("/generate", json=body).json()["text"]
+    meta = second["meta_info"]
+    assert 10 < meta["cached_tokens"] < meta["prompt_tokens"]
+    assert meta["cached_tokens"] > first["meta_info"]["cached_tokens"]
+
+
 def test_a_request_that_is_aborted_answers_with_what_there_was(client: httpx2.Client, url: str, engine: Engine) -> None:
     asked = {
         "text": "the cat",
@@ -160,3 +173,22 @@ def test_a_request_that_is_aborted_answers_with_what_there_was(client: httpx2.Cl
     assert last["meta_info"]["finish_reason"]["type"] == "abort"
     assert 0 < last["meta_info"]["completion_tokens"] == len(last["output_ids"]) < 480
     assert client.post("/abort_request", json={}).status_code == 400
+
+
+def test_all_named_requests_are_aborted_at_once_and_only_the_callers(engine: Engine) -> None:
+    config = ServerConfig(port=0, key_digests=digests(["ann-has-a-key", "bob-has-a-key"]))
+    asked = {"text": "the cat", "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
+    with serving(engine, config) as url, ThreadPoolExecutor(3) as threads:
+        ann, bob = ({"authorization": f"Bearer {name}-has-a-key"} for name in ("ann", "bob"))
+
+        def ask(headers: dict[str, str], rid: str) -> str:
+            answer = httpx2.post(f"{url}/generate", json=asked | {"rid": rid}, headers=headers, timeout=60).json()
+            return str(answer["meta_info"]["finish_reason"]["type"])
+
+        with held(engine):
+            mine = [threads.submit(ask, ann, rid) for rid in ("one", "two")]
+            other = threads.submit(ask, bob, "one")
+            wait_until(lambda: engine.stats()["requests_running"] == 3)
+            httpx2.post(f"{url}/abort_request", json={"abort_all": True}, headers=ann)
+            assert [answer.result(60) for answer in mine] == ["abort", "abort"]
+        assert other.result(60) == "length"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import httpx2
 import pytest
@@ -218,6 +219,37 @@ def test_the_tokens_of_a_program_count_for_its_caller(engine: Engine) -> None:
     with serving(engine, config, [Endpoint(judge)]) as url, httpx2.Client(base_url=url, timeout=60) as client:
         assert client.post("/programs/judge", json={"text": "count me"}).status_code == 200
         assert client.post("/programs/judge", json={"text": "the"}).status_code == 429
+
+
+def test_a_batch_counts_as_one_request_and_runs_as_many_sequences(engine: Engine) -> None:
+    config = ServerConfig(port=0, limits=KeyLimits(requests_per_minute=1))
+    rows = {"rows": [{"text": "the"}] * 3}
+    with serving(engine, config, [Endpoint(guess)]) as url, httpx2.Client(base_url=url, timeout=60) as client:
+        assert client.post("/programs/guess/batch", json=rows).status_code == 200
+        refused = client.post("/programs/guess/batch", json=rows)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+
+
+def test_programs_that_outlive_the_drain_are_told_and_cancelled(engine: Engine) -> None:
+    config = ServerConfig(port=0, drain_seconds=0)
+    answers: list[httpx2.Response] = []
+
+    def ask(page: str, body: object) -> None:
+        answers.append(httpx2.post(page, json=body, timeout=60))
+
+    with held(engine):
+        with serving(engine, config, [Endpoint(endless)]) as url:
+            page = f"{url}/programs/endless"
+            bodies: dict[str, object] = {page: {}, f"{page}?stream=true": {}, f"{page}/batch": {"rows": [{}]}}
+            asking = [threading.Thread(target=ask, args=asked) for asked in bodies.items()]
+            for thread in asking:
+                thread.start()
+            wait_until(lambda: "niwaki_sequences_in_flight 3.0" in httpx2.get(f"{url}/metrics").text)
+        for thread in asking:
+            thread.join()
+    told: list[Any] = [answer.json() for answer in answers if answer.status_code == 503]
+    told += [events_of(answer.text.splitlines())[-1] for answer in answers if answer.status_code == 200]
+    assert [one["error"]["code"] for one in told] == ["overloaded"] * 3
 
 
 def test_a_client_that_leaves_ends_its_program(programs: httpx2.Client, engine: Engine) -> None:

@@ -15,10 +15,12 @@ from openai.types.chat import (
     ChatCompletionMessageParam,
 )
 
-from niwaki.runtime.api import Message, Tool, ToolCall
+from niwaki.runtime.api import FinishReason, Message, Output, Segment, Tool, ToolCall
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server import chat
+from niwaki.runtime.server.openai_shapes import ChatShape
 from niwaki.runtime.server.serve import serving
+from niwaki.runtime.server.tools import Plan
 from tests.runtime.server.conftest import wait_until_idle
 
 
@@ -250,3 +252,79 @@ def test_a_stop_regex_ends_the_text_with_its_match(ai: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="not valid") as refusal:
         ask("(")
     assert refusal.value.param == "stop_regex"
+
+
+def bias(tiny: Engine, **marks: int) -> dict[str, dict[str, float]]:
+    """A logit bias on control tokens: what the model would say is decided here."""
+    return {"logit_bias": {str(tiny.tokenizer.special_ids[f"<|{name}|>"]): by for name, by in marks.items()}}
+
+
+@pytest.mark.parametrize(("parallel", "at_least", "at_most"), [(None, 2, 9), (True, 2, 9), (False, 1, 1)])
+def test_several_calls_come_only_where_they_may(
+    ai: openai.OpenAI, tiny: Engine, parallel: bool | None, at_least: int, at_most: int
+) -> None:
+    """The model would go on calling for ever: to end is the least likely thing that it may do."""
+    more = {} if parallel is None else {"parallel_tool_calls": parallel}
+    answer = ai.chat.completions.create(
+        model="", messages=[SUM], tools=TOOLS, tool_choice="required", temperature=0, max_tokens=100,
+        **bias(tiny, end=-100), **more,
+    )  # type: ignore[call-overload]  # fmt: skip
+    calls = calls_of(answer.choices[0].message)
+    assert at_least <= len(calls) <= at_most
+    assert {name for name, _ in calls} <= {"add", "get_weather"}
+    indices = set()
+    for chunk in ai.chat.completions.create(
+        model="", messages=[SUM], tools=TOOLS, tool_choice="required", temperature=0, max_tokens=100, stream=True,
+        **bias(tiny, end=-100), **more,
+    ):  # type: ignore[call-overload]  # fmt: skip
+        indices |= {part.index for part in chunk.choices[0].delta.tool_calls or []}
+    assert indices == set(range(len(calls)))
+
+
+def test_beside_tools_an_answer_that_calls_nothing_is_of_the_schema(ai: openai.OpenAI, tiny: Engine) -> None:
+    schema = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 3, "maxItems": 3}
+
+    def ask(call: int) -> ChatCompletionMessage:
+        answer = ai.chat.completions.create(
+            model="", messages=[SUM], tools=TOOLS, temperature=1, seed=1, max_tokens=64, tool_choice="auto",
+            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+            **bias(tiny, call=call),
+        )  # type: ignore[call-overload]  # fmt: skip
+        message = answer.choices[0].message
+        assert isinstance(message, ChatCompletionMessage)
+        return message
+
+    assert calls_of(ask(100)), "the same request, where the model wants to call"
+    said = ask(-100)
+    assert said.tool_calls is None
+    assert re.fullmatch(r"\[[12],[12],[12]\]", said.content or "")
+
+
+def test_usage_tells_how_much_was_reasoning_and_what_the_cache_gave(ai: openai.OpenAI) -> None:
+    asked: dict[str, object] = {
+        "model": "", "messages": [SUM], "temperature": 0, "max_tokens": 32,
+        "extra_body": {"reasoning_tokens": 5, "regex": "[0-9]{2}"},
+    }  # fmt: skip
+    ai.chat.completions.create(**asked)  # type: ignore[call-overload]
+    whole = ai.chat.completions.create(**asked)  # type: ignore[call-overload]
+    content = whole.choices[0].message.content
+    assert re.fullmatch("[0-9]{2}", content)
+    thought = whole.usage.completion_tokens_details.reasoning_tokens
+    assert 2 < thought <= 7, "two markers and what is between them"
+    assert thought < whole.usage.completion_tokens <= thought + len(content) + 1
+    assert whole.usage.prompt_tokens_details.cached_tokens > 0
+    options = {"include_usage": True}
+    *_, last = ai.chat.completions.create(**asked, stream=True, stream_options=options)  # type: ignore[call-overload]
+    assert last.usage.completion_tokens_details == whole.usage.completion_tokens_details
+    assert last.usage.prompt_tokens_details == whole.usage.prompt_tokens_details
+    plain = ai.chat.completions.create(**asked | {"extra_body": {}})  # type: ignore[call-overload]
+    assert plain.usage.completion_tokens_details.reasoning_tokens == 0
+
+
+def test_an_answer_that_ends_while_it_thinks_is_all_reasoning(tiny: Engine) -> None:
+    think = tiny.tokenizer.reasoning_markers
+    assert think is not None
+    shape = ChatShape(tiny.tokenizer, None, Plan(think=think).reader)
+    ids = tuple(tiny.tokenizer.encode([Segment(think[0], control=True), Segment("one two")]))
+    output = Output(f"{think[0]}one two", ids, FinishReason("length"), 8, 0)
+    assert shape.reasoning_tokens(output) == len(ids)
