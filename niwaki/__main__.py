@@ -18,10 +18,15 @@ from niwaki.lang.report import one_line
 from niwaki.run_command import NUM_TRACED, RunOptions, fail, run
 from niwaki.runtime import tree_command
 from niwaki.runtime.api import ConfigError, NiwakiError
-from niwaki.runtime.config import KV_DTYPES, WEIGHTS
+from niwaki.runtime.config import KV_DTYPES, WEIGHTS, EngineConfig
 from niwaki.runtime.server.logs import configure
 from niwaki.runtime.server.options import add_options, config_of
 
+ENGINE = EngineConfig()
+ENGINE_OPTIONS = (
+    "weights", "kv_dtype", "kv_tokens", "max_running_requests", "host_cache_bytes", "disk_cache_dir",
+    "disk_cache_bytes", "deterministic",
+)  # fmt: skip
 SERVER_PACKAGES = ("fastapi", "msgspec", "prometheus_client", "sqlalchemy", "starlette", "uvicorn")
 
 
@@ -158,6 +163,22 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
     add("--weights", choices=WEIGHTS, default="auto", help="in how many bits products keep theirs")
     add("--kv-dtype", choices=KV_DTYPES, default="auto", help="of the KV cache; auto: that of the computation")
     add("--kv-tokens", type=_positive, metavar="N", help="tokens that the KV cache holds; else by free memory")
+    add(
+        "--max-running-requests",
+        type=_positive,
+        default=ENGINE.max_running_requests,
+        metavar="N",
+        help="sequences in a step (%(default)s)",
+    )
+    add("--host-cache-bytes", type=_positive, metavar="N", help="of memory for KV that leaves the cache; else none")
+    add("--disk-cache-dir", metavar="DIR", help="for KV that leaves even that; kept for the next start")
+    add(
+        "--disk-cache-bytes",
+        type=_positive,
+        default=ENGINE.disk_cache_bytes,
+        metavar="N",
+        help="of files in it (%(default)s)",
+    )
     add("--deterministic", action="store_true", help="the same bits whatever else runs, for some speed")
     add_options(parser)
 
@@ -171,11 +192,7 @@ def serve(arguments: argparse.Namespace) -> int:
 
         config = config_of(arguments)
         configure(arguments.log_level, arguments.log_format)
-        options: dict[str, object] = {
-            name: getattr(arguments, name) for name in ("weights", "kv_dtype", "deterministic")
-        }
-        if arguments.kv_tokens is not None:
-            options["kv_tokens"] = arguments.kv_tokens
+        options = {name: getattr(arguments, name) for name in ENGINE_OPTIONS}
         programs = [Endpoint(load_program(*program_target(target))) for target in arguments.program]
         with bind(config) as listener, hosted(config, arguments.model, options) as engine:
             from niwaki.runtime.server.serve import serve as serve_until_stopped  # while the engine loaded

@@ -122,18 +122,19 @@ class Cache:
                     evicted.append((one, tier))
         return outline(self._tree, root, limit, self._clock, evicted)
 
+    def page_ids(self, ids: TokenIds, namespace: str = "") -> list[int]:
+        """The full pages cached of the start of `ids`, to be read before the cache is called again. As `match`."""
+        root = self._tree.roots.get(namespace)
+        found = None if root is None else self._tree.find(root, pack(ids))
+        return [] if found is None else path_pages(found[0])[: found[2]]
+
     def summary(self, limit: int) -> list[bytes]:
         """Marks of the prefixes in the tree, at most `limit`, those used last first."""
         return summary_of(self._tree.roots.values(), limit)
 
     def match(self, ids: TokenIds, namespace: str = "") -> int:
         """How many tokens at the start of `ids` are cached. Locks, touches and counts nothing."""
-        query = pack(ids)
-        root = self._tree.roots.get(namespace)
-        if root is None:
-            return 0
-        _, _, num_pages, _, num_tail = self._tree.find(root, query)
-        return num_pages * self.page_size + num_tail
+        return self._peek(pack(ids), namespace).num_cached
 
     def peek(self, ids: TokenIds, namespace: str = "", key: int | None = None) -> Match:
         """`match`, and how much of it is locked already.

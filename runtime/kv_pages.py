@@ -18,6 +18,7 @@ from niwaki.runtime.limits import TokenIds
 from niwaki.runtime.runner import Runner
 from niwaki.runtime.tiers import Tiers
 
+DEMOTED_PAGES = 16  # between two steps: those who run wait for them
 LEAST_TIMED_PAGES = 4  # of the tokens of a step: how long fewer take says little of what computing a page costs
 
 
@@ -43,9 +44,9 @@ class KVPages:
     def unpin(self, pin: Pin) -> None:
         self.cache.unpin(pin)
 
-    def flush(self) -> bool:
+    def flush(self, *, tiers: bool = True) -> bool:
         """Forget what no request holds, here and in the tiers. True if the tree is empty now."""
-        if self._tiers is not None:
+        if self._tiers is not None and tiers:
             self._tiers.clear()
         return self.cache.flush()
 
@@ -54,6 +55,19 @@ class KVPages:
         return self.cache.outline(limit, namespace, None if self._tiers is None else self._tiers.holder)
 
     # -- tiers --------------------------------------------------------------------------------------------------------
+
+    def demote(self, ids: TokenIds, namespace: str, first: int) -> int | None:
+        """Copy the next of the cached pages of `ids`, from page `first` on, to the tiers, so that they are there when
+        the pool's are gone. Returns where to go on; None when that was all, or there are no tiers."""
+        if self._tiers is None:
+            return None
+        page_ids = self.cache.page_ids(ids, namespace)
+        first = self._tiers.first_missing(namespace, ids[: len(page_ids) * self._page_size], first)
+        stop = min(first + DEMOTED_PAGES, len(page_ids))
+        if first == stop:
+            return None
+        self._tiers.keep(namespace, ids, first, self._runner.read_pages(page_ids[first:stop]))
+        return stop if stop < len(page_ids) else None
 
     def tier_counts(self) -> Mapping[str, float]:
         return {} if self._tiers is None else self._tiers.counts()

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -165,6 +166,21 @@ class LocalBackend:
         for job in tuple(own.jobs):
             self.cancel(job)
         self._move_pin(own, None)
+
+    def demote(self, branch: Branch) -> None:
+        """Have its KV copied to the tiers below the pool, a little between any two steps: nobody will go on from here
+        for a while. Where there are none, nothing happens."""
+        own = _open_branch(branch)
+        self._demote(own.ids, own.namespace, 0)
+
+    def _demote(self, ids: TokenIds, namespace: str, first: int) -> None:
+        def copy() -> None:
+            more = self._core.pages.demote(ids, namespace, first)
+            if more is not None:
+                with suppress(EngineStopped):
+                    self._demote(ids, namespace, more)
+
+        self._post(copy)
 
     def append(self, branch: Branch, delta: Sequence[Segment]) -> None:
         own = _open_branch(branch)
@@ -347,10 +363,11 @@ class LocalBackend:
         """End a job's requests; its result becomes `Cancelled` unless it was there before."""
         self._post(lambda: self._core.abort(job))
 
-    def flush(self) -> bool:
-        """Drop everything from the cache that nothing runs on; False when something still runs."""
+    def flush(self, *, tiers: bool = True) -> bool:
+        """Drop everything from the cache, and from the `tiers` below it, that nothing runs on; False when something
+        still runs."""
         done: Pending[bool] = Pending()
-        self._post(lambda: done.succeed(self._core.pages.flush()))
+        self._post(lambda: done.succeed(self._core.pages.flush(tiers=tiers)))
         return done.result(timeout=60)
 
     def save_cache(self, path: Path, layout: Layout) -> int:

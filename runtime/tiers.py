@@ -254,6 +254,14 @@ class Tiers:
         self.restored_tokens += len(found) * self._page_size
         return found
 
+    def first_missing(self, namespace: str, ids: TokenIds, first: int) -> int:
+        """The first of the full pages of the sequence, from `first` on, that no store has; behind the last one if none
+        is missing."""
+        keys = page_keys(self._fingerprint, namespace, ids, self._page_size)
+        while first < len(keys) and any(store.holds(keys[first]) for store in self._stores):
+            first += 1
+        return first
+
     def holder(self, namespace: str, ids: TokenIds, page: int) -> str | None:
         """The name of the first store that has this page of the sequence, to be looked at."""
         key = page_keys(self._fingerprint, namespace, ids[: (page + 1) * self._page_size], self._page_size)[-1]

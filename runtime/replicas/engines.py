@@ -158,7 +158,7 @@ class ReplicaLink:
                 self._loop.call_soon_threadsafe(self._begin, id, self._flush(id))
             case frames.Cancel(id):
                 self._loop.call_soon_threadsafe(self._cancel, id)
-            case frames.Fork() | frames.Close():
+            case frames.Fork() | frames.Close() | frames.Demote():
                 pass  # no branch stands there
             case frames.Load():
                 raise AssertionError("Serve loads the replicas")

@@ -6,15 +6,25 @@ Only a means to be quick: a place that is gone is made again out of the turns' t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from niwaki.runtime.api import Backend, Branch, EngineStopped, ProgramError, Segment
 
 MAX_PLACES = 1024
+
+
+class Engine(Backend, Protocol):
+    """Where conversations stand."""
+
+    def demote(self, branch: Branch) -> None:
+        """Copy its KV to the tiers below the pool, where there are any: nobody will go on from here for a while."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +38,10 @@ class Place:
 
 
 class Conversations:
-    """Who stands where, by the id of the last turn. A place that was not used for `idle_seconds` is given up."""
+    """Who stands where, by the id of the last turn. A place that was not used for `idle_seconds` is given up; its KV
+    goes to the tiers, from where it comes back when somebody does."""
 
-    def __init__(self, backend: Backend, idle_seconds: float) -> None:
+    def __init__(self, backend: Engine, idle_seconds: float) -> None:
         self.backend = backend
         self.idle_seconds = idle_seconds
         self._lock = threading.Lock()
@@ -63,7 +74,7 @@ class Conversations:
             self._places[turn] = Place(branch, tuple(segments), namespace, time.monotonic())
             surplus = [self._places.popitem(last=False)[1] for _ in range(len(self._places) - MAX_PLACES)]
         for place in surplus:
-            self._close(place)
+            self._rest(place)
 
     def forget(self, turn: str) -> None:
         """Give up the place behind a turn, if there is one."""
@@ -91,6 +102,11 @@ class Conversations:
                 self._places[turn] = place = Place(place.branch, place.segments, place.namespace, time.monotonic())
         return place
 
+    def _rest(self, place: Place) -> None:
+        with contextlib.suppress(EngineStopped, ProgramError):  # it holds nothing any more, or was closed meanwhile
+            self.backend.demote(place.branch)
+        self._close(place)
+
     def _close(self, place: Place) -> None:
         try:
             self.backend.close(place.branch)
@@ -103,5 +119,6 @@ class Conversations:
             oldest = time.monotonic() - self.idle_seconds
             with self._lock:
                 idle = [turn for turn, place in self._places.items() if place.used_at < oldest]
-            for turn in idle:
-                self.forget(turn)
+                places = [self._places.pop(turn) for turn in idle]
+            for place in places:
+                self._rest(place)

@@ -280,6 +280,12 @@ class EngineClient:
             self.post(frames.Cancel(number))
         self.post(frames.Close(own.number))
 
+    def demote(self, branch: Branch) -> None:
+        """As `LocalBackend.demote`. One that stands in no engine stays as it is."""
+        own = _open_branch(branch)
+        if self._kept(own)[0]:
+            self.post(frames.Demote(own.number))
+
     def append(self, branch: Branch, delta: Sequence[Segment]) -> None:
         own = _open_branch(branch)
         own.move(*own.extended(delta, self._tokenizer))

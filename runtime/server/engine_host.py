@@ -85,7 +85,7 @@ def warm_up(engine: Engine) -> None:
     engine.generate("a", {"max_new_tokens": 2, "temperature": 0.0, "ignore_eos": True})
     engine.generate("a", {"max_new_tokens": 2, "temperature": 1.0, "ignore_eos": True})
     engine.generate("a", {"max_new_tokens": 8, "json_schema": '{"allOf": [{"type": "boolean"}]}'})
-    engine.flush_cache()
+    engine.backend.flush(tiers=False)  # what a folder keeps from the last time is wanted
 
 
 if __name__ == "__main__":

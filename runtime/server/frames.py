@@ -95,7 +95,13 @@ class RunScript(msgspec.Struct, tag=8, array_like=True, frozen=True):
     branches: tuple[int, ...]
 
 
-Order = Load | Start | Weigh | Fork | Close | Cancel | Flush | Look | RunScript
+class Demote(msgspec.Struct, tag=9, array_like=True, frozen=True):
+    """As `LocalBackend.demote`."""
+
+    branch: int
+
+
+Order = Load | Start | Weigh | Fork | Close | Cancel | Flush | Look | RunScript | Demote
 
 # ---------------------------------------------------------------------------------------------------------------
 # From the engine

@@ -67,6 +67,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=f"sqlite:///{SESSIONS_FILE}",
         help="where conversations are stored: sqlite:///FILE, postgresql://..., sqlite:// in memory (%(default)s)",
     )
+    add(
+        "--session-seconds",
+        type=float,
+        default=DEFAULT.session_seconds,
+        metavar="S",
+        help="that a conversation's KV is kept in the cache for its next turn (%(default)s)",
+    )
     add("--log-level", choices=LOG_LEVELS, default="warning", help="info has a line for each request (%(default)s)")
     add("--log-format", choices=("text", "json"), default="text", help="of the lines on stderr (%(default)s)")
     add("--otlp-endpoint", metavar="URL", help="where OpenTelemetry traces go (niwaki[otel])")
@@ -97,6 +104,7 @@ def config_of(arguments: argparse.Namespace) -> ServerConfig:
         replicas=_replicas_of(arguments),
         max_restarts=arguments.max_restarts,
         sessions=arguments.sessions,
+        session_seconds=arguments.session_seconds,
         otlp_endpoint=arguments.otlp_endpoint,
     )
 

@@ -67,6 +67,9 @@ class Orders:
             case frames.Fork(branch, twin):
                 if branch in self._branches:
                     self._branches[twin] = self._engine.fork(self._branches[branch])
+            case frames.Demote(branch):
+                if branch in self._branches:
+                    self._engine.demote(self._branches[branch])
             case frames.Close(branch):
                 closed = self._branches.pop(branch, None)
                 if closed is not None:

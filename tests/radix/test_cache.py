@@ -58,6 +58,20 @@ def test_a_partial_last_page_is_found_and_copied_too() -> None:
     assert [copy.num_tokens for copy in lease.copies] == [2]
 
 
+def test_the_full_pages_of_a_prefix_can_be_looked_up_without_a_lock() -> None:
+    cache = Cache(num_pages=8, page_size=4)
+    assert cache.page_ids(count(0, 8)) == []
+    write(cache, count(0, 10))
+    lease = take(cache, count(0, 10))
+    stats = cache.stats()
+    assert cache.page_ids(count(0, 10)) == cache.page_ids(count(0, 12)) == lease.page_ids[:2]
+    assert cache.page_ids(count(0, 7)) == lease.page_ids[:1]
+    assert cache.page_ids(count(1, 9)) == cache.page_ids(count(0, 8), "another") == []
+    assert cache.stats() == stats
+    cache.discard(lease)
+    cache.check()
+
+
 def test_max_cached_leaves_a_token_to_compute() -> None:
     cache = Cache(16, page_size=4)
     write(cache, count(0, 8))

@@ -323,6 +323,62 @@ def test_the_kv_of_an_idle_conversation_is_given_up_and_made_again(engine: Engin
         assert history(client, session)[1] == ("assistant", content(first))
 
 
+def cached(answer: Json) -> int:
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])  # type: ignore[index]
+
+
+LONG_TEXT = "the cat sat on the mat and the dog sat on the log " * 20
+
+
+def test_the_kv_of_an_idle_conversation_is_in_the_tier_before_the_pool_needs_its_room(toy_folder: Path) -> None:
+    config = ServerConfig(port=0, session_seconds=0.2)
+    with (
+        Engine(toy_folder, kv_tokens=4096, host_cache_bytes=2**24) as engine,
+        serving(engine, config) as address,
+        httpx2.Client(base_url=address, timeout=60) as client,
+    ):
+        session = made(client)
+        said(client, session, LONG_TEXT)
+        num_pages = engine.stats()["pages_tree"]
+        wait_until(lambda: engine.stats()["tier_memory_pages"] >= num_pages - 1)  # the last one may not be full
+        assert engine.stats()["evicted_pages"] == 0
+        assert engine.stats()["pages_tree"] == num_pages, "as long as the room is not needed it is there, too"
+        engine.backend.check()
+        assert engine.backend.flush(tiers=False)
+        assert engine.stats()["pages_tree"] == 0
+        answer = said(client, session, "and then?")
+        assert cached(answer) >= (num_pages - 1) * 16
+        assert engine.stats()["tier_restored_tokens"] == cached(answer)
+        assert history(client, session)[0] == ("user", LONG_TEXT)
+
+
+def test_the_kv_of_an_idle_conversation_outlives_the_server_in_a_folder(toy_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "pages"
+    command = [
+        sys.executable, "-m", "niwaki", "serve", "--model", str(toy_folder), "--port", "0", "--kv-tokens", "4096",
+        "--sessions", f"sqlite:///{tmp_path / 'kept.db'}", "--session-seconds", "0.2", "--disk-cache-dir", str(folder),
+    ]  # fmt: skip
+
+    def talk(session: str | None) -> tuple[str, int]:
+        """A turn, until its KV is in the folder and the server is killed; and how much the cache had of it."""
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            try:
+                address = process.stdout.readline().split()[-1]
+                with httpx2.Client(base_url=address, timeout=60) as client:
+                    answer = said(client, session or made(client), LONG_TEXT if session is None else "and then?")
+                    num_pages = answer["usage"]["total_tokens"] // 16 - 1  # type: ignore[index]
+                    wait_until(lambda: len(list(folder.glob("*.page"))) >= num_pages)
+                    return str(answer["session"]), cached(answer)
+            finally:
+                process.kill()
+
+    session, first = talk(None)
+    _, second = talk(session)
+    assert first == 0
+    assert second > 200
+
+
 def test_turns_of_many_sessions_at_once_stay_apart(client: httpx2.Client) -> None:
     sessions = [made(client) for _ in range(4)]
 
