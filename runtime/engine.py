@@ -261,6 +261,8 @@ class Engine:
             "model": self._info.model,
             "context_length": self._info.context_length,
             "kv_tokens": self._pool_tokens,
+            "kv_bytes_per_token": self._layout.page_bytes // self.config.page_size,
+            "max_running_requests": self.config.max_running_requests,
             "page_size": self.config.page_size,
             "schedule_policy": self.config.schedule_policy,
             "enable_prefix_cache": self.config.enable_prefix_cache,

@@ -132,6 +132,8 @@ class _Run:
         """What the work gives. Raises what it failed with, as an ApiError when it is no NiwakiError."""
         task = asyncio.ensure_future(work)
         self._task = cast("asyncio.Future[object]", task)
+        if self._reason is not None:  # told between two steps of a stream, or before the first
+            task.cancel()
         try:
             return await task
         except asyncio.CancelledError:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 
 import httpx2
 import pytest
 
 from niwaki.runtime.api import Segment
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.loader import read_model_folder
 from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.serve import serving
-from tests.lang.waiting import wait_until
 from tests.runtime.server.conftest import held
 
 GREEDY = {"temperature": 0, "max_new_tokens": 8}
@@ -126,7 +127,7 @@ def test_tokenize_and_detokenize_are_inverse(client: httpx2.Client) -> None:
     assert client.post("/v1/detokenize", json={"tokens": one["tokens"]}).json() == {"text": texts[0]}
 
 
-def test_info_pages_say_what_is_served_and_no_path(client: httpx2.Client, engine: Engine) -> None:
+def test_info_pages_say_what_is_served_and_no_path(client: httpx2.Client, toy_folder: Path) -> None:
     for page in ("/get_model_info", "/model_info"):
         info = client.get(page).json()
         assert info["model_path"] == "toy"
@@ -134,6 +135,8 @@ def test_info_pages_say_what_is_served_and_no_path(client: httpx2.Client, engine
     for page in ("/get_server_info", "/server_info"):
         info = client.get(page).json()
         assert info["kv_tokens"] == 8192
+        assert info["kv_bytes_per_token"] == read_model_folder(toy_folder).config.kv_bytes_per_token()
+        assert info["max_running_requests"] == 256
         assert info["usage"]["pages_held"] == 0
         assert "/" not in str(info["model"])
 
@@ -177,18 +180,23 @@ def test_a_request_that_is_aborted_answers_with_what_there_was(client: httpx2.Cl
 
 def test_all_named_requests_are_aborted_at_once_and_only_the_callers(engine: Engine) -> None:
     config = ServerConfig(port=0, key_digests=digests(["ann-has-a-key", "bob-has-a-key"]))
-    asked = {"text": "the cat", "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
-    with serving(engine, config) as url, ThreadPoolExecutor(3) as threads:
-        ann, bob = ({"authorization": f"Bearer {name}-has-a-key"} for name in ("ann", "bob"))
+    asked = {"text": "the cat", "stream": True, "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
+    ann, bob = ({"authorization": f"Bearer {name}-has-a-key"} for name in ("ann", "bob"))
 
-        def ask(headers: dict[str, str], rid: str) -> str:
-            answer = httpx2.post(f"{url}/generate", json=asked | {"rid": rid}, headers=headers, timeout=60).json()
-            return str(answer["meta_info"]["finish_reason"]["type"])
+    def reason(answer: httpx2.Response) -> object:
+        last = [line for line in answer.read().decode().split("\n") if line][-2]
+        return json.loads(last.removeprefix("data: "))["meta_info"]["finish_reason"]["type"]
 
+    with serving(engine, config) as url, httpx2.Client(base_url=url, timeout=60) as client, ExitStack() as streams:
         with held(engine):
-            mine = [threads.submit(ask, ann, rid) for rid in ("one", "two")]
-            other = threads.submit(ask, bob, "one")
-            wait_until(lambda: engine.stats()["requests_running"] == 3)
-            httpx2.post(f"{url}/abort_request", json={"abort_all": True}, headers=ann)
-            assert [answer.result(60) for answer in mine] == ["abort", "abort"]
-        assert other.result(60) == "length"
+
+            def begun(rid: str, headers: dict[str, str]) -> httpx2.Response:
+                """Behind its head, so that it can be aborted."""
+                body = asked | {"rid": rid}
+                return streams.enter_context(client.stream("POST", "/generate", json=body, headers=headers))
+
+            mine = [begun(rid, ann) for rid in ("one", "two")]
+            other = begun("one", bob)
+            assert client.post("/abort_request", json={"abort_all": True}, headers=ann).status_code == 200
+            assert [reason(answer) for answer in mine] == ["abort", "abort"]
+        assert reason(other) == "length"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import threading
@@ -17,9 +18,12 @@ from pydantic import BaseModel
 import niwaki as nw
 from niwaki.lang.endpoint import Endpoint
 from niwaki.lang.state import State
+from niwaki.runtime.api import EngineStopped
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.keys import KeyLimits
+from niwaki.runtime.server.metrics import Metrics
+from niwaki.runtime.server.programs import _Run
 from niwaki.runtime.server.serve import serving
 from tests.lang.waiting import wait_until
 from tests.runtime.server.conftest import held, nobody_waits, wait_until_idle
@@ -250,6 +254,18 @@ def test_programs_that_outlive_the_drain_are_told_and_cancelled(engine: Engine) 
     told: list[Any] = [answer.json() for answer in answers if answer.status_code == 503]
     told += [events_of(answer.text.splitlines())[-1] for answer in answers if answer.status_code == 200]
     assert [one["error"]["code"] for one in told] == ["overloaded"] * 3
+
+
+def test_a_program_that_is_told_to_end_between_two_steps_makes_no_other(engine: Engine) -> None:
+    async def steps() -> list[int]:
+        run = _Run(engine.backend, Metrics(dict))
+        done = [await run.result(asyncio.sleep(0, 1))]
+        run.interrupt(EngineStopped("the server is shutting down"))
+        with pytest.raises(EngineStopped):
+            done.append(await run.result(asyncio.sleep(0, 2)))
+        return done
+
+    assert asyncio.run(steps()) == [1]
 
 
 def test_a_client_that_leaves_ends_its_program(programs: httpx2.Client, engine: Engine) -> None:
