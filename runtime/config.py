@@ -19,22 +19,22 @@ EVICTIONS = ("lru", "lfu", "priority")
 class EngineConfig:
     """Options of `Engine`. `model=None` is the bundled model; `kv_tokens=None` sizes the pool from free memory."""
 
-    model: str | Path | None = None
-    device: str = "auto"
+    model: str | Path | None = None  # a folder; None: the bundled one
+    device: str = "auto"  # "cpu" or "cuda"; "auto": a GPU where there is one
     dtype: str = "auto"  # "auto": the checkpoint's own
     weights: str = "auto"  # how they are kept in memory; "auto": as the checkpoint stores them
     kv_dtype: str = "auto"  # of the cache; "auto": the computation's
-    kv_tokens: int | None = None
+    kv_tokens: int | None = None  # that the cache holds; None: by free memory
     kv_memory: float | int | None = None  # for the pool: a share (0.5) of the memory that is left, or bytes (2 << 30)
-    page_size: int = 16
-    max_running_requests: int = 256
+    page_size: int = 16  # tokens of a page, the unit in which the cache is shared
+    max_running_requests: int = 256  # sequences in a step at most; others wait
     chunked_prefill_size: int = 512  # tokens a step at most; longer prompts are split, so decoding rows never wait long
-    schedule_policy: str = "lpm"
+    schedule_policy: str = "lpm"  # who goes first: the longest cached prefix, or "fcfs": who came first
     eviction_policy: str = "lru"  # which leaves of the prefix cache go first: least recently, least often used, ...
     host_cache_bytes: int = 0  # of memory for pages that were evicted from the pool; 0: none
     disk_cache_dir: str | Path | None = None  # a folder for pages that leave even that; shared between runs
     disk_cache_bytes: int = 4 * 2**30  # of files in it
-    enable_prefix_cache: bool = True
+    enable_prefix_cache: bool = True  # off: nothing is shared or kept
     tree_attention: bool = True  # keys that rows share are read once a step, where that pays
     deterministic: bool = False  # a request's tokens and log-probabilities are the same bits whatever runs beside it
     force_tokens: bool = True  # what a constraint leaves no choice about is written without asking the model

@@ -11,13 +11,13 @@ from niwaki.runtime.api import ConfigError
 class ReplicaConfig:
     """How many replicas there are, what each may use, and when there are to be more."""
 
-    lowest: int = 1
-    highest: int = 1
+    lowest: int = 1  # that there always are
+    highest: int = 1  # that there may be
     target_requests: int = 32  # that run or wait at a replica; with more of them replicas are started, up to `highest`
     busy_seconds: float = 30.0  # that there are more before one is started
     idle_seconds: float = 600.0  # that there are too few before one is ended
     cpus: float = 1.0  # of one replica
-    gpus: float = 0.0
+    gpus: float = 0.0  # of one replica
     address: str | None = None  # of a Ray cluster; None: a Ray of our own on this machine, which ends with us
 
     def __post_init__(self) -> None:

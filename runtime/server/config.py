@@ -21,15 +21,15 @@ class ServerConfig:
     administrative routes exist only for the holder of `admin_key`.
     """
 
-    host: str = "127.0.0.1"
+    host: str = "127.0.0.1"  # the address to listen on
     port: int = 30000  # 0: a free one
-    key_digests: tuple[bytes, ...] = ()
-    admin_digest: bytes | None = None
+    key_digests: tuple[bytes, ...] = ()  # of keys that are answered, as `digests` makes them; empty: all are
+    admin_digest: bytes | None = None  # of the key that may flush the cache
     limits: KeyLimits = field(default_factory=KeyLimits)  # of keys without their own, of everybody where there are none
     key_limits: tuple[tuple[bytes, KeyLimits], ...] = ()  # of single keys, by digest
     allowed_hosts: tuple[str, ...] = ()  # names that a Host header may hold; empty: any, or loopback's on loopback
     max_queued: int = 1024  # sequences that may wait beside those that run
-    max_body_bytes: int = 4 * 2**20
+    max_body_bytes: int = 4 * 2**20  # of a request's body
     body_seconds: float = 60.0  # for a client to send its body
     drain_seconds: float = 30.0  # after SIGTERM, for running requests to end
     cors_origins: tuple[str, ...] = ()  # whose pages may ask, `*` for all; empty: no page of another origin

@@ -15,7 +15,7 @@ DIGEST = "sha256:"
 class KeyLimits:
     """Of one key; None: no limit."""
 
-    requests_per_minute: int | None = None
+    requests_per_minute: int | None = None  # as they come
     tokens_per_minute: int | None = None  # prompts as far as they were computed, and what was generated
     concurrent: int | None = None  # requests that run at once
 
