@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 
 import httpx2
 import pytest
 
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.server.config import ServerConfig
+from niwaki.runtime.server.serve import serving
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -143,6 +146,15 @@ def test_the_body_is_measured_while_it_is_read(client: httpx2.Client) -> None:
 
     refused(client.post(CHAT, content=endless(), headers=JSON), 413)  # type: ignore[arg-type]  # any iterator of bytes
     refused(client.post(CHAT, content=b" " * (4 * 2**20 + 1), headers=JSON), 413)
+
+
+def test_a_body_that_does_not_come_is_waited_for_so_long_and_no_longer(engine: Engine) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    with serving(engine, ServerConfig(port=0, body_seconds=0.2)) as url:
+        address = httpx2.URL(url)
+        with socket.create_connection((address.host, address.port or 0), timeout=60) as slow:
+            slow.sendall(head + b"content-length: 9\r\n\r\n{")
+            assert slow.recv(4096).startswith(b"HTTP/1.1 408 ")
 
 
 def test_what_is_no_plain_json_is_another_media_type(client: httpx2.Client) -> None:

@@ -26,8 +26,8 @@ from niwaki.runtime.api import ConfigError
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server import logs
 from niwaki.runtime.server.config import ServerConfig, digests
-from niwaki.runtime.server.listen import bind
-from niwaki.runtime.server.serve import serving
+from niwaki.runtime.server.listen import bind, url_of
+from niwaki.runtime.server.serve import make_server, serving
 from niwaki.runtime.server.tracing import Tracing
 from tests.lang.waiting import wait_until
 from tests.runtime.server.conftest import held
@@ -203,6 +203,23 @@ def test_who_outlives_the_drain_is_told(toy_folder: Path) -> None:
     written = [line for line in lines if line]
     assert written[-1] == "data: [DONE]"
     assert json.loads(written[-2].removeprefix("data: "))["error"]["code"] == "overloaded"
+
+
+def test_who_is_told_a_second_time_to_end_waits_no_longer(engine: Engine) -> None:
+    config = ServerConfig(port=0, drain_seconds=3600)
+    with bind(config) as listener, held(engine):
+        server = make_server(config, engine)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        server.has_started.wait()
+        url = url_of(config, listener)
+        with httpx2.stream("POST", f"{url}/v1/completions", json=LONG | {"stream": True}, timeout=60) as answer:
+            server.stop()
+            wait_until(lambda: httpx2.get(f"{url}/ready").status_code == 503)
+            server.stop()
+            lines = [line for line in answer.iter_lines() if line]
+        thread.join()
+    assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "overloaded"
 
 
 def test_niwaki_serve_answers_until_sigterm_and_exits_with_0(toy_folder: Path) -> None:
