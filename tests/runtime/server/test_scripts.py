@@ -19,7 +19,7 @@ from niwaki.lang.state import State
 from niwaki.runtime.engine import Engine
 from tests.lang.waiting import wait_until
 from tests.plans import NAMES, follow, plans_of
-from tests.runtime.server.conftest import held, wait_until_idle
+from tests.runtime.server.conftest import held, nobody_waits, wait_until_idle
 
 Told = dict[str, object]
 
@@ -228,7 +228,9 @@ def test_values_are_drawn_alike_on_both_sides(
         assert {state["x"] for state in states} == {run(engine)["x"]}
 
 
-def test_cancelling_here_ends_the_script_there(endpoint: RuntimeEndpoint, engine: Engine) -> None:
+def test_cancelling_here_ends_the_script_there(
+    endpoint: RuntimeEndpoint, client: httpx2.Client, engine: Engine
+) -> None:
     @nw.function
     def wide(s: State) -> None:
         s += "the cat "
@@ -245,6 +247,7 @@ def test_cancelling_here_ends_the_script_there(endpoint: RuntimeEndpoint, engine
         with pytest.raises(nw.Cancelled):
             state["y"]
         del state
+        wait_until(lambda: nobody_waits(client))  # the server hears of it later than we do
     wait_until_idle(engine)
     assert engine.stats()["generated_tokens"] - before < 100, "it was not waited for"
 
