@@ -90,3 +90,14 @@ class Host:
             self.step()
         self.core.pages.cache.check()
         return [replace(g.result()[0], seconds=0.0, queued_seconds=0.0, first_seconds=0.0) for g in self.generations]
+
+
+def mixed(host: Host, kinds: Sequence[SamplingParams]) -> list[Output]:
+    """More requests than may run at once, some of which come later."""
+    for index, params in enumerate(kinds):
+        host.submit(params, 3 + 5 * index)
+    for _ in range(30):
+        host.step()
+    for index, params in enumerate(kinds):
+        host.submit(params, 4 + index)
+    return host.run()

@@ -13,11 +13,11 @@ import torch
 
 from niwaki.runtime import ahead
 from niwaki.runtime.ahead import Flight
-from niwaki.runtime.api import Cancelled, Delta, GenerationError, Output, SamplingParams
+from niwaki.runtime.api import Cancelled, Delta, GenerationError, SamplingParams
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.request import Request
 from niwaki.runtime.runner import Batch
-from tests.formula import Host
+from tests.formula import Host, mixed
 from tests.toy import make_model
 
 GREEDY = SamplingParams(max_new_tokens=40, temperature=0.0, ignore_eos=True)
@@ -56,17 +56,6 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(Flight, "read", reads)
     monkeypatch.setattr(Flight, "of", launches)
     return happened
-
-
-def mixed(host: Host, kinds: Sequence[SamplingParams]) -> list[Output]:
-    """More requests than may run at once, some of which come later."""
-    for index, params in enumerate(kinds):
-        host.submit(params, 3 + 5 * index)
-    for _ in range(30):
-        host.step()
-    for index, params in enumerate(kinds):
-        host.submit(params, 4 + index)
-    return host.run()
 
 
 @pytest.mark.parametrize("num_pages", [400, 60], ids=["roomy", "short"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from niwaki.runtime.api import (
 from niwaki.runtime.constraints.matcher import AutomatonMatcher
 from niwaki.runtime.constraints.protocol import MaskRow
 from niwaki.runtime.runner import Batch
-from tests.formula import Host
+from tests.formula import Host, mixed
 from tests.toy import make_model
 
 
@@ -61,17 +61,6 @@ CONSTRAINED = [
     replace(LED, repetition_penalty=1.2),
     replace(LED, stop_token_ids=(7, 11, 19, 23)),
 ]
-
-
-def mixed(host: Host, kinds: Sequence[SamplingParams]) -> list[Output]:
-    """More requests than may run at once, some of which come later."""
-    for index, params in enumerate(kinds):
-        host.submit(params, 3 + 5 * index)
-    for _ in range(30):
-        host.step()
-    for index, params in enumerate(kinds):
-        host.submit(params, 4 + index)
-    return host.run()
 
 
 def one_by_one(monkeypatch: pytest.MonkeyPatch, work: Callable[[], list[Output]]) -> list[Output]:

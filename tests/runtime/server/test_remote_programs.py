@@ -94,7 +94,9 @@ def test_what_generations_tell_beside_their_text_comes_along(endpoint: RuntimeEn
         return [meta["completion_tokens"], meta["finish_reason"], meta["prompt_tokens"]]
 
     assert told(endpoint) == told(engine)
-    options = SamplingOptions(temperature=0.0, return_logprob=True, top_logprobs_num=2, constraint=Regex("abc, [a-z]{3}"))
+    options = SamplingOptions(
+        temperature=0.0, return_logprob=True, top_logprobs_num=2, constraint=Regex("abc, [a-z]{3}")
+    )
     params = options.resolve()
     outputs = []
     for backend in (endpoint, engine.backend):
