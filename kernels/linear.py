@@ -23,6 +23,7 @@ from niwaki.kernels.checks import check_arrays
 from niwaki.kernels.jit import REDUCTION, get_num_threads, jit
 from niwaki.kernels.numeric import load, store
 from niwaki.kernels.operand import Array
+from niwaki.kernels.partial import Float32s
 
 MAX_ROWS = {np.dtype(np.float32): 16, np.dtype(np.uint16): 8}
 MAX_NUMBERS = 8192  # of x in bfloat16, if it has more than two rows: as float32 they lie near
@@ -85,13 +86,26 @@ def _columns_parallel(x: Array, weight: Array, bias: Array, out: Array, parts: i
         _columns(x, weight, bias, out, outputs * part // parts, outputs * (part + 1) // parts)
 
 
-@jit(fastmath=REDUCTION)
+@jit()
 def _columns(x: Array, weight: Array, bias: Array, out: Array, first: int, last: int) -> None:
+    columns_of(widened(x), weight, bias, out, first, last)
+
+
+@jit()
+def widened(x: Array) -> Float32s:
+    """x as float32."""
     rows, inputs = x.shape
     wide = np.empty((rows, inputs), np.float32)
     for m in range(rows):
         for k in range(inputs):
             wide[m, k] = load(x[m, k])
+    return wide
+
+
+@jit(fastmath=REDUCTION)
+def columns_of(wide: Float32s, weight: Array, bias: Array, out: Array, first: int, last: int) -> None:
+    """Outputs `first` to `last` of the rows that were `widened`."""
+    rows, inputs = wide.shape
     for n in range(first, last):
         w = weight[n]
         offset = np.float32(0.0) if bias.shape[0] == 0 else load(bias[n])

@@ -22,6 +22,7 @@ from niwaki.kernels.checks import check_arrays
 from niwaki.kernels.jit import for_any_thread, get_num_threads, jit
 from niwaki.kernels.numeric import load
 from niwaki.kernels.operand import Array
+from niwaki.kernels.partial import Float32s
 from niwaki.kernels.simd import LANES
 from niwaki.kernels.simd_memory import load16, store_bfloat16, transpose16
 from niwaki.kernels.tiles import (
@@ -88,21 +89,41 @@ def _columns_parallel(x: Array, weight: Array, bias: Array, out: Array, parts: i
 @jit()
 def _columns(x: Array, weight: Array, bias: Array, out: Array, first_block: int, last_block: int) -> None:
     """Outputs TALL x first_block to TALL x last_block. Inputs are a multiple of SLICE, outputs of ROWS."""
+    columns_of(lay_pairs(x), weight, bias, out, first_block, last_block)
+
+
+@jit()
+def lay_pairs(x: Array) -> Float32s:
+    """x [rows, inputs] as tiles [group of 16 rows, SLICE of inputs] of pairs of inputs by rows, from the first place on
+    that is `aligned`."""
     rows, inputs = x.shape
-    outputs = weight.shape[0]
+    depth = inputs // SLICE
+    flat = x.reshape(-1)
+    laid = np.empty((rows + ROWS - 1) // ROWS * depth * TILE + LANES, np.float32)
+    laid0 = aligned(laid)
+    whole = rows // ROWS * ROWS
+    for row in range(0, whole, ROWS):
+        for k in range(depth):
+            transpose16(flat, row * inputs + k * SLICE, inputs, laid, laid0 + (row // ROWS * depth + k) * TILE)
+    if whole < rows:
+        last = np.zeros(ROWS * inputs, x.dtype)
+        last[: (rows - whole) * inputs] = flat[whole * inputs :]
+        for k in range(depth):
+            transpose16(last, k * SLICE, inputs, laid, laid0 + (whole // ROWS * depth + k) * TILE)
+    return laid
+
+
+@jit()
+def columns_of(laid: Float32s, weight: Array, bias: Array, out: Array, first_block: int, last_block: int) -> None:
+    """As `_columns`, of the rows that `lay_pairs` laid out."""
+    rows = out.shape[0]
+    outputs, inputs = weight.shape
     depth = inputs // SLICE
     groups = (rows + ROWS - 1) // ROWS  # of rows of x
     flat = weight.reshape(-1)
-    whole = np.zeros((groups * ROWS, inputs), x.dtype)
-    whole[:rows] = x
-    pairs = whole.reshape(-1)
-    laid = np.empty(groups * depth * TILE + LANES, np.float32)  # [group, depth] tiles of pairs of inputs by rows
     sums = np.empty(4 * TILE + LANES, np.float32)  # [half of the outputs, group of two] tiles of outputs by rows
     turned = np.empty(TILE, np.float32)
     laid0, sums0 = aligned(laid), aligned(sums)
-    for group in range(groups):
-        for k in range(depth):
-            transpose16(pairs, group * ROWS * inputs + k * SLICE, inputs, laid, laid0 + (group * depth + k) * TILE)
     for block in range(first_block, last_block):
         output = block * TALL
         is_tall = output + ROWS < outputs

@@ -99,11 +99,13 @@ def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLine
 @jit(parallel=True)
 def _columns_parallel(x: Array, weight: Array, bias: Array, out: Array, shape: Bytes, bounds: Int64s) -> None:
     for part in prange(bounds.shape[0] - 1):
-        _columns(x, weight, bias, out, shape, bounds[part], bounds[part + 1])
+        columns_of(x, weight, bias, out, shape, bounds[part], bounds[part + 1])
 
 
 @jit()
-def _columns(x: Array, weight: Array, bias: Array, out: Array, shape: Bytes, first_block: int, last_block: int) -> None:
+def columns_of(
+    x: Array, weight: Array, bias: Array, out: Array, shape: Bytes, first_block: int, last_block: int
+) -> None:
     """Outputs WIDE x first_block to WIDE x last_block."""
     rows, inputs = x.shape
     depth = (inputs + WIDE - 1) // WIDE
@@ -138,7 +140,7 @@ def _columns(x: Array, weight: Array, bias: Array, out: Array, shape: Bytes, fir
     release()
 
 
-_all_columns = for_any_thread(_columns)
+_all_columns = for_any_thread(columns_of)
 
 
 @jit()

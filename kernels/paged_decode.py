@@ -161,14 +161,14 @@ def _decode_parallel(
 ) -> None:
     for part in prange(bounds.shape[0] - 1):
         first, last = bounds[part], bounds[part + 1]
-        _decode_items(
+        decode_items(
             q, k_pool, v_pool, page_table, token, table_row, length, first_key, partial_mixed, partial_lse, sinks,
             out, scale, window, chunk, soft_cap, first, last
         )  # fmt: skip
 
 
 @jit()
-def _decode_items(
+def decode_items(
     q: Array,
     k_pool: Array,
     v_pool: Array,
@@ -277,7 +277,7 @@ def _decode_items(
                 out[token[i], h, d] = store(mixed[place] * inverse, q[0, 0, 0])
 
 
-_decode_all = for_any_thread(_decode_items)
+_decode_all = for_any_thread(decode_items)
 
 
 @jit()

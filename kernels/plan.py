@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from niwaki.kernels.jit import jit
-from niwaki.kernels.segments import Costs, Int32s, Int64s, Segments, find_segments
+from niwaki.kernels.segments import Costs, Int32s, Int64s, find_segments
 
 if TYPE_CHECKING:
     from niwaki.kernels.triton.plan import DevicePlan
@@ -94,16 +95,60 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """The batch as a tree: the segments, ancestors first, and what each row then reads by itself."""
+class FlatRows:
+    """The rows of many tokens as numbers."""
 
-    segments: tuple[Segment, ...]
-    decode: DecodeQueries
-    prefill: tuple[PrefillRow, ...]
-    longest: int  # keys that any query sees: under a sliding window shorter than this, the rows read all by themselves
+    numbers: Int64s  # [rows, 5]: first token, tokens, cached ones, row of the table, first key that is not shared
+    table: Int32s
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def rows(self, page_size: int) -> tuple[PrefillRow, ...]:
+        return tuple(
+            PrefillRow(first, count, start, self.table[row, : _pages_for(start + count, page_size)], first_key)
+            for first, count, start, row, first_key in self.numbers.tolist()
+        )
 
 
 @dataclass(frozen=True, slots=True)
+class FlatSegments:
+    """Segments as numbers, ancestors first."""
+
+    numbers: Int64s  # [segments, 5]: row of the table, first page, end page, first of its tokens, end of its tokens
+    tokens: Int32s  # of all segments
+    table: Int32s
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def segments(self, page_size: int) -> tuple[Segment, ...]:
+        return tuple(
+            Segment(self.table[row, first:end], self.tokens[begin:stop], first * page_size)
+            for row, first, end, begin, stop in self.numbers.tolist()
+        )
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The batch as a tree: the segments, and what each row then reads by itself."""
+
+    page_size: int
+    flat: FlatSegments
+    decode: DecodeQueries
+    long: FlatRows
+    longest: int  # keys that any query sees: under a sliding window shorter than this, the rows read all by themselves
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        return self.flat.segments(self.page_size)
+
+    @cached_property
+    def prefill(self) -> tuple[PrefillRow, ...]:
+        return self.long.rows(self.page_size)
+
+
+@dataclass(frozen=True)
 class AttentionPlan:
     """Where each token's key and value go, and which rows take which path. Keys are stored before attention reads.
 
@@ -118,9 +163,13 @@ class AttentionPlan:
     slots: Int64s  # [tokens] page id x page size + offset, where its key and value go
     page_table: Int32s  # [rows, widest], padded with 0, which is never read
     decode: DecodeQueries
-    prefill: tuple[PrefillRow, ...]
+    long: FlatRows
     shared: Shared | None = None
     on_device: DevicePlan | None = None  # the same batch as GPU kernels read it
+
+    @cached_property
+    def prefill(self) -> tuple[PrefillRow, ...]:
+        return self.long.rows(self.page_size)
 
 
 def make_plan(
@@ -169,18 +218,7 @@ def make_plan(
     )
     if bad_row < num_rows:
         _explain(rows, bad_row, page_size, num_pages)
-    prefill: tuple[PrefillRow, ...] = ()
-    if not all_decode:
-        firsts = np.cumsum(counts) - counts
-        prefill = tuple(
-            PrefillRow(
-                int(firsts[row]),
-                int(counts[row]),
-                int(starts[row]),
-                table[row, : _pages_for(int(starts[row] + counts[row]), page_size)],
-            )
-            for row in np.flatnonzero(counts > longest_paged)
-        )
+    long = FlatRows(np.empty((0, 5), np.int64) if all_decode else _long_rows(starts, counts, longest_paged), table)
     shared = None
     if costs is not None and num_rows > 1:
         segments = find_segments(
@@ -188,41 +226,54 @@ def make_plan(
         )
         if len(segments):
             first_key = segments.row_end * np.int32(page_size)
+            numbers = long.numbers.copy()
+            numbers[:, 4] = first_key[numbers[:, 3]]
             shared = Shared(
-                _as_tokens(segments, table, counts, page_size),
-                replace(queries, first_key=first_key[queries.table_row]),
-                tuple(
-                    replace(row, first_key=int(first_key[index]))
-                    for row, index in zip(prefill, np.flatnonzero(counts > longest_paged), strict=True)
+                page_size,
+                FlatSegments(
+                    *_with_tokens(segments.first_page, segments.end_page, segments.bounds, segments.rows, counts), table
                 ),
+                replace(queries, first_key=first_key[queries.table_row]),
+                FlatRows(numbers, table),
                 int((starts + counts).max()),
             )
-    return AttentionPlan(num_tokens, page_size, num_pages, positions, slots, table, queries, prefill, shared)
-
-
-def _as_tokens(segments: Segments, table: Int32s, counts: Int64s, page_size: int) -> tuple[Segment, ...]:
-    """The segments, with the tokens of their rows."""
-    firsts = np.cumsum(counts) - counts
-    found = []
-    for i in range(len(segments)):
-        rows = segments.rows[segments.bounds[i] : segments.bounds[i + 1]]
-        first, end = int(segments.first_page[i]), int(segments.end_page[i])
-        found.append(Segment(table[rows[0], first:end], _tokens_of(rows, firsts, counts), first * page_size))
-    return tuple(found)
+    return AttentionPlan(num_tokens, page_size, num_pages, positions, slots, table, queries, long, shared)
 
 
 @jit()
-def _tokens_of(rows: Int32s, firsts: Int64s, counts: Int64s) -> Int32s:
+def _long_rows(starts: Int64s, counts: Int64s, longest_paged: int) -> Int64s:
+    """The numbers of `FlatRows`, with nothing shared."""
+    found = np.zeros((counts.shape[0], 5), np.int64)
+    first = 0
+    n = 0
+    for row in range(counts.shape[0]):
+        if counts[row] > longest_paged:
+            found[n, 0], found[n, 1], found[n, 2], found[n, 3] = first, counts[row], starts[row], row
+            n += 1
+        first += counts[row]
+    return found[:n]
+
+
+@jit()
+def _with_tokens(
+    first_page: Int32s, end_page: Int32s, bounds: Int32s, rows: Int32s, counts: Int64s
+) -> tuple[Int64s, Int32s]:
+    """The numbers and tokens of `FlatSegments`."""
+    firsts = np.cumsum(counts) - counts
     total = 0
     for row in rows:
         total += counts[row]
+    numbers = np.empty((first_page.shape[0], 5), np.int64)
     tokens = np.empty(total, np.int32)
     at = 0
-    for row in rows:
-        for token in range(firsts[row], firsts[row] + counts[row]):
-            tokens[at] = token
-            at += 1
-    return tokens
+    for i in range(first_page.shape[0]):
+        numbers[i, 0], numbers[i, 1], numbers[i, 2], numbers[i, 3] = rows[bounds[i]], first_page[i], end_page[i], at
+        for row in rows[bounds[i] : bounds[i + 1]]:
+            for token in range(firsts[row], firsts[row] + counts[row]):
+                tokens[at] = token
+                at += 1
+        numbers[i, 4] = at
+    return numbers, tokens
 
 
 def _pages_for(tokens: int, page_size: int) -> int:

@@ -27,7 +27,7 @@ def rms_norm(x: Array, weight: Array, eps: float, out: Array, offset: float = 0.
     `out` may be `x`.
     """
     check_arrays("rms_norm", out.dtype, x=(x, out.shape), weight=(weight, out.shape[1:]), out=(out, x.shape))
-    _rms_norm(x, weight, np.float32(eps), offset, out)
+    rms_norm_rows(x, weight, np.float32(eps), offset, out)
 
 
 def add_rms_norm(x: Array, delta: Array, weight: Array, eps: float, out: Array, offset: float = 0.0) -> None:
@@ -62,7 +62,7 @@ def qk_norm(
         raise ValueError(
             f"qk_norm: weights of {len(q_weight)} and {len(k_weight)} do not divide widths of {q_width} and {k_width}"
         )
-    _qk_norm(qkv, q_weight, k_weight, q_width, k_width, np.float32(eps), offset)
+    qk_norm_rows(qkv, q_weight, k_weight, q_width, k_width, np.float32(eps), offset)
 
 
 def rms_norm_torch(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
@@ -87,7 +87,7 @@ def qk_norm_torch(
 
 
 @jit()
-def _rms_norm(x: Array, weight: Array, eps: np.float32, offset: float, out: Array) -> None:
+def rms_norm_rows(x: Array, weight: Array, eps: np.float32, offset: float, out: Array) -> None:
     width = x.shape[1]
     stride = x.strides[0] // x.itemsize
     for t in range(x.shape[0]):
@@ -98,9 +98,8 @@ def _rms_norm(x: Array, weight: Array, eps: np.float32, offset: float, out: Arra
         _scale(x, t, sum_of_lanes(squares), weight, eps, offset, out)
 
 
-@for_any_thread
 @jit()
-def _add_rms_norm(x: Array, delta: Array, weight: Array, eps: np.float32, offset: float, out: Array) -> None:
+def add_rms_norm_rows(x: Array, delta: Array, weight: Array, eps: np.float32, offset: float, out: Array) -> None:
     width = x.shape[1]
     whole = width // PAIR * PAIR
     stride, delta_stride = x.strides[0] // x.itemsize, delta.strides[0] // delta.itemsize
@@ -115,6 +114,9 @@ def _add_rms_norm(x: Array, delta: Array, weight: Array, eps: np.float32, offset
         for i in range(whole, width):
             x[t, i] = store(load(x[t, i]) + load(delta[t, i]), weight[0])
         _scale(x, t, sum_of_lanes(squares), weight, eps, offset, out)
+
+
+_add_rms_norm = for_any_thread(add_rms_norm_rows)
 
 
 @jit()
@@ -139,7 +141,7 @@ def _scale(x: Array, t: int, total: np.float32, weight: Array, eps: np.float32, 
 
 
 @jit()
-def _qk_norm(
+def qk_norm_rows(
     qkv: Array, q_weight: Array, k_weight: Array, q_width: int, k_width: int, eps: np.float32, offset: float
 ) -> None:
     for t in range(qkv.shape[0]):

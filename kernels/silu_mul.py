@@ -25,9 +25,8 @@ def silu_mul_torch(gate_up: torch.Tensor) -> torch.Tensor:
     return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
 
 
-@for_any_thread
 @jit()
-def _silu_mul(gate_up: Array, out: Array) -> None:
+def silu_mul_rows(gate_up: Array, out: Array) -> None:
     width = out.shape[1]
     whole = width // (2 * LANES) * (2 * LANES)
     stride, out_stride = gate_up.strides[0] // gate_up.itemsize, out.strides[0] // out.itemsize
@@ -40,3 +39,6 @@ def _silu_mul(gate_up: Array, out: Array) -> None:
             gate = load(gate_up[t, i])
             up = load(gate_up[t, width + i])
             out[t, i] = store(gate / (np.float32(1.0) + exp_f32(-gate)) * up, gate_up[0, 0])
+
+
+_silu_mul = for_any_thread(silu_mul_rows)

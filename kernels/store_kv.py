@@ -89,9 +89,8 @@ def rope_store_kv_torch(
     store_kv_torch(rotate_torch(k, cos, sin, positions), v, slots, k_pool, v_pool)
 
 
-@for_any_thread
 @jit()
-def _rope_store_kv(
+def rope_store_rows(
     qkv: Array,
     cos: Array,
     sin: Array,
@@ -141,6 +140,9 @@ def _rope_store_kv(
                 for i in range(lines, head_dim):
                     values[place + i] = qkv[t, first + i]
     return True
+
+
+_rope_store_kv = for_any_thread(rope_store_rows)
 
 
 @jit()

@@ -150,14 +150,14 @@ def _attend_parallel(
 ) -> None:  # fmt: skip
     for part in prange(heads.shape[0] - 1):
         first_head, last_head = heads[part], heads[part + 1]
-        _attend(
+        attend_heads(
             q, k_pool, v_pool, pages, tokens, ends, first_key, partial_mixed, partial_lse, sinks, out, is_partial,
             scale, window, chunk, soft_cap, shape, first_head, last_head
         )  # fmt: skip
 
 
 @jit()
-def _attend(
+def attend_heads(
     q: Array, k_pool: Array, v_pool: Array, pages: Int32s, tokens: Int32s, ends: Int32s, first_key: int,
     partial_mixed: Float32s, partial_lse: Float32s, sinks: Array, out: Array, is_partial: bool, scale: float,
     window: int, chunk: int, soft_cap: float, shape: Bytes, first_head: int, last_head: int,
@@ -274,7 +274,7 @@ def _attend(
     release()
 
 
-_attend_all = for_any_thread(_attend)
+_attend_all = for_any_thread(attend_heads)
 
 
 @jit()

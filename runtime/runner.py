@@ -279,7 +279,7 @@ class Runner:
         token_ids = rows.ids_on(self._device)
         may_be_parallel = threads == 1 or len(ids) * self._num_weights >= MIN_PARALLEL_WORK
         with nullcontext() if may_be_parallel else one_torch_thread():
-            return self._model.forward(token_ids, plan, wanted)
+            return self._model.forward(token_ids, plan, wanted, threads=threads)
 
     def _plan(self, spans: Spans) -> AttentionPlan:
         return make_plan(

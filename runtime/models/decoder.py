@@ -26,21 +26,13 @@ from niwaki.runtime.models.attention import Attention, Pools, RopeTables, read_a
 from niwaki.runtime.models.config import LayerKind, ModelConfig
 from niwaki.runtime.models.experts import read_experts
 from niwaki.runtime.models.latent import read_latent_attention
+from niwaki.runtime.models.layer import Layer
 from niwaki.runtime.models.mlp import DenseMlp, Mlp, gate_of
 from niwaki.runtime.models.projection import Source, projection_of, read_projection
+from niwaki.runtime.models.stack import Stack
 from niwaki.runtime.models.workspace import Buffers, Workspace
 
 ALIGNMENT = 64  # bytes: a vector register, which kernels read whole
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    attention: Attention
-    attention_post_norm: Operand | None  # [hidden], of what attention adds
-    mlp_norm: Operand | None  # [hidden], of what the MLP reads
-    mlp: Mlp
-    mlp_post_norm: Operand | None  # [hidden], of what the MLP adds
-    next_norm: Operand | None  # [hidden], of what the next layer reads, or the head
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +79,7 @@ class Decoder:
         head = self._embedding if config.tie_embeddings else read("lm_head.weight")  # [vocab, hidden]
         self._head = projection_of(self._ops, read, [read.head(head)], [])
         self._whole = self.new_part(lambda: None)
+        self._stack = Stack.of(config, self._ops, self._layers, self._first_norm, self._head)
 
     def new_part(self, stored: Callable[[], object]) -> Part:
         """What `forward` needs to run beside itself. It calls `stored` in each layer before any key is read."""
@@ -99,14 +92,45 @@ class Decoder:
         plan: AttentionPlan,
         wanted: npt.NDArray[np.int64] | None,
         part: Part | None = None,
+        threads: int = 1,
     ) -> torch.Tensor:
         """Logits float32 [len(wanted), vocab] of the batch's tokens `wanted`, of all where it is None.
 
         token_ids int32 or int64 [tokens], in the order of the plan. Keys and values of all tokens are stored. Calls at
-        the same time need a `part` each.
+        the same time need a `part` each; one without a part may use so many `threads`.
         """
         with torch.inference_mode():
+            if part is None and self._stack is not None:
+                logits = self._forward_at_once(self._stack, token_ids, plan, wanted, threads)
+                if logits is not None:
+                    return logits
             return self._forward(token_ids, plan, wanted, part or self._whole)
+
+    def _forward_at_once(
+        self,
+        stack: Stack,
+        token_ids: torch.Tensor,
+        plan: AttentionPlan,
+        wanted: npt.NDArray[np.int64] | None,
+        threads: int,
+    ) -> torch.Tensor | None:
+        """As `forward`, in one native call; None where there is none for such a step."""
+        tokens = plan.num_tokens
+        num_wanted = tokens if wanted is None else len(wanted)
+        b = self._whole.body.of_size(tokens)
+        tail = self._whole.tail.of_size(num_wanted) if 0 < num_wanted < tokens else None
+        lines = stack.lines(b, tail, num_wanted, threads)
+        if lines is None:
+            return None
+        self._embed(token_ids, b)
+        logits = torch.empty((num_wanted, self._config.vocab_size), dtype=self._dtype, device=self._device)
+        stack.forward(lines, plan, wanted, logits, threads)
+        return self._capped(logits.float())
+
+    def _embed(self, token_ids: torch.Tensor, b: Buffers) -> None:
+        torch.index_select(self._embedding, 0, token_ids, out=b.x.tensor)
+        if self._embedding_scale != 1.0:
+            b.x.tensor.mul_(self._embedding_scale)
 
     def _forward(
         self,
@@ -118,9 +142,7 @@ class Decoder:
         config, ops = self._config, self._ops
         eps, offset = config.rms_norm_eps, config.norm_offset
         b = part.body.of_size(plan.num_tokens)
-        torch.index_select(self._embedding, 0, token_ids, out=b.x.tensor)
-        if self._embedding_scale != 1.0:
-            b.x.tensor.mul_(self._embedding_scale)
+        self._embed(token_ids, b)
         entering = b.x  # what the next block reads
         if self._first_norm is not None:
             ops.rms_norm(b.x, self._first_norm, eps, b.normed, offset)

@@ -23,7 +23,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from niwaki.kernels.jit import set_num_threads
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import NumbaOps, TorchOps
-from niwaki.kernels.plan import AttentionPlan, DecodeQueries, PrefillRow, Span, make_plan
+from niwaki.kernels.plan import AttentionPlan, DecodeQueries, FlatRows, Span, make_plan
 from niwaki.runtime.models.config import ModelConfig
 from niwaki.runtime.runner import Row, Runner
 from tests.benchmarks.harness import Comparison, compare, table, write_json
@@ -215,11 +215,9 @@ def plan_of(spans: list[Span], page_size: int, num_pages: int) -> AttentionPlan:
 def dense_plan(plan: AttentionPlan, spans: list[Span]) -> AttentionPlan:
     """The same plan with every row on the prefill path."""
     none = np.empty(0, np.int32)
-    rows = tuple(
-        PrefillRow(index * span.count, span.count, span.start, np.array(span.page_ids, np.int32))
-        for index, span in enumerate(spans)
-    )
-    return replace(plan, decode=DecodeQueries(none, none, none, none), prefill=rows)
+    numbers = [(index * span.count, span.count, span.start, index, 0) for index, span in enumerate(spans)]
+    rows = FlatRows(np.array(numbers, np.int64), plan.page_table)
+    return replace(plan, decode=DecodeQueries(none, none, none, none), long=rows)
 
 
 def step(config: ModelConfig, dtype: str, batch: int) -> float:

@@ -135,9 +135,9 @@ def test_shared_keys_are_not_read_again_by_the_rows() -> None:
     for pool in hidden:
         pool[9:11] = pool[1:3]
         pool[1:3] = torch.nan
-    moved = replace(
-        plan, shared=replace(plan.shared, segments=(replace(segment, page_ids=np.array([9, 10], np.int32)),))
-    )
+    table = plan.page_table.copy()
+    table[:, :2] = 9, 10
+    moved = replace(plan, shared=replace(plan.shared, flat=replace(plan.shared.flat, table=table)))
     assert torch.equal(attend(NumbaOps(), moved, q, hidden, PLAIN), whole)
 
 

@@ -49,9 +49,9 @@ def test_greedy_tokens_are_the_same_with_tree_attention_and_without(
     plans: list[AttentionPlan] = []
     forward = Decoder.forward
 
-    def watched(self: Decoder, token_ids: object, plan: AttentionPlan, *more: object) -> object:
+    def watched(self: Decoder, token_ids: object, plan: AttentionPlan, *more: object, **named: object) -> object:
         plans.append(plan)
-        return forward(self, token_ids, plan, *more)  # type: ignore[arg-type]  # passed on as it came
+        return forward(self, token_ids, plan, *more, **named)  # type: ignore[arg-type]  # passed on as it came
 
     monkeypatch.setattr(Decoder, "forward", watched)
     # A toy's attention is so small that sharing does not pay: count nothing but the pairs.

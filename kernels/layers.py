@@ -1,0 +1,317 @@
+"""All layers of a step in one native call, in which as many threads join as have time.
+
+A step of a small model is a hundred kernels of some microseconds each. Called one by one they cost as much again in
+Python, and no second thread can help: it would have to be woken for each, or pass the interpreter's lock to and fro.
+
+Here the kernels are a table, a line each, and every thread that is let in goes down the same lines. The work of a line
+is cut into pieces. Who is free takes the next one, by counting a number up, and goes on to the next line when the last
+piece is done. Nobody waits for a thread that has not come: who comes late finds the pieces taken, who never comes is
+not missed. No piece reads what another of its line writes, so no result depends on who did what.
+
+What the threads of one step share is a *block*: numbers at the places named below, then for each line how many pieces
+it has, how many are taken, and how many done. Addresses are not checked; models/stack.py writes the lines.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from niwaki.kernels.atomics import blocks_at, count, pages_at, read, row_at, rows_at, seen, tell, wait_for
+from niwaki.kernels.jit import jit
+from niwaki.kernels.linear import columns_of as columns_of_few
+from niwaki.kernels.linear import widened
+from niwaki.kernels.linear_tiles import TALL, columns_of, lay_pairs
+from niwaki.kernels.operand import Array
+from niwaki.kernels.packed import WIDE
+from niwaki.kernels.packed import columns_of as packed_columns_of
+from niwaki.kernels.paged_decode import NO_SINKS, decode_items
+from niwaki.kernels.partial import Float32s
+from niwaki.kernels.rms_norm import add_rms_norm_rows, qk_norm_rows, rms_norm_rows
+from niwaki.kernels.rule import NO_CAP, NO_WINDOW
+from niwaki.kernels.segments import Int32s, Int64s
+from niwaki.kernels.silu_mul import silu_mul_rows
+from niwaki.kernels.store_kv import rope_store_rows
+from niwaki.kernels.tile_attention import attend_heads
+from niwaki.kernels.tiles import WHOLE
+
+# Of a block: who may read it, and what the step is.
+STEP, INSIDE, THREADS, LINES, NUM_LINES = range(5)
+TOKENS, WANTED, NUM_WANTED, POSITIONS, SLOTS, LOGITS = range(5, 11)
+TABLE, TABLE_ROWS, TABLE_WIDTH = range(11, 14)
+NUM_QUERIES, TOKEN, TABLE_ROW, LENGTH, FIRST_KEY = range(14, 19)  # as `DecodeQueries`
+NUM_SEGMENTS, SEGMENTS, SEGMENT_TOKENS = range(19, 22)  # as `plan.FlatSegments`
+NUM_LONG, LONG, MIXED, LSE = range(22, 26)  # as `plan.FlatRows`, and `Partial`
+HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, NUM_PAGES, NUMBERS = range(26, 32)
+START = 32  # pieces, then pieces taken, then pieces done, of each line
+
+# Of a line: what it does, whether to the tokens whose logits are wanted or to all, and addresses and widths.
+NORM, ADD_NORM, QK_NORM, FEW, TILES, PACKED, STORE, SHARED, OWN, GATE, SELECT = range(11)
+LINE_WIDTH = 12
+
+EPS, OFFSET, SCALE = range(3)  # of the numbers, float64
+
+PIECES = 4  # of a line for each thread
+LEAST_TOKENS, LEAST_COLUMNS = 8, 16  # in a piece; columns of few rows, which are read as vectors
+
+
+@jit()
+def _units_of(block: Int64s, line: Int64s) -> tuple[int, int]:
+    """What a line's work is counted in, and how many of them make a piece at least."""
+    kind = line[0]
+    rows = block[NUM_WANTED] if line[1] else block[TOKENS]
+    if kind == FEW:
+        return (line[6] + LEAST_COLUMNS - 1) // LEAST_COLUMNS, 1
+    if kind == TILES:
+        return (line[6] + TALL - 1) // TALL, 1
+    if kind == PACKED:
+        return (line[6] + WIDE - 1) // WIDE, 1
+    if kind == SHARED:
+        return block[KV_HEADS], (block[KV_HEADS] + block[THREADS] - 1) // block[THREADS]
+    if kind == OWN:
+        return block[NUM_QUERIES] * block[KV_HEADS], 1
+    return rows, LEAST_TOKENS
+
+
+@jit()
+def _size_of_piece(block: Int64s, line: Int64s) -> int:
+    units, least = _units_of(block, line)
+    if block[THREADS] == 1:
+        return max(units, 1)
+    return max(least, int((units + PIECES * block[THREADS] - 1) // (PIECES * block[THREADS])))
+
+
+@jit()
+def begin(
+    block: Int64s, step: int, threads: int, table: Int64s, positions: Int64s, slots: Int64s, pages: Int32s,
+    wanted: Int64s, num_wanted: int, logits: Array, token: Int32s, table_row: Int32s, length: Int32s,
+    first_key: Int32s, segments: Int64s, segment_tokens: Int32s, long: Int64s, mixed: Float32s, lse: Float32s,
+) -> None:  # fmt: skip
+    """Write a step to its block, for those who look for number `step`. The arrays must live until `end`."""
+    block[THREADS] = threads
+    block[LINES], block[NUM_LINES] = table.ctypes.data, table.shape[0]
+    block[TOKENS], block[POSITIONS], block[SLOTS] = positions.shape[0], positions.ctypes.data, slots.ctypes.data
+    block[WANTED], block[NUM_WANTED], block[LOGITS] = wanted.ctypes.data, num_wanted, logits.ctypes.data
+    block[TABLE], block[TABLE_ROWS], block[TABLE_WIDTH] = pages.ctypes.data, pages.shape[0], pages.shape[1]
+    block[NUM_QUERIES], block[TOKEN], block[TABLE_ROW] = token.shape[0], token.ctypes.data, table_row.ctypes.data
+    block[LENGTH], block[FIRST_KEY] = length.ctypes.data, first_key.ctypes.data
+    block[NUM_SEGMENTS], block[SEGMENTS], block[SEGMENT_TOKENS] = (
+        segments.shape[0], segments.ctypes.data, segment_tokens.ctypes.data
+    )  # fmt: skip
+    block[NUM_LONG], block[LONG] = long.shape[0], long.ctypes.data
+    block[MIXED], block[LSE] = mixed.ctypes.data, lse.ctypes.data
+    _cut(block)
+    tell(block, STEP, step)
+
+
+@jit()
+def end(block: Int64s) -> None:
+    """Nobody may begin to help any more. Who is inside finds all pieces taken, and reads the block alone."""
+    tell(block, STEP, 0)
+
+
+@jit()
+def is_free(block: Int64s) -> bool:
+    """Whether nobody reads the block of a step that has ended."""
+    return seen(block, INSIDE) == 0
+
+
+@jit()
+def _cut(block: Int64s) -> None:
+    """The pieces of each line, none of them taken."""
+    lines = block[NUM_LINES]
+    table = rows_at(block[LINES], lines, LINE_WIDTH, block)
+    for i in range(lines):
+        size = _size_of_piece(block, table[i])
+        units, _ = _units_of(block, table[i])
+        pieces = (units + size - 1) // size
+        if table[i, 0] == SHARED and block[NUM_SEGMENTS] == 0:
+            pieces = 0
+        elif table[i, 0] == OWN:
+            pieces += block[NUM_LONG] * block[KV_HEADS]
+        block[START + i] = pieces
+        block[START + lines + i] = block[START + 2 * lines + i] = 0
+
+
+@jit(nogil=True)
+def go_down(block: Int64s, like: Array) -> None:
+    """Do what is left of the step. `like`: an empty array of bfloat16, as uint16. Returns when all of it is done."""
+    lines = block[NUM_LINES]
+    for i in range(lines):
+        if seen(block, START + lines + i) < block[START + i]:
+            _help(block, i, like)
+        wait_for(block, START + 2 * lines + i, block[START + i])
+
+
+@jit()
+def _help(block: Int64s, i: int, like: Array) -> None:
+    """Take pieces of line `i` until there are none."""
+    lines, pieces = block[NUM_LINES], block[START + i]
+    piece = count(block, START + lines + i, 1)
+    if piece >= pieces:
+        return
+    line = row_at(block[LINES] + i * LINE_WIDTH * 8, LINE_WIDTH, block)
+    kind, size = line[0], _size_of_piece(block, line)
+    rows = block[NUM_WANTED] if line[1] else block[TOKENS]
+    wide = np.empty((0, 0), np.float32)
+    laid = np.empty(0, np.float32)
+    if kind == FEW:
+        wide = widened(rows_at(line[2], rows, line[5], like))
+    elif kind == TILES:
+        laid = lay_pairs(rows_at(line[2], rows, line[5], like))
+    while piece < pieces:
+        first, last = piece * size, (piece + 1) * size
+        if kind in (FEW, TILES, PACKED):
+            _columns(block, line, rows, wide, laid, first, last, like)
+        elif kind == SHARED:
+            _read_shared(block, line, first, min(last, block[KV_HEADS]), like)
+        elif kind == OWN:
+            _read_own(block, line, piece, size, like)
+        else:
+            _rows(block, line, first, min(last, rows), like)
+        count(block, START + 2 * lines + i, 1)
+        piece = count(block, START + lines + i, 1)
+
+
+@jit()
+def _columns(
+    block: Int64s, line: Int64s, rows: int, wide: Float32s, laid: Float32s, first: int, last: int, like: Array
+) -> None:
+    """x, weight, bias or 0, out or 0 for the logits, inputs, outputs."""
+    kind, inputs, outputs = line[0], line[5], line[6]
+    out = rows_at(line[4] if line[4] else block[LOGITS], rows, outputs, like)
+    if kind == PACKED:
+        blocks = (outputs + WIDE - 1) // WIDE
+        floats = np.empty(0, np.float32)
+        packed_columns_of(
+            rows_at(line[2], rows, inputs, like),
+            row_at(line[3], blocks * ((inputs + WIDE - 1) // WIDE) * WIDE * WIDE, like),
+            row_at(line[7], blocks * WIDE, floats),
+            out, WHOLE, first, min(last, blocks)
+        )  # fmt: skip
+        return
+    weight = rows_at(line[3], outputs, inputs, like)
+    bias = row_at(line[7], outputs if line[7] else 0, like)
+    if kind == FEW:
+        columns_of_few(wide, weight, bias, out, first * LEAST_COLUMNS, min(last * LEAST_COLUMNS, outputs))
+    else:
+        columns_of(laid, weight, bias, out, first, min(last, (outputs + TALL - 1) // TALL))
+
+
+@jit()
+def _rows(block: Int64s, line: Int64s, first: int, last: int, like: Array) -> None:
+    """What is done to each token by itself."""
+    kind, rows = line[0], last - first
+    numbers = row_at(block[NUMBERS], 3, np.empty(0, np.float64))
+    eps, offset = np.float32(numbers[EPS]), numbers[OFFSET]
+    if kind == NORM:  # x, weight, out, width
+        width = line[5]
+        at = first * width * 2
+        x, out = rows_at(line[2] + at, rows, width, like), rows_at(line[4] + at, rows, width, like)
+        rms_norm_rows(x, row_at(line[3], width, like), eps, offset, out)
+    elif kind == ADD_NORM:  # x, weight, out, width, delta
+        width = line[5]
+        at = first * width * 2
+        x, out = rows_at(line[2] + at, rows, width, like), rows_at(line[4] + at, rows, width, like)
+        add_rms_norm_rows(
+            x, rows_at(line[6] + at, rows, width, like), row_at(line[3], width, like), eps, offset, out
+        )  # fmt: skip
+    elif kind == QK_NORM:  # qkv, its width, weights of queries and keys, their lengths
+        qkv = rows_at(line[2] + first * line[3] * 2, rows, line[3], like)
+        q_width, k_width = block[HEADS] * block[HEAD_DIM], block[KV_HEADS] * block[HEAD_DIM]
+        q_weight, k_weight = row_at(line[4], line[6], like), row_at(line[5], line[7], like)
+        qk_norm_rows(qkv, q_weight, k_weight, q_width, k_width, eps, offset)
+    elif kind == STORE:  # qkv, its width, cosines, sines, positions in them, half of the channels that turn, pools
+        floats = np.empty(0, np.float32)
+        cos, sin = rows_at(line[4], line[6], line[7], floats), rows_at(line[5], line[6], line[7], floats)
+        rope_store_rows(
+            rows_at(line[2] + first * line[3] * 2, rows, line[3], like), cos, sin,
+            row_at(block[POSITIONS] + first * 8, rows, block), row_at(block[SLOTS] + first * 8, rows, block),
+            _pages(block, line[8], like), _pages(block, line[9], like)
+        )  # fmt: skip
+    elif kind == GATE:  # gates and ups, out, width of out
+        width = line[4]
+        gate_up = rows_at(line[2] + first * 2 * width * 2, rows, 2 * width, like)
+        silu_mul_rows(gate_up, rows_at(line[3] + first * width * 2, rows, width, like))
+    elif kind == SELECT:  # residual stream, of the wanted ones, width; the same of the heads
+        wanted = row_at(block[WANTED], block[NUM_WANTED], block)
+        for pair in range(2):
+            width = line[4 + 3 * pair]
+            source = rows_at(line[2 + 3 * pair], block[TOKENS], width, like)
+            target = rows_at(line[3 + 3 * pair], block[NUM_WANTED], width, like)
+            for row in range(first, last):
+                target[row] = source[wanted[row]]
+
+
+@jit()
+def _pages(block: Int64s, address: int, like: Array) -> Array:
+    return pages_at(address, block[NUM_PAGES], block[PAGE_SIZE], block[KV_HEADS], block[HEAD_DIM], like)
+
+
+@jit()
+def _read_shared(block: Int64s, line: Int64s, first_head: int, last_head: int, like: Array) -> None:
+    """qkv, its width, pools, out: these heads of every segment, ancestors first."""
+    tokens, heads, head_dim = block[TOKENS], block[HEADS], block[HEAD_DIM]
+    keys, values = _pages(block, line[4], like), _pages(block, line[5], like)
+    q = blocks_at(line[2], tokens, line[3] // head_dim, head_dim, like)[:, :heads]
+    out = blocks_at(line[6], tokens, heads, head_dim, like)
+    floats, words = np.empty(0, np.float32), np.empty(0, np.int32)
+    mixed, lse = blocks_at(block[MIXED], tokens, heads, head_dim, floats), rows_at(block[LSE], tokens, heads, floats)
+    scale = row_at(block[NUMBERS], 3, np.empty(0, np.float64))[SCALE]
+    segments = rows_at(block[SEGMENTS], block[NUM_SEGMENTS], 5, block)
+    for s in range(block[NUM_SEGMENTS]):
+        row, first_page, end_page, begin, end = segments[s]
+        pages = row_at(block[TABLE] + (row * block[TABLE_WIDTH] + first_page) * 4, end_page - first_page, words)
+        queries = row_at(block[SEGMENT_TOKENS] + begin * 4, end - begin, words)
+        ends = np.full(end - begin, end_page * block[PAGE_SIZE], np.int32)
+        attend_heads(
+            q, keys, values, pages, queries, ends, first_page * block[PAGE_SIZE], mixed, lse, NO_SINKS, out, True,
+            scale, NO_WINDOW, NO_WINDOW, NO_CAP, WHOLE, first_head, last_head
+        )  # fmt: skip
+
+
+@jit()
+def _read_own(block: Int64s, line: Int64s, piece: int, size: int, like: Array) -> None:
+    """qkv, its width, pools, out: a head of a long row, or some queries of the others."""
+    tokens, heads, kv_heads, head_dim = block[TOKENS], block[HEADS], block[KV_HEADS], block[HEAD_DIM]
+    keys, values = _pages(block, line[4], like), _pages(block, line[5], like)
+    q = blocks_at(line[2], tokens, line[3] // head_dim, head_dim, like)[:, :heads]
+    out = blocks_at(line[6], tokens, heads, head_dim, like)
+    floats, words = np.empty(0, np.float32), np.empty(0, np.int32)
+    got = tokens if block[NUM_SEGMENTS] else 0
+    mixed, lse = blocks_at(block[MIXED], got, heads, head_dim, floats), rows_at(block[LSE], got, heads, floats)
+    scale = row_at(block[NUMBERS], 3, np.empty(0, np.float64))[SCALE]
+    in_long_rows = block[NUM_LONG] * kv_heads
+    if piece < in_long_rows:
+        first, rows, start, row, first_key = rows_at(block[LONG], block[NUM_LONG], 5, block)[piece // kv_heads]
+        head = piece % kv_heads
+        first_page = first_key // block[PAGE_SIZE]
+        num_pages = (start + rows + block[PAGE_SIZE] - 1) // block[PAGE_SIZE] - first_page
+        pages = row_at(block[TABLE] + (row * block[TABLE_WIDTH] + first_page) * 4, num_pages, words)
+        queries, ends = np.empty(rows, np.int32), np.empty(rows, np.int32)
+        for t in range(rows):
+            queries[t], ends[t] = first + t, start + 1 + t
+        attend_heads(
+            q, keys, values, pages, queries, ends, first_key, mixed, lse, NO_SINKS, out, False,
+            scale, NO_WINDOW, NO_WINDOW, NO_CAP, WHOLE, head, head + 1
+        )  # fmt: skip
+        return
+    queries = block[NUM_QUERIES]
+    first_item = (piece - in_long_rows) * size
+    decode_items(
+        q, keys, values, rows_at(block[TABLE], block[TABLE_ROWS], block[TABLE_WIDTH], words),
+        row_at(block[TOKEN], queries, words), row_at(block[TABLE_ROW], queries, words),
+        row_at(block[LENGTH], queries, words), row_at(block[FIRST_KEY], queries, words), mixed, lse, NO_SINKS, out,
+        scale, NO_WINDOW, NO_WINDOW, NO_CAP, first_item, min(first_item + size, queries * kv_heads)
+    )  # fmt: skip
+
+
+@jit(nogil=True)
+def serve(pipe: int, length: int, like: Array) -> None:
+    """Help with the blocks of `length` whose address and step come through the pipe, until a 0 does."""
+    told = np.zeros(2, np.int64)
+    while read(pipe, told.ctypes.data, 16) == 16 and told[0] != 0:
+        block = row_at(told[0], length, told)
+        count(block, INSIDE, 1)
+        if seen(block, STEP) == told[1]:
+            go_down(block, like)
+        count(block, INSIDE, -1)

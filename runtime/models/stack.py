@@ -1,0 +1,220 @@
+"""The layers of a plain decoder as the lines of kernels/layers.py, so that a small step is one native call.
+
+Plain: each layer normalises, attends to all keys by scores as they are, and gates by SiLU; weights, activations and
+cache are bfloat16. That is Llama, Mistral, Qwen 2 and 3, Phi 3 and what else is built like them. Other models, and
+steps of many tokens, whose products torch does best, go from kernel to kernel as decoder.py tells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from niwaki.kernels import layers
+from niwaki.kernels.crew import Crew, Geometry
+from niwaki.kernels.layers import LINE_WIDTH
+from niwaki.kernels.linear import is_few
+from niwaki.kernels.linear_tiles import MAX_ROWS, MIN_ROWS, takes
+from niwaki.kernels.operand import Operand
+from niwaki.kernels.ops import Linear, NumbaOps, array_of
+from niwaki.kernels.packed import PackedLinear
+from niwaki.kernels.plan import AttentionPlan
+from niwaki.kernels.rule import NO_CAP
+from niwaki.kernels.segments import Int64s
+from niwaki.kernels.tile_attention import can_tile
+from niwaki.runtime.models.attention import HeadAttention
+from niwaki.runtime.models.config import ModelConfig
+from niwaki.runtime.models.layer import Layer
+from niwaki.runtime.models.mlp import DenseMlp
+from niwaki.runtime.models.projection import Projection
+from niwaki.runtime.models.workspace import Buffers
+
+# Tokens of a step that is one call: of one thread, whose products torch does as fast from there on, and of several.
+MAX_TOKENS_ALONE = MAX_ROWS
+MAX_TOKENS = 512
+WORK_OF_A_THREAD = 10_000_000  # multiply-adds of products: some 0.2 ms, for which one is worth waking
+
+NOBODY = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLayer:
+    attention: HeadAttention
+    mlp_norm: Operand
+    mlp: DenseMlp
+    next_norm: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    body: Buffers
+    tail: Buffers | None  # of the wanted tokens, where these are not all
+    table: Int64s | None  # None where a product has no kernel for so many tokens
+
+
+class Stack:
+    """`forward` does what lies between the embeddings and the logits."""
+
+    def __init__(
+        self, config: ModelConfig, plain: Sequence[PlainLayer], first_norm: Operand, head: Linear, num_pages: int
+    ) -> None:
+        self._layers = plain
+        self._first_norm = first_norm
+        self._head = head
+        self._width = config.hidden_size
+        self._q_width = config.num_heads * config.head_dim
+        self._num_positions = len(plain[0].attention.rope.cos.tensor)
+        pool = plain[0].attention.pools.k.tensor
+        geometry = Geometry(
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            pool.shape[1],
+            num_pages,
+            config.rms_norm_eps,
+            config.norm_offset,
+            plain[0].attention.rule.scale_for(config.head_dim),
+        )
+        products = [
+            each for one in plain for each in (one.attention.qkv, one.attention.out, one.mlp.gate_up, one.mlp.down)
+        ]
+        self._work = sum(math.prod(_shape(each)) for each in products)  # multiply-adds of a token
+        self._crew = Crew(geometry, 12 * len(plain) + 2)
+        self._kept: dict[tuple[int, int], _Lines] = {}
+
+    @classmethod
+    def of(
+        cls, config: ModelConfig, ops: object, layers: Sequence[Layer], first_norm: Operand | None, head: Linear
+    ) -> Stack | None:
+        """None where a layer is not plain, or this processor has no kernels for it."""
+        plain = [_plain(layer, ops) for layer in layers]
+        if type(ops) is not NumbaOps or first_norm is None or config.residual_scale != 1.0 or not _is_one_kind(head):
+            return None
+        found = [layer for layer in plain if layer is not None]
+        if not found or len(found) < len(plain):
+            return None
+        pool = found[0].attention.pools.k.tensor
+        if not can_tile(pool.dtype, pool.shape[1], pool.shape[3]):
+            return None
+        return cls(config, found, first_norm, head, len(pool))
+
+    def lines(self, body: Buffers, tail: Buffers | None, num_wanted: int, threads: int) -> Int64s | None:
+        """The table of a step of these buffers; None where it must go from kernel to kernel."""
+        tokens = len(body.x.tensor)
+        if tokens > (MAX_TOKENS if threads > 1 else MAX_TOKENS_ALONE):
+            return None
+        kept = self._kept.get((tokens, num_wanted))
+        if kept is None or kept.body is not body or kept.tail is not tail:
+            kept = _Lines(body, tail, self._written(body, tail, num_wanted))
+            self._kept[tokens, num_wanted] = kept
+        return kept.table
+
+    def forward(
+        self, lines: Int64s, plan: AttentionPlan, wanted: Int64s | None, logits: torch.Tensor, threads: int
+    ) -> None:
+        """From the embeddings in the body's x to `logits` [wanted tokens, vocab], bfloat16.
+
+        Raises:
+            ValueError: a position is beyond the model's; nothing was stored then.
+        """
+        if (last := int(plan.positions.max())) >= self._num_positions:
+            raise ValueError(f"position {last} is beyond the {self._num_positions} positions of the model")
+        threads = max(1, min(threads, plan.num_tokens * self._work // WORK_OF_A_THREAD))
+        self._crew.run(lines, plan, NOBODY if wanted is None else wanted, array_of(Operand.of(logits)), threads)
+
+    def _written(self, body: Buffers, tail: Buffers | None, num_wanted: int) -> Int64s | None:
+        table: list[list[int] | None] = [[layers.NORM, 0, *_at(body.x, self._first_norm, body.normed), self._width]]
+        for layer in self._layers:
+            attention, b, is_tail = layer.attention, body, 0
+            pools, qkv_width = attention.pools, body.qkv.tensor.shape[1]
+            table.append(_product(attention.qkv, body.normed, body.qkv))
+            if attention.qk_norm is not None:
+                norm = attention.qk_norm
+                lengths = [len(norm.q.tensor), len(norm.k.tensor)]
+                table.append([layers.QK_NORM, 0, *_at(body.qkv), qkv_width, *_at(norm.q, norm.k), *lengths])
+            tables = *_at(attention.rope.cos, attention.rope.sin), *attention.rope.cos.tensor.shape
+            table.append([layers.STORE, 0, *_at(body.qkv), qkv_width, *tables, *_at(pools.k, pools.v)])
+            if layer is self._layers[-1]:
+                if not num_wanted:
+                    break
+                if tail is not None:
+                    b, is_tail = tail, 1
+            read = [*_at(body.qkv), qkv_width, *_at(pools.k, pools.v, body.attended)]
+            table += [[layers.SHARED, 0, *read], [layers.OWN, 0, *read]]
+            if is_tail:
+                pairs = *_at(body.x, b.x), self._width, *_at(body.attended, b.attended), self._q_width
+                table.append([layers.SELECT, 1, *pairs])
+            table.append(_product(attention.out, b.attended, b.delta, is_tail))
+            table.append([layers.ADD_NORM, is_tail, *_at(b.x, layer.mlp_norm, b.normed), self._width, *_at(b.delta)])
+            table.append(_product(layer.mlp.gate_up, b.normed, b.gate_up, is_tail))
+            table.append([layers.GATE, is_tail, *_at(b.gate_up, b.activated), b.activated.tensor.shape[1]])
+            table.append(_product(layer.mlp.down, b.activated, b.delta, is_tail))
+            table.append([layers.ADD_NORM, is_tail, *_at(b.x, layer.next_norm, b.normed), self._width, *_at(b.delta)])
+            if layer is self._layers[-1]:
+                table.append(_product(self._head, b.normed, None, is_tail))
+        numbers = np.zeros((len(table), LINE_WIDTH), np.int64)
+        for i, line in enumerate(table):
+            if line is None:
+                return None
+            numbers[i, : len(line)] = line
+        return numbers
+
+
+def _plain(layer: Layer, ops: object) -> PlainLayer | None:
+    attention, mlp = layer.attention, layer.mlp
+    if not isinstance(attention, HeadAttention) or not isinstance(mlp, DenseMlp) or not isinstance(ops, NumbaOps):
+        return None
+    rule = attention.rule
+    is_plain = (
+        attention.temperatures is None
+        and not rule.has_window
+        and rule.soft_cap == NO_CAP
+        and rule.sinks is None
+        and mlp.gate == ops.silu_mul
+        and layer.attention_post_norm is None
+        and layer.mlp_post_norm is None
+        and all(map(_is_one_kind, (attention.qkv, attention.out, mlp.gate_up, mlp.down)))
+    )
+    if not is_plain or layer.mlp_norm is None or layer.next_norm is None:
+        return None
+    return PlainLayer(attention, layer.mlp_norm, mlp, layer.next_norm)
+
+
+def _is_one_kind(linear: Linear) -> bool:
+    return isinstance(linear, Projection | PackedLinear)
+
+
+def _shape(linear: Linear) -> tuple[int, int]:
+    if isinstance(linear, PackedLinear):
+        return linear.outputs, linear.inputs
+    assert isinstance(linear, Projection), "others are not plain"
+    outputs, inputs = linear.weight.tensor.shape
+    return outputs, inputs
+
+
+def _product(linear: Linear, x: Operand, out: Operand | None, is_tail: int = 0) -> list[int] | None:
+    """None where layers.py has no kernel for so many rows."""
+    place = 0 if out is None else out.tensor.data_ptr()
+    if isinstance(linear, PackedLinear):
+        return [
+            layers.PACKED, is_tail, *_at(x, linear.weight), place, linear.inputs, linear.outputs, *_at(linear.bias)
+        ]  # fmt: skip
+    assert isinstance(linear, Projection), "others are not plain"
+    rows, weight = array_of(x), array_of(linear.weight)
+    if takes(rows[:MIN_ROWS], weight) and len(rows) >= MIN_ROWS:
+        kind = layers.TILES
+    elif is_few(rows):
+        kind = layers.FEW
+    else:
+        return None
+    bias = 0 if linear.bias is None else linear.bias.tensor.data_ptr()
+    outputs, inputs = weight.shape
+    return [kind, is_tail, *_at(x, linear.weight), place, inputs, outputs, bias]
+
+
+def _at(*operands: Operand) -> list[int]:
+    return [operand.tensor.data_ptr() for operand in operands]

@@ -1,0 +1,211 @@
+"""A small step in one native call gives what its kernels give one by one, whoever helps with it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from niwaki.kernels import crew
+from niwaki.kernels.tiles import has_tiles
+from niwaki.runtime.models import stack
+from niwaki.runtime.models.config import Experts, LayerKind, ModelConfig
+from niwaki.runtime.models.stack import Stack
+from niwaki.runtime.runner import Row, Runner
+from tests.lang.waiting import wait_until
+
+pytestmark = pytest.mark.skipif(not has_tiles(), reason="this processor has no kernels for whole steps")
+
+PAGES = 256
+LLAMA = ModelConfig(
+    vocab_size=208,
+    num_layers=3,
+    hidden_size=96,
+    intermediate_size=160,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    context_length=512,
+    dtype="bfloat16",
+)
+PLAIN = {
+    "llama": LLAMA,
+    "one kv head": replace(LLAMA, num_kv_heads=1),
+    "biases, tied": replace(LLAMA, qkv_bias=True, tie_embeddings=True),
+    "norms of heads": replace(LLAMA, qk_norm="head"),
+    "wide heads": replace(LLAMA, head_dim=128, num_layers=1),
+}
+OTHERS = {
+    "float32": replace(LLAMA, dtype="float32"),
+    "narrow heads": replace(LLAMA, head_dim=16),
+    "gelu": replace(LLAMA, activation="gelu_tanh"),
+    "windows": replace(LLAMA, layers=(LayerKind(window=20),) * 3),
+    "caps": replace(LLAMA, attention_cap=30.0),
+    "scaled residuals": replace(LLAMA, residual_scale=0.5),
+    "experts": replace(
+        LLAMA,
+        experts=Experts(count=4, per_token=2, width=96, renormalise=True),
+        layers=(LayerKind(is_sparse=True),) * 3,
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Three, even for little work."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr(stack, "WORK_OF_A_THREAD", 1)
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def runner_of(config: ModelConfig) -> Runner:
+    return Runner.random(config, num_pages=PAGES)
+
+
+def kernel_by_kernel(config: ModelConfig) -> Runner:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stack, "of", lambda *given: None)
+        return runner_of(config)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens of each step that was one call."""
+    found: list[int] = []
+    run = crew.Crew.run
+
+    def watched(self: crew.Crew, *given: object) -> None:
+        found.append(given[1].num_tokens)  # type: ignore[attr-defined]  # the plan
+        run(self, *given)  # type: ignore[arg-type]  # passed on as it came
+
+    monkeypatch.setattr(crew.Crew, "run", watched)
+    return found
+
+
+def script(seed: int) -> list[list[Row]]:
+    """A prompt, then steps behind it: alone, as a tree, long and short rows, with all, some and no logits."""
+    draw = np.random.default_rng(seed)
+
+    def row(start: int, count: int, own: int, num_logits: int = 1) -> Row:
+        shared = list(range(min(start, 128) // 16))
+        return Row(draw.integers(0, 200, count).astype(np.int32), start, [*shared, *range(own, own + 5)], num_logits)
+
+    return [
+        [Row(draw.integers(0, 200, 100).astype(np.int32), 0, list(range(8)), 0)],
+        [Row(draw.integers(0, 200, 28).astype(np.int32), 100, list(range(8)), 5)],
+        [row(128, 1, 8)],
+        [row(128, 1, 8), row(128, 1, 13)],
+        [row(128, 1, 8 + 5 * i) for i in range(9)],
+        [row(128, 1, 8 + 5 * i) for i in range(40)],
+        [row(128, 33 if i < 3 else 1, 8 + 5 * i, 2 if i == 1 else 1) for i in range(12)],
+        [row(128, 2, 8 + 5 * i, 2 if i else 0) for i in range(3)],
+        [row(0, 5, 100), row(0, 40, 120)],
+    ]
+
+
+@pytest.mark.parametrize("config", PLAIN.values(), ids=PLAIN)
+def test_one_call_gives_what_its_kernels_give(config: ModelConfig, steps: list[int]) -> None:
+    at_once, apart = runner_of(config), kernel_by_kernel(config)
+    for rows in script(1):
+        got, wanted = at_once.forward(rows), apart.forward(rows)
+        torch.testing.assert_close(got, wanted, atol=0.06, rtol=0.05)  # a few roundings of bfloat16
+    assert steps == [sum(len(row.token_ids) for row in rows) for rows in script(1)]
+
+
+def test_nobody_who_helps_changes_a_bit(steps: list[int]) -> None:
+    answers = []
+    for count in (1, 2, 4):
+        torch.set_num_threads(count)
+        runner = runner_of(LLAMA)
+        # One thread leaves products of many rows to torch.
+        answers.append([runner.forward(rows) for rows in script(2) if sum(len(row.token_ids) for row in rows) <= 32])
+    assert all(torch.equal(one, other) for more in answers[1:] for one, other in zip(answers[0], more, strict=True))
+    assert len(steps) == 3 * len(answers[0])
+
+
+def test_weights_of_the_matrix_unit_are_read_too(monkeypatch: pytest.MonkeyPatch, steps: list[int]) -> None:
+    """Elsewhere by the vectors that stand for it."""
+    monkeypatch.setattr("niwaki.kernels.packed.has_matrix_unit", lambda: True)
+    at_once, apart = runner_of(LLAMA), kernel_by_kernel(LLAMA)
+    for rows in script(3):
+        torch.testing.assert_close(at_once.forward(rows), apart.forward(rows), atol=0.06, rtol=0.05)
+    assert steps
+
+
+@pytest.mark.parametrize("config", OTHERS.values(), ids=OTHERS)
+def test_other_models_go_from_kernel_to_kernel(config: ModelConfig, steps: list[int]) -> None:
+    runner, apart = runner_of(config), kernel_by_kernel(config)
+    for rows in script(4)[:4]:
+        torch.testing.assert_close(runner.forward(rows), apart.forward(rows))
+    assert not steps
+
+
+def test_many_steps_with_helpers_that_come_when_they_like() -> None:
+    """They are told of each step and may read of one that has long ended, and of the next."""
+    runner, apart = runner_of(LLAMA), kernel_by_kernel(LLAMA)
+    for each in (runner, apart):
+        each.forward(script(5)[0])
+    rows = [script(5)[number] for number in (4, 3, 2)]
+    wanted = [apart.forward(each) for each in rows]
+    first = [runner.forward(each) for each in rows]
+    for got, right in zip(first, wanted, strict=True):
+        torch.testing.assert_close(got, right, atol=0.06, rtol=0.05)
+    for step in range(300):
+        assert torch.equal(runner.forward(rows[step % 3]), first[step % 3]), step
+
+
+def test_helpers_that_never_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipes = []
+
+    def nobody(blocks: object, length: int) -> int:
+        waits_at, pipe = os.pipe()
+        os.set_blocking(pipe, False)
+        pipes.append(waits_at)
+        return pipe
+
+    monkeypatch.setattr(crew, "_begin_helper", nobody)
+    runner = runner_of(replace(LLAMA, num_layers=1))
+    first = runner.forward(script(6)[0])
+    rows = script(6)[2]
+    once = runner.forward(rows)
+    for _ in range(5000):  # more than a pipe takes
+        got = runner.forward(rows)
+    assert torch.equal(got, once)
+    assert not len(first)
+    assert len(pipes) == 2
+
+
+def test_a_process_that_was_forked_off_has_no_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = runner_of(LLAMA)
+    monkeypatch.setattr("niwaki.kernels.crew.os.getpid", lambda: -1)
+    monkeypatch.setattr(crew, "_begin_helper", lambda *given: pytest.fail("its threads stayed behind"))
+    assert runner.forward(script(7)[2]).isfinite().all()
+
+
+def test_a_position_beyond_the_model_is_refused_and_nothing_is_stored() -> None:
+    runner = runner_of(replace(LLAMA, context_length=64))
+    before = runner.read_pages(range(5)).copy()
+    with pytest.raises(ValueError, match="position 69 is beyond the 64 positions of the model"):
+        runner.forward([Row(np.arange(70, dtype=np.int32), 0, list(range(5)))])
+    assert np.array_equal(runner.read_pages(range(5)), before)
+
+
+def test_helpers_end_with_their_model() -> None:
+    def helpers() -> int:
+        return sum(thread.name == "niwaki-crew" for thread in threading.enumerate())
+
+    before = helpers()
+    runner = runner_of(LLAMA)
+    runner.forward(script(8)[4])
+    wait_until(lambda: helpers() == before + 2)
+    del runner
+    gc.collect()
+    wait_until(lambda: helpers() == before)
