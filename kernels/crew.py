@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from niwaki.kernels.layers import HEAD_DIM, NUMBERS, START, begin, end, go_down, is_free, serve
+from niwaki.kernels.layers import HEAD_DIM, NUMBERS, START, begin, end, is_free, work
 from niwaki.kernels.operand import Array
 from niwaki.kernels.partial import NOTHING, Partial
 from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.segments import Int64s
 
+NO_PIPE = -1
 LIKE = np.empty(0, np.uint16)
 NO_TOKENS = np.empty(0, np.int32)
 NO_NUMBERS = np.empty((0, 5), np.int64)
@@ -65,7 +66,7 @@ class Crew:
         )  # fmt: skip
         if threads > 1:
             self._call(threads - 1, block)
-        go_down(block, LIKE)
+        work(NO_PIPE, block, LIKE)
         end(block)
 
     def _free_block(self) -> Int64s:
@@ -99,7 +100,7 @@ def _begin_helper(blocks: list[Int64s], length: int) -> int:
 
 def _help(pipe: int, length: int, blocks: list[Int64s]) -> None:
     try:
-        serve(pipe, length, LIKE)
+        work(pipe, np.zeros(length, np.int64), LIKE)
     finally:
         os.close(pipe)
         blocks.clear()

@@ -133,16 +133,30 @@ def _cut(block: Int64s) -> None:
 
 
 @jit(nogil=True)
-def go_down(block: Int64s, like: Array) -> None:
-    """Do what is left of the step. `like`: an empty array of bfloat16, as uint16. Returns when all of it is done."""
-    lines = block[NUM_LINES]
-    for i in range(lines):
-        if seen(block, START + lines + i) < block[START + i]:
-            _help(block, i, like)
-        wait_for(block, START + 2 * lines + i, block[START + i])
+def work(pipe: int, block: Int64s, like: Array) -> None:
+    """Do what is left of the step in `block`, and return when all of it is done. Or, where there is a pipe (>= 0), help
+    with every step of which it tells the address of a block as long as `block`, and the number; until it tells a 0 or
+    is closed. `like`: an empty array of bfloat16, as uint16.
+
+    One function for both: it is long, and this way compiled once.
+    """
+    told = np.zeros(2, np.int64)
+    told[0], told[1] = block.ctypes.data, block[STEP]
+    while pipe < 0 or (read(pipe, told.ctypes.data, 16) == 16 and told[0] != 0):
+        shared = row_at(told[0], block.shape[0], told)
+        count(shared, INSIDE, 1)
+        if seen(shared, STEP) == told[1]:
+            lines = shared[NUM_LINES]
+            for i in range(lines):
+                if seen(shared, START + lines + i) < shared[START + i]:
+                    _help(shared, i, like)
+                wait_for(shared, START + 2 * lines + i, shared[START + i])
+        count(shared, INSIDE, -1)
+        if pipe < 0:
+            break
 
 
-@jit()
+@jit(inline=True)
 def _help(block: Int64s, i: int, like: Array) -> None:
     """Take pieces of line `i` until there are none."""
     lines, pieces = block[NUM_LINES], block[START + i]
@@ -172,7 +186,7 @@ def _help(block: Int64s, i: int, like: Array) -> None:
         piece = count(block, START + lines + i, 1)
 
 
-@jit()
+@jit(inline=True)
 def _columns(
     block: Int64s, line: Int64s, rows: int, wide: Float32s, laid: Float32s, first: int, last: int, like: Array
 ) -> None:
@@ -197,7 +211,7 @@ def _columns(
         columns_of(laid, weight, bias, out, first, min(last, (outputs + TALL - 1) // TALL))
 
 
-@jit()
+@jit(inline=True)
 def _rows(block: Int64s, line: Int64s, first: int, last: int, like: Array) -> None:
     """What is done to each token by itself."""
     kind, rows = line[0], last - first
@@ -247,7 +261,7 @@ def _pages(block: Int64s, address: int, like: Array) -> Array:
     return pages_at(address, block[NUM_PAGES], block[PAGE_SIZE], block[KV_HEADS], block[HEAD_DIM], like)
 
 
-@jit()
+@jit(inline=True)
 def _read_shared(block: Int64s, line: Int64s, first_head: int, last_head: int, like: Array) -> None:
     """qkv, its width, pools, out: these heads of every segment, ancestors first."""
     tokens, heads, head_dim = block[TOKENS], block[HEADS], block[HEAD_DIM]
@@ -269,7 +283,7 @@ def _read_shared(block: Int64s, line: Int64s, first_head: int, last_head: int, l
         )  # fmt: skip
 
 
-@jit()
+@jit(inline=True)
 def _read_own(block: Int64s, line: Int64s, piece: int, size: int, like: Array) -> None:
     """qkv, its width, pools, out: a head of a long row, or some queries of the others."""
     tokens, heads, kv_heads, head_dim = block[TOKENS], block[HEADS], block[KV_HEADS], block[HEAD_DIM]
@@ -303,15 +317,3 @@ def _read_own(block: Int64s, line: Int64s, piece: int, size: int, like: Array) -
         row_at(block[LENGTH], queries, words), row_at(block[FIRST_KEY], queries, words), mixed, lse, NO_SINKS, out,
         scale, NO_WINDOW, NO_WINDOW, NO_CAP, first_item, min(first_item + size, queries * kv_heads)
     )  # fmt: skip
-
-
-@jit(nogil=True)
-def serve(pipe: int, length: int, like: Array) -> None:
-    """Help with the blocks of `length` whose address and step come through the pipe, until a 0 does."""
-    told = np.zeros(2, np.int64)
-    while read(pipe, told.ctypes.data, 16) == 16 and told[0] != 0:
-        block = row_at(told[0], length, told)
-        count(block, INSIDE, 1)
-        if seen(block, STEP) == told[1]:
-            go_down(block, like)
-        count(block, INSIDE, -1)
