@@ -4,13 +4,13 @@ matrix unit (vector_tiles.py). W lies as in a checkpoint.
 Each word of W, a pair of inputs, is multiplied with the pairs of sixteen rows at once, so the sums come out in lanes
 and nothing is added across a vector. x is laid out for that; the sums are turned back as they are stored.
 
-On one core of an EPYC with AVX512-BF16 that did other work too (22 November 2026), us for torch.mm / linear.py / this:
+On one core of an EPYC with AVX512-BF16 (23 November 2026, least of 60), us for torch.mm / linear.py / this:
 
-    rows              4              8              16             32          64
-    [512, 256]        35/14/17       39/24/16       44/50/18       51/-/34     65/-/68
-    [2048, 256]       45/37/49       54/69/50       72/144/55      110/-/117   180/-/223
-    [1024, 1024]      82/53/96       100/111/98     137/563/100    218/-/197   350/-/387
-    [8192, 1024]      716/467/758    986/1317/840   1448/4862/912  1996/-/1704 3326/-/3317
+    rows              8            16           32         64         96         256
+    [512, 256]        23/26/15     27/50/14     36/-/25    53/-/49    72/-/73    162/-/196
+    [1408, 256]       41/48/37     53/138/37    79/-/67    127/-/134  175/-/198  414/-/520
+    [256, 704]        28/19/18     34/39/17     46/-/31    70/-/60    96/-/92    214/-/233
+    [1024, 1024]      95/108/89    133/475/94   209/-/178  343/-/340  485/-/510  1195/-/1360
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from niwaki.kernels.tiles import (
     aligned,
     clear,
     has_matrix_unit,
-    load_tile,
-    multiply,
+    multiply_along,
     store_tile,
 )
 from niwaki.kernels.vector_tiles import multiplies_pairs
@@ -153,19 +152,15 @@ def _product(
     clear(1)
     clear(2)
     clear(3)
-    stride = inputs * 2
-    for k in range(depth):
-        load_tile(4, weight, place + k * SLICE, stride)
-        load_tile(6, laid, laid0 + k * TILE, LINE)
-        multiply(0, 4, 6)
+    stride, step, below = inputs * 2, SLICE * 2, TILE * 4
+    multiply_along(0, weight, place, stride, step, laid, laid0, below, depth)
+    if is_wide:
+        multiply_along(1, weight, place, stride, step, laid, laid0 + depth * TILE, below, depth)
+    if is_tall:
+        second = place + ROWS * inputs
+        multiply_along(2, weight, second, stride, step, laid, laid0, below, depth)
         if is_wide:
-            load_tile(7, laid, laid0 + (depth + k) * TILE, LINE)
-            multiply(1, 4, 7)
-        if is_tall:
-            load_tile(5, weight, place + ROWS * inputs + k * SLICE, stride)
-            multiply(2, 5, 6)
-            if is_wide:
-                multiply(3, 5, 7)
+            multiply_along(3, weight, second, stride, step, laid, laid0 + depth * TILE, below, depth)
     store_tile(0, sums, sums0, LINE)
     store_tile(1, sums, sums0 + TILE, LINE)
     store_tile(2, sums, sums0 + 2 * TILE, LINE)

@@ -18,7 +18,7 @@ from niwaki.kernels import layers
 from niwaki.kernels.crew import Crew, Geometry
 from niwaki.kernels.layers import LINE_WIDTH
 from niwaki.kernels.linear import is_few
-from niwaki.kernels.linear_tiles import MAX_ROWS, MIN_ROWS, takes
+from niwaki.kernels.linear_tiles import MIN_ROWS, takes
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import Linear, NumbaOps, array_of
 from niwaki.kernels.packed import PackedLinear
@@ -34,7 +34,7 @@ from niwaki.runtime.models.projection import Projection
 from niwaki.runtime.models.workspace import Buffers
 
 # Tokens of a step that is one call: of one thread, whose products torch does as fast from there on, and of several.
-MAX_TOKENS_ALONE = MAX_ROWS
+MAX_TOKENS_ALONE = 64
 MAX_TOKENS = 512
 WORK_OF_A_THREAD = 10_000_000  # multiply-adds of products: some 0.2 ms, for which one is worth waking
 

@@ -126,7 +126,7 @@ def test_nobody_who_helps_changes_a_bit(steps: list[int]) -> None:
         torch.set_num_threads(count)
         runner = runner_of(LLAMA)
         # One thread leaves products of many rows to torch.
-        answers.append([runner.forward(rows) for rows in script(2) if sum(len(row.token_ids) for row in rows) <= 32])
+        answers.append([runner.forward(rows) for rows in script(2) if sum(len(row.token_ids) for row in rows) <= 64])
     assert all(torch.equal(one, other) for more in answers[1:] for one, other in zip(answers[0], more, strict=True))
     assert len(steps) == 3 * len(answers[0])
 
