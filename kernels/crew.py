@@ -103,7 +103,7 @@ def _help(pipe: int, length: int, blocks: list[Int64s]) -> None:
         work(pipe, np.zeros(length, np.int64), LIKE)
     finally:
         os.close(pipe)
-        blocks.clear()
+        del blocks  # no sooner: it read them
 
 
 def _close(pipes: list[int]) -> None:
