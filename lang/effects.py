@@ -176,7 +176,7 @@ def _lookup(func: types.FunctionType, name: str) -> tuple[bool, object]:
 def _is_of_the_language(value: object) -> bool:
     """A function that makes nodes, or a way to choose."""
     module = getattr(value, "__module__", None) or type(value).__module__
-    return module in SAFE_NAMES_OF or (isinstance(value, type) and module == "niwaki.runtime.api")
+    return module in SAFE_NAMES_OF or (isinstance(value, type) and module.startswith("niwaki.runtime.api."))
 
 
 def _only_reads(node: ast.Name, parent: ast.AST | None) -> bool:

@@ -10,7 +10,9 @@ from collections.abc import Callable
 import pytest
 
 import niwaki as nw
+from niwaki.lang.effects import check_free_of_effects
 from niwaki.lang.state import State
+from niwaki.runtime.api import Choices, ProgramError
 from niwaki.runtime.engine import Engine
 
 LABELS = ["good", "bad"]
@@ -244,6 +246,16 @@ def test_an_argument_with_methods_of_its_own_is_refused() -> None:
 
     assert "leave that argument out" in refused(body, client)
     assert nw.function(body).trace().stopped is not None
+
+
+def test_a_body_may_name_the_errors_and_constraints_of_niwaki() -> None:
+    def body(s: State) -> None:
+        s += nw.gen("first", max_tokens=4)
+        if s["first"] == "bad":
+            raise ProgramError("bad")
+        s += f"not {Choices(('a', 'b')).choices[0]}"
+
+    check_free_of_effects(body, "body")
 
 
 def test_arguments_are_copied_so_that_the_callers_stay_as_they_are() -> None:

@@ -1,0 +1,58 @@
+"""The one tree of errors, from the runtime up to programs."""
+
+from __future__ import annotations
+
+
+class NiwakiError(Exception):
+    """Root of every error that niwaki raises on purpose. Messages say what, which value, and what to do."""
+
+
+class ConfigError(NiwakiError, ValueError):
+    """An engine or program option is unknown, of the wrong type, or impossible."""
+
+
+class ModelError(NiwakiError):
+    """A model folder is missing, incomplete, truncated or of an unsupported architecture."""
+
+
+class RequestError(NiwakiError, ValueError):
+    """A generation request has an invalid field."""
+
+
+class ConstraintError(NiwakiError, ValueError):
+    """A constraint is malformed, cannot be enforced exactly, or admits no text."""
+
+
+class CapacityError(NiwakiError):
+    """A request needs more tokens than an empty pool, or the model's context, can hold."""
+
+
+class GenerationError(NiwakiError):
+    """One request failed inside the runtime; its neighbours did not."""
+
+
+class EngineStopped(NiwakiError):
+    """The backend was shut down, or died, before the request ended."""
+
+
+class Cancelled(NiwakiError):
+    """The request or the program was cancelled before it ended."""
+
+
+class TimedOut(NiwakiError, TimeoutError):
+    """A result did not arrive within the time that the caller gave."""
+
+
+class UnsupportedByBackend(NiwakiError):
+    """The backend cannot do what was asked; raised before any work is done."""
+
+
+class ProgramError(NiwakiError):
+    """A program misused the language (nested roles, joined twice, ...)."""
+
+
+class UnknownVariable(ProgramError, KeyError):
+    """A program state has no variable of that name."""
+
+    def __str__(self) -> str:  # KeyError would show the repr of the message
+        return str(self.args[0]) if self.args else ""

@@ -1,0 +1,171 @@
+"""Waiting for a result: one class for every backend, read by waiting or by callback."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar, TypeVarTuple
+
+from niwaki.runtime.api.errors import TimedOut
+from niwaki.runtime.api.text import Delta, Output
+
+log = logging.getLogger("niwaki")
+
+
+T = TypeVar("T")
+Given = TypeVarTuple("Given")
+
+
+class Pending(Generic[T]):
+    """A result that will arrive. Written once by a backend (`succeed` or `fail`), read by anyone, any number of times.
+
+    `add_done_callback` calls back at once when already done; otherwise on the thread that finishes it, so a
+    callback must be short and must not wait.
+    """
+
+    def __init__(self, cancel: Callable[[], None] | None = None) -> None:
+        self._lock = threading.RLock()  # taken by itself for every token: a Condition's own `with` runs Python
+        self._changed = threading.Condition(self._lock)
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._done = False
+        self._callbacks: list[Callable[[], None]] = []
+        self._cancel = cancel
+
+    @property
+    def is_done(self) -> bool:
+        return self._done
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the value. Raises what the backend failed with, or TimedOut (the work goes on)."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._done, timeout):
+                raise TimedOut(f"no result within {timeout} s")
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]  # done without an error means that the value was set
+
+    def error(self) -> BaseException | None:
+        """What it failed with, or None (also while it still runs)."""
+        return self._error
+
+    def add_done_callback(self, callback: Callable[[], None]) -> None:
+        with self._changed:
+            if not self._done:
+                self._callbacks.append(callback)
+                return
+        _guarded(callback)
+
+    def cancel(self) -> None:
+        """Ask the backend to stop. The result becomes `Cancelled` unless it was already there."""
+        if self._cancel is not None and not self._done:
+            self._cancel()
+
+    def succeed(self, value: T) -> None:
+        """Backend side: set the value. Ignored when already done (a cancel may race with the last token)."""
+        self._end(value, None)
+
+    def fail(self, error: BaseException) -> None:
+        """Backend side: set the error. Ignored when already done."""
+        self._end(None, error)
+
+    def _end(self, value: T | None, error: BaseException | None) -> None:
+        with self._changed:
+            if self._done:
+                return
+            self._value, self._error, self._done = value, error, True
+            callbacks, self._callbacks = self._callbacks, []
+            self._changed.notify_all()
+        for callback in callbacks:
+            _guarded(callback)
+
+
+def _guarded(callback: Callable[[*Given], None], *given: *Given) -> None:
+    """Run a waiter's callback. Its fault is its own: it must never stop the backend that brings the result."""
+    try:
+        callback(*given)
+    except Exception:
+        log.exception("a callback on a result failed")
+
+
+class Generation(Pending[tuple[Output, ...]]):
+    """A running generation: `result()` is a tuple of n outputs, `deltas()` streams the first of them."""
+
+    def __init__(self, cancel: Callable[[], None] | None = None) -> None:
+        super().__init__(cancel)
+        self._deltas: list[Delta] = []
+        self._watchers: tuple[Callable[[], None], ...] = ()
+        self._num_waiting = 0  # in `deltas`
+        self._is_streamed = False
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether anybody has begun to read deltas. Until then a backend may send several as one."""
+        return self._is_streamed
+
+    def push(self, delta: Delta) -> None:
+        """Backend side: one more piece of text. One thread at a time does this."""
+        # Done for every token of every stream, so without a lock: the delta is there before anybody is told of it, and
+        # whoever wants to be told says so before looking for what is there.
+        self._deltas.append(delta)
+        for tell in self._watchers:
+            tell()
+        if self._num_waiting:
+            with self._changed:
+                self._changed.notify_all()
+
+    def watch(self, tell: Callable[[], None]) -> None:
+        """Call `tell` whenever there may be more for `deltas_from`. It must neither wait nor raise."""
+        self._is_streamed = True
+        with self._lock:
+            self._watchers += (tell,)
+        if self._deltas:
+            tell()
+
+    def deltas_from(self, position: int) -> list[Delta]:
+        """Those from `position` on that are there; waits for none."""
+        return self._deltas[position:]
+
+    def add_delta_callback(self, callback: Callable[[Delta], None]) -> None:
+        """Call back with every delta, those that already came included, in order."""
+        self.watch(_Caller(self._deltas, callback))
+
+    def deltas(self, timeout: float | None = None) -> Iterator[Delta]:
+        """All deltas from the first on, also when called late. Raises what the generation failed with.
+
+        `timeout` bounds the wait for each next delta.
+        """
+        self._is_streamed = True
+        position = 0
+        while new := self._after(position, timeout):
+            position += len(new)
+            yield from new
+        if self._error is not None:
+            raise self._error
+
+    def _after(self, position: int, timeout: float | None) -> list[Delta]:
+        """Wait for deltas from `position` on; empty when there will be none."""
+        with self._changed:
+            self._num_waiting += 1
+            has_come = self._changed.wait_for(lambda: self._done or len(self._deltas) > position, timeout)
+            self._num_waiting -= 1
+            if not has_come:
+                raise TimedOut(f"no text within {timeout} s")
+            return self._deltas[position:]
+
+
+class _Caller:
+    """A watcher that calls back with each delta once, whichever thread tells it first."""
+
+    def __init__(self, deltas: list[Delta], callback: Callable[[Delta], None]) -> None:
+        self._deltas = deltas
+        self._callback = callback
+        self._position = 0
+        self._lock = threading.RLock()
+
+    def __call__(self) -> None:
+        with self._lock:
+            while self._position < len(self._deltas):
+                self._position += 1
+                _guarded(self._callback, self._deltas[self._position - 1])
