@@ -6,28 +6,22 @@ proves it. Not thread-safe: its owner is the engine loop.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from niwaki.radix.beginnings import Beginnings
 from niwaki.radix.children import TOKEN_BYTES
+from niwaki.radix.evicted import LastEvicted, OnEvict, TierOf
 from niwaki.radix.eviction import EVICTIONS
 from niwaki.radix.handles import CacheStats, Lease, Match, Pin, demand_open, demand_same_path, demand_written
-from niwaki.radix.outline import Evicted, OutlineNode, outline
+from niwaki.radix.outline import OutlineNode, outline
 from niwaki.radix.pages import PageCopy, PagePool
 from niwaki.radix.paths import INT32, TokenIds, pack, path_key, path_pages
 from niwaki.radix.pins import Pins
 from niwaki.radix.summary import summary_of
 from niwaki.radix.tree import Node, Tree, common_pages
-
-# Namespace, the tokens from the first one to the end of the pages, the index of the first page, the page ids.
-OnEvict = Callable[[str, TokenIds, int, list[int]], None]
-# Namespace, tokens, the index of a page: the name of the tier that has it.
-TierOf = Callable[[str, TokenIds, int], str | None]
-
-MAX_EVICTED = 64  # evictions that are remembered, to be looked at
 
 
 class Cache:
@@ -65,13 +59,12 @@ class Cache:
         self.enabled = enabled
         self._pool = PagePool(num_pages)
         self._tree = Tree(page_size, EVICTIONS[eviction])
-        self._on_evict = on_evict
-        if on_evict is not None:
-            self._tree.on_drop = self._tell_evicted
+        self._evicted = None if on_evict is None else LastEvicted(self._tree.page_bytes, on_evict)
+        if self._evicted is not None:
+            self._tree.on_drop = self._evicted.tell
         self._beginnings = Beginnings()
         self.remembered: Mapping[int, Match] = self._beginnings.known  # what `peek` tells without a look, by key
         self._tree.on_begin = self._beginnings.written
-        self._evicted: deque[Evicted] = deque(maxlen=MAX_EVICTED)
         self._leases: dict[Lease, None] = {}
         self._pins = Pins()
         self._clock = self._lookups = self._hits = 0
@@ -114,12 +107,7 @@ class Cache:
         root = self._tree.roots.get(namespace)
         if root is None:
             return ()
-        evicted = []
-        for one in self._evicted:
-            if tier_of is not None and one.namespace == namespace:
-                tier = tier_of(namespace, np.frombuffer(one.key, INT32), one.num_before)
-                if tier is not None:
-                    evicted.append((one, tier))
+        evicted = [] if self._evicted is None or tier_of is None else self._evicted.in_tiers(namespace, tier_of)
         return outline(self._tree, root, limit, self._clock, evicted)
 
     def page_ids(self, ids: TokenIds, namespace: str = "") -> list[int]:
@@ -329,7 +317,8 @@ class Cache:
         told, self._tree.on_drop = self._tree.on_drop, None
         self._evict(self.num_evictable)
         self._tree.on_drop = told
-        self._evicted.clear()
+        if self._evicted is not None:
+            self._evicted.forget()
         return self._tree.num_pages == 0
 
     def paths(self) -> Iterator[tuple[str, TokenIds, list[int]]]:
@@ -461,16 +450,6 @@ class Cache:
         if missing > 0:
             self._evict(missing)
         return self._pool.take(num_pages)
-
-    def _tell_evicted(self, leaf: Node, first: int) -> None:
-        assert self._on_evict is not None
-        num_full = len(leaf.key) // self._tree.page_bytes
-        if first < num_full:
-            namespace, key = path_key(leaf)
-            ids = np.frombuffer(key, INT32)[: len(key) // self._tree.page_bytes * self.page_size]
-            start = len(ids) // self.page_size - num_full + first
-            self._on_evict(namespace, ids, start, leaf.pages[first:num_full])
-            self._evicted.append(Evicted(namespace, ids.tobytes(), start, leaf.hits, leaf.stamp))
 
     def _evict(self, num_pages: int) -> None:
         self._pool.give(self._tree.evict(num_pages))

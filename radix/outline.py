@@ -10,6 +10,7 @@ from itertools import count
 import numpy as np
 
 from niwaki.radix.children import TOKEN_BYTES
+from niwaki.radix.evicted import Evicted
 from niwaki.radix.tree import Node, Tree
 
 SHOWN_TOKENS = 24  # of a node's tokens
@@ -29,17 +30,6 @@ class OutlineNode:
     hits: int  # lookups that went through it or ended in it
     age: int  # of all lookups and commits, how many came after its last use
     tier: str = "pool"  # where its pages are
-
-
-@dataclass(frozen=True, slots=True)
-class Evicted:
-    """Pages that left the pool from the end of a path. `key`: all tokens up to their end, packed."""
-
-    namespace: str
-    key: bytes
-    num_before: int  # pages of the path before them
-    hits: int
-    stamp: int
 
 
 def outline(
