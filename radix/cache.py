@@ -113,7 +113,7 @@ class Cache:
     def page_ids(self, ids: TokenIds, namespace: str = "") -> list[int]:
         """The full pages cached of the start of `ids`, to be read before the cache is called again. As `match`."""
         root = self._tree.roots.get(namespace)
-        found = None if root is None else self._tree.find(root, pack(ids))
+        found = None if root is None else self._tree.find(root, pack(ids), names_source=False)
         return [] if found is None else path_pages(found[0])[: found[2]]
 
     def summary(self, limit: int) -> list[bytes]:
@@ -122,7 +122,12 @@ class Cache:
 
     def match(self, ids: TokenIds, namespace: str = "") -> int:
         """How many tokens at the start of `ids` are cached. Locks, touches and counts nothing."""
-        return self._peek(pack(ids), namespace).num_cached
+        query = pack(ids)
+        root = self._tree.roots.get(namespace)
+        if root is None:
+            return 0
+        _, _, num_pages, _, num_tail = self._tree.find(root, query, names_source=False)
+        return num_pages * self.page_size + num_tail
 
     def peek(self, ids: TokenIds, namespace: str = "", key: int | None = None) -> Match:
         """`match`, and how much of it is locked already.
@@ -146,7 +151,7 @@ class Cache:
         root = self._tree.roots.get(namespace)
         if root is None:
             return Match(0, 0)
-        node, in_node, num_pages, _, num_tail = self._tree.find(root, query)
+        node, in_node, num_pages, _, num_tail = self._tree.find(root, query, names_source=False)
         locked = num_pages
         while node.parent is not None and not node.protected:
             locked -= in_node

@@ -3,12 +3,14 @@
 A hit is one look into a dict. Order is needed on a miss, to find the child that shares a head with a page, and for
 partial pages: so only among children that start with the same token. A few of those stand as they came, since to sort
 one in is to look at keys that lie apart in memory; many are kept sorted, in blocks: in one list 100,000 children that
-all begin with the token of a text's beginning would move half a megabyte for each one that comes or goes.
+all begin with the token of a text's beginning would move half a megabyte for each one that comes or goes. For the same
+reason it is marked which two tokens keys begin with: where no key begins so, none is looked at.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Collection
 from itertools import pairwise
 from typing import TypeVar
 
@@ -17,17 +19,20 @@ T = TypeVar("T")
 TOKEN_BYTES = 4  # token ids are int32
 FEW = 12  # children, or children with the same first token, that need no order
 MAX_BLOCK = 256  # keys; a block that grows beyond it is halved
+PAIR_BYTES = 2 * TOKEN_BYTES
+MIN_SLOTS, MAX_SLOTS = 4, 32  # a pair of tokens: with fewer, others often stand in the same slot
 
 
 class Children(dict[bytes, T]):
     """Change it by `add`, `replace` and `remove` alone: they keep the order too."""
 
-    __slots__ = ("_groups", "_page_bytes", "num_partial")
+    __slots__ = ("_groups", "_page_bytes", "_pairs", "num_partial")
 
     def __init__(self, page_bytes: int) -> None:
         self._page_bytes = page_bytes
-        # The keys by first token; empty while the children are few. Most groups are small, and stand as they came.
+        # From more than a few on, the keys by first token. Most groups are small, and stand as they came.
         self._groups: dict[bytes, list[bytes] | SortedKeys] = {}
+        self._pairs: Pairs | None = None  # of the keys in groups; None while the children are few
         self.num_partial = 0  # keys shorter than a page
 
     def around(self, key: bytes) -> tuple[bytes | None, bytes | None]:
@@ -45,27 +50,42 @@ class Children(dict[bytes, T]):
         keys = [key for key in group.around(head) if key is not None] if isinstance(group, SortedKeys) else group
         if not keys:
             return None, 0
-        second = head[TOKEN_BYTES : 2 * TOKEN_BYTES]
-        for key in keys:
-            if key.startswith(second, TOKEN_BYTES):
-                best = max(keys, key=lambda key: common_tokens(key, head))
-                return self[best], common_tokens(best, head)
+        if self._pairs is None or self._pairs.may_have(head):
+            second = head[TOKEN_BYTES : 2 * TOKEN_BYTES]
+            for key in keys:
+                if key.startswith(second, TOKEN_BYTES):
+                    best = max(keys, key=lambda key: common_tokens(key, head))
+                    return self[best], common_tokens(best, head)
         return self[keys[-1]], 1
+
+    def shared(self, head: bytes) -> int:
+        """How many tokens of `head`, a page or less, a child shares at most."""
+        pairs = self._pairs
+        if pairs is not None and not pairs.marks[hash(head[:PAIR_BYTES]) & pairs.mask]:  # `may_have`, without a call
+            return 1 if head[:TOKEN_BYTES] in self._groups else 0
+        return self.nearest(head)[1]
 
     def _group(self, token: bytes) -> list[bytes] | SortedKeys:
         """The keys that start with `token`."""
-        return self._groups.get(token, []) if self._groups else [key for key in self if key.startswith(token)]
+        if self._pairs is None:
+            return [key for key in self if key.startswith(token)]
+        return self._groups.get(token, [])
 
     def add(self, key: bytes, node: T) -> None:
         """`key` must be new."""
         self[key] = node
         if len(key) < self._page_bytes:
             self.num_partial += 1
-        if self._groups:
+        if self._pairs is not None:
             self._sort_in(key)
+            if self._pairs.room:
+                self._pairs.add(key)
+            else:
+                self._pairs = Pairs(self)
         elif len(self) > FEW:
             for known in self:
                 self._sort_in(known)
+            self._pairs = Pairs(self)
 
     def replace(self, key: bytes, node: T) -> None:
         """Put another node at `key`, which must be there."""
@@ -77,7 +97,7 @@ class Children(dict[bytes, T]):
         del self[key]
         if len(key) < self._page_bytes:
             self.num_partial -= 1
-        if not self._groups:
+        if self._pairs is None:
             return
         token = key[:TOKEN_BYTES]
         group = self._groups[token]
@@ -105,7 +125,7 @@ class Children(dict[bytes, T]):
     def check(self) -> None:
         """Raises AssertionError where the order is broken."""
         assert self.num_partial == sum(len(key) < self._page_bytes for key in self), "partial pages are counted"
-        if not self._groups:
+        if self._pairs is None:
             assert len(self) <= FEW, "many children are kept in order"
             return
         groups = {
@@ -119,6 +139,7 @@ class Children(dict[bytes, T]):
         for group in self._groups.values():
             if isinstance(group, SortedKeys):
                 group.check()
+        assert all(self._pairs.may_have(key) for key in self), "pairs are known"
 
 
 def common_tokens(a: bytes, b: bytes) -> int:
@@ -126,6 +147,27 @@ def common_tokens(a: bytes, b: bytes) -> int:
     size = min(len(a), len(b))
     difference = int.from_bytes(a[:size], "big") ^ int.from_bytes(b[:size], "big")
     return (size * 8 - difference.bit_length()) // (8 * TOKEN_BYTES)
+
+
+class Pairs:
+    """Which two tokens keys begin with, by hash: that none does is sure. Those of keys that went are not forgotten."""
+
+    __slots__ = ("marks", "mask", "room")
+
+    def __init__(self, keys: Collection[bytes]) -> None:
+        num_slots = 1 << (MAX_SLOTS * len(keys)).bit_length() - 1
+        self.mask = num_slots - 1
+        self.marks = bytearray(num_slots)
+        self.room = num_slots // MIN_SLOTS  # how many may be added; after that a new one should be made
+        for key in keys:
+            self.add(key)
+
+    def may_have(self, head: bytes) -> bool:
+        return self.marks[hash(head[:PAIR_BYTES]) & self.mask] > 0
+
+    def add(self, key: bytes) -> None:
+        self.marks[hash(key[:PAIR_BYTES]) & self.mask] = 1
+        self.room -= 1
 
 
 class SortedKeys:

@@ -96,10 +96,11 @@ class Tree:
 
     # -- looking up -------------------------------------------------------------------------------------------------
 
-    def find(self, root: Node, query: bytes, stamp: int = 0, priority: int = 0) -> Found:
+    def find(self, root: Node, query: bytes, stamp: int = 0, priority: int = 0, *, names_source: bool = True) -> Found:
         """The longest prefix of `query` in the tree.
 
-        With a `stamp`, what it passes whole counts as used then, by a request of that `priority`.
+        With a `stamp`, what it passes whole counts as used then, by a request of that `priority`. `names_source` off:
+        the source may be left out, which saves looking for it.
         """
         page_bytes = self.page_bytes
         node, pos = root, 0
@@ -115,7 +116,7 @@ class Tree:
                 return node, len(node.pages), pos // page_bytes, None, 0
             child = children.get(head)
             if child is None or len(head) < page_bytes:
-                source, num_tail = children.nearest(head)
+                source, num_tail = children.nearest(head) if names_source else (None, children.shared(head))
                 return node, len(node.pages), pos // page_bytes, source, num_tail
             key = child.key
             if query.startswith(key, pos):

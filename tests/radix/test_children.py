@@ -36,7 +36,31 @@ def test_sorted_children_agree_with_a_sorted_list_through_all_splits_of_blocks(m
         longest = max((common_tokens(other, head) for other in model), default=0)
         found, num_tokens = tested.nearest(head)
         assert num_tokens == longest
+        assert tested.shared(head) == longest
         assert longest == 0 or longest in {common_tokens(other, head) for other in model if model[other] == found}
         if number % 50 == 0:
             assert tested == model
             tested.check()
+
+
+def test_which_pairs_of_tokens_keys_begin_with_is_known_of_all_that_came_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "FEW", 3)
+    tested: children.Children[int] = children.Children(page_bytes=12)
+    known: list[bytes] = []
+    made = 0
+    for number in range(2000):
+        if len(known) > 40:
+            tested.remove(known.pop(0))
+        key = b"".join(token.to_bytes(4, "little") for token in (number % 7, number, number % 5))
+        before = tested._pairs
+        tested.add(key, number)
+        known.append(key)
+        made += tested._pairs is not before
+        tested.check()
+        assert all(tested.shared(one) == 3 for one in known)
+        assert tested.shared(key[:8] + b"\xff" * 4) == 2
+        assert tested.shared(key[:4] + b"\xff" * 8) == 1
+        assert tested.shared(b"\xff" * 12) == 0
+    assert 3 < made < 60, "made anew as keys come, each time of those that are there, and not for each of them"
+    assert tested._pairs is not None
+    assert len(tested._pairs.marks) <= children.MAX_SLOTS * 64
