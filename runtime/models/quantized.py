@@ -84,7 +84,8 @@ def coded(numbers: torch.Tensor, zeros: torch.Tensor | None, scales: torch.Tenso
     if bits == 8:  # what there is to subtract is mostly 128, and then nothing
         numbers, zeros = numbers - 128, None if zeros is None else zeros - 128
     whole = None if zeros is None else zeros.to(torch.int16)
-    return Coded(numbers.to(torch.int8), scales.float(), whole, group if group > 0 else numbers.shape[1], bits)
+    codes = numbers.to(torch.int8).contiguous()  # kernels read them by rows, also once they are put together
+    return Coded(codes, scales.float(), whole, group if group > 0 else numbers.shape[1], bits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,12 @@ LLAMA: dict[str, object] = {
 }
 GPT_OSS = {**LLAMA, "architectures": ["GptOssForCausalLM"], "hidden_size": 64, "num_local_experts": 2,
            "num_experts_per_tok": 1, "rope_scaling": None}  # fmt: skip
+# All experts are taken, so that what is rounded cannot choose others.
+MIXTURES: dict[str, dict[str, object]] = {
+    "qwen3": {**LLAMA, "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4, "num_experts_per_tok": 4,
+              "moe_intermediate_size": 64, "norm_topk_prob": True},
+    "mixtral": {**LLAMA, "architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 4},
+}  # fmt: skip
 
 Tensors = dict[str, torch.Tensor]
 Written = tuple[Tensors, torch.Tensor]  # the parts, by suffix, and the weight that they mean
@@ -172,22 +178,23 @@ KEPT = {
 }
 
 
-def make(folder: Path, name: str) -> tuple[ModelConfig, Tensors]:
+def make(folder: Path, name: str, model: dict[str, object] | None = None) -> tuple[ModelConfig, Tensors]:
     """A folder in this format; the weights that it means."""
     torch.manual_seed(0)
     write, quantization = FORMATS[name]
-    base = GPT_OSS if name == "mxfp4" else LLAMA
+    base = model or (GPT_OSS if name == "mxfp4" else LLAMA)
     (folder / "config.json").write_text(json.dumps({**base, "quantization_config": quantization}))
     config = read_model_folder(folder).config
     stored: Tensors = {}
     meant: Tensors = {}
     for tensor, shape in expected_tensors(config).items():
-        is_quantized = "experts" in tensor and len(shape) == 3 if name == "mxfp4" else "_proj.weight" in tensor
+        is_product = "_proj.weight" in tensor or ".experts." in tensor
+        is_quantized = "experts" in tensor and len(shape) == 3 if name == "mxfp4" else is_product
         if is_quantized:
             parts, meant[tensor] = write(shape)
             stored |= {tensor.removesuffix("weight") + suffix: part for suffix, part in parts.items()}
         else:
-            stored[tensor] = meant[tensor] = torch.randn(shape)
+            stored[tensor] = meant[tensor] = torch.randn(shape) * (0.1 if tensor.endswith(".gate.weight") else 1.0)
     save_file({key: part.contiguous() for key, part in stored.items()}, folder / "model.safetensors")
     return config, meant
 
@@ -206,13 +213,37 @@ def test_a_quantised_checkpoint_means_the_weights_that_it_was_made_of(name: str,
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_quantised_checkpoint_is_computed_as_it_is_stored(name: str, tmp_path: Path) -> None:
-    """In bfloat16 about as near to the weights that it means as these are, rounded to bfloat16."""
-    config, meant = make(tmp_path, name)
-    rows = [Row(np.arange(9, dtype=np.int32), 0, [0], 9)]
+    check_computed(tmp_path, *make(tmp_path, name))
+
+
+def check_computed(folder: Path, config: ModelConfig, meant: Tensors) -> None:
+    """In float32 as the weights that it means; in bfloat16 about as near to that as these are, rounded to bfloat16."""
+    for count in (9, 1):
+        rows = [Row(np.arange(count, dtype=np.int32), 0, [0], count)]
+        exact = Runner(config, meant.__getitem__, dtype="float32", num_pages=2).forward(rows)
+        assert error_of(Runner.load(folder, dtype="float32", num_pages=2).forward(rows), exact) < 1e-4
+        rounded = Runner(config, meant.__getitem__, dtype="bfloat16", num_pages=2).forward(rows)
+        kept = Runner.load(folder, dtype="bfloat16", num_pages=2).forward(rows)
+        assert error_of(kept, exact) < 1.3 * error_of(rounded, exact)
+
+
+@pytest.mark.parametrize("model", MIXTURES)
+@pytest.mark.parametrize("name", KEPT)
+def test_experts_in_codes_are_computed_as_they_are_stored(name: str, model: str, tmp_path: Path) -> None:
+    check_computed(tmp_path, *make(tmp_path, name, MIXTURES[model]))
+
+
+@pytest.mark.parametrize(("name", "model"), [("awq", "qwen3"), ("fp8-blocks", "mixtral")])
+def test_on_a_gpu_experts_in_codes_are_put_together_as_they_are_read(name: str, model: str, tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="the GPU kernels need the package triton")
+    from niwaki.kernels.triton.ops import TritonOps
+
+    config, meant = make(tmp_path, name, MIXTURES[model])
+    rows = [Row(np.arange(3, dtype=np.int32), 0, [0], 3)]
     exact = Runner(config, meant.__getitem__, dtype="float32", num_pages=2).forward(rows)
-    rounded = Runner(config, meant.__getitem__, dtype="bfloat16", num_pages=2).forward(rows)
-    kept = Runner.load(tmp_path, dtype="bfloat16", num_pages=2).forward(rows)
-    assert error_of(kept, exact) < 1.3 * error_of(rounded, exact)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    fused = Runner.load(tmp_path, device=device, dtype="float32", num_pages=2, ops=TritonOps()).forward(rows)
+    assert error_of(fused.cpu(), exact) < 1e-3
 
 
 @pytest.mark.parametrize(("name", "bits"), KEPT.items())
