@@ -42,7 +42,7 @@ from niwaki.runtime.config import EngineConfig
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
 from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.core import EngineCore
-from niwaki.runtime.loader import read_model_folder
+from niwaki.runtime.loader import open_checkpoint, read_model_folder
 from niwaki.runtime.local import LocalBackend
 from niwaki.runtime.memory import pool_tokens
 from niwaki.runtime.picture import Picture
@@ -76,17 +76,19 @@ class Engine:
         folder = Path(bundled.MODEL_DIR if self.config.model is None else self.config.model)
         contents = read_model_folder(folder)
         self.tokenizer = Tokenizer(folder)
-        if self.config.deterministic and resolve_device(self.config.device).type != "cpu":
+        device = resolve_device(self.config.device)
+        if self.config.deterministic and device.type != "cpu":
             raise ConfigError("deterministic=True runs on the CPU only: give device='cpu'")
         if self.config.deterministic and contents.config.latent is not None:
             raise ConfigError(f"deterministic=True is not there for {contents.config.architecture}")
         page_size = self.config.page_size
         tokens = self.config.kv_tokens or pool_tokens(
             contents.config,
-            resolve_device(self.config.device),
+            device,
             self.config.dtype,
             self.config.kv_memory,
             weights=self.config.weights,
+            stored=open_checkpoint(contents, device).code_bytes() if contents.config.quantization else {},
             kv_dtype=self.config.kv_dtype,
             step_tokens=self.config.chunked_prefill_size + self.config.max_running_requests,
             step_logits=self.config.max_running_requests,

@@ -19,10 +19,12 @@ from safetensors import safe_open
 
 from niwaki.kernels.coded import Coded
 from niwaki.kernels.ops import Weight
+from niwaki.kernels.small_kv import knows_e4m3
 from niwaki.runtime.api import ModelError, RequestError, SamplingOptions
 from niwaki.runtime.models.config import ModelConfig, parse_config
 from niwaki.runtime.models.fields import token_ids
 from niwaki.runtime.models.quantized import Scheme, stem
+from niwaki.runtime.models.weights import expected_tensors
 
 MAX_JSON_BYTES = 64 << 20  # the index of a checkpoint of 100,000 tensors is below 16 MB
 FLOAT_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -81,6 +83,14 @@ def read_model_folder(path: Path) -> ModelFolder:
         if token_id >= config.vocab_size:
             raise ModelError(f"{path}: eos_token_id {token_id} is outside the vocabulary of {config.vocab_size}")
     return ModelFolder(path, replace(config, eos_ids=eos_ids), defaults)
+
+
+def open_checkpoint(folder: ModelFolder, device: torch.device) -> Checkpoint:
+    """The tensors that the config of a folder calls for. Raises as `Checkpoint`."""
+    config = folder.config
+    return Checkpoint(
+        folder.path, expected_tensors(config), config.ignored, device=device, quantization=config.quantization
+    )
 
 
 class Checkpoint:
@@ -147,6 +157,19 @@ class Checkpoint:
             return self._quantization.weight(read, self._expected[name])
         except ModelError as error:
             raise ModelError(f"{name}: {error}") from error
+
+    def code_bytes(self) -> Mapping[str, int]:
+        """By name, what those weights take at most that products on this device keep in codes."""
+        kept: dict[str, int] = {}
+        for name, parts in self._parts.items():
+            assert self._quantization is not None, "it has told the parts"
+            shape = self._expected[name]
+            grouping = self._quantization.grouping(shape, parts)
+            size = None if grouping is None else grouping.num_bytes(shape)
+            is_e4m3 = "weight" in parts and self._tensors[name].dtype == torch.float8_e4m3fn
+            if size is not None and (not is_e4m3 or knows_e4m3(self._device)):
+                kept[name] = size
+        return kept
 
     def _read(self, name: str) -> torch.Tensor:
         stored = self._tensors[name]

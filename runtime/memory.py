@@ -8,6 +8,7 @@ because steps are admitted by pages.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import psutil
 import torch
@@ -25,6 +26,9 @@ DEVICE_SHARE = 0.95
 # Of a product's weight in codes, its share of scales included.
 CODE_BYTES = {"int8": 1.05, "fp8": 1.05, "int4": 0.65}
 LIBRARIES = 2 << 30  # bytes for cuBLAS, compiled kernels and graphs: a guess, not measured
+# Weights of latent attention that are put together, to be laid out otherwise.
+LATENT = ("q_proj.weight", "q_b_proj.weight", "kv_a_proj_with_mqa.weight", "kv_b_proj.weight")
+NONE: Mapping[str, int] = {}
 
 KvMemory = float | int | None  # a share of what is left (float), bytes (int), or the default share
 
@@ -36,11 +40,13 @@ def pool_tokens(
     kv_memory: KvMemory,
     *,
     weights: str = "auto",
+    stored: Mapping[str, int] = NONE,
     kv_dtype: str = "auto",
     step_tokens: int,
     step_logits: int,
 ) -> int:
-    """Tokens of a pool on `device`. `step_tokens` and `step_logits`: of the largest step.
+    """Tokens of a pool on `device`. `stored`: what weights take that come in codes, by `Checkpoint.code_bytes`.
+    `step_tokens` and `step_logits`: of the largest step.
 
     Raises:
         ConfigError: the weights and one step do not fit the device.
@@ -50,7 +56,9 @@ def pool_tokens(
         budget = kv_memory
     elif is_gpu:
         free, _ = torch.cuda.mem_get_info()
-        needed = bytes_beside_pool(config, dtype, weights=weights, step_tokens=step_tokens, step_logits=step_logits)
+        needed = bytes_beside_pool(
+            config, dtype, weights=weights, stored=stored, step_tokens=step_tokens, step_logits=step_logits
+        )
         if needed >= free:
             raise ConfigError(
                 f"the weights and one step take {needed / 2**30:.1f} GiB, the GPU has {free / 2**30:.1f} GiB free; "
@@ -66,7 +74,13 @@ def pool_tokens(
 
 
 def bytes_beside_pool(
-    config: ModelConfig, dtype: str, *, weights: str = "auto", step_tokens: int, step_logits: int
+    config: ModelConfig,
+    dtype: str,
+    *,
+    weights: str = "auto",
+    stored: Mapping[str, int] = NONE,
+    step_tokens: int,
+    step_logits: int,
 ) -> int:
     """Weights, activations and libraries on a GPU."""
     item = DTYPE_BYTES[config.dtype if dtype == "auto" else dtype]
@@ -74,18 +88,22 @@ def bytes_beside_pool(
     width = 4 * config.hidden_size + 2 * qkv + 3 * config.intermediate_size
     if config.experts is not None:
         width += config.experts.per_token * (3 * config.experts.width + config.hidden_size)
-    kept = _weight_bytes(config, item, weights)
+    kept = _weight_bytes(config, item, weights, stored)
     # Buffers grow by doubling, and the logits are there in the model's type and in float32, which sampling may copy.
     return kept + 2 * step_tokens * width * item + step_logits * config.vocab_size * (item + 8) + LIBRARIES
 
 
-def _weight_bytes(config: ModelConfig, item: int, weights: str) -> int:
-    """Codes of a quantized checkpoint count as if they were put together, as some are."""
+def _weight_bytes(config: ModelConfig, item: int, weights: str, stored: Mapping[str, int]) -> int:
+    turned = LATENT if config.latent is not None else ()
     kept = 0.0
     for name, shape in expected_tensors(config).items():
-        # Embeddings are looked up and experts stacked: neither is kept in codes.
-        is_product = len(shape) == 2 and not any(part in name for part in ("embed", "expert", "lm_head"))
-        kept += math.prod(shape) * (CODE_BYTES[weights] if is_product and weights != "auto" else item)
+        # Embeddings are looked up, experts stacked and routers compared: none is kept in codes.
+        is_product = len(shape) == 2 and not any(part in name for part in ("embed", ".experts.", "lm_head"))
+        is_product = is_product and not name.endswith(f"{config.names.router}.weight")
+        if is_product and item == DTYPE_BYTES["bfloat16"] and name in stored and not name.endswith(turned):
+            kept += stored[name]
+        else:
+            kept += math.prod(shape) * (CODE_BYTES[weights] if is_product and weights != "auto" else item)
     if weights != "auto":  # of the head, beside the tensor that they are made from
         kept += config.vocab_size * config.hidden_size * CODE_BYTES["int8"]
     return math.ceil(kept)

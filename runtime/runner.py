@@ -29,7 +29,7 @@ from niwaki.kernels.small_kv import knows_e4m3
 from niwaki.kernels.tile_attention import can_tile
 from niwaki.radix.pages import PageCopy
 from niwaki.runtime.api import ConfigError
-from niwaki.runtime.loader import Checkpoint, read_model_folder
+from niwaki.runtime.loader import open_checkpoint, read_model_folder
 from niwaki.runtime.models.config import ModelConfig
 from niwaki.runtime.models.decoder import Decoder
 from niwaki.runtime.models.projection import Source
@@ -198,13 +198,9 @@ class Runner:
         """
         folder = read_model_folder(model_dir)
         target = resolve_device(device)
-        config = folder.config
-        checkpoint = Checkpoint(
-            model_dir, expected_tensors(config), config.ignored, device=target, quantization=config.quantization
-        )
         return cls(
-            config,
-            checkpoint.weight,
+            folder.config,
+            open_checkpoint(folder, target).weight,
             device=device,
             dtype=dtype,
             weights=weights,

@@ -22,6 +22,28 @@ Block = tuple[int, int]  # outputs and inputs that share a scale; 0: all
 Parts = Mapping[str, torch.Tensor]  # by suffix
 
 
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """How codes of a shape are kept."""
+
+    bits: int
+    group: int  # inputs that share a scale
+
+    def num_bytes(self, shape: Shape) -> int | None:
+        """At most, as products keep them in memory (kernels/coded.py, kernels/triton/coded.py); None where these take
+        no such groups, so that weights are put together."""
+        outputs, inputs = shape
+        span = LARGEST_SPAN if self.group >= inputs else min(self.group & -self.group, LARGEST_SPAN)
+        if span < LEAST_SPAN:
+            return None
+        filled, groups = -(-inputs // span) * span, -(-inputs // self.group)
+        return outputs * (filled * self.bits // 8 + groups * (SCALE_BYTES + ZERO_BYTES))
+
+
+LEAST_SPAN, LARGEST_SPAN = 32, 128  # inputs to a multiple of which a kernel fills up
+SCALE_BYTES, ZERO_BYTES = 4, 2
+
+
 class Scheme(Protocol):
     """How a checkpoint stores weights."""
 
@@ -32,6 +54,10 @@ class Scheme(Protocol):
 
     def weight(self, parts: Parts, shape: Shape) -> Weight:
         """Of this shape: codes, or float32 where it is no matrix, or one whose groups do not follow one another."""
+        ...
+
+    def grouping(self, shape: Shape, parts: Container[str]) -> Grouping | None:
+        """Of the codes that `weight` gives; None where it gives none. Where `parts` does not tell, config.json does."""
         ...
 
 
@@ -96,6 +122,7 @@ class Gptq:
     bits: int
     group: int
     zero_offset: int
+    is_sorted: bool = False
 
     def parts(self, name: str, shape: Shape, found: Container[str]) -> Mapping[str, Shape | None] | None:
         if len(shape) != 2 or stem(name) + "qweight" not in found:
@@ -123,6 +150,9 @@ class Gptq:
         in_order = torch.arange(shape[1], device=group_of.device) // weight.group
         return weight if torch.equal(group_of.long(), in_order) else weight.matrix(group_of.long())
 
+    def grouping(self, shape: Shape, parts: Container[str]) -> Grouping | None:
+        return None if self.is_sorted else _grouping(self.bits, self.group, shape)
+
 
 @dataclass(frozen=True, slots=True)
 class Awq:
@@ -141,6 +171,9 @@ class Awq:
     def weight(self, parts: Parts, shape: Shape) -> Weight:
         numbers, zeros = (self._in_order(parts[name]).t() for name in ("qweight", "qzeros"))
         return coded(numbers, zeros, parts["scales"].t(), self.group, 4)
+
+    def grouping(self, shape: Shape, parts: Container[str]) -> Grouping | None:
+        return _grouping(4, self.group, shape)
 
     def _in_order(self, words: torch.Tensor) -> torch.Tensor:
         stored = unpacked(words, 4).view(len(words), -1, 8)
@@ -184,6 +217,9 @@ class Packed:
         weight = coded(numbers, zeros, scales, block[1], self.bits)
         return weight if group_of is None else weight.matrix(group_of.long())
 
+    def grouping(self, shape: Shape, parts: Container[str]) -> Grouping | None:
+        return None if "weight_g_idx" in parts else _grouping(self.bits, self.block[1], shape)
+
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
@@ -209,6 +245,9 @@ class Scaled:
             zeros = by_output(parts["weight_zero_point"], shape, self.block).to(torch.int16)
         return Coded(parts["weight"], scales, zeros, self.block[1] or shape[1], 8)
 
+    def grouping(self, shape: Shape, parts: Container[str]) -> Grouping | None:
+        return _grouping(8, self.block[1], shape)
+
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4:
@@ -230,6 +269,13 @@ class Mxfp4:
         scaled = torch.ldexp(numbers, scales[..., None].int() - 127)
         return scaled.flatten(-2).transpose(1, 2)
 
+    def grouping(self, shape: Shape, parts: Container[str]) -> Grouping | None:
+        return None
+
+
+def _grouping(bits: int, group: int, shape: Shape) -> Grouping:
+    return Grouping(bits, group if group > 0 else shape[1])
+
 
 E2M1 = tuple(sign * value for sign in (1.0, -1.0) for value in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0))
 
@@ -243,7 +289,7 @@ def _gptq(raw: Fields) -> Scheme:
     bits, layout = _bits(raw, "bits", (4, 8)), text(raw, "checkpoint_format", "gptq")
     if layout not in ("gptq", "gptq_v2"):
         raise ModelError(f"GPTQ checkpoint_format {layout!r} is not supported; supported: gptq, gptq_v2")
-    return Gptq(bits, _group(raw), 1 if layout == "gptq" else 0)
+    return Gptq(bits, _group(raw), 1 if layout == "gptq" else 0, flag(raw, "desc_act"))
 
 
 def _awq(raw: Fields) -> Scheme:

@@ -74,6 +74,18 @@ def test_weights_in_codes_leave_the_pool_more(weights: str, share: float) -> Non
     assert plain - coded == pytest.approx((1 - share) * products, rel=0.1)
 
 
+def test_weights_that_come_in_codes_leave_the_pool_more() -> None:
+    config = replace(SMALL, hidden_size=1024, intermediate_size=2048)
+    stored = {f"model.layers.{layer}.mlp.{name}_proj.weight": 1_000_000 for layer in (0, 1) for name in ("up", "down")}
+    stored["model.embed_tokens.weight"] = 1  # is looked up, so it is put together
+
+    def beside(dtype: str, stored: dict[str, int]) -> int:
+        return bytes_beside_pool(config, dtype, stored=stored, step_tokens=1, step_logits=1)
+
+    assert beside("bfloat16", {}) - beside("bfloat16", stored) == 4 * (2 * 1024 * 2048 - 1_000_000)
+    assert beside("float32", {}) == beside("float32", stored), "only bfloat16 is computed from codes"
+
+
 @pytest.mark.parametrize("kv_memory", [0.0, 1.5, -3, True, "half"])
 def test_a_share_or_bytes_that_make_no_pool_are_refused(kv_memory: object) -> None:
     with pytest.raises(ConfigError, match=r"kv_memory must be a share above 0\.0 and up to 1\.0, or bytes"):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from niwaki.kernels.coded import CodedLinear
+from niwaki.kernels.coded import Coded, CodedLinear
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import NumbaOps
 from niwaki.kernels.packed import PackedLinear
@@ -138,10 +138,13 @@ def compressed(form: str, **weights: object) -> dict[str, object]:
 GROUPED = {"strategy": "group", "group_size": GROUP}
 FORMATS: dict[str, tuple[Callable[[tuple[int, ...]], Written], dict[str, object]]] = {
     "gptq": (lambda shape: gptq(shape, 4, 1, False), {"quant_method": "gptq", "bits": 4, "group_size": GROUP}),
-    "gptq-8-sorted": (lambda shape: gptq(shape, 8, 1, True), {"quant_method": "gptq", "bits": 8, "group_size": GROUP}),
+    "gptq-8-sorted": (
+        lambda shape: gptq(shape, 8, 1, True),
+        {"quant_method": "gptq", "bits": 8, "group_size": GROUP, "desc_act": True},
+    ),
     "gptq-v2": (
         lambda shape: gptq(shape, 4, 0, True),
-        {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "checkpoint_format": "gptq_v2"},
+        {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True, "checkpoint_format": "gptq_v2"},
     ),
     "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}),
     "int4": (lambda shape: pack_quantized(shape, 4, False), compressed("pack-quantized", num_bits=4, **GROUPED)),
@@ -269,6 +272,25 @@ def test_the_kernels_of_gpus_multiply_by_what_codes_mean(
     expected = x.float() @ weight.t()
     # Triton's interpreter cuts off where a GPU rounds; where weights are e4m3 by output, so are rows.
     assert (out - expected).norm() < (0.1 if name == "fp8" else 0.01) * expected.norm()
+
+
+@pytest.mark.parametrize(("name", "bits"), KEPT.items())
+def test_what_codes_take_is_known_before_they_are_read(name: str, bits: int | None, tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="the GPU kernels need the package triton")
+    from niwaki.kernels.triton.coded import coded_product
+
+    config, meant = make(tmp_path, name)
+    checkpoint = opened(tmp_path, config)
+    told = checkpoint.code_bytes()
+    assert set(told) == (set() if bits is None else {tensor for tensor in meant if "_proj.weight" in tensor})
+    for tensor, most in told.items():
+        weight = checkpoint.weight(tensor)
+        assert isinstance(weight, Coded)
+        product = coded_product(weight, None)
+        parts = [getattr(product, part, None) for part in ("codes", "scales", "zeros")]
+        taken = sum(part.nbytes for part in parts if part is not None)
+        # What is not there of the most: zero points, and for rows in e4m3 what other codes are filled up with.
+        assert taken <= most <= taken * (2.1 if name == "fp8" else 1.2)
 
 
 def error_of(logits: torch.Tensor, exact: torch.Tensor) -> float:
