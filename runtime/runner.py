@@ -38,6 +38,7 @@ from niwaki.runtime.parts import Share, SideBySide, divided
 
 if TYPE_CHECKING:
     from niwaki.runtime.graphs import DecodeGraphs
+    from niwaki.runtime.pieces import PieceGraphs
 
 HOST = torch.device("cpu")
 
@@ -166,11 +167,14 @@ class Runner:
         )
         self._side_by_side: SideBySide | None = None
         self._graphs: DecodeGraphs | None = None
+        self._pieces: PieceGraphs | None = None
         if cuda_graphs and self.is_on_gpu:
-            from niwaki.runtime.graphs import DecodeGraphs  # loads Triton, which CPUs do without
+            from niwaki.runtime.graphs import DecodeGraphs  # load Triton, which CPUs do without
+            from niwaki.runtime.pieces import PieceGraphs
 
             blank = make_plan((), page_size=page_size, num_pages=num_pages)
             self._graphs = DecodeGraphs(self._model, self._device, blank)
+            self._pieces = PieceGraphs(self._model, self._device, blank)
 
     @property
     def is_on_gpu(self) -> bool:
@@ -322,6 +326,11 @@ class Runner:
         if self._graphs is not None and batch.wanted is None and plan.num_tokens == len(spans):
             with torch.inference_mode():
                 logits = self._graphs.forward(arrays, shape, batch.drawn)
+            if logits is not None:
+                return logits
+        if self._pieces is not None:
+            with torch.inference_mode():
+                logits = self._pieces.forward(arrays, shape, batch.wanted, batch.drawn)
             if logits is not None:
                 return logits
         on_device = plan_in(torch.from_numpy(packed(arrays)).to(self._device), shape)

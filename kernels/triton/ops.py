@@ -12,16 +12,15 @@ from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import Gate, Linear, Stacked, Weight
 from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.rule import PLAIN, AttentionRule
+from niwaki.kernels.triton.attend import AttentionCall
 from niwaki.kernels.triton.coded import coded_product
 from niwaki.kernels.triton.gate import clamped_mul, gelu_mul, silu_mul
 from niwaki.kernels.triton.moe import combine, grouped_linear, route, sorted_choices
 from niwaki.kernels.triton.norm import add_rms_norm, qk_norm, rms_norm
-from niwaki.kernels.triton.paged_attention import paged_attention
 from niwaki.kernels.triton.pages import Copy, copy_pages
-from niwaki.kernels.triton.plan import SPLIT, DevicePlan
+from niwaki.kernels.triton.plan import DevicePlan
 from niwaki.kernels.triton.rope_store import rope_store_kv
 from niwaki.kernels.triton.rows import gather_rows
-from niwaki.kernels.triton.tree_attention import tree_attention
 
 
 class TritonOps:
@@ -82,13 +81,11 @@ class TritonOps:
         rule: AttentionRule = PLAIN,
     ) -> None:
         on_device = _on_device(plan)
-        operands = q.tensor, k_pool.tensor, v_pool.tensor, on_device.page_table
-        if on_device.tree is not None:
-            tree_attention(*operands, on_device.positions, on_device.tree, out.tensor, rule)
-        for rows in on_device.split:
-            paged_attention(*operands, on_device.length, rows, out.tensor, rule, split=SPLIT)
-        for rows in on_device.whole:
-            paged_attention(*operands, on_device.length, rows, out.tensor, rule)
+        call = AttentionCall(q.tensor, k_pool.tensor, v_pool.tensor, out.tensor, rule)
+        if on_device.put_off is not None:
+            on_device.put_off(call)
+        else:
+            call.launch(on_device)
 
     def select_rows(self, index: torch.Tensor, *pairs: tuple[torch.Tensor, torch.Tensor]) -> None:
         gather_rows(index, *pairs)

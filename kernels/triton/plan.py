@@ -9,8 +9,9 @@ size of a CUDA graph.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,9 @@ import torch
 from niwaki.kernels.segments import Costs, Int32s, Int64s, Segments, find_segments
 from niwaki.kernels.triton.paged_attention import MAX_SPLIT_TOKENS, RaggedRows
 from niwaki.kernels.triton.tree_attention import Items, TreeItems
+
+if TYPE_CHECKING:
+    from niwaki.kernels.triton.attend import AttentionCall
 
 MIN_PADDED_KEYS = 512  # shorter batches share the graph of this length
 SPLIT = 512  # keys of a part: at 64 to 256 channels its result is below 2 % of the bytes that were read for it
@@ -41,6 +45,7 @@ class DevicePlan:
     split: tuple[RaggedRows, ...]  # rows whose keys are split: singles, short rows
     whole: tuple[RaggedRows, ...]  # long rows
     tree: TreeItems | None  # instead of `split`
+    put_off: Callable[[AttentionCall], None] | None = None  # is given each attention, which then is not launched
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +173,17 @@ def padded(arrays: Mapping[str, Int32s], shape: BatchShape, rows: int) -> tuple[
     filled["single.first"] = np.arange(rows + 1, dtype=np.int32)
     longest = _power_of_two(max(shape.longest[0][1], MIN_PADDED_KEYS))
     return filled, BatchShape(rows, shape.group, (("single", longest),), 0, sizes_of(filled))
+
+
+def with_tokens(arrays: Mapping[str, Int32s], shape: BatchShape, tokens: int) -> tuple[dict[str, Int32s], BatchShape]:
+    """The batch with tokens of no row behind its own, up to so many: they are stored nowhere and attend to nothing."""
+    filled = {
+        **arrays,
+        "token_ids": _filled(arrays["token_ids"], (tokens,), 0),
+        "positions": _filled(arrays["positions"], (tokens,), 0),
+        "slots": _filled(arrays["slots"], (tokens,), -1),
+    }
+    return filled, replace(shape, num_tokens=tokens, sizes=sizes_of(filled))
 
 
 def _filled(array: Int32s, shape: tuple[int, ...], value: int) -> Int32s:

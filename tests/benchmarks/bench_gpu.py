@@ -3,8 +3,9 @@
 1. The kernels: right, and how fast (`niwaki.kernels.check`). 2. The bundled model: the CPU's greedy tokens, and in the
 engine the tokens and the time of steps that are launched ahead against those of steps in turn. 3. Decoding
 at the shapes of 0.6B, 1B and 8B models with random weights: a step through its CUDA graph and launch by launch, against
-what the device's bandwidth allows (W0, W17). 4. The same with weights and caches of few bits. 5. Prefill, and a step of
-both kinds. 6. A shared prefix: tree attention against row by row (W14).
+what the device's bandwidth allows (W0, W17). 4. The same with weights and caches of few bits. 5. Prefill, a step of
+both kinds, and one of a few tokens a row, through graphs in pieces and launch by launch. 6. A shared prefix: tree
+attention against row by row (W14).
 
 Runs from a bare checkout with PYTHONPATH=. and needs torch, Triton, Numba, safetensors, tokenizers and psutil.
 `--dry-run` needs no GPU: the same code over a tiny shape in Triton's interpreter, whose times mean nothing.
@@ -221,6 +222,7 @@ def model_lines(name: str, config: ModelConfig, device: torch.device, bandwidth:
     both = median_step(runner, [*separate_rows(work.batches[-1], work.context), prompt], min(work.repeats, 5))
     yield {"model": name, "work": f"both: {work.batches[-1]} x {work.context}, 1 x {work.prompt}", "ms": both * 1e3}
     del runner
+    yield {"model": name, **ragged_line(config, device, pages, work)}
     pages = work.shared // PAGE + work.branches * (work.own // PAGE + 1)
     rows = branches(work.branches, work.shared, work.own)
     tree, flat = (
@@ -229,6 +231,21 @@ def model_lines(name: str, config: ModelConfig, device: torch.device, bandwidth:
     )
     line = {"model": name, "work": f"decode, {work.branches} x ({work.shared} shared + {work.own})", "ms": tree * 1e3}
     yield line | {"ms row by row": flat * 1e3, "row by row / tree": flat / tree}
+
+
+def ragged_line(config: ModelConfig, device: torch.device, pages: int, work: Work) -> Json:
+    """Rows of a few tokens, as drafts make them: through graphs in pieces, and launch by launch."""
+    singles = separate_rows(min(8, work.batches[-1]), work.context)
+    rows = [Row(np.arange(2 + i % 3, dtype=np.int32), row.start, row.page_ids) for i, row in enumerate(singles)]
+    seconds, logits = [], []
+    for cuda_graphs in (True, False):
+        runner = runner_of(config, device, pages, cuda_graphs=cuda_graphs)
+        seconds.append(median_step(runner, rows, work.repeats))
+        logits.append(runner.forward(rows).clone())
+        del runner
+    line: Json = {"work": f"{len(rows)} x {work.context}, 2 to 4 tokens each", "ms": seconds[0] * 1e3}
+    apart = float((logits[0] - logits[1]).abs().max())
+    return line | {"ms launch by launch": seconds[1] * 1e3, "largest difference": apart}
 
 
 def separate_rows(batch: int, context: int) -> list[Row]:

@@ -49,5 +49,5 @@ def test_a_dry_run_takes_every_path_of_the_models(tmp_path: Path, monkeypatch: p
     assert main(["--dry-run", "--json", str(tmp_path / "out.json")]) == 0
     report = json.loads((tmp_path / "out.json").read_text())
     work = [line["work"] for line in report["models"]]
-    assert len(work) == len(set(work)) == 1 + 1 + len(KINDS) + 3
+    assert len(work) == len(set(work)) == 1 + 1 + len(KINDS) + 4
     assert report["models"][0]["same tokens"] == "yes"

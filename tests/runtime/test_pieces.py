@@ -1,0 +1,195 @@
+"""Steps in pieces without CUDA: what is recorded between two attentions computes, replayed, what the whole step does.
+
+The graphs here keep each operator and each kernel that is called while they record, and do all of it anew over the
+same memory when they replay, as CUDA graphs do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("triton", reason="the GPU kernels need the package triton")
+
+from triton.runtime import interpreter
+
+from niwaki.kernels.plan import make_plan
+from niwaki.kernels.triton.ops import TritonOps
+from niwaki.runtime import pieces
+from niwaki.runtime.models.config import Experts, LayerKind, ModelConfig
+from niwaki.runtime.pieces import PieceGraphs
+from niwaki.runtime.runner import Row, Runner
+
+CPU = torch.device("cpu")
+PAGES = 24
+SMALL = ModelConfig(
+    vocab_size=61,
+    num_layers=2,
+    hidden_size=32,
+    intermediate_size=24,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=16,
+    context_length=128,
+)
+MIXTURE = replace(
+    SMALL,
+    layers=(LayerKind(window=20), LayerKind(is_sparse=True)),
+    experts=Experts(count=5, per_token=2, width=24, renormalise=True),
+)
+
+
+class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives it no types
+    """Keeps what is called under it. A result that lies in memory of its own is written there again on a replay."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[Callable[[], object]] = []
+        self.is_inside_kernel = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        made = func(*args, **given)
+        if not self.is_inside_kernel:
+
+            def again() -> None:
+                for old, new in zip(tensors_of(made), tensors_of(func(*args, **given)), strict=True):
+                    if old.data_ptr() != new.data_ptr():
+                        old.copy_(new)
+
+            self.calls.append(again)
+        return made
+
+
+def tensors_of(made: object) -> list[torch.Tensor]:
+    parts = made if isinstance(made, list | tuple) else [made]
+    return [part for part in parts if isinstance(part, torch.Tensor)]
+
+
+class Graph:
+    """Stands for `torch.cuda.CUDAGraph`."""
+
+    recording: Tape | None = None  # of the one that records
+    num_replays = 0
+
+    def __init__(self) -> None:
+        self.tape = Tape()
+
+    def capture_begin(self, pool: object) -> None:
+        assert Graph.recording is None, "one graph records at a time"
+        Graph.recording = self.tape
+        self.tape.__enter__()  # type: ignore[no-untyped-call]
+
+    def capture_end(self) -> None:
+        assert Graph.recording is self.tape
+        Graph.recording = None
+        self.tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def replay(self) -> None:
+        Graph.num_replays += 1
+        for call in self.tape.calls:
+            call()
+
+
+class Stream:
+    def wait_stream(self, other: Self) -> None: ...
+
+
+@contextmanager
+def inside_kernel(tape: Tape) -> Iterator[None]:
+    tape.is_inside_kernel = True
+    yield
+    tape.is_inside_kernel = False
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModelConfig], Runner]:
+    """Makes a runner whose ragged steps go through pieces."""
+    run = interpreter.GridExecutor.__call__
+
+    def run_and_keep(self: object, *args: object, **kwargs: object) -> None:
+        tape = Graph.recording
+        with nullcontext() if tape is None else inside_kernel(tape):
+            run(self, *args, **kwargs)
+        if tape is not None:
+            tape.calls.append(lambda: run(self, *args, **kwargs))
+
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", run_and_keep)
+    monkeypatch.setattr(Graph, "num_replays", 0)
+    fakes = {
+        "CUDAGraph": Graph,
+        "graph_pool_handle": lambda: None,
+        "Stream": lambda device: Stream(),
+        "current_stream": lambda device: Stream(),
+        "stream": lambda stream: nullcontext(),
+        "synchronize": lambda: None,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+
+    def make(config: ModelConfig) -> Runner:
+        runner = Runner.random(config, num_pages=PAGES, ops=TritonOps())
+        blank = make_plan((), page_size=16, num_pages=PAGES)
+        runner._pieces = PieceGraphs(runner._model, CPU, blank)
+        return runner
+
+    return make
+
+
+def rows_of(step: int, counts: Sequence[int], num_logits: int | None = None) -> list[Row]:
+    """Each on pages of its own, and behind what the steps before have stored there."""
+    return [
+        Row(
+            (np.arange(count, dtype=np.int32) * 7 + 5 * step + index) % 61,
+            20 * step,
+            range(8 * index, 8 * index + 8),
+            count if num_logits is None else num_logits,
+        )
+        for index, count in enumerate(counts)
+    ]
+
+
+@pytest.mark.parametrize("config", [SMALL, MIXTURE], ids=["dense", "mixture"])
+def test_pieces_in_order_compute_what_the_whole_step_does(
+    config: ModelConfig, recorded: Callable[[ModelConfig], Runner]
+) -> None:
+    in_pieces, whole = recorded(config), Runner.random(config, num_pages=PAGES, ops=TritonOps())
+    steps = [rows_of(0, (17, 4, 9)), rows_of(1, (3, 1, 2)), rows_of(2, (1, 5)), rows_of(3, (2, 1, 3), 1)]
+    for rows in steps:
+        torch.testing.assert_close(in_pieces.forward(rows), whole.forward(rows), atol=1e-5, rtol=1e-5)
+    assert Graph.num_replays == len(steps) * (config.num_layers + 1)
+    graphs = in_pieces._pieces
+    assert graphs is not None
+    assert sorted(graphs._recorded) == [8, 32], "each size is recorded once"
+    assert len(graphs._recorded[8].calls) == config.num_layers
+    assert (in_pieces.read_pages(range(PAGES)) == whole.read_pages(range(PAGES))).all(), "what fills up is not stored"
+
+
+def test_what_a_larger_step_left_does_not_reach_the_tokens_that_fill_up(
+    recorded: Callable[[ModelConfig], Runner],
+) -> None:
+    runner = recorded(MIXTURE)
+    first = runner.forward(rows_of(0, (3, 2))).clone()
+    graphs = runner._pieces
+    assert graphs is not None
+    with torch.inference_mode():
+        graphs._recorded[8].attended.fill_(torch.nan)
+    assert torch.equal(runner.forward(rows_of(0, (3, 2))), first)
+    assert graphs._recorded[8].logits.isfinite().all()
+
+
+def test_large_steps_and_those_that_want_no_logits_are_launched(
+    recorded: Callable[[ModelConfig], Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "SIZES", (2, 4))
+    runner = recorded(SMALL)
+    assert len(runner.forward(rows_of(0, (3,), 0))) == 0
+    assert len(runner.forward(rows_of(0, (3, 2)))) == 5
+    assert Graph.num_replays == 0
