@@ -6,16 +6,13 @@ over on the engine thread, so that what a program appends next rides in the very
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,7 +24,6 @@ from niwaki.runtime.api import (
     BackendInfo,
     Branch,
     CallFormat,
-    Constraint,
     EngineStopped,
     Generation,
     GenerationError,
@@ -38,11 +34,11 @@ from niwaki.runtime.api import (
     SamplingParams,
     Score,
     Segment,
-    StopRegex,
     Tool,
 )
 from niwaki.runtime.branch_tokens import BranchTokens
 from niwaki.runtime.cache_file import CacheWriter, Layout, read_cache
+from niwaki.runtime.compilations import Compilations
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher
 from niwaki.runtime.constraints.automaton import ByteDfa
 from niwaki.runtime.constraints.boundaries import Boundaries, Unsettled
@@ -90,22 +86,6 @@ class SharedPin:
         self.holders = 1
 
 
-@dataclass(slots=True)
-class Compilations:
-    """Constraints that requests brought, since the start."""
-
-    grammars_compiled: int = 0
-    grammar_compile_seconds: float = 0.0
-    grammar_cache_hits: int = 0
-
-    def count(self, seconds: float, *, is_known: bool) -> None:
-        if is_known:
-            self.grammar_cache_hits += 1
-        else:
-            self.grammars_compiled += 1
-            self.grammar_compile_seconds += seconds
-
-
 class LocalBackend:
     """The `Backend` protocol on an `EngineCore`. Thread-safe, except that one branch has one user at a time."""
 
@@ -124,19 +104,17 @@ class LocalBackend:
         self._core = core
         self._boundaries = boundaries
         self._tokenizer = tokenizer
-        self._compiler = compiler
+        self._compilations = Compilations(compiler)
         self._info = info
         self._limits = Limits(info.context_length, pool_tokens, compiler.vocabulary.size)
         # Called on the engine thread behind each step, when everybody was told what the step gave.
         self.after_step: Callable[[], None] = lambda: None
         self._random = random.Random(seed)
         self._next_id = 0
-        self._lock = threading.Lock()  # request ids, random seeds, holders of pins, compilations
-        self._compilations = Compilations()
+        self._lock = threading.Lock()  # request ids, random seeds, holders of pins
         self._wake = threading.Condition()
         self._inbox: list[Callable[[], None]] = []
         self._is_stopping = False
-        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="niwaki-compile")
         if sys.getswitchinterval() > SWITCH_SECONDS:
             sys.setswitchinterval(SWITCH_SECONDS)
         self._thread = threading.Thread(target=self._run, name="niwaki-engine", daemon=True)
@@ -261,7 +239,7 @@ class LocalBackend:
             "evicted_pages": cache.evicted_pages,
             "requests_running": self._core.num_running,
             "requests_waiting": self._core.num_waiting,
-            **asdict(self._compilations),
+            **self._compilations.counts(),
             **{f"tier_{name}": value for name, value in self._core.pages.tier_counts().items()},
         }
 
@@ -301,8 +279,9 @@ class LocalBackend:
             self._track(branch, job)
             job.moved = lambda kept: self._move(branch, kept)
 
-        def submit(matchers: Sequence[Matcher | None]) -> None:
-            ends = None if params.stop_regex is None else self._compiler.first_match(params.stop_regex)
+        def compile_and_submit() -> None:
+            matchers = self._compilations.matchers(params.constraint, params.n)
+            ends = self._compilations.stop_ends(params)
             requests = [
                 self._request(
                     job,
@@ -321,43 +300,10 @@ class LocalBackend:
             # Cancelled while its constraint was being compiled: nobody waits for it any more.
             self._post(lambda: None if generation.is_done else self._core.submit(requests))
 
-        constraint = params.constraint
-        if self._compiles_at_once(params) or not self._must_not_stall():
-            submit(self._matchers(constraint, params.n))
-        else:
-
-            def compile_and_submit() -> None:
-                try:
-                    submit(self._matchers(constraint, params.n))
-                except Exception as error:  # whatever it is, somebody waits for it
-                    generation.fail(error)
-
-            self._compile_later(compile_and_submit, generation)
+        # On the engine's own thread compiling would stall every other request.
+        stalls = threading.current_thread() is self._thread
+        self._compilations.start(compile_and_submit, params, generation, stalls=stalls)
         return generation
-
-    def _compiles_at_once(self, params: SamplingParams) -> bool:
-        stop = None if params.stop_regex is None else StopRegex(params.stop_regex)
-        return all(one is None or self._compiler.is_known(one) for one in (params.constraint, stop))
-
-    def _must_not_stall(self) -> bool:
-        """On the engine's own thread compiling would stall every other request, on an event loop every other task."""
-        if threading.current_thread() is self._thread:
-            return True
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return False
-        return True
-
-    def _compile_later(self, compile_and_submit: Callable[[], None], generation: Generation) -> None:
-        def tell(future: Future[None]) -> None:
-            if future.cancelled():
-                generation.fail(EngineStopped("the engine was shut down before the constraint was compiled"))
-
-        try:
-            self._compiling.submit(compile_and_submit).add_done_callback(tell)
-        except RuntimeError:  # it takes no more work
-            raise EngineStopped("the engine was shut down") from None
 
     def cancel(self, job: Job) -> None:
         """End a job's requests; its result becomes `Cancelled` unless it was there before."""
@@ -433,8 +379,7 @@ class LocalBackend:
             self._wake.notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        self._compiling.shutdown(wait=False, cancel_futures=True)
-        self._compiler.close()
+        self._compilations.close()
 
     # -- helpers of the caller's side -------------------------------------------------------------------------------
 
@@ -448,16 +393,6 @@ class LocalBackend:
         with self._lock:
             first = params.seed if params.seed is not None else self._random.getrandbits(62)
         return [(first + index) % 2**63 for index in range(params.n)]
-
-    def _matchers(self, constraint: Constraint | None, count: int) -> list[Matcher | None]:
-        if constraint is None:
-            return [None] * count
-        is_known = self._compiler.is_known(constraint)
-        began = time.perf_counter()
-        compiled = self._compiler.compile(constraint)
-        with self._lock:
-            self._compilations.count(0.0 if is_known else time.perf_counter() - began, is_known=is_known)
-        return [compiled.matcher() for _ in range(count)]
 
     def _request(
         self,
@@ -478,7 +413,7 @@ class LocalBackend:
             number = self._next_id
         healing: Healing | None = None
         if unsettled is not None:
-            ids, healing = ids[: -unsettled.num_tokens], Healing(unsettled, self._compiler.vocabulary)
+            ids, healing = ids[: -unsettled.num_tokens], Healing(unsettled, self._compilations.vocabulary)
         return Request(
             number, job, index, ids, params, self._tokenizer,
             namespace=namespace, seed=seed, matcher=matcher, stop_ends=stop_ends, logits_from=logits_from,

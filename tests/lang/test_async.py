@@ -299,7 +299,7 @@ def test_a_hundred_async_programs_on_the_bundled_model(bundled_engine: Engine) -
 def test_a_constraint_that_an_async_program_needs_is_compiled_off_its_loop(
     bundled_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler = bundled_engine.backend._compiler
+    compiler = bundled_engine.backend._compilations._compiler
     compile_one = compiler.compile
     threads: list[threading.Thread] = []
 

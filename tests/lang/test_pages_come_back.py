@@ -146,7 +146,7 @@ def test_pages_come_back_from_two_hundred_programs_on_threads(bundled_engine: En
 def test_what_is_cancelled_while_its_constraint_compiles_never_reaches_the_engine(
     bundled_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler = bundled_engine.backend._compiler
+    compiler = bundled_engine.backend._compilations._compiler
     compile_one = compiler.compile
     gate, is_compiling = threading.Event(), threading.Event()
 
