@@ -14,6 +14,7 @@ import numpy as np
 
 from niwaki.radix.handles import Lease
 from niwaki.runtime.api import (
+    ConstraintError,
     Delta,
     FinishReason,
     Generation,
@@ -77,7 +78,7 @@ class Request:
         "id", "job", "index", "params", "namespace", "seed", "num_prompt", "num_computed", "num_cached", "logits_from",
         "lease", "matcher", "stops", "detokenizer", "waited_steps", "arrived", "admitted", "prefilled", "was_preempted",
         "logprobs", "top_logprobs", "allowed", "prompt_logprobs", "prompt_top", "forced", "drafted", "guesser",
-        "healing", "_num_healed", "_num_shown", "_buffer", "_length", "_tokenizer", "_text", "_text_ends",
+        "healing", "_at_start", "_num_healed", "_num_shown", "_buffer", "_length", "_tokenizer", "_text", "_text_ends",
         "_unsent_text", "_unsent_ids", "_unsent_logprobs", "_unsent_top",
     )  # fmt: skip
 
@@ -130,6 +131,7 @@ class Request:
         self.forced: list[int] = []  # which generated tokens, by index, were not drawn
         self.drafted: list[int] = []  # which of the others were computed with those before them: they had been guessed
         self.guesser = Guesser()
+        self._at_start: Matcher | None = None  # before the first token, where that was healed and may hold a stop
         self._num_healed = 0  # bytes of the first generated token that are the prompt's
         self._num_shown = 0  # of the generated tokens: the text of those behind waits for their log-probabilities
         self._buffer = np.array(ids, dtype=np.int32)
@@ -300,6 +302,7 @@ class Request:
             return None
         self._num_healed = len(self._tokenizer.bytes_of(sampled.token_id) or b"") - len(over)
         if self.matcher is not None:
+            self._at_start = self.matcher.clone() if self.stops.watches else None
             self.matcher.accept_bytes(over)
         return self.show(sampled, end_ids, self.detokenizer.push_bytes(over))
 
@@ -423,7 +426,7 @@ class Request:
             finish_reason=reason,
             prompt_tokens=self.num_prompt,
             cached_tokens=self.num_cached or 0,
-            complete=self.matcher is None or self.matcher.can_end,
+            complete=self._is_complete(),
             forced=tuple(self.forced),
             forced_spans=self._spans(self.forced),
             drafted=tuple(self.drafted),
@@ -453,12 +456,30 @@ class Request:
             return self.ids[:-1].copy()
         if self.stops.matched is None:
             return self.ids.copy()
+        kept, tail = self._before_stop()
+        return np.concatenate([self.ids[: self.num_prompt + kept], np.array(tail, dtype=np.int32)])
+
+    def _before_stop(self) -> tuple[int, list[int]]:
+        """How many generated tokens lie wholly before what stopped the text, and tokens of what is left behind them."""
         cut = self.stops.length
         kept = next((n for n in range(len(self._text_ends), 0, -1) if 0 <= self._text_ends[n - 1] <= cut), 0)
-        kept_length = self._text_ends[kept - 1] if kept else 0
-        rest = "".join(self._text)[kept_length:cut]
-        tail = np.array(self._tokenizer.encode([Segment(rest)]) if rest else [], dtype=np.int32)
-        return np.concatenate([self.ids[: self.num_prompt + kept], tail])
+        rest = "".join(self._text)[self._text_ends[kept - 1] if kept else 0 : cut]
+        return kept, self._tokenizer.encode([Segment(rest)]) if rest else []
+
+    def _is_complete(self) -> bool:
+        """Whether the final text satisfies the constraint: of a text that was stopped, what stands before that."""
+        if self.matcher is None or self.stops.matched is None:
+            return self.matcher is None or self.matcher.can_end
+        kept, tail = self._before_stop()
+        matcher = self._at_start if kept == 0 and self._at_start is not None else self.matcher
+        try:
+            if matcher is self.matcher:
+                matcher.rollback(self.num_generated - kept)
+            for token_id in tail:
+                matcher.accept(token_id)
+        except ConstraintError:  # cut inside a marker
+            return False
+        return matcher.can_end
 
     def _add_text(self, text: str) -> None:
         self._text.append(text)

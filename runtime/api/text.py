@@ -63,7 +63,7 @@ class Output:
     finish_reason: FinishReason
     prompt_tokens: int
     cached_tokens: int
-    complete: bool = True  # False: the budget ran out before the constraint was satisfied
+    complete: bool = True  # False: the budget ran out, or a stop cut the text, before the constraint was satisfied
     forced: tuple[int, ...] = ()  # which of `token_ids`, by index, the constraint left no choice about
     forced_spans: tuple[tuple[int, int], ...] = ()  # where those stand in `text`: starts and ends, in characters
     drafted: tuple[int, ...] = ()  # which of the others were guessed, and right: computed with those before them
