@@ -11,6 +11,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -86,8 +87,9 @@ class ByteTokens:
 SINGLE_BYTES: Final = ByteTokens(range(256))
 
 
+@cache
 def byte_tokenizer() -> LLTokenizer:
-    """Every byte a token; token 256 ends."""
+    """Every byte a token; token 256 ends. Made once: that takes a millisecond."""
     return tokenizer_of([bytes([byte]) for byte in range(256)], [256], 257)
 
 

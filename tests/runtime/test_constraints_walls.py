@@ -218,9 +218,11 @@ def test_the_process_finds_what_this_one_would(constraint: Compilable) -> None:
 
 def test_most_schemas_are_plain_enough_for_this_process() -> None:
     """Those with words that ask for rewriting are not, nor what would be tried first."""
-    for quick in ('{"properties": {"knot": {"type": "null"}}}', '{"minimum": 1, "maximum": 500, "$schema": "x"}'):
+    bounds = '{"minimum": 1, "maximum": 500, "maxLength": 32767, "maxItems": 1000, "$schema": "x"}'
+    for quick in ('{"properties": {"knot": {"type": "null"}}}', bounds):
         assert quick_source(JsonSchema(quick), SECONDS, b"a") is not None
-    for slow in ('{"not": {}}', '{"maxLength": 700}', '{"$ref": "#"}', '{"anyOf":[{"minProperties":1}]}', 5000 * " "):
+    least = ('{"minLength": 700}', '{"minItems": 700}')
+    for slow in ('{"not": {}}', *least, '{"$ref": "#"}', '{"anyOf":[{"minProperties":1}]}', 5000 * " "):
         assert quick_source(JsonSchema(slow), SECONDS, b"a") is None
 
 

@@ -24,6 +24,7 @@ SMALL_TEXT: Final = 6000
 TAME_TEXT: Final = 64 * 1024
 SMALL_COUNT: Final = 500
 SMALL_PATTERN: Final = 3000
+TAME_PATTERNS: Final = 8  # of keys, in one object: 60 us each
 _COUNT = re.compile(r"\{\d*,?(\d{3,})")
 
 
@@ -39,7 +40,8 @@ def cost_of(root: Json, watch: Watch) -> Cost:
     """See `normal.NormalSchema`."""
     measure = _Measure(root, watch)
     text = json_text(root)
-    is_small, is_tame = (len(text) <= most and measure.is_small for most in (SMALL_TEXT, TAME_TEXT))
+    is_tame = measure.is_tame and len(text) <= TAME_TEXT
+    is_small = is_tame and measure.has_known_keys and len(text) <= SMALL_TEXT
     return Cost(measure.value, min(measure.inside, MOST_INSIDE), is_small, is_tame)
 
 
@@ -49,7 +51,8 @@ class _Measure:
         self._definitions: dict[str, Json] = definitions if isinstance(definitions, dict) else {}
         self._shortest: dict[str, int] = {}
         self.value = self.inside = 0
-        self.is_small = True
+        self.is_tame = True
+        self.has_known_keys = True  # none that only a pattern describes
         self._unsettled: set[str] = set()  # definitions that lead to themselves, or to such: their lengths may yet fall
         names, changed = list(self._definitions), True
         while names and changed:
@@ -119,7 +122,6 @@ class _Measure:
                 lengths = [self._of(item) for item in [*items, schema.get("items", True)]]
                 wanted = [lengths[min(index, len(lengths) - 1)] for index in range(count)]
                 self._count(count)
-                self._count(schema.get("maxItems"))
                 return None if None in wanted else 2 + sum(length + 1 for length in wanted if length is not None)
             case _:
                 return self._of_object(schema)
@@ -128,12 +130,9 @@ class _Measure:
         least, inside = schema.get("minLength"), 0
         shortest = least if isinstance(least, int) else 0
         self._count(least)
-        self._count(schema.get("maxLength"))
         if isinstance(pattern := schema.get("pattern"), str):
-            inside = _pattern_bytes(pattern)
-            self.is_small &= inside <= SMALL_PATTERN and len(pattern) <= SMALL_PATTERN
-            self.is_small &= _COUNT.search(pattern) is None
-            inside += shortest
+            self._count(schema.get("maxLength"))  # alone it costs the same whatever it is
+            inside = self._pattern(pattern) + shortest
         self.inside = max(self.inside, inside)
         return 2 + shortest + inside
 
@@ -153,8 +152,9 @@ class _Measure:
         for keyword in ("additionalProperties", "patternProperties"):
             inner = schema.get(keyword, {})
             if keyword == "patternProperties" and isinstance(inner, dict):
-                self.is_small &= not inner
-                self.inside = max([self.inside, *(_pattern_bytes(regex) for regex in inner)])
+                self.has_known_keys &= not inner
+                self.is_tame &= len(inner) <= TAME_PATTERNS
+                self.inside = max([self.inside, *map(self._pattern, inner)])
                 for value in inner.values():
                     self._of(value)
             else:
@@ -163,7 +163,7 @@ class _Measure:
             lengths = [self._of_pair(pair) for pair in (*witnesses(schema), *witnesses(schema, "behind"))]
             least = min((length for length in lengths if length is not None), default=None)
             total = None if total is None or least is None else total + least
-            self.is_small = False
+            self.is_tame = False
         return total
 
     def _of_pair(self, pair: tuple[str, Json]) -> int | None:
@@ -175,7 +175,12 @@ class _Measure:
 
     def _count(self, count: Json) -> None:
         if isinstance(count, int | float) and not isinstance(count, bool) and (count > SMALL_COUNT or count % 1):
-            self.is_small = False
+            self.is_tame = False
+
+    def _pattern(self, pattern: str) -> int:
+        inside = _pattern_bytes(pattern)
+        self.is_tame &= inside <= SMALL_PATTERN and len(pattern) <= SMALL_PATTERN and _COUNT.search(pattern) is None
+        return inside
 
 
 @lru_cache(maxsize=512)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.guidance import build, byte_tokenizer
@@ -31,7 +31,6 @@ class Strings:
         self._terms: dict[str, Term | None] = {}
         self._universal: dict[str, bool] = {}
         self._engines: dict[str, LLMatcher] = {}
-        self._tokenizer: LLTokenizer | None = None
 
     def term(self, pattern: str, pointer: str) -> Term | None:
         """The texts in which the pattern is found (validation 6.3.3); None where only the engine knows it.
@@ -82,10 +81,9 @@ class Strings:
         if pattern not in self._engines:
             if len(pattern) > MAX_TRIED_PATTERN or _COUNT.search(pattern):
                 raise refused(pointer, "the pattern is too large to be compared with constants and names")
-            self._tokenizer = self._tokenizer or byte_tokenizer()
             schema = json_text({"type": "string", "pattern": pattern})
             grammar = f'%llguidance {{"no_forcing": true}}\nstart: %json {schema}\n'
-            self._engines[pattern] = build(grammar, self._tokenizer)
+            self._engines[pattern] = build(grammar, byte_tokenizer())
         return self._engines[pattern]
 
     def language(self, way: Way) -> Term | None:
