@@ -175,12 +175,11 @@ class PlainDraws:
         sources = np.full((len(best), 3), NO_ROW, np.int64)
         sources[:, 0] = rows
         known = DrawnMasks(values.shape[1])
-        for row, mask in masks.items():
-            sources[row, 2] = known.place(mask)
+        masked = np.fromiter(masks, np.int64, len(masks))
+        sources[masked, 2] = [known.place(mask) for mask in masks.values()]
         words = known.words()
         if self._all_greedy:  # what is highest of all is highest under the mask that allows it
-            rows = np.fromiter(masks, np.int64, len(masks))
-            rows = rows[~_allows(words, sources[rows, 2], best[rows])]
+            rows = masked[~_allows(words, sources[masked, 2], best[masked])]
             if not len(rows):
                 return best
         none = np.empty((0, 0), np.float32)

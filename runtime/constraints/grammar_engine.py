@@ -137,8 +137,14 @@ class GrammarMatcher:
 
     @property
     def is_done(self) -> bool:
-        if self._ended:
-            return True
+        place = self._places[-1]
+        if place is None:
+            return self._ended or self._found_done()
+        if place.is_done is None:
+            place.is_done = self._found_done()
+        return place.is_done
+
+    def _found_done(self) -> bool:
         if not self._matcher.is_accepting():
             return False
         words = self._constraint.words
@@ -232,7 +238,7 @@ class GrammarMatcher:
                 raise ConstraintError(f"the grammar failed: {short_reason(self._matcher.get_error())}")
             raise self._not_allowed(token_id)
         self._places.append(self._constraint.places.after(self._places[-1], token_id))
-        self._effort = Effort(PLACE_EFFORT)
+        self._effort.left = PLACE_EFFORT
         ending, words, cost = self._ending, self._constraint.words, self._cost(token_id)
         text = words.vocabulary.token_bytes[token_id] or b""
         admitted, self._admitted = self._admitted, None

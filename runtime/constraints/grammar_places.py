@@ -15,15 +15,16 @@ PLACE_BYTES: Final = 400
 
 
 class Place:
-    """Where the same tokens lead in every text of one constraint, and the mask and what is forced there once they were
-    found."""
+    """Where the same tokens lead in every text of one constraint; and the mask, what is forced and whether nothing may
+    follow there, once that was found."""
 
-    __slots__ = ("after", "forced", "mask")
+    __slots__ = ("after", "forced", "is_done", "mask")
 
     def __init__(self) -> None:
         self.after: dict[int, Place] = {}
         self.mask: npt.NDArray[np.uint32] | None = None
         self.forced: Forced | None = None
+        self.is_done: bool | None = None
 
 
 class Places:

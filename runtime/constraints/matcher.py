@@ -23,6 +23,7 @@ MAX_VISITS: Final = 20_000_000  # trie nodes visited before measuring is given u
 MAX_EDGES: Final = 4_000_000  # of the token graph
 MAX_STEPS: Final = 16_384  # from a state by a token, kept of one constraint
 STEP_BYTES: Final = 200
+MAX_ROWS_WITHIN: Final = 32  # masks near the end of a budget, kept of one constraint: a batch may share them
 
 
 class AutomatonConstraint:
@@ -40,6 +41,7 @@ class AutomatonConstraint:
         self._node_classes = dfa.byte_classes[vocabulary.node_bytes]
         self._lock = threading.Lock()  # guards the rows, not the automaton, which never changes
         self._rows: dict[int, Words] = {}  # state -> its mask
+        self._rows_within: dict[tuple[int, int], Words] = {}  # (state, tokens that remain) -> its mask
         self._counts: dict[int, int] = {}  # state -> how many tokens may follow, end tokens left out
         self._distinct: dict[bytes, Words] = {}  # equal rows are kept once
         self._forced: dict[int, Forced] = {}  # state -> what must come next
@@ -88,9 +90,11 @@ class AutomatonConstraint:
             self._counts[state] = count
         return row
 
-    def known_row(self, state: int) -> Words | None:
-        """`row`, where it was asked for before."""
-        return self._rows.get(state)
+    def known_row(self, state: int, remaining: int) -> Words | None:
+        """`row_within`, where it was asked for before."""
+        if self.longest_distance < remaining:
+            return self._rows.get(state)
+        return self._rows_within.get((state, remaining))
 
     def num_followers(self, state: int) -> int:
         """How many tokens may follow, end tokens left out."""
@@ -124,9 +128,20 @@ class AutomatonConstraint:
         return forced
 
     def row_within(self, state: int, remaining: int) -> Words:
-        """The mask of the tokens after which at most remaining - 1 more complete the text; end tokens as in `row`."""
+        """The mask of the tokens after which at most remaining - 1 more complete the text; end tokens as in `row`. Do
+        not write to it."""
         if self.longest_distance < remaining:
             return self.row(state)
+        known = self._rows_within.get((state, remaining))
+        if known is None:
+            known = self._row_within(state, remaining)
+            with self._lock:
+                if len(self._rows_within) >= MAX_ROWS_WITHIN:
+                    self._rows_within.clear()
+                self._rows_within[state, remaining] = known
+        return known
+
+    def _row_within(self, state: int, remaining: int) -> Words:
         row, count = self._walk(state, remaining - 1) if remaining > 0 else self._walk(state, -1)
         if count or self.dfa.accepting[state]:
             return row
@@ -330,7 +345,8 @@ class AutomatonConstraint:
         return np.empty(self.vocabulary.max_token_bytes + 1, np.int32)
 
     def _row_bytes(self) -> int:
-        return 2 * 4 * self.vocabulary.num_words * len(self._distinct)  # the row, and its bytes as a key
+        # The row, and its bytes as a key.
+        return 4 * self.vocabulary.num_words * (2 * len(self._distinct) + len(self._rows_within))
 
 
 class AutomatonMatcher:
@@ -376,7 +392,7 @@ class AutomatonMatcher:
         state = self._states[-1]
         if state == ENDED:
             return self._constraint.vocabulary.eos_words
-        return self._constraint.known_row(state) if self._constraint.longest_distance < remaining else None
+        return self._constraint.known_row(state, remaining)
 
     def accept(self, token_id: int) -> None:
         state = self._states[-1]
