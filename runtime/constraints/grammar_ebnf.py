@@ -1,17 +1,26 @@
-"""GBNF-style EBNF as Lark: characters one by one, as EBNF reads them.
-
-A terminal of Lark takes the longest text that it can: of `[a-z]+ "b"` it would leave nothing for the `b`. So each
-character is a terminal of its own, which costs time at every token: masks of JSON's grammar took 18 us each where those
-of terminals as long as can be took 5 (22 November 2026, the bundled vocabulary).
-"""
+"""GBNF-style EBNF as Lark: read character by character, in pieces where that is the same (`ebnf_terminals.py`)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, assert_never
 
 from niwaki.runtime.api import ConstraintError
+from niwaki.runtime.constraints.ebnf_terminals import with_terminals
+from niwaki.runtime.constraints.ebnf_tree import (
+    Chars,
+    Either,
+    Name,
+    Node,
+    Repeat,
+    Rules,
+    Sequence,
+    Terminal,
+    regex_of,
+    sign_of,
+)
+from niwaki.runtime.constraints.regex_tree import complement, normalised
 
 _TOKEN: Final = re.compile(
     r"""(?P<blank>(?:\s|\#[^\r\n]*)+)|(?P<literal>"(?:[^"\\]|\\.)*")|(?P<set>\[(?:[^\]\\]|\\.)*\])|(?P<dot>\.)"""
@@ -22,16 +31,18 @@ _TOKEN: Final = re.compile(
 _ESCAPE: Final = re.compile(r"x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}")
 _SHORT: Final = {"n": "\n", "r": "\r", "t": "\t"}
 _NOTHING: Final = '""'
+NONCHARACTERS: Final = ((0x10FFFE, 0x10FFFF),)  # which sets of other regexes do not hold
+ANY: Final = Chars(f"[\\x00-{chr(0x10FFFF)}]", ((0, 0x10FFFF),))
 ITEMS: Final = ("literal", "set", "dot", "name", "close")  # what may be repeated
 
 
-def lark_of_ebnf(source: str) -> str:
-    """The grammar in Lark's syntax, from the rule `start`.
+def lark_of_ebnf(source: str, *, joins: bool = True) -> str:
+    """The grammar in Lark's syntax, from the rule `start`. Without `joins` every character is a piece of its own.
 
     Raises:
         ConstraintError: it is no such grammar, or has no rule `root`.
     """
-    tokens = list(_tokens(source))
+    tokens = [match for match in _tokens(source) if match.lastgroup != "blank"]
     names: dict[str, str] = {}
     for match in tokens:
         name = match["name"]
@@ -45,7 +56,71 @@ def lark_of_ebnf(source: str) -> str:
         if match["name"] and match["name"] not in names:
             raise _invalid(source, match.start(), f"there is no rule {match['name']!r}")
     _check_order(tokens, source)
-    return "".join(_written(match, names, source) for match in tokens)
+    rules = _Reader(tokens, names, source).rules()
+    rules = (with_terminals(rules, "start") if joins else None) or rules
+    return "".join(f"\n{name}: {_written(node)}" for name, node in rules.items())
+
+
+class _Reader:
+    """Reads tokens in their right order as trees."""
+
+    def __init__(self, tokens: list[re.Match[str]], names: dict[str, str], source: str) -> None:
+        self._tokens, self._names, self._source = tokens, names, source
+        self._place = 0
+
+    def rules(self) -> Rules:
+        found: Rules = {}
+        while self._place < len(self._tokens):
+            name = self._names[self._tokens[self._place]["name"]]
+            self._place += 1
+            found[name] = self._options()
+        return found
+
+    def _options(self) -> Node:
+        options: list[Node] = []
+        parts: list[Node] = []
+        while self._place < len(self._tokens):
+            match = self._tokens[self._place]
+            if match.lastgroup in ("defines", "close"):
+                break
+            self._place += 1
+            if match.lastgroup == "or":
+                options.append(_sequence(parts))
+                parts = []
+            elif match.lastgroup == "repeat":
+                parts.append(_repeated(parts.pop(), match))
+            else:
+                parts.append(self._part(match))
+        options.append(_sequence(parts))
+        return options[0] if len(options) == 1 else Either(tuple(options))
+
+    def _part(self, match: re.Match[str]) -> Node:
+        match match.lastgroup:
+            case "literal":
+                return _sequence([_chars(character[-1]) for character in _characters(match, self._source)])
+            case "set":
+                return _set(match, self._source)
+            case "dot":
+                return ANY
+            case "open":
+                inner = self._options()
+                self._place += 1
+                return inner
+            case _:
+                return Name(self._names[match["name"]])
+
+
+def _sequence(parts: list[Node]) -> Node:
+    return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
+
+
+def _repeated(part: Node, match: re.Match[str]) -> Node:
+    if match["least"]:
+        low = int(match["least"])
+        most = match["most"] if match["comma"] else match["least"]
+        return Repeat(part, low, int(most) if most else None)
+    low, high = {"*": (0, None), "+": (1, None), "?": (0, 1)}[match[0]]
+    return Repeat(part, low, high)
 
 
 def _tokens(source: str) -> Iterator[re.Match[str]]:
@@ -83,24 +158,21 @@ def _check_order(tokens: list[re.Match[str]], source: str) -> None:
         raise _invalid(source, opened[-1], "'(' is not closed")
 
 
-def _written(match: re.Match[str], names: dict[str, str], source: str) -> str:
-    match match.lastgroup:
-        case "blank":
-            return " "
-        case "literal":
-            return f"({' '.join(map(_literal, _characters(match, source))) or _NOTHING})"
-        case "set":
-            return f"/{_set(match, source)}/"
-        case "dot":
-            return f"/[\\x00-{chr(0x10FFFF)}]/"
-        case "defines":
-            return f"\n{names[match['name']]}: "
-        case "name":
-            return names[match["name"]]
-        case "repeat" if match["least"] and not match["comma"]:
-            return f"{{{match['least']},{match['least']}}}"
+def _written(node: Node) -> str:
+    """As an expansion of Lark."""
+    match node:
+        case Name(name):
+            return name
+        case Chars() | Terminal():
+            return f"/{regex_of(node.tree if isinstance(node, Terminal) else node)}/"
+        case Sequence(parts):
+            return f"({' '.join(map(_written, parts)) or _NOTHING})"
+        case Either(options):
+            return f"({' | '.join(map(_written, options))})"
+        case Repeat(part):
+            return f"({_written(part)}){sign_of(node)}"
         case _:
-            return match[0]
+            assert_never(node)
 
 
 def _characters(match: re.Match[str], source: str) -> list[str]:
@@ -127,13 +199,14 @@ def _characters(match: re.Match[str], source: str) -> list[str]:
     return found
 
 
-def _set(match: re.Match[str], source: str) -> str:
+def _set(match: re.Match[str], source: str) -> Chars:
     characters = _characters(match, source)
     is_negated = characters[:1] == ["^"]
     rest = characters[is_negated:]
     if not rest:
         raise _invalid(source, match.start(), f"no character is in {match[0]}")
     found = "[^" if is_negated else "["
+    ranges: list[tuple[int, int]] = []
     place = 0
     while place < len(rest):
         low = high = rest[place][-1]
@@ -142,23 +215,20 @@ def _set(match: re.Match[str], source: str) -> str:
             place += 2
             if high < low:
                 raise _invalid(source, match.start(), f"a range of {match[0]} ends below its start")
-        found += _in_set(low) + (f"-{_in_set(high)}" if high != low else "")
+        found += _spelled(low) + (f"-{_spelled(high)}" if high != low else "")
+        ranges.append((ord(low), ord(high)))
         place += 1
-    return found + "]"
+    listed = normalised(ranges)
+    return Chars(f"{found}]", (*complement(listed), *NONCHARACTERS) if is_negated else listed)
 
 
-def _in_set(character: str) -> str:
+def _chars(character: str) -> Chars:
+    return Chars(_spelled(character), ((ord(character), ord(character)),))
+
+
+def _spelled(character: str) -> str:
+    """In a regex, inside a set or not."""
     return character if character.isalnum() or ord(character) > 0x7F else f"\\x{ord(character):02x}"
-
-
-def _literal(character: str) -> str:
-    return f'"{_in_literal(character[-1])}"'
-
-
-def _in_literal(character: str) -> str:
-    if character in '"\\':
-        return "\\" + character
-    return character if ord(character) >= 0x20 and character != "\x7f" else f"\\x{ord(character):02x}"
 
 
 def _invalid(source: str, place: int, reason: str) -> ConstraintError:
