@@ -11,6 +11,7 @@ from niwaki.runtime.replicas.config import ReplicaConfig
 from niwaki.runtime.server.keys import KeyLimits, digest_of
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+MIN_SECRET = 16  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class ServerConfig:
     max_restarts: int = 5  # of the engine process in ten minutes; then the server stays without one
     sessions: str = "sqlite://"  # where conversations are stored: a URL as `open_store` takes; this one ends with us
     session_seconds: float = 600.0  # how long a conversation's KV is kept for its next turn
+    cache_secret: bytes | None = field(default=None, repr=False)  # keeps keys' caches apart; None: one of this process
 
     def __post_init__(self) -> None:
         _whole("port", self.port, 0, 65535)
@@ -49,6 +51,8 @@ class ServerConfig:
         _whole("max_body_bytes", self.max_body_bytes, 1024, 2**30)
         if self.tls_key is not None and self.tls_cert is None:
             raise ConfigError("tls_key without tls_cert: give the certificate, too")
+        if self.cache_secret is not None and len(self.cache_secret) < MIN_SECRET:
+            raise ConfigError(f"cache_secret needs at least {MIN_SECRET} bytes, got {len(self.cache_secret)}")
         if self.in_process and self.replicas is not None:
             raise ConfigError("in_process and replicas: give one of them")
         for path in (self.tls_cert, self.tls_key):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from niwaki.runtime.api import ConfigError
 from niwaki.runtime.replicas.config import ReplicaConfig
+from niwaki.runtime.server.cache_secret import kept_secret
 from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.keys import KeyLimits, digest_of, read_keys
 
@@ -80,13 +81,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def config_of(arguments: argparse.Namespace) -> ServerConfig:
-    """Raises ConfigError for a value that cannot be, OSError for a file that cannot be read."""
+    """Raises ConfigError for a value that cannot be, OSError for a file that cannot be read or made."""
     limits = KeyLimits(arguments.requests_per_minute, arguments.tokens_per_minute, arguments.concurrent)
     keys = dict.fromkeys(digests(arguments.api_key), limits)
     if arguments.api_key_file is not None:
         keys |= read_keys(arguments.api_key_file.read_text("utf-8"), limits)
         if not keys:
             raise ConfigError(f"{arguments.api_key_file} holds no key: everybody would be answered")
+    folder = arguments.disk_cache_dir
     return ServerConfig(
         host=arguments.host,
         port=arguments.port,
@@ -105,6 +107,7 @@ def config_of(arguments: argparse.Namespace) -> ServerConfig:
         max_restarts=arguments.max_restarts,
         sessions=arguments.sessions,
         session_seconds=arguments.session_seconds,
+        cache_secret=None if folder is None else kept_secret(Path(folder)),
         otlp_endpoint=arguments.otlp_endpoint,
     )
 

@@ -152,7 +152,7 @@ class Service:
         self.at_start: list[Callable[[], None]] = []  # what else begins with the service, on its event loop
         self.at_close: list[Callable[[], None]] = []  # what else ends with it
         self.started_at = int(time.time())
-        self._secret = os.urandom(32)
+        self._secret = config.cache_secret or os.urandom(32)
         self._in_flight: dict[InFlight, bytes] = {}  # whose it is
         self._named: dict[tuple[bytes, str], set[Feed]] = {}  # (whose, its name) -> requests
         self._rates = Rates(dict(config.key_limits), config.limits)
@@ -191,7 +191,8 @@ class Service:
         """Whose cache a request shares. Keyed with a secret, so that no client can name another's."""
         if not key and not salt:
             return ""
-        return hmac.new(self._secret, key + b"\0" + (salt or "").encode(), hashlib.sha256).hexdigest()
+        named = bytes([len(key)]) + key + (salt or "").encode()
+        return hmac.new(self._secret, named, hashlib.sha256).hexdigest()
 
     def check_model(self, name: str | None) -> None:
         served = self.model.info.model

@@ -20,6 +20,7 @@ from niwaki.runtime.config import EngineConfig
 from niwaki.runtime.loader import read_model_folder
 from niwaki.runtime.models.config import ModelConfig
 from niwaki.runtime.replicas.config import ReplicaConfig
+from niwaki.runtime.server.cache_secret import kept_secret
 from niwaki.runtime.server.config import ServerConfig
 from niwaki.runtime.server.keys import KeyLimits, digest_of
 from niwaki.runtime.server.options import SESSIONS_FILE
@@ -113,12 +114,12 @@ def test_the_page_of_sizes_says_what_the_shapes_give() -> None:
 
 def test_every_option_of_the_command_line_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All at once, each at another value than its default: what is served, and how, has all of them."""
-    keys, cert = tmp_path / "keys", tmp_path / "cert.pem"
+    keys, cert, pages = tmp_path / "keys", tmp_path / "cert.pem", tmp_path / "pages"
     keys.write_text("another-good-key concurrent=9\n")
     cert.write_text("")
     said = {
         "--model": str(tmp_path), "--weights": "int8", "--kv-dtype": "fp8", "--kv-tokens": "4096",
-        "--max-running-requests": "7", "--host-cache-bytes": "11", "--disk-cache-dir": "pages",
+        "--max-running-requests": "7", "--host-cache-bytes": "11", "--disk-cache-dir": str(pages),
         "--disk-cache-bytes": "13",
         "--deterministic": None, "--host": "0.0.0.0", "--port": "0", "--tls-cert": str(cert), "--tls-key": str(cert),
         "--api-key": "a-good-key", "--api-key-file": str(keys), "--admin-key": "the-admin-key",
@@ -150,11 +151,12 @@ def test_every_option_of_the_command_line_is_taken(tmp_path: Path, monkeypatch: 
             cors_origins=("https://our.example",), tls_cert=cert, tls_key=cert, max_queued=17, drain_seconds=1.5,
             max_restarts=1, replicas=ReplicaConfig(2, 3, 4, cpus=0.5, gpus=0.25, address="auto"),
             sessions="sqlite:///here.db", session_seconds=60.0, otlp_endpoint="http://collector:4318/v1/traces",
+            cache_secret=kept_secret(pages),
         ),
         "model": tmp_path,
         "options": {
             "weights": "int8", "kv_dtype": "fp8", "kv_tokens": 4096, "max_running_requests": 7, "host_cache_bytes": 11,
-            "disk_cache_dir": "pages", "disk_cache_bytes": 13, "deterministic": True,
+            "disk_cache_dir": str(pages), "disk_cache_bytes": 13, "deterministic": True,
         },
         "logs": ("info", "json"),
     }  # fmt: skip

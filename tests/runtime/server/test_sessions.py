@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
@@ -352,31 +353,56 @@ def test_the_kv_of_an_idle_conversation_is_in_the_tier_before_the_pool_needs_its
         assert history(client, session)[0] == ("user", LONG_TEXT)
 
 
-def test_the_kv_of_an_idle_conversation_outlives_the_server_in_a_folder(toy_folder: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "pages"
-    command = [
+def command_of(toy_folder: Path, tmp_path: Path, *options: str) -> list[str]:
+    """A server whose idle conversations' KV goes to tmp_path / "pages"."""
+    return [
         sys.executable, "-m", "niwaki", "serve", "--model", str(toy_folder), "--port", "0", "--kv-tokens", "4096",
-        "--sessions", f"sqlite:///{tmp_path / 'kept.db'}", "--session-seconds", "0.2", "--disk-cache-dir", str(folder),
+        "--sessions", f"sqlite:///{tmp_path / 'kept.db'}", "--session-seconds", "0.2",
+        "--disk-cache-dir", str(tmp_path / "pages"), *options,
     ]  # fmt: skip
 
-    def talk(session: str | None) -> tuple[str, int]:
-        """A turn, until its KV is in the folder and the server is killed; and how much the cache had of it."""
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            try:
-                address = process.stdout.readline().split()[-1]
-                with httpx2.Client(base_url=address, timeout=60) as client:
-                    answer = said(client, session or made(client), LONG_TEXT if session is None else "and then?")
-                    num_pages = answer["usage"]["total_tokens"] // 16 - 1  # type: ignore[index]
-                    wait_until(lambda: len(list(folder.glob("*.page"))) >= num_pages)
-                    return str(answer["session"]), cached(answer)
-            finally:
-                process.kill()
 
-    session, first = talk(None)
-    _, second = talk(session)
+@contextmanager
+def killed_at_last(command: list[str]) -> Iterator[str]:
+    """The address of a server while the block runs."""
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().split()[-1]
+        finally:
+            process.kill()
+
+
+def talk(address: str, pages: Path, session: str | None = None, key: str = "none") -> tuple[str, int]:
+    """A turn, until all of its KV is in the folder; and how much the cache had of it."""
+    with httpx2.Client(base_url=address, timeout=60, headers={"authorization": f"Bearer {key}"}) as client:
+        answer = said(client, session or made(client), LONG_TEXT if session is None else "and then?")
+        num_pages = answer["usage"]["total_tokens"] // 16 - 1  # type: ignore[index]
+        wait_until(lambda: len(list(pages.glob("*.page"))) >= num_pages)
+        return str(answer["session"]), cached(answer)
+
+
+def test_the_kv_of_an_idle_conversation_outlives_the_server_in_a_folder(toy_folder: Path, tmp_path: Path) -> None:
+    command, pages = command_of(toy_folder, tmp_path), tmp_path / "pages"
+    with killed_at_last(command) as address:
+        session, first = talk(address, pages)
+    with killed_at_last(command) as address:
+        _, second = talk(address, pages, session)
     assert first == 0
     assert second > 200
+
+
+def test_with_keys_it_does_so_for_the_key_that_it_belongs_to(toy_folder: Path, tmp_path: Path) -> None:
+    ours, theirs = "a-key-of-ours", "a-key-of-theirs"
+    command = command_of(toy_folder, tmp_path, "--api-key", ours, "--api-key", theirs)
+    pages = tmp_path / "pages"
+    with killed_at_last(command) as address:
+        session, first = talk(address, pages, key=ours)
+    with killed_at_last(command) as address:
+        _, second = talk(address, pages, session, key=ours)
+        _, of_others = talk(address, pages, key=theirs)  # the same words
+    assert second > 200
+    assert (first, of_others) == (0, 0)
 
 
 def test_turns_of_many_sessions_at_once_stay_apart(client: httpx2.Client) -> None:
