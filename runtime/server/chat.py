@@ -34,16 +34,7 @@ def segments(
     for index, message in enumerate(messages):
         for call in message.calls:
             _check_arguments(call, index)
-    stand_ins = [
-        replace(
-            message,
-            content=_stand_in(index, message),
-            calls=tuple(replace(call, arguments=_guarded(call.arguments, tokenizer)) for call in message.calls),
-            name=_guarded(message.name, tokenizer),
-            call_id=_guarded(message.call_id, tokenizer),
-        )
-        for index, message in enumerate(messages)
-    ]
+    stand_ins = [_stand_in(index, message, tokenizer) for index, message in enumerate(messages)]
     rendering = tokenizer.render(stand_ins, add_generation_prompt=not continues, tools=tools)
     pieces = PLACEHOLDER.split(rendering)  # template text, index, and what a quote became, in turn
     indices = [int(index) for index in pieces[1::3]]
@@ -66,11 +57,19 @@ def segments(
     return [segment for segment in found if segment.text]
 
 
-def _stand_in(index: int, message: Message) -> str:
-    if not message.content and message.calls:
-        return ""
+def _stand_in(index: int, message: Message, tokenizer: Tokenizer) -> Message:
+    """What the template sees of a message."""
     quote = '"' if message.role == "tool" else ""
-    return f"\ue000{index}{quote}\ue001"
+    content = f"\ue000{index}{quote}\ue001" if message.content or not message.calls else ""
+    if not (message.calls or message.name or message.call_id):  # most are: it takes 1 us instead of 7
+        return Message(message.role, content)
+    return Message(
+        message.role,
+        content,
+        tuple(replace(call, arguments=_guarded(call.arguments, tokenizer)) for call in message.calls),
+        _guarded(message.call_id, tokenizer),
+        _guarded(message.name, tokenizer),
+    )
 
 
 def _template_segments(text: str) -> list[Segment]:
