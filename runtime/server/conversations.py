@@ -11,10 +11,10 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from niwaki.runtime.api import Backend, Branch, EngineStopped, ProgramError, Segment
+from niwaki.runtime.api import Backend, Branch, EngineStopped, Message, ProgramError, Segment
 
 MAX_PLACES = 1024
 
@@ -28,12 +28,25 @@ class Engine(Backend, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Past:
+    """What was said up to the end of a turn. Turns never change, so it stays right as long as somebody has the turn."""
+
+    messages: tuple[Message, ...] = ()
+    num_turns: int = 0
+
+    def and_then(self, messages: Sequence[Message]) -> Past:
+        """With one turn more."""
+        return Past((*self.messages, *messages), self.num_turns + 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
-    """An open branch, the prompt and answer that it stands behind, and the cache that it is in."""
+    """An open branch, the prompt and answer that it stands behind, the cache that it is in, and who said what."""
 
     branch: Branch
     segments: tuple[Segment, ...]
     namespace: str
+    past: Past
     used_at: float
 
 
@@ -68,10 +81,16 @@ class Conversations:
         self.backend.append(branch, segments)
         return branch
 
-    def leave(self, turn: str, branch: Branch, segments: Sequence[Segment], namespace: str) -> None:
+    def past(self, turn: str) -> Past | None:
+        """What was said up to a turn, where somebody stands behind it: then the store need not be asked."""
+        with self._lock:
+            place = self._places.get(turn)
+        return None if place is None else place.past
+
+    def leave(self, turn: str, branch: Branch, segments: Sequence[Segment], namespace: str, past: Past) -> None:
         """Keep a branch open behind a turn, for the one that goes on from there."""
         with self._lock:
-            self._places[turn] = Place(branch, tuple(segments), namespace, time.monotonic())
+            self._places[turn] = Place(branch, tuple(segments), namespace, past, time.monotonic())
             surplus = [self._places.popitem(last=False)[1] for _ in range(len(self._places) - MAX_PLACES)]
         for place in surplus:
             self._rest(place)
@@ -99,7 +118,7 @@ class Conversations:
             place = self._places.get(turn)
             if place is not None:
                 self._places.move_to_end(turn)
-                self._places[turn] = place = Place(place.branch, place.segments, place.namespace, time.monotonic())
+                self._places[turn] = place = replace(place, used_at=time.monotonic())
         return place
 
     def _rest(self, place: Place) -> None:

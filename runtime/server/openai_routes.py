@@ -9,7 +9,7 @@ from typing import Protocol
 
 from fastapi import APIRouter, Request, Response
 
-from niwaki.runtime.api import CapacityError, Generation, Output, SamplingParams, Segment
+from niwaki.runtime.api import CapacityError, Generation, Message, Output, SamplingParams, Segment
 from niwaki.runtime.limits import TokenIds
 from niwaki.runtime.server import chat
 from niwaki.runtime.server.access import key_of, service_of
@@ -17,7 +17,6 @@ from niwaki.runtime.server.answers import ChatAnswer, CompletionAnswer, ModelCar
 from niwaki.runtime.server.errors import ApiError, as_api_error
 from niwaki.runtime.server.feed import Ended, Failed, Feed, Piece
 from niwaki.runtime.server.openai_models import (
-    ChatMessage,
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
@@ -46,7 +45,7 @@ class Keeper(Protocol):
     """Who keeps a chat's answer, such as a session: it has the turns before, and is told before the client is."""
 
     @property
-    def history(self) -> Sequence[ChatMessage]:
+    def history(self) -> Sequence[Message]:
         """The messages before those of the request."""
         ...
 
@@ -115,7 +114,7 @@ def prepared_chat(
     def prepare() -> list[Work]:
         nonlocal plan
         history = () if keeper is None else keeper.history
-        messages = [message.message() for message in (*history, *body.messages)]
+        messages = [*history, *(message.message() for message in body.messages)]
         segments = chat.segments(
             service.model.tokenizer, messages, plan.told, continues=bool(body.continue_final_message)
         )

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
-import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from niwaki.runtime.api import Branch, Cancelled, Generation, Output, SamplingParams, Segment
+from niwaki.runtime.api import Branch, Cancelled, Generation, Message, Output, SamplingParams, Segment
+from niwaki.runtime.branch_tokens import BranchTokens
 from niwaki.runtime.limits import TokenIds
 from niwaki.runtime.server.access import key_of, service_of
 from niwaki.runtime.server.answers import (
@@ -31,7 +31,7 @@ from niwaki.runtime.server.answers import (
 )
 from niwaki.runtime.server.branches import Branches
 from niwaki.runtime.server.chat import segments as segments_of
-from niwaki.runtime.server.conversations import Conversations
+from niwaki.runtime.server.conversations import Conversations, Past
 from niwaki.runtime.server.errors import ApiError, as_api_error
 from niwaki.runtime.server.openai_models import MAX_MESSAGES, ChatMessage, ChatRequest
 from niwaki.runtime.server.openai_routes import chat_answer
@@ -97,6 +97,14 @@ class Sessions:
         head = session.head
         return [] if head is None else await stored(service, lambda: self.store.path(session.owner, head))
 
+    async def past(self, service: Service, session: Session) -> Past:
+        """What was said up to the session's last turn."""
+        known = None if session.head is None else self.conversations.past(session.head)
+        if known is not None:
+            return known
+        path = await self.path(service, session)
+        return Past(tuple(message for turn in path for message in _said(turn)), len(path))
+
     async def path_to(self, service: Service, session: Session, turn_id: str) -> list[Turn]:
         """The turns up to one of a session. Raises ApiError: 404."""
         path = await self.path(service, session)
@@ -146,7 +154,7 @@ class Asked:
     """A new turn as its client sent it."""
 
     session: Session
-    path: Sequence[Turn]  # of the session, so far
+    past: Past
     messages: Sequence[Json]
     request_key: str | None
 
@@ -155,7 +163,7 @@ class SessionTurn:
     """One turn of a session while it is answered: the `Keeper` of its chat. It ends the session's being taken."""
 
     def __init__(self, service: Service, sessions: Sessions, asked: Asked) -> None:
-        self.history = [ChatMessage.model_validate(message) for turn in asked.path for message in turn.messages]
+        self.history = asked.past.messages
         self._service = service
         self._sessions = sessions
         self._asked = asked
@@ -175,7 +183,8 @@ class SessionTurn:
         if self._branch is None:
             self._sessions.conversations.backend.close(branch)
             raise Cancelled("the client is gone")
-        return np.array(branch.token_ids, dtype=np.int32)
+        assert isinstance(branch, BranchTokens), "an engine's"
+        return branch.ids
 
     def start(self, params: SamplingParams) -> Generation:
         branch = self._branch
@@ -189,7 +198,7 @@ class SessionTurn:
             id=new_id("turn"),
             owner=asked.session.owner,
             parent=asked.session.head,
-            number=len(asked.path) + 1,
+            number=asked.past.num_turns + 1,
             messages=(*asked.messages, _written(choice["message"])),
             about={"model": self._service.model.info.model, "usage": used, "finish_reason": choice["finish_reason"]},
             request_key=asked.request_key,
@@ -221,7 +230,8 @@ class SessionTurn:
             branch, self._branch = self._branch, None
         if branch is not None:
             answer = (Segment(output.text),) if output.text else ()
-            self._sessions.conversations.leave(turn.id, branch, (*self._segments, *answer), self._namespace)
+            past = self._asked.past.and_then(_said(turn))
+            self._sessions.conversations.leave(turn.id, branch, (*self._segments, *answer), self._namespace, past)
 
     async def _undo(self, storing: asyncio.Future[Session]) -> None:
         try:
@@ -323,9 +333,7 @@ def sessions_router(sessions: Sessions, branches: Branches) -> APIRouter:
         branches.check_room()
         service.admit(1)
         session = await sessions.find(service, _owner(request), session_id)
-        path = await sessions.path(service, session)
-        stored_messages = [message for turn in path for message in turn.messages]
-        messages = [ChatMessage.model_validate(message).message() for message in stored_messages]
+        messages = (await sessions.past(service, session)).messages
         if any(message.calls or message.call_id for message in messages):
             raise ApiError(400, "a program cannot go on from calls of tools", param="session", code="unsupported")
         namespace = service.namespace(key, "")
@@ -358,7 +366,7 @@ def sessions_router(sessions: Sessions, branches: Branches) -> APIRouter:
             session = await sessions.find(service, owner, session_id)
             if session.head != body.after:
                 raise ApiError(409, "the session has gone on meanwhile", param=session.head, code="conflict")
-            number = len(await sessions.path(service, session)) + 1
+            number = (await sessions.past(service, session)).num_turns + 1
             turn = Turn(new_id("turn"), owner, session.head, number, tuple(map(_dumped, body.messages)), {})
             moved = await stored(service, lambda: store.append(session, turn))
         return json_response(_told(moved))
@@ -385,8 +393,8 @@ def sessions_router(sessions: Sessions, branches: Branches) -> APIRouter:
                 earlier = await stored(service, lambda: store.turn_of_request(session_id, request_key))
                 if earlier is not None:
                     raise ApiError(409, "this request was answered before", param=earlier, code="already_stored")
-            path = await sessions.path(service, session)
-            asked = Asked(session, path, [_dumped(message) for message in body.messages], request_key)
+            past = await sessions.past(service, session)
+            asked = Asked(session, past, [_dumped(message) for message in body.messages], request_key)
         except BaseException:
             sessions.give_back(owner, session_id)
             raise
@@ -434,6 +442,10 @@ def _told(session: Session) -> Json:
 
 def _told_turn(turn: Turn) -> Json:
     return {"id": turn.id, "created_at": turn.created, "messages": list(turn.messages), **turn.about}
+
+
+def _said(turn: Turn) -> tuple[Message, ...]:
+    return tuple(ChatMessage.model_validate(message).message() for message in turn.messages)
 
 
 def _dumped(message: ChatMessage) -> Json:

@@ -18,6 +18,8 @@ from niwaki.runtime.api import Segment
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.serve import serving
+from niwaki.runtime.server.store import Turn
+from niwaki.runtime.server.store_sql import SqlStore
 from tests.lang.waiting import wait_until
 from tests.runtime.server.conftest import LONG_TOKENS, held, nobody_waits
 
@@ -403,6 +405,40 @@ def test_with_keys_it_does_so_for_the_key_that_it_belongs_to(toy_folder: Path, t
         _, of_others = talk(address, pages, key=theirs)  # the same words
     assert second > 200
     assert (first, of_others) == (0, 0)
+
+
+def test_turns_that_somebody_stands_behind_are_not_read_again(
+    client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    path = SqlStore.path
+
+    def noted(self: SqlStore, owner: str, turn_id: str) -> list[Turn]:
+        read.append(turn_id)
+        return path(self, owner, turn_id)
+
+    monkeypatch.setattr(SqlStore, "path", noted)
+    session = made(client)
+    turns = [str(said(client, session, f"turn {number}")["turn"]) for number in range(3)]
+    twin = str(client.post(f"/v1/sessions/{session}/branch", json={}).json()["id"])
+    said(client, twin, "again")
+    assert read == []
+    client.post(f"/v1/sessions/{session}/rewind", json={"turn": turns[0]})
+    brought = made(client, messages=[{"role": "system", "content": "Be brief."}])
+    read.clear()
+    said(client, session, "again")
+    assert read == []
+    said(client, brought, "hello")  # nobody stands behind what was brought along
+    assert len(read) == 1
+    said(client, brought, "again")
+    assert len(read) == 1
+
+    def asked(of: str) -> list[str]:
+        return [text for role, text in history(client, of) if role != "assistant"]
+
+    assert asked(session) == ["turn 0", "again"]
+    assert asked(twin) == ["turn 0", "turn 1", "turn 2", "again"]
+    assert asked(brought) == ["Be brief.", "hello", "again"]
 
 
 def test_turns_of_many_sessions_at_once_stay_apart(client: httpx2.Client) -> None:
