@@ -78,6 +78,7 @@ class Feed:
             self._generations.append(generation)
             is_closed = self._is_closed
         if is_closed:
+            self._metrics.aborted.inc()
             generation.cancel()
             return
         if self._streams:
@@ -165,8 +166,9 @@ class Feed:
         """Stop what still runs. Calling it twice is allowed."""
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
-        if not was_closed and self._num_ended < self.size:
-            self._metrics.aborted.inc(self.size - self._num_ended)
+            num_left = len(self._generations) - self._num_ended  # what was refused before it began is none of them
+        if not was_closed and num_left:
+            self._metrics.aborted.inc(num_left)
         self._cancel()
 
     def _cancel(self) -> None:

@@ -84,6 +84,12 @@ def test_errors_by_status(small: httpx2.Client, grown: Callable[[str], float]) -
     assert grown('niwaki_http_responses_total{status="404"}') == 1
 
 
+def test_who_is_refused_has_not_left(small: httpx2.Client, grown: Callable[[str], float]) -> None:
+    for wrong in ({"regex": "a{3"}, {"max_tokens": 10 * TOKENS}):
+        assert small.post("/v1/completions", json={"prompt": "the", **wrong}).status_code == 400
+    assert grown("niwaki_aborted_sequences_total") == 0
+
+
 def test_grammars_their_cache_and_the_tokens_that_they_write(
     small: httpx2.Client, grown: Callable[[str], float]
 ) -> None:
