@@ -18,6 +18,11 @@ def key_of(request: Request) -> bytes:
     return service_of(request).key_of(request.headers.get("authorization"))
 
 
+def owner_of(request: Request) -> str:
+    """Under what the caller's key is written in a store. Raises ApiError: 401."""
+    return key_of(request).hex()
+
+
 async def authenticated(request: Request) -> None:
     caller.set(key_of(request))
 

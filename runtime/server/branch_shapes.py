@@ -28,8 +28,8 @@ from niwaki.runtime.api import (
 )
 from niwaki.runtime.server.errors import as_api_error
 from niwaki.runtime.server.openai_models import MAX_NEW, Pattern, Stop
-from niwaki.runtime.server.openai_shapes import Json, finite
-from niwaki.runtime.server.wire import MAX_PROMPTS, ChoiceList, Name, Strict, Text, TokenId
+from niwaki.runtime.server.openai_shapes import finite
+from niwaki.runtime.server.wire import MAX_PROMPTS, ChoiceList, Json, Name, Strict, Text, TokenId
 
 # ---------------------------------------------------------------------------------------------------------------
 # Bodies

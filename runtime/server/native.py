@@ -39,12 +39,13 @@ from niwaki.runtime.server.answers import (
 from niwaki.runtime.server.errors import ApiError, as_api_error
 from niwaki.runtime.server.feed import Aborted, Ended, Event, Failed, Feed, Piece
 from niwaki.runtime.server.openai_models import MAX_NEW, LogitBias, Pattern, Stop, bias_of
-from niwaki.runtime.server.openai_shapes import LOWEST_LOGPROB, Json
+from niwaki.runtime.server.openai_shapes import LOWEST_LOGPROB
 from niwaki.runtime.server.service import Work, works_of
 from niwaki.runtime.server.sse import DONE, EventStream, chunk_event, event, unless_gone
 from niwaki.runtime.server.wire import (
     MAX_IDS,
     MAX_PROMPTS,
+    Json,
     Name,
     Off,
     On,

@@ -27,14 +27,13 @@ from niwaki.runtime.server.openai_shapes import (
     ChatShape,
     CompletionShape,
     Head,
-    Json,
     Shape,
     usage,
     usage_of,
 )
 from niwaki.runtime.server.service import Service, Work, works_of
 from niwaki.runtime.server.sse import DONE, EventStream, chunk_event, event, unless_gone
-from niwaki.runtime.server.wire import ErrorAnswer, gives, json_response, read_body, takes, to_json
+from niwaki.runtime.server.wire import ErrorAnswer, Json, gives, json_response, read_body, takes, to_json
 
 COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat answer may fill the context
 

@@ -10,9 +10,8 @@ from typing import Protocol
 from niwaki.runtime.api import Delta, Output, TokenLogprob
 from niwaki.runtime.calls import AnswerReader
 from niwaki.runtime.server.tools import Talk
+from niwaki.runtime.server.wire import Json
 from niwaki.runtime.tokenizer import Tokenizer
-
-Json = dict[str, object]
 
 LOWEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this
 

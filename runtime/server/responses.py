@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
 from niwaki.runtime.api import Output
-from niwaki.runtime.server.access import key_of, service_of
+from niwaki.runtime.server.access import owner_of, service_of
 from niwaki.runtime.server.answers import InputItems, ResponseAnswer, ResponseDeleted
 from niwaki.runtime.server.errors import ApiError, as_api_error
 from niwaki.runtime.server.feed import Ended, Failed, Feed, Piece
@@ -18,7 +18,7 @@ from niwaki.runtime.server.openai_models import ChatRequest
 from niwaki.runtime.server.openai_routes import prepared_chat
 from niwaki.runtime.server.openai_shapes import ChatShape, usage_of
 from niwaki.runtime.server.responses_shapes import ResponseRequest, Writer, blank
-from niwaki.runtime.server.sessions import stored
+from niwaki.runtime.server.sessions import as_said, stored
 from niwaki.runtime.server.sse import EventStream, unless_gone
 from niwaki.runtime.server.store import Json, Store, Turn
 from niwaki.runtime.server.wire import as_refusal, gives, json_response, read_body, takes, to_json
@@ -30,7 +30,7 @@ def responses_router(store: Store) -> APIRouter:
 
     async def find(request: Request, response_id: str) -> Turn:
         """Raises ApiError: 404 for an unknown or foreign one."""
-        owner = key_of(request).hex()
+        owner = owner_of(request)
         turn = await stored(service_of(request), lambda: store.turn(owner, response_id))
         if turn is None or "response" not in turn.about:
             raise ApiError(404, "no such response: deleted, not stored, or never there", param="id", code="not_found")
@@ -39,7 +39,7 @@ def responses_router(store: Store) -> APIRouter:
     @router.post("/v1/responses", openapi_extra=takes(ResponseRequest, streams=True), responses=gives(ResponseAnswer))
     async def create(request: Request) -> Response:
         """A response, whole or as server-sent events."""
-        service, owner = service_of(request), key_of(request).hex()
+        service, owner = service_of(request), owner_of(request)
         body = await read_body(request, ResponseRequest, service.config)
         path: list[Turn] = []
         if body.previous_response_id is not None:
@@ -66,8 +66,7 @@ def responses_router(store: Store) -> APIRouter:
             """Called when the writer has ended."""
             if body.store is False:
                 return
-            message = cast(Json, shape.whole(0, output)["message"])
-            said = {name: value for name, value in message.items() if value is not None}
+            said = as_said(shape.whole(0, output)["message"])
             about: Json = {"response": writer.response, "input": body.input_items()}
             turn = Turn(
                 id=str(writer.response["id"]),

@@ -37,10 +37,9 @@ from niwaki.runtime.server.frames import (
 )
 from niwaki.runtime.server.lanes import Lanes, RunningScript
 from niwaki.runtime.server.metrics import Metrics
-from niwaki.runtime.server.openai_shapes import Json
 from niwaki.runtime.server.sse import EventStream, event
 from niwaki.runtime.server.wake import wake
-from niwaki.runtime.server.wire import ChoiceList, Name, Strict, Text, read_body, takes, to_json
+from niwaki.runtime.server.wire import ChoiceList, Json, Name, Strict, Text, read_body, takes, to_json
 
 MAX_BRANCHES = 256
 MAX_OPS = 8192

@@ -27,7 +27,8 @@ from niwaki.runtime.server.remote_engine import RemoteEngine
 from niwaki.runtime.server.responses import responses_router
 from niwaki.runtime.server.scripts import scripts_router
 from niwaki.runtime.server.service import ServedModel, Service
-from niwaki.runtime.server.sessions import Sessions, sessions_router
+from niwaki.runtime.server.session_routes import sessions_router
+from niwaki.runtime.server.sessions import Sessions
 from niwaki.runtime.server.store import open_store
 from niwaki.runtime.server.tracing import Tracing
 

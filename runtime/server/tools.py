@@ -26,10 +26,8 @@ from niwaki.runtime.api import (
 )
 from niwaki.runtime.calls import AnswerReader, CallArguments, CallBegin, Content, Event, Reasoning
 from niwaki.runtime.server.errors import ApiError
-from niwaki.runtime.server.wire import Name, Strict, Text
+from niwaki.runtime.server.wire import Json, Name, Strict, Text
 from niwaki.runtime.tokenizer import Tokenizer
-
-Json = dict[str, object]
 
 MAX_TOOLS = 128
 MAX_CALLS = 128

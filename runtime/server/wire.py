@@ -41,6 +41,7 @@ class ErrorAnswer(Strict):
     error: ErrorFields
 
 
+Json = dict[str, object]  # an object as answers have it
 Body = TypeVar("Body", bound=BaseModel)
 
 # One of a stream of server-sent events: before 3.2 OpenAPI describes these, not the stream.
