@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from niwaki.runtime.api import (
+    MAX_LOGIT_BIAS,
+    MAX_STOPS,
     Choices,
     Constraint,
     Delta,
@@ -90,10 +92,10 @@ class ParamsBody(Strict):
     frequency_penalty: float
     presence_penalty: float
     repetition_penalty: float
-    logit_bias: Annotated[list[tuple[TokenId, float]], Field(max_length=300, fail_fast=True)]
+    logit_bias: Annotated[list[tuple[TokenId, float]], Field(max_length=MAX_LOGIT_BIAS, fail_fast=True)]
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None
-    stop: Annotated[list[Stop], Field(max_length=32, fail_fast=True)]
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=32, fail_fast=True)]
+    stop: Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)]
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS, fail_fast=True)]
     stop_regex: Pattern | None
     ignore_eos: bool
     return_logprob: bool

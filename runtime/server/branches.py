@@ -46,6 +46,7 @@ from niwaki.runtime.server.branch_shapes import (
 )
 from niwaki.runtime.server.errors import ApiError, as_api_error, overloaded
 from niwaki.runtime.server.feed import Ended, Failed, Feed, Piece
+from niwaki.runtime.server.rates import tokens_of
 from niwaki.runtime.server.service import Service
 from niwaki.runtime.server.sse import EventStream, chunk_event, event, unless_gone
 from niwaki.runtime.server.wake import wake
@@ -304,7 +305,7 @@ class _Waiting:
         """Of what was scored, as far as the cache did not have it."""
         if not self._pending.is_done or self._pending.error() is not None:
             return 0
-        return sum(score.prompt_tokens - score.cached_tokens for score in self._pending.result())
+        return tokens_of(scores=self._pending.result())
 
     def _tell(self) -> None:
         wake(self._loop, self._done.set)

@@ -27,6 +27,7 @@ from niwaki.runtime.server.access import service_of
 from niwaki.runtime.server.answers import Answer, Variables
 from niwaki.runtime.server.errors import ApiError, as_api_error, failed_inside
 from niwaki.runtime.server.metrics import Metrics
+from niwaki.runtime.server.rates import tokens_of
 from niwaki.runtime.server.service import Service
 from niwaki.runtime.server.sse import DONE, EventStream, event, unless_gone
 from niwaki.runtime.server.wire import MAX_PROMPTS, ErrorAnswer, Strict, gives, json_response, read_body, takes, to_json
@@ -177,9 +178,7 @@ class _Metered:
         def count() -> None:
             self._ended(generation)
             if generation.error() is None:
-                outputs = generation.result()
-                generated = sum(output.completion_tokens for output in outputs)
-                self._charge(generated + outputs[0].prompt_tokens - outputs[0].cached_tokens)
+                self._charge(tokens_of(generation.result()))
 
         generation.add_done_callback(count)
         return generation
@@ -197,7 +196,7 @@ class _Metered:
 
         def count() -> None:
             if pending.error() is None:
-                self._charge(sum(score.prompt_tokens - score.cached_tokens for score in pending.result()))
+                self._charge(tokens_of(scores=pending.result()))
 
         pending.add_done_callback(count)
         return pending

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from niwaki.runtime.api import Output, Score
 from niwaki.runtime.server.errors import ApiError
 from niwaki.runtime.server.keys import KeyLimits
+
+
+def tokens_of(outputs: Sequence[Output] = (), scores: Sequence[Score] = ()) -> int:
+    """That were computed for the outputs of one prompt, and for scores: as far as the cache did not have them."""
+    prompts: list[Output | Score] = [*outputs[:1], *scores]  # all outputs have the same one
+    computed = sum(one.prompt_tokens - one.cached_tokens for one in prompts)
+    return computed + sum(output.completion_tokens for output in outputs)
 
 
 class _Bucket:

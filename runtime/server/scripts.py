@@ -37,6 +37,7 @@ from niwaki.runtime.server.frames import (
 )
 from niwaki.runtime.server.lanes import Lanes, RunningScript
 from niwaki.runtime.server.metrics import Metrics
+from niwaki.runtime.server.rates import tokens_of
 from niwaki.runtime.server.sse import EventStream, event
 from niwaki.runtime.server.wake import wake
 from niwaki.runtime.server.wire import ChoiceList, Json, Name, Strict, Text, read_body, takes, to_json
@@ -176,10 +177,8 @@ class Running:
         match report:
             case CallEnded(_, call, text, outputs, scores):
                 self._metrics.gave(outputs)
-                computed = sum(output.prompt_tokens - output.cached_tokens for output in outputs[:1])
-                computed += sum(score.prompt_tokens - score.cached_tokens for score in scores)
                 with self._lock:
-                    self.num_tokens += computed + sum(output.completion_tokens for output in outputs)
+                    self.num_tokens += tokens_of(outputs, scores)
                 told = {"outputs": [output_json(one) for one in outputs]} if outputs else {}
                 told |= {"scores": [score_json(one) for one in scores]} if scores else {}
                 self._tell({"call": call, "text": text, **told})
