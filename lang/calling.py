@@ -353,9 +353,14 @@ def _value(output: Output, node: Gen, backend: Backend) -> Value:
     except Exception as error:
         kind = "call" if node.type is None else node.type.name
         name = "a gen" if node.name is None else f"gen {node.name!r}"
-        if not output.complete or output.finish_reason.type == "length":
+        if output.finish_reason.type == "length":
             raise GenerationError(
                 f"{name} used up its {output.completion_tokens} tokens before its {kind} was complete "
                 f"({output.text!r}); give it a larger max_tokens"
+            ) from error
+        if not output.complete:
+            raise GenerationError(
+                f"{name} was stopped at {output.finish_reason.matched!r} before its {kind} was complete "
+                f"({output.text!r}); give it a stop that the {kind} cannot hold"
             ) from error
         raise GenerationError(f"{name} generated {output.text!r}, which {kind} refuses: {error}") from error

@@ -382,6 +382,17 @@ def test_a_value_cut_by_the_budget_is_an_error_that_says_so() -> None:
         run(Point, '{"x":1,"y":2}', max_new_tokens=3)["x"]
 
 
+def test_a_value_cut_by_a_stop_is_an_error_that_names_the_stop() -> None:
+    @nw.function
+    def f(s: State) -> None:
+        s += nw.gen("x", dtype=Point, stop='"y"')
+
+    with nw.Engine(kv_tokens=2048) as engine:
+        state = f.run(backend=engine, temperature=0)
+        with pytest.raises(nw.GenerationError, match=r"gen 'x' was stopped at '\"y\"' before its Point was complete"):
+            state["x"]
+
+
 def test_a_value_that_the_authors_validator_refuses_is_an_error_with_its_message() -> None:
     def even(value: int) -> int:
         if value % 2:
