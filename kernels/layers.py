@@ -63,8 +63,9 @@ def _units_of(block: Int64s, line: Int64s) -> tuple[int, int]:
         return (line[6] + LEAST_COLUMNS - 1) // LEAST_COLUMNS, 1
     if kind == TILES:
         return (line[6] + TALL - 1) // TALL, 1
-    if kind == PACKED:
-        return (line[6] + WIDE - 1) // WIDE, 1
+    if kind == PACKED:  # each piece lays the rows out anew
+        blocks = (line[6] + WIDE - 1) // WIDE
+        return blocks, (blocks + 2 * block[THREADS] - 1) // (2 * block[THREADS])
     if kind == SHARED:
         return block[KV_HEADS], (block[KV_HEADS] + block[THREADS] - 1) // block[THREADS]
     if kind == OWN:
