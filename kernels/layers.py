@@ -272,6 +272,10 @@ def _read_shared(block: Int64s, line: Int64s, first_head: int, last_head: int, l
     floats, words = np.empty(0, np.float32), np.empty(0, np.int32)
     mixed, lse = blocks_at(block[MIXED], tokens, heads, head_dim, floats), rows_at(block[LSE], tokens, heads, floats)
     scale = row_at(block[NUMBERS], 3, np.empty(0, np.float64))[SCALE]
+    is_shared, whole = (
+        line[0] == SHARED,
+        int(np.int64(NO_WINDOW)),
+    )  # no literals: for each the kernel would be compiled anew
     segments = rows_at(block[SEGMENTS], block[NUM_SEGMENTS], 5, block)
     for s in range(block[NUM_SEGMENTS]):
         row, first_page, end_page, begin, end = segments[s]
@@ -279,8 +283,8 @@ def _read_shared(block: Int64s, line: Int64s, first_head: int, last_head: int, l
         queries = row_at(block[SEGMENT_TOKENS] + begin * 4, end - begin, words)
         ends = np.full(end - begin, end_page * block[PAGE_SIZE], np.int32)
         attend_heads(
-            q, keys, values, pages, queries, ends, first_page * block[PAGE_SIZE], mixed, lse, NO_SINKS, out, True,
-            scale, NO_WINDOW, NO_WINDOW, NO_CAP, WHOLE, first_head, last_head
+            q, keys, values, pages, queries, ends, first_page * block[PAGE_SIZE], mixed, lse, NO_SINKS, out, is_shared,
+            scale, whole, whole, NO_CAP, WHOLE, first_head, last_head
         )  # fmt: skip
 
 
@@ -295,6 +299,7 @@ def _read_own(block: Int64s, line: Int64s, piece: int, size: int, like: Array) -
     got = tokens if block[NUM_SEGMENTS] else 0
     mixed, lse = blocks_at(block[MIXED], got, heads, head_dim, floats), rows_at(block[LSE], got, heads, floats)
     scale = row_at(block[NUMBERS], 3, np.empty(0, np.float64))[SCALE]
+    is_shared, whole = line[0] == SHARED, int(np.int64(NO_WINDOW))
     in_long_rows = block[NUM_LONG] * kv_heads
     if piece < in_long_rows:
         first, rows, start, row, first_key = rows_at(block[LONG], block[NUM_LONG], 5, block)[piece // kv_heads]
@@ -306,8 +311,8 @@ def _read_own(block: Int64s, line: Int64s, piece: int, size: int, like: Array) -
         for t in range(rows):
             queries[t], ends[t] = first + t, start + 1 + t
         attend_heads(
-            q, keys, values, pages, queries, ends, first_key, mixed, lse, NO_SINKS, out, False,
-            scale, NO_WINDOW, NO_WINDOW, NO_CAP, WHOLE, head, head + 1
+            q, keys, values, pages, queries, ends, first_key, mixed, lse, NO_SINKS, out, is_shared,
+            scale, whole, whole, NO_CAP, WHOLE, head, head + 1
         )  # fmt: skip
         return
     queries = block[NUM_QUERIES]
@@ -316,5 +321,5 @@ def _read_own(block: Int64s, line: Int64s, piece: int, size: int, like: Array) -
         q, keys, values, rows_at(block[TABLE], block[TABLE_ROWS], block[TABLE_WIDTH], words),
         row_at(block[TOKEN], queries, words), row_at(block[TABLE_ROW], queries, words),
         row_at(block[LENGTH], queries, words), row_at(block[FIRST_KEY], queries, words), mixed, lse, NO_SINKS, out,
-        scale, NO_WINDOW, NO_WINDOW, NO_CAP, first_item, min(first_item + size, queries * kv_heads)
+        scale, whole, whole, NO_CAP, first_item, min(first_item + size, queries * kv_heads)
     )  # fmt: skip
