@@ -82,11 +82,12 @@ class Crew:
     def _call(self, helpers: int, block: Int64s) -> None:
         if os.getpid() != self._process:  # threads do not live on in a fork
             return
-        while len(self._pipes) < helpers:
-            self._pipes.append(_begin_helper(self._blocks, self._length))
+        with suppress(OSError, RuntimeError):  # the system gives no more pipes or threads: fewer help
+            while len(self._pipes) < helpers:
+                self._pipes.append(_begin_helper(self._blocks, self._length))
         message = struct.pack("qq", block.ctypes.data, self._num_steps)
         for pipe in self._pipes[:helpers]:
-            with suppress(BlockingIOError):  # it is so far behind that the pipe is full
+            with suppress(OSError):  # it is so far behind that the pipe is full
                 os.write(pipe, message)
 
 
@@ -94,7 +95,11 @@ def _begin_helper(blocks: list[Int64s], length: int) -> int:
     """The pipe at which a new thread waits, until it is closed. The thread keeps what it may read."""
     waits_at, pipe = os.pipe()
     os.set_blocking(pipe, False)
-    threading.Thread(target=_help, args=(waits_at, length, blocks), name="niwaki-crew", daemon=True).start()
+    try:
+        threading.Thread(target=_help, args=(waits_at, length, blocks), name="niwaki-crew", daemon=True).start()
+    except RuntimeError:
+        _close([waits_at, pipe])
+        raise
     return pipe
 
 

@@ -183,6 +183,20 @@ def test_helpers_that_never_come_are_not_waited_for(monkeypatch: pytest.MonkeyPa
     assert len(pipes) == 2
 
 
+@pytest.mark.parametrize("what", ["os.pipe", "threading.Thread.start"])
+def test_a_system_that_gives_no_more_threads_harms_no_step(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    def refused(*given: object) -> None:
+        raise OSError(24, "too many open files") if what == "os.pipe" else RuntimeError("can't start new thread")
+
+    runner = runner_of(LLAMA)
+    open_files = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(f"niwaki.kernels.crew.{what}", refused)
+        alone = runner.forward(script(7)[2])
+    assert len(os.listdir("/proc/self/fd")) == open_files
+    assert torch.equal(runner.forward(script(7)[2]), alone)
+
+
 def test_a_process_that_was_forked_off_has_no_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = runner_of(LLAMA)
     monkeypatch.setattr("niwaki.kernels.crew.os.getpid", lambda: -1)
