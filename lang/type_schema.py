@@ -1,9 +1,13 @@
 """The JSON schema of a type, such that whatever it admits the type's own validator takes: Pydantic's, with objects
-closed, every field written, and what a schema cannot say narrowed or refused. Loads Pydantic when it is called."""
+closed, every field written, and what a schema cannot say, or no mask hold, narrowed or refused. Loads Pydantic, and
+what reads schemas, when it is called."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from niwaki.runtime.api import ConstraintError
@@ -14,7 +18,7 @@ if TYPE_CHECKING:
 
 # What Pydantic writes into a schema where JSON Schema has no keyword for it, such as a bound on a union.
 _NO_KEYWORDS: Final = frozenset("ge gt le lt multiple_of min_length max_length max_digits decimal_places".split())
-_ONE_SCHEMA: Final = ("items", "additionalProperties", "not")
+_ONE_SCHEMA: Final = ("items", "additionalProperties", "propertyNames", "not")
 _MANY_SCHEMAS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NAMED_SCHEMAS: Final = ("properties", "$defs", "patternProperties")
 # Formats that Pydantic writes for types whose validators ask for more than text, and that no schema enforces.
@@ -26,12 +30,15 @@ _CHECKED_FORMATS: Final = frozenset(
     )
 )
 _REFUSED: Final = "x-refused"  # in the place of a part that has no schema: what it is
+_URL: Final = "x-url"  # a mark of ours on the schema of one
 # Pydantic reads the part behind T as seconds below 2**32, and a timedelta has fewer than 10**9 days.
 _TIMES: Final = r"T(?:\d{1,6}H(?:\d{1,6}M(?:\d{1,8}S)?)?|\d{1,7}M(?:\d{1,8}S)?|\d{1,9}S)"
 _DURATION: Final = rf"^P(?:\d{{1,6}}Y(?:\d{{1,4}}M(?:\d{{1,4}}D)?)?|\d{{1,6}}D|\d{{1,6}}W)(?:{_TIMES})?$|^P{_TIMES}$"
 _UUID: Final = "^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{version}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
 _HOST: Final = r"(?:[a-z0-9]{1,20}\.){0,4}[a-z]{1,20}(?::[1-9]\d{0,3})?"  # a last label of digits would be an address
 _PATH: Final = r"(?:/[A-Za-z0-9._~-]+)*/?(?:\?[A-Za-z0-9._~=&-]*)?(?:#[A-Za-z0-9._~-]*)?"
+_WHOLE_KEY: Final = r"^(?:0|-?[1-9]\d{0,17})$"
+_SECONDS: Final = 0.1  # of processor time to read a schema in; one that takes longer is judged where it is compiled
 _LARGEST: Final = 10**15  # of a Decimal: bounds also keep exponents out, which may be too large for any number
 
 
@@ -39,8 +46,8 @@ def schema_of(dtype: object, name: str, refusal: ConstraintError) -> str:
     """The schema of a type as text. `name` is what errors call it.
 
     Raises:
-        ConstraintError: a part of it has no schema that says all its validator asks for, and which; or `refusal`,
-            where Pydantic does not know the type at all.
+        ConstraintError: a part of it has no schema that says all its validator asks for, or one that no mask holds or
+            no value satisfies, and which; or `refusal`, where Pydantic does not know the type at all.
     """
     from pydantic import TypeAdapter  # heavy: only programs with composed types load it
     from pydantic.errors import PydanticUserError
@@ -59,7 +66,60 @@ def schema_of(dtype: object, name: str, refusal: ConstraintError) -> str:
     if not schema:  # Any, object: a value of it could be anything
         raise refusal
     _close(schema, name)
-    return json.dumps(schema, ensure_ascii=False)
+    text = json.dumps(schema, ensure_ascii=False)
+    _check(text, name)
+    return text
+
+
+@lru_cache(maxsize=1024)
+def _check(schema: str, name: str) -> None:
+    """Raises ConstraintError where no mask holds the schema, or no value satisfies it; names the field."""
+    refusal = _refusal(schema)
+    if refusal is None:
+        return
+    message = str(refusal)
+    if message.startswith("schema at /"):
+        pointer = message.removeprefix("schema at ").split(": ", 1)[0]
+        where = "".join(_named(pointer.split("/")[1:]))
+    else:
+        root = json.loads(schema)
+        where = _without_values(root, root, ())
+    raise ConstraintError(f"dtype {name}{where}: {message}") from refusal
+
+
+def _refusal(schema: str) -> ConstraintError | None:
+    from niwaki.runtime.constraints.schema import TookTooLong, normalise  # heavy: loads what reads patterns
+
+    with suppress(TookTooLong):
+        try:
+            normalise(schema, _SECONDS)
+        except ConstraintError as refusal:
+            return refusal
+    return None
+
+
+def _named(steps: list[str]) -> Iterator[str]:
+    """The classes and fields that a JSON pointer leads through, as errors name them."""
+    at = iter(steps)
+    for step in at:
+        name = next(at, "").replace("~1", "/").replace("~0", "~") if step in ("properties", "$defs") else ""
+        if name:
+            yield f", field {name!r}" if step == "properties" else f", {name}"
+
+
+def _without_values(part: Mapping[str, object], root: Mapping[str, object], seen: tuple[str, ...]) -> str:
+    """The innermost field that no value satisfies, as errors name it; "" where it is none alone."""
+    definitions = root.get("$defs", {})
+    reference = str(part.get("$ref", "")).removeprefix("#/$defs/")
+    if reference in seen:
+        return ""
+    if reference and isinstance(definitions, dict):
+        part, seen = definitions.get(reference, {}), (*seen, reference)
+    fields = part.get("properties")
+    for key, field in fields.items() if isinstance(fields, dict) else ():
+        if isinstance(field, dict) and _refusal(json.dumps({**field, "$defs": definitions})) is not None:
+            return f", field {key!r}" + _without_values(field, root, seen)
+    return ""
 
 
 def _close(schema: object, where: str) -> None:
@@ -81,6 +141,8 @@ def _close(schema: object, where: str) -> None:
         raise ConstraintError(f"dtype {where}: {what} cannot be enforced; use a type that a JSON schema describes")
     if isinstance(wanted, str) and wanted[:4] == "uuid" and wanted[4:].isdigit():
         schema["pattern"] = _UUID.format(version=wanted[4:])
+    if schema.pop(_URL, False) and "maxLength" in schema:
+        schema["maxLength"] -= 1  # the validator counts the / that it writes behind a host alone
     properties = schema.get("properties")
     if schema.get("type") == "object" and isinstance(properties, dict):
         schema.setdefault("additionalProperties", False)
@@ -88,6 +150,8 @@ def _close(schema: object, where: str) -> None:
         written = [key for key, field in properties.items() if key in required or "default" in field]
         if written:
             schema["required"] = written
+    elif "patternProperties" in schema:
+        schema.setdefault("additionalProperties", False)
     for keyword in _ONE_SCHEMA:
         _close(schema.get(keyword), where)
     for keyword in _MANY_SCHEMAS:
@@ -106,10 +170,33 @@ def _generator() -> type[GenerateJsonSchema]:
     def refused(what: str) -> JsonSchemaValue:
         return {_REFUSED: what}
 
+    def with_keys(written: JsonSchemaValue, keys: core_schema.CoreSchema | None) -> JsonSchemaValue:
+        match keys:
+            case None:
+                return written
+            case {"type": "int"} if not keys.keys() & _NO_KEYWORDS:
+                return {**written, "propertyNames": {"pattern": _WHOLE_KEY}}
+            case {"type": "literal", "expected": list(values)} if all(isinstance(one, str) for one in values):
+                return written
+            case {"type": "enum", "members": list(members)} if all(isinstance(one.value, str) for one in members):
+                return written
+            case {"type": "any" | "str" | "date" | "datetime" | "time" | "timedelta" | "uuid"}:
+                return written
+        return refused(f"a dict with such keys ({keys['type']})")
+
     class Exact(GenerateJsonSchema):
         def handle_invalid_for_json_schema(self, schema: core_schema.CoreSchema, error_info: str) -> JsonSchemaValue:
             kind = schema.get("cls", schema["type"])
             return refused(kind.__name__ if isinstance(kind, type) else str(kind))
+
+        def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
+            return with_keys(super().dict_schema(schema), schema.get("keys_schema"))
+
+        def ordered_dict_schema(self, schema: core_schema.OrderedDictSchema) -> JsonSchemaValue:
+            return with_keys(super().ordered_dict_schema(schema), schema.get("keys_schema"))
+
+        def counter_schema(self, schema: core_schema.CounterSchema) -> JsonSchemaValue:
+            return with_keys(super().counter_schema(schema), schema.get("keys_schema"))
 
         def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> JsonSchemaValue:
             if schema.keys() & _NO_KEYWORDS:
@@ -152,7 +239,7 @@ def _generator() -> type[GenerateJsonSchema]:
         def url_schema(self, schema: core_schema.UrlSchema) -> JsonSchemaValue:
             schemes = "|".join(schema.get("allowed_schemes") or ["https", "http"])
             limit = {"maxLength": schema["max_length"]} if "max_length" in schema else {}
-            return {"type": "string", "pattern": f"^(?:{schemes})://{_HOST}{_PATH}$", **limit}
+            return {"type": "string", "pattern": f"^(?:{schemes})://{_HOST}{_PATH}$", _URL: True, **limit}
 
         def multi_host_url_schema(self, schema: core_schema.MultiHostUrlSchema) -> JsonSchemaValue:
             return refused("a URL of several hosts")

@@ -14,7 +14,9 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("lang", "runtime", "radix", "kernels")
 FACE = {"__init__.py", "__main__.py", "run_command.py", "py.typed"}
 
-SEAM = tuple(f"niwaki.runtime.{module}" for module in ("api", "calls", "choices", "picture", "script"))
+SEAM = tuple(
+    f"niwaki.runtime.{module}" for module in ("api", "calls", "choices", "constraints.schema", "picture", "script")
+)
 # package -> (what of niwaki it may import, third-party packages that it may import; None: any)
 RULES: dict[str, tuple[tuple[str, ...], frozenset[str] | None]] = {
     "lang": (("niwaki.lang", *SEAM), frozenset({"openai", "pydantic", "pydantic_core", "pyarrow", "tqdm"})),

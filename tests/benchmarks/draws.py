@@ -164,11 +164,11 @@ def drawn(compiled: CompiledConstraint, rng: random.Random, spare: int) -> str |
     return text.decode() if matcher.can_end else None
 
 
-def faults(draws: int, seed: int) -> Iterator[tuple[str, str, str]]:
+def faults(draws: int, seed: int, types: Sequence[object] = TYPES) -> Iterator[tuple[str, str, str]]:
     """The texts that their types do not take, or that did not end: (type, text, why)."""
     rng = random.Random(seed)
     compiler = ConstraintCompiler(VOCABULARY, seconds=20)
-    kinds: list[ValueType] = [value_type(dtype) for dtype in TYPES]
+    kinds: list[ValueType] = [value_type(dtype) for dtype in types]
     try:
         compiled = [compiler.compile(kind.constraint) for kind in kinds]
         for index in range(draws):

@@ -261,6 +261,16 @@ def model_with(annotation: object, field: object = ...) -> type[pydantic.BaseMod
         (model_with(pydantic.PastDate), "field 'bad': a limit on date cannot be enforced"),
         (model_with(Fraction), "field 'bad': Fraction cannot be enforced"),
         (model_with(decimal.Decimal, pydantic.Field(max_digits=3)), "a limit on the digits of Decimal"),
+        (set[int], r"dtype set\[int\]: schema at /uniqueItems: can be enforced only where"),
+        (model_with(list[set[int]]), "dtype Made, field 'bad': schema at /properties/bad/items/uniqueItems"),
+        (list[model_with(set[str])], r"dtype list\[.*\], Made, field 'bad': .*uniqueItems"),  # type: ignore[misc]  # made
+        (
+            model_with(str, pydantic.Field(pattern="^aaa$", max_length=2)),
+            "Made, field 'bad': the schema admits no text",
+        ),
+        (model_with(model_with(float, pydantic.Field(gt=5, lt=5))), "field 'bad', field 'bad': .*admits no text"),
+        (dict[float, int], r"dtype dict\[float, int\]: a dict with such keys \(float\) cannot be enforced"),
+        (model_with(dict[Literal[1], int]), "field 'bad': a dict with such keys"),
         (model_with(int, pydantic.Field(validation_alias=pydantic.AliasPath("a", 0))), "field 'bad'.*alias"),
     ],
 )

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import random
+from collections import Counter, OrderedDict
+from typing import Annotated
+
+import pydantic
 
 from niwaki.lang.types import value_type
 from niwaki.runtime.constraints import ConstraintCompiler
@@ -11,6 +16,19 @@ from tests.benchmarks.draws import TYPES, VOCABULARY, Visit, drawn, faults
 
 def test_random_texts_of_every_kind_of_type_are_complete_and_read_by_it() -> None:
     assert [*faults(draws=2 * len(TYPES), seed=1)] == []
+
+
+def test_keys_and_limits_that_the_types_validator_asks_for_are_held() -> None:
+    kinds: list[object] = [
+        dict[int, str],
+        dict[Annotated[str, pydantic.Field(pattern="^a+$", max_length=3)], int],
+        dict[datetime.date, int],
+        dict[pydantic.UUID4, int],
+        dict[str, OrderedDict[int, bool]],
+        Counter[int],
+        Annotated[pydantic.AnyUrl, pydantic.Field(max_length=12)],
+    ]
+    assert [*faults(draws=10 * len(kinds), seed=1, types=kinds)] == []
 
 
 def test_what_is_admitted_near_the_end_of_a_budget_ends_within_it() -> None:
