@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import wraps
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -28,6 +29,7 @@ from tests.sglang_shim import installed
 from tests.sglang_wheel import sglang_wheel
 
 MEMBER = "sglang/test/test_programs.py"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "migration.md"
 
 # The assertions that a model without knowledge of the world cannot meet, as they stand in the file.
 KNOWLEDGE = {
@@ -45,6 +47,20 @@ def source() -> str:
     """The text of SGLang's test file."""
     with zipfile.ZipFile(sglang_wheel()) as archive:
         return archive.read(MEMBER).decode("utf-8")
+
+
+def test_what_has_no_name_here_stands_on_the_page_of_what_differs() -> None:
+    with zipfile.ZipFile(sglang_wheel()) as archive:
+        tree = ast.parse(archive.read("sglang/__init__.py"))
+    (names,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    assert "gen" in names
+    page = PAGE.read_text("utf-8")
+    missing = [name for name in names if name not in nw.__all__]
+    assert [name for name in missing if not re.search(rf"`(sgl\.)?{name}`", page)] == []
 
 
 class _WithoutKnowledge(ast.NodeTransformer):
