@@ -114,8 +114,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     with Engine(kv_tokens=65_536, dtype="float32") as engine:
-        print(agreement(engine, given.cuts, given.seed))
-    return 0
+        found = agreement(engine, given.cuts, given.seed)
+    print(found)
+    return 1 if found.impossible_healed or found.healed < found.plain else 0
 
 
 if __name__ == "__main__":
