@@ -45,6 +45,7 @@ WORDS = [
     b"a b",
 ]
 END = 256 + len(WORDS)
+SPARE = (0, 3, 12, 40)  # tokens that a text may be longer than the shortest
 VOCABULARY = Vocabulary([*(bytes([byte]) for byte in range(256)), *WORDS, None], {END})
 
 
@@ -164,6 +165,20 @@ def drawn(compiled: CompiledConstraint, rng: random.Random, spare: int) -> str |
     return text.decode() if matcher.can_end else None
 
 
+def fault(kind: ValueType, compiled: CompiledConstraint, rng: random.Random, spare: int) -> tuple[str, str] | None:
+    """A text that was drawn for the type, and why it does not take it; None where it does."""
+    text = drawn(compiled, rng, spare)
+    if text is None:
+        return "", "not complete within its tokens"
+    for stop in kind.stop:  # cut off by whoever generates
+        text = text.split(stop, 1)[0]
+    try:
+        kind.parse(text)
+    except Exception as error:  # whatever the validator raises is a fault of ours
+        return text, str(error).splitlines()[0]
+    return None
+
+
 def faults(draws: int, seed: int, types: Sequence[object] = TYPES) -> Iterator[tuple[str, str, str]]:
     """The texts that their types do not take, or that did not end: (type, text, why)."""
     rng = random.Random(seed)
@@ -172,17 +187,10 @@ def faults(draws: int, seed: int, types: Sequence[object] = TYPES) -> Iterator[t
     try:
         compiled = [compiler.compile(kind.constraint) for kind in kinds]
         for index in range(draws):
-            kind = kinds[index % len(kinds)]
-            text = drawn(compiled[index % len(kinds)], rng, rng.choice((0, 3, 12, 40)))
-            if text is None:
-                yield kind.name, "", "not complete within its tokens"
-                continue
-            for stop in kind.stop:  # cut off by whoever generates
-                text = text.split(stop, 1)[0]
-            try:
-                kind.parse(text)
-            except Exception as error:  # whatever the validator raises is a fault of ours
-                yield kind.name, text, str(error).splitlines()[0]
+            which = index % len(kinds)
+            found = fault(kinds[which], compiled[which], rng, rng.choice(SPARE))
+            if found is not None:
+                yield kinds[which].name, *found
     finally:
         compiler.close()
 
