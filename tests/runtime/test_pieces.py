@@ -169,7 +169,10 @@ def test_pieces_in_order_compute_what_the_whole_step_does(
     assert graphs is not None
     assert sorted(graphs._recorded) == [8, 32], "each size is recorded once"
     assert len(graphs._recorded[8].calls) == config.num_layers
-    assert (in_pieces.read_pages(range(PAGES)) == whole.read_pages(range(PAGES))).all(), "what fills up is not stored"
+    # Not bit by bit: torch orders the sums of a product by its rows, which are more where a step was filled up.
+    stored, wanted = (runner.read_pages(range(PAGES)).view(np.float32) for runner in (in_pieces, whole))
+    assert ((stored == 0) == (wanted == 0)).all(), "what fills up is not stored"
+    np.testing.assert_allclose(stored, wanted, atol=1e-5)
 
 
 def test_what_a_larger_step_left_does_not_reach_the_tokens_that_fill_up(
