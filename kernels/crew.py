@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from niwaki.kernels.layers import HEAD_DIM, NUMBERS, START, begin, end, is_free, work
+from niwaki.kernels.layers import HEADS, NUMBERS, START, begin, end, is_free, work
 from niwaki.kernels.operand import Array
 from niwaki.kernels.partial import NOTHING, Partial
 from niwaki.kernels.plan import AttentionPlan
@@ -74,7 +74,7 @@ class Crew:
         if free is None:
             free = np.zeros(self._length, np.int64)
             g = self._geometry
-            free[HEAD_DIM - 2 : NUMBERS] = g.heads, g.kv_heads, g.head_dim, g.page_size, g.num_pages
+            free[HEADS:NUMBERS] = g.heads, g.kv_heads, g.head_dim, g.page_size, g.num_pages
             free[NUMBERS] = self._numbers.ctypes.data
             self._blocks.append(free)
         return free
