@@ -20,7 +20,7 @@ from niwaki.kernels.atomics import blocks_at, count, pages_at, read, row_at, row
 from niwaki.kernels.jit import jit
 from niwaki.kernels.linear import columns_of as columns_of_few
 from niwaki.kernels.linear import widened
-from niwaki.kernels.linear_tiles import TALL, columns_of, lay_pairs
+from niwaki.kernels.linear_tiles import ROWS_AT_ONCE, columns_of, lay_pairs, ranges_of, units_of
 from niwaki.kernels.operand import Array
 from niwaki.kernels.packed import WIDE
 from niwaki.kernels.packed import columns_of as packed_columns_of
@@ -42,10 +42,11 @@ NUM_QUERIES, TOKEN, TABLE_ROW, LENGTH, FIRST_KEY = range(14, 19)  # as `DecodeQu
 NUM_SEGMENTS, SEGMENTS, SEGMENT_TOKENS = range(19, 22)  # as `plan.FlatSegments`
 NUM_LONG, LONG, MIXED, LSE = range(22, 26)  # as `plan.FlatRows`, and `Partial`
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, NUM_PAGES, NUMBERS = range(26, 32)
-START = 32  # pieces, then pieces taken, then pieces done, of each line
+ROOTS = 32  # the first so many segments begin with the first key, and have no tokens in common
+START = 33  # pieces, then pieces taken, then pieces done, of each line
 
 # Of a line: what it does, whether to the tokens whose logits are wanted or to all, and addresses and widths.
-NORM, ADD_NORM, QK_NORM, FEW, TILES, PACKED, STORE, SHARED, OWN, GATE, SELECT = range(11)
+NORM, ADD_NORM, QK_NORM, FEW, TILES, PACKED, STORE, SHARED, NESTED, OWN, GATE, SELECT = range(12)
 LINE_WIDTH = 12
 
 EPS, OFFSET, SCALE = range(3)  # of the numbers, float64
@@ -62,23 +63,39 @@ def _units_of(block: Int64s, line: Int64s) -> tuple[int, int]:
     if kind == FEW:
         return (line[6] + LEAST_COLUMNS - 1) // LEAST_COLUMNS, 1
     if kind == TILES:
-        return (line[6] + TALL - 1) // TALL, 1
+        return units_of(rows, line[6], _parts(block)), 1
     if kind == PACKED:  # each piece lays the rows out anew
         blocks = (line[6] + WIDE - 1) // WIDE
         return blocks, (blocks + 2 * block[THREADS] - 1) // (2 * block[THREADS])
     if kind == SHARED:
-        return block[KV_HEADS], (block[KV_HEADS] + block[THREADS] - 1) // block[THREADS]
+        return block[ROOTS] * _shares_of_heads(block, block[ROOTS]), 1
+    if kind == NESTED:
+        return (_shares_of_heads(block, 1) if block[ROOTS] < block[NUM_SEGMENTS] else 0), 1
     if kind == OWN:
         return block[NUM_QUERIES] * block[KV_HEADS], 1
     return rows, LEAST_TOKENS
 
 
 @jit()
+def _parts(block: Int64s) -> int:
+    """Into how many pieces a line is cut, about."""
+    return 1 if block[THREADS] == 1 else PIECES * block[THREADS]
+
+
+@jit()
+def _shares_of_heads(block: Int64s, places: int) -> int:
+    """Into how many shares heads are divided that read the same keys at so many places. Memory answers quickest when
+    all heads read what lies side by side in a page, so not at all where there are places enough for every thread."""
+    return 1 if places >= 2 * block[THREADS] else min(block[KV_HEADS], block[THREADS])
+
+
+@jit()
 def _size_of_piece(block: Int64s, line: Int64s) -> int:
     units, least = _units_of(block, line)
-    if block[THREADS] == 1:
-        return max(units, 1)
-    return max(least, int((units + PIECES * block[THREADS] - 1) // (PIECES * block[THREADS])))
+    parts = _parts(block)
+    if line[0] == TILES:
+        return 1
+    return max(least, int((units + parts - 1) // parts))
 
 
 @jit()
@@ -98,6 +115,10 @@ def begin(
     block[NUM_SEGMENTS], block[SEGMENTS], block[SEGMENT_TOKENS] = (
         segments.shape[0], segments.ctypes.data, segment_tokens.ctypes.data
     )  # fmt: skip
+    roots = 0
+    while roots < segments.shape[0] and segments[roots, 1] == 0:
+        roots += 1
+    block[ROOTS] = roots
     block[NUM_LONG], block[LONG] = long.shape[0], long.ctypes.data
     block[MIXED], block[LSE] = mixed.ctypes.data, lse.ctypes.data
     _cut(block)
@@ -125,10 +146,8 @@ def _cut(block: Int64s) -> None:
         size = _size_of_piece(block, table[i])
         units, _ = _units_of(block, table[i])
         pieces = (units + size - 1) // size
-        if table[i, 0] == SHARED and block[NUM_SEGMENTS] == 0:
-            pieces = 0
-        elif table[i, 0] == OWN:
-            pieces += block[NUM_LONG] * block[KV_HEADS]
+        if table[i, 0] == OWN:
+            pieces += block[NUM_LONG] * _shares_of_heads(block, block[NUM_LONG])
         block[START + i] = pieces
         block[START + lines + i] = block[START + 2 * lines + i] = 0
 
@@ -168,17 +187,30 @@ def _help(block: Int64s, i: int, like: Array) -> None:
     kind, size = line[0], _size_of_piece(block, line)
     rows = block[NUM_WANTED] if line[1] else block[TOKENS]
     wide = np.empty((0, 0), np.float32)
-    laid = np.empty(0, np.float32)
+    laid, laid_block = np.empty(0, np.float32), -1
     if kind == FEW:
         wide = widened(rows_at(line[2], rows, line[5], like))
-    elif kind == TILES:
-        laid = lay_pairs(rows_at(line[2], rows, line[5], like))
     while piece < pieces:
         first, last = piece * size, (piece + 1) * size
-        if kind in (FEW, TILES, PACKED):
-            _columns(block, line, rows, wide, laid, first, last, like)
-        elif kind == SHARED:
-            _read_shared(block, line, first, min(last, block[KV_HEADS]), like)
+        if kind == TILES:
+            ranges = ranges_of(rows, line[6], _parts(block))
+            for unit in range(first, min(last, units_of(rows, line[6], _parts(block)))):
+                if unit // ranges != laid_block:
+                    laid_block = unit // ranges
+                    row = laid_block * ROWS_AT_ONCE
+                    laid = lay_pairs(rows_at(line[2] + row * line[5] * 2, min(rows - row, ROWS_AT_ONCE), line[5], like))
+                _tiles(block, line, rows, laid, laid_block, unit % ranges, ranges, like)
+        elif kind in (FEW, PACKED):
+            _columns(block, line, rows, wide, first, last, like)
+        elif kind in (SHARED, NESTED):
+            places = block[ROOTS] if kind == SHARED else 1
+            shares, heads = _shares_of_heads(block, places), block[KV_HEADS]
+            for unit in range(first, min(last, places * shares)):
+                place, share = unit // shares, unit % shares
+                begin_at, end_at = (place, place + 1) if kind == SHARED else (block[ROOTS], block[NUM_SEGMENTS])
+                _read_shared(
+                    block, line, begin_at, end_at, heads * share // shares, heads * (share + 1) // shares, like
+                )  # fmt: skip
         elif kind == OWN:
             _read_own(block, line, piece, size, like)
         else:
@@ -188,9 +220,18 @@ def _help(block: Int64s, i: int, like: Array) -> None:
 
 
 @jit(inline=True)
-def _columns(
-    block: Int64s, line: Int64s, rows: int, wide: Float32s, laid: Float32s, first: int, last: int, like: Array
+def _tiles(
+    block: Int64s, line: Int64s, rows: int, laid: Float32s, laid_block: int, number: int, ranges: int, like: Array
 ) -> None:
+    """As `_columns`."""
+    outputs = line[6]
+    out = rows_at(line[4] if line[4] else block[LOGITS], rows, outputs, like)
+    bias = row_at(line[7], outputs if line[7] else 0, like)
+    columns_of(laid, rows_at(line[3], outputs, line[5], like), bias, out, laid_block, number, ranges)
+
+
+@jit(inline=True)
+def _columns(block: Int64s, line: Int64s, rows: int, wide: Float32s, first: int, last: int, like: Array) -> None:
     """x, weight, bias or 0, out or 0 for the logits, inputs, outputs."""
     kind, inputs, outputs = line[0], line[5], line[6]
     out = rows_at(line[4] if line[4] else block[LOGITS], rows, outputs, like)
@@ -206,10 +247,7 @@ def _columns(
         return
     weight = rows_at(line[3], outputs, inputs, like)
     bias = row_at(line[7], outputs if line[7] else 0, like)
-    if kind == FEW:
-        columns_of_few(wide, weight, bias, out, first * LEAST_COLUMNS, min(last * LEAST_COLUMNS, outputs))
-    else:
-        columns_of(laid, weight, bias, out, first, min(last, (outputs + TALL - 1) // TALL))
+    columns_of_few(wide, weight, bias, out, first * LEAST_COLUMNS, min(last * LEAST_COLUMNS, outputs))
 
 
 @jit(inline=True)
@@ -263,8 +301,10 @@ def _pages(block: Int64s, address: int, like: Array) -> Array:
 
 
 @jit(inline=True)
-def _read_shared(block: Int64s, line: Int64s, first_head: int, last_head: int, like: Array) -> None:
-    """qkv, its width, pools, out: these heads of every segment, ancestors first."""
+def _read_shared(
+    block: Int64s, line: Int64s, first: int, last: int, first_head: int, last_head: int, like: Array
+) -> None:
+    """qkv, its width, pools, out: these heads of segments `first` to `last`, ancestors first."""
     tokens, heads, head_dim = block[TOKENS], block[HEADS], block[HEAD_DIM]
     keys, values = _pages(block, line[4], like), _pages(block, line[5], like)
     q = blocks_at(line[2], tokens, line[3] // head_dim, head_dim, like)[:, :heads]
@@ -273,11 +313,11 @@ def _read_shared(block: Int64s, line: Int64s, first_head: int, last_head: int, l
     mixed, lse = blocks_at(block[MIXED], tokens, heads, head_dim, floats), rows_at(block[LSE], tokens, heads, floats)
     scale = row_at(block[NUMBERS], 3, np.empty(0, np.float64))[SCALE]
     is_shared, whole = (
-        line[0] == SHARED,
+        line[0] != OWN,
         int(np.int64(NO_WINDOW)),
     )  # no literals: for each the kernel would be compiled anew
     segments = rows_at(block[SEGMENTS], block[NUM_SEGMENTS], 5, block)
-    for s in range(block[NUM_SEGMENTS]):
+    for s in range(first, last):
         row, first_page, end_page, begin, end = segments[s]
         pages = row_at(block[TABLE] + (row * block[TABLE_WIDTH] + first_page) * 4, end_page - first_page, words)
         queries = row_at(block[SEGMENT_TOKENS] + begin * 4, end - begin, words)
@@ -290,7 +330,7 @@ def _read_shared(block: Int64s, line: Int64s, first_head: int, last_head: int, l
 
 @jit(inline=True)
 def _read_own(block: Int64s, line: Int64s, piece: int, size: int, like: Array) -> None:
-    """qkv, its width, pools, out: a head of a long row, or some queries of the others."""
+    """qkv, its width, pools, out: heads of a long row, or some queries of the others."""
     tokens, heads, kv_heads, head_dim = block[TOKENS], block[HEADS], block[KV_HEADS], block[HEAD_DIM]
     keys, values = _pages(block, line[4], like), _pages(block, line[5], like)
     q = blocks_at(line[2], tokens, line[3] // head_dim, head_dim, like)[:, :heads]
@@ -299,11 +339,12 @@ def _read_own(block: Int64s, line: Int64s, piece: int, size: int, like: Array) -
     got = tokens if block[NUM_SEGMENTS] else 0
     mixed, lse = blocks_at(block[MIXED], got, heads, head_dim, floats), rows_at(block[LSE], got, heads, floats)
     scale = row_at(block[NUMBERS], 3, np.empty(0, np.float64))[SCALE]
-    is_shared, whole = line[0] == SHARED, int(np.int64(NO_WINDOW))
-    in_long_rows = block[NUM_LONG] * kv_heads
+    is_shared, whole = line[0] != OWN, int(np.int64(NO_WINDOW))
+    shares = _shares_of_heads(block, block[NUM_LONG])
+    in_long_rows = block[NUM_LONG] * shares
     if piece < in_long_rows:
-        first, rows, start, row, first_key = rows_at(block[LONG], block[NUM_LONG], 5, block)[piece // kv_heads]
-        head = piece % kv_heads
+        first, rows, start, row, first_key = rows_at(block[LONG], block[NUM_LONG], 5, block)[piece // shares]
+        share = piece % shares
         first_page = first_key // block[PAGE_SIZE]
         num_pages = (start + rows + block[PAGE_SIZE] - 1) // block[PAGE_SIZE] - first_page
         pages = row_at(block[TABLE] + (row * block[TABLE_WIDTH] + first_page) * 4, num_pages, words)
@@ -312,7 +353,7 @@ def _read_own(block: Int64s, line: Int64s, piece: int, size: int, like: Array) -
             queries[t], ends[t] = first + t, start + 1 + t
         attend_heads(
             q, keys, values, pages, queries, ends, first_key, mixed, lse, NO_SINKS, out, is_shared,
-            scale, whole, whole, NO_CAP, WHOLE, head, head + 1
+            scale, whole, whole, NO_CAP, WHOLE, kv_heads * share // shares, kv_heads * (share + 1) // shares
         )  # fmt: skip
         return
     queries = block[NUM_QUERIES]

@@ -44,9 +44,13 @@ def is_few(x: Array) -> bool:
     """Whether `linear_few_rows` is quicker for these rows than torch."""
     if x.dtype != np.uint16:
         return len(x) <= MAX_ROWS[x.dtype]
-    if not multiplies_halves():
-        return len(x) <= MAX_ROWS_BESIDE_SLOW
-    return len(x) <= MAX_ROWS[x.dtype] and (len(x) <= 2 or x.size <= MAX_NUMBERS)
+    is_near = not multiplies_halves() or len(x) <= 2 or x.size <= MAX_NUMBERS
+    return len(x) <= most_few_rows() and is_near
+
+
+def most_few_rows() -> int:
+    """Rows of bfloat16 above which `is_few` has the same answer for any more of them."""
+    return MAX_ROWS[np.dtype(np.uint16)] if multiplies_halves() else MAX_ROWS_BESIDE_SLOW
 
 
 def linear_few_rows(x: Array, weight: Array, bias: Array | None, out: Array) -> None:

@@ -1,16 +1,12 @@
-"""A matrix product for the rows of a batch that decodes: out = x W^T + bias, bfloat16, where vectors stand for the
-matrix unit (vector_tiles.py). W lies as in a checkpoint.
+"""A matrix product in bfloat16 where vectors stand for the matrix unit: out = x W^T + bias. W lies as in a checkpoint.
 
-Each word of W, a pair of inputs, is multiplied with the pairs of sixteen rows at once, so the sums come out in lanes
-and nothing is added across a vector. x is laid out for that; the sums are turned back as they are stored.
+The innermost loops are pair_products.py's: lanes are rows of x, so x is laid out in pairs of inputs by rows, and the
+sums are turned back as they are stored. Rows go ROWS_AT_ONCE at a time: laid out, they stay in the nearest cache but
+one while W passes by.
 
 On one core of an EPYC with AVX512-BF16 (23 November 2026, least of 60), us for torch.mm / linear.py / this:
 
-    rows              8            16           32         64         96         256
-    [512, 256]        23/26/15     27/50/14     36/-/25    53/-/49    72/-/73    162/-/196
-    [1408, 256]       41/48/37     53/138/37    79/-/67    127/-/134  175/-/198  414/-/520
-    [256, 704]        28/19/18     34/39/17     46/-/31    70/-/60    96/-/92    214/-/233
-    [1024, 1024]      95/108/89    133/475/94   209/-/178  343/-/340  485/-/510  1195/-/1360
+TABLE
 """
 
 from __future__ import annotations
@@ -22,26 +18,22 @@ from niwaki.kernels.checks import check_arrays
 from niwaki.kernels.jit import for_any_thread, get_num_threads, jit
 from niwaki.kernels.numeric import load
 from niwaki.kernels.operand import Array
+from niwaki.kernels.pair_products import OUTPUTS, sum_of_one, sum_of_two
 from niwaki.kernels.partial import Float32s
-from niwaki.kernels.simd import LANES
-from niwaki.kernels.simd_memory import load16, store_bfloat16, transpose16
-from niwaki.kernels.tiles import (
-    LINE,
-    ROWS,
-    aligned,
-    clear,
-    has_matrix_unit,
-    multiply_along,
-    store_tile,
-)
+from niwaki.kernels.simd import LANES, multiply_add, splat
+from niwaki.kernels.simd_memory import load16, store16, store_pair, transpose16, transpose16_apart
+from niwaki.kernels.tiles import ROWS, aligned, has_matrix_unit
 from niwaki.kernels.vector_tiles import multiplies_pairs
 
 SLICE = 32  # inputs that a row of a tile holds
 TILE = 256  # words
-TALL = 2 * ROWS  # outputs that go together, and rows of x
+TALL = 2 * ROWS  # outputs that go together
+ROWS_AT_ONCE = 64
 
-
-MIN_ROWS, MAX_ROWS = 6, 32  # outside of these linear.py or torch is as fast
+# Below linear.py is as fast. Rows of W that lie a multiple of 4096 bytes apart push each other out of the nearest
+# cache: for few rows of x torch, which lays W out anew, is faster then.
+MIN_ROWS, MIN_ROWS_CROWDED = 6, 9
+CROWDED = 2048  # inputs
 
 # Products (rows x inputs x outputs) from which threads pay, as in packed.py.
 MIN_PARALLEL_PRODUCTS = 500_000_000
@@ -50,9 +42,9 @@ MIN_PARALLEL_PRODUCTS = 500_000_000
 def takes(x: Array, weight: Array) -> bool:
     """Whether `linear_tiles` can do this product, and is the quickest to."""
     outputs, inputs = weight.shape
-    # Rows of W that lie a multiple of 4096 bytes apart push each other out of the nearest cache.
-    fits = inputs % SLICE == 0 and outputs % ROWS == 0 and inputs % 2048 != 0 and x.dtype == np.uint16
-    return fits and MIN_ROWS <= len(x) <= MAX_ROWS and multiplies_pairs() and not has_matrix_unit()
+    fits = inputs % SLICE == 0 and outputs % ROWS == 0 and x.dtype == np.uint16
+    least = MIN_ROWS if inputs % CROWDED else MIN_ROWS_CROWDED
+    return fits and len(x) >= least and multiplies_pairs() and not has_matrix_unit()
 
 
 def linear_tiles(x: Array, weight: Array, bias: Array | None, out: Array) -> None:
@@ -70,25 +62,52 @@ def linear_tiles(x: Array, weight: Array, bias: Array | None, out: Array) -> Non
         bias=(bias, (outputs if len(bias) else 0,)),
         out=(out, (x.shape[0], outputs)),
     )
-    blocks = -(-outputs // TALL)
-    threads = min(get_num_threads(), blocks)
+    threads = get_num_threads()
     if threads == 1 or len(x) * weight.size < MIN_PARALLEL_PRODUCTS:
-        _all_columns(x, weight, bias, out, 0, blocks)
+        _all_units(x, weight, bias, out, 1, 0, units_of(len(x), outputs, 1))
     else:
-        _columns_parallel(x, weight, bias, out, threads)
-
-
-@jit(parallel=True)
-def _columns_parallel(x: Array, weight: Array, bias: Array, out: Array, parts: int) -> None:
-    blocks = (weight.shape[0] + TALL - 1) // TALL
-    for part in prange(parts):
-        _columns(x, weight, bias, out, blocks * part // parts, blocks * (part + 1) // parts)
+        _units_parallel(x, weight, bias, out, threads)
 
 
 @jit()
-def _columns(x: Array, weight: Array, bias: Array, out: Array, first_block: int, last_block: int) -> None:
-    """Outputs TALL x first_block to TALL x last_block. Inputs are a multiple of SLICE, outputs of ROWS."""
-    columns_of(lay_pairs(x), weight, bias, out, first_block, last_block)
+def units_of(rows: int, outputs: int, parts: int) -> int:
+    """How many units a product is divided into, for so many to share at least, where it can be."""
+    return blocks_of(rows) * ranges_of(rows, outputs, parts)
+
+
+@jit()
+def blocks_of(rows: int) -> int:
+    return (rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE
+
+
+@jit()
+def ranges_of(rows: int, outputs: int, parts: int) -> int:
+    """Ranges of outputs that are a unit each, for every block of rows. One, where there are blocks enough: who takes
+    one lays its rows out."""
+    blocks = blocks_of(rows)
+    return min((parts + blocks - 1) // blocks, (outputs + TALL - 1) // TALL)
+
+
+@jit(parallel=True)
+def _units_parallel(x: Array, weight: Array, bias: Array, out: Array, parts: int) -> None:
+    units = units_of(x.shape[0], weight.shape[0], parts)
+    for part in prange(parts):
+        _units(x, weight, bias, out, parts, units * part // parts, units * (part + 1) // parts)
+
+
+@jit()
+def _units(x: Array, weight: Array, bias: Array, out: Array, parts: int, first: int, last: int) -> None:
+    rows, outputs = x.shape[0], weight.shape[0]
+    ranges, block = ranges_of(rows, outputs, parts), -1
+    laid = np.empty(0, np.float32)
+    for unit in range(first, last):
+        if unit // ranges != block:
+            block = unit // ranges
+            laid = lay_pairs(x[block * ROWS_AT_ONCE : (block + 1) * ROWS_AT_ONCE])
+        columns_of(laid, weight, bias, out, block, unit % ranges, ranges)
+
+
+_all_units = for_any_thread(_units)
 
 
 @jit()
@@ -113,70 +132,62 @@ def lay_pairs(x: Array) -> Float32s:
 
 
 @jit()
-def columns_of(laid: Float32s, weight: Array, bias: Array, out: Array, first_block: int, last_block: int) -> None:
-    """As `_columns`, of the rows that `lay_pairs` laid out."""
+def columns_of(
+    laid: Float32s, weight: Array, bias: Array, all_out: Array, block: int, number: int, ranges: int
+) -> None:
+    """Range `number` of so many `ranges` of outputs, for the block of rows that `lay_pairs` laid out. Inputs are a
+    multiple of SLICE, outputs of ROWS."""
+    out = all_out[block * ROWS_AT_ONCE : (block + 1) * ROWS_AT_ONCE]
     rows = out.shape[0]
     outputs, inputs = weight.shape
     depth = inputs // SLICE
     groups = (rows + ROWS - 1) // ROWS  # of rows of x
     flat = weight.reshape(-1)
     sums = np.empty(4 * TILE + LANES, np.float32)  # [half of the outputs, group of two] tiles of outputs by rows
-    turned = np.empty(TILE, np.float32)
+    pairs = np.empty(2 * TILE, np.uint16)
     laid0, sums0 = aligned(laid), aligned(sums)
-    for block in range(first_block, last_block):
-        output = block * TALL
+    stride, step_ahead = inputs * 2, TALL * inputs * 2
+    steps = (outputs + TALL - 1) // TALL
+    for step in range(steps * number // ranges, steps * (number + 1) // ranges):
+        output = step * TALL
         is_tall = output + ROWS < outputs
         for group in range(0, groups, 2):
-            is_wide = group + 1 < groups
-            _product(
-                flat, output * inputs, inputs, is_tall, laid, laid0 + group * depth * TILE, depth, is_wide, sums, sums0
-            )
-            for half in range(2):
-                for side in range(2):
-                    if (half == 0 or is_tall) and (side == 0 or is_wide):
-                        first = output + half * ROWS
-                        place = sums0 + (2 * half + side) * TILE
-                        _put(sums, place, turned, bias, out, (group + side) * ROWS, rows, first)
-
-
-_all_columns = for_any_thread(_columns)
-
-
-@jit()
-def _product(
-    weight: Array, place: int, inputs: int, is_tall: bool, laid: Array, laid0: int, depth: int, is_wide: bool,
-    sums: Array, sums0: int,
-) -> None:  # fmt: skip
-    """Sums [2 x 16 outputs, 2 x 16 rows]; of the second sixteen outputs where `is_tall`, rows where `is_wide`."""
-    clear(0)
-    clear(1)
-    clear(2)
-    clear(3)
-    stride, step, below = inputs * 2, SLICE * 2, TILE * 4
-    multiply_along(0, weight, place, stride, step, laid, laid0, below, depth)
-    if is_wide:
-        multiply_along(1, weight, place, stride, step, laid, laid0 + depth * TILE, below, depth)
-    if is_tall:
-        second = place + ROWS * inputs
-        multiply_along(2, weight, second, stride, step, laid, laid0, below, depth)
-        if is_wide:
-            multiply_along(3, weight, second, stride, step, laid, laid0 + depth * TILE, below, depth)
-    store_tile(0, sums, sums0, LINE)
-    store_tile(1, sums, sums0 + TILE, LINE)
-    store_tile(2, sums, sums0 + 2 * TILE, LINE)
-    store_tile(3, sums, sums0 + 3 * TILE, LINE)
+            at, sides = laid0 + group * depth * TILE, min(2, groups - group)
+            ahead = step_ahead if group == 0 else 0
+            for some in range(output, output + (TALL if is_tall else ROWS), OUTPUTS):
+                place = sums0 + ((some - output) // ROWS * 2 * ROWS + some % ROWS) * LANES
+                if sides == 2:
+                    sum_of_two(sums, place, flat, some * inputs, stride, laid, at, depth, ahead)
+                else:
+                    sum_of_one(sums, place, flat, some * inputs, stride, laid, at, depth, ahead)
+            for side in range(sides):
+                row = (group + side) * ROWS
+                _put(sums, sums0 + side * TILE, pairs, bias, out, row, min(ROWS, rows - row), output, is_tall)
 
 
 @jit()
 def _put(
-    sums: Array, place: int, turned: Array, bias: Array, out: Array, first_row: int, rows: int, output: int
-) -> None:
-    """out[first_row + r, output : output + 16] = column r of the tile of sums."""
-    transpose16(sums, place, LANES, turned, 0)
+    sums: Array, place: int, pairs: Array, bias: Array, out: Array, first_row: int, rows: int, output: int,
+    is_tall: bool,
+) -> None:  # fmt: skip
+    """out[first_row + r, output + j] = sum [j, r], of 32 outputs or 16."""
+    halves, one = 2 if is_tall else 1, splat(np.float32(1.0))
+    for half in range(halves):
+        tile = place + half * 2 * TILE
+        for j in range(LANES if bias.shape[0] else 0):
+            offset = splat(load(bias[output + half * ROWS + j]))
+            store16(sums, tile + j * LANES, multiply_add(load16(sums, tile + j * LANES), one, offset))
+        for j in range(0, ROWS, 2):
+            low, high = load16(sums, tile + j * LANES), load16(sums, tile + (j + 1) * LANES)
+            store_pair(pairs, (half * ROWS + j) * LANES, low, high)
     stride = out.strides[0] // out.itemsize
-    for j in range(LANES if bias.shape[0] else 0):
-        offset = load(bias[output + j])
-        for r in range(ROWS):
-            turned[r * LANES + j] += offset
-    for r in range(min(ROWS, rows - first_row)):
-        store_bfloat16(out, (first_row + r) * stride + output, load16(turned, r * LANES))
+    first = first_row * stride + output
+    if is_tall and rows == ROWS:
+        transpose16_apart(pairs, 0, 2 * LANES, out, first, stride)
+        return
+    turned = np.empty(2 * TILE, np.uint16)
+    transpose16_apart(pairs, 0, 2 * LANES, turned, 0, 2 * LANES)
+    flat = out.reshape(-1)
+    for r in range(rows):
+        for j in range(halves * ROWS):
+            flat[first + r * stride + j] = turned[r * 2 * LANES + j]

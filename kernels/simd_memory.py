@@ -238,24 +238,42 @@ def _transpose16(typing, source, index, stride, target, place):
     """Word [c, r] of the tile from target[place] on = word c of the 64 bytes from source[index + stride x r] on."""
 
     def generate(context, builder, signature, args):
-        starts = _row_pointers(context, builder, signature, args, INTS)
-        rows = [builder.load(start, align=2) for start in starts]
-        for width in (8, 4, 2, 1):  # swap the lower left quarter of each square with the upper right one
-            turned = list(rows)
-            for row in range(LANES):
-                if not row & width:
-                    upper = [lane if not lane & width else LANES + lane - width for lane in range(LANES)]
-                    lower = [lane + width if not lane & width else LANES + lane for lane in range(LANES)]
-                    for at, order in ((row, upper), (row + width, lower)):
-                        turned[at] = builder.shuffle_vector(rows[row], rows[row + width], ir.Constant(INTS, order))
-            rows = turned
-        into = element_pointer(context, builder, signature, args, 3)
-        into = builder.bitcast(into, INTS.as_pointer())
-        for row, value in enumerate(rows):
+        into = builder.bitcast(element_pointer(context, builder, signature, args, 3), INTS.as_pointer())
+        for row, value in enumerate(_turned(context, builder, signature, args)):
             builder.store(value, builder.gep(into, [ir.Constant(ir.IntType(64), row)]), align=4)
         return context.get_dummy_value()
 
     return types.void(source, index, stride, target, place), generate
+
+
+@intrinsic
+def _transpose16_apart(typing, source, index, stride, target, place, apart):
+    """The same tile with its rows `apart` elements from each other."""
+
+    def generate(context, builder, signature, args):
+        into = element_pointer(context, builder, signature, args, 3)
+        step = context.cast(builder, args[5], signature.args[5], types.intp)
+        for row, value in enumerate(_turned(context, builder, signature, args)):
+            here = builder.gep(into, [builder.mul(step, ir.Constant(ir.IntType(64), row))])
+            builder.store(value, builder.bitcast(here, INTS.as_pointer()), align=2)
+        return context.get_dummy_value()
+
+    return types.void(source, index, stride, target, place, apart), generate
+
+
+def _turned(context, builder, signature, args):
+    """The rows of the tile that `_transpose16` reads, turned."""
+    rows = [builder.load(start, align=2) for start in _row_pointers(context, builder, signature, args, INTS)]
+    for width in (8, 4, 2, 1):  # swap the lower left quarter of each square with the upper right one
+        turned = list(rows)
+        for row in range(LANES):
+            if not row & width:
+                upper = [lane if not lane & width else LANES + lane - width for lane in range(LANES)]
+                lower = [lane + width if not lane & width else LANES + lane for lane in range(LANES)]
+                for at, order in ((row, upper), (row + width, lower)):
+                    turned[at] = builder.shuffle_vector(rows[row], rows[row + width], ir.Constant(INTS, order))
+        rows = turned
+    return rows
 
 
 def _row_pointers(context, builder, signature, args, kind):
@@ -428,6 +446,7 @@ store_bfloat16 = cast("Callable[[Array, int, Vector], None]", _store_bfloat16)
 store_pairs = cast("Callable[[Array, int, Vector, Vector], None]", _store_pairs)
 store_between = cast("Callable[[Array, int, int, Vector, Vector], None]", _store_between)
 transpose16 = cast("Callable[[Array, int, int, Array, int], None]", _transpose16)
+transpose16_apart = cast("Callable[[Array, int, int, Array, int, int], None]", _transpose16_apart)
 largest_of_rows = cast("Callable[[Array, int, int, int], Vector]", _largest_of_rows)
 sum_of_rows = cast("Callable[[Array, int, int, int], Vector]", _sum_of_rows)
 prefetch = cast("Callable[[Array, int], None]", _prefetch)

@@ -35,6 +35,7 @@ from niwaki.kernels.simd_memory import (
     element_at,
     largest_of_rows,
     load16,
+    prefetch,
     splat_at,
     store16,
     store_between,
@@ -228,6 +229,10 @@ def attend_heads(
                 k, v, pages, first - first_key, last - first_key, page_size, width, head * head_dim, num_heads, slices,
                 at, keys, keys0, values, values0
             )  # fmt: skip
+            _ask_for(
+                k, v, pages, last - first_key, min(last + BLOCK, end) - first_key, page_size, width, head * head_dim,
+                num_heads * head_dim
+            )  # fmt: skip
             for stack in range(num_heads * blocks):
                 own, block = stack // blocks, stack % blocks
                 rows = block * ROWS
@@ -306,6 +311,19 @@ def _lay_out(
                     b = load16(v, high + column) if key + RUN + row < last else zeros()
                     place = values0 + ((own * 2 + half) * slices + s) * 2 * TILE + row * LANES
                     store_between(values, place, TILE, a, b)
+
+
+@jit()
+def _ask_for(
+    k: Array, v: Array, pages: Int32s, first: int, last: int, page_size: int, width: int, offset: int, columns: int
+) -> None:
+    """Keys `first` to `last` and their values, so that they come while those before them are multiplied."""
+    for run in range(first, last, RUN):
+        at = (int(np.int64(pages[run // page_size])) * page_size + run % page_size) * width + offset
+        for row in range(min(RUN, last - run)):
+            for column in range(0, columns, SLICE):
+                prefetch(k, at + row * width + column)
+                prefetch(v, at + row * width + column)
 
 
 @jit()

@@ -171,26 +171,6 @@ def _multiply(typing, c, a, b):
     return None if tiles is None else (types.void(c, a, b), generate)
 
 
-@intrinsic(prefer_literal=True)
-def _multiply_along(typing, c, a, a_index, stride, a_step, b, b_index, b_step, count):
-    """c += the sum of `count` products of tiles, of which the first lie at a[a_index], its rows `stride` bytes apart,
-    and b[b_index], and each of the others so many bytes behind. Only where vectors stand for the matrix unit."""
-    tiles = _tiles(c)
-
-    def generate(context, builder, signature, args):
-        places = [
-            builder.bitcast(element_pointer(context, builder, signature, args, first), POINTER) for first in (1, 5)
-        ]
-        stride, a_step, b_step, count = (
-            context.cast(builder, args[i], signature.args[i], types.int64) for i in (3, 4, 7, 8)
-        )
-        vector_tiles.multiply_along(builder, tiles[0].constant, places[0], stride, places[1], count, a_step, b_step)
-        return context.get_dummy_value()
-
-    kinds = (c, a, a_index, stride, a_step, b, b_index, b_step, count)
-    return None if tiles is None else (types.void(*kinds), generate)
-
-
 @jit()
 def aligned(array: Array) -> int:
     """The first element of `array`, which is of one dimension, whose address is a multiple of LINE."""
@@ -203,4 +183,3 @@ clear = cast("Callable[[int], None]", _clear)
 load_tile = cast("Callable[[int, Array, int, int], None]", _load_tile)
 store_tile = cast("Callable[[int, Array, int, int], None]", _store_tile)
 multiply = cast("Callable[[int, int, int], None]", _multiply)
-multiply_along = cast("Callable[[int, Array, int, int, int, Array, int, int, int], None]", _multiply_along)

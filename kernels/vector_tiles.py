@@ -71,13 +71,6 @@ def multiply(builder, c: int, a: int, b: int) -> None:
     builder.call(_product(builder.module), [sums, first, builder.load(_stride_of(builder, a)), second])
 
 
-def multiply_along(builder, c: int, a, stride, b, count, a_step, b_step) -> None:
-    """c += the sum of `count` products of tiles: the next of each begins so many bytes behind. The sums stay in
-    registers meanwhile."""
-    sums = builder.bitcast(_sums_of(builder, c), POINTER)
-    builder.call(_products(builder.module), [sums, a, stride, b, count, a_step, b_step])
-
-
 def _at(builder, memory, stride, row: int):
     offset = builder.mul(stride, LONG(row))
     return builder.bitcast(builder.gep(memory, [offset]), FLOATS.as_pointer())
@@ -113,28 +106,18 @@ def _stride_of(builder, tile: int):
 
 def _product(module):
     """The function (sums, a, bytes between rows of a, b) that adds a product of tiles; one in each module."""
-    found = module.globals.get("niwaki_product_of_tiles")
-    return found or _adding(module, "niwaki_product_of_tiles", [])
-
-
-def _products(module):
-    """The same with (..., products, bytes from one a to the next, and from one b), which adds several."""
-    found = module.globals.get("niwaki_products_of_tiles")
-    return found or _adding(module, "niwaki_products_of_tiles", [LONG] * 3)
-
-
-def _adding(module, name: str, more: list[ir.Type]):
-    kinds = [POINTER, POINTER, LONG, POINTER, *more]
+    name = "niwaki_product_of_tiles"
+    if name in module.globals:
+        return module.globals[name]
+    kinds = [POINTER, POINTER, LONG, POINTER]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), name)
     function.linkage = "internal"
     function.attributes.add("noinline")  # kernels get half as long, and are as quick
-    sums, a, stride, b, *along = function.args
+    sums, a, stride, b = function.args
     for pointer in (sums, a, b):
         pointer.add_attribute("noalias")
     entry = function.append_basic_block("entry")
-    outer = function.append_basic_block("tiles")
     loop = function.append_basic_block("loop")
-    following = function.append_basic_block("following")
     done = function.append_basic_block("done")
     builder = ir.IRBuilder(entry)
     places = [
@@ -142,41 +125,22 @@ def _adding(module, name: str, more: list[ir.Type]):
         for row in range(ROWS)
     ]
     before = [builder.load(place, align=LINE) for place in places]
-    builder.branch(outer)
-
-    builder.position_at_end(outer)
-    tile, a_here, b_here = builder.phi(LONG), builder.phi(POINTER), builder.phi(POINTER)
-    so_far = [builder.phi(FLOATS) for _ in range(ROWS)]
     builder.branch(loop)
 
     builder.position_at_end(loop)
     step = builder.phi(LONG)
     totals = [builder.phi(FLOATS) for _ in range(ROWS)]
-    row_of_b = builder.gep(b_here, [builder.mul(step, LONG(LINE))], inbounds=True)
+    row_of_b = builder.gep(b, [builder.mul(step, LONG(LINE))], inbounds=True)
     pairs = builder.load(builder.bitcast(row_of_b, INTS.as_pointer()), align=4)
-    column = builder.gep(a_here, [builder.mul(step, LONG(4))], inbounds=True)
-    rows = _RowsOf(builder, column, stride)
+    rows = RowsOf(builder, builder.gep(a, [builder.mul(step, LONG(4))], inbounds=True), stride)
     after = [_step(builder, total, rows, row, pairs) for row, total in enumerate(totals)]
     next_step = builder.add(step, LONG(1))
-    step.add_incoming(LONG(0), outer)
+    step.add_incoming(LONG(0), entry)
     step.add_incoming(next_step, loop)
-    for total, first, last in zip(totals, so_far, after, strict=True):
-        total.add_incoming(first, outer)
-        total.add_incoming(last, loop)
-    builder.cbranch(builder.icmp_unsigned("<", next_step, LONG(WORDS)), loop, following)
-
-    builder.position_at_end(following)
-    count, a_step, b_step = along or [LONG(1), LONG(0), LONG(0)]
-    next_tile = builder.add(tile, LONG(1))
-    for here, start, stride_of_tiles in ((a_here, a, a_step), (b_here, b, b_step)):
-        here.add_incoming(start, entry)
-        here.add_incoming(builder.gep(here, [stride_of_tiles], inbounds=True), following)
-    tile.add_incoming(LONG(0), entry)
-    tile.add_incoming(next_tile, following)
-    for total, first, last in zip(so_far, before, after, strict=True):
+    for total, first, last in zip(totals, before, after, strict=True):
         total.add_incoming(first, entry)
-        total.add_incoming(last, following)
-    builder.cbranch(builder.icmp_unsigned("<", next_tile, count), outer, done)
+        total.add_incoming(last, loop)
+    builder.cbranch(builder.icmp_unsigned("<", next_step, LONG(WORDS)), loop, done)
 
     builder.position_at_end(done)
     for place, last in zip(places, after, strict=True):
@@ -185,7 +149,7 @@ def _adding(module, name: str, more: list[ir.Type]):
     return function
 
 
-class _RowsOf:
+class RowsOf:
     """Where the rows of A have the word at hand: row r at r strides, as processors address it."""
 
     def __init__(self, builder, first, stride):

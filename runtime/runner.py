@@ -270,14 +270,15 @@ class Runner:
         ids, wanted = rows.token_ids, rows.wanted
         threads = torch.get_num_threads()
         parts = min(threads, len(ids) // PART_TOKENS, len(ids) * self._num_weights // PART_WORK)
-        if parts > 1 and self._device.type == "cpu":
+        if parts > 1 and self._device.type == "cpu" and not self._model.has_any_size:
             with one_torch_thread():
                 return self._forward_in_parts(rows, parts)
         plan = self._plan(rows.spans)
         if self._is_on_device:
             return self._forward_on_device(rows, plan)
         token_ids = rows.ids_on(self._device)
-        may_be_parallel = threads == 1 or len(ids) * self._num_weights >= MIN_PARALLEL_WORK
+        is_large = len(ids) * self._num_weights >= MIN_PARALLEL_WORK and not self._model.has_any_size
+        may_be_parallel = threads == 1 or is_large
         with nullcontext() if may_be_parallel else one_torch_thread():
             return self._model.forward(token_ids, plan, wanted, threads=threads)
 

@@ -86,6 +86,11 @@ class Decoder:
         body, tail = (Workspace(self._config, self._device, self._dtype) for _ in range(2))
         return Part(body, tail, stored)
 
+    @property
+    def has_any_size(self) -> bool:
+        """Whether each step is one native call, which divides its work among threads itself."""
+        return self._stack is not None and self._stack.has_any_size
+
     def forward(
         self,
         token_ids: torch.Tensor,

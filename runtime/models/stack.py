@@ -1,8 +1,8 @@
 """The layers of a plain decoder as the lines of kernels/layers.py, so that a small step is one native call.
 
 Plain: each layer normalises, attends to all keys by scores as they are, and gates by SiLU; weights, activations and
-cache are bfloat16. That is Llama, Mistral, Qwen 2 and 3, Phi 3 and what else is built like them. Other models, and
-steps of many tokens, whose products torch does best, go from kernel to kernel as decoder.py tells.
+cache are bfloat16. That is Llama, Mistral, Qwen 2 and 3, Phi 3 and what else is built like them. Other models go from
+kernel to kernel as decoder.py tells; so do steps of many tokens where torch does their products best.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 from niwaki.kernels import layers
 from niwaki.kernels.crew import Crew, Geometry
 from niwaki.kernels.layers import LINE_WIDTH
-from niwaki.kernels.linear import is_few
-from niwaki.kernels.linear_tiles import MIN_ROWS, takes
-from niwaki.kernels.operand import Operand
+from niwaki.kernels.linear import is_few, most_few_rows
+from niwaki.kernels.linear_tiles import takes
+from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.ops import Linear, NumbaOps, array_of
 from niwaki.kernels.packed import PackedLinear
 from niwaki.kernels.plan import AttentionPlan
@@ -33,7 +33,7 @@ from niwaki.runtime.models.mlp import DenseMlp
 from niwaki.runtime.models.projection import Projection
 from niwaki.runtime.models.workspace import Buffers
 
-# Tokens of a step that is one call: of one thread, whose products torch does as fast from there on, and of several.
+# Tokens of a step that is one call where torch has a quicker product of more: of one thread, and of several.
 MAX_TOKENS_ALONE = 64
 MAX_TOKENS = 512
 WORK_OF_A_THREAD = 10_000_000  # multiply-adds of products: some 0.2 ms, for which one is worth waking
@@ -51,13 +51,12 @@ class PlainLayer:
 
 @dataclass(frozen=True, slots=True)
 class _Lines:
-    body: Buffers
-    tail: Buffers | None  # of the wanted tokens, where these are not all
+    places: list[int]  # where the activations lie, and those of the wanted tokens
     table: Int64s | None  # None where a product has no kernel for so many tokens
 
 
 class Stack:
-    """`forward` does what lies between the embeddings and the logits."""
+    """`forward` does what lies between the embeddings and the logits. `has_any_size`: of any number of tokens."""
 
     def __init__(
         self, config: ModelConfig, plain: Sequence[PlainLayer], first_norm: Operand, head: Linear, num_pages: int
@@ -83,8 +82,12 @@ class Stack:
             each for one in plain for each in (one.attention.qkv, one.attention.out, one.mlp.gate_up, one.mlp.down)
         ]
         self._work = sum(math.prod(_shape(each)) for each in products)  # multiply-adds of a token
-        self._crew = Crew(geometry, 12 * len(plain) + 2)
-        self._kept: dict[tuple[int, int], _Lines] = {}
+        self._crew = Crew(geometry, 13 * len(plain) + 2)
+        projections = [each for each in (*products, head) if isinstance(each, Projection)]
+        self.has_any_size = len(projections) > len(products) and all(
+            takes(_many_rows(each), array_of(each.weight)) for each in projections
+        )
+        self._kept: dict[tuple[int, int, bool], _Lines] = {}
 
     @classmethod
     def of(
@@ -105,12 +108,15 @@ class Stack:
     def lines(self, body: Buffers, tail: Buffers | None, num_wanted: int, threads: int) -> Int64s | None:
         """The table of a step of these buffers; None where it must go from kernel to kernel."""
         tokens = len(body.x.tensor)
-        if tokens > (MAX_TOKENS if threads > 1 else MAX_TOKENS_ALONE):
+        if not self.has_any_size and tokens > (MAX_TOKENS if threads > 1 else MAX_TOKENS_ALONE):
             return None
-        kept = self._kept.get((tokens, num_wanted))
-        if kept is None or kept.body is not body or kept.tail is not tail:
-            kept = _Lines(body, tail, self._written(body, tail, num_wanted))
-            self._kept[tokens, num_wanted] = kept
+        places = _places(body) if tail is None else _places(body) + _places(tail)
+        most = most_few_rows() + 1
+        kind = min(tokens, most), min(num_wanted, most), tail is None
+        kept = self._kept.get(kind)
+        if kept is None or kept.places != places:
+            kept = _Lines(places, self._written(body, tail, num_wanted))
+            self._kept[kind] = kept
         return kept.table
 
     def forward(
@@ -144,7 +150,7 @@ class Stack:
                 if tail is not None:
                     b, is_tail = tail, 1
             read = [*_at(body.qkv), qkv_width, *_at(pools.k, pools.v, body.attended)]
-            table += [[layers.SHARED, 0, *read], [layers.OWN, 0, *read]]
+            table += [[kind, 0, *read] for kind in (layers.SHARED, layers.NESTED, layers.OWN)]
             if is_tail:
                 pairs = *_at(body.x, b.x), self._width, *_at(body.attended, b.attended), self._q_width
                 table.append([layers.SELECT, 1, *pairs])
@@ -188,6 +194,12 @@ def _is_one_kind(linear: Linear) -> bool:
     return isinstance(linear, Projection | PackedLinear)
 
 
+def _many_rows(projection: Projection) -> Array:
+    """Such as it multiplies, without memory of their own."""
+    inputs = projection.weight.tensor.shape[1]
+    return np.broadcast_to(np.uint16(0), (most_few_rows() + 1, inputs))
+
+
 def _shape(linear: Linear) -> tuple[int, int]:
     if isinstance(linear, PackedLinear):
         return linear.outputs, linear.inputs
@@ -205,7 +217,7 @@ def _product(linear: Linear, x: Operand, out: Operand | None, is_tail: int = 0) 
         ]  # fmt: skip
     assert isinstance(linear, Projection), "others are not plain"
     rows, weight = array_of(x), array_of(linear.weight)
-    if takes(rows[:MIN_ROWS], weight) and len(rows) >= MIN_ROWS:
+    if takes(rows, weight):
         kind = layers.TILES
     elif is_few(rows):
         kind = layers.FEW
@@ -214,6 +226,10 @@ def _product(linear: Linear, x: Operand, out: Operand | None, is_tail: int = 0) 
     bias = 0 if linear.bias is None else linear.bias.tensor.data_ptr()
     outputs, inputs = weight.shape
     return [kind, is_tail, *_at(x, linear.weight), place, inputs, outputs, bias]
+
+
+def _places(b: Buffers) -> list[int]:
+    return _at(b.x, b.normed, b.delta, b.qkv, b.attended, b.gate_up, b.activated)
 
 
 def _at(*operands: Operand) -> list[int]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from niwaki.kernels import jit, linear, linear_tiles, vector_tiles
-from niwaki.kernels.linear_tiles import MAX_ROWS, MIN_PARALLEL_PRODUCTS, MIN_ROWS
+from niwaki.kernels.linear_tiles import MIN_PARALLEL_PRODUCTS, MIN_ROWS, MIN_ROWS_CROWDED, ROWS_AT_ONCE
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import NumbaOps, array_of
 from niwaki.kernels.tiles import LINE, clear, has_matrix_unit, load_tile, multiply, store_tile
@@ -59,10 +59,11 @@ def test_a_product_of_tiles_is_what_the_formula_says(is_plain: bool, monkeypatch
 
 
 @by_pairs
-@pytest.mark.parametrize("rows", [MIN_ROWS, 15, 16, 17, MAX_ROWS])
-@pytest.mark.parametrize(("outputs", "inputs"), [(16, 32), (48, 1120), (176, 64)])
+@pytest.mark.parametrize("rows", [MIN_ROWS, 15, 16, 17, 32, ROWS_AT_ONCE, 2 * ROWS_AT_ONCE + 1])
+@pytest.mark.parametrize(("outputs", "inputs"), [(16, 32), (48, 1120), (176, 64), (32, 2048)])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_product_by_tiles_is_torchs(rows: int, outputs: int, inputs: int, has_bias: bool) -> None:
+    rows = max(rows, MIN_ROWS if inputs % 2048 else MIN_ROWS_CROWDED)
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn((rows, inputs), generator=generator).bfloat16()
     weight = torch.randn((outputs, inputs), generator=generator).div_(inputs**0.5).bfloat16()
@@ -77,16 +78,17 @@ def test_a_product_by_tiles_is_torchs(rows: int, outputs: int, inputs: int, has_
 
 
 @by_pairs
-def test_threads_change_no_product_by_tiles() -> None:
+@pytest.mark.parametrize("rows", [32, 5 * ROWS_AT_ONCE])
+def test_threads_change_no_product_by_tiles(rows: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn((32, 1024), generator=generator).bfloat16()
+    x = torch.randn((rows, 1024), generator=generator).bfloat16()
     weight = torch.randn((MIN_PARALLEL_PRODUCTS // 32768 // 16 * 16 + 48, 1024), generator=generator).bfloat16()
     outs = []
     before = jit.get_num_threads()
     try:
         for threads in (1, 2):
             jit.set_num_threads(threads)
-            out = torch.empty((32, len(weight)), dtype=torch.bfloat16)
+            out = torch.empty((rows, len(weight)), dtype=torch.bfloat16)
             NumbaOps().linear(Operand.of(x), Operand.of(weight), None, Operand.of(out))
             outs.append(out)
     finally:

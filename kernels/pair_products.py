@@ -1,0 +1,170 @@
+"""Sums of products of pairs of bfloat16, kept in registers: the innermost loops of linear_tiles.py, in the instruction
+of AVX512-BF16 (`multiplies_pairs` in vector_tiles.py).
+
+Each word of W, a pair of inputs, is multiplied with the pairs of sixteen rows of x at once, so the sums come out in
+lanes and nothing is added across a vector. One word serves two groups of sixteen rows: of eight outputs that makes
+sixteen sums, enough to keep both multipliers busy, and one load for two products. Of a single group, even and odd words
+are summed apart. Meanwhile memory is asked for the rows of W that come next; they lie too far apart to be guessed.
+
+One core of an EPYC, 24 MiB of W [outputs, 384] read once, 23 November 2026, GFLOP/s for 16 / 32 / 64 / 192 rows: 442 /
+494 / 497 / 484; not asking ahead 243 / 440 / 464 / 487; sixteen outputs by one group at a time 442 / 362 / 361 / 446.
+torch.mm reaches 415 at best.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+# Intrinsics get Numba's builder and types, which have no annotations; what kernels call is typed at the end.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from niwaki.kernels.operand import Array
+from niwaki.kernels.simd import FLOATS, INTS
+from niwaki.kernels.simd_memory import ask_for, element_pointer
+from niwaki.kernels.vector_tiles import LINE, LONG, POINTER, ROWS, WORDS, RowsOf
+
+TILE = ROWS * LINE  # bytes
+OUTPUTS = 8  # whose sums are in registers at once
+
+
+@intrinsic
+def _sum_of_one(typing, sums, at, weight, place, stride, laid, laid_at, slices, ahead):
+    """As `sum_of_two`, of one group."""
+    return _call(1, sums, at, weight, place, stride, laid, laid_at, slices, ahead)
+
+
+@intrinsic
+def _sum_of_two(typing, sums, at, weight, place, stride, laid, laid_at, slices, ahead):
+    """The products of eight outputs with two groups of sixteen rows, 32 `slices` inputs each: a line of sums for each
+    output from sums[at] on, those of the second group a tile behind.
+
+    weight[place]: the first output's word 0, that of the next lies `stride` bytes behind; laid[laid_at]: the first
+    group's tiles, as `lay_pairs` lays them, the second's behind them. Both places of float32 are multiples of LINE.
+    Memory is asked for the words of W that lie `ahead` bytes behind.
+    """
+    return _call(2, sums, at, weight, place, stride, laid, laid_at, slices, ahead)
+
+
+def _call(groups: int, *kinds):
+    def generate(context, builder, signature, args):
+        sums, weight, laid = (
+            builder.bitcast(element_pointer(context, builder, signature, args, first), POINTER) for first in (0, 2, 5)
+        )
+        stride, slices, ahead = (context.cast(builder, args[i], signature.args[i], types.int64) for i in (4, 7, 8))
+        builder.call(_function(builder.module, groups), [sums, weight, stride, laid, slices, ahead])
+        return context.get_dummy_value()
+
+    return types.void(*kinds), generate
+
+
+def _function(module, groups: int):
+    """The function (sums, weight, stride, laid, slices, ahead); one in each module."""
+    name, chains = f"niwaki_sum_of_pairs_{groups}", 2 // groups
+    if name in module.globals:
+        return module.globals[name]
+    kinds = [POINTER, POINTER, LONG, POINTER, LONG, LONG]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")  # kernels get shorter, and are as quick
+    sums, weight, stride, laid, slices, ahead = function.args
+    entry, outer, inner, following, done = (
+        function.append_basic_block(each) for each in ("entry", "slices", "words", "following", "done")
+    )
+    builder = ir.IRBuilder(entry)
+    builder.branch(outer)
+
+    builder.position_at_end(outer)
+    number, words, pairs = builder.phi(LONG), builder.phi(POINTER), builder.phi(POINTER)
+    so_far = [builder.phi(FLOATS) for _ in range(2 * OUTPUTS)]  # of the second group or of odd words from OUTPUTS on
+    builder.branch(inner)
+
+    builder.position_at_end(inner)
+    word = builder.phi(LONG)
+    totals = [builder.phi(FLOATS) for _ in range(2 * OUTPUTS)]
+    behind = builder.mul(slices, LONG(TILE))  # the second group
+    after = []
+    for chain in range(chains):
+        here = builder.add(word, LONG(chain))
+        line = builder.gep(pairs, [builder.mul(here, LONG(LINE))], inbounds=True)
+        own = [_load(builder, builder.gep(line, [builder.mul(behind, LONG(group))])) for group in range(groups)]
+        row = builder.and_(here, LONG(OUTPUTS - 1))
+        ask_for(builder, builder.gep(words, [builder.add(builder.mul(row, stride), ahead)]))
+        rows = RowsOf(builder, builder.gep(words, [builder.mul(here, LONG(4))], inbounds=True), stride)
+        if groups == 1:
+            before = totals[chain * OUTPUTS : (chain + 1) * OUTPUTS]
+            after += [_multiplied_from(builder, rows.of(r), own[0], total) for r, total in enumerate(before)]
+            continue
+        second = []
+        for r in range(OUTPUTS):
+            value = _in_all_lanes_from(builder, rows.of(r))
+            after.append(_multiplied(builder, value, own[0], totals[r]))
+            second.append(_multiplied(builder, value, own[1], totals[OUTPUTS + r]))
+        after += second
+    next_word = builder.add(word, LONG(chains))
+    word.add_incoming(LONG(0), outer)
+    word.add_incoming(next_word, inner)
+    for total, first, last in zip(totals, so_far, after, strict=True):
+        total.add_incoming(first, outer)
+        total.add_incoming(last, inner)
+    builder.cbranch(builder.icmp_unsigned("<", next_word, LONG(WORDS)), inner, following)
+
+    builder.position_at_end(following)
+    next_number = builder.add(number, LONG(1))
+    for here, start, step in ((words, weight, WORDS * 4), (pairs, laid, TILE)):
+        here.add_incoming(start, entry)
+        here.add_incoming(builder.gep(here, [LONG(step)], inbounds=True), following)
+    number.add_incoming(LONG(0), entry)
+    number.add_incoming(next_number, following)
+    for first, last in zip(so_far, after, strict=True):
+        first.add_incoming(ir.Constant(FLOATS, None), entry)
+        first.add_incoming(last, following)
+    builder.cbranch(builder.icmp_unsigned("<", next_number, slices), outer, done)
+
+    builder.position_at_end(done)
+    if groups == 1:
+        after = [builder.fadd(even, odd) for even, odd in zip(after[:OUTPUTS], after[OUTPUTS:], strict=True)]
+    for number, value in enumerate(after):
+        group, output = divmod(number, OUTPUTS)
+        place = builder.gep(sums, [LONG(group * TILE + output * LINE)], inbounds=True)
+        builder.store(value, builder.bitcast(place, FLOATS.as_pointer()), align=LINE)
+    builder.ret_void()
+    return function
+
+
+def _load(builder, pointer):
+    return builder.load(builder.bitcast(pointer, INTS.as_pointer()), align=LINE)
+
+
+# Written out, because LLVM would load words ahead, for which it then has no registers.
+
+
+def _multiplied_from(builder, read, pairs, total):
+    """total + products of the word at `read`, in all lanes, and `pairs`."""
+    base, step, times = read
+    address = f"($2,$3,{times})" if times else "($2)"
+    kind = ir.FunctionType(FLOATS, [FLOATS, POINTER, LONG, INTS])
+    text = f"vdpbf16ps {address}{{1to16}}, $4, $0"
+    return builder.call(ir.InlineAsm(kind, text, "=v,0,r,r,v,~{memory}", side_effect=True), [total, base, step, pairs])
+
+
+def _in_all_lanes_from(builder, read):
+    base, step, times = read
+    address = f"($1,$2,{times})" if times else "($1)"
+    kind = ir.FunctionType(INTS, [POINTER, LONG])
+    return builder.call(
+        ir.InlineAsm(kind, f"vpbroadcastd {address}, $0", "=v,r,r,~{memory}", side_effect=True), [base, step]
+    )
+
+
+def _multiplied(builder, word, pairs, total):
+    kind = ir.FunctionType(FLOATS, [FLOATS, INTS, INTS])
+    return builder.call(ir.InlineAsm(kind, "vdpbf16ps $2, $3, $0", "=v,0,v,v", side_effect=True), [total, word, pairs])
+
+
+sum_of_one = cast("Callable[[Array, int, Array, int, int, Array, int, int, int], None]", _sum_of_one)
+sum_of_two = cast("Callable[[Array, int, Array, int, int, Array, int, int, int], None]", _sum_of_two)
