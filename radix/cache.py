@@ -320,7 +320,7 @@ class Cache:
         It is forgotten, not evicted: `on_evict` is not told.
         """
         told, self._tree.on_drop = self._tree.on_drop, None
-        self._evict(self.num_evictable)
+        self._pool.give(self._tree.evict(self.num_evictable))
         self._tree.on_drop = told
         if self._evicted is not None:
             self._evicted.forget()

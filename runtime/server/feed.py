@@ -118,7 +118,7 @@ class Feed:
             for event in events:
                 if isinstance(event, Piece):  # one for each token: the rest is rare
                     self._measure(event, now)
-                else:
+                elif num_running:
                     num_running = self._num_left(event, num_running, now)
             if events:
                 yield events
@@ -204,6 +204,6 @@ class Feed:
                     self._metrics.first_piece.observe(output.first_seconds)
                 return num_running - 1
             case Failed(_, error):
-                self._num_ended += 1
-                self._metrics.failed.labels(type(error).__name__).inc()
+                self._num_ended += num_running  # the others of the request fail with it
+                self._metrics.failed.labels(type(error).__name__).inc(num_running)
         return 0

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import httpx2
 import pytest
+import torch
 
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.runner import Batch, Runner
 from niwaki.runtime.server.serve import serving
 from niwaki.runtime.tiers import Tiers
 from tests.lang.waiting import wait_until
@@ -90,6 +92,21 @@ def test_who_is_refused_has_not_left(small: httpx2.Client, grown: Callable[[str]
     assert grown("niwaki_aborted_sequences_total") == 0
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_answers_that_end_with_one_that_failed_have_failed_not_left(
+    small: httpx2.Client, grown: Callable[[str], float], monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
+    def broken(runner: Runner, batch: Batch) -> torch.Tensor:
+        raise RuntimeError("of the test")
+
+    monkeypatch.setattr(Runner, "forward", broken)
+    answer = small.post("/v1/completions", json={"prompt": "the", **ANSWER, "n": 3, "stream": streams})
+    assert "server_error" in answer.text
+    wait_until(lambda: read(small)["niwaki_sequences_in_flight"] == 0)
+    assert grown('niwaki_failed_sequences_total{error="GenerationError"}') == 3
+    assert grown("niwaki_aborted_sequences_total") == 0
+
+
 def test_grammars_their_cache_and_the_tokens_that_they_write(
     small: httpx2.Client, grown: Callable[[str], float]
 ) -> None:
@@ -116,6 +133,9 @@ def test_hits_evictions_and_the_tier_below(small: httpx2.Client, grown: Callable
     complete(small, first)
     assert grown("niwaki_tier_restored_tokens_total") > 0
     assert read(small)['niwaki_hit_rate{tier="lower"}'] > 0
+    evicted = grown("niwaki_evicted_pages_total")
+    assert small.post("/flush_cache").status_code == 200
+    assert grown("niwaki_evicted_pages_total") == evicted, "what is flushed was not evicted for want of room"
 
 
 def test_what_runs_what_waits_and_who_left(toy_folder: Path) -> None:
