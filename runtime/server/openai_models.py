@@ -51,7 +51,8 @@ MaxNew = Annotated[int, Field(ge=1, le=MAX_NEW)]
 
 
 class StreamOptions(Strict):
-    """`include_usage`: a last chunk with the usage. `continuous_usage_stats`: the usage so far in every chunk."""
+    """`include_usage`: a last chunk with the usage. `continuous_usage_stats`: the usage so far in every chunk,
+    its details null before the end."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None

@@ -241,11 +241,13 @@ async def _chunks(
 ) -> AsyncIterator[bytes]:
     """The events of a streamed answer; those that arrived together go out in one write."""
     counts = [0] * feed.size
-    cached = [0] * feed.size
-    reasoned = [0] * feed.size
+    ended: dict[int, Output] = {}
+    reasoned = 0
 
     def so_far() -> Json:
-        return usage(sum(lengths), sum(counts), sum(cached[::n]), sum(reasoned))
+        if len(ended) < feed.size:  # what the cache gave is told at the end of each
+            return usage(sum(lengths), sum(counts), None, None)
+        return usage(sum(lengths), sum(counts), sum(ended[i].cached_tokens for i in range(0, feed.size, n)), reasoned)
 
     def chunk(choice: Json, **kept: object) -> bytes:
         more: Json = dict(kept)
@@ -268,8 +270,8 @@ async def _chunks(
                     if choice is not None:
                         written.append(chunk(choice))
                 case Ended(index, output):
-                    counts[index], cached[index] = output.completion_tokens, output.cached_tokens
-                    reasoned[index] = shape.reasoning_tokens(output)
+                    counts[index], ended[index] = output.completion_tokens, output
+                    reasoned += shape.reasoning_tokens(output)
                     kept: Json = {}
                     if keeper is not None:  # before its client reads that the answer is whole
                         try:

@@ -128,6 +128,9 @@ def test_usage_counts_a_prompt_once_however_many_answers_it_gets(client: httpx2.
     chunks = [json.loads(line.removeprefix("data: ")) for line in text.split("\n") if line.startswith("data: {")]
     assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {one["prompt_tokens"]}
     assert chunks[-1]["usage"] == three
+    details = [chunk["usage"]["prompt_tokens_details"] for chunk in chunks]
+    assert details[0] is None, "not known yet, which is not 0"
+    assert [told for told in details if told is not None] == [one["prompt_tokens_details"]] * 2
 
 
 def test_echoed_prompts_stand_before_each_of_their_answers(client: httpx2.Client) -> None:
