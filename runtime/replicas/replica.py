@@ -157,9 +157,9 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray's classes have n
         return [[by_name[name]] for name in ranked]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: object) -> None:
-        name = _name(replica_id)
-        self._routing.send(name, _marks(pending_request))
-        self._routing.begin(name, pending_request.metadata.internal_request_id)
+        name, marks = _name(replica_id), _marks(pending_request)
+        self._routing.send(name, marks)
+        self._routing.begin(name, pending_request.metadata.internal_request_id, marks)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         self._routing.end(_name(replica_id), internal_request_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ from niwaki.radix.summary import BLOCK_TOKENS
 # more may wait than elsewhere before another replica computes them, too.
 REQUEST_TOKENS = 64
 MAX_SENT = 100_000  # marks; should summaries stay away
+RECENT = 256  # requests whose marks are in use
 
 
 @dataclass(slots=True)
@@ -21,6 +23,7 @@ class _Replica:
     sent: set[bytes] = field(default_factory=set)  # since the last summary, which did not tell of it
     sent_before: set[bytes] = field(default_factory=set)  # since the one before; the last may be too old to tell of it
     running: set[str] = field(default_factory=set)  # ids of requests
+    in_use: Counter[bytes] = field(default_factory=Counter)  # marks, by how many recent requests began like it
 
     def num_held(self, marks: Sequence[bytes]) -> int:
         """How many of a prompt's first blocks it has."""
@@ -28,6 +31,10 @@ class _Replica:
             if mark not in self.held and mark not in self.sent and mark not in self.sent_before:
                 return place
         return len(marks)
+
+    def num_used_with(self, marks: Sequence[bytes]) -> int:
+        """How many marks would be in use with a prompt's."""
+        return len(self.in_use) + sum(mark not in self.in_use for mark in marks)
 
     @property
     def num_known(self) -> int:
@@ -37,12 +44,14 @@ class _Replica:
 class Routing:
     """The state of one router: what each replica holds, and how much it was given. Has one user at a time.
 
-    A request goes where least has to be done before it: tokens of its prompt that are not cached, and what runs there
-    already, at REQUEST_TOKENS each. So requests follow their prefix, and leave it where too many do.
+    A request goes where least has to be done: tokens of its prompt that are not cached, what runs there already, at
+    REQUEST_TOKENS each, and what its own tokens push out of the cache, where more is in use than elsewhere. So requests
+    follow their prefix, leave it where too many do, and new prefixes are spread whoever is busy at the moment.
     """
 
     def __init__(self) -> None:
         self._replicas: dict[str, _Replica] = {}
+        self._recent: deque[tuple[str, Sequence[bytes]]] = deque()  # where requests went
 
     def stand(self, names: Collection[str]) -> None:
         """These replicas are there, and no others."""
@@ -57,10 +66,15 @@ class Routing:
     def ranked(self, marks: Sequence[bytes]) -> list[str]:
         """All replicas, the best for a prompt first. Among equals the one that holds least."""
 
+        in_use = {name: replica.num_used_with(marks) for name, replica in self._replicas.items()}
+        least = min(in_use.values(), default=0)
+
         def price(name: str) -> tuple[int, int, str]:
             replica = self._replicas[name]
-            missing = (len(marks) - replica.num_held(marks)) * BLOCK_TOKENS
-            return missing + len(replica.running) * REQUEST_TOKENS, replica.num_known, name
+            missing = len(marks) - replica.num_held(marks)
+            pushed_out = min(missing, in_use[name] - least)
+            tokens = (missing + pushed_out) * BLOCK_TOKENS + len(replica.running) * REQUEST_TOKENS
+            return tokens, replica.num_known, name
 
         return sorted(self._replicas, key=price)
 
@@ -75,10 +89,21 @@ class Routing:
         replica.sent |= new
         replica.sent_before -= new
 
-    def begin(self, name: str, request_id: str) -> None:
+    def begin(self, name: str, request_id: str, marks: Sequence[bytes] = ()) -> None:
         """A replica took a request."""
-        if name in self._replicas:
-            self._replicas[name].running.add(request_id)
+        if name not in self._replicas:
+            return
+        self._replicas[name].running.add(request_id)
+        self._replicas[name].in_use.update(marks)
+        self._recent.append((name, marks))
+        if len(self._recent) > RECENT:
+            past, old = self._recent.popleft()
+            if past in self._replicas:
+                in_use = self._replicas[past].in_use
+                in_use.subtract(old)
+                for mark in old:
+                    if in_use[mark] <= 0:
+                        del in_use[mark]
 
     def end(self, name: str, request_id: str) -> None:
         """A request is over, however it ended, or was not taken."""

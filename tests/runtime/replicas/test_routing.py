@@ -8,7 +8,7 @@ import numpy as np
 
 from niwaki.radix import Cache, TokenIds
 from niwaki.radix.summary import marks_of
-from niwaki.runtime.replicas.routing import REQUEST_TOKENS, Routing
+from niwaki.runtime.replicas.routing import RECENT, REQUEST_TOKENS, Routing
 
 LONG = marks_of(np.arange(512, dtype=np.int32))  # 512 tokens: eight requests' worth
 
@@ -61,6 +61,33 @@ def test_a_prefix_is_left_where_too_many_wait_for_it() -> None:
     assert two.ranked(LONG)[0] == "a"
 
 
+def test_new_prefixes_are_spread_whoever_is_busy_at_the_moment() -> None:
+    two = routing("a", "b")
+    prompts = [marks_of(np.arange(first, first + 512, dtype=np.int32)) for first in range(0, 8000, 1000)]
+    at = []
+    for number, marks in enumerate([*prompts[:4], prompts[0], *prompts[4:]]):
+        at.append(two.ranked(marks)[0])
+        two.send(at[-1], marks)
+        two.begin(at[-1], str(number), marks)
+        for past in range(number - 1):  # it is told late that a request is over
+            two.end("a", str(past))
+            two.end("b", str(past))
+    assert at[4] == at[0]
+    assert sorted(at[:4] + at[5:]) == ["a"] * 4 + ["b"] * 4
+
+
+def test_who_has_used_most_lately_counts_for_so_many_requests_only() -> None:
+    two = routing("a", "b")
+    two.begin("a", "0", LONG)
+    two.end("a", "0")
+    other = marks_of(np.arange(1000, 1512, dtype=np.int32))
+    assert two.ranked(other)[0] == "b"
+    for number in range(RECENT):
+        two.begin("b", str(number), other[:1])
+        two.end("b", str(number))
+    assert two.ranked(marks_of(np.arange(2000, 2512, dtype=np.int32)))[0] == "a"
+
+
 def test_a_replica_that_is_gone_is_forgotten_and_a_new_one_begins_empty() -> None:
     two = routing("a", "b")
     two.hold("a", LONG)
@@ -71,8 +98,9 @@ def test_a_replica_that_is_gone_is_forgotten_and_a_new_one_begins_empty() -> Non
     assert two.ranked(LONG) == ["b", "c"]
 
 
-def hit_rate(caches: list[Cache], order: list[TokenIds], *, is_routed: bool) -> float:
-    """Of all prompt tokens, those found in the cache of the replica that each prompt was sent to."""
+def hit_rate(caches: list[Cache], order: list[TokenIds], *, is_routed: bool, late: int = 0) -> float:
+    """Of all prompt tokens, those found in the cache of the replica that each prompt was sent to. That a request is over
+    is told when `late` others have begun."""
     names = [str(number) for number in range(len(caches))]
     router = routing(*names)
     found = 0
@@ -80,6 +108,9 @@ def hit_rate(caches: list[Cache], order: list[TokenIds], *, is_routed: bool) -> 
         marks = marks_of(ids)
         name = router.ranked(marks)[0] if is_routed else names[number % len(names)]
         router.send(name, marks)
+        router.begin(name, str(number), marks)
+        for known in names:
+            router.end(known, str(number - late))
         lease = caches[int(name)].acquire(ids, max_cached=len(ids) - 1, room_for=len(ids))
         assert lease is not None
         found += lease.num_cached
@@ -110,3 +141,20 @@ def test_two_small_caches_are_nearly_as_good_as_one_of_twice_the_size() -> None:
     print(f"hit rates: {routed / 4:.3f} routed, {one / 4:.3f} one big cache, {in_turn / 4:.3f} in turn")
     assert routed >= 0.9 * one
     assert routed >= 1.8 * in_turn
+
+
+def test_prefixes_stay_apart_where_it_is_told_late_that_requests_are_over() -> None:
+    """As well as if somebody had told each replica its prefixes beforehand."""
+    pages = 4 * (512 + 64) // 16
+    beforehand = {late: 0.0 for late in (1, 3, 8)}
+    routed = dict(beforehand)
+    for seed in range(4):
+        order = few_shot_prompts(seed)
+        places = {prefix: place for place, prefix in enumerate(sorted({ids[:512].tobytes() for ids in order}))}
+        halves = [[ids for ids in order if places[ids[:512].tobytes()] % 2 == half] for half in (0, 1)]
+        alone = sum(hit_rate([Cache(pages)], half, is_routed=True) * sum(map(len, half)) for half in halves)
+        for late in routed:
+            beforehand[late] += alone / sum(map(len, order))
+            routed[late] += hit_rate([Cache(pages), Cache(pages)], order, is_routed=True, late=late)
+    print({late: routed[late] / beforehand[late] for late in routed})
+    assert all(routed[late] >= 0.98 * beforehand[late] for late in routed)
