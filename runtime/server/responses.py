@@ -19,7 +19,7 @@ from niwaki.runtime.server.openai_routes import prepared_chat
 from niwaki.runtime.server.openai_shapes import ChatShape, usage_of
 from niwaki.runtime.server.responses_shapes import ResponseRequest, Writer, blank
 from niwaki.runtime.server.sessions import as_said, stored
-from niwaki.runtime.server.sse import EventStream, unless_gone
+from niwaki.runtime.server.sse import EventStream, event, unless_gone
 from niwaki.runtime.server.store import Json, Store, Turn
 from niwaki.runtime.server.wire import as_refusal, gives, json_response, read_body, takes, to_json
 
@@ -153,4 +153,4 @@ def _consume(events: Iterable[Json]) -> None:
 
 
 def _written(events: Iterable[Json]) -> bytes:
-    return b"".join(f"event: {event['type']}\ndata: ".encode() + to_json(event) + b"\n\n" for event in events)
+    return b"".join(f"event: {one['type']}\n".encode() + event(to_json(one)) for one in events)

@@ -17,6 +17,7 @@ Result = TypeVar("Result")
 DONE = b"data: [DONE]\n\n"
 # A client that takes nothing for so long holds a place in the queue that others wait for.
 STALLED_SECONDS = 60.0
+LINE_ENDS = tuple((sign.encode(), f"\\u{ord(sign):04x}".encode()) for sign in "\x85\u2028\u2029")
 
 
 class EventStream(Response):
@@ -114,6 +115,11 @@ async def _disconnected(receive: Receive) -> None:
 
 
 def event(data: bytes) -> bytes:
+    """Of JSON. What only some take for the end of a line is escaped: clients that split text as Python does (httpx's
+    `iter_lines`) would cut the event there."""
+    for sign, escape in LINE_ENDS:
+        if sign in data:
+            data = data.replace(sign, escape)
     return b"data: " + data + b"\n\n"
 
 

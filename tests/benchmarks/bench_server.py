@@ -142,7 +142,7 @@ async def pieces(http: httpx2.AsyncClient, url: str, body: Json) -> AsyncIterato
             if answer.status_code != 200:
                 yield None
                 return
-            async for line in answer.aiter_lines():
+            async for line in lines(answer):
                 if line.startswith("data: {"):
                     event = json.loads(line[6:])
                     if "error" in event:
@@ -154,6 +154,15 @@ async def pieces(http: httpx2.AsyncClient, url: str, body: Json) -> AsyncIterato
                             yield str(text)
     except httpx2.HTTPError:
         yield None
+
+
+async def lines(answer: httpx2.Response) -> AsyncIterator[str]:
+    """httpx's own would be cut at signs that only Python takes for the end of a line."""
+    rest = b""
+    async for came in answer.aiter_bytes():
+        *whole, rest = (rest + came).split(b"\n")
+        for line in whole:
+            yield line.decode()
 
 
 async def load(side: Side, num_clients: int, seconds: float, scale: float) -> Tally:

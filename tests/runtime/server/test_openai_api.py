@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import httpx2
 import openai
@@ -131,6 +131,25 @@ def test_usage_comes_last_or_with_every_chunk_as_asked(client: httpx2.Client) ->
     assert counts == sorted(counts)
     assert counts[-1] == 6
     assert dict(running[-1]["usage"])["total_tokens"] == dict(last[-1]["usage"])["total_tokens"]  # type: ignore[call-overload]
+
+
+def test_a_sign_that_python_takes_for_the_end_of_a_line_cuts_no_event(client: httpx2.Client) -> None:
+    text = "a\u2028b\x85c\u2029d"
+    for page, body in (
+        ("/v1/completions", {"prompt": "the", "choices": [text]}),
+        ("/v1/responses", {"input": "the", "text": {"format": const(text)}}),
+    ):
+        with client.stream("POST", page, json=body | {"stream": True}) as answer:
+            told = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
+        assert text in said_by(told)
+
+
+def const(text: str) -> dict[str, object]:
+    return {"type": "json_schema", "name": "a", "schema": {"const": text}}
+
+
+def said_by(told: list[dict[str, Any]]) -> str:
+    return "".join(one["choices"][0]["text"] if "choices" in one else str(one.get("delta", "")) for one in told)
 
 
 def test_n_answers_are_those_of_n_seeds_in_a_row(ai: openai.OpenAI) -> None:
