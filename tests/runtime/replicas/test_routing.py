@@ -99,8 +99,8 @@ def test_a_replica_that_is_gone_is_forgotten_and_a_new_one_begins_empty() -> Non
 
 
 def hit_rate(caches: list[Cache], order: list[TokenIds], *, is_routed: bool, late: int = 0) -> float:
-    """Of all prompt tokens, those found in the cache of the replica that each prompt was sent to. That a request is over
-    is told when `late` others have begun."""
+    """Of all prompt tokens, those found in the cache of the replica that each prompt was sent to. It is told that a
+    request is over when `late` others have begun."""
     names = [str(number) for number in range(len(caches))]
     router = routing(*names)
     found = 0
@@ -146,15 +146,15 @@ def test_two_small_caches_are_nearly_as_good_as_one_of_twice_the_size() -> None:
 def test_prefixes_stay_apart_where_it_is_told_late_that_requests_are_over() -> None:
     """As well as if somebody had told each replica its prefixes beforehand."""
     pages = 4 * (512 + 64) // 16
-    beforehand = {late: 0.0 for late in (1, 3, 8)}
-    routed = dict(beforehand)
+    beforehand = 0.0
+    routed = dict.fromkeys((1, 3, 8), 0.0)
     for seed in range(4):
         order = few_shot_prompts(seed)
         places = {prefix: place for place, prefix in enumerate(sorted({ids[:512].tobytes() for ids in order}))}
         halves = [[ids for ids in order if places[ids[:512].tobytes()] % 2 == half] for half in (0, 1)]
-        alone = sum(hit_rate([Cache(pages)], half, is_routed=True) * sum(map(len, half)) for half in halves)
+        found = sum(hit_rate([Cache(pages)], half, is_routed=True) * sum(map(len, half)) for half in halves)
+        beforehand += found / sum(map(len, order))
         for late in routed:
-            beforehand[late] += alone / sum(map(len, order))
             routed[late] += hit_rate([Cache(pages), Cache(pages)], order, is_routed=True, late=late)
-    print({late: routed[late] / beforehand[late] for late in routed})
-    assert all(routed[late] >= 0.98 * beforehand[late] for late in routed)
+    print({late: rate / beforehand for late, rate in routed.items()})
+    assert all(rate >= 0.98 * beforehand for rate in routed.values())
