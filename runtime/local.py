@@ -164,12 +164,15 @@ class LocalBackend:
         own = _open_branch(branch)
         own.move(*own.extended(delta, self._tokenizer))
 
-    def generate(self, branch: Branch, delta: Sequence[Segment], params: SamplingParams) -> Generation:
+    def generate(
+        self, branch: Branch, delta: Sequence[Segment], params: SamplingParams, *, streams: bool = True
+    ) -> Generation:
+        """`streams`: as for `start`."""
         own = _open_branch(branch)
         before = own.ids, own.num_settled
         own.move(*own.extended(delta, self._tokenizer))
         try:
-            return self.start(own.ids, params, own.namespace, own, num_settled=own.num_settled)
+            return self.start(own.ids, params, own.namespace, own, num_settled=own.num_settled, streams=streams)
         except BaseException:
             own.move(*before)
             raise

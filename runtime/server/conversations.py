@@ -14,13 +14,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from niwaki.runtime.api import Backend, Branch, EngineStopped, Message, ProgramError, Segment
+from niwaki.runtime.api import (
+    Backend,
+    Branch,
+    Cancelled,
+    EngineStopped,
+    Generation,
+    Message,
+    Output,
+    ProgramError,
+    SamplingParams,
+    Segment,
+)
+from niwaki.runtime.branch_tokens import BranchTokens
+from niwaki.runtime.limits import TokenIds
 
 MAX_PLACES = 1024
 
 
 class Engine(Backend, Protocol):
     """Where conversations stand."""
+
+    def generate(
+        self, branch: Branch, delta: Sequence[Segment], params: SamplingParams, *, streams: bool = True
+    ) -> Generation:
+        """As `Backend.generate`; without `streams` nobody will read pieces."""
+        ...
 
     def demote(self, branch: Branch) -> None:
         """Copy its KV to the tiers below the pool, where there are any: nobody will go on from here for a while."""
@@ -141,3 +160,52 @@ class Conversations:
                 places = [self._places.pop(turn) for turn in idle]
             for place in places:
                 self._rest(place)
+
+
+class Stand:
+    """Where one turn is generated: behind its prompt, on a branch from the place behind the turn before."""
+
+    def __init__(self, conversations: Conversations, before: str | None) -> None:
+        self._conversations = conversations
+        self._before = before
+        self._segments: tuple[Segment, ...] = ()
+        self._namespace = ""
+        self._lock = threading.Lock()  # the two below: a client may go while its prompt is being tokenized
+        self._branch: Branch | None = None
+        self._is_closed = False
+
+    def place(self, segments: Sequence[Segment], namespace: str) -> TokenIds:
+        """Stand behind a prompt; its token ids. Raises Cancelled: it was closed meanwhile."""
+        self._segments, self._namespace = tuple(segments), namespace
+        branch = self._conversations.enter(self._before, segments, namespace)
+        with self._lock:
+            if not self._is_closed:
+                self._branch = branch
+        if self._branch is None:
+            self._conversations.backend.close(branch)
+            raise Cancelled("the client is gone")
+        assert isinstance(branch, BranchTokens), "an engine's"
+        return branch.ids
+
+    def start(self, params: SamplingParams, *, streams: bool) -> Generation:
+        """Generate from there; without `streams` nobody will read pieces. Raises Cancelled: it was closed meanwhile."""
+        branch = self._branch
+        if branch is None:
+            raise Cancelled("the client is gone")
+        return self._conversations.backend.generate(branch, [], params, streams=streams)
+
+    def leave(self, turn: str, output: Output, past: Past) -> None:
+        """The turn was stored: the branch that generated its answer is where the next one goes on."""
+        with self._lock:
+            branch, self._branch = self._branch, None
+        if branch is not None:
+            answer = (Segment(output.text),) if output.text else ()
+            self._conversations.leave(turn, branch, (*self._segments, *answer), self._namespace, past)
+
+    def close(self) -> None:
+        """Answered, failed or abandoned. Calling it twice is allowed."""
+        with self._lock:
+            self._is_closed = True
+            branch, self._branch = self._branch, None
+        if branch is not None:
+            self._conversations.backend.close(branch)

@@ -40,8 +40,8 @@ COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat answer may fi
 router = APIRouter()
 
 
-class Keeper(Protocol):
-    """Who keeps a chat's answer, such as a session: it has the turns before, and is told before the client is."""
+class Ground(Protocol):
+    """What a chat goes on from: turns before it, and where they stand in the engine."""
 
     @property
     def history(self) -> Sequence[Message]:
@@ -52,8 +52,12 @@ class Keeper(Protocol):
         """Stand behind a prompt, on a thread; its token ids."""
         ...
 
-    def start(self, params: SamplingParams) -> Generation:
-        """Generate from there, on a thread."""
+
+class Keeper(Ground, Protocol):
+    """Who keeps a chat's answer, such as a session: it has the turns before, and is told before the client is."""
+
+    def start(self, params: SamplingParams, *, streams: bool) -> Generation:
+        """Generate from there, on a thread; without `streams` nobody will read pieces."""
         ...
 
     async def keep(self, choice: Json, output: Output, used: Json) -> Json:
@@ -97,7 +101,7 @@ async def chat_answer(request: Request, service: Service, body: ChatRequest, kee
 
 
 def prepared_chat(
-    request: Request, service: Service, body: ChatRequest, keeper: Keeper | None = None
+    request: Request, service: Service, body: ChatRequest, ground: Ground | None = None
 ) -> tuple[Callable[[], list[Work]], ChatShape]:
     """A checked chat: what tokenizes it, on a thread, and what writes its answers once that was called.
 
@@ -112,13 +116,13 @@ def prepared_chat(
 
     def prepare() -> list[Work]:
         nonlocal plan
-        history = () if keeper is None else keeper.history
+        history = () if ground is None else ground.history
         messages = [*history, *(message.message() for message in body.messages)]
         segments = chat.segments(
             service.model.tokenizer, messages, plan.told, continues=bool(body.continue_final_message)
         )
         plan = plan.behind(segments[-1].text)
-        ids = service.model.encode(segments) if keeper is None else keeper.place(segments, namespace)
+        ids = service.model.encode(segments) if ground is None else ground.place(segments, namespace)
         room = service.model.room(ids, "messages")
         options = body.options(max_new or room, tops)
         options = replace(options, constraint=plan.constraint(options.constraint))
@@ -188,6 +192,7 @@ async def _answer(
     head = Head(prefix, service.model.info.model)
     constraint = body.constraint_param()
     n = body.num_outputs
+    streams = service.must_stream(bool(body.stream))
     lengths: list[int] = []  # of the prompts, for the usage while it runs
 
     def start() -> Sequence[Work]:
@@ -197,14 +202,14 @@ async def _answer(
 
     def start_kept(keeper: Keeper) -> Iterator[Generation]:
         for work in start():
-            yield keeper.start(work.params)
+            yield keeper.start(work.params, streams=streams)
 
     try:
         if keeper is None:
-            compiles = constraint is not None
-            feed = await service.begin(num_prompts * n, start, compiles=compiles, streams=bool(body.stream))
+            feed = await service.begin(num_prompts * n, start, compiles=constraint is not None, streams=streams)
         else:
-            feed = await service.begin_generations(n, partial(start_kept, keeper), compiles=constraint is not None)
+            generations = partial(start_kept, keeper)
+            feed = await service.begin_generations(n, generations, compiles=constraint is not None, streams=streams)
     except Exception as error:
         raise as_api_error(error, param=param, constraint=constraint) from error
 

@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
-from niwaki.runtime.api import Output
+from niwaki.runtime.api import Generation, Message, Output, Segment
+from niwaki.runtime.limits import TokenIds
 from niwaki.runtime.server.access import owner_of, service_of
 from niwaki.runtime.server.answers import InputItems, ResponseAnswer, ResponseDeleted
+from niwaki.runtime.server.conversations import Stand
 from niwaki.runtime.server.errors import ApiError, as_api_error
 from niwaki.runtime.server.feed import Ended, Failed, Feed, Piece
 from niwaki.runtime.server.openai_models import ChatRequest
 from niwaki.runtime.server.openai_routes import prepared_chat
 from niwaki.runtime.server.openai_shapes import ChatShape, usage_of
 from niwaki.runtime.server.responses_shapes import ResponseRequest, Writer, blank
-from niwaki.runtime.server.sessions import as_said, stored
+from niwaki.runtime.server.sessions import Sessions, as_said, said, stored
 from niwaki.runtime.server.sse import EventStream, event, unless_gone
-from niwaki.runtime.server.store import Json, Store, Turn
+from niwaki.runtime.server.store import Json, Turn
 from niwaki.runtime.server.wire import as_refusal, gives, json_response, read_body, takes, to_json
 
 
-def responses_router(store: Store) -> APIRouter:
-    """The pages of responses, kept in a store."""
+@dataclass(frozen=True, slots=True)
+class _Going:
+    """What a response goes on from: the `Ground` of its chat."""
+
+    history: Sequence[Message]
+    place: Callable[[Sequence[Segment], str], TokenIds]
+
+
+def responses_router(sessions: Sessions) -> APIRouter:
+    """The pages of responses: turns that no session stands on, kept and gone on from as sessions do."""
     router = APIRouter()
+    store, conversations = sessions.store, sessions.conversations
 
     async def find(request: Request, response_id: str) -> Turn:
         """Raises ApiError: 404 for an unknown or foreign one."""
@@ -41,24 +53,31 @@ def responses_router(store: Store) -> APIRouter:
         """A response, whole or as server-sent events."""
         service, owner = service_of(request), owner_of(request)
         body = await read_body(request, ResponseRequest, service.config)
-        path: list[Turn] = []
-        if body.previous_response_id is not None:
-            before = body.previous_response_id
-            path = await stored(service, lambda: store.path(owner, before))
-            if not path or "response" not in path[-1].about:
+        before = body.previous_response_id
+        if before is not None:
+            last = await stored(service, lambda: store.turn(owner, before))
+            if last is None or "response" not in last.about:
                 message = "there is no such response to go on from"
                 param = "previous_response_id"
                 raise ApiError(400, message, param=param, code="previous_response_not_found")
-        history = [message for turn in path for message in turn.messages]
+        past = await sessions.past(service, owner, before)
         try:
-            chat = ChatRequest.model_validate(body.chat(history))
+            chat = ChatRequest.model_validate(body.chat())
         except ValidationError as error:
             raise as_refusal(error) from None
-        prepare, shape = prepared_chat(request, service, chat)
+        streams = service.must_stream(bool(body.stream))
+        stand = Stand(conversations, before)
+        prepare, shape = prepared_chat(request, service, chat, _Going(body.history(past.messages), stand.place))
+
+        def start() -> Iterator[Generation]:
+            for work in prepare():
+                yield stand.start(work.params, streams=streams)
+
+        compiles = chat.constraint_param() is not None
         try:
-            compiles = chat.constraint_param() is not None
-            feed = await service.begin(1, prepare, compiles=compiles, streams=bool(body.stream))
+            feed = await service.begin_generations(1, start, compiles=compiles, streams=streams)
         except Exception as error:
+            stand.close()
             raise as_api_error(error, param="input", constraint=_own_name(chat.constraint_param())) from error
         writer = Writer(blank(body, service.model.info.model, int(time.time())))
 
@@ -66,17 +85,24 @@ def responses_router(store: Store) -> APIRouter:
             """Called when the writer has ended."""
             if body.store is False:
                 return
-            said = as_said(shape.whole(0, output)["message"])
+            answer = as_said(shape.whole(0, output)["message"])
             about: Json = {"response": writer.response, "input": body.input_items()}
             turn = Turn(
                 id=str(writer.response["id"]),
                 owner=owner,
-                parent=body.previous_response_id,
-                number=len(path) + 1,
-                messages=(*body.input_messages(), said),
+                parent=before,
+                number=past.num_turns + 1,
+                messages=(*body.input_messages(), answer),
                 about=about,
             )
             await stored(service, lambda: store.add_turn(turn))
+            if before is not None:  # most are never gone on from: the first of a conversation holds no place
+                stand.leave(turn.id, output, past.and_then(said(turn)))
+                conversations.start_sweeping()
+
+        def finish() -> None:
+            service.finish(feed)
+            stand.close()
 
         async def whole() -> Json:
             (output,) = await feed.outputs()
@@ -96,11 +122,11 @@ def responses_router(store: Store) -> APIRouter:
                 yield written
 
         if body.stream:
-            return EventStream(events(), lambda: service.finish(feed))
+            return EventStream(events(), finish)
         try:
             return json_response(await unless_gone(request.receive, whole()))
         finally:
-            service.finish(feed)
+            finish()
 
     @router.get("/v1/responses/{response_id}", responses=gives(ResponseAnswer))
     async def read(request: Request, response_id: str) -> Response:
@@ -120,6 +146,7 @@ def responses_router(store: Store) -> APIRouter:
         """Forget it. Responses that go on from it keep what they need of it."""
         turn = await find(request, response_id)
         await stored(service_of(request), lambda: store.drop_turn(turn))
+        conversations.forget(response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     return router

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, JsonValue, Tag
 
+from niwaki.runtime.api import Message
 from niwaki.runtime.server.errors import ApiError
 from niwaki.runtime.server.openai_models import MAX_MESSAGES, MaxNew, TextFormat
 from niwaki.runtime.server.store import Json, new_id
@@ -189,11 +190,14 @@ class ResponseRequest(Strict):
             return [{"id": new_id("msg"), "type": "message", "role": "user", "content": content}]
         return [{"id": new_id("item")} | item.model_dump(exclude_none=True) for item in self.input]
 
-    def chat(self, history: Sequence[Json]) -> Json:
-        """The chat request that does the same, as JSON."""
-        system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+    def history(self, before: Sequence[Message]) -> list[Message]:
+        """What comes before the input: instructions are this response's alone, those of earlier ones are not told."""
+        return [*([] if self.instructions is None else [Message("system", self.instructions)]), *before]
+
+    def chat(self) -> Json:
+        """The chat request that does the same behind `history`, as JSON."""
         said: Json = {
-            "messages": [*system, *history, *self.input_messages()],
+            "messages": self.input_messages(),
             "model": self.model,
             "max_completion_tokens": self.max_output_tokens,
             "temperature": self.temperature,

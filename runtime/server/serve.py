@@ -101,7 +101,7 @@ def make_server(config: ServerConfig, engine: Hosted, programs: Sequence[ServedP
         branches_router(branches),
         scripts_router(branches),
         sessions_router(sessions, branches),
-        responses_router(sessions.store),
+        responses_router(sessions),
     )
 
 

@@ -247,8 +247,7 @@ class Service:
             ApiError: as `admit`. NiwakiError: what `prepare` and the engine raise.
         """
 
-        # Who is held to tokens a minute pays for those of an answer that it does not wait for, too.
-        streams = streams or self._rates.counts_tokens(caller.get())
+        streams = self.must_stream(streams)
 
         def start() -> Iterator[Generation]:
             for work in prepare():
@@ -257,6 +256,10 @@ class Service:
                 )
 
         return await self.begin_generations(size, start, compiles=compiles, streams=streams)
+
+    def must_stream(self, is_read: bool) -> bool:
+        """Whether pieces must come: who is held to tokens a minute pays for those of an answer that it leaves, too."""
+        return is_read or self._rates.counts_tokens(caller.get())
 
     async def begin_generations(
         self, size: int, start: Callable[[], Iterable[Generation]], *, compiles: bool, streams: bool = True

@@ -102,9 +102,9 @@ def sessions_router(sessions: Sessions, branches: Branches) -> APIRouter:
     @router.get("/v1/sessions/{session_id}", responses=gives(SessionExport))
     async def read(request: Request, session_id: str) -> Response:
         """A session with all its turns: what an export is, and what `messages` of a new one may be taken from."""
-        service = service_of(request)
-        session = await sessions.find(service, owner_of(request), session_id)
-        path = await sessions.path(service, session)
+        service, owner = service_of(request), owner_of(request)
+        session = await sessions.find(service, owner, session_id)
+        path = await sessions.path(service, owner, session.head)
         messages = [message for turn in path for message in turn.messages]
         return json_response(_told(session) | {"messages": messages, "turns": [_told_turn(turn) for turn in path]})
 
@@ -114,7 +114,7 @@ def sessions_router(sessions: Sessions, branches: Branches) -> APIRouter:
         service, owner = service_of(request), owner_of(request)
         with sessions.taken(owner, session_id):
             session = await sessions.find(service, owner, session_id)
-            path = await sessions.path(service, session)
+            path = await sessions.path(service, owner, session.head)
             await stored(service, lambda: store.drop_session(session))
         for turn in path:
             sessions.conversations.forget(turn.id)
@@ -127,7 +127,7 @@ def sessions_router(sessions: Sessions, branches: Branches) -> APIRouter:
         body = await read_body(request, RewindBody, service.config)
         with sessions.taken(owner, session_id):
             session = await sessions.find(service, owner, session_id)
-            path = await sessions.path(service, session)
+            path = await sessions.path(service, owner, session.head)
             kept = [] if body.turn is None else await sessions.path_to(service, session, body.turn)
             moved = await stored(service, lambda: store.move(session, body.turn))
         for turn in path[len(kept) :]:
@@ -153,12 +153,12 @@ def sessions_router(sessions: Sessions, branches: Branches) -> APIRouter:
     )
     async def enter(request: Request, session_id: str) -> Response:
         """A branch behind the last turn, for a program that goes on from there, and the text that it holds."""
-        service, key = service_of(request), key_of(request)
+        service, owner, key = service_of(request), owner_of(request), key_of(request)
         await read_body(request, EnterBody, service.config)
         branches.check_room()
         service.admit(1)
-        session = await sessions.find(service, owner_of(request), session_id)
-        messages = (await sessions.past(service, session)).messages
+        session = await sessions.find(service, owner, session_id)
+        messages = (await sessions.past(service, owner, session.head)).messages
         if any(message.calls or message.call_id for message in messages):
             raise ApiError(400, "a program cannot go on from calls of tools", param="session", code="unsupported")
         namespace = service.namespace(key, "")
@@ -191,7 +191,7 @@ def sessions_router(sessions: Sessions, branches: Branches) -> APIRouter:
             session = await sessions.find(service, owner, session_id)
             if session.head != body.after:
                 raise ApiError(409, "the session has gone on meanwhile", param=session.head, code="conflict")
-            number = (await sessions.past(service, session)).num_turns + 1
+            number = (await sessions.past(service, owner, session.head)).num_turns + 1
             turn = Turn(new_id("turn"), owner, session.head, number, tuple(map(_dumped, body.messages)), {})
             moved = await stored(service, lambda: store.append(session, turn))
         return json_response(_told(moved))
@@ -218,7 +218,7 @@ def sessions_router(sessions: Sessions, branches: Branches) -> APIRouter:
                 earlier = await stored(service, lambda: store.turn_of_request(session_id, request_key))
                 if earlier is not None:
                     raise ApiError(409, "this request was answered before", param=earlier, code="already_stored")
-            past = await sessions.past(service, session)
+            past = await sessions.past(service, owner, session.head)
             asked = Asked(session, past, [_dumped(message) for message in body.messages], request_key)
         except BaseException:
             sessions.give_back(owner, session_id)

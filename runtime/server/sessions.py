@@ -7,16 +7,14 @@ stands in the engine meanwhile belongs to `conversations`.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from niwaki.runtime.api import Branch, Cancelled, Generation, Message, Output, SamplingParams, Segment
-from niwaki.runtime.branch_tokens import BranchTokens
+from niwaki.runtime.api import Generation, Message, Output, SamplingParams, Segment
 from niwaki.runtime.limits import TokenIds
-from niwaki.runtime.server.conversations import Conversations, Past
+from niwaki.runtime.server.conversations import Conversations, Past, Stand
 from niwaki.runtime.server.errors import ApiError, as_api_error
 from niwaki.runtime.server.openai_models import ChatMessage
 from niwaki.runtime.server.service import Service
@@ -40,21 +38,21 @@ class Sessions:
             raise ApiError(404, "no such session", param="session", code="not_found")
         return session
 
-    async def path(self, service: Service, session: Session) -> list[Turn]:
-        head = session.head
-        return [] if head is None else await stored(service, lambda: self.store.path(session.owner, head))
+    async def path(self, service: Service, owner: str, last: str | None) -> list[Turn]:
+        """The turns up to one of this owner's, itself the last."""
+        return [] if last is None else await stored(service, lambda: self.store.path(owner, last))
 
-    async def past(self, service: Service, session: Session) -> Past:
-        """What was said up to the session's last turn."""
-        known = None if session.head is None else self.conversations.past(session.head)
+    async def past(self, service: Service, owner: str, last: str | None) -> Past:
+        """What was said up to a turn of this owner's."""
+        known = None if last is None else self.conversations.past(last)
         if known is not None:
             return known
-        path = await self.path(service, session)
-        return Past(tuple(message for turn in path for message in _said(turn)), len(path))
+        path = await self.path(service, owner, last)
+        return Past(tuple(message for turn in path for message in said(turn)), len(path))
 
     async def path_to(self, service: Service, session: Session, turn_id: str) -> list[Turn]:
         """The turns up to one of a session. Raises ApiError: 404."""
-        path = await self.path(service, session)
+        path = await self.path(service, session.owner, session.head)
         for place, turn in enumerate(path):
             if turn.id == turn_id:
                 return path[: place + 1]
@@ -114,30 +112,15 @@ class SessionTurn:
         self._service = service
         self._sessions = sessions
         self._asked = asked
-        self._segments: tuple[Segment, ...] = ()
-        self._namespace = ""
-        self._lock = threading.Lock()  # the two below: a client may go while its prompt is being tokenized
-        self._branch: Branch | None = None
+        self._stand = Stand(sessions.conversations, asked.session.head)
         self._is_closed = False
         self._is_undoing = False
 
     def place(self, segments: Sequence[Segment], namespace: str) -> TokenIds:
-        self._segments, self._namespace = tuple(segments), namespace
-        branch = self._sessions.conversations.enter(self._asked.session.head, segments, namespace)
-        with self._lock:
-            if not self._is_closed:
-                self._branch = branch
-        if self._branch is None:
-            self._sessions.conversations.backend.close(branch)
-            raise Cancelled("the client is gone")
-        assert isinstance(branch, BranchTokens), "an engine's"
-        return branch.ids
+        return self._stand.place(segments, namespace)
 
-    def start(self, params: SamplingParams) -> Generation:
-        branch = self._branch
-        if branch is None:
-            raise Cancelled("the client is gone")
-        return self._sessions.conversations.backend.generate(branch, [], params)
+    def start(self, params: SamplingParams, *, streams: bool) -> Generation:
+        return self._stand.start(params, streams=streams)
 
     async def keep(self, choice: Json, output: Output, used: Json) -> Json:
         asked = self._asked
@@ -159,26 +142,14 @@ class SessionTurn:
             raise
         except Exception as error:
             raise as_api_error(error) from error
-        self._stand_behind(turn, output)
+        self._stand.leave(turn.id, output, asked.past.and_then(said(turn)))
         return {"session": asked.session.id, "turn": turn.id}
 
     def close(self) -> None:
-        with self._lock:
-            is_first, self._is_closed = not self._is_closed, True
-            branch, self._branch = self._branch, None
-        if branch is not None:
-            self._sessions.conversations.backend.close(branch)
+        is_first, self._is_closed = not self._is_closed, True
+        self._stand.close()
         if is_first and not self._is_undoing:
             self._sessions.give_back(self._asked.session.owner, self._asked.session.id)
-
-    def _stand_behind(self, turn: Turn, output: Output) -> None:
-        """The branch that generated the answer is where the next turn goes on."""
-        with self._lock:
-            branch, self._branch = self._branch, None
-        if branch is not None:
-            answer = (Segment(output.text),) if output.text else ()
-            past = self._asked.past.and_then(_said(turn))
-            self._sessions.conversations.leave(turn.id, branch, (*self._segments, *answer), self._namespace, past)
 
     async def _undo(self, storing: asyncio.Future[Session]) -> None:
         try:
@@ -189,7 +160,8 @@ class SessionTurn:
             self._sessions.give_back(self._asked.session.owner, self._asked.session.id)
 
 
-def _said(turn: Turn) -> tuple[Message, ...]:
+def said(turn: Turn) -> tuple[Message, ...]:
+    """What a turn added."""
     return tuple(ChatMessage.model_validate(message).message() for message in turn.messages)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import httpx2
@@ -18,7 +19,10 @@ from openai.types.responses import (
 )
 
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.serve import serving
+from niwaki.runtime.server.store import Turn
+from niwaki.runtime.server.store_sql import SqlStore
 from tests.runtime.server.conftest import held
 
 
@@ -107,6 +111,71 @@ def test_a_response_goes_on_from_the_one_before(ai: openai.OpenAI) -> None:
         ai.responses.retrieve(first.id)
     third = ai.responses.create(input="three", previous_response_id=second.id, **asked)
     assert third.usage.input_tokens > second.usage.input_tokens, "what stands on a deleted one keeps it"
+
+
+def test_a_conversation_that_went_on_once_is_neither_read_nor_computed_again(
+    ai: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    path = SqlStore.path
+
+    def noted(self: SqlStore, owner: str, turn_id: str) -> list[Turn]:
+        read.append(turn_id)
+        return path(self, owner, turn_id)
+
+    monkeypatch.setattr(SqlStore, "path", noted)
+    asked: dict[str, Any] = {"model": "toy", "temperature": 0, "max_output_tokens": 12}
+    sat: Any = {"format": {"type": "json_schema", "name": "sat", "schema": {"enum": ["sat", "mat"]}}}
+    answers = [ai.responses.create(input="the cat", text=sat, **asked)]
+    for number in range(4):
+        more = {"text": sat} if number < 3 else {}
+        answers.append(
+            ai.responses.create(input=f"turn {number}", previous_response_id=answers[-1].id, **asked, **more)
+        )
+    assert read == [answers[0].id]
+    messages: list[Any] = [{"role": "user", "content": "the cat"}]
+    for number, answer in enumerate(answers[:-1]):
+        messages.append({"role": "assistant", "content": answer.output_text})
+        messages.append({"role": "user", "content": f"turn {number}"})
+    whole = ai.chat.completions.create(model="toy", messages=messages, temperature=0, max_tokens=12)
+    assert answers[-1].output_text == whole.choices[0].message.content
+    for before, after in pairwise(answers[1:]):
+        assert before.usage is not None
+        assert after.usage is not None
+        assert after.usage.input_tokens_details.cached_tokens >= before.usage.input_tokens
+    ai.responses.delete(answers[-1].id)
+    with pytest.raises(openai.BadRequestError, match="no such response"):
+        ai.responses.create(input="more", previous_response_id=answers[-1].id, **asked)
+    twin = ai.responses.create(input="turn 3", previous_response_id=answers[-2].id, **asked)
+    assert twin.output_text == answers[-1].output_text, "who goes on from an earlier one finds its place, too"
+    assert len(read) == 1
+
+
+def test_instructions_hold_for_one_response_wherever_its_conversation_stands(ai: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "toy", "temperature": 0, "max_output_tokens": 4}
+    first = ai.responses.create(input="one", **asked)
+    second = ai.responses.create(input="two", previous_response_id=first.id, **asked)
+    third = ai.responses.create(input="three", instructions="the cat", previous_response_id=second.id, **asked)
+    said = [("system", "the cat"), ("user", "one"), ("assistant", first.output_text), ("user", "two")]
+    said += [("assistant", second.output_text), ("user", "three")]
+    messages: Any = [{"role": role, "content": content} for role, content in said]
+    whole = ai.chat.completions.create(model="toy", messages=messages, temperature=0, max_tokens=4)
+    assert third.output_text == whole.choices[0].message.content
+
+
+def test_a_place_is_found_by_nobody_who_has_another_key(engine: Engine) -> None:
+    with serving(engine, ServerConfig(port=0, key_digests=digests(["my own key", "your own key"]))) as address:
+        mine, yours = (
+            openai.OpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0)
+            for key in ("my own key", "your own key")
+        )
+        with mine, yours:
+            asked: dict[str, Any] = {"model": "toy", "max_output_tokens": 2}
+            first = mine.responses.create(input="one", **asked)
+            second = mine.responses.create(input="two", previous_response_id=first.id, **asked)
+            with pytest.raises(openai.BadRequestError, match="no such response"):
+                yours.responses.create(input="three", previous_response_id=second.id, **asked)
+            mine.responses.create(input="three", previous_response_id=second.id, **asked)
 
 
 def test_what_is_not_stored_cannot_be_gone_on_from(ai: openai.OpenAI) -> None:
