@@ -1,7 +1,8 @@
 """The way between the API process and the engine process: messages of `frames` over a Unix socket.
 
-A frame is four bytes of length and a msgpack array of messages. Whoever posts never waits: a thread of the link
-writes, and what was posted until it gets to it is one frame. Another one reads, or an event loop does.
+A frame is four bytes of length and a msgpack array of messages. Whoever posts writes what the socket takes at once, and
+never waits: a thread of the link writes the rest, and what was posted until it gets to it is one frame. Another one
+reads, or an event loop does.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Link(Generic[Sent, Received]):
         self._changed = threading.Condition()  # the fields below
         self._wanted: asyncio.AbstractEventLoop | None = None  # that is to read
         self._posted: list[Sent] = []
-        self._must_write = False
+        self._unsent = b""  # what the socket did not take of the last frame
+        self._must_write = False  # by the thread, which then has the socket's other end to itself
         self._is_closed = False
         self._reading = self._reader()
         self._writing = threading.Thread(target=self._write, name="niwaki-link-write", daemon=True)
@@ -72,15 +74,13 @@ class Link(Generic[Sent, Received]):
         with self._changed:
             self._posted.append(message)
             if flush:
-                self._must_write = True
-                self._changed.notify()
+                self._send()
 
     def flush(self) -> None:
         """Send what was posted, as one frame."""
         with self._changed:
             if self._posted:
-                self._must_write = True
-                self._changed.notify()
+                self._send()
 
     def close(self) -> None:
         """Send what was posted, then end both directions. The other side's `ended` is called."""
@@ -93,23 +93,44 @@ class Link(Generic[Sent, Received]):
             if thread is not threading.current_thread():
                 thread.join(timeout)
 
+    def _send(self) -> None:
+        """Write what was posted, as far as that needs no waiting. Called with the lock held."""
+        if self._must_write or self._is_closed:
+            return
+        frame = self._frame()
+        try:
+            num_sent = self._connection.send(frame, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            num_sent = 0
+        except OSError:  # nobody reads any more: the reading side finds out, too
+            return
+        if num_sent < len(frame):
+            self._unsent = frame[num_sent:]
+            self._must_write = True
+            self._changed.notify()
+
     def _write(self) -> None:
         while True:
             with self._changed:
+                self._must_write = self._must_write and bool(self._posted)  # flushed while it wrote
                 self._changed.wait_for(lambda: self._must_write or self._is_closed)
-                posted, self._posted = self._posted, []
-                self._must_write = False
+                frames, self._unsent = self._unsent, b""
+                frames += self._frame() if self._posted else b""
                 is_closed = self._is_closed
             try:
-                if posted:
-                    body = self._encoder.encode(posted)
-                    self._connection.sendall(LENGTH.pack(len(body)) + body)
-            except OSError:  # nobody reads any more: the reading side finds out, too
+                self._connection.sendall(frames)
+            except OSError:
                 is_closed = True
             if is_closed:
                 with contextlib.suppress(OSError):
                     self._connection.shutdown(socket.SHUT_RDWR)
                 return
+
+    def _frame(self) -> bytes:
+        """Of all that was posted. Called with the lock held."""
+        posted, self._posted = self._posted, []
+        body = self._encoder.encode(posted)
+        return LENGTH.pack(len(body)) + body
 
     # -- reading ----------------------------------------------------------------------------------------------------
 

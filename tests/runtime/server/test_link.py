@@ -1,4 +1,4 @@
-"""The link between the two processes: nothing is lost or turned round, whoever reads, and its end is told once."""
+"""The link between the two processes: nothing is lost or turned round, and its end is told once."""
 
 from __future__ import annotations
 
@@ -107,3 +107,88 @@ def test_the_end_is_told_on_the_loop_that_reads(reader: Reader) -> None:
 
     asyncio.run(until_the_end())
     assert reader.num_ends == 1
+
+
+class Writer:
+    """Posts numbers; what comes out at the other end is read when a test wants it."""
+
+    def __init__(self) -> None:
+        ours, self.theirs = socket.socketpair()
+        self.theirs.settimeout(60)
+        self.link: Link[list[int], object] = Link(ours, object, lambda _: None, lambda: None)
+        self.link.start()
+        self._came = b""
+
+    def frame(self) -> list[list[int]]:
+        """The next one."""
+        size = LENGTH.unpack(self._read(LENGTH.size))[0]
+        return list(msgspec.msgpack.decode(self._read(size), type=list[list[int]]))
+
+    def _read(self, size: int) -> bytes:
+        while len(self._came) < size:
+            came = self.theirs.recv(CHUNK_BYTES)
+            assert came, "the end"
+            self._came += came
+        found, self._came = self._came[:size], self._came[size:]
+        return found
+
+
+@pytest.fixture
+def writer() -> Iterator[Writer]:
+    made = Writer()
+    yield made
+    made.theirs.close()
+    made.link.close()
+    made.link.join(60)
+
+
+def test_what_is_flushed_is_sent_on_the_thread_that_flushes_it(writer: Writer) -> None:
+    writer.link.post([1], flush=False)
+    writer.theirs.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        writer.frame()
+    writer.link.flush()
+    assert writer.frame() == [[1]], "it is there: nobody was waited for"
+    writer.link.flush()
+    writer.link.post([2], flush=False)
+    writer.link.post([3])
+    assert writer.frame() == [[2], [3]]
+
+
+def test_who_posts_more_than_the_socket_takes_does_not_wait_and_nothing_is_lost(writer: Writer) -> None:
+    large = list(range(1 << 20))
+    writer.link.post(large)
+    for number in range(100):  # nobody has read a byte
+        writer.link.post([number])
+    frames = [writer.frame()]
+    while frames[-1][-1] != [99]:
+        frames.append(writer.frame())
+    assert frames[0] == [large]
+    assert [message for frame in frames[1:] for message in frame] == [[number] for number in range(100)]
+
+
+def test_posts_of_many_threads_all_arrive_those_of_each_in_order(writer: Writer) -> None:
+    def post(thread: int) -> None:
+        for number in range(500):
+            writer.link.post([thread, number, *[0] * (thread * 1000)], flush=number % 3 == 0 or number == 499)
+
+    posting = [threading.Thread(target=post, args=(thread,)) for thread in range(6)]
+    for one in posting:
+        one.start()
+    came: dict[int, list[int]] = {thread: [] for thread in range(6)}
+    while sum(map(len, came.values())) < 3000:
+        for thread, number, *_ in writer.frame():
+            came[thread].append(number)
+    for one in posting:
+        one.join()
+    assert all(numbers == list(range(500)) for numbers in came.values())
+
+
+def test_what_was_posted_before_the_close_is_sent(writer: Writer) -> None:
+    large = list(range(1 << 20))
+    writer.link.post(large)
+    writer.link.post([1], flush=False)
+    writer.link.close()
+    assert writer.frame() == [large]
+    assert writer.frame() == [[1]]
+    assert writer.theirs.recv(1) == b""
