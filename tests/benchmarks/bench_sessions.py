@@ -2,9 +2,10 @@
 
     python -m tests.benchmarks.bench_sessions [--model L60] [--new 148] [--json FILE]
 
-A server in its own two processes, as `niwaki serve` starts it, asked over HTTP. The second row is the same work on an
-engine alone, without server and session: what lies between the two is theirs, and the rest is the model's attention to
-4,000 tokens more. Models get room for 8,192 positions: what they say does not matter here, only when.
+A server in its own two processes, as `niwaki serve` starts it, asked over HTTP; the clock stops at the first token of a
+streamed answer. Turn 1 is the same system message and the same new text in a new session. The second row is the same
+work on an engine alone, without server and session: what lies between the two is theirs, and the rest is the model's
+attention to 4,000 tokens more. Models get room for 8,192 positions: what they say does not matter here, only when.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import random
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2
@@ -29,6 +31,7 @@ NUM_HISTORY = 4000  # tokens before turn 10
 POSITIONS = 8192
 KV_TOKENS = 2 * POSITIONS
 AIM = "<= 1.2"
+SYSTEM = "You are helpful. Answer in one short sentence, please."
 
 
 class Asker:
@@ -37,6 +40,7 @@ class Asker:
     def __init__(self, client: httpx2.Client, tokenizer: Tokenizer) -> None:
         self._client = client
         self._tokenizer = tokenizer
+        self._reading = ExitStack()
 
     def session(self) -> str:
         return str(self._client.post("/v1/sessions", json={}).json()["id"])
@@ -49,29 +53,48 @@ class Asker:
         words = Segment(" ".join(f"{number * 37 + step}" for step in range(num_tokens)))
         return self._tokenizer.decode(self._tokenizer.encode([words], at_start=False)[:num_tokens])
 
-    def turn(self, session: str, text: str, max_tokens: int) -> int:
+    def turn(self, session: str, text: str, *, is_first: bool) -> int:
         """One whole turn; the session's tokens then."""
-        body = {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens, "ignore_eos": True}
-        answer = self._client.post(f"/v1/sessions/{session}/chat/completions", json=body)
+        answer = self._client.post(f"/v1/sessions/{session}/chat/completions", json=_body(text, 8, is_first=is_first))
         return int(answer.json()["usage"]["total_tokens"])
+
+    def first_token(self, session: str, text: str, *, is_first: bool) -> None:
+        """A turn up to its first token. The rest is read before the next one."""
+        self._reading.close()
+        # With log-probabilities a token that writes nothing is told, too.
+        body = _body(text, 2, is_first=is_first) | {"stream": True, "logprobs": True}
+        stream = self._client.stream("POST", f"/v1/sessions/{session}/chat/completions", json=body)
+        answer = self._reading.enter_context(stream)
+        came = b""
+        pieces = answer.iter_bytes()
+        self._reading.callback(lambda: [*pieces])
+        while b'"logprobs":{' not in came:
+            came += next(pieces)
 
     def long_session(self) -> tuple[str, int]:
         """Nine turns of NUM_HISTORY tokens in all; the session and its tokens."""
         session, used = self.session(), 0
         for number in range(9):
             text = self.text(number + 1000, (NUM_HISTORY - used) // (9 - number) - 12)
-            used = self.turn(session, text, max_tokens=8)
+            used = self.turn(session, text, is_first=number == 0)
         return session, used
 
 
-def turns(asker: Asker, sessions: list[str], num_new: int) -> Callable[[], None]:
-    """Each call is a turn of another session, with another text and an answer of one token."""
+def _body(text: str, max_tokens: int, *, is_first: bool) -> dict[str, object]:
+    messages = [{"role": "system", "content": SYSTEM}] if is_first else []
+    messages.append({"role": "user", "content": text})
+    return {"messages": messages, "max_tokens": max_tokens, "ignore_eos": True}
+
+
+def turns(asker: Asker, sessions: list[str], num_new: int, *, is_first: bool) -> Callable[[], None]:
+    """Each call is a turn of another session, with another text."""
     unused = iter([(session, asker.text(number, num_new)) for number, session in enumerate(sessions)])
-    return lambda: ask_one(asker, *next(unused))
 
+    def ask() -> None:
+        session, text = next(unused)
+        asker.first_token(session, text, is_first=is_first)
 
-def ask_one(asker: Asker, session: str, text: str) -> None:
-    asker.turn(session, text, max_tokens=1)
+    return ask
 
 
 def alone(engine: Engine, history: int, num_new: int) -> Callable[[], None]:
@@ -108,7 +131,8 @@ def measure(name: str, pairs: int, num_new: int) -> Iterator[Comparison]:
             trunk, used = asker.long_session()
             grown = [asker.branch(trunk) for _ in range(pairs + 1)]
             shape = f"{name}: {used} tokens of history, {num_new} new"
-            first, tenth = turns(asker, fresh, num_new), turns(asker, grown, num_new)
+            first = turns(asker, fresh, num_new, is_first=True)
+            tenth = turns(asker, grown, num_new, is_first=False)
             yield compare("session", shape, ("turn 1", first), ("turn 10", tenth), aim=AIM, pairs=pairs)
         with Engine(model, kv_tokens=KV_TOKENS) as engine:
             first, tenth = alone(engine, 0, num_new), alone(engine, used, num_new)
