@@ -96,7 +96,7 @@ def _source_of(normal: NormalSchema, spacing: Spacing, word: bytes) -> GrammarSo
         return _tried(text_of_schema(part), searches=True)
 
     compact = shortest_text(normal.schema, solve, letters)
-    other = text_with_witness(normal.schema, solve, letters)
+    other = text_with_witness(normal.schema, solve, letters) if normal.has_witness else b""
     if not normal.is_tame:
         _tried(text, searches=False)
     blanks = 1 if spacing == "compact" else 2  # at most one byte more for each byte

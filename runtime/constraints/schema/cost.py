@@ -34,6 +34,7 @@ class Cost:
     inside: int
     is_small: bool
     is_tame: bool
+    has_witness: bool
 
 
 def cost_of(root: Json, watch: Watch) -> Cost:
@@ -42,7 +43,7 @@ def cost_of(root: Json, watch: Watch) -> Cost:
     text = json_text(root)
     is_tame = measure.is_tame and len(text) <= TAME_TEXT
     is_small = is_tame and measure.has_known_keys and len(text) <= SMALL_TEXT
-    return Cost(measure.value, min(measure.inside, MOST_INSIDE), is_small, is_tame)
+    return Cost(measure.value, min(measure.inside, MOST_INSIDE), is_small, is_tame, measure.has_witness)
 
 
 class _Measure:
@@ -52,7 +53,10 @@ class _Measure:
         self._shortest: dict[str, int] = {}
         self.value = self.inside = 0
         self.is_tame = True
+        self.has_witness = False  # an `x-witness` somewhere
         self.has_known_keys = True  # none that only a pattern describes
+        self._is_settled = True
+        self._settled: dict[int, int | None] = {}  # of the parts that no open definition is in; the root holds them all
         self._unsettled: set[str] = set()  # definitions that lead to themselves, or to such: their lengths may yet fall
         names, changed = list(self._definitions), True
         while names and changed:
@@ -73,14 +77,20 @@ class _Measure:
         """The shortest text of a schema in bytes, about; None where it is not known yet."""
         if not isinstance(schema, dict):
             return 1 if schema else None
+        if id(schema) in self._settled:
+            return self._settled[id(schema)]
+        outside, self._is_settled = self._is_settled, True
         found = self._shortest_of(schema)
-        if found is not None:
-            self.value = max(self.value, found + 4)
+        if found is not None and found + 4 > self.value:
+            self.value = found + 4
+        if self._is_settled:
+            self._settled[id(schema)] = found
+        self._is_settled &= outside
         return found
 
     def _shortest_of(self, schema: dict[str, Json]) -> int | None:
-        if isinstance(reference := schema.get("$ref"), str):
-            name = reference.removeprefix("#/$defs/")
+        if "$ref" in schema:
+            name = str(schema["$ref"]).removeprefix("#/$defs/")
             self._is_settled &= name in self._shortest and name not in self._unsettled
             return self._shortest.get(name)
         if isinstance(branches := schema.get("anyOf"), list):
@@ -164,6 +174,7 @@ class _Measure:
             least = min((length for length in lengths if length is not None), default=None)
             total = None if total is None or least is None else total + least
             self.is_tame = False
+            self.has_witness = True
         return total
 
     def _of_pair(self, pair: tuple[str, Json]) -> int | None:

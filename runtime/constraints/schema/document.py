@@ -7,6 +7,7 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
+from json.encoder import encode_basestring
 from typing import Final, NoReturn, TypeAlias
 
 from niwaki.runtime.api import ConstraintError
@@ -55,7 +56,7 @@ def read_schema(text: str) -> Json:
     """
     if not isinstance(text, str):
         raise ConstraintError(f"a JSON schema must be given as text, got {type(text).__name__}")
-    size = len(text.encode("utf-8", "surrogatepass"))
+    size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
     if size > MAX_SCHEMA_BYTES:
         raise ConstraintError(f"a JSON schema of {size} bytes is too large: at most {MAX_SCHEMA_BYTES}")
     if text.count("[") + text.count("{") > MAX_DEPTH:
@@ -68,7 +69,7 @@ def read_schema(text: str) -> Json:
         raise ConstraintError(f"the JSON schema is not valid JSON at {error.pos}: {error.msg}") from None
     if not isinstance(schema, dict | bool):
         raise ConstraintError(f"a JSON schema must be an object or a boolean, got {type(schema).__name__}")
-    if _SURROGATE.search(text) or (_SURROGATE_ESCAPE.search(text) and _has_surrogate(schema)):
+    if _holds_surrogate(text, schema):
         raise ConstraintError("the JSON schema holds a lone surrogate, which is not text")
     return schema
 
@@ -84,7 +85,7 @@ def _check_depth(text: str) -> None:
 
 def json_text(value: Json) -> str:
     """The value as compact JSON, which is how generated text is written."""
-    return _compact(value)
+    return encode_basestring(value) if isinstance(value, str) else _compact(value)
 
 
 def identity(value: Json) -> str:
@@ -96,7 +97,7 @@ def identity(value: Json) -> str:
 
 def escaped(token: str) -> str:
     """One token of a JSON pointer."""
-    return token.replace("~", "~0").replace("/", "~1")
+    return token.replace("~", "~0").replace("/", "~1") if "/" in token or "~" in token else token
 
 
 def unescaped(token: str) -> str:
@@ -142,6 +143,12 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ConstraintError(f"the JSON schema holds the number {text[:40]}, which is out of range")
     return value
+
+
+def _holds_surrogate(text: str, schema: Json) -> bool:
+    if not text.isascii() and _SURROGATE.search(text):
+        return True
+    return "\\u" in text and _SURROGATE_ESCAPE.search(text) is not None and _has_surrogate(schema)
 
 
 def _has_surrogate(schema: Json) -> bool:

@@ -40,7 +40,8 @@ class NormalSchema:
     """A schema that the engine enforces exactly, and what it costs.
 
     `value` and `inside` are those of `grammar_source.Commitments`. `is_small` where compiling it is provably quick,
-    `is_tame` where it takes time in proportion to its length: up to 75 ms for 38 KiB (22 November 2026).
+    `is_tame` where it takes time in proportion to its length: up to 75 ms for 38 KiB (22 November 2026). `has_witness`:
+    one of its objects asks for an unknown key (`presence.py`).
     """
 
     schema: Json
@@ -49,6 +50,7 @@ class NormalSchema:
     inside: int
     is_small: bool
     is_tame: bool
+    has_witness: bool
 
 
 def normalise(text: str, seconds: float = 10.0) -> NormalSchema:
@@ -73,7 +75,7 @@ def _normalised(text: str, watch: Watch) -> NormalSchema:
     if definitions := writer.definitions:
         root = {**(root if isinstance(root, dict) else {}), "$defs": definitions}
     cost = cost_of(root, watch)
-    return NormalSchema(root, writer.num_nodes, cost.value, cost.inside, cost.is_small, cost.is_tame)
+    return NormalSchema(root, writer.num_nodes, cost.value, cost.inside, cost.is_small, cost.is_tame, cost.has_witness)
 
 
 def _too_deep() -> ConstraintError:
@@ -97,7 +99,7 @@ class _Writer:
 
     def schema_of(self, state: State) -> Json:
         """The state as one plain schema; False where no value is in it."""
-        state = tuple(dict.fromkeys(state))
+        state = self._reader.plain.behind(state)
         if not state:
             return True
         if state in self._reader.being_written:
@@ -111,13 +113,13 @@ class _Writer:
         self.num_nodes += 1
         if self.num_nodes > MAX_NODES:
             raise ConstraintError(f"the schema has more than {MAX_NODES} parts when written out; simplify it")
-        schema = self._reader.plain(state)
-        if schema is None:
-            self._reader.being_written.add(state)
-            try:
+        self._reader.being_written.add(state)
+        try:
+            schema = self._reader.plain.written(state, self.schema_of)
+            if schema is None:
                 schema = self._union(self._reader.all_ways(state), state[-1][0])
-            finally:
-                self._reader.being_written.discard(state)
+        finally:
+            self._reader.being_written.discard(state)
         self._written[state] = schema
         if state in self._names:
             return self._shared(state)
@@ -159,7 +161,7 @@ class _Writer:
                 for branch in branches:
                     merged |= {key: value for key, value in branch.items() if key != "type"}
                 return merged
-        distinct_branches = list({json_text(branch): branch for branch in branches}.values())
+        distinct_branches = _distinct(branches)
         return {"anyOf": list[Json](distinct_branches)} if len(distinct_branches) > 1 else distinct_branches[0]
 
     def _branches(self, way: Way, place: str) -> list[dict[str, Json]]:
@@ -451,6 +453,18 @@ def _item_states(way: Way, index: int, state: State) -> Iterator[State]:
     asked = [(*found.unless, found.state) for found in way.others if index >= found.start]
     for chosen in product(*asked):
         yield tuple(dict.fromkeys((*state, *(atom for option in chosen for atom in option))))
+
+
+def _distinct(branches: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
+    """Each once. Only those of the same outline, keywords and keys, are compared as texts."""
+    outlines: dict[tuple[object, ...], list[dict[str, Json]]] = {}
+    for branch in branches:
+        keys = branch.get("properties")
+        outline = (str(branch.get("type")), *branch, "", *(keys if isinstance(keys, dict) else ()))
+        outlines.setdefault(outline, []).append(branch)
+    if len(outlines) == len(branches):
+        return list(branches)
+    return list({json_text(branch): branch for branch in branches}.values())
 
 
 def _without_count(way: Way) -> Way:

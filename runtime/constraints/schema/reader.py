@@ -14,6 +14,7 @@ from niwaki.runtime.constraints.schema.document import Json, Watch, identity, re
 from niwaki.runtime.constraints.schema.facts import FREE, NEVER, Exists, Fields, State, Way, both, contradicts
 from niwaki.runtime.constraints.schema.keywords import kind_of
 from niwaki.runtime.constraints.schema.numbers import number_satisfies
+from niwaki.runtime.constraints.schema.plain import Plain
 from niwaki.runtime.constraints.schema.references import Document
 from niwaki.runtime.constraints.schema.strings import Strings
 from niwaki.runtime.constraints.schema.ways import Circular, Expander
@@ -28,6 +29,7 @@ class Reader:
     def __init__(self, document: Document, watch: Watch) -> None:
         self._expander = Expander(document, watch)
         self._expander.is_empty = self.is_empty
+        self.plain = Plain(document, self._expander.asking)
         self.strings = Strings()
         self._ways: dict[tuple[State, str], list[Way]] = {}
         self.being_written: set[State] = set()
@@ -40,10 +42,6 @@ class Reader:
         if key not in self._ways:
             self._ways[key] = [done for way in self._expander.of_state(state, kind) for done in self._settled(way)]
         return self._ways[key]
-
-    def plain(self, state: State) -> Json:
-        """See `Expander.plain`."""
-        return self._expander.plain(state)
 
     def all_ways(self, state: State) -> list[Way]:
         return [way for kind in self._expander.kinds(state) for way in self.ways(state, kind)]
@@ -134,7 +132,7 @@ class Reader:
         """Whether provably no value at all is in the state."""
         if any(self._expander.is_never(atom) for atom in state):
             return True
-        if state in self.being_written or self.plain(state) is not None:
+        if state in self.being_written or self.plain.is_possible(state):
             return False
         ways = (way for kind in self._expander.kinds(state) for way in self.ways(state, kind))
         return all(way.values is None and self.is_empty(way) for way in ways)  # values were tried when they were listed

@@ -12,6 +12,7 @@ from niwaki.runtime.constraints.schema.scopes import Scopes, plain
 ROOT_BASE: Final = "https://schema.invalid/"  # never fetched: what references inside the document are joined to
 # The values of these are data, not schemas: an `$id` in them names nothing.
 DATA_KEYWORDS: Final = frozenset({"enum", "const", "default", "examples", "example"})
+NAMING: Final = frozenset({"$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"})
 RECURSIVE: Final = "#"  # 2019-09's one dynamic anchor, under a name that no other can have
 
 
@@ -32,7 +33,8 @@ class Document:
         self.is_old = isinstance(dialect, str) and any(f"draft-0{number}" in dialect for number in (3, 4, 6, 7))
         self.is_2019 = "2019-09" in str(dialect)
         self.is_recursive = not self.is_old and "2020-12" not in str(dialect)  # it may have $recursiveRef
-        self._index("", root, ROOT_BASE)
+        if isinstance(root, dict):
+            self._index("", root, ROOT_BASE)
         names = [name for anchors in self._dynamic.values() for name in anchors]
         self._scopes = Scopes(self._dynamic) if len(names) > len(set(names)) else None
         self.root = "" if self._scopes is None else self._scopes.entered((), "", "")
@@ -86,13 +88,25 @@ class Document:
             self._nodes.setdefault(pointer, node)
         return pointer
 
-    def _index(self, pointer: str, node: Json, base: str) -> None:
+    def _index(self, pointer: str, node: list[Json] | dict[str, Json], base: str) -> None:
         self._nodes[pointer] = node
-        if isinstance(node, list):
-            for index, item in enumerate(node):
-                self._index(f"{pointer}/{index}", item, base)
-        if not isinstance(node, dict):
-            return
+        if isinstance(node, dict):
+            if not NAMING.isdisjoint(node):
+                base = self._named(pointer, node, base)
+            self._bases[pointer] = base
+            holds_names = pointer.endswith(("/properties", "/$defs", "/definitions"))
+            inner = ((escaped(key), value) for key, value in node.items() if holds_names or key not in DATA_KEYWORDS)
+        else:
+            inner = ((str(index), item) for index, item in enumerate(node))
+        for token, value in inner:
+            place = f"{pointer}/{token}"
+            if isinstance(value, dict | list):
+                self._index(place, value, base)
+            else:
+                self._nodes[place] = value
+
+    def _named(self, pointer: str, node: dict[str, Json], base: str) -> str:
+        """Note the names that a schema has for itself. Its base from here on."""
         for keyword in ("$id", "id"):
             name = node.get(keyword)
             is_schema_id = isinstance(name, str) and not (self.is_old and "$ref" in node) and _is_schema_place(pointer)
@@ -103,7 +117,6 @@ class Document:
                 if not name.startswith("#") and (keyword == "$id" or self.is_old or pointer == ""):
                     base = url
                     self._resources.setdefault(url, pointer)
-        self._bases[pointer] = base
         for keyword in ("$anchor", "$dynamicAnchor"):
             name = node.get(keyword)
             if isinstance(name, str):
@@ -112,9 +125,7 @@ class Document:
                     self._dynamic.setdefault(self._resources[base], {})[name] = pointer
         if node.get("$recursiveAnchor") is True and self._resources[base] == pointer:
             self._dynamic.setdefault(pointer, {})[RECURSIVE] = pointer
-        for key, value in node.items():
-            if key not in DATA_KEYWORDS or pointer.endswith(("/properties", "/$defs", "/definitions")):
-                self._index(f"{pointer}/{escaped(key)}", value, base)
+        return base
 
 
 def _joined(base: str, reference: str) -> tuple[str, str]:

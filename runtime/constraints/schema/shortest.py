@@ -36,10 +36,7 @@ def shortest_text(root: Json, solve: Solve, letters: Letters = _same_letter) -> 
 
 
 def text_with_witness(root: Json, solve: Solve, letters: Letters) -> bytes:
-    """Likewise, with a key before the one that an `x-witness` asks for, to be found from within such a key; empty where
-    nothing asks for one."""
-    if '"x-witness":' not in json_text(root):
-        return b""
+    """Likewise, with a key before the one that an `x-witness` asks for, to be found from within such a key."""
     return _Texts(root, solve, letters, shows_witness=True).of(root) or b""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final
 
 from llguidance import LLMatcher
@@ -27,10 +27,13 @@ class Strings:
     """The languages of one schema's patterns, each read once."""
 
     def __init__(self) -> None:
-        self.languages = Languages()
         self._terms: dict[str, Term | None] = {}
         self._universal: dict[str, bool] = {}
         self._engines: dict[str, LLMatcher] = {}
+
+    @cached_property
+    def languages(self) -> Languages:
+        return Languages()
 
     def term(self, pattern: str, pointer: str) -> Term | None:
         """The texts in which the pattern is found (validation 6.3.3); None where only the engine knows it.

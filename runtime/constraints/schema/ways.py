@@ -36,7 +36,6 @@ MAX_EXACT_BRANCHES: Final = 6  # of anyOf under unevaluated*: every subset of th
 # Read after the others, so that keys are written in the order of `properties`, not in that of a condition on them.
 LAST: Final = frozenset("not if anyOf oneOf dependencies dependentSchemas dependentRequired".split())
 MAX_HOPS: Final = 8  # over references, to see which kinds a schema admits
-SCALARS: Final = frozenset({"null", "boolean", "integer", "number", "string"})
 
 
 class Circular(ConstraintError):
@@ -64,7 +63,7 @@ class Expander:
             **dict.fromkeys(self._references, self.reference),
             **dict.fromkeys(("dependentSchemas", "dependentRequired", "dependencies"), self.dependent),
         }
-        self._asking = frozenset((*self._keywords, "unevaluatedProperties", "unevaluatedItems"))
+        self.asking = frozenset((*self._keywords, "unevaluatedProperties", "unevaluatedItems"))
         self.is_empty: Callable[[Way], bool] = lambda way: False  # set by the reader, which looks into states
 
     def of_state(self, state: State, kind: str) -> Ways:
@@ -100,20 +99,6 @@ class Expander:
             return KINDS
         names = type_names(schema, pointer)
         return tuple(kind for kind in KINDS if kind in names or (kind == "number" and "integer" in names))
-
-    def plain(self, state: State) -> Json:
-        """What `normal.py` would write of a state that asks for one scalar type, or for nothing; None for all others.
-        Most parts of most schemas are such, and need no ways."""
-        if len(state) != 1 or state[0] == NEVER[0] or not state[0][1]:
-            return None
-        schema = self._document.node(state[0][0])
-        if not isinstance(schema, dict):
-            return True if schema is True else None
-        asked = self._asking.intersection(schema)
-        if not asked:
-            return True
-        name = schema.get("type")
-        return {"type": name} if len(asked) == 1 and isinstance(name, str) and name in SCALARS else None
 
     def is_never(self, atom: Atom) -> bool:
         """Whether the atom alone plainly admits nothing."""

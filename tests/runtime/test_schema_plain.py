@@ -1,0 +1,102 @@
+"""Schemas that are written down without their ways mean what their ways mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TypeAlias
+from unittest.mock import patch
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from niwaki.runtime.api import ConstraintError
+from niwaki.runtime.constraints import ConstraintCompiler
+from niwaki.runtime.constraints.schema import normalise
+from niwaki.runtime.constraints.schema.plain import Plain
+from tests.runtime.test_schema_normal import VOCABULARY, check_both_ways
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+NAMES = st.sampled_from(["null", "boolean", "integer", "number", "string", "array", "object"])
+TYPES = NAMES | st.lists(NAMES, min_size=1, max_size=7, unique=True)
+SIZE = st.integers(0, 3)
+KEYS = st.sampled_from(["a", "b", "c", "a/b", "~"])
+LEAVES = st.one_of(
+    st.booleans(),
+    TYPES.map(lambda found: {"type": found}),
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["string", ["string", "null"]])},
+        optional={"minLength": SIZE, "maxLength": SIZE, "format": st.sampled_from(["uuid", "colour"])},
+    ),
+    st.fixed_dictionaries(
+        {"enum": st.lists(st.sampled_from(["a", "b", "é", 1, None]), min_size=1, max_size=3)},
+        optional={"type": st.sampled_from(["string", "integer", ["string", "null"]])},
+    ),
+)
+
+
+def _larger(inner: st.SearchStrategy[Json]) -> st.SearchStrategy[Json]:
+    objects = st.fixed_dictionaries(
+        {"type": st.sampled_from(["object", ["object"], ["null", "object"], ["object", "string"]])},
+        optional={
+            "properties": st.dictionaries(KEYS, inner, max_size=3),
+            "required": st.lists(KEYS, max_size=2),
+            "additionalProperties": inner,
+        },
+    )
+    arrays = st.fixed_dictionaries(
+        {"type": st.sampled_from(["array", ["array", "null"], ["array", "object"]])},
+        optional={"items": inner, "minItems": SIZE, "maxItems": SIZE},
+    )
+    return objects | arrays
+
+
+SCHEMAS = st.recursive(LEAVES, _larger, max_leaves=6)
+REFERENCES = st.sampled_from([{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}, {"$ref": "#"}])
+REFERRING = st.recursive(LEAVES | REFERENCES, _larger, max_leaves=4)
+BEHIND = REFERRING.filter(lambda schema: not isinstance(schema, dict) or "$ref" not in schema)  # no circles
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[ConstraintCompiler]:
+    compiler = ConstraintCompiler(VOCABULARY, seconds=20, max_bytes=1)
+    yield compiler
+    compiler.close()
+
+
+def normal_form(schema: Json) -> str:
+    try:
+        return json.dumps(normalise(json.dumps(schema)).schema)
+    except ConstraintError as error:
+        return str(error)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(schema=SCHEMAS)
+def test_a_plain_schema_is_written_as_its_ways_are(schema: Json) -> None:
+    with patch.object(Plain, "written", return_value=None), patch.object(Plain, "is_possible", return_value=False):
+        by_ways = normal_form(schema)
+    assert normal_form(schema) == by_ways
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(one=BEHIND, other=BEHIND, root=REFERRING)
+def test_references_among_plain_schemas_lead_where_they_say(
+    compiler: ConstraintCompiler, one: Json, other: Json, root: Json
+) -> None:
+    whole = {"type": ["object", "array"], "additionalProperties": root, "items": root}
+    check_both_ways(compiler, {**whole, "$defs": {"a": one, "b": other}}, (4,))
+
+
+def test_references_in_a_circle_are_refused() -> None:
+    with pytest.raises(ConstraintError, match="refers to itself without anything in between"):
+        normalise('{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}')
+
+
+def test_equal_places_by_reference_are_written_once() -> None:
+    names = "".join(f'"{name}": {{"$ref": "#/$defs/pair"}}, ' for name in "abcdefgh")
+    pair = '{"type": "object", "properties": {"x": {"type": "number"}, "y": {"type": "number"}}}'
+    found = normalise(f'{{"type": "object", "properties": {{{names[:-2]}}}, "$defs": {{"pair": {pair}}}}}').schema
+    assert json.dumps(found).count('"x"') == 2  # where it is first needed, and for all others
