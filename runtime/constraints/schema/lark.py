@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from json.encoder import encode_basestring
 from typing import Final
 
 from niwaki.runtime.api import ConstraintError
@@ -313,7 +314,7 @@ def _constant(value: Json) -> str:
 
 def _literal(text: str) -> str:
     """The text as a literal of Lark."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\x7f")
+    return encode_basestring(text).replace("\x7f", "\\x7f")
 
 
 def _as_dict(value: Json) -> dict[str, Json]:

@@ -89,21 +89,23 @@ class Document:
         return pointer
 
     def _index(self, pointer: str, node: list[Json] | dict[str, Json], base: str) -> None:
-        self._nodes[pointer] = node
-        if isinstance(node, dict):
+        nodes = self._nodes
+        nodes[pointer] = node
+        if isinstance(node, list):
+            inner: dict[str, Json] = {str(index): item for index, item in enumerate(node)}
+        else:
+            inner = node
             if not NAMING.isdisjoint(node):
                 base = self._named(pointer, node, base)
             self._bases[pointer] = base
-            holds_names = pointer.endswith(("/properties", "/$defs", "/definitions"))
-            inner = ((escaped(key), value) for key, value in node.items() if holds_names or key not in DATA_KEYWORDS)
-        else:
-            inner = ((str(index), item) for index, item in enumerate(node))
-        for token, value in inner:
-            place = f"{pointer}/{token}"
-            if isinstance(value, dict | list):
+            if not DATA_KEYWORDS.isdisjoint(node) and not pointer.endswith(("/properties", "/$defs", "/definitions")):
+                inner = {key: value for key, value in node.items() if key not in DATA_KEYWORDS}
+        for key, value in inner.items():
+            place = f"{pointer}/{escaped(key)}"
+            if isinstance(value, dict) or isinstance(value, list):  # noqa: SIM101  # a union is built anew each time
                 self._index(place, value, base)
             else:
-                self._nodes[place] = value
+                nodes[place] = value
 
     def _named(self, pointer: str, node: dict[str, Json], base: str) -> str:
         """Note the names that a schema has for itself. Its base from here on."""
