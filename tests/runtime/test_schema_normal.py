@@ -411,3 +411,33 @@ def test_what_cannot_be_enforced_is_refused_at_its_keyword(
 ) -> None:
     with pytest.raises(ConstraintError, match=message):
         compiler.compile(JsonSchema(json.dumps(schema)))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    kind=st.sampled_from(["integer", "number"]),
+    low=st.integers(-16, 16),
+    width=st.integers(0, 10),
+    strict=st.tuples(st.booleans(), st.booleans()),
+    step=st.sampled_from([4, 8, 12, 28]),
+)
+def test_a_multiple_is_asked_for_only_where_one_lies_between_the_bounds(
+    compiler: ConstraintCompiler, kind: str, low: int, width: int, strict: tuple[bool, bool], step: int
+) -> None:
+    """All in quarters. Steps are whole: of 0.25 the engine takes 0.50 and not 0.5."""
+    bounds = {
+        "exclusiveMinimum" if strict[0] else "minimum": low / 4,
+        "exclusiveMaximum" if strict[1] else "maximum": (low + width) / 4,
+    }
+    between = range(low + strict[0], low + width + 1 - strict[1])
+    is_met = any(quarters % step == 0 and (kind == "number" or quarters % 4 == 0) for quarters in between)
+    number = {"type": kind, "multipleOf": step / 4, **bounds}
+    optional = compiler.compile(JsonSchema(json.dumps({"type": "object", "properties": {"a": number}}))).matcher()
+    assert written(optional, "{}")
+    if is_met:
+        text = drawn(compiler.compile(JsonSchema(json.dumps(number))).matcher(), random.Random(0), 12)
+        assert written(optional, f'{{"a":{text}}}')
+        return
+    assert not written(optional, '{"a":0}')
+    with pytest.raises(ConstraintError, match="admits no text"):
+        compiler.compile(JsonSchema(json.dumps(number)))

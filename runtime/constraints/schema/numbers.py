@@ -73,9 +73,20 @@ def _range_schema(way: Way, place: str) -> dict[str, Json] | None:
         step = way.multiples[0]
         for other in way.multiples[1:]:  # the least common multiple of fractions
             step = Fraction(math.lcm(step.numerator, other.numerator), math.gcd(step.denominator, other.denominator))
+        if not _has_multiple(Fraction(step.numerator) if way.is_whole else step, low, high):
+            return None
         if not (way.is_whole and step == 1):
             schema["multipleOf"] = _as_number(step, 0, place)
     return schema
+
+
+def _has_multiple(step: Fraction, low: tuple[Fraction, bool] | None, high: tuple[Fraction, bool] | None) -> bool:
+    if low is None or high is None:
+        return True
+    first, last = math.ceil(low[0] / step), math.floor(high[0] / step)
+    first += low[1] and first * step == low[0]
+    last -= high[1] and last * step == high[0]
+    return first <= last
 
 
 def _as_number(value: Fraction, towards: int, place: str) -> Json:
