@@ -441,3 +441,20 @@ def test_a_multiple_is_asked_for_only_where_one_lies_between_the_bounds(
     assert not written(optional, '{"a":0}')
     with pytest.raises(ConstraintError, match="admits no text"):
         compiler.compile(JsonSchema(json.dumps(number)))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    step=st.sampled_from([25, 50, 75, 125, 100, 10, 1, 4, 20, 12, 250]),
+    count=st.integers(-400, 400),
+    beside=st.integers(-3, 3),
+)
+def test_a_multiple_is_written_with_as_many_decimals_as_it_has(
+    compiler: ConstraintCompiler, step: int, count: int, beside: int
+) -> None:
+    """All in hundredths."""
+    matcher = compiler.compile(JsonSchema(json.dumps({"type": "number", "multipleOf": step / 100}))).matcher()
+    hundredths = count * step + beside
+    number = hundredths / 100
+    text = json.dumps(int(number) if number.is_integer() else number)
+    assert written(matcher, text) == (hundredths % step == 0), (text, step)

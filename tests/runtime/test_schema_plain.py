@@ -50,12 +50,12 @@ def _larger(inner: st.SearchStrategy[Json]) -> st.SearchStrategy[Json]:
         {"type": st.sampled_from(["array", ["array", "null"], ["array", "object"]])},
         optional={"items": inner, "minItems": SIZE, "maxItems": SIZE},
     )
-    return objects | arrays
+    return st.one_of(objects, arrays)
 
 
 SCHEMAS = st.recursive(LEAVES, _larger, max_leaves=6)
 REFERENCES = st.sampled_from([{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}, {"$ref": "#"}])
-REFERRING = st.recursive(LEAVES | REFERENCES, _larger, max_leaves=4)
+REFERRING = st.recursive(st.one_of(LEAVES, REFERENCES), _larger, max_leaves=4)
 BEHIND = REFERRING.filter(lambda schema: not isinstance(schema, dict) or "$ref" not in schema)  # no circles
 
 
@@ -86,7 +86,7 @@ def test_a_plain_schema_is_written_as_its_ways_are(schema: Json) -> None:
 def test_references_among_plain_schemas_lead_where_they_say(
     compiler: ConstraintCompiler, one: Json, other: Json, root: Json
 ) -> None:
-    whole = {"type": ["object", "array"], "additionalProperties": root, "items": root}
+    whole: dict[str, Json] = {"type": ["object", "array"], "additionalProperties": root, "items": root}
     check_both_ways(compiler, {**whole, "$defs": {"a": one, "b": other}}, (4,))
 
 

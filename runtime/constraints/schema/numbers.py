@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
@@ -11,6 +13,7 @@ from niwaki.runtime.constraints.schema.facts import Way, both
 
 MAX_EXCLUDED_NUMBERS: Final = 16
 MAX_LISTED_NUMBERS: Final = 32
+MAX_DECIMALS: Final = 20  # of a step
 EXACT_WHOLE: Final = 2**53  # the engine reads bounds as float64
 
 
@@ -50,7 +53,29 @@ def number_schemas(way: Way, place: str) -> list[dict[str, Json]]:
     for number in numbers:
         cuts = [Way("number", high=(number, True)), Way("number", low=(number, True))]
         pieces = [found for piece in pieces for cut in cuts if (found := both(piece, cut)) is not None]
-    return [schema for piece in pieces if (schema := _range_schema(piece, place)) is not None]
+    return [
+        schema for piece in pieces for part in _by_decimals(piece) if (schema := _range_schema(part, place)) is not None
+    ]
+
+
+def _by_decimals(way: Way) -> list[Way]:
+    """The way, and those of its multiples that have fewer decimals than it: of 0.25 the engine takes 0.50, not 0.5."""
+    if not way.multiples or way.is_whole:
+        return [way]
+    step = _common_multiple(way.multiples)
+    decimals = next((count for count in range(MAX_DECIMALS) if (step * 10**count).denominator == 1), 0)
+    if (step * 10**decimals).numerator == 1:
+        return [way]
+    shorter = [_common_multiple((step, Fraction(1, 10**count))) for count in range(1, decimals)]
+    return [way, *(replace(way, multiples=(other,)) for other in dict.fromkeys(shorter))]
+
+
+def _common_multiple(steps: Sequence[Fraction]) -> Fraction:
+    """The least one."""
+    step = steps[0]
+    for other in steps[1:]:
+        step = Fraction(math.lcm(step.numerator, other.numerator), math.gcd(step.denominator, other.denominator))
+    return step
 
 
 def _range_schema(way: Way, place: str) -> dict[str, Json] | None:
@@ -70,9 +95,7 @@ def _range_schema(way: Way, place: str) -> dict[str, Json] | None:
     if high is not None:
         schema["exclusiveMaximum" if high[1] else "maximum"] = _as_number(high[0], -1, place)
     if way.multiples:
-        step = way.multiples[0]
-        for other in way.multiples[1:]:  # the least common multiple of fractions
-            step = Fraction(math.lcm(step.numerator, other.numerator), math.gcd(step.denominator, other.denominator))
+        step = _common_multiple(way.multiples)
         if not _has_multiple(Fraction(step.numerator) if way.is_whole else step, low, high):
             return None
         if not (way.is_whole and step == 1):
