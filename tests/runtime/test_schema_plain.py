@@ -28,7 +28,7 @@ LEAVES = st.one_of(
     TYPES.map(lambda found: {"type": found}),
     st.fixed_dictionaries(
         {"type": st.sampled_from(["string", ["string", "null"]])},
-        optional={"minLength": SIZE, "maxLength": SIZE, "format": st.sampled_from(["uuid", "colour"])},
+        optional={"minLength": SIZE, "maxLength": SIZE, "format": st.just("colour")},  # an annotation
     ),
     st.fixed_dictionaries(
         {"enum": st.lists(st.sampled_from(["a", "b", "é", 1, None]), min_size=1, max_size=3)},
@@ -53,7 +53,8 @@ def _larger(inner: st.SearchStrategy[Json]) -> st.SearchStrategy[Json]:
     return st.one_of(objects, arrays)
 
 
-SCHEMAS = st.recursive(LEAVES, _larger, max_leaves=6)
+FORMATS = st.fixed_dictionaries({"type": st.just("string"), "format": st.just("uuid")}, optional={"maxLength": SIZE})
+SCHEMAS = st.recursive(st.one_of(LEAVES, FORMATS), _larger, max_leaves=6)
 REFERENCES = st.sampled_from([{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}, {"$ref": "#"}])
 REFERRING = st.recursive(st.one_of(LEAVES, REFERENCES), _larger, max_leaves=4)
 BEHIND = REFERRING.filter(lambda schema: not isinstance(schema, dict) or "$ref" not in schema)  # no circles
