@@ -309,6 +309,12 @@ def draw_rows(
     for row in range(len(sources)):
         logits_row, adjusted_row, mask_row = sources[row]
         values = logits[logits_row] if adjusted_row < 0 else adjusted[adjusted_row]
+        if adjusted_row < 0 and options[row, 0] == 0.0:
+            # What is highest of all is highest under a mask that allows it.
+            best = best_logits[logits_row]
+            if mask_row < 0 or masks[mask_row, best >> 5] >> np.uint32(best & 31) & np.uint32(1):
+                tokens[row] = best
+                continue
         is_compact = False
         if mask_row >= 0:
             # Few tokens are moved together, so that all that follows is short; of many the others are blocked out.

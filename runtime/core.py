@@ -44,7 +44,7 @@ from niwaki.runtime.tokenizer import Tokenizer
 log = logging.getLogger("niwaki.engine")
 
 FilledMasks = Mapping[int, Words | NiwakiError]  # by request
-Computed = tuple[torch.Tensor, FilledMasks]  # the logits of a step, and the masks that were filled meanwhile
+Computed = tuple[torch.Tensor, Sequence[Words | NiwakiError]]  # the logits, and the masks that were filled meanwhile
 
 
 class EngineCore:
@@ -149,21 +149,21 @@ class EngineCore:
             self._begin_decoding()
 
     def _run(self, rows: Sequence[tuple[Request, Row]]) -> None:
-        masked = [
-            (request, request.remaining_new) for request, row in rows if request.is_masked and row.end >= request.length
-        ]
-        computed = self._compute([request for request, _ in rows], Batch.of([row for _, row in rows]), masked)
+        masked = [request for request, row in rows if request.is_masked and row.end >= request.length]
+        wanted = [(request.matcher, request.remaining_new) for request in masked if request.matcher is not None]
+        computed = self._compute([request for request, _ in rows], Batch.of([row for _, row in rows]), wanted)
         if computed is not None:
             self._commit(rows)
-            self._take_logits(rows, *computed)
+            logits, filled = computed
+            self._take_logits(rows, logits, dict(zip((request.id for request in masked), filled, strict=True)))
 
     def _compute(
-        self, requests: Sequence[Request], batch: Batch, masked: Sequence[tuple[Request, int]]
+        self, requests: Sequence[Request], batch: Batch, wanted: Sequence[tuple[Matcher, int]]
     ) -> Computed | None:
-        """Run the model, and fill masks meanwhile, for requests that may still write so many tokens. None where it
-        failed: the whole batch is lost, the engine is not."""
+        """Run the model, and fill masks meanwhile, for texts that may still have so many tokens. None where it failed:
+        the whole batch is lost, the engine is not."""
         self.counters.steps += 1
-        masks = self._masks.start([(r.matcher, remaining) for r, remaining in masked if r.matcher is not None])
+        masks = self._masks.start(wanted)
         start = time.perf_counter()
         try:
             logits = self._runner.forward(batch)
@@ -173,8 +173,7 @@ class EngineCore:
             self._fail_batch(requests, error)
             return None
         self.pages.note_computed(len(batch.token_ids), time.perf_counter() - start)
-        filled = masks.rows()  # all at once, before any matcher moves on
-        return logits, {request.id: mask for (request, _), mask in zip(masked, filled, strict=True)}
+        return logits, masks.rows()  # all at once, before any matcher moves on
 
     # -- a steady batch ---------------------------------------------------------------------------------------------
 
@@ -218,7 +217,8 @@ class EngineCore:
         if drawing:
             assert computed is not None, "who runs ahead is drawn plainly"
             logits, masks = computed
-            self._draw(drawing, logits if len(drawing) == len(logits) else logits[[row for _, row in drawing]], masks)
+            rows = logits if len(drawing) == len(logits) else logits[[row for _, row in drawing]]
+            self._draw(drawing, rows, decoding.by_request(masks))
         is_steady = decoding is self._decoding and decoding.keep([*taken.looked_at, *taken.one_by_one])
         return is_steady and not (self._roster.waiting and len(decoding.requests) < len(requests))
 

@@ -23,6 +23,7 @@ from niwaki.radix.cache import Cache
 from niwaki.runtime.ahead import Flight, drawing_of
 from niwaki.runtime.api import NiwakiError
 from niwaki.runtime.constraints.kernels import Words
+from niwaki.runtime.constraints.protocol import FREE, REFUSED, Followed, Matcher
 from niwaki.runtime.drafts import Listener
 from niwaki.runtime.request import GenerateJob, Request
 from niwaki.runtime.runner import Batch
@@ -83,15 +84,28 @@ class Decoding:
         plain = np.flatnonzero(self._is_plain)
         self._plain = None if len(plain) == len(self.requests) else plain
         self._special: list[int] = np.flatnonzero(~self._is_plain).tolist()
-        led = [(place, row) for row, place in enumerate(plain.tolist()) if self.requests[place].matcher is not None]
-        self._led = [place for place, _ in led]  # drawn under a mask
-        self._led_rows = [row for _, row in led]  # their places among the plain ones
+        matchers = [self.requests[place].matcher for place in plain.tolist()]
+        rows = [row for row, matcher in enumerate(matchers) if matcher is not None]
+        self._led = plain[rows]  # places of those that are drawn under a mask
+        self._led_rows = np.array(rows, np.int64)  # where they stand among the plain ones
+        self._matchers = [matcher for matcher in matchers if matcher is not None]
+        self._steps = [matcher.step for matcher in self._matchers]
+        self._ask_all()
+        self._find_unread()
+        self._lay_out()
+
+    def _ask_all(self) -> None:
+        """Nothing is known of the matchers' next masks."""
+        self._unsure = list(range(len(self._matchers)))  # those, of the led ones, whose mask may not be at hand
+        self._asked = self._unsure  # those whose masks this step has asked for
+        self._is_told = [False] * len(self._matchers)  # those whose matchers know the token of this step
+
+    def _find_unread(self) -> None:
         self._unread = [
             request
             for request, is_watched in zip(self.requests, self._is_watched.tolist(), strict=True)
             if not is_watched and isinstance(request.job, GenerateJob) and request.index == 0
         ]
-        self._lay_out()
 
     def _lay_out(self) -> None:
         spans = Spans(self._starts, np.ones(len(self.requests), np.int64), self._table, self._held)
@@ -134,18 +148,48 @@ class Decoding:
             self._listener = Listener([r.ids for r in self.requests], [r.guesser for r in self.requests])
         return self._listener.hears(self._starts, self._token_ids)
 
-    def masked(self) -> list[tuple[Request, int]]:
-        """The requests whose next token needs a mask, each with the tokens that it may still write."""
-        remaining = (self._last[self._led] - self._starts[self._led]).tolist()
-        led = [(self.requests[place], left) for place, left in zip(self._led, remaining, strict=True)]
+    def masked(self) -> list[tuple[Matcher, int]]:
+        """The masks that this step needs: the matchers, each with the tokens that its text may still write."""
+        self._asked, self._is_told = self._unsure, [False] * len(self._matchers)
+        left = self._left().tolist()
+        led = [(self._matchers[row], left[row]) for row in self._asked]
+        return led + [(matcher, request.remaining_new) for request, matcher in self._masked_special()]
+
+    def _left(self) -> npt.NDArray[np.int64]:
+        """How many tokens the led ones may still write, the one that this step draws included."""
+        left: npt.NDArray[np.int64] = (self._last - self._starts)[self._led]
+        return left
+
+    def _masked_special(self) -> list[tuple[Request, Matcher]]:
         special = [self.requests[place] for place in self._special]
-        return led + [(request, request.remaining_new) for request in special if request.is_masked]
+        return [(request, request.matcher) for request in special if request.is_masked and request.matcher is not None]
+
+    def by_request(self, masks: Sequence[Words | NiwakiError]) -> dict[int, Words | NiwakiError]:
+        """After `take`: the masks of this step of those that are drawn one by one, of `masked` and what was at hand."""
+        filled = dict(zip(self._asked, masks, strict=False))
+        left = (self._left() + 1).tolist()
+        going = [row for row, is_told in enumerate(self._is_told) if not is_told]
+        found = {self.requests[self._led[row]].id: self._mask(row, left[row], filled) for row in going}
+        special = [request.id for request, _ in self._masked_special()]
+        return found | dict(zip(special, masks[len(self._asked) :], strict=True))
+
+    def _mask(self, row: int, left: int, filled: Mapping[int, Words | NiwakiError]) -> Words | NiwakiError:
+        if (mask := filled.get(row)) is not None:
+            return mask
+        if (known := self._matchers[row].known_mask(left)) is not None:
+            return known
+        made = np.zeros((self._vocab_size + 31) // 32, np.uint32)  # forgotten meanwhile, to save memory
+        try:
+            self._matchers[row].fill_mask_within(made, left)
+        except NiwakiError as error:
+            return error
+        return made
 
     # -- after it -----------------------------------------------------------------------------------------------------
 
-    def draw(self, logits: torch.Tensor, masks: Mapping[int, Words | NiwakiError]) -> npt.NDArray[np.int64] | None:
+    def draw(self, logits: torch.Tensor, masks: Sequence[Words | NiwakiError]) -> npt.NDArray[np.int64] | None:
         """A token for every request that is drawn plainly, anything for the others; None where all must be drawn one by
-        one, and below 0 for one that must be. `masks`: by request. Counts the step as computed."""
+        one, and below 0 for one that must be. `masks`: of `masked`. Counts the step as computed."""
         tokens = self._drawn(logits, masks)
         self._count_step()
         return tokens
@@ -155,19 +199,26 @@ class Decoding:
         self.num_steps += 1
         self._draws.advance()
 
-    def _drawn(self, logits: torch.Tensor, masks: Mapping[int, Words | NiwakiError]) -> npt.NDArray[np.int64] | None:
-        filled = [(row, masks[self.requests[place].id]) for place, row in zip(self._led, self._led_rows, strict=True)]
-        of_rows = {row: mask for row, mask in filled if not isinstance(mask, NiwakiError)}
+    def _drawn(self, logits: torch.Tensor, masks: Sequence[Words | NiwakiError]) -> npt.NDArray[np.int64] | None:
         plain = self._plain
         if plain is not None and not len(plain):
             return np.zeros(len(self.requests), np.int64)
-        drawn = (self._draws if plain is None else self._draws.of_rows(plain)).draw(
-            logits if plain is None else logits[plain], of_rows
-        )
-        if drawn is None:
+        draws = self._draws if plain is None else self._draws.of_rows(plain)
+        values = logits if plain is None else logits[plain]
+        filled = dict(zip(self._asked, masks, strict=False))
+        best = draws.best(values)
+        if best is None:
             return None
-        if len(of_rows) < len(filled):
-            drawn[[row for row, mask in filled if isinstance(mask, NiwakiError)]] = NO_TOKEN
+        if draws.all_greedy:  # what is known to follow needs no mask
+            self._tell_known(best, filled)
+        going = [row for row, is_told in enumerate(self._is_told) if not is_told]
+        left = self._left().tolist()
+        found = [(self._led_rows[row], self._mask(row, left[row], filled)) for row in going]
+        under = [(row, mask) for row, mask in found if not isinstance(mask, NiwakiError)]
+        drawn = draws.draw_under(values, best, np.array([row for row, _ in under], np.int64), [m for _, m in under])
+        drawn[[row for row, mask in found if isinstance(mask, NiwakiError)]] = NO_TOKEN
+        if not draws.all_greedy:
+            self._tell_known(drawn, filled)
         if plain is None:
             return drawn
         tokens = np.zeros(len(self.requests), np.int64)
@@ -199,22 +250,45 @@ class Decoding:
         must_look = self._is_plain & (self._is_watched | self._may_end[tokens] | (self._starts >= self._last))
         one_by_one = self._special.copy()
         accepted: set[int] = set()
-        remaining = (self._last[self._led] - self._starts[self._led] + 1).tolist()
-        for place, token_id, left in zip(self._led, tokens[self._led].tolist(), remaining, strict=True):
-            matcher = self.requests[place].matcher
-            assert matcher is not None, "it is led by one"
-            try:
-                if token_id < 0 or not matcher.admits(token_id, left):
-                    one_by_one.append(place)
-                    must_look[place] = False
-                elif not must_look[place]:
-                    matcher.accept(token_id)
-                    if matcher.is_done or matcher.forced_text().text:
-                        accepted.add(place)
-                        must_look[place] = True
-            except NiwakiError:  # drawn alone it fails again, and that is its request's fault alone
+        left, looks = (self._left() + 1).tolist(), must_look[self._led].tolist()
+        token_ids = tokens[self._led].tolist()
+        self._unsure = []
+        for row, is_told in enumerate(self._is_told):
+            if is_told:
+                if looks[row]:  # somebody has begun to read meanwhile
+                    accepted.add(int(self._led[row]))
+                continue
+            self._unsure.append(row)
+            found = self._followed(row, token_ids[row], left[row], looks[row])
+            if found is FREE:
+                continue
+            place = int(self._led[row])
+            if found is REFUSED:
                 one_by_one.append(place)
+            else:
+                accepted.add(place)
+            must_look[place] = found is not REFUSED
         return Taken(must_look.nonzero()[0].tolist(), accepted, sorted(one_by_one))
+
+    def _tell_known(self, tokens: npt.NDArray[np.int64], filled: Mapping[int, Words | NiwakiError]) -> None:
+        """Tell the matchers that know the tokens drawn, by plain row, from other texts; not where they may end one."""
+        token_ids, starts = tokens[self._led_rows], self._starts[self._led] + 1
+        looks = (self._is_watched[self._led] | self._may_end[token_ids] | (starts >= self._last[self._led])).tolist()
+        for row, mask in filled.items():
+            looks[row] |= isinstance(mask, NiwakiError)
+        steps = zip(self._steps, token_ids.tolist(), self._left().tolist(), looks, strict=True)
+        self._is_told = [not looks_at and step(token_id, left) for step, token_id, left, looks_at in steps]
+
+    def _followed(self, row: int, token_id: int, left: int, looks_at: bool) -> Followed:
+        if token_id < 0:
+            return REFUSED
+        matcher = self._matchers[row]
+        try:
+            if looks_at:  # whoever takes it tells the matcher
+                return FREE if matcher.admits(token_id, left) else REFUSED
+            return matcher.follow(token_id, left)
+        except NiwakiError:  # drawn alone it fails again, and that is its request's fault alone
+            return REFUSED
 
     def settle(self) -> None:
         """Tell all requests how far they have come."""
@@ -236,7 +310,7 @@ class Decoding:
         if not any(map(_is_streamed, self._unread)):
             return
         self._is_watched |= np.array([request.is_watched for request in self.requests])
-        self._look_at_kinds()
+        self._find_unread()
 
     def resume(self) -> bool:
         """After a step that was run without it: whether the same requests go on, a token each, from where they are."""
@@ -250,6 +324,7 @@ class Decoding:
         self._num_unsettled = self._steps_in_pages = self.num_steps = 0
         self._first[:] = 0
         self._listener = None
+        self._ask_all()
         return True
 
     # -- a step ahead -------------------------------------------------------------------------------------------------
@@ -257,7 +332,7 @@ class Decoding:
     @property
     def is_plain(self) -> bool:
         """Whether all tokens are drawn from the logits as they are."""
-        return self._plain is None and not self._led
+        return self._plain is None and not self._matchers
 
     def ahead(self) -> tuple[list[Request], Batch]:
         """The step behind the one that is under way: its batch, and who is in it, all but those whose budget ends with

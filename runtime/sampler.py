@@ -10,7 +10,7 @@ before penalties and mask.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final, cast
@@ -38,7 +38,10 @@ from niwaki.runtime.api import GenerationError, SamplingParams
 from niwaki.runtime.constraints.protocol import MaskRow
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer]
-NO_MASKS: Final[Mapping[int, MaskRow]] = {}
+NO_ROWS: Final = np.empty(0, np.int64)
+WORD: Final = np.dtype(np.uint32)
+NO_WORDS: Final = np.empty((0, 0), np.uint32)
+NOTHING_ADJUSTED: Final = np.empty((0, 0), np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,7 @@ class PlainDraws:
     def __init__(self, options: Doubles, integers: Longs) -> None:
         self._options = options
         self._integers = integers
-        self._all_greedy = not options[:, 0].any()
+        self.all_greedy = not options[:, 0].any()
 
     @classmethod
     def of(cls, rows: Sequence[tuple[SamplingParams, int, int]], vocab: int) -> PlainDraws:
@@ -159,59 +162,43 @@ class PlainDraws:
         """[rows, 3]: temperature (0: greedy), top_p and min_p; and top_k, seed and the next position."""
         return self._options, self._integers
 
-    def draw(self, logits: torch.Tensor, masks: Mapping[int, MaskRow] = NO_MASKS) -> Longs | None:
-        """What `sample` draws from these logits, a token for each row, of those in `masks` under their mask; a number
-        below 0 where a mask leaves none. None where it takes `sample` to do it: the logits are on a device, or one is
-        not finite."""
+    def draw(self, logits: torch.Tensor) -> Longs | None:
+        """What `sample` draws from these logits, a token for each row. None where it takes `sample` to do it."""
+        best = self.best(logits)
+        return None if best is None else self.draw_under(logits, best, NO_ROWS, ())
+
+    def best(self, logits: torch.Tensor) -> Longs | None:
+        """Where each row is highest. None where the logits are on a device, or one of these is not finite."""
         if logits.device.type != "cpu":
             return None
         values = _on_host(logits)
         best: Longs = np.argmax(values, axis=1)
-        rows = np.arange(len(best))
-        if not np.isfinite(values[rows, best]).all():
-            return None
-        if self._all_greedy and not masks:
+        return best if np.isfinite(values[np.arange(len(best)), best]).all() else None
+
+    def draw_under(self, logits: torch.Tensor, best: Longs, masked: Longs, masks: Sequence[MaskRow]) -> Longs:
+        """`draw`, where `best` is known, the `masked` rows under their masks; a number below 0 where none is left."""
+        if self.all_greedy and not masks:
             return best
+        values = _on_host(logits)
+        words, places = together(masks, values.shape[1])
         sources = np.full((len(best), 3), NO_ROW, np.int64)
-        sources[:, 0] = rows
-        known = DrawnMasks(values.shape[1])
-        masked = np.fromiter(masks, np.int64, len(masks))
-        sources[masked, 2] = [known.place(mask) for mask in masks.values()]
-        words = known.words()
-        if self._all_greedy:  # what is highest of all is highest under the mask that allows it
-            rows = masked[~_allows(words, sources[masked, 2], best[masked])]
-            if not len(rows):
-                return best
-        none = np.empty((0, 0), np.float32)
-        best[rows] = draw_rows(values, none, words, best, sources[rows], self._options[rows], self._integers[rows])
-        return best
+        sources[:, 0] = np.arange(len(best))
+        sources[masked, 2] = places
+        return draw_rows(values, NOTHING_ADJUSTED, words, best, sources, self._options, self._integers)
 
 
-class DrawnMasks:
-    """The masks of one draw over `vocab` tokens. Rows of one state share theirs, which is taken once."""
-
-    def __init__(self, vocab: int) -> None:
-        self._vocab = vocab
-        self._places: dict[int, int] = {}  # by identity
-        self._masks: list[Words] = []
-
-    def place(self, mask: MaskRow) -> int:
-        """Where it stands in `words`. Raises GenerationError where it is for another number of tokens."""
-        place = self._places.get(id(mask))
-        if place is None:
-            self._masks.append(checked_mask(mask, self._vocab))
-            place = self._places[id(mask)] = len(self._masks) - 1
-        return place
-
-    def words(self) -> Words:
-        """[masks, ceil(vocab / 32)]"""
-        return np.stack(self._masks) if self._masks else np.empty((0, 0), np.uint32)
-
-
-def _allows(masks: Words, places: Longs, token_ids: Longs) -> npt.NDArray[np.bool_]:
-    """Whether the mask at each place allows the token."""
-    allowed: npt.NDArray[np.bool_] = (masks[places, token_ids >> 5] >> (token_ids & 31).astype(np.uint32) & 1) > 0
-    return allowed
+def together(masks: Sequence[MaskRow], vocab: int) -> tuple[Words, list[int]]:
+    """The masks of a draw over `vocab` tokens, [masks, ceil(vocab / 32)], and where each of these stands there: rows of
+    one state share theirs, which is taken once. Raises GenerationError where one is for another number of tokens."""
+    distinct = {id(mask): mask for mask in masks}
+    if not distinct:
+        return NO_WORDS, []
+    rows = list(distinct.values())
+    if {*map(len, rows)} != {(vocab + 31) // 32} or any(row.dtype is not WORD for row in rows):
+        rows = [checked_mask(row, vocab) for row in rows]
+    words = np.concatenate(rows).view(WORD).reshape(len(rows), -1)
+    places = dict(zip(distinct, range(len(rows)), strict=True))
+    return words, [places[key] for key in map(id, masks)] if len(rows) > 1 else [0] * len(masks)
 
 
 def _on_host(logits: torch.Tensor) -> Floats:
@@ -260,7 +247,7 @@ def _draw(
     vocab = values.shape[1]
     errors: dict[int, GenerationError] = {}
     adjusted: list[Floats] = []
-    masks = DrawnMasks(vocab)
+    masked: list[tuple[int, MaskRow]] = []
     sources = np.full((len(indexes), 3), NO_ROW, np.int64)  # row of logits, of adjusted logits, of masks
     options = np.empty((len(indexes), 3), np.float64)  # temperature, top_p, min_p
     integers = np.empty((len(indexes), 3), np.int64)  # top_k, seed, position
@@ -271,18 +258,20 @@ def _draw(
         options[place], integers[place] = _numbers(params, row.seed, row.position, vocab)
         try:
             if row.mask is not None:
-                sources[place, 2] = masks.place(row.mask)
+                checked_mask(row.mask, vocab)
+                masked.append((place, row.mask))
             if len(row.forbid) or params.logit_bias or _is_penalised(params):
                 changed = _adjusted(values[index], row)
                 sources[place, 1] = len(adjusted)
                 adjusted.append(changed)
         except GenerationError as error:  # its row is drawn without what failed, and the token thrown away
             errors[place] = error
-    none = np.empty((0, 0), np.float32)
+    words, places = together([mask for _, mask in masked], vocab)
+    sources[[place for place, _ in masked], 2] = places
     tokens = draw_rows(
         values,
-        np.stack(adjusted) if adjusted else none,
-        masks.words(),
+        np.stack(adjusted) if adjusted else NOTHING_ADJUSTED,
+        words,
         best,
         sources,
         options,

@@ -21,9 +21,11 @@ from niwaki.runtime.constraints.protocol import (
     ANY_BYTE,
     NOTHING_FORCED,
     CompiledConstraint,
+    Followed,
     Forced,
     MaskRow,
     Matcher,
+    follow,
 )
 from niwaki.runtime.constraints.vocabulary import Vocabulary
 
@@ -277,6 +279,12 @@ class ComposedMatcher:
         fits = self.fits(remaining - 1)
         self.rollback(1)
         return fits
+
+    def step(self, token_id: int, remaining: int) -> bool:
+        return False
+
+    def follow(self, token_id: int, remaining: int) -> Followed:
+        return follow(self, token_id, remaining)
 
     def known_mask(self, remaining: int) -> None:
         """Never at hand."""

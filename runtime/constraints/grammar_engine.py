@@ -7,7 +7,6 @@ Owns the shared matcher that texts are cloned from, and how far each text is fro
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -15,9 +14,10 @@ import numpy.typing as npt
 from llguidance import LLMatcher
 
 from niwaki.runtime.api import ConstraintError
+from niwaki.runtime.constraints.grammar_forced import forced_run, forced_text
 from niwaki.runtime.constraints.grammar_places import Place, Places
 from niwaki.runtime.constraints.grammar_source import GrammarSource
-from niwaki.runtime.constraints.grammar_vocabulary import Ending, GrammarVocabulary
+from niwaki.runtime.constraints.grammar_vocabulary import Ending, GrammarVocabulary, completes
 from niwaki.runtime.constraints.guidance import (
     SEARCH_EFFORT,
     Effort,
@@ -27,15 +27,20 @@ from niwaki.runtime.constraints.guidance import (
     short_text,
     straight_text,
 )
-from niwaki.runtime.constraints.matcher import first_bit
-from niwaki.runtime.constraints.protocol import MAX_FORCED_BYTES, NOTHING_FORCED, Forced, MaskRow
+from niwaki.runtime.constraints.protocol import (
+    FREE,
+    NOTHING_FORCED,
+    Followed,
+    Forced,
+    MaskRow,
+    follow,
+)
 
 FAR: Final = 1_000_000  # the distance where no ending was found
 MAX_SHORTEST: Final = 8000  # bytes of a shortest text
 PLACE_EFFORT: Final = 150  # of all searches behind one token of a text: about 3 ms
 TOKEN_BYTES: Final = 4  # about
 CHECKED_TOKENS: Final = 200  # of a known ending that take as long to check as a place of a search
-FIRST_TOKENS: Final = 6
 GOES_ON: Final = b"a 0"  # bytes of which one may follow most texts that can end and go on: words, lists, numbers
 MAX_BEHIND: Final = 1024  # tokens that a prompt's last bytes begin, of which each is tried
 
@@ -64,7 +69,7 @@ class GrammarConstraint:
         first.compute_bitmask()
         if first.is_error():  # a limit of the engine that this vocabulary meets, though single bytes did not
             raise ConstraintError(f"it is too complex for this vocabulary: {short_reason(first.get_error())}")
-        self.shortest = self._verified(source.shortest)
+        self.shortest = self._verified(source.shortest) if source.shortest else words.nothing
         self.known = (self.shortest, *([words.ending(source.other)] if source.other else []))  # texts to end as they do
         self.costs: npt.NDArray[np.int64] = (
             np.maximum(words.plain_costs, commitments.inside) + words.openings * commitments.value
@@ -92,15 +97,6 @@ class GrammarConstraint:
         return ending
 
 
-def completes(place: LLMatcher, ending: Ending, words: GrammarVocabulary, after: Sequence[int] = ()) -> bool:
-    """Whether the text is complete with these tokens and then the ending."""
-    first = [*after, *ending.tokens(FIRST_TOKENS)]  # most that does not fit is told by these
-    if place.validate_tokens(first) < len(first):
-        return False
-    wanted = [*after, *ending.tokens(), words.eos_ids[0]]
-    return bool(place.validate_tokens(wanted) == len(wanted))
-
-
 class GrammarMatcher:
     """See `protocol.Matcher`.
 
@@ -112,7 +108,7 @@ class GrammarMatcher:
 
     __slots__ = (
         "_admitted", "_bounds", "_constraint", "_effort", "_ended", "_ending",
-        "_is_searched", "_is_sure", "_matcher", "_num_written", "_places",
+        "_is_searched", "_is_sure", "_matcher", "_num_written", "_num_untold", "_places",
     )  # fmt: skip
 
     def __init__(
@@ -134,6 +130,18 @@ class GrammarMatcher:
         self._effort = Effort(PLACE_EFFORT)
         self._admitted: tuple[int, Ending] | None = None  # the token, and the ending behind it that was seen
         self._ended = False
+        self._num_untold = 0  # of the last tokens, which led through places that are known
+
+    @property
+    def _native(self) -> LLMatcher:
+        """At the end of the text. Most steps of a text that others have written before do without it."""
+        if self._num_untold:
+            end = len(self._places) - self._ended
+            places = self._places[end - self._num_untold : end]
+            untold = [place.token_id for place in places if place is not None]
+            self._num_untold, self._effort.left = 0, PLACE_EFFORT
+            self._matcher.consume_tokens(untold)
+        return self._matcher
 
     @property
     def is_done(self) -> bool:
@@ -145,11 +153,11 @@ class GrammarMatcher:
         return place.is_done
 
     def _found_done(self) -> bool:
-        if not self._matcher.is_accepting():
+        if not self.can_end:
             return False
         words = self._constraint.words
         for byte in GOES_ON:
-            if self._matcher.validate_tokens([words.ids[byte]]):
+            if self._native.validate_tokens([words.ids[byte]]):
                 return False
         row = np.zeros(words.vocabulary.num_words, np.uint32)
         self._fill(row)
@@ -157,7 +165,12 @@ class GrammarMatcher:
 
     @property
     def can_end(self) -> bool:
-        return self._ended or bool(self._matcher.is_accepting())
+        place = self._places[-1]
+        if place is None:
+            return self._ended or bool(self._native.is_accepting())
+        if place.can_end is None:
+            place.can_end = bool(self._native.is_accepting())
+        return place.can_end
 
     @property
     def distance(self) -> int:
@@ -186,12 +199,16 @@ class GrammarMatcher:
         cost = self._cost(token_id)
         if self._bounds[-1] + cost < remaining:
             return True
-        if self._matcher.is_accepting():
+        if self.can_end:
             self._bounds[-1] = 0
             cost = self._cost(token_id)
             if cost < remaining:
                 return True
-            if self._matcher.validate_tokens([token_id, words.eos_ids[0]]) == 2:  # and behind the token, too
+            after = self._known_after(token_id)
+            can_end = None if after is None else after.can_end
+            if can_end is None:
+                can_end = self._native.validate_tokens([token_id, words.eos_ids[0]]) == 2
+            if can_end:  # and behind the token, too
                 self._admitted = (token_id, words.nothing)
                 return True
         ending = self._found_ending(remaining)
@@ -200,6 +217,45 @@ class GrammarMatcher:
         behind = self._ending_behind(token_id, ending, remaining - 1)
         self._admitted = None if behind is None else (token_id, behind)
         return behind is not None
+
+    def step(self, token_id: int, remaining: int) -> bool:
+        place = self._places[-1]
+        if place is None:
+            return False
+        after = place.first if place.first_id == token_id else place.after(token_id)
+        if after is None or not after.is_free or after.mask is None:
+            return False
+        is_sure = self._is_sure
+        if is_sure and self._ending is not self._constraint.words.nothing:
+            return False
+        # As `admits` and `accept`, by what is known of the two places.
+        before, farthest = self._bounds[-1], after.farthest
+        bound = before + after.cost if before else farthest
+        if bound < remaining or (place.can_end and farthest < remaining):
+            self._num_written = after.num_characters + (0 if is_sure else self._num_written)
+            self._is_sure = False
+            if bound >= remaining:
+                self._bounds[-1], bound = 0, farthest
+        elif place.can_end and after.can_end:
+            self._bounds[-1] = bound = 0
+            self._ending, self._is_sure = self._constraint.words.nothing, True
+        else:
+            return False
+        self._num_untold += 1
+        self._admitted = None
+        self._places.append(after)
+        self._bounds.append(bound)
+        return True
+
+    def follow(self, token_id: int, remaining: int) -> Followed:
+        found = follow(self, token_id, remaining)
+        place = self._places[-1]
+        if found is FREE and place is not None and not place.is_free:
+            constraint = self._constraint
+            place.cost, place.is_free = int(constraint.costs[token_id]), True
+            place.farthest = place.cost + constraint.value
+            place.num_characters = int(constraint.words.num_characters[token_id])
+        return found
 
     def learn(self, mask: npt.NDArray[np.uint32]) -> None:
         """Keep what `fill_mask` says here for every text that comes by."""
@@ -215,13 +271,13 @@ class GrammarMatcher:
     @property
     def native(self) -> LLMatcher | None:
         """For filling masks of many matchers in one call; None once the text has ended."""
-        return None if self._ended else self._matcher
+        return None if self._ended else self._native
 
     def failure(self) -> ConstraintError | None:
         """What went wrong in the native engine, if anything did."""
-        if not self._matcher.is_error():
+        if not self._native.is_error():
             return None
-        return ConstraintError(f"the grammar failed: {short_reason(self._matcher.get_error())}")
+        return ConstraintError(f"the grammar failed: {short_reason(self._native.get_error())}")
 
     def accept(self, token_id: int) -> None:
         if token_id in self._constraint.words.vocabulary.eos_ids:
@@ -233,9 +289,11 @@ class GrammarMatcher:
             return
         if self._ended or not 0 <= token_id < self._constraint.words.vocabulary.size:
             raise self._not_allowed(token_id)
-        if self._matcher.try_consume_tokens([token_id]) != 1:
-            if self._matcher.is_error():
-                raise ConstraintError(f"the grammar failed: {short_reason(self._matcher.get_error())}")
+        if self._known_after(token_id) is not None:
+            self._num_untold += 1
+        elif self._native.try_consume_tokens([token_id]) != 1:
+            if self._native.is_error():
+                raise ConstraintError(f"the grammar failed: {short_reason(self._native.get_error())}")
             raise self._not_allowed(token_id)
         self._places.append(self._constraint.places.after(self._places[-1], token_id))
         self._effort.left = PLACE_EFFORT
@@ -254,6 +312,11 @@ class GrammarMatcher:
             self._is_sure = False
             self._bounds.append(self._bounds[-1] + cost)
 
+    def _known_after(self, token_id: int) -> Place | None:
+        """Where a token leads that another text went on with here."""
+        place = self._places[-1]
+        return None if place is None else place.after(token_id)
+
     def _cost(self, token_id: int) -> int:
         """By how much this token may move the end away. What the last opening byte begins is not settled by it: where
         the bound is the length of an ending since then, the next token may still choose another, as a longer key."""
@@ -262,40 +325,15 @@ class GrammarMatcher:
         return own + self._constraint.value if is_exact else own
 
     def forced(self) -> tuple[int, ...]:
-        run: list[int] = []
-        if self._ended or not self._matcher.compute_ff_bytes():
-            return ()
-        place = self._matcher.deep_copy()
-        vocabulary = self._constraint.words.vocabulary
-        row = np.zeros(vocabulary.num_words, np.uint32)
-        while not place.is_accepting():
-            place.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-            if int(np.bitwise_count(row).sum()) != 1:
-                break
-            run.append(first_bit(row))
-            place.consume_token(run[-1])
-        return tuple(run)
+        return () if self._ended else forced_run(self._native, self._constraint.words.vocabulary.num_words)
 
     def forced_text(self) -> Forced:
         place = self._places[-1]
         if place is None:
-            return NOTHING_FORCED if self._ended else self._found_forced()
+            return NOTHING_FORCED if self._ended else forced_text(self._native, self._constraint.words)
         if place.forced is None:
-            place.forced = self._found_forced()
+            place.forced = forced_text(self._native, self._constraint.words)
         return place.forced
-
-    def _found_forced(self) -> Forced:
-        text = self._matcher.compute_ff_bytes()
-        if not text:
-            return NOTHING_FORCED
-        if len(text) > MAX_FORCED_BYTES:
-            return Forced(text[:MAX_FORCED_BYTES], text[MAX_FORCED_BYTES : MAX_FORCED_BYTES + 1])
-        words = self._constraint.words
-        place = self._matcher.deep_copy()
-        place.consume_tokens([words.ids[byte] for byte in text])
-        row = np.zeros(words.vocabulary.num_words, np.uint32)
-        place.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        return NOTHING_FORCED if place.is_error() else Forced(text, words.in_row(row))
 
     def fits(self, remaining: int) -> bool:
         if remaining < 0:
@@ -320,7 +358,7 @@ class GrammarMatcher:
         ]
         for token_id, behind in tokens[:MAX_BEHIND]:
             byte_ids = [words.ids[byte] for byte in behind]
-            if self._matcher.validate_tokens(byte_ids) == len(byte_ids):
+            if self._native.validate_tokens(byte_ids) == len(byte_ids):
                 row[token_id >> 5] |= np.uint32(1 << (token_id & 31))
 
     def accept_bytes(self, text: bytes) -> None:
@@ -336,11 +374,13 @@ class GrammarMatcher:
         self._is_sure, self._num_written, self._effort, self._admitted = False, 0, Effort(PLACE_EFFORT), None
         texts = count - self._ended
         self._ended = False
-        if texts and not self._matcher.rollback(texts):
+        untold = min(texts, self._num_untold)
+        self._num_untold -= untold
+        if texts > untold and not self._matcher.rollback(texts - untold):
             raise ConstraintError(f"the grammar failed: {short_reason(self._matcher.get_error())}")
 
     def clone(self) -> GrammarMatcher:
-        native = self._matcher.deep_copy()
+        native = self._native.deep_copy()
         twin = GrammarMatcher(self._constraint, native, self._bounds.copy(), self._places.copy(), self._ending)
         twin._ended, twin._is_sure, twin._is_searched = self._ended, self._is_sure, self._is_searched
         twin._num_written = self._num_written
@@ -359,15 +399,15 @@ class GrammarMatcher:
         for. The bound becomes its length."""
         guess = None if self._is_sure else self._ending
         if not self._is_sure:
-            text = self._known_end(self._matcher, guess, enough)
+            text = self._known_end(self._native, guess, enough)
             # No way is shorter than the known one as long as all of it is needed.
             self._is_searched = text is not None and (not text or (guess is not None and text == guess.text))
             if text is None:
-                text = self._straight(self._matcher, guess)
+                text = self._straight(self._native, guess)
             self._end_with(text)
         if not self._is_searched and (self._ending is None or self._ending.num_tokens > enough):
             self._is_searched = True
-            text = self._searched(self._matcher, guess)
+            text = self._searched(self._native, guess)
             known = self._ending
             self._end_with(text)
             if known is not None and (self._ending is None or known.num_tokens <= self._ending.num_tokens):
@@ -390,11 +430,11 @@ class GrammarMatcher:
         if ending.begins_with(text) and ending.behind(len(text)).num_tokens <= budget:
             return ending.behind(len(text))
         for rest in ending.rests(int(words.num_characters[token_id])):  # what closed before still closes
-            if rest.num_tokens <= budget and completes(self._matcher, rest, words, [token_id]):
+            if rest.num_tokens <= budget and completes(self._native, rest, words, [token_id]):
                 return rest
-        if ending.num_tokens > budget and completes(self._matcher, ending, words, [token_id]):
+        if ending.num_tokens > budget and completes(self._native, ending, words, [token_id]):
             return None  # it is no step towards the end: what would be found is this ending again
-        place = self._matcher.deep_copy()
+        place = self._native.deep_copy()
         if not place.consume_token(token_id):
             return None
         for search in (self._straight, self._searched):
@@ -438,7 +478,7 @@ class GrammarMatcher:
         return None
 
     def _fill(self, row: MaskRow) -> None:
-        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        self._native.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         failure = self.failure()
         if failure is not None:
             raise failure

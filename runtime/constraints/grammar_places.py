@@ -12,19 +12,49 @@ from niwaki.runtime.constraints.protocol import Forced
 MAX_PLACES: Final = 4096  # of one constraint
 MAX_MASK_BYTES: Final = 4 * 1024 * 1024  # of these masks
 PLACE_BYTES: Final = 400
+NO_ID: Final = -1
 
 
 class Place:
-    """Where the same tokens lead in every text of one constraint; and the mask, what is forced and whether nothing may
-    follow there, once that was found."""
+    """Where the same tokens lead in every text of one constraint, and what was found there: the mask, what is forced,
+    whether the text may end, and whether nothing may follow.
 
-    __slots__ = ("after", "forced", "is_done", "mask")
+    Of the token that leads here: `cost`, by how much it may move the end away, and at most `farthest`; and how many
+    characters begin in it. They are known where nothing is forced here and something may follow (`is_free`).
+    """
 
-    def __init__(self) -> None:
-        self.after: dict[int, Place] = {}
+    __slots__ = (
+        "can_end", "cost", "farthest", "first", "first_id", "forced", "is_done", "is_free", "mask", "num_characters",
+        "others", "token_id",
+    )  # fmt: skip
+
+    def __init__(self, token_id: int) -> None:
+        self.token_id = token_id
+        # Most places lead to one other only: what a step looks at lies together then.
+        self.first_id = NO_ID
+        self.first: Place | None = None
+        self.others: dict[int, Place] | None = None
         self.mask: npt.NDArray[np.uint32] | None = None
         self.forced: Forced | None = None
+        self.can_end: bool | None = None
         self.is_done: bool | None = None
+        self.is_free = False
+        self.cost = self.farthest = self.num_characters = 0
+
+    def after(self, token_id: int) -> Place | None:
+        if self.first_id == token_id:
+            return self.first
+        return None if self.others is None else self.others.get(token_id)
+
+    def add(self, token_id: int) -> Place:
+        place = Place(token_id)
+        if self.first is None:
+            self.first, self.first_id = place, token_id
+        elif self.others is None:
+            self.others = {token_id: place}
+        else:
+            self.others[token_id] = place
+        return place
 
 
 class Places:
@@ -32,7 +62,7 @@ class Places:
     ones are kept: texts begin alike, and part where their values do."""
 
     def __init__(self) -> None:
-        self.start = Place()
+        self.start = Place(NO_ID)
         self._num_places = 1
         self._masks: dict[bytes, npt.NDArray[np.uint32]] = {}  # each once
         self._mask_bytes = 0  # with their keys
@@ -43,10 +73,10 @@ class Places:
 
     def after(self, place: Place | None, token_id: int) -> Place | None:
         """None where no more are kept."""
-        found = place and place.after.get(token_id)
+        found = place and place.after(token_id)
         if found is None and place is not None and self._num_places < MAX_PLACES:
             self._num_places += 1
-            found = place.after[token_id] = Place()
+            found = place.add(token_id)
         return found
 
     def learn(self, place: Place, mask: npt.NDArray[np.uint32]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from niwaki.runtime.api import ConfigError
 from niwaki.runtime.constraints import kernels
@@ -22,6 +23,7 @@ OPENING: Final = frozenset(b'{[,:"')
 # A byte of a number or literal may ask for three more; an escape or a character beyond ASCII for up to eleven.
 PLAIN_COST: Final = 4
 ESCAPE_COST: Final = 12
+FIRST_TOKENS: Final = 6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,3 +123,12 @@ class GrammarVocabulary(ByteTokens):
             counts,
         )
         return Ending(text, firsts, ends, counts)
+
+
+def completes(place: LLMatcher, ending: Ending, words: GrammarVocabulary, after: Sequence[int] = ()) -> bool:
+    """Whether the text is complete with these tokens and then the ending."""
+    first = [*after, *ending.tokens(FIRST_TOKENS)]  # most that does not fit is told by these
+    if place.validate_tokens(first) < len(first):
+        return False
+    wanted = [*after, *ending.tokens(), words.eos_ids[0]]
+    return bool(place.validate_tokens(wanted) == len(wanted))

@@ -49,13 +49,9 @@ class MaskFiller:
     def start(self, wanted: Sequence[tuple[Matcher, int]]) -> Masks:
         """Begin to fill the masks of matchers, each with the tokens that remain. Leave the matchers alone until the
         rows have been read."""
-        rows: list[Words | NiwakiError] = []
-        slow: list[tuple[int, Matcher, int]] = []
-        for matcher, remaining in wanted:
-            known = matcher.known_mask(remaining)
-            if known is None:
-                slow.append((len(rows), matcher, remaining))
-            rows.append(_NOT_YET if known is None else known)
+        known = [matcher.known_mask(remaining) for matcher, remaining in wanted]
+        slow = [(index, *wanted[index]) for index, row in enumerate(known) if row is None]
+        rows: list[Words | NiwakiError] = [_NOT_YET if row is None else row for row in known]
         if not slow:
             return Masks(rows, None)
         if self._thread is None:

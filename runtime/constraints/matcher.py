@@ -15,7 +15,15 @@ from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints import kernels
 from niwaki.runtime.constraints.automaton import DEAD, START, ByteDfa
 from niwaki.runtime.constraints.kernels import UNREACHABLE, Ints, Words
-from niwaki.runtime.constraints.protocol import MAX_FORCED_BYTES, NOTHING_FORCED, Forced, MaskRow
+from niwaki.runtime.constraints.protocol import (
+    FREE,
+    MAX_FORCED_BYTES,
+    NOTHING_FORCED,
+    Followed,
+    Forced,
+    MaskRow,
+    follow,
+)
 from niwaki.runtime.constraints.vocabulary import Vocabulary
 
 ENDED: Final = -1  # in a matcher's states: an end token was accepted
@@ -40,13 +48,14 @@ class AutomatonConstraint:
         self._max_row_bytes = max_row_bytes
         self._node_classes = dfa.byte_classes[vocabulary.node_bytes]
         self._lock = threading.Lock()  # guards the rows, not the automaton, which never changes
-        self._rows: dict[int, Words] = {}  # state -> its mask
+        self.rows: dict[int, Words] = {}  # state -> its mask
         self._rows_within: dict[tuple[int, int], Words] = {}  # (state, tokens that remain) -> its mask
         self._counts: dict[int, int] = {}  # state -> how many tokens may follow, end tokens left out
         self._distinct: dict[bytes, Words] = {}  # equal rows are kept once
         self._forced: dict[int, Forced] = {}  # state -> what must come next
         self._last: dict[int, bool] = {}  # state -> whether nothing may
-        self._steps: dict[tuple[int, int], int] = {}  # (state, token) -> the state after it
+        self.steps: dict[tuple[int, int], int] = {}  # (state, token) -> the state after it, where that is known
+        self.free: set[int] = set()  # states where nothing is forced and something may follow, as far as that is known
         exact = self._measured()
         self.is_exact = exact is not None
         if exact is None:
@@ -69,31 +78,31 @@ class AutomatonConstraint:
     @property
     def num_bytes(self) -> int:
         arrays = self.dfa.num_bytes + self._node_classes.nbytes + self.distances.nbytes
-        return arrays + self._row_bytes() + STEP_BYTES * len(self._steps)
+        return arrays + self._row_bytes() + STEP_BYTES * len(self.steps)
 
     def matcher(self) -> AutomatonMatcher:
         return AutomatonMatcher(self, [START])
 
     def row(self, state: int) -> Words:
         """The mask after `state`; do not write to it."""
-        row = self._rows.get(state)
+        row = self.rows.get(state)
         if row is not None:
             return row
         row, count = self._walk(state, UNREACHABLE - 1)
         with self._lock:
             if self._row_bytes() > self._max_row_bytes:
-                self._rows.clear()
+                self.rows.clear()
                 self._counts.clear()
                 self._distinct.clear()
             row = self._distinct.setdefault(row.tobytes(), row)
-            self._rows[state] = row
+            self.rows[state] = row
             self._counts[state] = count
         return row
 
     def known_row(self, state: int, remaining: int) -> Words | None:
         """`row_within`, where it was asked for before."""
         if self.longest_distance < remaining:
-            return self._rows.get(state)
+            return self.rows.get(state)
         return self._rows_within.get((state, remaining))
 
     def num_followers(self, state: int) -> int:
@@ -154,15 +163,15 @@ class AutomatonConstraint:
 
     def step(self, state: int, token_id: int) -> int:
         """The state after the token, DEAD where it may not follow. Not for end tokens."""
-        known = self._steps.get((state, token_id))
+        known = self.steps.get((state, token_id))
         if known is not None:
             return known
         text = self.vocabulary.bytes_of(token_id)
         after = DEAD if text is None else int(self.dfa.run(text, state))
         if self.distances[after] == UNREACHABLE:
             after = DEAD
-        if len(self._steps) < MAX_STEPS:
-            self._steps[state, token_id] = after
+        if len(self.steps) < MAX_STEPS:
+            self.steps[state, token_id] = after
         return after
 
     def shortest_path(self, state: int, budget: int) -> tuple[int, ...] | None:
@@ -387,6 +396,20 @@ class AutomatonMatcher:
 
     def admits(self, token_id: int, remaining: int) -> bool:
         return True  # the mask is exact
+
+    def step(self, token_id: int, remaining: int) -> bool:
+        states, constraint = self._states, self._constraint
+        after = constraint.steps.get((states[-1], token_id))
+        if after not in constraint.free or after not in constraint.rows or constraint.longest_distance >= remaining - 1:
+            return False
+        states.append(after)
+        return True
+
+    def follow(self, token_id: int, remaining: int) -> Followed:
+        found = follow(self, token_id, remaining)
+        if found is FREE:
+            self._constraint.free.add(self._states[-1])
+        return found
 
     def known_mask(self, remaining: int) -> Words | None:
         state = self._states[-1]

@@ -9,7 +9,7 @@ import numpy as np
 
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.kernels import Words
-from niwaki.runtime.constraints.protocol import NOTHING_FORCED, Forced, MaskRow, Matcher
+from niwaki.runtime.constraints.protocol import NOTHING_FORCED, Followed, Forced, MaskRow, Matcher, follow
 
 
 class _PartMatcher(ABC):
@@ -75,6 +75,12 @@ class MarkMatcher(_PartMatcher):
             raise ConstraintError(f"token {token_id} is not the marker {self._token_id}")
         self._is_taken = True
 
+    def step(self, token_id: int, remaining: int) -> bool:
+        return False
+
+    def follow(self, token_id: int, remaining: int) -> Followed:
+        return follow(self, token_id, remaining)
+
     def forced(self) -> tuple[int, ...]:
         return () if self._is_taken else (self._token_id,)
 
@@ -127,6 +133,12 @@ class BudgetMatcher(_PartMatcher):
             raise ConstraintError(f"token {token_id} is not allowed: the budget of its part is used up")
         self._inner.accept(token_id)
         self._left -= 1
+
+    def step(self, token_id: int, remaining: int) -> bool:
+        return False
+
+    def follow(self, token_id: int, remaining: int) -> Followed:
+        return follow(self, token_id, remaining)
 
     def forced(self) -> tuple[int, ...]:
         return ()

@@ -6,6 +6,7 @@ The byte automaton (`matcher.py`) stands behind it; engines for schemas and gram
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Final, Protocol
 
 import numpy as np
@@ -25,6 +26,20 @@ class Forced:
 
 
 NOTHING_FORCED: Final = Forced(b"", ANY_BYTE)
+
+
+class Followed(Enum):
+    """What `Matcher.follow` found."""
+
+    REFUSED = auto()
+    FREE = auto()
+    BOUND = auto()
+
+
+# Before Python 3.12 a member takes long to be looked up in its class.
+REFUSED: Final = Followed.REFUSED
+FREE: Final = Followed.FREE
+BOUND: Final = Followed.BOUND
 
 
 class Matcher(Protocol):
@@ -70,6 +85,20 @@ class Matcher(Protocol):
         Who writes only tokens that are admitted, counting `remaining` down, ends complete if any text fits in the
         first `remaining`: at the latest the shortest ending is all that is left.
         """
+        ...
+
+    def follow(self, token_id: int, remaining: int) -> Followed:
+        """`accept` a token of the mask of `fill_mask_within` where the text `admits` it, and look at what is behind it:
+        BOUND where something is forced there or nothing may follow, else FREE. REFUSED: it is not accepted.
+
+        Raises:
+            ConstraintError: as `accept`.
+        """
+        ...
+
+    def step(self, token_id: int, remaining: int) -> bool:
+        """`follow` any token, where it is known from other texts that it may follow, that what it finds is FREE, and
+        what the mask behind it is. False: it is not known, and the matcher is as before."""
         ...
 
     def known_mask(self, remaining: int) -> npt.NDArray[np.uint32] | None:
@@ -127,6 +156,14 @@ class Matcher(Protocol):
     def shortest_ending(self, budget: int) -> tuple[int, ...] | None:
         """Fewest tokens that complete the text, as far as `distance` is exact; None when more than `budget`."""
         ...
+
+
+def follow(matcher: Matcher, token_id: int, remaining: int) -> Followed:
+    """`Matcher.follow` by the other methods."""
+    if not matcher.admits(token_id, remaining):
+        return REFUSED
+    matcher.accept(token_id)
+    return BOUND if matcher.is_done or matcher.forced_text().text else FREE
 
 
 class CompiledConstraint(Protocol):

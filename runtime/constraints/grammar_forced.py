@@ -1,0 +1,40 @@
+"""What a grammar's matcher leaves no choice about. The matcher stays where it is."""
+
+from __future__ import annotations
+
+import numpy as np
+from llguidance import LLMatcher
+
+from niwaki.runtime.constraints.grammar_vocabulary import GrammarVocabulary
+from niwaki.runtime.constraints.matcher import first_bit
+from niwaki.runtime.constraints.protocol import MAX_FORCED_BYTES, NOTHING_FORCED, Forced
+
+
+def forced_run(matcher: LLMatcher, num_words: int) -> tuple[int, ...]:
+    """See `protocol.Matcher.forced`."""
+    run: list[int] = []
+    if not matcher.compute_ff_bytes():
+        return ()
+    place = matcher.deep_copy()
+    row = np.zeros(num_words, np.uint32)
+    while not place.is_accepting():
+        place.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if int(np.bitwise_count(row).sum()) != 1:
+            break
+        run.append(first_bit(row))
+        place.consume_token(run[-1])
+    return tuple(run)
+
+
+def forced_text(matcher: LLMatcher, words: GrammarVocabulary) -> Forced:
+    """See `protocol.Matcher.forced_text`."""
+    text = matcher.compute_ff_bytes()
+    if not text:
+        return NOTHING_FORCED
+    if len(text) > MAX_FORCED_BYTES:
+        return Forced(text[:MAX_FORCED_BYTES], text[MAX_FORCED_BYTES : MAX_FORCED_BYTES + 1])
+    place = matcher.deep_copy()
+    place.consume_tokens([words.ids[byte] for byte in text])
+    row = np.zeros(words.vocabulary.num_words, np.uint32)
+    place.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+    return NOTHING_FORCED if place.is_error() else Forced(text, words.in_row(row))

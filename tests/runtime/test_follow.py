@@ -1,0 +1,116 @@
+"""A token that is followed in one call is judged, accepted and looked behind as by one call for each, also where the
+places it leads through are known from other texts."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from niwaki.runtime.api import Choices, Constraint, Grammar, JsonSchema, Reasoned, Regex
+from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
+from niwaki.runtime.constraints.masks import MaskFiller
+from niwaki.runtime.constraints.protocol import Followed, follow
+from niwaki.runtime.tokenizer import Tokenizer
+from tests.toy import make_tokenizer
+
+CONSTRAINTS: list[Constraint] = [
+    Grammar(r"start: /(.|\n)*/"),
+    Grammar('start: "<" /[^>]/* ">"'),
+    JsonSchema('{"type": "object", "additionalProperties": {"type": "array", "items": {"type": "integer"}}}'),
+    JsonSchema('{"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}'),
+    Regex("(?s).*"),
+    Regex("(?:[a-z]{3}, )*[a-z]{3}[.]"),
+    Choices(("a" * 9, "a" * 8 + "bc", "dead end")),
+    Reasoned("<t>", "</t>", 4, Regex("[a-z]{3,}")),
+]
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConstraintCompiler]:
+    tokenizer = Tokenizer(make_tokenizer(tmp_path_factory.mktemp("toy")))
+    made = ConstraintCompiler(Vocabulary(tokenizer.token_bytes, {1}, 450), seconds=20)
+    yield made
+    made.close()
+
+
+def allowed(matcher: Matcher, remaining: int, num_words: int) -> list[int]:
+    row = np.zeros(num_words, np.uint32)
+    matcher.fill_mask_within(row, remaining)
+    found: list[int] = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+    return found
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda constraint: type(constraint).__name__)
+@pytest.mark.parametrize("budget", [7, 40, 2000])
+def test_what_is_followed_is_what_single_calls_tell(
+    constraint: Constraint, budget: int, compiler: ConstraintCompiler
+) -> None:
+    compiled = compiler.compile(constraint)
+    num_words = compiler.vocabulary.num_words
+    filler = MaskFiller(num_words)
+    found: Counter[Followed] = Counter()
+    num_known = 0
+    for text in range(60):
+        draw = random.Random(text % 15)  # each text four times: later ones by known places
+        one, other = compiled.matcher(), compiled.matcher()
+        num_accepted = 0
+        for remaining in range(budget, max(0, budget - 40), -1):
+            if text % 15 == 14 and num_accepted > 3 and draw.random() < 0.3:
+                back = draw.randint(1, 3)
+                one.rollback(back)
+                other.rollback(back)
+                num_accepted -= back
+            if one.is_done:
+                break
+            (row,) = filler.start([(other, remaining)]).rows()  # learns it
+            assert isinstance(row, np.ndarray)
+            token_id = draw.choice(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
+            told = follow(other, token_id, remaining)
+            is_known = one.step(token_id, remaining)
+            assert (Followed.FREE if is_known else one.follow(token_id, remaining)) is told
+            assert not is_known or one.known_mask(remaining - 1) is not None
+            num_known += is_known
+            found[told] += 1
+            num_accepted += told is not Followed.REFUSED
+            if draw.random() < 0.2:
+                assert one.can_end == other.can_end
+                one = one.clone()
+            assert one.fits(remaining - 1) == other.fits(remaining - 1)
+            if draw.random() < 0.2:
+                assert allowed(one, remaining - 1, num_words) == allowed(other, remaining - 1, num_words)
+        assert one.shortest_ending(50) == other.shortest_ending(50)
+        one.rollback(num_accepted)
+        assert allowed(one, budget, num_words) == allowed(compiled.matcher(), budget, num_words)
+    filler.close()
+    assert found[Followed.FREE] + found[Followed.BOUND] > 60
+    assert num_known > 60 or budget < 2000 or not isinstance(constraint, Grammar | JsonSchema | Regex)
+
+
+def test_what_others_have_written_is_not_told_to_the_native_matcher_until_it_is_asked(
+    compiler: ConstraintCompiler,
+) -> None:
+    compiled = compiler.compile(CONSTRAINTS[0])
+    token_id = compiler.vocabulary.token_bytes.index(b"a")
+    first, later = compiled.matcher(), compiled.matcher()
+    filler = MaskFiller(compiler.vocabulary.num_words)
+    for _ in range(5):
+        filler.start([(first, 50)]).rows()
+        assert first.follow(token_id, 50) is Followed.FREE
+    filler.start([(first, 50)]).rows()
+    filler.close()
+    for _ in range(5):
+        assert later.step(token_id, 50)
+    assert later._num_untold == 5  # type: ignore[attr-defined]
+    later.rollback(2)
+    assert later._num_untold == 3  # type: ignore[attr-defined]
+    assert later.can_end
+    assert later.native is not None  # type: ignore[attr-defined]
+    assert later._num_untold == 0  # type: ignore[attr-defined]
+    later.rollback(3)
+    assert allowed(later, 50, compiler.vocabulary.num_words) == allowed(
+        compiled.matcher(), 50, compiler.vocabulary.num_words
+    )
