@@ -6,9 +6,9 @@ lanes and nothing is added across a vector. One word serves two groups of sixtee
 sixteen sums, enough to keep both multipliers busy, and one load for two products. Of a single group, even and odd words
 are summed apart. Meanwhile memory is asked for the rows of W that come next; they lie too far apart to be guessed.
 
-One core of an EPYC, 24 MiB of W [outputs, 384] read once, 23 November 2026, GFLOP/s for 16 / 32 / 64 / 192 rows: 442 /
-494 / 497 / 484; not asking ahead 243 / 440 / 464 / 487; sixteen outputs by one group at a time 442 / 362 / 361 / 446.
-torch.mm reaches 415 at best.
+One core of an EPYC, 24 MiB of W [outputs, 1024] read once, 23 November 2026, GFLOP/s for 8 / 16 / 32 / 64 / 192 rows by
+linear_tiles.py: 177 / 366 / 447 / 449 / 442, by torch.mm: 125 / 194 / 263 / 343 / 421. These loops alone, W
+[outputs, 384], 16 / 32 / 64 rows: 442 / 494 / 497; not asking ahead 243 / 440 / 464.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"

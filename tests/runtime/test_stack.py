@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from niwaki.kernels import crew
-from niwaki.kernels.tiles import has_tiles
+from niwaki.kernels.segments import Int32s
+from niwaki.kernels.tiles import has_matrix_unit, has_tiles
+from niwaki.kernels.vector_tiles import multiplies_pairs
 from niwaki.runtime.models import stack
 from niwaki.runtime.models.config import Experts, LayerKind, ModelConfig
 from niwaki.runtime.models.stack import Stack
@@ -118,6 +120,46 @@ def test_one_call_gives_what_its_kernels_give(config: ModelConfig, steps: list[i
         got, wanted = at_once.forward(rows), apart.forward(rows)
         torch.testing.assert_close(got, wanted, atol=0.06, rtol=0.05)  # a few roundings of bfloat16
     assert steps == [sum(len(row.token_ids) for row in rows) for rows in script(1)]
+
+
+def forest(seed: int) -> list[list[Row]]:
+    """Seven prompts in one step, a turn behind each, then eight branches of each that decode: seven behind the turn."""
+    draw = np.random.default_rng(seed)
+
+    def ids(count: int) -> Int32s:
+        return draw.integers(0, 200, count).astype(np.int32)
+
+    prompts = [list(range(8 * i, 8 * i + 8)) for i in range(7)]
+    turns = [[*prompt, *range(56 + 12 * i, 68 + 12 * i)] for i, prompt in enumerate(prompts)]
+    branches = [
+        Row(ids(1), 320 if j < 7 else 128, [*(turns[i] if j < 7 else prompts[i]), 140 + 8 * i + j])
+        for i in range(7)
+        for j in range(8)
+    ]
+    return [
+        [Row(ids(128), 0, prompt) for prompt in prompts],
+        [Row(ids(192), 128, turn, i % 2) for i, turn in enumerate(turns)],
+        branches,
+        [*branches, Row(ids(300), 0, list(range(200, 219)))],
+    ]
+
+
+@pytest.mark.parametrize("config", PLAIN.values(), ids=PLAIN)
+def test_large_steps_are_one_call_where_products_of_many_rows_have_a_kernel(
+    config: ModelConfig, steps: list[int]
+) -> None:
+    at_once, apart = runner_of(config), kernel_by_kernel(config)
+    for rows in forest(9):
+        torch.testing.assert_close(at_once.forward(rows), apart.forward(rows), atol=0.06, rtol=0.05)
+    counts = [sum(len(row.token_ids) for row in rows) for rows in forest(9)]
+    has_any_size = multiplies_pairs() and not has_matrix_unit()
+    assert steps == [count for count in counts if has_any_size or count <= stack.MAX_TOKENS]
+    torch.set_num_threads(1)
+    alone = runner_of(config)
+    for rows in forest(9):
+        got, wanted = alone.forward(rows), at_once.forward(rows)
+        if has_any_size:
+            assert torch.equal(got, wanted)
 
 
 def test_nobody_who_helps_changes_a_bit(steps: list[int]) -> None:
