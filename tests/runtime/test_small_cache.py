@@ -42,12 +42,20 @@ both_kinds = pytest.mark.parametrize("kind", ["int8", "fp8"])
 
 @both_kinds
 def test_chunks_and_single_tokens_continue_what_is_stored(kind: str) -> None:
-    made = runner(kind)
-    (whole,) = made.forward([Row(IDS, 0, range(6), 1)])
+    """Rounded sums fall to one code or the next, so what comes in chunks differs from the whole: over several texts by
+    less than both from exact keys."""
+    made, exact = runner(kind), runner("auto", "float32")
     steps = [(0, 50), (50, 85), *((at, at + 1) for at in range(85, 90))]
-    for first, last in steps:
-        (logits,) = made.forward([Row(IDS[first:last], first, range(6, 12), 1)])
-    assert error_of(logits, whole) < 0.03 * float(whole.std())
+    apart, lost = 0.0, 0.0
+    for seed in range(6):
+        ids = np.random.default_rng(seed).integers(5, 2000, 90).astype(np.int32)
+        (whole,) = made.forward([Row(ids, 0, range(6), 1)])
+        (right,) = exact.forward([Row(ids, 0, range(6), 1)])
+        for first, last in steps:
+            (logits,) = made.forward([Row(ids[first:last], first, range(6, 12), 1)])
+        apart += error_of(logits, whole)
+        lost += error_of(whole, right)
+    assert apart < lost
 
 
 @both_kinds
