@@ -150,7 +150,7 @@ def columns_of(
     groups = (rows + ROWS - 1) // ROWS  # of rows of x
     flat = weight.reshape(-1)
     sums = np.empty(4 * TILE + LANES, np.float32)  # [half of the outputs, group of two] tiles of outputs by rows
-    pairs = np.empty(2 * TILE, np.uint16)
+    pairs, turned = np.empty(2 * TILE, np.uint16), np.empty(TILE, np.float32)
     laid0, sums0 = aligned(laid), aligned(sums)
     stride, step_ahead = inputs * 2, TALL * inputs * 2
     steps = (outputs + TALL - 1) // TALL
@@ -168,13 +168,13 @@ def columns_of(
                     sum_of_one(sums, place, flat, some * inputs, stride, laid, at, depth, ahead)
             for side in range(sides):
                 row = (group + side) * ROWS
-                _put(sums, sums0 + side * TILE, pairs, bias, out, row, min(ROWS, rows - row), output, is_tall)
+                _put(sums, sums0 + side * TILE, pairs, turned, bias, out, row, min(ROWS, rows - row), output, is_tall)
 
 
 @jit()
 def _put(
-    sums: Array, place: int, pairs: Array, bias: Array, out: Array, first_row: int, rows: int, output: int,
-    is_tall: bool,
+    sums: Array, place: int, pairs: Array, turned: Float32s, bias: Array, out: Array, first_row: int, rows: int,
+    output: int, is_tall: bool,
 ) -> None:  # fmt: skip
     """out[first_row + r, output + j] = sum [j, r], of 32 outputs or 16."""
     halves, one = 2 if is_tall else 1, splat(np.float32(1.0))
@@ -191,9 +191,13 @@ def _put(
     if is_tall and rows == ROWS:
         transpose16_apart(pairs, 0, 2 * LANES, out, first, stride)
         return
-    turned = np.empty(2 * TILE, np.uint16)
-    transpose16_apart(pairs, 0, 2 * LANES, turned, 0, 2 * LANES)
-    flat = out.reshape(-1)
+    transpose16(pairs, 0, 2 * LANES, turned, 0)
+    if is_tall:
+        words = out.reshape(-1).view(np.float32)
+        for r in range(rows):
+            store16(words, (first + r * stride) // 2, load16(turned, r * LANES))
+        return
+    halves_of = turned.view(np.uint16)
     for r in range(rows):
-        for j in range(halves * ROWS):
-            flat[first + r * stride + j] = turned[r * 2 * LANES + j]
+        for j in range(ROWS):
+            out[first_row + r, output + j] = halves_of[r * 2 * LANES + j]

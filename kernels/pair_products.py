@@ -87,13 +87,13 @@ def _function(module, groups: int):
     word = builder.phi(LONG)
     totals = [builder.phi(FLOATS) for _ in range(2 * OUTPUTS)]
     behind = builder.mul(slices, LONG(TILE))  # the second group
+    row = builder.and_(builder.udiv(word, LONG(chains)), LONG(OUTPUTS - 1))  # a line of each row in every slice
+    ask_for(builder, builder.gep(words, [builder.add(builder.mul(row, stride), ahead)]))
     after = []
     for chain in range(chains):
         here = builder.add(word, LONG(chain))
         line = builder.gep(pairs, [builder.mul(here, LONG(LINE))], inbounds=True)
         own = [_load(builder, builder.gep(line, [builder.mul(behind, LONG(group))])) for group in range(groups)]
-        row = builder.and_(here, LONG(OUTPUTS - 1))
-        ask_for(builder, builder.gep(words, [builder.add(builder.mul(row, stride), ahead)]))
         rows = RowsOf(builder, builder.gep(words, [builder.mul(here, LONG(4))], inbounds=True), stride)
         if groups == 1:
             before = totals[chain * OUTPUTS : (chain + 1) * OUTPUTS]
