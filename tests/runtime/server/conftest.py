@@ -13,6 +13,8 @@ import pytest
 
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.serve import serving
+from niwaki.runtime.server.store import Turn
+from niwaki.runtime.server.store_sql import SqlStore
 from tests.lang.waiting import PATIENCE, wait_until
 from tests.runtime.server.described import Described
 from tests.toy import make_model
@@ -73,6 +75,20 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "engine" in request.fixturenames:
         wait_until_idle(request.getfixturevalue("engine"))
+
+
+@pytest.fixture
+def paths_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The turns up to which a path is read from the store of sessions, while the test runs."""
+    read: list[str] = []
+    path = SqlStore.path
+
+    def noted(self: SqlStore, owner: str, turn_id: str) -> list[Turn]:
+        read.append(turn_id)
+        return path(self, owner, turn_id)
+
+    monkeypatch.setattr(SqlStore, "path", noted)
+    return read
 
 
 def wait_until_idle(engine: Engine) -> None:

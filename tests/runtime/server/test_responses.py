@@ -21,8 +21,6 @@ from openai.types.responses import (
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.serve import serving
-from niwaki.runtime.server.store import Turn
-from niwaki.runtime.server.store_sql import SqlStore
 from tests.runtime.server.conftest import held
 
 
@@ -114,16 +112,8 @@ def test_a_response_goes_on_from_the_one_before(ai: openai.OpenAI) -> None:
 
 
 def test_a_conversation_that_went_on_once_is_neither_read_nor_computed_again(
-    ai: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+    ai: openai.OpenAI, paths_read: list[str]
 ) -> None:
-    read: list[str] = []
-    path = SqlStore.path
-
-    def noted(self: SqlStore, owner: str, turn_id: str) -> list[Turn]:
-        read.append(turn_id)
-        return path(self, owner, turn_id)
-
-    monkeypatch.setattr(SqlStore, "path", noted)
     asked: dict[str, Any] = {"model": "toy", "temperature": 0, "max_output_tokens": 12}
     sat: Any = {"format": {"type": "json_schema", "name": "sat", "schema": {"enum": ["sat", "mat"]}}}
     answers = [ai.responses.create(input="the cat", text=sat, **asked)]
@@ -132,7 +122,7 @@ def test_a_conversation_that_went_on_once_is_neither_read_nor_computed_again(
         answers.append(
             ai.responses.create(input=f"turn {number}", previous_response_id=answers[-1].id, **asked, **more)
         )
-    assert read == [answers[0].id]
+    assert paths_read == [answers[0].id]
     messages: list[Any] = [{"role": "user", "content": "the cat"}]
     for number, answer in enumerate(answers[:-1]):
         messages.append({"role": "assistant", "content": answer.output_text})
@@ -148,7 +138,7 @@ def test_a_conversation_that_went_on_once_is_neither_read_nor_computed_again(
         ai.responses.create(input="more", previous_response_id=answers[-1].id, **asked)
     twin = ai.responses.create(input="turn 3", previous_response_id=answers[-2].id, **asked)
     assert twin.output_text == answers[-1].output_text, "who goes on from an earlier one finds its place, too"
-    assert len(read) == 1
+    assert len(paths_read) == 1
 
 
 def test_instructions_hold_for_one_response_wherever_its_conversation_stands(ai: openai.OpenAI) -> None:

@@ -18,8 +18,6 @@ from niwaki.runtime.api import Segment
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.serve import serving
-from niwaki.runtime.server.store import Turn
-from niwaki.runtime.server.store_sql import SqlStore
 from tests.lang.waiting import wait_until
 from tests.runtime.server.conftest import LONG_TOKENS, held, nobody_waits
 
@@ -407,31 +405,21 @@ def test_with_keys_it_does_so_for_the_key_that_it_belongs_to(toy_folder: Path, t
     assert (first, of_others) == (0, 0)
 
 
-def test_turns_that_somebody_stands_behind_are_not_read_again(
-    client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[str] = []
-    path = SqlStore.path
-
-    def noted(self: SqlStore, owner: str, turn_id: str) -> list[Turn]:
-        read.append(turn_id)
-        return path(self, owner, turn_id)
-
-    monkeypatch.setattr(SqlStore, "path", noted)
+def test_turns_that_somebody_stands_behind_are_not_read_again(client: httpx2.Client, paths_read: list[str]) -> None:
     session = made(client)
     turns = [str(said(client, session, f"turn {number}")["turn"]) for number in range(3)]
     twin = str(client.post(f"/v1/sessions/{session}/branch", json={}).json()["id"])
     said(client, twin, "again")
-    assert read == []
+    assert paths_read == []
     client.post(f"/v1/sessions/{session}/rewind", json={"turn": turns[0]})
     brought = made(client, messages=[{"role": "system", "content": "Be brief."}])
-    read.clear()
+    paths_read.clear()
     said(client, session, "again")
-    assert read == []
+    assert paths_read == []
     said(client, brought, "hello")  # nobody stands behind what was brought along
-    assert len(read) == 1
+    assert len(paths_read) == 1
     said(client, brought, "again")
-    assert len(read) == 1
+    assert len(paths_read) == 1
 
     def asked(of: str) -> list[str]:
         return [text for role, text in history(client, of) if role != "assistant"]
