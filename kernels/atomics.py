@@ -1,5 +1,5 @@
-"""What threads need to share work inside Numba kernels: counters that all of them see, memory by its address, and a
-pipe to wait at. Nothing here takes the interpreter lock.
+"""What threads need to share work inside Numba kernels: counters that all of them see, memory by its address, and
+reading, by which they wait. Nothing here takes the interpreter lock.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"

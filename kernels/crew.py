@@ -1,9 +1,16 @@
-"""The threads that help with the steps of one model (layers.py). They wait at pipes, outside the interpreter."""
+"""The threads that help with the steps of one model (layers.py). They wait in the system, outside the interpreter.
+
+Linux may wake a thread on the core of the one that woke it, although another is idle; the two then take turns there for
+some milliseconds, as long as the step. So helpers are woken by an event, not through a pipe, whose writer is taken to
+wait for the reader, and are kept off the core that the step begins on. 23 tokens behind 4,000 after a pause of 50 ms,
+two cores, medians of 30 (23 November 2026): 3.2 ms instead of 5.0.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
-import struct
+import sys
 import threading
 import weakref
 from contextlib import suppress
@@ -11,13 +18,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from niwaki.kernels.layers import HEADS, NUMBERS, START, begin, end, is_free, work
+from niwaki.kernels.layers import HEADS, NUMBERS, START, TOLD_BLOCK, TOLD_STEP, begin, end, is_free, work
 from niwaki.kernels.operand import Array
 from niwaki.kernels.partial import NOTHING, Partial
 from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.segments import Int64s
 
-NO_PIPE = -1
+NO_EVENT = -1
+CURRENT_CORE = ctypes.CDLL(None).sched_getcpu
+ONE = (1).to_bytes(8, sys.byteorder)  # what an event counts
 LIKE = np.empty(0, np.uint16)
 NO_TOKENS = np.empty(0, np.int32)
 NO_NUMBERS = np.empty((0, 5), np.int64)
@@ -37,6 +46,38 @@ class Geometry:
     scale: float
 
 
+class Helper:
+    """A thread that waits until it is told of a step. It keeps `blocks`, which it may read, until it ends."""
+
+    def __init__(self, blocks: list[Int64s], length: int) -> None:
+        """Raises OSError or RuntimeError where the system has no more events or threads."""
+        self._event = os.eventfd(0)
+        self._told = np.zeros(length, np.int64)  # where it looks for what it is told
+        self._cores = os.sched_getaffinity(0)
+        self._avoided = -1
+        arguments = self._event, self._told, blocks
+        self._thread = threading.Thread(target=_help, args=arguments, name="niwaki-crew", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            os.close(self._event)
+            raise
+
+    def tell(self, block: int, step: int) -> None:
+        """The address of a block as long as what it is told, 0 to end, and the number of the step in it. Of several
+        only the last counts."""
+        self._told[TOLD_BLOCK], self._told[TOLD_STEP] = block, step
+        os.write(self._event, ONE)
+
+    def avoid(self, core: int) -> None:
+        """Run on any other of the process's cores, where it has several."""
+        if core == self._avoided or len(self._cores) < 2 or self._thread.native_id is None:
+            return
+        self._avoided = core
+        with suppress(OSError):  # its process may not say where it runs
+            os.sched_setaffinity(self._thread.native_id, self._cores - {core})
+
+
 class Crew:
     """Runs steps of at most `num_lines` lines, one at a time, on the caller's thread and on those who help."""
 
@@ -46,9 +87,9 @@ class Crew:
         self._length = START + 3 * num_lines
         self._blocks: list[Int64s] = []
         self._num_steps = 0
-        self._pipes: list[int] = []  # one of each helper
+        self._helpers: list[Helper] = []
         self._process = os.getpid()
-        weakref.finalize(self, _close, self._pipes)
+        weakref.finalize(self, _end, self._helpers)
 
     def run(self, lines: Int64s, plan: AttentionPlan, wanted: Int64s, logits: Array, threads: int) -> None:
         """One step of these lines, as models/stack.py writes them. `wanted`: the tokens whose logits are wanted."""
@@ -66,7 +107,7 @@ class Crew:
         )  # fmt: skip
         if threads > 1:
             self._call(threads - 1, block)
-        work(NO_PIPE, block, LIKE)
+        work(NO_EVENT, block, LIKE)
         end(block)
 
     def _free_block(self) -> Int64s:
@@ -82,35 +123,22 @@ class Crew:
     def _call(self, helpers: int, block: Int64s) -> None:
         if os.getpid() != self._process:  # threads do not live on in a fork
             return
-        with suppress(OSError, RuntimeError):  # the system gives no more pipes or threads: fewer help
-            while len(self._pipes) < helpers:
-                self._pipes.append(_begin_helper(self._blocks, self._length))
-        message = struct.pack("qq", block.ctypes.data, self._num_steps)
-        for pipe in self._pipes[:helpers]:
-            with suppress(OSError):  # it is so far behind that the pipe is full
-                os.write(pipe, message)
+        with suppress(OSError, RuntimeError):  # the system gives no more: fewer help
+            while len(self._helpers) < helpers:
+                self._helpers.append(Helper(self._blocks, self._length))
+        core = CURRENT_CORE()
+        for helper in self._helpers[:helpers]:
+            helper.avoid(core)
+            helper.tell(block.ctypes.data, self._num_steps)
 
 
-def _begin_helper(blocks: list[Int64s], length: int) -> int:
-    """The pipe at which a new thread waits, until it is closed. The thread keeps what it may read."""
-    waits_at, pipe = os.pipe()
-    os.set_blocking(pipe, False)
-    try:
-        threading.Thread(target=_help, args=(waits_at, length, blocks), name="niwaki-crew", daemon=True).start()
-    except RuntimeError:
-        _close([waits_at, pipe])
-        raise
-    return pipe
+def _help(event: int, told: Int64s, blocks: list[Int64s]) -> None:
+    work(event, told, LIKE)
+    if told[TOLD_BLOCK] == 0:  # else it could not wait any more, and may still be told
+        os.close(event)
+    del blocks  # no sooner: it read them
 
 
-def _help(pipe: int, length: int, blocks: list[Int64s]) -> None:
-    try:
-        work(pipe, np.zeros(length, np.int64), LIKE)
-    finally:
-        os.close(pipe)
-        del blocks  # no sooner: it read them
-
-
-def _close(pipes: list[int]) -> None:
-    for pipe in pipes:
-        os.close(pipe)
+def _end(helpers: list[Helper]) -> None:
+    for helper in helpers:
+        helper.tell(0, 0)

@@ -45,6 +45,8 @@ HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, NUM_PAGES, NUMBERS = range(26, 32)
 ROOTS = 32  # the first so many segments begin with the first key, and have no tokens in common
 START = 33  # pieces, then pieces taken, then pieces done, of each line
 
+TOLD_BLOCK, TOLD_STEP = range(2)  # of what a helper is told
+
 # Of a line: what it does, whether to the tokens whose logits are wanted or to all, and addresses and widths.
 NORM, ADD_NORM, QK_NORM, FEW, TILES, PACKED, STORE, SHARED, NESTED, OWN, GATE, SELECT = range(12)
 LINE_WIDTH = 12
@@ -153,26 +155,31 @@ def _cut(block: Int64s) -> None:
 
 
 @jit(nogil=True)
-def work(pipe: int, block: Int64s, like: Array) -> None:
-    """Do what is left of the step in `block`, and return when all of it is done. Or, where there is a pipe (>= 0), help
-    with every step of which it tells the address of a block as long as `block`, and the number; until it tells a 0 or
-    is closed. `like`: an empty array of bfloat16, as uint16.
+def work(event: int, block: Int64s, like: Array) -> None:
+    """Do what is left of the step in `block`, and return when all of it is done. Or, where there is an event (>= 0: a
+    descriptor, from which 8 bytes can be read when it has come), help each time with the step that `block` then tells
+    of. TOLD_BLOCK: the address of a block as long, 0 to end; TOLD_STEP: the number. `like`: an empty array of bfloat16,
+    as uint16.
 
     One function for both: it is long, and this way compiled once.
     """
-    told = np.zeros(2, np.int64)
-    told[0], told[1] = block.ctypes.data, block[STEP]
-    while pipe < 0 or (read(pipe, told.ctypes.data, 16) == 16 and told[0] != 0):
-        shared = row_at(told[0], block.shape[0], told)
+    come = np.zeros(1, np.int64)
+    while event < 0 or read(event, come.ctypes.data, 8) == 8:
+        place, step = block.ctypes.data, block[STEP]
+        if event >= 0:
+            place, step = seen(block, TOLD_BLOCK), seen(block, TOLD_STEP)
+            if place == 0:
+                break
+        shared = row_at(place, block.shape[0], come)
         count(shared, INSIDE, 1)
-        if seen(shared, STEP) == told[1]:
+        if seen(shared, STEP) == step:
             lines = shared[NUM_LINES]
             for i in range(lines):
                 if seen(shared, START + lines + i) < shared[START + i]:
                     _help(shared, i, like)
                 wait_for(shared, START + 2 * lines + i, shared[START + i])
         count(shared, INSIDE, -1)
-        if pipe < 0:
+        if event < 0:
             break
 
 

@@ -205,30 +205,23 @@ def test_many_steps_with_helpers_that_come_when_they_like() -> None:
 
 
 def test_helpers_that_never_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipes = []
-
-    def nobody(blocks: object, length: int) -> int:
-        waits_at, pipe = os.pipe()
-        os.set_blocking(pipe, False)
-        pipes.append(waits_at)
-        return pipe
-
-    monkeypatch.setattr(crew, "_begin_helper", nobody)
+    told: list[int] = []
+    monkeypatch.setattr(crew.Helper, "tell", lambda self, block, step: told.append(step))
     runner = runner_of(replace(LLAMA, num_layers=1))
     first = runner.forward(script(6)[0])
     rows = script(6)[2]
     once = runner.forward(rows)
-    for _ in range(5000):  # more than a pipe takes
+    for _ in range(50):
         got = runner.forward(rows)
     assert torch.equal(got, once)
     assert not len(first)
-    assert len(pipes) == 2
+    assert len(told) == 2 * 52
 
 
-@pytest.mark.parametrize("what", ["os.pipe", "threading.Thread.start"])
+@pytest.mark.parametrize("what", ["os.eventfd", "threading.Thread.start"])
 def test_a_system_that_gives_no_more_threads_harms_no_step(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     def refused(*given: object) -> None:
-        raise OSError(24, "too many open files") if what == "os.pipe" else RuntimeError("can't start new thread")
+        raise OSError(24, "too many open files") if what == "os.eventfd" else RuntimeError("can't start new thread")
 
     runner = runner_of(LLAMA)
     open_files = len(os.listdir("/proc/self/fd"))
@@ -242,7 +235,7 @@ def test_a_system_that_gives_no_more_threads_harms_no_step(monkeypatch: pytest.M
 def test_a_process_that_was_forked_off_has_no_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = runner_of(LLAMA)
     monkeypatch.setattr("niwaki.kernels.crew.os.getpid", lambda: -1)
-    monkeypatch.setattr(crew, "_begin_helper", lambda *given: pytest.fail("its threads stayed behind"))
+    monkeypatch.setattr(crew, "Helper", lambda *given: pytest.fail("its threads stayed behind"))
     assert runner.forward(script(7)[2]).isfinite().all()
 
 
@@ -252,6 +245,20 @@ def test_a_position_beyond_the_model_is_refused_and_nothing_is_stored() -> None:
     with pytest.raises(ValueError, match="position 69 is beyond the 64 positions of the model"):
         runner.forward([Row(np.arange(70, dtype=np.int32), 0, list(range(5)))])
     assert np.array_equal(runner.read_pages(range(5)), before)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process has one core")
+def test_helpers_leave_the_core_where_the_step_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = min(os.sched_getaffinity(0))
+    monkeypatch.setattr(crew, "CURRENT_CORE", lambda: core)
+    before = threading.enumerate()
+    runner = runner_of(LLAMA)
+    runner.forward(script(8)[4])
+    helpers = [thread for thread in threading.enumerate() if thread not in before and thread.name == "niwaki-crew"]
+    assert len(helpers) == 2
+    for thread in helpers:
+        assert thread.native_id is not None
+        assert os.sched_getaffinity(thread.native_id) == os.sched_getaffinity(0) - {core}
 
 
 def test_helpers_end_with_their_model() -> None:
