@@ -25,7 +25,7 @@ from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.segments import Int64s
 
 NO_EVENT = -1
-CURRENT_CORE = ctypes.CDLL(None).sched_getcpu
+LIBC = ctypes.CDLL(None)
 ONE = (1).to_bytes(8, sys.byteorder)  # what an event counts
 LIKE = np.empty(0, np.uint16)
 NO_TOKENS = np.empty(0, np.int32)
@@ -70,7 +70,7 @@ class Helper:
         os.write(self._event, ONE)
 
     def avoid(self, core: int) -> None:
-        """Run on any other of the process's cores, where it has several."""
+        """Run on any other of the process's cores from now on, where it has several."""
         if core == self._avoided or len(self._cores) < 2 or self._thread.native_id is None:
             return
         self._avoided = core
@@ -121,15 +121,21 @@ class Crew:
         return free
 
     def _call(self, helpers: int, block: Int64s) -> None:
+        if sys.platform != "linux":  # no events elsewhere
+            return
         if os.getpid() != self._process:  # threads do not live on in a fork
             return
         with suppress(OSError, RuntimeError):  # the system gives no more: fewer help
             while len(self._helpers) < helpers:
                 self._helpers.append(Helper(self._blocks, self._length))
-        core = CURRENT_CORE()
+        core = current_core()
         for helper in self._helpers[:helpers]:
             helper.avoid(core)
             helper.tell(block.ctypes.data, self._num_steps)
+
+
+def current_core() -> int:
+    return int(LIBC.sched_getcpu())
 
 
 def _help(event: int, told: Int64s, blocks: list[Int64s]) -> None:

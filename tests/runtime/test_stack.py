@@ -250,7 +250,7 @@ def test_a_position_beyond_the_model_is_refused_and_nothing_is_stored() -> None:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process has one core")
 def test_helpers_leave_the_core_where_the_step_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     core = min(os.sched_getaffinity(0))
-    monkeypatch.setattr(crew, "CURRENT_CORE", lambda: core)
+    monkeypatch.setattr(crew, "current_core", lambda: core)
     before = threading.enumerate()
     runner = runner_of(LLAMA)
     runner.forward(script(8)[4])
