@@ -7,8 +7,9 @@ loaded key. A bfloat16 pool is read as uint16 and shifted to float32. A sliding 
 Within a block two heads of a group are scored against four keys at a time, eight sums of sixteen lanes (simd.py), and
 mixed from MIXED keys before their sums go back to memory. Pages lie anywhere, which the processor cannot foresee:
 scoring a key asks memory for its value and for a later key, a few lines at a time, since a core waits for no more than
-a dozen at once. Inner functions get whole arrays and where to begin in them, for Numba counts the references to each
-slice of an array, which takes a part of the time that a block does.
+a dozen at once. Where the processor multiplies pairs of bfloat16, pair_attention.py does both. Inner functions get
+whole arrays and where to begin in them, for Numba counts the references to each slice of an array, which takes a part
+of the time that a block does.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from niwaki.kernels.checks import SCALE_BYTES, check_arrays, check_pools
 from niwaki.kernels.jit import for_any_thread, get_num_threads, jit
 from niwaki.kernels.numeric import exp_f32, store
 from niwaki.kernels.operand import Array, Operand
+from niwaki.kernels.pair_attention import HEADS, RUN, STRIP, mix_pairs, score_pairs
 from niwaki.kernels.partial import NOTHING, Float32s, Partial
 from niwaki.kernels.plan import DecodeQueries
 from niwaki.kernels.rule import NO_CAP, PLAIN, AttentionRule
@@ -38,14 +40,18 @@ from niwaki.kernels.simd_memory import (
     prefetch,
     splat_at,
     store16,
+    store_bfloat16,
     store_pair,
     sum_eight,
 )
+from niwaki.kernels.vector_tiles import multiplies_pairs
 
 NO_SINKS = np.empty(0, np.float32)
 BLOCK = 64  # keys between two rescalings of the running sum
 MIXED = 32  # keys mixed in registers
 AHEAD = 16  # keys between the one that is scored and the one that is asked for
+IN_PAIRS = multiplies_pairs()  # bfloat16 by pair_attention.py
+PAIRS_AHEAD = 32
 LINE = 64  # bytes that memory gives at a time
 LEAST = np.float32(-1e30)  # stands for the score of a key that is not there
 
@@ -199,12 +205,14 @@ def decode_items(
     is_capped = soft_cap < math.inf
     whole = head_dim // (2 * LANES) * (2 * LANES)
     padded = (head_dim + 2 * LANES - 1) // (2 * LANES) * (2 * LANES)
+    in_pairs = IN_PAIRS and is_half and not is_small and head_dim % STRIP == 0
     q_strides = (q.strides[0] // q.itemsize, q.strides[1] // q.itemsize)
     out_strides = (out.strides[0] // out.itemsize, out.strides[1] // out.itemsize)
     by = splat(np.float32(scale))
     query = np.zeros(heads * padded, np.float32)  # each head in the order of pairs, as the sums
     mixed = np.zeros(heads * padded, np.float32)  # sum of weight x value so far
     weights = np.empty(heads * BLOCK, np.float32)  # of the block at hand: scores, then their exponentials
+    halves = np.empty(heads * BLOCK, np.uint16)  # the weights as bfloat16, for pairs
     highest = np.empty(heads, np.float32)
     total = np.empty(heads, np.float32)
     at = np.zeros(2 * BLOCK, np.int64)  # where the keys of the block begin in the pool, and those of the next one
@@ -243,7 +251,13 @@ def decode_items(
             block, end = end, min(end + BLOCK, length[i])
             at[:BLOCK] = at[BLOCK:]
             _place(page_table, table_row[i], block, end - block, page_size, width, at)
-            _score(query, k, v, at, count, first_head, last_head, group, head_dim, weights)
+            if in_pairs:
+                asked = token[i] * q_strides[0]
+                _score_in_pairs(
+                    q, asked, q_strides[1], k, at, count, first_head, last_head, group, head_dim, scale, weights
+                )
+            else:
+                _score(query, k, v, at, count, first_head, last_head, group, head_dim, weights)
             if is_small:
                 _scale(weights, count, k, at, kv_heads * head_dim, first_head, last_head, group)
             for h in range(first_head * group, last_head * group):
@@ -256,10 +270,14 @@ def decode_items(
                 shrink = exp_f32(highest[h] - top)
                 highest[h] = top
                 total[h] = total[h] * shrink + sum_of_block
-                for d in range(h * padded, h * padded + padded):
-                    mixed[d] *= shrink
+                if shrink != np.float32(1.0):
+                    for d in range(h * padded, h * padded + padded):
+                        mixed[d] *= shrink
             if is_small:
                 _scale(weights, count, v, at, kv_heads * head_dim, first_head, last_head, group)
+            if in_pairs:
+                _mix_in_pairs(weights, halves, count, v, at, first_head, last_head, group, head_dim, mixed)
+                continue
             for first in range(0, count, MIXED):
                 last = min(first + MIXED, count)
                 _mix(weights, first, last, v, at, first_head, last_head, group, head_dim, mixed)
@@ -282,7 +300,7 @@ _decode_all = for_any_thread(decode_items)
 
 @jit()
 def _place(page_table: Int32s, row: int, block: int, count: int, page_size: int, width: int, at: Int64s) -> None:
-    """at[BLOCK + j] = the element of the pool where key `block` + j of the row begins, up to a multiple of four."""
+    """at[BLOCK + j] = the element of the pool where key `block` + j of the row begins, up to a multiple of RUN."""
     page = block // page_size
     offset = block % page_size
     j = 0
@@ -292,7 +310,7 @@ def _place(page_table: Int32s, row: int, block: int, count: int, page_size: int,
         for key in range(j, stop):
             at[BLOCK + key] = base + (key - j) * width
         j, page, offset = stop, page + 1, 0
-    for key in range(count, (count + 3) // 4 * 4):
+    for key in range(count, (count + RUN - 1) // RUN * RUN):
         at[BLOCK + key] = at[BLOCK + count - 1]
 
 
@@ -350,6 +368,44 @@ def _score(
                     a3 = multiply_add(high3, x_high, multiply_add(low3, x, a3))
                     b3 = multiply_add(high3, y_high, multiply_add(low3, y, b3))
                 sum_eight(weights, h * BLOCK + j, other * BLOCK + j, a0, a1, a2, a3, b0, b1, b2, b3)
+
+
+@jit()
+def _score_in_pairs(
+    q: Array, asked: int, step: int, k: Array, at: Int64s, count: int, first_head: int, last_head: int, group: int,
+    head_dim: int, scale: float, weights: Float32s,
+) -> None:  # fmt: skip
+    """The same, up to a multiple of RUN keys, of the query from q[asked] on, whose heads are `step` elements apart."""
+    for j in range(0, count, RUN):
+        later = element_at(at, j + PAIRS_AHEAD)
+        for head in range(first_head, last_head):
+            for h in range(head * group, (head + 1) * group, HEADS):
+                score_pairs(
+                    k, head * head_dim, k, later, at, j, q, asked + h * step, step, head_dim // STRIP, weights,
+                    h * BLOCK + j, BLOCK, scale, min(HEADS, (head + 1) * group - h)
+                )  # fmt: skip
+            later += RUN * head_dim
+
+
+@jit()
+def _mix_in_pairs(
+    weights: Float32s, halves: Array, count: int, v: Array, at: Int64s, first_head: int, last_head: int, group: int,
+    head_dim: int, mixed: Float32s,
+) -> None:  # fmt: skip
+    """mixed += weight x value of the block's keys, for every head of the kv heads. `halves` gets the weights."""
+    for block in range(first_head * group * BLOCK, last_head * group * BLOCK, BLOCK):
+        for j in range(block, block + count, LANES):
+            store_bfloat16(halves, j, load16(weights, j))  # behind the last key they are 0
+    for j in range(0, count, RUN):
+        pairs = (min(RUN, count - j) + 1) // 2
+        later = element_at(at, j + PAIRS_AHEAD)
+        for head in range(first_head, last_head):
+            for h in range(head * group, (head + 1) * group, HEADS):
+                mix_pairs(
+                    v, head * head_dim, v, later, at, j, pairs, halves, h * BLOCK + j, BLOCK, mixed, h * head_dim,
+                    head_dim, head_dim // STRIP, min(HEADS, (head + 1) * group - h)
+                )  # fmt: skip
+            later += RUN * head_dim
 
 
 @jit()

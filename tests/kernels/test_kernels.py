@@ -308,8 +308,11 @@ MIXED = [(0, 1), (99, 1), (0, 40), (31, 1), (30, 33), (16, MAX_DECODE_TOKENS), (
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "page_size"),
-    [(1, 1, 16, 1), (4, 2, 32, 16), (8, 1, 64, 4), (6, 2, 80, 16), (8, 8, 128, 4), (10, 5, 32, 16), (7, 1, 24, 3)],
-)
+    [
+        (1, 1, 16, 1), (4, 2, 32, 16), (8, 1, 64, 4), (6, 2, 80, 16), (8, 8, 128, 4), (10, 5, 32, 16), (7, 1, 24, 3),
+        (6, 2, 64, 16), (14, 2, 64, 3), (4, 2, 192, 16), (6, 1, 128, 16),
+    ],
+)  # fmt: skip
 def test_a_mixed_batch_attends_as_the_formula_says(
     dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, page_size: int
 ) -> None:
@@ -342,7 +345,9 @@ RULES = [
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "page_size"), [(4, 2, 32, 16), (7, 1, 24, 3)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "page_size"), [(4, 2, 32, 16), (7, 1, 24, 3), (6, 2, 64, 16)]
+)
 def test_windows_caps_and_scales_attend_as_the_formula_says(
     dtype: torch.dtype, rule: AttentionRule, heads: int, kv_heads: int, head_dim: int, page_size: int
 ) -> None:

@@ -168,6 +168,6 @@ def test_merging_parts_is_exact_however_far_apart_their_sums_are() -> None:
 
 def test_the_costs_of_this_processor_share_long_prefixes_and_leave_short_ones() -> None:
     costs = costs_for(4, 2, 64, 16, torch.bfloat16)
-    for pages, rows, pays in ((32, 32, True), (32, 4, True), (1, 2, False), (2, 3, False)):
+    for pages, rows, pays in ((32, 32, True), (32, 8, True), (1, 2, False), (2, 3, False)):
         spans = [Span(pages * 16 + 3, 1, [*range(pages), pages + row]) for row in range(rows)]
         assert (plan_of(spans, 16, costs).shared is not None) == pays, f"{rows} rows over {pages} pages"
