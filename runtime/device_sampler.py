@@ -91,16 +91,17 @@ def _draws(rows: Sequence[SampleRow], vocab: int, device: torch.device, errors: 
             except GenerationError as error:
                 errors[index] = error
     stacked = np.stack(masks) if masks else np.zeros((1, (vocab + 31) // 32), np.uint32)
-    on_device, numbers = torch.from_numpy(floats).to(device), torch.from_numpy(integers).to(device)
+    # Not waiting: the draw shall stand behind the step that is still computed, not come when that is over.
+    options, numbers = on_device(floats, device), on_device(integers, device)
     return Draws(
-        scale=on_device[0].float(),
-        top_p=on_device[1],
-        min_p=on_device[2],
+        scale=options[0].float(),
+        top_p=options[1],
+        min_p=options[2],
         top_k=numbers[0],
         seed=numbers[1],
         position=numbers[2],
-        mask_of=torch.from_numpy(mask_of).to(device),
-        masks=torch.from_numpy(stacked.view(np.int32)).to(device),
+        mask_of=on_device(mask_of, device),
+        masks=on_device(stacked.view(np.int32), device),
     )
 
 
@@ -125,9 +126,8 @@ def _changes(
             columns.append(found)
     if not columns:
         return None
-    token, count, is_seen, bias = (torch.from_numpy(np.concatenate(c)).to(device) for c in zip(*columns, strict=True))
-    on_device = (torch.from_numpy(array).to(device) for array in (bounds, penalties))
-    return Changes(next(on_device), token, count, is_seen, bias, next(on_device))
+    token, count, is_seen, bias = (on_device(np.concatenate(column), device) for column in zip(*columns, strict=True))
+    return Changes(on_device(bounds, device), token, count, is_seen, bias, on_device(penalties, device))
 
 
 def _logprobs(

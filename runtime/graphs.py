@@ -27,7 +27,7 @@ class Recorded:
     host: torch.Tensor  # int32, pinned
     inputs: torch.Tensor  # int32, on the device
     token_ids: torch.Tensor  # int32 [rows], of `inputs`
-    logits: torch.Tensor  # float32 [rows, vocab]
+    logits: torch.Tensor  # float32 [rows, vocab], of the memory of all graphs
     has_copied: torch.cuda.Event  # `host` may be written again
     memory: object  # buffers that the graph writes to
 
@@ -41,6 +41,8 @@ class DecodeGraphs:
         self._blank = blank
         self._recorded: dict[BatchShape, Recorded] = {}
         self._memory = torch.cuda.graph_pool_handle()
+        # Of all graphs: the logits of each by itself, of 17 batch sizes and ever longer rows, would come to gigabytes.
+        self._logits: torch.Tensor | None = None
 
     def forward(
         self, arrays: Mapping[str, Int32s], shape: BatchShape, drawn: torch.Tensor | None = None
@@ -73,11 +75,15 @@ class DecodeGraphs:
         beside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch gives it no types
         beside.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(beside):  # compiles the kernels, and stores what the replay will store again
-            self._model.forward(on_device.token_ids, plan, None)
+            first = self._model.forward(on_device.token_ids, plan, None)
         torch.cuda.current_stream(self._device).wait_stream(beside)
+        if self._logits is None:
+            self._logits = first.new_empty((ROWS[-1], first.shape[1]))
+        logits = self._logits[: shape.num_tokens]
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
-            logits = self._model.forward(on_device.token_ids, plan, None)
+        # Other threads may use the GPU meanwhile, as a second engine does.
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+            self._model.forward(on_device.token_ids, plan, None, out=logits)
         memory = self._model.buffers(shape.num_tokens)
         has_copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         return Recorded(graph, host, inputs, on_device.token_ids, logits, has_copied, memory)

@@ -19,6 +19,7 @@ from niwaki.kernels.segments import Int32s
 from niwaki.kernels.triton.attend import AttentionCall
 from niwaki.kernels.triton.plan import BatchShape, DevicePlan, packed, plan_in, with_tokens
 from niwaki.runtime.models.decoder import Decoder
+from niwaki.runtime.sampler import on_device
 
 # Tokens. The head is computed for all of them, and a larger step keeps a GPU busy while its kernels are launched.
 SIZES = (8, 16, 32, 64, 128, 256)
@@ -32,7 +33,7 @@ class Pieces:
     calls: tuple[AttentionCall, ...]
     inputs: torch.Tensor  # int32 [3 x tokens]: ids, positions, slots, as they begin a packed batch
     attended: torch.Tensor  # [tokens, heads x head_dim], which the calls write
-    logits: torch.Tensor  # float32 [tokens, vocab]
+    logits: torch.Tensor  # float32 [tokens, vocab], of the memory of all sizes
     memory: object  # buffers that the graphs write to
 
 
@@ -45,6 +46,7 @@ class PieceGraphs:
         self._blank = blank
         self._recorded: dict[int, Pieces] = {}
         self._memory = torch.cuda.graph_pool_handle()
+        self._logits: torch.Tensor | None = None
 
     def forward(
         self,
@@ -62,8 +64,9 @@ class PieceGraphs:
         pieces = self._recorded.get(size)
         if pieces is None:
             pieces = self._recorded[size] = self._record(size)
+        index = None if wanted is None else on_device(wanted, self._device)
         filled, filled_shape = with_tokens(arrays, shape, size)
-        batch = torch.from_numpy(packed(filled)).to(self._device)
+        batch = on_device(packed(filled), self._device)
         plan = plan_in(batch, filled_shape)
         pieces.inputs.copy_(batch[: 3 * size])
         if drawn is not None:
@@ -73,9 +76,7 @@ class PieceGraphs:
             graph.replay()
             call.launch(plan)
         pieces.graphs[-1].replay()
-        if wanted is None:
-            return pieces.logits[:tokens]
-        return pieces.logits.index_select(0, torch.from_numpy(wanted).to(self._device))
+        return pieces.logits[:tokens] if index is None else pieces.logits.index_select(0, index)
 
     def _record(self, size: int) -> Pieces:
         inputs = torch.zeros(3 * size, dtype=torch.int32, device=self._device)
@@ -86,7 +87,7 @@ class PieceGraphs:
 
         def begin() -> None:
             graphs.append(torch.cuda.CUDAGraph())
-            graphs[-1].capture_begin(pool=self._memory)
+            graphs[-1].capture_begin(pool=self._memory, capture_error_mode="thread_local")
 
         def part(call: AttentionCall) -> None:
             graphs[-1].capture_end()
@@ -96,20 +97,25 @@ class PieceGraphs:
         beside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch gives it no types
         beside.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(beside):
-            self._forward(inputs, lambda call: None)  # compiles the kernels
+            first = self._forward(inputs, lambda call: None)  # compiles the kernels
+            if self._logits is None:
+                self._logits = first.new_empty((SIZES[-1], first.shape[1]))
+            logits = self._logits[:size]
             torch.cuda.synchronize()
             begin()
             try:
-                logits = self._forward(inputs, part)
+                self._forward(inputs, part, logits)
             finally:
                 graphs[-1].capture_end()
         torch.cuda.current_stream(self._device).wait_stream(beside)
         return Pieces(tuple(graphs), tuple(calls), inputs, attended, logits, self._model.buffers(size))
 
-    def _forward(self, inputs: torch.Tensor, put_off: Callable[[AttentionCall], None]) -> torch.Tensor:
+    def _forward(
+        self, inputs: torch.Tensor, put_off: Callable[[AttentionCall], None], out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Over these inputs, but for the attentions, of which it tells."""
         ids, positions, slots = inputs.view(3, -1).unbind()
         none = ids[:0]
-        on_device = DevicePlan(len(ids), ids, positions, slots, none.view(0, 0), none, (), (), None, put_off)
-        plan = replace(self._blank, num_tokens=len(ids), on_device=on_device)
-        return self._model.forward(ids, plan, None)
+        half = DevicePlan(len(ids), ids, positions, slots, none.view(0, 0), none, (), (), None, put_off)
+        plan = replace(self._blank, num_tokens=len(ids), on_device=half)
+        return self._model.forward(ids, plan, None, out=out)

@@ -205,7 +205,7 @@ def _on_host(logits: torch.Tensor) -> Floats:
     return cast(Floats, logits.detach().cpu().contiguous().numpy())
 
 
-def on_device(array: Doubles | Longs, device: torch.device) -> torch.Tensor:
+def on_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
     """Moved there without waiting for what the device does."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

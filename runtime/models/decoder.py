@@ -98,8 +98,10 @@ class Decoder:
         wanted: npt.NDArray[np.int64] | None,
         part: Part | None = None,
         threads: int = 1,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Logits float32 [len(wanted), vocab] of the batch's tokens `wanted`, of all where it is None.
+        """Logits float32 [len(wanted), vocab] of the batch's tokens `wanted`, of all where it is None; written to `out`
+        where there is one.
 
         token_ids int32 or int64 [tokens], in the order of the plan. Keys and values of all tokens are stored. Calls at
         the same time need a `part` each; one without a part may use so many `threads`.
@@ -108,8 +110,8 @@ class Decoder:
             if part is None and self._stack is not None:
                 logits = self._forward_at_once(self._stack, token_ids, plan, wanted, threads)
                 if logits is not None:
-                    return logits
-            return self._forward(token_ids, plan, wanted, part or self._whole)
+                    return logits if out is None else out.copy_(logits)
+            return self._forward(token_ids, plan, wanted, part or self._whole, out)
 
     def _forward_at_once(
         self,
@@ -143,6 +145,7 @@ class Decoder:
         plan: AttentionPlan,
         wanted: npt.NDArray[np.int64] | None,
         part: Part,
+        out: torch.Tensor | None,
     ) -> torch.Tensor:
         config, ops = self._config, self._ops
         eps, offset = config.rms_norm_eps, config.norm_offset
@@ -167,7 +170,7 @@ class Decoder:
             entering = self._add(b, layer.mlp_post_norm, layer.next_norm)
         logits = torch.empty((len(entering.tensor), config.vocab_size), dtype=self._dtype, device=self._device)
         self._head.forward(entering, Operand.of(logits))
-        return self._capped(logits.float())
+        return self._capped(logits.float() if out is None else out.copy_(logits))
 
     def buffers(self, tokens: int) -> Buffers:
         """The activations of a batch of so many tokens. A CUDA graph writes to them, so it must keep them."""

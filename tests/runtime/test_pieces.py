@@ -82,7 +82,8 @@ class Graph:
     def __init__(self) -> None:
         self.tape = Tape()
 
-    def capture_begin(self, pool: object) -> None:
+    def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+        assert capture_error_mode == "thread_local", "what another thread does must not end it"
         assert Graph.recording is None, "one graph records at a time"
         Graph.recording = self.tape
         self.tape.__enter__()  # type: ignore[no-untyped-call]
