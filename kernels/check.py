@@ -5,7 +5,8 @@ run, and its share of what this device copies and multiplies, measured first. Wi
 interpreter, correctness alone. `--compile 90` needs no GPU either: it compiles all kernels to machine code of that
 compute capability, and tells their registers, shared memory and spills.
 
-Exits 1 where a kernel is wrong. Needs torch, NumPy, Numba and Triton, and nothing of niwaki but its kernels.
+Exits 1 where a kernel is wrong, or fits no such GPU. Needs torch, NumPy, Numba and Triton, and nothing of niwaki but
+its kernels.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import platform
 import re
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
     from niwaki.kernels.triton.case import Case
 
 Json = dict[str, object]
+
+# Of shared memory, what a block may have, by compute capability (CUDA C++ Programming Guide, table of capabilities).
+SHARED_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}
+LEAST_SHARED_KIB = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.compile:
         os.environ["TRITON_INTERPRET"] = "0"  # before the first kernel is defined
-        results = compile_all(chosen.compile, chosen.only)
-        is_right = True
+        results, is_right = compile_all(chosen.compile, chosen.only)
     else:
         results, is_right = check_all(chosen.only, tunes=chosen.tune)
     print(table(results))
@@ -63,12 +68,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def machine() -> Json:
     import triton
 
+    from niwaki.kernels.triton.peers import presence
+
     has_gpu = torch.cuda.is_available()
     return {
         "device": torch.cuda.get_device_name() if has_gpu else f"{platform.machine()} (interpreter)",
         "torch": torch.__version__,
         "triton": triton.__version__,
         "python": platform.python_version(),
+        **presence(),
     }
 
 
@@ -77,8 +85,9 @@ def machine() -> Json:
 # ---------------------------------------------------------------------------------------------------------------
 
 
-def check_all(only: str, *, tunes: bool) -> tuple[list[Json], bool]:
-    """A line for each case; whether all were right."""
+def check_all(only: str, *, tunes: bool, tell: Callable[[Json], object] = lambda line: None) -> tuple[list[Json], bool]:
+    """A line for each case, told as it comes; whether all were right. A case that fails is a line, too, and the others
+    go on, unless it took the device with it."""
     from niwaki.kernels.triton.case import REAL, TINY
     from niwaki.kernels.triton.cases import cases
 
@@ -94,17 +103,42 @@ def check_all(only: str, *, tunes: bool) -> tuple[list[Json], bool]:
             from niwaki.kernels.triton.tune import tune_all
 
             tune_all(device, median_seconds)
-    results, is_right = [], True
-    for case in cases(REAL if has_gpu else TINY, device, torch.bfloat16 if has_gpu else torch.float32, only):
-        line, fits = check_case(case, ceilings)
+    results: list[Json] = []
+    size, dtype = (REAL, torch.bfloat16) if has_gpu else (TINY, torch.float32)
+    for name, make in cases(size, device, dtype, only).items():
+        line = check_made(name, make, ceilings)
         results.append(line)
-        is_right = is_right and fits
-        del case
+        tell(line)
         gc.collect()
-    return results, is_right
+        if not line["right"] and is_lost(device):
+            print(f"the GPU answers no more after {name!r}: what comes behind it was not run")
+            break
+    return results, all(line["right"] is True for line in results)
 
 
-def check_case(case: Case, ceilings: Ceilings | None) -> tuple[Json, bool]:
+def check_made(name: str, make: Callable[[], Case], ceilings: Ceilings | None) -> Json:
+    """The line of a case; what is wrong with it where it cannot be made or run."""
+    try:
+        return check_case(make(), ceilings)
+    except Exception as error:
+        traceback.print_exc()
+        return {"case": name, "right": False, "failed": in_short(error)}
+
+
+def in_short(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0][:120]
+
+
+def is_lost(device: torch.device) -> bool:
+    """Whether nothing can run on the device any more, as after an access out of bounds."""
+    try:
+        torch.ones(1, device=device).item()
+    except RuntimeError:
+        return True
+    return False
+
+
+def check_case(case: Case, ceilings: Ceilings | None) -> Json:
     got, expected = case.run().double(), case.reference().double()
     error = float((got - expected).norm() / expected.norm().clamp(min=1e-30))
     fits = error <= case.tolerance  # NaN does not
@@ -113,7 +147,7 @@ def check_case(case: Case, ceilings: Ceilings | None) -> tuple[Json, bool]:
     if ceilings is None:
         for run in case.peers.values():  # they are not timed here, but a GPU shall not be the first to run them
             run()
-        return line, fits
+        return line
     seconds = median_seconds(case.run)
     line["us"] = seconds * 1e6
     if case.num_bytes:
@@ -123,8 +157,11 @@ def check_case(case: Case, ceilings: Ceilings | None) -> tuple[Json, bool]:
         line["TFLOP/s"] = case.operations / seconds / 1e12
         line["of product"] = case.operations / seconds / ceilings.operations_per_second
     for name, run in case.peers.items():
-        line[f"x {name}"] = median_seconds(run) / seconds
-    return line, fits
+        try:
+            line[f"x {name}"] = median_seconds(run) / seconds
+        except Exception as error:  # somebody else's kernel: ours was right all the same
+            line[f"x {name}"] = in_short(error)
+    return line
 
 
 def median_seconds(run: Callable[[], object]) -> float:
@@ -165,23 +202,28 @@ class AbsentGpu:
         return self._target
 
 
-def compile_all(capability: int, only: str) -> list[Json]:
-    """A line for each kernel that the cases start, at real widths."""
+def compile_all(capability: int, only: str) -> tuple[list[Json], bool]:
+    """A line for each kernel that the cases start, at real widths; whether all of them fit such a GPU."""
     from triton.runtime.driver import driver
 
     from niwaki.kernels.triton.case import COMPILED
-    from niwaki.kernels.triton.cases import cases
+    from niwaki.kernels.triton.cases import cases, wide_cases
     from niwaki.kernels.triton.launch import compiling
 
     driver.set_active(AbsentGpu(capability))  # type: ignore[no-untyped-call,unused-ignore]
     results: list[Json] = []
-    for case in cases(COMPILED, torch.device("cpu"), torch.bfloat16, only):
-        with compiling() as kernels:
-            case.run()
+    made = cases(COMPILED, torch.device("cpu"), torch.bfloat16, only) | wide_cases(torch.device("cpu"), only)
+    for name, make in made.items():
+        try:
+            with compiling(SHARED_KIB.get(capability, LEAST_SHARED_KIB) << 10) as kernels:
+                make().run()
+        except Exception as error:
+            results.append({"case": name, "failed": in_short(error)})
+            continue
         for line in map(resources, kernels):
-            if {"case": case.name, **line} not in results:
-                results.append({"case": case.name, **line})
-    return results
+            if {"case": name, **line} not in results:
+                results.append({"case": name, **line})
+    return results, not any("failed" in line for line in results)
 
 
 def resources(kernel: Any) -> Json:

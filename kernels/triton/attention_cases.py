@@ -13,6 +13,7 @@ from niwaki.kernels.rule import AttentionRule
 from niwaki.kernels.small_kv import KINDS, narrowed_torch, widened_torch
 from niwaki.kernels.triton.case import PAGE, Case, Run, Size, randn, tolerance_of
 from niwaki.kernels.triton.paged_attention import paged_attention
+from niwaki.kernels.triton.peers import decode_peers, prefill_peers
 from niwaki.kernels.triton.plan import SPLIT, DevicePlan, device_plan
 from niwaki.kernels.triton.tree_attention import tree_attention
 
@@ -94,7 +95,7 @@ def decode_case(size: Size, device: torch.device, dtype: torch.dtype, kind: str 
     """`kind`: of the cache, as the engine's `kv_dtype`."""
     cache = Cache(size, [size.keys - 1] * size.rows, [1] * size.rows, device, dtype)
     small: tuple[torch.Tensor, ...] = ()
-    item, peers = size.head_dim * dtype.itemsize, {"SDPA": cache.sdpa()}
+    item, peers = size.head_dim * dtype.itemsize, {"SDPA": cache.sdpa(), **decode_peers(cache)}
     if kind != "auto":
         small = tuple(narrowed_torch(pool, KINDS[kind]) for pool in (cache.k_pool, cache.v_pool))
         cache.k_pool, cache.v_pool = (widened_torch(pool).to(dtype) for pool in small)
@@ -145,7 +146,7 @@ def window_case(size: Size, device: torch.device, dtype: torch.dtype, name: str)
 
 def prefill_case(size: Size, device: torch.device, dtype: torch.dtype) -> Case:
     cache = Cache(size, [0, 0], [size.prompt] * 2, device, dtype)
-    peers: dict[str, Run] = {"SDPA": cache.sdpa()}
+    peers: dict[str, Run] = {"SDPA": cache.sdpa(), **prefill_peers(cache)}
     if device.type == "cuda":
         peers["FlexAttention"] = _flex(cache)
     return Case(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import torch
 
@@ -20,7 +21,7 @@ from niwaki.kernels.triton.attention_cases import (
     tree_case,
     window_case,
 )
-from niwaki.kernels.triton.case import Case, Maker, Size
+from niwaki.kernels.triton.case import COMPILED, HEADS, Maker, Size
 from niwaki.kernels.triton.coded_cases import coded_cases
 from niwaki.kernels.triton.gate import clamped_mul, gelu_mul, silu_mul
 from niwaki.kernels.triton.row_cases import (
@@ -38,8 +39,8 @@ from niwaki.kernels.triton.row_cases import (
 )
 
 
-def cases(size: Size, device: torch.device, dtype: torch.dtype, only: str = "") -> Iterator[Case]:
-    """Those whose name holds `only`, one after another: each frees its memory before the next."""
+def cases(size: Size, device: torch.device, dtype: torch.dtype, only: str = "") -> dict[str, Maker]:
+    """Those whose name holds `only`. Not made yet: each frees its memory before the next is."""
     makers: dict[str, Maker] = {
         **{decode_name(kind): partial(decode_case, size, device, dtype, kind) for kind in ("auto", *KINDS)},
         WINDOW: lambda: window_case(size, device, dtype, WINDOW),
@@ -67,9 +68,15 @@ def cases(size: Size, device: torch.device, dtype: torch.dtype, only: str = "") 
         **coded_cases(size, device, dtype),
         "experts: route, product, sum": lambda: moe_case(size, device, dtype),
     }
-    for name, make in makers.items():
-        if only in name:
-            case = make()
-            assert case.name == name
-            yield case
-            del case
+    return {name: make for name, make in makers.items() if only in name}
+
+
+def wide_cases(device: torch.device, only: str = "") -> dict[str, Maker]:
+    """Attention of other models' heads, and in float32: what is compiled besides."""
+    sizes = [replace(COMPILED, heads=heads, kv_heads=kv_heads, head_dim=dim) for heads, kv_heads, dim in HEADS]
+    makers: dict[str, Maker] = {}
+    for size, dtype in product(sizes, (torch.bfloat16, torch.float32)):
+        about = f"{size.heads}/{size.kv_heads} x {size.head_dim}, {str(dtype).removeprefix('torch.')}"
+        for name, make in (("decode", decode_case), ("prefill", prefill_case), ("tree decode", tree_case)):
+            makers[f"{name}, {about}"] = partial(make, size, device, dtype)
+    return {name: make for name, make in makers.items() if only in name}

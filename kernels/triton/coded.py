@@ -155,7 +155,7 @@ def rows_in_e4m3_torch(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return narrow[:, : x.shape[1]].view(FP8), narrow[:, x.shape[1] :].contiguous().view(torch.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _coded_linear(
     x_ptr,
     code_ptr,

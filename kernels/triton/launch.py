@@ -8,41 +8,74 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from triton import knobs
+from triton.runtime.errors import OutOfResources
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 POOLS = (*FLOATS, torch.int8, torch.uint8)  # of keys and values; see kernels/small_kv.py for those of 8 bits
 MAX_BLOCK = 65_536  # elements of a row that one program holds at once
 
-# In compile-only mode (`compiling`): where the compiled kernels go. Else None, and kernels run.
-_compiled: ContextVar[list[object] | None] = ContextVar("compiled", default=None)
+
+@dataclass(frozen=True, slots=True)
+class Compiling:
+    """Compile-only mode."""
+
+    shared: int  # bytes of shared memory that a block may have
+    kernels: list[object] = field(default_factory=list)
+
+
+_compiling: ContextVar[Compiling | None] = ContextVar("compiling", default=None)  # else kernels run
+# Launches that had to do with fewer stages than they asked for, by what was asked. Almost always empty.
+_stages: dict[object, int] = {}
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: object, **meta: object) -> None:
-    """Start `kernel` on `grid`; nothing where the grid is empty."""
+    """Start `kernel` on `grid`; nothing where the grid is empty. Where its stages of loads in flight do not fit this
+    GPU's shared memory, fewer do."""
     if 0 in grid:
         return
-    kept = _compiled.get()
-    if kept is None:
+    asked = (kernel, *meta.items()) if _stages else None
+    if asked in _stages:
+        meta["num_stages"] = _stages[asked]
+    try:
+        _start(kernel, grid, args, meta)
+    except OutOfResources:
+        asked, stages = (kernel, *meta.items()), meta.get("num_stages")
+        if not isinstance(stages, int) or stages < 2:
+            raise
+        fewer = {**meta, "num_stages": stages - 1}
+        launch(kernel, grid, *args, **fewer)
+        _stages[asked] = _stages.get((kernel, *fewer.items()), stages - 1)
+
+
+def _start(kernel: Any, grid: tuple[int, ...], args: tuple[object, ...], meta: dict[str, object]) -> None:
+    mode = _compiling.get()
+    if mode is None:
         kernel[grid](*args, **meta)
-    else:
-        kept.append(kernel.warmup(*args, grid=grid, **meta))
+        return
+    compiled = kernel.warmup(*args, grid=grid, **meta)
+    if compiled.metadata.shared > mode.shared:
+        raise OutOfResources(compiled.metadata.shared, mode.shared, "shared memory")
+    mode.kernels.append(compiled)
 
 
 @contextmanager
-def compiling() -> Iterator[list[object]]:
-    """Launches inside compile their kernel for Triton's active target and do not run it. Yields what was compiled."""
-    kept: list[object] = []
-    token = _compiled.set(kept)
+def compiling(shared: int = 227 << 10) -> Iterator[list[object]]:
+    """Launches inside compile their kernel for Triton's active target, a block of which has so many bytes of shared
+    memory, and do not run it. Yields what was compiled."""
+    mode = Compiling(shared)
+    token = _compiling.set(mode)
     try:
-        yield kept
+        yield mode.kernels
     finally:
-        _compiled.reset(token)
+        _compiling.reset(token)
+        _stages.clear()  # they were for another GPU
 
 
 def is_interpreted() -> bool:
@@ -95,7 +128,7 @@ def check(
     dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
     if tensor.device != device:
         raise ValueError(f"{kernel}: {name} must be on {device} like the others, got {tensor.device}")
-    if device.type != "cuda" and not is_interpreted() and _compiled.get() is None:
+    if device.type != "cuda" and not is_interpreted() and _compiling.get() is None:
         raise ValueError(f"{kernel}: {name} is on {device}; outside Triton's interpreter a CUDA device is needed")
     if tensor.dtype not in dtypes:
         raise TypeError(f"{kernel}: {name} must be {' or '.join(map(str, dtypes))}, got {tensor.dtype}")

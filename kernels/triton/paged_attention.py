@@ -156,7 +156,8 @@ def row_of_tile(first_ptr, tile, num_rows, TILE: tl.constexpr):
     return low
 
 
-@triton.jit
+# What differs from batch to batch is not compiled for anew: that would stop a step for seconds.
+@triton.jit(do_not_specialize=["num_rows", "table_stride", "num_splits"])
 def _paged_attention(
     q_ptr,
     k_ptr,

@@ -110,7 +110,7 @@ def _run(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def _tree_attention(
     q_ptr,
     k_ptr,

@@ -10,11 +10,12 @@ from dataclasses import replace
 from itertools import product
 
 import torch
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from niwaki.kernels.coded import coded
 from niwaki.kernels.small_kv import KINDS, narrowed_torch
 from niwaki.kernels.triton.attention_cases import Cache
-from niwaki.kernels.triton.case import REAL, Size
+from niwaki.kernels.triton.case import HEADS, REAL, Size
 from niwaki.kernels.triton.coded import FEW_ROWS, CodedProduct, coded_linear, coded_product
 from niwaki.kernels.triton.moe import grouped_linear, sorted_choices
 from niwaki.kernels.triton.paged_attention import paged_attention
@@ -23,8 +24,6 @@ from niwaki.kernels.triton.tuning import DEFAULTS, Tuning, key_of, save, tuning_
 
 Seconds = Callable[[Callable[[], object]], float]
 
-# (query heads, kv heads, head size): Llama 8B, 1B; Qwen3 0.6B; Gemma.
-HEADS = ((32, 8, 128), (32, 8, 64), (16, 8, 128), (8, 4, 256))
 # (inputs, outputs) of the products of Qwen3-30B-A3B's experts.
 EXPERTS = ((2048, 1536), (768, 2048))
 # Of Llama 8B's products.
@@ -72,9 +71,8 @@ def best_of(tunings: Iterable[Tuning], run: Callable[[Tuning], object], seconds:
     for tuning in tunings:
         try:
             times[tuning] = seconds(lambda tuning=tuning: run(tuning))  # type: ignore[misc]  # bound at once, on purpose
-        except RuntimeError as error:  # Triton's OutOfResources is one
-            if "out of resource" not in str(error):
-                raise
+        except (OutOfResources, PTXASError):
+            continue
     return min(times, key=times.__getitem__)
 
 

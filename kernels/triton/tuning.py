@@ -46,6 +46,10 @@ DEFAULTS: dict[str, Tuning] = {
     "moe": Tuning(block_m=64, block_n=128, num_warps=8, num_stages=3, block_k=64),
 }
 
+# Attention over heads of 128 channels or more in float32, which no matrix unit takes: cut as above a block would spill
+# tens of kilobytes of registers, and of 256 channels want more shared memory than there is.
+EXACT = Tuning(block_m=32, block_n=32, num_warps=8, num_stages=2)
+
 
 def key_of(kind: str, shape: Mapping[str, int]) -> str:
     return f"{kind}({', '.join(f'{name}={value}' for name, value in sorted(shape.items()))})"
@@ -57,7 +61,7 @@ def tuning_for(kind: str, device: torch.device, **shape: int) -> Tuning:
         found = _measured(tuning_file(device)).get(key_of(kind, shape))
         if found is not None:
             return found
-    return DEFAULTS[kind]
+    return EXACT if shape.get("bits") == 32 and shape["head_dim"] >= 128 else DEFAULTS[kind]
 
 
 def tuning_file(device: torch.device) -> Path:

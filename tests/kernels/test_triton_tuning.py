@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from tests.kernels.triton_setup import DEVICE
+from triton.runtime.errors import OutOfResources
 from niwaki.kernels import check
-from niwaki.kernels.triton import tune
+from niwaki.kernels.triton import launch, tune
 from niwaki.kernels.triton.case import TINY, Case
 from niwaki.kernels.triton.row_cases import gather_case, norm_case
 from niwaki.kernels.triton.tune import attention_runs, best_of, candidates, product_run
-from niwaki.kernels.triton.tuning import DEFAULTS, Tuning, key_of, load, save, tuning_for
+from niwaki.kernels.triton.tuning import DEFAULTS, EXACT, Tuning, key_of, load, save, tuning_for
 
 
 def test_a_shape_that_nobody_measured_gets_the_default_of_its_kind() -> None:
@@ -49,7 +50,7 @@ def test_the_fastest_that_fits_is_taken() -> None:
     def run(tuning: Tuning) -> None:
         tried.append(tuning)
         if tuning == large:
-            raise RuntimeError("out of resource: shared memory")
+            raise OutOfResources(300_000, 232_448, "shared memory")
 
     def timed(one: object) -> float:
         assert callable(one)
@@ -97,7 +98,7 @@ def test_the_check_says_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_pa
     wrong = Case("wrong", "", right.run, lambda: right.reference() * 1.01, 1e-5)
     nan = Case("NaN", "", lambda: right.run() * torch.nan, right.reference, 1e-5)
     lines = [check.check_case(case, None) for case in (right, wrong, nan, gather_case(TINY, DEVICE, torch.bfloat16))]
-    assert [fits for _, fits in lines] == [True, False, False, True]
+    assert [line["right"] for line in lines] == [True, False, False, True]
     assert check.main(["--only", "SiLU", "--json", str(tmp_path / "out.json")]) == 0
     assert "SiLU gate" in capsys.readouterr().out
     assert json.loads((tmp_path / "out.json").read_text("utf-8"))["results"][0]["right"] is True
@@ -114,3 +115,34 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     assert line["kernel"] == "_gate_mul"
     assert line["registers"] > 0
     assert line["stack bytes"] == 0
+
+
+class Heavy:
+    """Stands for a kernel that fits the GPU with so many stages."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.tried: list[int] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def run(*, num_stages: int, width: int) -> None:
+            self.tried.append(num_stages)
+            if num_stages > self.most:
+                raise OutOfResources(num_stages, self.most, "shared memory")
+
+        return run
+
+
+def test_a_launch_that_does_not_fit_has_fewer_stages() -> None:
+    heavy, hopeless = Heavy(2), Heavy(0)
+    for width in (5, 5, 7):
+        launch.launch(heavy, (1,), num_stages=4, width=width)
+    assert heavy.tried == [4, 3, 2, 2, 4, 3, 2], "what fits is remembered for what was asked"
+    with pytest.raises(OutOfResources):
+        launch.launch(hopeless, (1,), num_stages=2, width=5)
+    assert hopeless.tried == [2, 1]
+
+
+def test_float32_of_wide_heads_is_cut_small() -> None:
+    assert tuning_for("prefill", torch.device("cpu"), head_dim=256, group=2, bits=32) is EXACT
+    assert tuning_for("prefill", torch.device("cpu"), head_dim=64, group=2, bits=32) is DEFAULTS["prefill"]
