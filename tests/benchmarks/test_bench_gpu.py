@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 
 pytest.importorskip("triton", reason="the GPU kernels need the package triton")
 
-from tests.benchmarks.bench_gpu import KINDS, SHAPES, branches, greedy_tokens, limit_seconds, main
+from tests.benchmarks.bench_gpu import Report, aims, main
+from tests.benchmarks.gpu_lines import KINDS, SHAPES, Json, branches, greedy_tokens, limit_seconds
 
 
 @pytest.mark.parametrize(
@@ -44,10 +46,62 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_dry_run_takes_every_path_of_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other parts have tests of their own."""
-    monkeypatch.setattr("niwaki.kernels.check.check_all", lambda only, tunes: ([], True))
-    monkeypatch.setattr("tests.benchmarks.bench_gpu.greedy_tokens", lambda device, steps, ops=None: [])
+    monkeypatch.setattr("niwaki.kernels.check.check_all", lambda only, tunes, tell: ([], True))
+    monkeypatch.setattr("tests.benchmarks.gpu_lines.greedy_tokens", lambda device, steps, ops=None: [])
     assert main(["--dry-run", "--json", str(tmp_path / "out.json")]) == 0
     report = json.loads((tmp_path / "out.json").read_text())
     work = [line["work"] for line in report["models"]]
-    assert len(work) == len(set(work)) == 1 + 1 + len(KINDS) + 4
-    assert report["models"][0]["same tokens"] == "yes"
+    assert len(work) == len(set(work)) == 9 + len(KINDS), work
+    assert [line["same tokens"] for line in report["models"] if "same tokens" in line] == ["yes", "yes"]
+    assert all(line["met"] is None for line in report["aims"]), "nothing was timed on a GPU"
+
+
+def test_a_part_that_fails_is_told_and_the_next_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    report, device = Report(path), torch.device("cpu")
+
+    def failing() -> Iterator[Json]:
+        yield {"work": "before"}
+        raise MemoryError("too large")
+
+    def lacking() -> Iterator[Json]:
+        import a_package_that_is_nowhere  # type: ignore[import-not-found]
+
+        yield {"work": a_package_that_is_nowhere}
+
+    report.run("one", failing, device)
+    report.run("two", lacking, device)
+    report.run("three", lambda: iter([{"work": "behind"}]), device)
+    assert not report.is_right
+    report.ends = 0.0
+    report.run("late", failing, device)
+    assert json.loads(path.read_text())["models"] == [
+        {"work": "before"},
+        {"part": "one", "failed": "MemoryError: too large"},
+        {"part": "two", "left out": "a_package_that_is_nowhere is not installed"},
+        {"work": "behind"},
+        {"part": "late", "left out": "no time left"},
+    ]
+
+
+def test_the_aims_are_read_from_the_lines() -> None:
+    kernels: list[Json] = [
+        {"case": "decode", "of copy": 0.9},
+        {"case": "prefill", "of product": 0.5, "x SDPA": "failed"},
+    ]
+    lines: list[Json] = [
+        {"model": "8B", "work": "decode, 1 x 1024", "tokens/s": 280.0},
+        {"model": "8B", "work": "decode, 256 x 1024", "tokens/s": 10_000.0},
+        {"model": "0.6B", "work": "a prefix", "row by row / tree": 7.9},
+        {"model": "1B", "work": "steps", "gap us": 12.0},
+    ]
+    met = {str(line["aim"]): line["met"] for line in aims(kernels, lines, 3.0e12)}
+    assert [aim for aim, is_met in met.items() if is_met] == [
+        "decode attention, of the copy",
+        "W0, 8B: tokens/s, the mark for this bandwidth",
+        "W17, 1B: us between steps",
+    ]
+    assert [aim for aim, is_met in met.items() if is_met is False] == [
+        "prefill attention, of the product",
+        "W14, 0.6B: row by row / tree",
+    ]
