@@ -46,14 +46,30 @@ class Linear(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class StackedCodes:
+    """The weights of one product of each expert in few bits, as the device lays them out."""
+
+    codes: torch.Tensor  # [experts, outputs, bytes]
+    scales: torch.Tensor  # float32 [experts, outputs, groups]
+    zeros: torch.Tensor | None  # int16 [experts, outputs, groups]
+    span: int
+    spans: int  # of a group
+    inputs: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stacked:
     """One product of each expert."""
 
-    weight: torch.Tensor  # [experts, outputs, inputs]
+    weight: torch.Tensor | StackedCodes  # [experts, outputs, inputs]
     bias: torch.Tensor | None = None  # [experts, outputs]
 
 
 class FusedExperts(Protocol):
+    def stacked(self, experts: Sequence[Coded]) -> StackedCodes | None:
+        """None where these codes have no kernel, or differ in their layout."""
+        ...
+
     def __call__(
         self,
         x: torch.Tensor,

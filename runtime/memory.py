@@ -97,9 +97,11 @@ def _weight_bytes(config: ModelConfig, item: int, weights: str, stored: Mapping[
     turned = LATENT if config.latent is not None else ()
     kept = 0.0
     for name, shape in expected_tensors(config).items():
-        # Embeddings are looked up, experts stacked and routers compared: none is kept in codes.
-        is_product = len(shape) == 2 and not any(part in name for part in ("embed", ".experts.", "lm_head"))
+        # Embeddings are looked up and routers compared: none is kept in codes, nor are experts in float32.
+        is_expert = ".experts." in name and not name.endswith("_bias")
+        is_product = (len(shape) == 2 or is_expert) and not any(part in name for part in ("embed", "lm_head"))
         is_product = is_product and not name.endswith(f"{config.names.router}.weight")
+        is_product = is_product and (not is_expert or item == DTYPE_BYTES["bfloat16"])
         if is_product and item == DTYPE_BYTES["bfloat16"] and name in stored and not name.endswith(turned):
             kept += stored[name]
         else:

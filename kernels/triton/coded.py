@@ -79,6 +79,15 @@ def coded_product(weight: Coded, bias: torch.Tensor | None) -> Linear | None:
         return None
     if is_e4m3 and is_one_group and outputs % MULTIPLE == 0 and inputs % MULTIPLE == 0:
         return E4m3Product(weight.codes.contiguous(), weight.scales.t().contiguous(), bias)
+    return laid_out(weight, bias)
+
+
+def laid_out(weight: Coded, bias: torch.Tensor | None = None) -> CodedProduct | None:
+    """Codes as `coded_linear` reads them; None as for `coded_product`."""
+    outputs, inputs = weight.codes.shape
+    is_e4m3, is_one_group = weight.codes.dtype == FP8, weight.group >= inputs
+    if is_e4m3 and not knows_e4m3(weight.codes.device):
+        return None
     span = MAX_SPAN if is_one_group else min(weight.group & -weight.group, MAX_SPAN)
     if span < MIN_SPAN:
         return None
@@ -181,27 +190,56 @@ def _coded_linear(
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    BLOCK_K: tl.constexpr = SPAN // 2 if IS_OF_4_BITS else SPAN
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
     is_output = n < outputs
-    x_row = x_ptr + m.to(tl.int64)[:, None] * x_stride
-    code_row = code_ptr + n.to(tl.int64)[None, :] * code_stride
+    total = multiply_codes(
+        x_ptr + m.to(tl.int64)[:, None] * x_stride, m < rows, code_ptr + n.to(tl.int64)[None, :] * code_stride,
+        scale_ptr + n * groups, zero_ptr + n * groups, is_output, inputs, spans,
+        SPAN, IS_OF_4_BITS, IS_ONE_GROUP, HAS_ZEROS, BLOCK_M, BLOCK_N, DOT, PRECISION,
+    )  # fmt: skip
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + n, mask=is_output, other=0.0).to(tl.float32)[None, :]
+    target = out_ptr + m.to(tl.int64)[:, None] * out_stride + n[None, :]
+    tl.store(target, total.to(out_ptr.dtype.element_ty), mask=(m < rows)[:, None] & is_output[None, :])
+
+
+@triton.jit
+def multiply_codes(
+    x_row,  # [BLOCK_M, 1] where rows begin
+    is_row,  # [BLOCK_M]
+    code_row,  # [1, BLOCK_N] where the codes of outputs begin
+    scale_row,  # [BLOCK_N] where their scales do
+    zero_row,  # [BLOCK_N] where their zeros do; read only where HAS_ZEROS
+    is_output,  # [BLOCK_N]
+    inputs,
+    spans,
+    SPAN: tl.constexpr,
+    IS_OF_4_BITS: tl.constexpr,
+    IS_ONE_GROUP: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """float32 [BLOCK_M, BLOCK_N]"""
+    BLOCK_K: tl.constexpr = SPAN // 2 if IS_OF_4_BITS else SPAN
+    k = tl.arange(0, BLOCK_K)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     zero = tl.zeros((BLOCK_N,), tl.float32)
     for span in range(tl.cdiv(inputs, SPAN)):
-        group = n * groups + span // spans
+        group = span // spans
         if HAS_ZEROS:
-            zero = tl.load(zero_ptr + group, mask=is_output, other=0).to(tl.float32)
+            zero = tl.load(zero_row + group, mask=is_output, other=0).to(tl.float32)
         codes = tl.load(code_row + span * BLOCK_K + k[:, None], mask=is_output[None, :], other=0.0)
         at = span * SPAN + k[None, :]
-        x = tl.load(x_row + at, mask=(m < rows)[:, None] & (at < inputs), other=0.0).to(DOT)
+        x = tl.load(x_row + at, mask=is_row[:, None] & (at < inputs), other=0.0).to(DOT)
         if IS_OF_4_BITS:
             low = (codes & 15).to(tl.float32) - zero[None, :]
             summed = tl.dot(x, low.to(DOT), input_precision=PRECISION)
             at += BLOCK_K
-            x = tl.load(x_row + at, mask=(m < rows)[:, None] & (at < inputs), other=0.0).to(DOT)
+            x = tl.load(x_row + at, mask=is_row[:, None] & (at < inputs), other=0.0).to(DOT)
             high = (codes >> 4).to(tl.float32) - zero[None, :]
             summed = tl.dot(x, high.to(DOT), summed, input_precision=PRECISION)
         elif HAS_ZEROS:
@@ -212,13 +250,10 @@ def _coded_linear(
         if IS_ONE_GROUP:
             total += summed
         else:
-            total += summed * tl.load(scale_ptr + group, mask=is_output, other=0.0)[None, :]
+            total += summed * tl.load(scale_row + group, mask=is_output, other=0.0)[None, :]
     if IS_ONE_GROUP:
-        total = total * tl.load(scale_ptr + n, mask=is_output, other=0.0)[None, :]
-    if HAS_BIAS:
-        total += tl.load(bias_ptr + n, mask=is_output, other=0.0).to(tl.float32)[None, :]
-    target = out_ptr + m.to(tl.int64)[:, None] * out_stride + n[None, :]
-    tl.store(target, total.to(out_ptr.dtype.element_ty), mask=(m < rows)[:, None] & is_output[None, :])
+        total = total * tl.load(scale_row, mask=is_output, other=0.0)[None, :]
+    return total
 
 
 @triton.jit

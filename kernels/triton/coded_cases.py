@@ -11,14 +11,22 @@ from niwaki.kernels.coded import coded
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.triton.case import Case, Maker, Size, randn
 from niwaki.kernels.triton.coded import coded_product
+from niwaki.kernels.triton.coded_experts import grouped_coded_linear, stacked_codes
 from niwaki.kernels.triton.launch import block_of, ceil_div
+from niwaki.kernels.triton.moe import grouped_linear, sorted_choices
 
 KINDS = {"int8": 0.01, "int4": 0.01, "fp8": 0.06, "fp8 in groups": 0.01}  # tolerances: of "fp8" rows are rounded, too
 
 
 def coded_cases(size: Size, device: torch.device, dtype: torch.dtype) -> dict[str, Maker]:
     rows = {"few rows": size.rows // 2, "many rows": size.prompt}
-    return {
+    tokens = {"few tokens": size.rows, "many tokens": 2 * size.prompt}
+    experts: dict[str, Maker] = {
+        (name := f"experts, {kind}, {many}"): partial(_experts_case, name, kind, tokens[many], size, device, dtype)
+        for kind in ("int8", "int4")
+        for many in tokens
+    }
+    return experts | {
         (name := f"product, {kind}, {many}"): partial(_case, name, kind, rows[many], size, device, dtype)
         for kind in KINDS
         for many in rows
@@ -52,4 +60,43 @@ def _case(name: str, kind: str, rows: int, size: Size, device: torch.device, dty
         num_bytes=inputs * outputs * weight.bits / 8 + 2 * out.numel() + 2 * x.numel(),
         operations=2 * rows * inputs * outputs,
         peers={"bfloat16": lambda: x @ matrix.t()},
+    )
+
+
+def _experts_case(name: str, kind: str, tokens: int, size: Size, device: torch.device, dtype: torch.dtype) -> Case:
+    inputs, outputs = size.hidden // 2, size.hidden // 4
+    matrices = randn(size.experts, outputs, inputs, device=device, dtype=dtype) / inputs**0.5
+    experts = [coded(matrix, kind) for matrix in matrices]
+    weight = stacked_codes(experts)
+    assert weight is not None, "of these shapes all kinds have a kernel"
+    chosen = torch.randint(size.experts, (tokens, size.per_token), device=device).int()
+    order, bounds = sorted_choices(chosen, size.experts)
+    x = randn(tokens, inputs, device=device, dtype=dtype)
+    out, plain = (torch.empty(len(order), outputs, device=device, dtype=dtype) for _ in range(2))
+
+    def run() -> torch.Tensor:
+        grouped_coded_linear(x, weight, order, bounds, out, per_row=size.per_token)
+        return out
+
+    def in_bfloat16() -> torch.Tensor:
+        grouped_linear(x, matrices, order, bounds, plain, per_row=size.per_token)
+        return plain
+
+    def reference() -> torch.Tensor:
+        rows = x.float().repeat_interleave(size.per_token, 0)
+        of = chosen.flatten().long()
+        expected = torch.empty(len(rows), outputs, device=device)
+        for index, expert in enumerate(experts):
+            expected[of == index] = rows[of == index] @ expert.matrix().t()
+        return expected
+
+    return Case(
+        name,
+        f"{tokens} tokens, {size.per_token} of {size.experts}, {inputs} -> {outputs}",
+        run,
+        reference,
+        0.01,
+        num_bytes=size.experts * inputs * outputs * experts[0].bits / 8,
+        operations=2 * len(order) * inputs * outputs,
+        peers={"experts as they are": in_bfloat16},
     )

@@ -9,11 +9,12 @@ import torch
 from niwaki.kernels.coded import Coded
 from niwaki.kernels.linear import linear_torch
 from niwaki.kernels.operand import Operand
-from niwaki.kernels.ops import Gate, Linear, Stacked, Weight
+from niwaki.kernels.ops import Gate, Linear, Stacked, StackedCodes, Weight
 from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.rule import PLAIN, AttentionRule
 from niwaki.kernels.triton.attend import AttentionCall
 from niwaki.kernels.triton.coded import coded_product
+from niwaki.kernels.triton.coded_experts import grouped_coded_linear, stacked_codes
 from niwaki.kernels.triton.gate import clamped_mul, gelu_mul, silu_mul
 from niwaki.kernels.triton.moe import combine, grouped_linear, route, sorted_choices
 from niwaki.kernels.triton.norm import add_rms_norm, qk_norm, rms_norm
@@ -99,7 +100,18 @@ class TritonOps:
         route(scores, weights, chosen, renormalise=renormalise)
         return weights, chosen
 
-    def fused_experts(
+    @property
+    def fused_experts(self) -> TritonExperts:
+        return EXPERTS
+
+
+class TritonExperts:
+    """A mixture of experts by grouped products. Nothing comes back to the host."""
+
+    def stacked(self, experts: Sequence[Coded]) -> StackedCodes | None:
+        return stacked_codes(experts)
+
+    def __call__(
         self,
         x: torch.Tensor,
         weights: torch.Tensor,
@@ -109,13 +121,22 @@ class TritonOps:
         down: Stacked,
         out: torch.Tensor,
     ) -> None:
-        """Nothing comes back to the host."""
-        order, bounds = sorted_choices(chosen, len(gate_up.weight))
+        order, bounds = sorted_choices(chosen, _shape_of(gate_up)[0])
         per_row = len(order) // len(x)
         wide = _grouped(x, gate_up, chosen, order, bounds, per_row)
         narrow = x.new_empty((len(order), wide.shape[1] // 2))
         gate(Operand.of(wide), Operand.of(narrow))
         combine(_grouped(narrow, down, chosen, order, bounds, 1), weights, out)
+
+
+EXPERTS = TritonExperts()
+
+
+def _shape_of(product: Stacked) -> tuple[int, int]:
+    """Experts, and outputs of each."""
+    weight = product.weight
+    experts, outputs, _ = (weight.scales if isinstance(weight, StackedCodes) else weight).shape
+    return experts, outputs
 
 
 def _grouped(
@@ -126,8 +147,11 @@ def _grouped(
     bounds: torch.Tensor,
     per_row: int,
 ) -> torch.Tensor:
-    out = x.new_empty((len(order), product.weight.shape[1]))
-    grouped_linear(x, product.weight, order, bounds, out, per_row=per_row)
+    out = x.new_empty((len(order), _shape_of(product)[1]))
+    if isinstance(product.weight, StackedCodes):
+        grouped_coded_linear(x, product.weight, order, bounds, out, per_row=per_row)
+    else:
+        grouped_linear(x, product.weight, order, bounds, out, per_row=per_row)
     return out if product.bias is None else out.add_(product.bias[chosen.flatten()])
 
 

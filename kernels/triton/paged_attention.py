@@ -15,11 +15,12 @@ References: `prefill_attention_torch`, and `paged_decode_attention_torch` for si
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
+from triton.runtime.errors import OutOfResources
 
 from niwaki.kernels.rule import NO_CAP, PLAIN, AttentionRule
 from niwaki.kernels.small_kv import is_small
@@ -92,30 +93,37 @@ def paged_attention(
         lse = torch.empty((len(target), heads), dtype=torch.float32, device=device)
     else:  # one part: the same arithmetic, without the way round
         target = lse = out
-    launch(
-        _paged_attention,
-        (rows.num_tokens // tile + (len(rows.row) if tile > 1 else 0), kv_heads, num_splits),
-        q, numbers_of(k_pool), numbers_of(v_pool), target, lse, page_table, length, rows.row, rows.first, rows.token,
-        scales_of(k_pool), scales_of(v_pool), sinks, len(rows.row), rule.scale_for(head_dim), rule.window, rule.chunk,
-        rule.soft_cap, k_pool.stride(1), page_table.stride(0), q.stride(0), q.stride(1), target.stride(0),
-        target.stride(1), num_splits,
-        PAGE=k_pool.shape[1],
-        GROUP=group,
-        HEAD_DIM=head_dim,
-        BLOCK_D=block_of(head_dim, 16),
-        TILE=tile,
-        BLOCK_M=block_m,
-        BLOCK_N=chosen.block_n,
-        SPLIT=split if num_splits > 1 else 0,
-        HAS_CAP=rule.soft_cap != NO_CAP,
-        HAS_WINDOW=rule.has_window,
-        HAS_SINKS=rule.sinks is not None,
-        IS_SMALL=is_small(k_pool),
-        DOT=dot_dtype(q.dtype),
-        PRECISION=dot_precision(q.dtype),
-        num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
-    )  # fmt: skip
+    try:
+        launch(
+            _paged_attention,
+            (rows.num_tokens // tile + (len(rows.row) if tile > 1 else 0), kv_heads, num_splits),
+            q, numbers_of(k_pool), numbers_of(v_pool), target, lse, page_table, length, rows.row, rows.first,
+            rows.token, scales_of(k_pool), scales_of(v_pool), sinks, len(rows.row), rule.scale_for(head_dim),
+            rule.window, rule.chunk, rule.soft_cap, k_pool.stride(1), page_table.stride(0), q.stride(0),
+            q.stride(1), target.stride(0), target.stride(1), num_splits,
+            PAGE=k_pool.shape[1],
+            GROUP=group,
+            HEAD_DIM=head_dim,
+            BLOCK_D=block_of(head_dim, 16),
+            TILE=tile,
+            BLOCK_M=block_m,
+            BLOCK_N=chosen.block_n,
+            SPLIT=split if num_splits > 1 else 0,
+            HAS_CAP=rule.soft_cap != NO_CAP,
+            HAS_WINDOW=rule.has_window,
+            HAS_SINKS=rule.sinks is not None,
+            IS_SMALL=is_small(k_pool),
+            DOT=dot_dtype(q.dtype),
+            PRECISION=dot_precision(q.dtype),
+            num_warps=chosen.num_warps,
+            num_stages=chosen.num_stages,
+        )  # fmt: skip
+    except OutOfResources:  # a smaller GPU, and wide heads
+        if one_each or block_m == block_of(group, 16):
+            raise
+        smaller = replace(chosen, block_m=block_m // 2)
+        paged_attention(q, k_pool, v_pool, page_table, length, rows, out, rule, split=split, tuning=smaller)
+        return
     if num_splits > 1:
         bounds = torch.arange(0, len(target) + 1, num_splits, dtype=torch.int32, device=device)
         merge_parts(target, lse, bounds, rows.token, out, rule.sinks)

@@ -43,6 +43,8 @@ DEFAULTS: dict[str, Tuning] = {
     "coded_few": Tuning(block_m=16, block_n=64, num_warps=4, num_stages=4),
     "coded": Tuning(block_m=64, block_n=128, num_warps=8, num_stages=3),
     "moe_few": Tuning(block_m=16, block_n=64, num_warps=4, num_stages=4, block_k=128),
+    "moe_coded_few": Tuning(block_m=16, block_n=64, num_warps=4, num_stages=4),
+    "moe_coded": Tuning(block_m=64, block_n=128, num_warps=8, num_stages=3),
     "moe": Tuning(block_m=64, block_n=128, num_warps=8, num_stages=3, block_k=64),
 }
 

@@ -8,11 +8,12 @@ from itertools import repeat
 
 import torch
 
+from niwaki.kernels.coded import Coded
 from niwaki.kernels.operand import Operand
-from niwaki.kernels.ops import FusedExperts, Gate, Linear, Ops, Stacked
+from niwaki.kernels.ops import FusedExperts, Gate, Linear, Ops, Stacked, StackedCodes, Weight
 from niwaki.runtime.models.config import Experts, ModelConfig
 from niwaki.runtime.models.mlp import Mlp
-from niwaki.runtime.models.projection import Source, projection_of, read_projection
+from niwaki.runtime.models.projection import Source, joined, projection_of, read_projection
 from niwaki.runtime.models.workspace import Buffers
 
 
@@ -164,53 +165,96 @@ def read_experts(ops: Ops, gate: Gate, config: ModelConfig, rule: Experts, prefi
         share = (f"{names.shared}_gate",)
         share_gate = read_projection(ops, read, prefix, share, False) if rule.is_shared_gated else None
         shared = SharedExpert(Expert(gate, gate_up, down, rule.shared_width), share_gate)
-    if rule.storage == "each" and ops.fused_experts is None:
+    fused = ops.fused_experts
+    if fused is not None:
+        return FusedSparseMlp(router, fused, gate, *_read_stacked(config, rule, prefix, read, fused), rule, shared)
+    if rule.storage == "each":
         numbers = range(rule.count)
         gate_ups = [read_projection(ops, read, prefix, _of(names.expert_gate_up, index), False) for index in numbers]
         downs = [read_projection(ops, read, prefix, _of((names.expert_down,), index), False) for index in numbers]
     else:
-        stacked = _read_stacked(config, rule, prefix, read)
-        if ops.fused_experts is not None:
-            return FusedSparseMlp(router, ops.fused_experts, gate, *stacked, rule, shared)
-        gate_ups, downs = (_one_by_one(ops, read, product) for product in stacked)
+        gate_ups, downs = (_one_by_one(ops, read, *product) for product in _read_whole(config, rule, prefix, read))
     experts = tuple(Expert(gate, *products, rule.width) for products in zip(gate_ups, downs, strict=True))
     return SparseMlp(router, experts, rule, shared)
 
 
-def _one_by_one(ops: Ops, read: Source, product: Stacked) -> list[Linear]:
-    biases: Iterable[list[torch.Tensor]] = repeat([]) if product.bias is None else ([bias] for bias in product.bias)
-    return [projection_of(ops, read, [read.kept(one)], bias) for one, bias in zip(product.weight, biases, strict=False)]
+def _one_by_one(ops: Ops, read: Source, weight: torch.Tensor, bias: torch.Tensor | None) -> list[Linear]:
+    biases: Iterable[list[torch.Tensor]] = repeat([]) if bias is None else ([one] for one in bias)
+    return [projection_of(ops, read, [read.kept(one)], added) for one, added in zip(weight, biases, strict=False)]
 
 
 def _of(names: tuple[str, ...], expert: int) -> tuple[str, ...]:
     return tuple(name.format(expert) for name in names)
 
 
-def _read_stacked(config: ModelConfig, rule: Experts, prefix: str, read: Source) -> tuple[Stacked, Stacked]:
-    """All experts' products, gates before ups."""
+def _read_stacked(
+    config: ModelConfig, rule: Experts, prefix: str, read: Source, fused: FusedExperts
+) -> tuple[Stacked, Stacked]:
+    """All experts' products, gates before ups, in codes where these have a kernel."""
     names = config.names
-    if rule.storage == "each":
+    if rule.storage != "each":
+        (gate_up, gate_up_bias), (down, down_bias) = _read_whole(config, rule, prefix, read)
+        return Stacked(_kept(read, gate_up, fused), gate_up_bias), Stacked(_kept(read, down, fused), down_bias)
 
-        def stacked(parts: tuple[str, ...]) -> torch.Tensor:
-            found = None
-            for index in range(rule.count):
-                one = torch.cat([read(f"{prefix}{name}.weight") for name in _of(parts, index)])
-                found = one.new_empty((rule.count, *one.shape)) if found is None else found
-                found[index] = one
-            assert found is not None, "there is an expert"
-            return found
+    def stacked(parts: tuple[str, ...]) -> Stacked:
+        experts = (
+            joined(read, [read.weight(f"{prefix}{name}.weight") for name in _of(parts, index)])
+            for index in range(rule.count)
+        )
+        return Stacked(_together(read, experts, rule.count, fused))
 
-        return Stacked(stacked(names.expert_gate_up)), Stacked(stacked((names.expert_down,)))
+    return stacked(names.expert_gate_up), stacked((names.expert_down,))
 
-    def transposed(name: str) -> Stacked:
+
+def _kept(read: Source, weight: torch.Tensor, fused: FusedExperts) -> torch.Tensor | StackedCodes:
+    """Stacked weights, as they are to be kept."""
+    return weight if read.kind == "auto" else _together(read, map(read.kept, weight), len(weight), fused)
+
+
+def _together(read: Source, experts: Iterable[Weight], count: int, fused: FusedExperts) -> torch.Tensor | StackedCodes:
+    """`count` matrices of one shape. Those in the model's type are put in their place one by one: two copies of all
+    would be too many."""
+    codes: list[Coded] = []
+    stacked: torch.Tensor | None = None
+
+    def place(index: int, one: Weight) -> None:
+        nonlocal stacked
+        plain = read.plain(one)
+        stacked = plain.new_empty((count, *plain.shape)) if stacked is None else stacked
+        stacked[index] = plain
+
+    for index, one in enumerate(experts):
+        if isinstance(one, Coded) and read.dtype == torch.bfloat16 and stacked is None:
+            codes.append(one)
+            continue
+        for earlier, code in enumerate(codes):
+            place(earlier, code)
+        codes.clear()
+        place(index, one)
+    if stacked is None:
+        kept = fused.stacked(codes)
+        if kept is not None:
+            return kept
+        for index, code in enumerate(codes):
+            place(index, code)
+    assert stacked is not None, "there is an expert"
+    return stacked
+
+
+def _read_whole(
+    config: ModelConfig, rule: Experts, prefix: str, read: Source
+) -> tuple[tuple[torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor | None]]:
+    """Of checkpoints that store all experts in one: weights [experts, outputs, inputs] and biases of both products."""
+    names = config.names
+
+    def transposed(name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
         bias = read(f"{prefix}{name}_bias") if rule.has_bias else None
-        return Stacked(read(prefix + name).transpose(1, 2).contiguous(), bias)
+        return read(prefix + name).transpose(1, 2).contiguous(), bias
 
-    gate_up, down = transposed(names.expert_gate_up[0]), transposed(names.expert_down)
+    (gate_up, bias), down = transposed(names.expert_gate_up[0]), transposed(names.expert_down)
     if rule.storage == "interleaved":
-        bias = gate_up.bias
-        gate_up = Stacked(_uninterleaved(gate_up.weight), None if bias is None else _uninterleaved(bias))
-    return gate_up, down
+        gate_up, bias = _uninterleaved(gate_up), None if bias is None else _uninterleaved(bias)
+    return (gate_up, bias), down
 
 
 def _uninterleaved(rows: torch.Tensor) -> torch.Tensor:

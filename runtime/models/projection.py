@@ -73,7 +73,7 @@ class CodedProjection:
 
 def projection_of(ops: Ops, read: Source, weights: Sequence[Weight], biases: Sequence[torch.Tensor]) -> Linear:
     """The weights, their rows one below the other."""
-    weight, bias = _stacked(read, weights), torch.cat(tuple(biases)) if biases else None
+    weight, bias = joined(read, weights), torch.cat(tuple(biases)) if biases else None
     takes = read.dtype == torch.bfloat16 or not isinstance(weight, Coded)
     packed = ops.packed(weight, bias) if takes else None
     if packed is not None:
@@ -92,9 +92,10 @@ def read_projection(ops: Ops, read: Source, prefix: str, names: tuple[str, ...],
     return projection_of(ops, read, weights, [read(f"{prefix}{name}.bias") for name in names] if has_bias else [])
 
 
-def _stacked(read: Source, parts: Sequence[Weight]) -> Weight:
+def joined(read: Source, parts: Sequence[Weight]) -> Weight:
+    """Their rows one below the other; in codes where they are grouped alike."""
     if len(parts) == 1:
         return parts[0]
     codes = [part for part in parts if isinstance(part, Coded)]
-    joined = stacked_codes(codes) if len(codes) == len(parts) else None
-    return torch.cat([read.plain(part) for part in parts]) if joined is None else joined
+    whole = stacked_codes(codes) if len(codes) == len(parts) else None
+    return torch.cat([read.plain(part) for part in parts]) if whole is None else whole

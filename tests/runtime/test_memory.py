@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import psutil
 import pytest
@@ -11,7 +12,7 @@ import torch
 from niwaki.runtime.api import ConfigError
 from niwaki.runtime.config import EngineConfig
 from niwaki.runtime.memory import KvMemory, bytes_beside_pool, pool_tokens
-from niwaki.runtime.models.config import ModelConfig
+from niwaki.runtime.models.config import Experts, LayerKind, LayerNames, ModelConfig
 from niwaki.runtime.runner import Runner
 
 SMALL = ModelConfig(
@@ -72,6 +73,26 @@ def test_weights_in_codes_leave_the_pool_more(weights: str, share: float) -> Non
     )
     products = 2 * 2 * (1024 * 128 + 1024 * 64 + 3 * 1024 * 2048)
     assert plain - coded == pytest.approx((1 - share) * products, rel=0.1)
+
+
+@pytest.mark.parametrize("storage", ["each", "stacked"])
+def test_experts_in_codes_leave_the_pool_more(storage: Literal["each", "stacked"]) -> None:
+    names = LayerNames(expert_gate_up=("mlp.experts.gate_up_proj",), expert_down="mlp.experts.down_proj")
+    config = replace(
+        SMALL,
+        vocab_size=64,
+        hidden_size=512,
+        layers=(LayerKind(is_sparse=True),) * SMALL.num_layers,
+        experts=Experts(8, 2, 1024, renormalise=True, storage=storage),
+        names=LayerNames() if storage == "each" else names,
+    )
+
+    def beside(dtype: str, weights: str) -> int:
+        return bytes_beside_pool(config, dtype, weights=weights, step_tokens=1, step_logits=1)
+
+    experts = 2 * SMALL.num_layers * 8 * 3 * 512 * 1024
+    assert beside("bfloat16", "auto") - beside("bfloat16", "int8") == pytest.approx(0.475 * experts, rel=0.1)
+    assert beside("float32", "auto") - beside("float32", "int8") < 0.1 * experts, "in float32 they are put together"
 
 
 def test_weights_that_come_in_codes_leave_the_pool_more() -> None:

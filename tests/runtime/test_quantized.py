@@ -16,12 +16,13 @@ from safetensors.torch import load_file, save_file
 
 from niwaki.kernels.coded import Coded, CodedLinear
 from niwaki.kernels.operand import Operand
-from niwaki.kernels.ops import NumbaOps
+from niwaki.kernels.ops import NumbaOps, StackedCodes
 from niwaki.kernels.packed import PackedLinear
 from niwaki.kernels.tiles import has_matrix_unit, has_tiles
 from niwaki.runtime.api import ModelError
 from niwaki.runtime.loader import Checkpoint, read_model_folder
 from niwaki.runtime.models.config import ModelConfig
+from niwaki.runtime.models.experts import FusedSparseMlp
 from niwaki.runtime.models.projection import Projection, Source, read_projection
 from niwaki.runtime.models.quantized import E2M1
 from niwaki.runtime.models.weights import expected_tensors
@@ -247,6 +248,26 @@ def test_on_a_gpu_experts_in_codes_are_put_together_as_they_are_read(name: str, 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     fused = Runner.load(tmp_path, device=device, dtype="float32", num_pages=2, ops=TritonOps()).forward(rows)
     assert error_of(fused.cpu(), exact) < 1e-3
+
+
+@pytest.mark.parametrize(("name", "model"), [("awq", "qwen3"), ("int8", "mixtral"), ("int8-grouped", "qwen3")])
+def test_on_a_gpu_experts_stay_in_codes(name: str, model: str, tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="the GPU kernels need the package triton")
+    from niwaki.kernels.triton.ops import TritonOps
+
+    config, meant = make(tmp_path, name, MIXTURES[model])
+    rows = [Row(np.arange(3, dtype=np.int32), 0, [0], 3)]
+    exact, rounded = (
+        Runner(config, meant.__getitem__, dtype=dtype, num_pages=2).forward(rows) for dtype in ("float32", "bfloat16")
+    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    runner = Runner.load(tmp_path, device=device, dtype="bfloat16", num_pages=2, ops=TritonOps())
+    mlp = runner._model._layers[0].mlp
+    assert isinstance(mlp, FusedSparseMlp)
+    assert isinstance(mlp.gate_up.weight, StackedCodes)
+    assert isinstance(mlp.down.weight, StackedCodes)
+    # Triton's interpreter cuts off where a GPU rounds.
+    assert error_of(runner.forward(rows).cpu(), exact) < 2 * error_of(rounded, exact)
 
 
 @pytest.mark.parametrize(("name", "bits"), KEPT.items())
