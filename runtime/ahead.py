@@ -4,6 +4,9 @@ What was drawn stays where the logits are and is what the next step reads; a cop
 who ends is known one step late: its row in that step is superfluous, and what it says is thrown away. It writes one
 slot behind what its request has computed, on a page that nobody else can have got before it: whoever gets the page
 next is in a later step.
+
+A mask hangs on the token before. So of a batch under masks the step is launched, then the tokens of the one before are
+read and the masks filled, while the device computes; only the draw stands behind that.
 """
 
 from __future__ import annotations
@@ -15,17 +18,17 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from niwaki.kernels.sample import NO_TOKEN, Longs
+from niwaki.kernels.sample import NO_TOKEN, Longs, Words
 from niwaki.runtime.request import Request
-from niwaki.runtime.sampler import PlainDraws, on_device
+from niwaki.runtime.sampler import NO_ROWS, PlainDraws, on_device
 
 
 class Drawing(Protocol):
     """Draws for the same rows step after step, without waiting for what it has drawn."""
 
-    def draw(self, logits: torch.Tensor) -> torch.Tensor:
-        """A token for each row of logits float32 [rows, vocab], below 0 where none can be drawn: int64 [rows], on their
-        device. The next call is for the next position."""
+    def draw(self, logits: torch.Tensor, masked: Longs = NO_ROWS, masks: Sequence[Words] = ()) -> torch.Tensor:
+        """A token for each row of logits float32 [rows, vocab], the `masked` ones under their masks, below 0 where none
+        can be drawn: int64 [rows], on their device. The next call is for the next position."""
         ...
 
 
@@ -35,8 +38,9 @@ class HostDrawing:
     def __init__(self, draws: PlainDraws) -> None:
         self._draws = draws
 
-    def draw(self, logits: torch.Tensor) -> torch.Tensor:
-        tokens = self._draws.draw(logits)
+    def draw(self, logits: torch.Tensor, masked: Longs = NO_ROWS, masks: Sequence[Words] = ()) -> torch.Tensor:
+        best = self._draws.best(logits)
+        tokens = None if best is None else self._draws.draw_under(logits, best, masked, masks)
         self._draws.advance()
         return torch.full((len(logits),), NO_TOKEN) if tokens is None else torch.from_numpy(tokens)
 
@@ -61,9 +65,16 @@ class Flight:
     _is_there: torch.cuda.Event | None
 
     @classmethod
-    def of(cls, requests: Sequence[Request], drawing: Drawing, logits: torch.Tensor) -> Flight:
+    def of(
+        cls,
+        requests: Sequence[Request],
+        drawing: Drawing,
+        logits: torch.Tensor,
+        masked: Longs = NO_ROWS,
+        masks: Sequence[Words] = (),
+    ) -> Flight:
         """Behind a step that was launched for these requests."""
-        tokens = drawing.draw(logits)
+        tokens = drawing.draw(logits, masked, masks)
         if tokens.device.type == "cpu":
             return cls(requests, tokens, drawing, tokens, None)
         host = torch.empty(len(tokens), dtype=torch.int64, pin_memory=True)

@@ -1,8 +1,7 @@
 """The engine core: one plain object with `step()`. Owns the requests (roster.py), the pages of keys and values
 (kv_pages.py) and the model runner; no threads.
 
-A step reads: plan, make room, run the model, take what it says. Whoever hosts the core (`engine.Engine`) calls every
-method from one thread.
+A step reads: plan, make room, run the model, take what it says. Its host (`engine.Engine`) calls it from one thread.
 """
 
 from __future__ import annotations
@@ -207,15 +206,16 @@ class EngineCore:
         """Take the tokens of a steady batch. False where it is one no more. `computed`: where some may have to be drawn
         one by one."""
         requests = decoding.requests
-        taken = decoding.take(tokens)
+        taken = decoding.take(tokens, has_logits=computed is not None)
         self.counters.generated_tokens += len(requests) - len(taken.looked_at) - len(taken.one_by_one)
         for place in taken.looked_at:
             if requests[place].lease is not None:  # else it ended with another of its job
                 assert tokens is not None
                 self._take(requests[place], Sampled(int(tokens[place])), is_accepted=place in taken.accepted)
         drawing = [(requests[place], place) for place in taken.one_by_one if requests[place].lease is not None]
-        if drawing:
-            assert computed is not None, "who runs ahead is drawn plainly"
+        if drawing and computed is None:  # to be computed again
+            self._settle()
+        elif computed is not None and drawing:
             logits, masks = computed
             rows = logits if len(drawing) == len(logits) else logits[[row for _, row in drawing]]
             self._draw(drawing, rows, decoding.by_request(masks))
@@ -226,18 +226,23 @@ class EngineCore:
 
     def _may_run_ahead(self, decoding: Decoding) -> bool:
         """Guesses are made from tokens that are read, so those who may guess do not run ahead."""
-        return self._runs_ahead and decoding.is_plain and len(decoding.requests) > self._draft_rows
+        return self._runs_ahead and decoding.may_run_ahead and len(decoding.requests) > self._draft_rows
 
     def _run_ahead(self, decoding: Decoding) -> None:
-        """Launch a step, then take the tokens of the one before."""
+        """Launch a step, then take the tokens of the one before. Under masks the step's own are drawn behind that."""
         requests, batch = decoding.ahead()
+        before, is_late = decoding.flight, decoding.is_led
         computed = self._compute(requests, batch, ()) if requests else None
-        launched = None if computed is None else decoding.launched(requests, computed[0])
+        launched = None if computed is None or is_late else decoding.launched(requests, computed[0], before)
         goes_on = self._land()
-        if decoding is self._decoding:
-            decoding.flight = launched
-            if not goes_on:
-                self._land_and_settle()
+        if decoding is not self._decoding:
+            return
+        if computed is not None and is_late:
+            decoding.narrow(requests)
+            launched = decoding.launched(requests, computed[0], before, self._masks.start(decoding.masked()).rows())
+        decoding.flight = launched
+        if not goes_on or (is_late and launched is None):
+            self._land_and_settle()
 
     def _land(self) -> bool:
         """Take the tokens of the step that is under way, if there is one. False where the batch is steady no more."""
@@ -352,7 +357,7 @@ class EngineCore:
             assert request.lease is not None
             num_left = request.num_prompt - request.num_computed
             was_prefilling = num_left > 0
-            num_tokens = len(row.token_ids) - _num_guessed(request, row)
+            num_tokens = len(row.token_ids) - request.num_guessed(row.end)
             request.num_computed += num_tokens
             if request.was_preempted and was_prefilling:
                 self.counters.recomputed_tokens += num_tokens
@@ -371,7 +376,7 @@ class EngineCore:
         at = 0
         for request, row in batch:
             if row.num_logits:
-                num_guessed = _num_guessed(request, row)
+                num_guessed = request.num_guessed(row.end)
                 num_logits = row.num_logits - num_guessed
                 first = request.num_computed - num_logits
                 last_is_new = request.num_computed == request.length
@@ -493,8 +498,3 @@ class EngineCore:
             job.moved(request.kept_ids(reason))
         if len(job.outputs) == job.num_outputs:
             job.generation.succeed(tuple(job.outputs[i] for i in range(job.num_outputs)))
-
-
-def _num_guessed(request: Request, row: Row) -> int:
-    """How many of the row's tokens are guesses: nobody has drawn them yet."""
-    return max(0, row.end - request.length)

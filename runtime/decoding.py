@@ -27,10 +27,13 @@ from niwaki.runtime.constraints.protocol import FREE, REFUSED, Followed, Matcher
 from niwaki.runtime.drafts import Listener
 from niwaki.runtime.request import GenerateJob, Request
 from niwaki.runtime.runner import Batch
-from niwaki.runtime.sampler import PlainDraws
+from niwaki.runtime.sampler import PlainDraws, on_device
 
 MAX_UNSETTLED = 64  # tokens of a request before its text is made
 SPARE_PAGES = 4  # columns by which the page table grows
+# Steps for which a batch under masks must have been steady before it runs ahead. Where something is forced in a text,
+# what was launched for it is in vain, so it waits for a step; who is steady for so long is forced seldom.
+STEADY_STEPS = 4
 
 _is_streamed = attrgetter("job.generation.is_streamed")
 
@@ -225,14 +228,17 @@ class Decoding:
         tokens[plain] = drawn
         return tokens
 
-    def take(self, tokens: npt.NDArray[np.int64] | None) -> Taken:
-        """Keep what `draw` gave, but for the places that are told, whose requests are settled."""
+    def take(self, tokens: npt.NDArray[np.int64] | None, *, has_logits: bool = True) -> Taken:
+        """Keep what `draw` gave, but for the places that are told, whose requests are settled. Where the logits are
+        gone, who is to be drawn one by one has not computed this step."""
         self._watch_streamed()
         if tokens is None:
             taken = Taken([], set(), list(range(len(self.requests))))
         else:
             taken = self._looked_over(tokens)
             self._token_ids[:] = tokens
+        if not has_logits:
+            self._starts[taken.one_by_one] -= 1
         if self._num_unsettled == MAX_UNSETTLED:
             self.settle()
             self._num_unsettled = 0
@@ -330,9 +336,14 @@ class Decoding:
     # -- a step ahead -------------------------------------------------------------------------------------------------
 
     @property
-    def is_plain(self) -> bool:
-        """Whether all tokens are drawn from the logits as they are."""
-        return self._plain is None and not self._matchers
+    def is_led(self) -> bool:
+        """Whether some are drawn under masks, which hang on the token before."""
+        return bool(self._matchers)
+
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether all tokens are drawn from the logits, under masks or as they are, and nothing is forced often."""
+        return self._plain is None and (not self.is_led or self.num_steps >= STEADY_STEPS)
 
     def ahead(self) -> tuple[list[Request], Batch]:
         """The step behind the one that is under way: its batch, and who is in it, all but those whose budget ends with
@@ -348,17 +359,49 @@ class Decoding:
         spans = Spans(starts, ones, table, held)
         return requests, Batch(np.zeros(len(requests), np.int32), spans, None, self.flight.ids_for(requests))
 
-    def launched(self, requests: list[Request], logits: torch.Tensor) -> Flight:
-        """Draw for the step of `ahead`, of which these are the logits, without waiting."""
-        flight = self.flight
-        if flight is not None and flight.requests == requests:
-            return Flight.of(requests, flight.drawing, logits)
+    def narrow(self, requests: Sequence[Request]) -> None:
+        """After the tokens of a step: drop who is not in the step that was launched behind it, or goes on otherwise."""
+        launched = {id(request) for request in requests}
+        left = [
+            place
+            for place, request in enumerate(self.requests)
+            if id(request) in launched and request.lease is not None and request.num_pending == 1
+        ]
+        if len(left) < len(self.requests):
+            self._drop_but(np.array(left, np.int64))
+
+    def launched(
+        self,
+        requests: Sequence[Request],
+        logits: torch.Tensor,
+        before: Flight | None,
+        masks: Sequence[Words | NiwakiError] = (),
+    ) -> Flight | None:
+        """Draw for the step of `ahead`, of which these are the logits, without waiting; of those who are still there,
+        under the masks of `masked`. `before`: the step before it. None where nobody is there, or a mask is an error."""
         places = {id(request): place for place, request in enumerate(self.requests)}
-        rows = np.array([places[id(request)] for request in requests], np.int64)
-        draws = self._draws.of_rows(rows)
-        if flight is not None:
+        rows = np.array([row for row, request in enumerate(requests) if id(request) in places], np.int64)
+        if not len(rows):
+            return None
+        if len(rows) < len(requests):
+            requests = [requests[row] for row in rows.tolist()]
+            logits = logits[on_device(rows, logits.device)]
+        under = self._masks_of_all(masks)
+        if under is None:
+            return None
+        if before is not None and before.requests == requests:
+            return Flight.of(requests, before.drawing, logits, self._led_rows, under)
+        draws = self._draws.of_rows(np.array([places[id(request)] for request in requests], np.int64))
+        if self.flight is not None:
             draws.advance()
-        return Flight.of(requests, drawing_of(draws, self._vocab_size, logits.device), logits)
+        return Flight.of(requests, drawing_of(draws, self._vocab_size, logits.device), logits, self._led_rows, under)
+
+    def _masks_of_all(self, masks: Sequence[Words | NiwakiError]) -> list[Words] | None:
+        filled = dict(zip(self._asked, masks, strict=False))
+        left = self._left().tolist()
+        found = [self._mask(row, left[row], filled) for row in range(len(self._matchers))]
+        words = [mask for mask in found if not isinstance(mask, NiwakiError)]
+        return words if len(words) == len(found) else None
 
     def land(self) -> npt.NDArray[np.int64] | None:
         """The tokens of the step that is under way, which is then counted as computed. None where one could not be
@@ -391,15 +434,18 @@ class Decoding:
             self.requests = []
             return False
         if ended:
-            left = np.delete(np.arange(len(self.requests)), ended)
-            self.requests = [self.requests[place] for place in left.tolist()]
-            self._table, self._held, self._starts = self._table[left], self._held[left], self._starts[left]
-            self._token_ids, self._last, self._first = self._token_ids[left], self._last[left], self._first[left]
-            self._unsettled, self._draws = self._unsettled[left], self._draws.of_rows(left)
-            self._is_plain, self._is_watched = self._is_plain[left], self._is_watched[left]
-            self._listener = None
-            self._look_at_kinds()
+            self._drop_but(np.delete(np.arange(len(self.requests)), ended))
         return True
+
+    def _drop_but(self, left: npt.NDArray[np.int64]) -> None:
+        """The others are settled, or have ended."""
+        self.requests = [self.requests[place] for place in left.tolist()]
+        self._table, self._held, self._starts = self._table[left], self._held[left], self._starts[left]
+        self._token_ids, self._last, self._first = self._token_ids[left], self._last[left], self._first[left]
+        self._unsettled, self._draws = self._unsettled[left], self._draws.of_rows(left)
+        self._is_plain, self._is_watched = self._is_plain[left], self._is_watched[left]
+        self._listener = None
+        self._look_at_kinds()
 
 
 def pages_of(request: Request) -> list[int]:

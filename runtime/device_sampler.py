@@ -7,14 +7,25 @@ The logits stay on the device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from niwaki.kernels.sample import Longs, Words
 from niwaki.kernels.triton.sample import NO_TOKEN, NOT_FINITE, Changes, Draws, change_logits, sample_rows
 from niwaki.runtime.api import GenerationError
-from niwaki.runtime.sampler import PlainDraws, Sampled, SampleRow, changes_of, checked_mask, on_device
+from niwaki.runtime.sampler import (
+    NO_ROWS,
+    PlainDraws,
+    Sampled,
+    SampleRow,
+    changes_of,
+    checked_mask,
+    on_device,
+    together,
+)
 
 Int32s = npt.NDArray[np.int32]
 
@@ -68,8 +79,15 @@ class DeviceDrawing:
             masks=torch.zeros((1, (vocab + 31) // 32), dtype=torch.int32, device=device),
         )
 
-    def draw(self, logits: torch.Tensor) -> torch.Tensor:
-        tokens = sample_rows(logits, self._draws)
+    def draw(self, logits: torch.Tensor, masked: Longs = NO_ROWS, masks: Sequence[Words] = ()) -> torch.Tensor:
+        draws = self._draws
+        if len(masked):
+            words, places = together(masks, logits.shape[1])
+            mask_of = np.full(len(logits), -1, np.int32)
+            mask_of[masked] = places
+            lying = [on_device(array, logits.device) for array in (mask_of, words.view(np.int32))]
+            draws = replace(draws, mask_of=lying[0], masks=lying[1])
+        tokens = sample_rows(logits, draws)
         self._draws.position.add_(1)
         return tokens
 

@@ -239,6 +239,10 @@ class Request:
             self.drafted.append(index)
         self.computed_up_to(self.num_computed + 1)
 
+    def num_guessed(self, end: int) -> int:
+        """How many tokens of a row that ends there are guesses: nobody has drawn them yet."""
+        return max(0, end - self.length)
+
     def computed_up_to(self, num_tokens: int) -> None:
         """The KV of so many tokens is written, and the logits before the last of them are read."""
         self.num_computed = num_tokens

@@ -11,12 +11,23 @@ import numpy as np
 import pytest
 import torch
 
+from niwaki.kernels.sample import Longs, Words
 from niwaki.runtime import ahead
 from niwaki.runtime.ahead import Flight
-from niwaki.runtime.api import Cancelled, Delta, GenerationError, SamplingParams
+from niwaki.runtime.api import (
+    Cancelled,
+    ConstraintError,
+    Delta,
+    GenerationError,
+    JsonSchema,
+    Regex,
+    SamplingParams,
+)
+from niwaki.runtime.decoding import Decoding, Taken
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.request import Request
 from niwaki.runtime.runner import Batch
+from niwaki.runtime.sampler import NO_ROWS
 from tests.formula import Host, mixed
 from tests.toy import make_model
 
@@ -49,9 +60,15 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         happened.append("read")
         return read(flight, requests)
 
-    def launches(requests: Sequence[Request], drawing: ahead.Drawing, logits: torch.Tensor) -> Flight:
-        happened.append("launch")
-        return of(requests, drawing, logits)
+    def launches(
+        requests: Sequence[Request],
+        drawing: ahead.Drawing,
+        logits: torch.Tensor,
+        masked: Longs = NO_ROWS,
+        masks: Sequence[Words] = (),
+    ) -> Flight:
+        happened.append("launch masked" if len(masks) else "launch")
+        return of(requests, drawing, logits, masked, masks)
 
     monkeypatch.setattr(Flight, "read", reads)
     monkeypatch.setattr(Flight, "of", launches)
@@ -71,6 +88,115 @@ def test_running_ahead_gives_what_steps_in_turn_give(num_pages: int, folder: Pat
     counters = [replace(each.core.counters, steps=0, recomputed_tokens=0) for each in (host, calm)]
     assert counters[0] == counters[1]
     assert (num_pages == 60) == (host.core.counters.preemptions > 0)
+
+
+SCHEMA = """{"type": "object", "properties": {"name": {"type": "string", "maxLength": 30}, "n": {"type": "integer"}},
+"required": ["name", "n"]}"""
+LED = [
+    replace(GREEDY, constraint=Regex("[a-z ]{20,60}[.]")),
+    replace(DRAWN, constraint=Regex("[a-z ]{20,60}[.]"), max_new_tokens=70),
+    GREEDY,
+    replace(DRAWN, constraint=Regex("([a-z]{3,8} ){6,9}end"), max_new_tokens=90),
+    DRAWN,
+    replace(DRAWN, constraint=Regex("(alpha|beta|gamma)( [0-9]{4,9}){5}"), max_new_tokens=120),
+    replace(DRAWN, constraint=Regex("[a-z]*"), max_new_tokens=25, ignore_eos=False),
+    replace(DRAWN, constraint=JsonSchema(SCHEMA), max_new_tokens=90),
+]
+
+
+@pytest.mark.parametrize("num_pages", [400, 42], ids=["roomy", "short"])
+def test_under_masks_running_ahead_gives_what_steps_in_turn_give(
+    num_pages: int, folder: Path, order: list[str]
+) -> None:
+    host, calm = Host(folder, num_pages, runs_ahead=True), Host(folder, num_pages)
+    outputs = mixed(host, LED)
+    assert order.count("launch masked") > 20
+    launched = len(order)
+    assert outputs == mixed(calm, LED)
+    assert len(order) == launched
+    # Who is preempted when, and so what of his prompt he finds again, hangs on the steps.
+    counters = [
+        replace(each.core.counters, steps=0, recomputed_tokens=0, prefilled_tokens=0, cached_tokens=0, preemptions=0)
+        for each in (host, calm)
+    ]
+    assert counters[0] == counters[1]
+    assert (num_pages == 42) == (host.core.counters.preemptions > 0)
+
+
+def test_a_step_under_masks_is_launched_before_the_tokens_that_they_hang_on_are_read(
+    folder: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(folder, runs_ahead=True)
+    whole = host.runner.forward
+
+    def forward(batch: Batch) -> torch.Tensor:
+        if batch.drawn is not None:
+            order.append("forward")
+        return whole(batch)
+
+    monkeypatch.setattr(host.runner, "forward", forward)
+    for length in (5, 9, 14):
+        host.submit(replace(GREEDY, constraint=Regex("[a-z ]{20,60}")), length)
+    host.run()
+    assert order[:7] == ["launch masked", "forward", "read", "launch masked", "forward", "read", "launch masked"]
+    assert order.count("forward") > 20
+
+
+def test_a_token_that_leaves_no_room_for_an_ending_is_drawn_again(
+    folder: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The logits that it was drawn from are those of another step by then."""
+    refused: list[int] = []
+
+    def looked_over(decoding: Decoding, tokens: Longs) -> Taken:
+        taken = whole(decoding, tokens)
+        if decoding.num_steps == 9 and decoding.is_led and len(decoding.requests) == 4 and not refused:
+            refused.append(decoding.requests[1].id)
+            decoding.requests[1].matcher.rollback(1)  # type: ignore[union-attr]  # it is led
+            return replace(taken, one_by_one=[1])
+        return taken
+
+    host, calm = Host(folder, runs_ahead=True), Host(folder)
+    for each in (host, calm):
+        for length in (5, 9, 14, 7):
+            each.submit(replace(DRAWN, constraint=Regex("[a-z ]{40,60}"), max_new_tokens=50), length)
+    expected = calm.run()
+    whole = Decoding._looked_over
+    monkeypatch.setattr(Decoding, "_looked_over", looked_over)
+    assert host.run() == expected, "the same token, since its number hangs on its position alone"
+    assert refused == [1]
+
+
+def test_a_matcher_that_fails_under_way_fails_alone(folder: Path, order: list[str]) -> None:
+    host, calm = Host(folder, runs_ahead=True), Host(folder)
+    params = replace(DRAWN, constraint=Regex("[a-z ]{30,60}"), max_new_tokens=50)
+    for each in (host, calm):
+        for length in (5, 9, 14, 7):
+            each.submit(params, length)
+    while not order:
+        host.step()
+    assert host.core._decoding is not None
+    broken = host.core._decoding.requests[2]
+
+    whole = broken.matcher
+
+    class Broken:
+        """The matcher, but for its masks."""
+
+        def known_mask(self, remaining: int) -> None: ...
+
+        def fill_mask_within(self, row: object, remaining: int) -> None:
+            raise ConstraintError("its grammar has no more memory")
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(whole, name)
+
+    broken.matcher = Broken()  # type: ignore[assignment]
+    host.core._decoding._look_at_kinds()
+    while host.core.has_work:
+        host.step()
+    assert isinstance(host.generations.pop(2).error(), ConstraintError)
+    assert host.run() == [output for index, output in enumerate(calm.run()) if index != 2]
 
 
 def test_a_step_is_launched_before_the_tokens_of_the_last_one_are_read(folder: Path, order: list[str]) -> None:

@@ -168,6 +168,12 @@ def test_a_device_draws_step_after_step_what_the_host_draws(position: int) -> No
         assert device.draw(logits.to(DEVICE)).tolist() == tokens
         seen.add(tuple(tokens[1:]))
     assert len(seen) == 4
+    few, masked = np.array([0x00FF00F0] * 4, np.uint32), np.array([0, 1, 3])
+    for masks in ([few, few, few], [few, ~few, few]):
+        logits = 2 * torch.randn(len(rows), vocab, generator=generator)
+        tokens = host.draw(logits, masked, masks).tolist()
+        assert device.draw(logits.to(DEVICE), masked, masks).tolist() == tokens
+        assert 0x00FF00F0 >> (tokens[3] % 32) & 1
     logits[2, 5] = float("nan")
     assert (device.draw(logits.to(DEVICE)) < 0).tolist() == [False, False, True, False, False]
     assert (host.draw(logits) < 0).any()
