@@ -408,6 +408,8 @@ def resolve_device(device: str) -> torch.device:
         found = torch.device("cpu" if device == "auto" else device)
     except RuntimeError as error:
         raise ConfigError(f"device must be auto, cpu or cuda, got {device!r}") from error
+    if found.type == "cuda" and found.index not in (None, 0):
+        raise ConfigError(f"device={device!r}: a GPU is chosen by CUDA_VISIBLE_DEVICES; then device='cuda' is that one")
     if found.type == "cuda" and not has_gpu:
         raise ConfigError("device is cuda, but torch sees no NVIDIA GPU here; use cpu, or a torch built for CUDA")
     if found.type == "cuda" and not has_kernels:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import torch
@@ -20,9 +21,10 @@ from niwaki.kernels.triton.coded import FEW_ROWS, CodedProduct, coded_linear, co
 from niwaki.kernels.triton.moe import grouped_linear, sorted_choices
 from niwaki.kernels.triton.paged_attention import paged_attention
 from niwaki.kernels.triton.plan import SPLIT
-from niwaki.kernels.triton.tuning import DEFAULTS, Tuning, key_of, save, tuning_file
+from niwaki.kernels.triton.tuning import DEFAULTS, Tuning, key_of, load, save, tuning_file
 
 Seconds = Callable[[Callable[[], object]], float]
+Tuned = Callable[[Tuning], object]
 
 # (inputs, outputs) of the products of Qwen3-30B-A3B's experts.
 EXPERTS = ((2048, 1536), (768, 2048))
@@ -31,27 +33,32 @@ PRODUCTS = ((4096, 6144), (4096, 4096), (4096, 28_672), (14_336, 4096))
 
 
 def tune_all(device: torch.device, seconds: Seconds, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tuning]:
-    """Measure all shapes; write them beside what is kept already, and return them."""
-    measured: dict[str, Tuning] = {}
+    """Measure the shapes that are not kept yet, and keep each as it is measured, so that a run that was cut off goes
+    on. All that is kept then."""
+    path = tuning_file(device)
+    for key, kind, make in shapes(device, dtype):
+        if key not in load(path):
+            save(path, {key: best_of(candidates(kind), make(), seconds)})
+    return load(path)
+
+
+def shapes(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, str, Callable[[], Tuned]]]:
+    """By its key, the kind of each, and what makes what is measured."""
     for heads, kv_heads, head_dim in HEADS:
         size = replace(REAL, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
         for kind, cache in product(("decode", "prefill"), ("auto", "int8")):
             bits = 8 * dtype.itemsize if cache == "auto" else 8
-            shape = {"head_dim": head_dim, "group": heads // kv_heads, "bits": bits}
-            runs = attention_runs(kind, size, device, dtype, cache)
-            measured[key_of(kind, shape)] = best_of(candidates(kind), runs, seconds)
+            key = key_of(kind, {"head_dim": head_dim, "group": heads // kv_heads, "bits": bits})
+            yield key, kind, partial(attention_runs, kind, size, device, dtype, cache)
     for inputs, outputs in EXPERTS:
         for kind, tokens in (("moe_few", 64), ("moe", 4096)):
-            moe_run = product_run(tokens, REAL.experts, REAL.per_token, inputs, outputs, device, dtype)
-            shape = {"inputs": inputs, "outputs": outputs}
-            measured[key_of(kind, shape)] = best_of(candidates(kind), moe_run, seconds)
+            key = key_of(kind, {"inputs": inputs, "outputs": outputs})
+            operands = tokens, REAL.experts, REAL.per_token, inputs, outputs, device, dtype
+            yield key, kind, partial(product_run, *operands)
     for (inputs, outputs), codes in product(PRODUCTS, ("int8", "int4")):
         for kind, rows in (("coded_few", FEW_ROWS), ("coded", REAL.prompt)):
-            linear = coded_run(rows, inputs, outputs, codes, device, dtype)
-            shape = {"inputs": inputs, "outputs": outputs, "bits": 8 if codes == "int8" else 4}
-            measured[key_of(kind, shape)] = best_of(candidates(kind), linear, seconds)
-    save(tuning_file(device), measured)
-    return measured
+            key = key_of(kind, {"inputs": inputs, "outputs": outputs, "bits": 8 if codes == "int8" else 4})
+            yield key, kind, partial(coded_run, rows, inputs, outputs, codes, device, dtype)
 
 
 def candidates(kind: str) -> Iterator[Tuning]:

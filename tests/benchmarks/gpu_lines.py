@@ -109,31 +109,34 @@ def greedy_lines(device: torch.device, steps: int) -> Iterator[Json]:
 
 def engine_lines(device: str, work: Work) -> Iterator[Json]:
     """The bundled model in the engine, where a step is short: a batch decodes, each step launched before the last one's
-    tokens are read, and in turn. Whether the tokens are the same, and the milliseconds a step."""
+    tokens are read, and in turn; the same under a mask. Whether the tokens are the same, and the milliseconds a
+    step."""
     from niwaki.runtime.engine import Engine  # needs packages that the rest does without
 
     batch, length, steps = max(4, work.batches[-1]), 24, 16 * work.repeats
     generator = np.random.default_rng(0)
     prompts = generator.integers(300, 2000, (batch, length)).tolist()
-    params = {"temperature": 0, "max_new_tokens": steps, "ignore_eos": True}
-    seconds: dict[bool, list[float]] = {True: [], False: []}
-    written: dict[bool, object] = {}
+    plain = {"temperature": 0, "max_new_tokens": steps, "ignore_eos": True}
     with Engine(
         device=device, dtype="float32", kv_tokens=batch * (length + steps + PAGE), page_size=PAGE, draft_tokens=0
     ) as engine:
-        for _ in range(1 + min(work.repeats, 5)):
-            for ahead, taken in seconds.items():
-                engine.backend._core._runs_ahead = ahead
-                engine.flush_cache()
-                start = time.perf_counter()
-                answers = engine.generate(input_ids=prompts, sampling_params=params)
-                taken.append(time.perf_counter() - start)
-                assert isinstance(answers, list)
-                written[ahead] = [answer["output_ids"] for answer in answers]
-    launched, in_turn = (statistics.median(taken[1:]) / steps * 1e3 for taken in seconds.values())
-    same = written[True] == written[False]
-    line: Json = {"model": "niwaki-tiny", "work": f"engine, {batch} x {length}, {steps} new", "ms": launched}
-    yield line | {"ms in turn": in_turn, "same tokens": "yes" if same else "NO"}
+        core = engine.backend._core
+        for kind, params in (("", plain), (", under a mask", {**plain, "regex": "[a-z ]*"})):
+            seconds: dict[bool, list[float]] = {True: [], False: []}
+            written: dict[bool, object] = {}
+            for _ in range(1 + min(work.repeats, 5)):
+                for ahead, taken in seconds.items():
+                    core._runs_ahead = ahead
+                    engine.flush_cache()
+                    start, before = time.perf_counter(), core.counters.steps
+                    answers = engine.generate(input_ids=prompts, sampling_params=params)
+                    taken.append((time.perf_counter() - start) / (core.counters.steps - before))
+                    assert isinstance(answers, list)
+                    written[ahead] = [answer["output_ids"] for answer in answers]
+            launched, in_turn = (statistics.median(taken[1:]) * 1e3 for taken in seconds.values())
+            line: Json = {"model": "niwaki-tiny", "work": f"engine, {batch} x {length}, {steps} new{kind}"}
+            same = "yes" if written[True] == written[False] else "NO"
+            yield line | {"ms": launched, "ms in turn": in_turn, "same tokens": same}
 
 
 def runner_of(

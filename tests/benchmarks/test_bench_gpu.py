@@ -51,8 +51,8 @@ def test_a_dry_run_takes_every_path_of_the_models(tmp_path: Path, monkeypatch: p
     assert main(["--dry-run", "--json", str(tmp_path / "out.json")]) == 0
     report = json.loads((tmp_path / "out.json").read_text())
     work = [line["work"] for line in report["models"]]
-    assert len(work) == len(set(work)) == 9 + len(KINDS), work
-    assert [line["same tokens"] for line in report["models"] if "same tokens" in line] == ["yes", "yes"]
+    assert len(work) == len(set(work)) == 10 + len(KINDS), work
+    assert [line["same tokens"] for line in report["models"] if "same tokens" in line] == ["yes", "yes", "yes"]
     assert all(line["met"] is None for line in report["aims"]), "nothing was timed on a GPU"
 
 

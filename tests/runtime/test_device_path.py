@@ -242,6 +242,11 @@ def test_heads_too_wide_for_a_gpu_are_refused_before_anything_is_loaded() -> Non
         refuse_wide_heads(576, torch.device("cuda"))
 
 
+def test_a_second_gpu_is_not_taken_for_the_first() -> None:
+    with pytest.raises(ConfigError, match="chosen by CUDA_VISIBLE_DEVICES"):
+        resolve_device("cuda:1")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_refused_by_name() -> None:
     assert resolve_device("auto").type == "cpu"
