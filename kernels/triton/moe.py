@@ -138,7 +138,8 @@ def _route(
     left = scores
     for place in tl.static_range(PER_TOKEN):
         best = tl.max(left, 0)
-        taken = tl.min(tl.where((left == best) & (expert < experts), expert, BLOCK), 0)
+        # Of scores that are NaN none is the best: the last one is taken, not one that is not there.
+        taken = tl.min(tl.where((left == best) & (expert < experts), expert, experts - 1), 0)
         left = tl.where(expert == taken, -float("inf"), left)
         weight = tl.exp(best - highest) / (total if RENORMALISE else all_exps)
         tl.store(weight_ptr + token * PER_TOKEN + place, weight)

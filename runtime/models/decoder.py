@@ -150,6 +150,9 @@ class Decoder:
         config, ops = self._config, self._ops
         eps, offset = config.rms_norm_eps, config.norm_offset
         b = part.body.of_size(plan.num_tokens)
+        index = None
+        if wanted is not None and 0 < len(wanted) < plan.num_tokens:  # before a device computes: it would be waited for
+            index = torch.from_numpy(wanted.astype(np.int32)).to(self._device)
         self._embed(token_ids, b)
         entering = b.x  # what the next block reads
         if self._first_norm is not None:
@@ -162,8 +165,8 @@ class Decoder:
             if layer is last and wanted is not None and not len(wanted):
                 return torch.empty((0, config.vocab_size), dtype=torch.float32, device=self._device)
             layer.attention.attend(b, plan)
-            if layer is last and wanted is not None and len(wanted) < plan.num_tokens:
-                b = self._select(b, wanted, part.tail)  # nothing after this mixes tokens: the others need no more work
+            if layer is last and index is not None:
+                b = self._select(b, index, part.tail)  # nothing after this mixes tokens: the others need no more work
             layer.attention.finish(b)
             entering = self._add(b, layer.attention_post_norm, layer.mlp_norm)
             layer.mlp.forward(entering, b)
@@ -209,9 +212,8 @@ class Decoder:
             logits.div_(self._config.logit_cap).tanh_().mul_(self._config.logit_cap)
         return logits
 
-    def _select(self, b: Buffers, wanted: npt.NDArray[np.int64], space: Workspace) -> Buffers:
-        index = torch.from_numpy(wanted.astype(np.int32)).to(self._device)
-        tail = space.of_size(len(wanted))
+    def _select(self, b: Buffers, index: torch.Tensor, space: Workspace) -> Buffers:
+        tail = space.of_size(len(index))
         self._ops.select_rows(index, (b.x.tensor, tail.x.tensor), (b.attended.tensor, tail.attended.tensor))
         return tail
 

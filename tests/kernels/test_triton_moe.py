@@ -62,6 +62,18 @@ def test_what_the_experts_add_is_weighed_and_summed(dtype: torch.dtype) -> None:
     assert_close(out, (results.view(2, 3, 33).float() * weights[..., None]).sum(1).to(dtype))
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_scores_that_are_no_numbers_choose_experts_that_there_are() -> None:
+    """What is indexed by the choice would else end every request on the device; so it is that row's fault alone."""
+    scores = randn(0, 3, 5)
+    scores[1] = torch.nan
+    weights = torch.empty(3, 2, device=DEVICE)
+    chosen = torch.full((3, 2), -1, dtype=torch.int32, device=DEVICE)
+    route(scores, weights, chosen, renormalise=True)
+    assert ((chosen >= 0) & (chosen < 5)).all()
+    assert weights.isnan().any(1).tolist() == [False, True, False]
+
+
 def test_a_route_to_more_experts_than_there_are_is_refused() -> None:
     weights, chosen = torch.empty(1, 5, device=DEVICE), torch.empty(1, 5, dtype=torch.int32, device=DEVICE)
     with pytest.raises(ValueError, match="5 experts a token cannot be chosen from 4"):
