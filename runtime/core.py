@@ -36,7 +36,7 @@ from niwaki.runtime.redraw import sample_within
 from niwaki.runtime.request import GenerateJob, Job, Request, ScoreJob, TokenIds
 from niwaki.runtime.roster import Roster
 from niwaki.runtime.runner import Batch, Row, Runner
-from niwaki.runtime.sampler import PlainDraws, Sampled, SampleRow, token_logprobs
+from niwaki.runtime.sampler import PlainDraws, Sampled, SampleRow, rows_of, token_logprobs
 from niwaki.runtime.tiers import Tiers
 from niwaki.runtime.tokenizer import Tokenizer
 
@@ -217,7 +217,7 @@ class EngineCore:
             self._settle()
         elif computed is not None and drawing:
             logits, masks = computed
-            rows = logits if len(drawing) == len(logits) else logits[[row for _, row in drawing]]
+            rows = rows_of(logits, [row for _, row in drawing])
             self._draw(drawing, rows, decoding.by_request(masks))
         is_steady = decoding is self._decoding and decoding.keep([*taken.looked_at, *taken.one_by_one])
         return is_steady and not (self._roster.waiting and len(decoding.requests) < len(requests))
@@ -393,7 +393,7 @@ class EngineCore:
             self._read(reading, logits)
             drawing = [(request, row) for request, row in drawing if request.id in self._roster.running]
         if drawing:
-            self._draw(drawing, logits if len(drawing) == len(logits) else logits[[row for _, row in drawing]], masks)
+            self._draw(drawing, rows_of(logits, [row for _, row in drawing]), masks)
         for request, guess, first in drafts:
             self._check_draft(request, guess, logits[first : first + 1 + len(guess)], masks)
         for request, _ in batch:
@@ -431,7 +431,7 @@ class EngineCore:
             kept.append(place)
         if not ready:
             return
-        drawn = sample_within(logits if len(kept) == len(drawing) else logits[kept], rows, texts, self._end_ids)
+        drawn = sample_within(rows_of(logits, kept), rows, texts, self._end_ids)
         for request, row, sampled in zip(ready, rows, drawn, strict=True):
             if isinstance(sampled, NiwakiError):
                 self._fail_request(request, sampled)

@@ -27,7 +27,7 @@ from niwaki.runtime.constraints.protocol import FREE, REFUSED, Followed, Matcher
 from niwaki.runtime.drafts import Listener
 from niwaki.runtime.request import GenerateJob, Request
 from niwaki.runtime.runner import Batch
-from niwaki.runtime.sampler import PlainDraws, on_device
+from niwaki.runtime.sampler import PlainDraws, on_device, rows_of
 
 MAX_UNSETTLED = 64  # tokens of a request before its text is made
 SPARE_PAGES = 4  # columns by which the page table grows
@@ -207,7 +207,7 @@ class Decoding:
         if plain is not None and not len(plain):
             return np.zeros(len(self.requests), np.int64)
         draws = self._draws if plain is None else self._draws.of_rows(plain)
-        values = logits if plain is None else logits[plain]
+        values = logits if plain is None else rows_of(logits, plain)
         filled = dict(zip(self._asked, masks, strict=False))
         best = draws.best(values)
         if best is None:

@@ -17,7 +17,7 @@ import torch
 from niwaki.runtime.api import NiwakiError
 from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.protocol import MaskRow, Matcher
-from niwaki.runtime.sampler import Sampled, SampleRow, sample
+from niwaki.runtime.sampler import Sampled, SampleRow, rows_of, sample
 
 MAX_REDRAWS: Final = 24  # then only the shortest ending is left: what the model wants is not to be had
 REDRAWN_FROM: Final = 1 << 48  # where the random numbers of the first one stand, far from those of all other tokens
@@ -47,7 +47,7 @@ def sample_within(
                 drawn[place] = error
         if not refused:
             break
-        again = sample(logits[[place for place, _, _ in refused]], [row for _, row, _ in refused])
+        again = sample(rows_of(logits, [place for place, _, _ in refused]), [row for _, row, _ in refused])
         for (place, _, _), found in zip(refused, again, strict=True):
             drawn[place] = found
         pending = refused

@@ -205,6 +205,16 @@ def _on_host(logits: torch.Tensor) -> Floats:
     return cast(Floats, logits.detach().cpu().contiguous().numpy())
 
 
+def rows_of(logits: torch.Tensor, rows: Sequence[int] | Longs) -> torch.Tensor:
+    """These rows, ascending, each once. On the CPU not by torch, which divides them among threads and waits for a core
+    that others keep busy: 8 ms instead of 6 us."""
+    if len(rows) == len(logits):
+        return logits
+    if logits.device.type == "cpu":
+        return torch.from_numpy(_on_host(logits)[rows])
+    return logits[on_device(np.asarray(rows, np.int64), logits.device)]
+
+
 def on_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
     """Moved there without waiting for what the device does."""
     tensor = torch.from_numpy(array)
