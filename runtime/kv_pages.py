@@ -15,6 +15,7 @@ from niwaki.radix.outline import OutlineNode
 from niwaki.runtime.cache_file import CacheWriter, SavedPath
 from niwaki.runtime.config import EngineConfig
 from niwaki.runtime.limits import TokenIds
+from niwaki.runtime.pool_memory import PoolMemory
 from niwaki.runtime.runner import Runner
 from niwaki.runtime.tiers import Tiers
 
@@ -29,6 +30,7 @@ class KVPages:
         self._runner = runner
         self._page_size = config.page_size
         self._tiers = tiers  # where evicted pages go
+        self._memory = None if (planes := runner.host_planes()) is None else PoolMemory(planes)
         self.cache = Cache(
             num_pages,
             config.page_size,
@@ -36,6 +38,7 @@ class KVPages:
             eviction=config.eviction_policy,
             on_evict=None if tiers is None else self._keep_evicted,
         )
+        self._look_ahead()
 
     def pin(self, ids: TokenIds, namespace: str) -> Pin:
         """Keep the cached path of these tokens while a branch stands on it."""
@@ -74,8 +77,13 @@ class KVPages:
 
     def note_computed(self, num_tokens: int, seconds: float) -> None:
         """A step of so many tokens took so long: fetching a page must be quicker than computing it."""
+        self._look_ahead()
         if self._tiers is not None and num_tokens >= LEAST_TIMED_PAGES * self._page_size:
             self._tiers.computed(num_tokens, seconds)
+
+    def _look_ahead(self) -> None:
+        if self._memory is not None:
+            self._memory.find(self.cache.num_pages - self.cache.num_free)
 
     def acquire(
         self, ids: TokenIds, namespace: str, *, most: int, room_for: int, priority: int

@@ -343,6 +343,10 @@ class Runner:
         """Carry out copies on write, in order, in all layers."""
         self._model.copy_pages([(copy.src, copy.dst, copy.num_tokens) for copy in copies])
 
+    def host_planes(self) -> npt.NDArray[np.uint8] | None:
+        """The pool's memory as bytes [layers x 2, pages, bytes of a page]; None where it is a device's."""
+        return self._model.host_planes()
+
     def read_pages(self, page_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
         """The keys and values of whole pages as bytes [len(page_ids), page_size * kv_bytes_per_token]."""
         return self._model.read_pages(page_ids)

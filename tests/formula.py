@@ -42,6 +42,8 @@ class Formula:
         phase = np.outer(ids + 1.0, np.arange(self.config.vocab_size) + 1.0) * 0.37 + positions[:, None]
         return torch.from_numpy((3.0 * np.cos(phase)).astype(np.float32))
 
+    def host_planes(self) -> None: ...
+
     def copy_pages(self, copies: Sequence[PageCopy]) -> None: ...
 
 

@@ -60,6 +60,8 @@ class OracleRunner:
         shape = (len(out), self.config.vocab_size)
         return torch.from_numpy(np.stack(out)) if out else torch.empty(shape, dtype=torch.float32)
 
+    def host_planes(self) -> None: ...
+
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         size = self._page_size
         for copy in copies:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from niwaki.kernels.checks import SCALE_BYTES
-from niwaki.kernels.copy_pages import read_pages, write_pages
+from niwaki.kernels.copy_pages import planes_of, read_pages, write_pages
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import Ops, ops_for
 from niwaki.kernels.plan import AttentionPlan
@@ -182,6 +182,10 @@ class Decoder:
     def copy_pages(self, copies: list[tuple[int, int, int]]) -> None:
         """See kernels/copy_pages.py."""
         self._ops.copy_pages(self._pool, copies)
+
+    def host_planes(self) -> npt.NDArray[np.uint8] | None:
+        """The pool's own memory, see kernels/copy_pages.py; None where it is a device's."""
+        return planes_of(self._pool) if self._device.type == "cpu" else None
 
     def read_pages(self, page_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
         """See kernels/copy_pages.py."""

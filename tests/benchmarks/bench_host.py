@@ -65,6 +65,8 @@ class StubRunner:
         first = self.num_steps * 61 % 3840
         return self.logits[first : first + len(batch.token_ids if batch.wanted is None else batch.wanted)]
 
+    def host_planes(self) -> None: ...
+
     def copy_pages(self, copies: Sequence[PageCopy]) -> None: ...
 
 

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import resource
+import sys
+
+import numpy as np
+import pytest
+
+from niwaki.runtime.pool_memory import AHEAD, PIECE, PoolMemory
+
+PAGE_BYTES = 4096
+AHEAD_PAGES = AHEAD // PAGE_BYTES
+NUM_PAGES = 4 * PIECE // PAGE_BYTES
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="memory is found ahead on Linux only")
+
+
+def faults_of_writing(planes: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], first: int, stop: int) -> int:
+    """How often the system had to find memory for these pages."""
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    planes[:, first:stop, 0] = 1
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+
+@pytest.fixture
+def planes() -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    return np.zeros((2, NUM_PAGES, PAGE_BYTES), np.uint8)
+
+
+@linux_only
+def test_pages_ahead_are_written_without_a_fault(planes: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> None:
+    memory = PoolMemory(planes)
+    memory.find(0)
+    memory.wait()
+    # None: planes[:, first:stop, 0] is the process's own, so nobody else can make it fault.
+    assert faults_of_writing(planes, 0, 2 * AHEAD_PAGES) == 0
+    # Who wrote so many stands one half before the end of what was found: the rest is asked for.
+    memory.find(AHEAD_PAGES + 1)
+    memory.wait()
+    assert faults_of_writing(planes, 2 * AHEAD_PAGES, 3 * AHEAD_PAGES + 1) == 0
+
+
+@linux_only
+def test_far_ahead_nothing_is_taken(planes: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> None:
+    memory = PoolMemory(planes)
+    memory.find(0)
+    memory.wait()
+    assert faults_of_writing(planes, 2 * PIECE // PAGE_BYTES, NUM_PAGES) > 0
+
+
+def test_what_pages_hold_stays(planes: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> None:
+    planes[1, 3] = 7
+    memory = PoolMemory(planes)
+    for used in (0, 1, AHEAD_PAGES, NUM_PAGES):
+        memory.find(used)
+        memory.wait()
+    assert (planes[1, 3] == 7).all()
+    assert not planes[0].any()
