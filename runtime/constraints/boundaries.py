@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Final
 
 from niwaki.runtime.constraints.protocol import ANY_BYTE, Forced
@@ -68,6 +69,10 @@ class Boundaries:
     def __init__(self, vocabulary: Vocabulary, encode: Encoder) -> None:
         self._vocabulary = vocabulary
         self._encode = encode
+        self._pieces = [piece or b"" for piece in vocabulary.token_bytes]  # what each token writes
+        for token_id in vocabulary.eos_ids:
+            if token_id < len(self._pieces):
+                self._pieces[token_id] = b""
         self._ends = lru_cache(KNOWN_ENDS)(self._found_end)
         self._runs = lru_cache(KNOWN_RUNS)(self._found_run)
 
@@ -206,15 +211,11 @@ class Boundaries:
         return tokens if self._written(tokens) == text else None
 
     def _written(self, tokens: Sequence[int]) -> bytes:
-        return b"".join(self._vocabulary.bytes_of(token_id) or b"" for token_id in tokens)
+        return b"".join(map(self._pieces.__getitem__, tokens))
 
     def _ends_of(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """Where each token ends in the text that they write."""
-        ends, at = [], 0
-        for token_id in tokens:
-            at += len(self._vocabulary.bytes_of(token_id) or b"")
-            ends.append(at)
-        return tuple(ends)
+        return tuple(accumulate(map(len, map(self._pieces.__getitem__, tokens))))
 
 
 def _num_within(ends: Sequence[int], limit: int) -> int:

@@ -7,6 +7,8 @@ Owns the shared matcher that texts are cloned from, and how far each text is fro
 from __future__ import annotations
 
 import threading
+from itertools import chain
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -27,14 +29,7 @@ from niwaki.runtime.constraints.guidance import (
     short_text,
     straight_text,
 )
-from niwaki.runtime.constraints.protocol import (
-    FREE,
-    NOTHING_FORCED,
-    Followed,
-    Forced,
-    MaskRow,
-    follow,
-)
+from niwaki.runtime.constraints.protocol import FREE, NOTHING_FORCED, Followed, Forced, MaskRow, follow
 
 FAR: Final = 1_000_000  # the distance where no ending was found
 MAX_SHORTEST: Final = 8000  # bytes of a shortest text
@@ -71,6 +66,7 @@ class GrammarConstraint:
             raise ConstraintError(f"it is too complex for this vocabulary: {short_reason(first.get_error())}")
         self.shortest = self._verified(source.shortest) if source.shortest else words.nothing
         self.known = (self.shortest, *([words.ending(source.other)] if source.other else []))  # texts to end as they do
+        self.known_rests = [rest for known in self.known for rest in _rests_of(known)]
         self.costs: npt.NDArray[np.int64] = (
             np.maximum(words.plain_costs, commitments.inside) + words.openings * commitments.value
         )
@@ -429,9 +425,10 @@ class GrammarMatcher:
         text = words.vocabulary.token_bytes[token_id] or b""
         if ending.begins_with(text) and ending.behind(len(text)).num_tokens <= budget:
             return ending.behind(len(text))
-        for rest in ending.rests(int(words.num_characters[token_id])):  # what closed before still closes
-            if rest.num_tokens <= budget and completes(self._native, rest, words, [token_id]):
-                return rest
+        rests = ending.rests(int(words.num_characters[token_id]))  # what closed before still closes
+        for start, num_tokens in zip(rests, ending.counts[rests].tolist(), strict=True):
+            if num_tokens <= budget and completes(self._native, ending.from_byte(start), words, [token_id]):
+                return ending.from_byte(start)
         if ending.num_tokens > budget and completes(self._native, ending, words, [token_id]):
             return None  # it is no step towards the end: what would be found is this ending again
         place = self._native.deep_copy()
@@ -465,16 +462,18 @@ class GrammarMatcher:
         `enough` tokens, else the shortest."""
         if place.is_accepting():
             return b""
+        own = [] if ending is None else _rests_of(ending, self._num_written)
         # Also of the shortest text: what a whole text needs may be asked for again, as after each comma of a list.
-        rests = ending.rests(self._num_written) if ending else []
-        rests += [rest for known in self._constraint.known for rest in known.rests()]
-        words, may_follow = self._constraint.words, dict[bytes, bool]()  # most begin with one of a few bytes
-        for rest in sorted(rests, key=lambda rest: max(enough, rest.num_tokens)):
-            head = rest.whole[rest.start : rest.start + 1]
+        rests = own + self._constraint.known_rests
+        near = [rest for rest in rests if rest[0] <= enough]
+        far = sorted((rest for rest in rests if rest[0] > enough), key=itemgetter(0))
+        words, may_follow = self._constraint.words, dict[int, bool]()  # most begin with one of a few bytes
+        for _, source, start in chain(near, far):
+            head = source.whole[start]
             if head not in may_follow:
-                may_follow[head] = place.validate_tokens([words.ids[byte] for byte in head]) == len(head)
-            if may_follow[head] and completes(place, rest, words):
-                return rest.text
+                may_follow[head] = place.validate_tokens([words.ids[head]]) == 1
+            if may_follow[head] and completes(place, source.from_byte(start), words):
+                return source.whole[start:]
         return None
 
     def _fill(self, row: MaskRow) -> None:
@@ -487,3 +486,9 @@ class GrammarMatcher:
         return ConstraintError(
             f"token {token_id} is not allowed by the constraint after {len(self._bounds) - 1} tokens"
         )
+
+
+def _rests_of(ending: Ending, num_written: int = 0) -> list[tuple[int, Ending, int]]:
+    """The parts of it, but nothing at all, that may complete another text: of how many tokens, and from which byte."""
+    starts = [start for start in ending.rests(num_written) if start < len(ending.whole)]
+    return [(count, ending, start) for count, start in zip(ending.counts[starts].tolist(), starts, strict=True)]

@@ -54,19 +54,22 @@ class Ending:
         return self.whole.startswith(text, self.start)
 
     def behind(self, num_bytes: int) -> Ending:
-        return Ending(self.whole, self.firsts, self.ends, self.counts, self.start + num_bytes)
+        return self.from_byte(self.start + num_bytes)
 
-    def rests(self, num_written: int = 0) -> list[Ending]:
-        """Parts that may complete another text as well: what is left when as many characters were written as
-        `num_written` (where they are counted, any will do), then the longest first: all of a short one; else the whole,
-        and what stands behind something that closes."""
+    def rests(self, num_written: int = 0) -> list[int]:
+        """From which of its bytes on a part may complete another text as well: what is left when as many characters
+        were written as `num_written` (where they are counted, any will do), then the longest first: all of a short one;
+        else the whole, and what stands behind something that closes."""
         size = len(self.whole) - self.start
         if size <= SHORT:
-            return [self.behind(place) for place in range(size + 1)]
+            return [*range(self.start, self.start + size + 1)]
         head = self.whole[self.start + 1 : self.start + JOINT_BYTES]
-        found = (place for place, byte in enumerate(head, 1) if byte in CLOSING)
-        counted = [self.behind(num_written)] if 0 < num_written < size else []
-        return [*counted, self, *map(self.behind, islice(found, JOINTS)), self.behind(size)]
+        found = (place for place, byte in enumerate(head, self.start + 1) if byte in CLOSING)
+        counted = [self.start + num_written] if 0 < num_written < size else []
+        return [*counted, self.start, *islice(found, JOINTS), self.start + size]
+
+    def from_byte(self, start: int) -> Ending:
+        return Ending(self.whole, self.firsts, self.ends, self.counts, start)
 
 
 class GrammarVocabulary(ByteTokens):
@@ -127,8 +130,10 @@ class GrammarVocabulary(ByteTokens):
 
 def completes(place: LLMatcher, ending: Ending, words: GrammarVocabulary, after: Sequence[int] = ()) -> bool:
     """Whether the text is complete with these tokens and then the ending."""
-    first = [*after, *ending.tokens(FIRST_TOKENS)]  # most that does not fit is told by these
-    if place.validate_tokens(first) < len(first):
-        return False
-    wanted = [*after, *ending.tokens(), words.eos_ids[0]]
+    wanted = [*after, *ending.tokens(FIRST_TOKENS)]
+    if ending.num_tokens > FIRST_TOKENS:  # most that does not fit is told by the first ones
+        if place.validate_tokens(wanted) < len(wanted):
+            return False
+        wanted = [*after, *ending.tokens()]
+    wanted.append(words.eos_ids[0])
     return bool(place.validate_tokens(wanted) == len(wanted))
