@@ -1,6 +1,8 @@
-"""The memory of the pool on a CPU: the system finds it as it is first written. Has it found some pages ahead, beside the
-steps: in pieces of 2 MB, one of which took up to 5 ms, each layer's keys and each layer's values came to their next
-piece in the same step, which then took 60 ms. Not all of it at the start: what is never used is not taken.
+"""The memory of the pool on a CPU, which the system finds as it is first written.
+
+Has it found some pages ahead, beside the steps. In pieces of 2 MB, of which one took up to 5 ms, the keys and the
+values of all layers came to their next piece in the same step, which then took 60 ms. Not all of it at the start: what
+is never used is not taken.
 """
 
 from __future__ import annotations

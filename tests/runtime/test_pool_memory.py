@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import mmap
 import resource
 import sys
 
@@ -24,7 +25,8 @@ def faults_of_writing(planes: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], f
 
 @pytest.fixture
 def planes() -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    return np.zeros((2, NUM_PAGES, PAGE_BYTES), np.uint8)
+    memory = mmap.mmap(-1, 2 * NUM_PAGES * PAGE_BYTES)  # new: what NumPy allocates may have been used before
+    return np.frombuffer(memory, np.uint8).reshape(2, NUM_PAGES, PAGE_BYTES)
 
 
 @linux_only
@@ -32,7 +34,6 @@ def test_pages_ahead_are_written_without_a_fault(planes: np.ndarray[tuple[int, .
     memory = PoolMemory(planes)
     memory.find(0)
     memory.wait()
-    # None: planes[:, first:stop, 0] is the process's own, so nobody else can make it fault.
     assert faults_of_writing(planes, 0, 2 * AHEAD_PAGES) == 0
     # Who wrote so many stands one half before the end of what was found: the rest is asked for.
     memory.find(AHEAD_PAGES + 1)
