@@ -16,13 +16,7 @@ import torch
 
 from niwaki.kernels.sample import Longs
 from niwaki.runtime import scheduler
-from niwaki.runtime.api import (
-    Cancelled,
-    CapacityError,
-    FinishReason,
-    GenerationError,
-    NiwakiError,
-)
+from niwaki.runtime.api import Cancelled, CapacityError, FinishReason, GenerationError, NiwakiError
 from niwaki.runtime.config import EngineConfig
 from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.constraints.kernels import Words
@@ -32,6 +26,7 @@ from niwaki.runtime.counters import Counters
 from niwaki.runtime.decoding import Decoding, pages_of
 from niwaki.runtime.drafts import DRAFT_ROWS, NOTHING, echo_tokens
 from niwaki.runtime.kv_pages import KVPages
+from niwaki.runtime.pause import Pause
 from niwaki.runtime.redraw import sample_within
 from niwaki.runtime.request import GenerateJob, Job, Request, ScoreJob, TokenIds
 from niwaki.runtime.roster import Roster
@@ -68,6 +63,7 @@ class EngineCore:
         self._config = config
         self._end_ids = frozenset(runner.config.eos_ids)
         self.counters = Counters()
+        self.pause = Pause()
         self.pages = KVPages(runner, config, num_pages, tiers)
         self._cache = self.pages.cache
         self._roster = Roster(self.pages, config, self.counters)
@@ -165,7 +161,8 @@ class EngineCore:
         masks = self._masks.start(wanted)
         start = time.perf_counter()
         try:
-            logits = self._runner.forward(batch)
+            with self.pause:
+                logits = self._runner.forward(batch)
         except Exception as error:
             log.exception("a step failed")
             masks.rows()  # nobody else may touch the matchers before

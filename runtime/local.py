@@ -41,7 +41,7 @@ from niwaki.runtime.cache_file import CacheWriter, Layout, read_cache
 from niwaki.runtime.compilations import Compilations
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher
 from niwaki.runtime.constraints.automaton import ByteDfa
-from niwaki.runtime.constraints.boundaries import Boundaries, Unsettled
+from niwaki.runtime.constraints.boundaries import TAIL_TOKENS, Boundaries, Unsettled
 from niwaki.runtime.constraints.healing import Healing
 from niwaki.runtime.core import EngineCore
 from niwaki.runtime.limits import Limits
@@ -105,6 +105,7 @@ class LocalBackend:
         self._boundaries = boundaries
         self._tokenizer = tokenizer
         self._compilations = Compilations(compiler)
+        compiler.wait_for_pause = core.pause.wait
         self._info = info
         self._limits = Limits(info.context_length, pool_tokens, compiler.vocabulary.size)
         # Called on the engine thread behind each step, when everybody was told what the step gave.
@@ -284,6 +285,9 @@ class LocalBackend:
 
         def compile_and_submit() -> None:
             matchers = self._compilations.matchers(params.constraint, params.n)
+            if self._boundaries is not None and unsettled is None:
+                for matcher in filter(None, matchers):  # the engine's thread asks for the same, and finds it known
+                    self._boundaries.tokens_of(ids[-TAIL_TOKENS:].tolist(), matcher.forced_text())
             ends = self._compilations.stop_ends(params)
             requests = [
                 self._request(
@@ -440,7 +444,9 @@ class LocalBackend:
     def _run(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._inbox or self._core.has_work or self._is_stopping)
+                if not self._core.has_work:
+                    with self._core.pause:
+                        self._wake.wait_for(lambda: self._inbox or self._is_stopping)
                 commands, self._inbox = self._inbox, []
                 is_stopping = self._is_stopping
             for command in commands:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final, assert_never
 
 import numpy as np
@@ -61,8 +62,10 @@ class ConstraintCompiler:
         self._pool = CompilePool(seconds)
         self._words: GrammarVocabulary | None = None  # built with the first schema or grammar
         self._lock = threading.Lock()
-        # What is quick is done here, one at a time: the engine's loop wants the interpreter's lock, too.
+        # What is quick is done here, one at a time: the engine's loop wants the interpreter's lock, too. Whoever hosts
+        # one says how to wait until it does not.
         self._here = threading.Lock()
+        self.wait_for_pause: Callable[[], None] = lambda: None
         # With the outcome (a str: why it is refused) the size of its source, which may be 100,000 texts: counted once.
         self._known: OrderedDict[Constraint, tuple[CompiledConstraint | str, int]] = OrderedDict()
 
@@ -160,6 +163,7 @@ class ConstraintCompiler:
         assert isinstance(found, GrammarSource), "a schema has a grammar"
         try:
             with self._here if found.is_small else contextlib.nullcontext():
+                self.wait_for_pause()
                 return GrammarConstraint(found, words)
         except ConstraintError as error:
             raise ConstraintError(f"{named(constraint)} cannot be enforced: {error}") from None
@@ -167,6 +171,7 @@ class ConstraintCompiler:
     def _source(self, constraint: Compilable, word: bytes = b"") -> Source:
         """Worked out here where that is surely quick, else where it can be killed. Raises as `source_of`."""
         with self._here:
+            self.wait_for_pause()
             found = quick_source(constraint, self._seconds, word)
         return found or read_answer(self._pool.ask(request_for(constraint, word)))
 
