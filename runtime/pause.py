@@ -24,6 +24,10 @@ class Pause:
     ) -> None:
         self._is_on.clear()
 
+    @property
+    def is_on(self) -> bool:
+        return self._is_on.is_set()
+
     def wait(self) -> None:
         """For the next one, or MAX_SECONDS."""
         self._is_on.wait(MAX_SECONDS)
