@@ -128,7 +128,7 @@ class EngineClient:
 
     def receive(self, reports: Sequence[Report]) -> None:
         """What the engine says, in order. Called where the link is read."""
-        with together():
+        with together:
             for report in reports:
                 if isinstance(report, frames.Piece):  # one for each row of each step: the rest is rare
                     asked = self._asked.get(report.id)

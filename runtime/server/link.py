@@ -45,6 +45,7 @@ class Link(Generic[Sent, Received]):
         self._encoder = msgspec.msgpack.Encoder()
         self._receive = receive
         self._ended = ended
+        self._chunk = memoryview(bytearray(CHUNK_BYTES))  # read into, each frame anew
         self._unread = bytearray()  # what came in behind the last whole frame
         self._read_by: asyncio.AbstractEventLoop | None = None  # None: a thread; used on the loop only
         self._changed = threading.Condition()  # the fields below
@@ -169,9 +170,9 @@ class Link(Generic[Sent, Received]):
         """Wait for something to come in; hand over the frames that are whole. False: that was the end."""
         is_open = False
         try:
-            came = self._connection.recv(CHUNK_BYTES)
+            came = self._chunk[: self._connection.recv_into(self._chunk)]
             if not self._unread and _is_frame(came):  # nearly always
-                self._receive(self._decoder.decode(memoryview(came)[LENGTH.size :]))
+                self._receive(self._decoder.decode(came[LENGTH.size :]))
             else:
                 self._unread += came
                 while (frame := self._next_frame()) is not None:
@@ -201,6 +202,6 @@ class Link(Generic[Sent, Received]):
         return frame
 
 
-def _is_frame(came: bytes) -> bool:
+def _is_frame(came: memoryview) -> bool:
     """One, and whole."""
     return len(came) >= LENGTH.size and LENGTH.unpack_from(came)[0] == len(came) - LENGTH.size

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 Tell = Callable[[], object]
 
@@ -31,19 +30,22 @@ def wake(loop: asyncio.AbstractEventLoop, tell: Tell) -> None:
         by_loop.setdefault(loop, []).append(tell)
 
 
-@contextmanager
-def together() -> Iterator[None]:
-    """Whom this thread wakes inside the block is woken at its end."""
-    by_loop = _pending.by_loop = {}
-    try:
-        yield
-    finally:
-        _pending.by_loop = None
-        for loop, tells in by_loop.items():
+class _Together:
+    """Whom this thread wakes inside the block is woken at its end. Used again and again, by any thread."""
+
+    def __enter__(self) -> None:  # not a generator: entered for each step's frame, when caches are cold
+        _pending.by_loop = {}
+
+    def __exit__(self, *error: object) -> None:
+        by_loop, _pending.by_loop = _pending.by_loop, None
+        for loop, tells in (by_loop or {}).items():
             if loop is _loop_here():
                 _tell_all(tells)
             elif not loop.is_closed():
                 loop.call_soon_threadsafe(_tell_all, tells)
+
+
+together = _Together()
 
 
 def _loop_here() -> asyncio.AbstractEventLoop | None:
