@@ -6,6 +6,7 @@ Owns the shared matcher that texts are cloned from, and how far each text is fro
 
 from __future__ import annotations
 
+import json
 import threading
 from itertools import chain
 from operator import itemgetter
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher
 
 from niwaki.runtime.api import ConstraintError
+from niwaki.runtime.constraints.distinct import DistinctMatcher
 from niwaki.runtime.constraints.grammar_forced import forced_run, forced_text
 from niwaki.runtime.constraints.grammar_places import Place, Places
 from niwaki.runtime.constraints.grammar_source import GrammarSource
@@ -24,12 +26,14 @@ from niwaki.runtime.constraints.guidance import (
     SEARCH_EFFORT,
     Effort,
     KnownEnd,
+    Native,
     build,
     short_reason,
     short_text,
     straight_text,
 )
 from niwaki.runtime.constraints.protocol import FREE, NOTHING_FORCED, Followed, Forced, MaskRow, follow
+from niwaki.runtime.constraints.schema.distinct import Layout
 
 FAR: Final = 1_000_000  # the distance where no ending was found
 MAX_SHORTEST: Final = 8000  # bytes of a shortest text
@@ -57,9 +61,12 @@ class GrammarConstraint:
         if length > MAX_SHORTEST:
             raise ConstraintError(f"its shortest text has {length} bytes, at most {MAX_SHORTEST}; ask for less")
         try:
-            self._start = build(source.text, words.tokenizer, is_shallow=source.is_small)
+            native = build(source.text, words.tokenizer, is_shallow=source.is_small)
         except ValueError as error:
             raise ConstraintError(f"it cannot be compiled: {error}") from None
+        self._start: Native = native
+        if source.layout:
+            self._start = DistinctMatcher(native, Layout(json.loads(source.layout)), words.pieces)
         first = self._start.deep_copy()
         first.compute_bitmask()
         if first.is_error():  # a limit of the engine that this vocabulary meets, though single bytes did not
@@ -110,7 +117,7 @@ class GrammarMatcher:
     def __init__(
         self,
         constraint: GrammarConstraint,
-        matcher: LLMatcher,
+        matcher: Native,
         bounds: list[int],
         places: list[Place | None],
         ending: Ending | None,
@@ -129,7 +136,7 @@ class GrammarMatcher:
         self._num_untold = 0  # of the last tokens, which led through places that are known
 
     @property
-    def _native(self) -> LLMatcher:
+    def _native(self) -> Native:
         """At the end of the text. Most steps of a text that others have written before do without it."""
         if self._num_untold:
             end = len(self._places) - self._ended
@@ -266,8 +273,10 @@ class GrammarMatcher:
 
     @property
     def native(self) -> LLMatcher | None:
-        """For filling masks of many matchers in one call; None once the text has ended."""
-        return None if self._ended else self._native
+        """For filling masks of many matchers in one call; None once the text has ended,
+        and where not all of the mask is filled there."""
+        native = None if self._ended else self._native
+        return native if isinstance(native, LLMatcher) else None
 
     def failure(self) -> ConstraintError | None:
         """What went wrong in the native engine, if anything did."""
@@ -440,10 +449,10 @@ class GrammarMatcher:
                 return behind
         return None
 
-    def _straight(self, place: LLMatcher, ending: Ending | None) -> bytes | None:
+    def _straight(self, place: Native, ending: Ending | None) -> bytes | None:
         return straight_text(place, self._constraint.words, self._effort, self._leading_to(ending))
 
-    def _searched(self, place: LLMatcher, ending: Ending | None) -> bytes | None:
+    def _searched(self, place: Native, ending: Ending | None) -> bytes | None:
         num_before = TOKEN_BYTES * len(self._bounds)
         return short_text(place, self._constraint.words, self._effort, self._leading_to(ending), num_before)
 
@@ -452,12 +461,12 @@ class GrammarMatcher:
         endings = (*self._constraint.known, ending or self._constraint.shortest)
         cost = sum(one.num_tokens for one in endings) // CHECKED_TOKENS
 
-        def known_end(place: LLMatcher) -> bytes | None:
+        def known_end(place: Native) -> bytes | None:
             return self._known_end(place, ending) if not cost or self._effort.take(cost) else None
 
         return known_end
 
-    def _known_end(self, place: LLMatcher, ending: Ending | None, enough: int = 0) -> bytes | None:
+    def _known_end(self, place: Native, ending: Ending | None, enough: int = 0) -> bytes | None:
         """A part of an ending that completes the text from `place`: what closed before still closes. One of at most
         `enough` tokens, else the shortest."""
         if place.is_accepting():

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from llguidance import LLMatcher
 
 from niwaki.runtime.constraints.grammar_vocabulary import GrammarVocabulary
+from niwaki.runtime.constraints.guidance import Native
 from niwaki.runtime.constraints.matcher import first_bit
 from niwaki.runtime.constraints.protocol import MAX_FORCED_BYTES, NOTHING_FORCED, Forced
 
 
-def forced_run(matcher: LLMatcher, num_words: int) -> tuple[int, ...]:
+def forced_run(matcher: Native, num_words: int) -> tuple[int, ...]:
     """See `protocol.Matcher.forced`."""
     run: list[int] = []
     if not matcher.compute_ff_bytes():
@@ -26,7 +26,7 @@ def forced_run(matcher: LLMatcher, num_words: int) -> tuple[int, ...]:
     return tuple(run)
 
 
-def forced_text(matcher: LLMatcher, words: GrammarVocabulary) -> Forced:
+def forced_text(matcher: Native, words: GrammarVocabulary) -> Forced:
     """See `protocol.Matcher.forced_text`."""
     text = matcher.compute_ff_bytes()
     if not text:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from struct import Struct
 from typing import Final
 
@@ -10,7 +11,7 @@ from niwaki.runtime.api import ConstraintError, Grammar, JsonSchema, Spacing
 from niwaki.runtime.constraints.grammar_ebnf import lark_of_ebnf
 from niwaki.runtime.constraints.guidance import tried
 from niwaki.runtime.constraints.schema import NormalSchema, normalise, shortest_text, text_with_witness
-from niwaki.runtime.constraints.schema.document import Json
+from niwaki.runtime.constraints.schema.document import Json, json_text
 from niwaki.runtime.constraints.schema.lark import lark_of
 from niwaki.runtime.constraints.schema.spacing import spaced_grammar, spaced_text
 
@@ -19,7 +20,7 @@ MAX_NESTING: Final = 64
 # Masks hold every token that fits, not only those of the canonical tokenization (which also keeps long forced texts
 # from costing seconds a mask).
 HEADER: Final = '%llguidance {"no_forcing": true}\n'
-NUMBERS = Struct("<qqq?II")
+NUMBERS = Struct("<qqq?III")
 
 
 class NoText(ValueError):
@@ -46,7 +47,8 @@ GRAMMAR_COMMITMENTS: Final = Commitments(value=64, inside=128)
 class GrammarSource:
     """A Lark grammar in llguidance's dialect, tried where it might take for ever to build, and a text of it, as short
     as was found. `is_small`: it is provably quick to build. `other` is a text whose ends may be needed where those of
-    the shortest do not fit, or empty."""
+    the shortest do not fit, or empty. `layout` is the normal schema as JSON where arrays allow no item twice beside the
+    grammar (`distinct.py`), else empty."""
 
     text: str
     shortest: bytes
@@ -54,19 +56,20 @@ class GrammarSource:
     num_states: int
     is_small: bool
     other: bytes = b""
+    layout: str = ""
 
     def to_bytes(self) -> bytes:
         numbers = (self.commitments.value, self.commitments.inside, self.num_states, self.is_small)
-        texts = (self.shortest, self.other)
+        texts = (self.shortest, self.other, self.layout.encode())
         return NUMBERS.pack(*numbers, *map(len, texts)) + b"".join(texts) + self.text.encode()
 
     @classmethod
     def from_bytes(cls, body: bytes) -> GrammarSource:
-        value, inside, num_states, is_small, first, second = NUMBERS.unpack_from(body)
-        texts = body[NUMBERS.size :]
-        text = texts[first + second :].decode()
-        found = cls(text, texts[:first], Commitments(value, inside), num_states, bool(is_small))
-        return replace(found, other=texts[first : first + second])
+        value, inside, num_states, is_small, *sizes = NUMBERS.unpack_from(body)
+        starts = [*accumulate(sizes, initial=NUMBERS.size), len(body)]
+        shortest, other, layout, text = (body[start:end] for start, end in pairwise(starts))
+        commitments = Commitments(value, inside)
+        return cls(text.decode(), shortest, commitments, num_states, bool(is_small), other, layout.decode())
 
 
 def source_of_schema(constraint: JsonSchema, seconds: float, word: bytes) -> GrammarSource:
@@ -107,6 +110,7 @@ def _source_of(normal: NormalSchema, spacing: Spacing, word: bytes) -> GrammarSo
         normal.num_nodes,
         normal.is_small,
         spaced_text(other, spacing),
+        json_text(normal.schema) if normal.is_distinct else "",
     )
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLTokenizer
 
 from niwaki.runtime.api import ConfigError
 from niwaki.runtime.constraints import kernels
-from niwaki.runtime.constraints.guidance import CLOSING, ByteTokens, tokenizer_of
+from niwaki.runtime.constraints.distinct import Pieces
+from niwaki.runtime.constraints.guidance import CLOSING, ByteTokens, Native, tokenizer_of
 from niwaki.runtime.constraints.vocabulary import Vocabulary, concatenated
 
 JOINTS: Final = 32  # places of a known ending that are tried after another token
@@ -103,6 +105,18 @@ class GrammarVocabulary(ByteTokens):
         words = (piece for piece in vocabulary.token_bytes if piece and piece.isalpha())
         self.longest_word = max(words, key=len)
 
+    @cached_property
+    def pieces(self) -> Pieces:
+        """For arrays that allow no item twice; made when one is met first."""
+        return Pieces(self.vocabulary.token_bytes, self.ids, self._beginning_with)
+
+    def _beginning_with(self, text: bytes) -> list[int]:
+        found = self.vocabulary.subtree(text)
+        if found is None:
+            return []
+        ids: list[int] = self.vocabulary.tokens_in(found[0] - 1, found[1]).tolist()
+        return ids
+
     def in_mask(self, mask: bytes) -> bytes:
         return self.in_row(np.frombuffer(mask, np.uint32))
 
@@ -128,7 +142,7 @@ class GrammarVocabulary(ByteTokens):
         return Ending(text, firsts, ends, counts)
 
 
-def completes(place: LLMatcher, ending: Ending, words: GrammarVocabulary, after: Sequence[int] = ()) -> bool:
+def completes(place: Native, ending: Ending, words: GrammarVocabulary, after: Sequence[int] = ()) -> bool:
     """Whether the text is complete with these tokens and then the ending."""
     wanted = [*after, *ending.tokens(FIRST_TOKENS)]
     if ending.num_tokens > FIRST_TOKENS:  # most that does not fit is told by the first ones

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Final
+from typing import Final, Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -33,6 +33,23 @@ CLOSING: Final = b'"}],'
 MASKS_COMPARED: Final = 8  # one mask is too little: after `,` and after `:` a quote may be all that follows
 NICENESS: Final = 5  # of threads and processes that compile: the engine's steps go first
 _deep_lock = threading.Lock()
+
+
+class Native(Protocol):
+    """What is asked of an `LLMatcher`, and of what checks beside one (`distinct.py`)."""
+
+    def deep_copy(self) -> Native: ...
+    def rollback(self, num_tokens: int) -> bool: ...
+    def is_accepting(self) -> bool: ...
+    def is_error(self) -> bool: ...
+    def get_error(self) -> str: ...
+    def compute_ff_bytes(self) -> bytes: ...
+    def compute_bitmask(self) -> bytes: ...
+    def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int) -> None: ...
+    def validate_tokens(self, tokens: list[int]) -> int: ...
+    def try_consume_tokens(self, tokens: list[int]) -> int: ...
+    def consume_tokens(self, tokens: list[int]) -> bool: ...
+    def consume_token(self, token: int) -> bool: ...
 
 
 class _Spelling:
@@ -134,15 +151,15 @@ def short_reason(message: str) -> str:
     return lines[0][:300] if lines else "unknown reason"
 
 
-KnownEnd = Callable[[LLMatcher], "bytes | None"]  # the rest of the text, from where it is known
+KnownEnd = Callable[[Native], "bytes | None"]  # the rest of the text, from where it is known
 
 
-def accepted(place: LLMatcher) -> bytes | None:
+def accepted(place: Native) -> bytes | None:
     return b"" if place.is_accepting() else None
 
 
 def short_text(
-    matcher: LLMatcher, byte_tokens: ByteTokens, effort: Effort, known_end: KnownEnd = accepted, num_before: int = 0
+    matcher: Native, byte_tokens: ByteTokens, effort: Effort, known_end: KnownEnd = accepted, num_before: int = 0
 ) -> bytes | None:
     """A short continuation, in bytes, after which the text may end: the shortest that the search meets.
 
@@ -160,7 +177,7 @@ def short_text(
 
 
 def straight_text(
-    matcher: LLMatcher, byte_tokens: ByteTokens, effort: Effort, known_end: KnownEnd = accepted
+    matcher: Native, byte_tokens: ByteTokens, effort: Effort, known_end: KnownEnd = accepted
 ) -> bytes | None:
     """A continuation after which the text may end, closing at every place what can be closed: some tens of steps where
     a search looks at thousands of places. Often the shortest; None where it does not end within STRAIGHT_BYTES or the
@@ -183,7 +200,7 @@ def straight_text(
     return None
 
 
-def _nearest(place: LLMatcher, byte_tokens: ByteTokens, tried: set[int]) -> bytes:
+def _nearest(place: Native, byte_tokens: ByteTokens, tried: set[int]) -> bytes:
     """The byte that leads to an end most directly, as JSON is written; none where none may follow."""
 
     def may_follow(byte: int) -> bool:
@@ -200,10 +217,10 @@ def _nearest(place: LLMatcher, byte_tokens: ByteTokens, tried: set[int]) -> byte
 
 
 def _searched(
-    matcher: LLMatcher, byte_tokens: ByteTokens, effort: Effort, known_end: KnownEnd, num_before: int, *, prunes: bool
+    matcher: Native, byte_tokens: ByteTokens, effort: Effort, known_end: KnownEnd, num_before: int, *, prunes: bool
 ) -> tuple[bytes | None, bool]:
     """The text, and whether bytes were left out."""
-    queue: list[tuple[int, int, bytes, tuple[int, ...], LLMatcher]] = [(0, 0, b"", (), matcher)]
+    queue: list[tuple[int, int, bytes, tuple[int, ...], Native]] = [(0, 0, b"", (), matcher)]
     seen: set[tuple[int, tuple[int, ...]]] = set()
     order = 0
     has_pruned = False

@@ -392,7 +392,10 @@ def test_a_known_key_in_another_spelling_does_not_pass_for_an_unknown_one(compil
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ({"properties": {"a": {"uniqueItems": True}}}, "schema at /properties/a/uniqueItems: can be enforced only"),
+        (
+            {"properties": {"a": {"not": {"uniqueItems": True}}}},
+            "schema at /properties/a/not/uniqueItems: cannot be negated",
+        ),
         ({"not": {"contains": {"type": "null"}, "unevaluatedItems": False}}, r"unevaluated\* cannot be negated"),
         ({"$ref": "other.json"}, r"schema at /\$ref: 'other.json' leads out of the schema"),
         ({"$ref": "#/$defs/x"}, r"schema at /\$ref: '#/\$defs/x' leads to no schema"),

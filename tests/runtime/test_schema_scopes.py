@@ -167,7 +167,9 @@ def test_what_is_refused_in_a_scope_is_named_by_its_pointer(compiler: Constraint
     schema = {
         "$dynamicAnchor": "n",
         "properties": {"p": {"$ref": "other"}},
-        "$defs": {"o": {"$id": "other", "$dynamicAnchor": "n", "items": {"$dynamicRef": "#n"}, "uniqueItems": True}},
+        "$defs": {
+            "o": {"$id": "other", "$dynamicAnchor": "n", "items": {"$dynamicRef": "#n"}, "not": {"uniqueItems": True}}
+        },
     }
-    with pytest.raises(ConstraintError, match=r"schema at /\$defs/o/uniqueItems: "):
+    with pytest.raises(ConstraintError, match=r"schema at /\$defs/o/not/uniqueItems: "):
         compiler.compile(JsonSchema(json.dumps(schema)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from json.encoder import encode_basestring
 from typing import Final
 
@@ -16,6 +16,7 @@ from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.regex_language import ANY_CHARACTER, Languages, TooManyTerms
 from niwaki.runtime.constraints.regex_lark import in_json, terminal
 from niwaki.runtime.constraints.schema.arrays import read_automaton
+from niwaki.runtime.constraints.schema.distinct import DISTINCT, Layout
 from niwaki.runtime.constraints.schema.document import Json, json_text
 from niwaki.runtime.constraints.schema.presence import witnesses
 from niwaki.runtime.constraints.schema.strings import anywhere, language_of
@@ -29,16 +30,28 @@ INTEGER: Final = "-?(?:0|[1-9][0-9]*)"
 NUMBER: Final = rf"{INTEGER}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 # As Python writes a number that is not whole: a fraction that does not end in 0, or a small one with an exponent.
 FRACTION: Final = r"-?(?:(?:0|[1-9][0-9]*)\.[0-9]*[1-9]|[1-9](?:\.[0-9]*[1-9])?e-[0-9]*[1-9][0-9]*)"
+# Each number in one way, of at most 15 digits where it is not whole: as many as a double keeps apart.
+ONCE_INTEGER: Final = "0|-?[1-9][0-9]*"
+ONCE_FRACTION: Final = (
+    r"(/-?[1-9][0-9]*\.[0-9]*[1-9]/ & /-?[0-9.]{3,16}/)"
+    r" | /-?0\.0{0,3}[1-9](?:[0-9]{0,13}[1-9])?/"
+    r" | /-?[1-9](?:\.[0-9]{0,13}[1-9])?e-(?:0[5-9]|[1-9][0-9]|[12][0-9]{2})/"
+)
 BASICS: Final = {
     "STRING": f'STRING: /"{CHARACTER}*"/',
     "INTEGER": f"INTEGER: /{INTEGER}/",
     "NUMBER": f"NUMBER: /{NUMBER}/",
+    "ONCE_INTEGER": f"ONCE_INTEGER: /{ONCE_INTEGER}/",
+    "ONCE_FRACTION": f"ONCE_FRACTION: {ONCE_FRACTION}",
     "KEY": f'KEY: "\\"" /{in_json(ANY_CHARACTER)}*/ "\\""',  # any, as keys are spelled
 }
 ANY_VALUE: Final = """value: "null" | "true" | "false" | NUMBER | STRING | any_array | any_object
 any_array: "[" (value ("," value)*)? "]"
 any_object: "{" (any_pair ("," any_pair)*)? "}"
 any_pair: STRING ":" value"""
+ANY_ONCE: Final = (
+    """once_value: "null" | "true" | "false" | ONCE_INTEGER | ONCE_FRACTION | KEY | any_array | any_object"""
+)
 ENGINE_OPTIONS: Final = {"x-guidance": {"whitespace_flexible": False}}
 COMMA: Final = ' "," '
 MAX_LITERALS: Final = 12  # more constants than this are one terminal
@@ -46,38 +59,63 @@ MAX_LITERALS: Final = 12  # more constants than this are one terminal
 
 def lark_of(root: Json) -> str:
     """The grammar of a normal schema; its first rule is `start`."""
-    writer = _Writer()
+    writer = _Writer(root)
     definitions = _as_dict(root.get("$defs")) if isinstance(root, dict) else {}
     shared = [f"{_rule_of(name)}: {writer.part(schema)}" for name, schema in definitions.items()]
     start = writer.part(root)
+    writer.define_once(definitions)
     lines = [f"start: {start}", *shared, *writer.lines]
     if writer.holds_any:
         lines.append(ANY_VALUE)
+    if writer.holds_any_once:
+        lines.append(ANY_ONCE)
     body = "\n".join(lines)
     return "\n".join([body, *(line for name, line in BASICS.items() if name in body)]) + "\n"
 
 
 class _Writer:
-    def __init__(self) -> None:
-        self._parts: dict[int, str] = {}  # of the objects that are parts; the root holds them all
+    """`once`: the part is an item of an array that allows none twice, or in such a one, and spelled in one way only
+    (`distinct.py`)."""
+
+    def __init__(self, root: Json) -> None:
+        self._root = root
+        self._parts: dict[tuple[int, bool], str] = {}  # of the objects that are parts; the root holds them all
+        self._once_definitions: dict[str, None] = {}
         self._known: dict[str, str] = {}  # what a rule is written from -> its name; so equal parts are one rule
         self.lines: list[str] = []
         self.holds_any = False  # a part that may be any value
+        self.holds_any_once = False
 
-    def part(self, schema: Json) -> str:
+    @cached_property
+    def _layout(self) -> Layout:
+        return Layout(self._root)
+
+    def define_once(self, definitions: dict[str, Json]) -> None:
+        """The rules of the definitions that are spelled in one way somewhere."""
+        done = 0
+        while done < len(self._once_definitions):  # grows meanwhile
+            name = [*self._once_definitions][done]
+            self.lines.append(f"{_rule_of(name, once=True)}: {self.part(definitions[name], once=True)}")
+            done += 1
+
+    def part(self, schema: Json, *, once: bool = False) -> str:
         """An expression for the schema: a name, or something that stands in brackets where it must."""
         if schema is True or schema == {}:
             self.holds_any = True
-            return "value"
+            self.holds_any_once |= once
+            return "once_value" if once else "value"
         assert isinstance(schema, dict), "an impossible part is never written"
         reference = schema.get("$ref")
         if isinstance(reference, str):
-            return _rule_of(reference.removeprefix("#/$defs/"))
-        known = self._parts.get(id(schema))
+            name = reference.removeprefix("#/$defs/")
+            if once:
+                self._once_definitions[name] = None
+            return _rule_of(name, once=once)
+        known = self._parts.get((id(schema), once))
         if known is None:
-            expressions = list(dict.fromkeys(self._alternatives(schema)))
+            expressions = list(dict.fromkeys(self._alternatives(schema, once)))
             is_name = len(expressions) == 1 and expressions[0].isidentifier()
-            known = self._parts[id(schema)] = expressions[0] if is_name else self._rule(expressions)
+            known = self._parts[id(schema), once] = expressions[0] if is_name else self._rule(expressions)
         return known
 
     def _rule(self, alternatives: Iterable[str]) -> str:
@@ -95,9 +133,9 @@ class _Writer:
             self.lines.append(f"{self._known[key]}: {body}")
         return self._known[key]
 
-    def _alternatives(self, schema: dict[str, Json]) -> list[str]:
+    def _alternatives(self, schema: dict[str, Json], once: bool) -> list[str]:
         if isinstance(branches := schema.get("anyOf"), list):
-            return [self.part(branch) for branch in branches]
+            return [self.part(branch, once=once) for branch in branches]
         if isinstance(values := schema.get("enum"), list):
             plain = [_literal(json_text(value)) for value in values if not isinstance(value, list | dict)]
             others = [_constant(value) for value in values if isinstance(value, list | dict)]
@@ -106,47 +144,53 @@ class _Writer:
         return [
             option
             for kind in (kinds if isinstance(kinds, list) else [kinds])
-            for option in self._of_kind(str(kind), schema)
+            for option in self._of_kind(str(kind), schema, once)
         ]
 
-    def _of_kind(self, kind: str, schema: dict[str, Json]) -> list[str]:
+    def _of_kind(self, kind: str, schema: dict[str, Json], once: bool) -> list[str]:
         match kind:
             case "null":
                 return ['"null"']
             case "boolean":
                 return ['"true"', '"false"']
             case "integer" | "number":
-                return [self._number(kind, schema)]
+                return self._number(kind, schema, once)
             case "string":
-                return [self._string(schema)]
+                return [self._string(schema, once)]
             case "array":
-                return [self._automaton(schema) if "x-automaton" in schema else self._array(schema)]
+                once = DISTINCT in schema or (once and self._layout.spells_once(schema))
+                return [self._automaton(schema, once) if "x-automaton" in schema else self._array(schema, once)]
             case _:
-                return [self._object(schema)]
+                return [self._object(schema, once and self._layout.spells_once(schema))]
 
-    def _number(self, kind: str, schema: dict[str, Json]) -> str:
+    def _number(self, kind: str, schema: dict[str, Json], once: bool) -> list[str]:
         if "not" in schema:
-            return self._terminal(f"/{FRACTION}/")
+            return ["ONCE_FRACTION" if once else self._terminal(f"/{FRACTION}/")]
         bounds = {key: schema[key] for key in NUMBER_KEYWORDS if key in schema}
         if not bounds:
-            return kind.upper()
-        return self._rule([f"%json {json.dumps({'type': kind, **bounds, **ENGINE_OPTIONS})}"])
+            if once:
+                return ["ONCE_INTEGER"] if kind == "integer" else ["ONCE_INTEGER", "ONCE_FRACTION"]
+            return [kind.upper()]
+        return [self._rule([f"%json {json.dumps({'type': kind, **bounds, **ENGINE_OPTIONS})}"])]
 
-    def _string(self, schema: dict[str, Json]) -> str:
+    def _string(self, schema: dict[str, Json], once: bool) -> str:
         least, most = schema.get("minLength", 0), schema.get("maxLength")
         if "pattern" not in schema:
             if not least and most is None:
-                return "STRING"
-            return self._terminal(f'/"{CHARACTER}{{{least},{"" if most is None else most}}}"/')
+                return "KEY" if once else "STRING"
+            character = in_json(ANY_CHARACTER) if once else CHARACTER
+            return self._terminal(f'/"{character}{{{least},{"" if most is None else most}}}"/')
         body = text_terminal(str(schema["pattern"]), int(str(least)), None if most is None else int(str(most)))
         if body is None:
+            if once:
+                raise ConstraintError(f"the pattern {schema['pattern']} cannot be enforced below uniqueItems")
             alone = {key: schema[key] for key in ("pattern", "minLength", "maxLength") if key in schema}
             return self._rule([f"%json {json.dumps({'type': 'string', **alone, **ENGINE_OPTIONS})}"])
         return self._terminal(body)
 
     # -- arrays
 
-    def _array(self, schema: dict[str, Json]) -> str:
+    def _array(self, schema: dict[str, Json], once: bool) -> str:
         prefix, rest = schema.get("prefixItems"), schema.get("items", True)
         places = prefix if isinstance(prefix, list) else []
         least, most = _count(schema, "minItems") or 0, _count(schema, "maxItems")
@@ -155,19 +199,19 @@ class _Writer:
         length = len(places)
         tail = ""
         if rest is not False and (most is None or most > length):
-            item = self.part(rest)
+            item = self.part(rest, once=once)
             if not length:
                 return self._rule([_listed("[", item, "]", least, most)])
             tail = _repeated(f'("," {item})', max(0, least - length), None if most is None else most - length)
         for index in range(length - 1, -1, -1):
             comma = '"," ' if index else ""
-            body = f"{comma}{self.part(places[index])} {tail}"
+            body = f"{comma}{self.part(places[index], once=once)} {tail}"
             tail = body if index < least else self._rule([f"({body})?"])
         return self._rule([f'"[" {tail} "]"'])
 
-    def _automaton(self, schema: dict[str, Json]) -> str:
+    def _automaton(self, schema: dict[str, Json], once: bool) -> str:
         """An array whose items are read by an automaton."""
-        key = f"automaton {json_text(schema)}"
+        key = f"automaton {once} {json_text(schema)}"
         if key in self._known:
             return self._known[key]
         name = self._known[key] = f"a{len(self._known)}"
@@ -176,7 +220,7 @@ class _Writer:
         for state, edges in enumerate(states):
             for label in ("s", "0")[: 1 + is_entered] if state == 0 else (str(state),):
                 comma = "" if label == "s" else '"," '
-                options = [f"{comma}{self.part(item)} {name}_{target}" for item, target in edges]
+                options = [f"{comma}{self.part(item, once=once)} {name}_{target}" for item, target in edges]
                 options += ['""'] if state in ends else []
                 self.lines.append(f"{name}_{label}: {' | '.join(options)}")
         self.lines.append(f'{name}: "[" {name}_s "]"')
@@ -184,7 +228,7 @@ class _Writer:
 
     # -- objects
 
-    def _object(self, schema: dict[str, Json]) -> str:
+    def _object(self, schema: dict[str, Json], once: bool) -> str:
         properties = _as_dict(schema.get("properties"))
         required = schema.get("required")
         wanted = set(required) if isinstance(required, list) else set()
@@ -193,7 +237,7 @@ class _Writer:
         low = max(0, (least or 0) - len(wanted))
         high = None if most is None else most - len(wanted)
         pairs = [
-            (f'{_literal(json_text(name))} ":" {self.part(value)}', name in wanted)
+            (f'{_literal(json_text(name))} ":" {self.part(value, once=once)}', name in wanted)
             for name, value in properties.items()
             if value is not False
         ]
@@ -272,8 +316,8 @@ def _key(pattern: str) -> str:
     return body
 
 
-def _rule_of(definition: str) -> str:
-    return f"d_{definition}"
+def _rule_of(definition: str, *, once: bool = False) -> str:
+    return f"{'o' if once else 'd'}_{definition}"
 
 
 def _but(body: str, known: str) -> str:

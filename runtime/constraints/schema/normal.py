@@ -6,6 +6,7 @@ them down again, each state once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
@@ -13,8 +14,9 @@ from typing import Final
 
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.regex_language import Term
-from niwaki.runtime.constraints.schema.arrays import Step, Wanted, automaton
+from niwaki.runtime.constraints.schema.arrays import MAX_STATES, Step, Wanted, automaton
 from niwaki.runtime.constraints.schema.cost import cost_of
+from niwaki.runtime.constraints.schema.distinct import DISTINCT, check_distinct
 from niwaki.runtime.constraints.schema.document import Json, Watch, canonical, identity, json_text, read_schema, refused
 from niwaki.runtime.constraints.schema.facts import (
     KINDS,
@@ -32,6 +34,7 @@ from niwaki.runtime.constraints.schema.strings import escaped_text, joined
 
 MAX_OVERLAPPING: Final = 4  # patterns of keys
 MAX_NODES: Final = 20_000
+DISTINCT_BYTES: Final = 16  # that an item may need beyond its shortest text to be another one
 MAX_LEVELS: Final = 90  # of parts within parts: what reads them calls itself, up to eight calls deep for each
 
 
@@ -41,7 +44,8 @@ class NormalSchema:
 
     `value` and `inside` are those of `grammar_source.Commitments`. `is_small` where compiling it is provably quick,
     `is_tame` where it takes time in proportion to its length: up to 75 ms for 38 KiB (22 November 2026). `has_witness`:
-    one of its objects asks for an unknown key (`presence.py`).
+    one of its objects asks for an unknown key (`presence.py`). `is_distinct`: one of its arrays allows no item twice
+    and is no automaton (`distinct.py`).
     """
 
     schema: Json
@@ -51,6 +55,7 @@ class NormalSchema:
     is_small: bool
     is_tame: bool
     has_witness: bool
+    is_distinct: bool
 
 
 def normalise(text: str, seconds: float = 10.0) -> NormalSchema:
@@ -75,7 +80,13 @@ def _normalised(text: str, watch: Watch) -> NormalSchema:
     if definitions := writer.definitions:
         root = {**(root if isinstance(root, dict) else {}), "$defs": definitions}
     cost = cost_of(root, watch)
-    return NormalSchema(root, writer.num_nodes, cost.value, cost.inside, cost.is_small, cost.is_tame, cost.has_witness)
+    if writer.is_distinct:
+        check_distinct(root)
+        cost = replace(cost, value=cost.value + DISTINCT_BYTES, inside=cost.inside + DISTINCT_BYTES)
+    return NormalSchema(
+        root, writer.num_nodes, cost.value, cost.inside, cost.is_small, cost.is_tame, cost.has_witness,
+        writer.is_distinct,
+    )  # fmt: skip
 
 
 def _too_deep() -> ConstraintError:
@@ -90,6 +101,7 @@ class _Writer:
         self._written: dict[State, Json] = {}
         self._meeting: dict[frozenset[str], bool] = {}  # patterns of keys: whether one key may match all
         self.num_nodes = 0
+        self.is_distinct = False  # an array's items never repeat, see distinct.py
 
     @property
     def definitions(self) -> dict[str, Json]:
@@ -366,9 +378,13 @@ class _Writer:
         way = replace(way, most=most)
         is_unique = way.unique_at is not None and (most is None or most > 1)
         contains = [found for found in way.contains if found.low > 0 or found.high is not None]
+        distinct: dict[str, Json] = {}
+        if is_unique and not self._are_few(way, length):
+            is_unique, distinct = False, {DISTINCT: way.unique_at}
+            self.is_distinct = True
         if is_unique or contains or way.others:
             described = self._array_automaton(way, contains, is_unique, length)
-            return [] if described is None else [described]
+            return [] if described is None else [{**described, **distinct}]
         prefix = [self.schema_of(self._reader.item_state(way, index)) for index in range(length)]
         if most is not None:
             prefix = prefix[:most]
@@ -383,7 +399,18 @@ class _Writer:
             schema["minItems"] = way.least
         if most is not None:
             schema["maxItems"] = most
-        return [schema]
+        return [{**schema, **distinct}]
+
+    def _are_few(self, way: Way, length: int) -> bool:
+        """Whether all arrays of different items are few enough for an automaton."""
+        values: set[str] = set()
+        for index in range(length + 1) if way.most is None or way.most > length else range(way.most):
+            found = self._finite(self._reader.item_state(way, index))
+            if found is None:
+                return False
+            values.update(map(identity, found))
+        most = len(values) if way.most is None else min(way.most, len(values))
+        return sum(math.comb(len(values), size) for size in range(most + 1)) <= MAX_STATES
 
     def _array_automaton(
         self, way: Way, contains: Sequence[Contains], is_unique: bool, length: int
@@ -399,7 +426,7 @@ class _Writer:
                     step
                     for state in _item_states(way, index, self._reader.item_state(way, index))
                     for step in (
-                        self._unique_steps(state, contains, numbers, pointer)
+                        self._unique_steps(state, contains, numbers)
                         if is_unique
                         else self._counted_steps(state, contains)
                     )
@@ -409,14 +436,9 @@ class _Writer:
         wanted = [Wanted(found.low, found.high) for found in contains]
         return automaton(steps, length, way.least, way.most, wanted, pointer)
 
-    def _unique_steps(
-        self, state: State, contains: Sequence[Contains], numbers: dict[str, int], pointer: str
-    ) -> Iterator[Step]:
-        """uniqueItems (validation 6.4.3) over finitely many values: each is used once."""
-        values = self._finite(state)
-        if values is None:
-            raise refused(pointer, "can be enforced only where the items are finitely many, or at most one")
-        for value in values:
+    def _unique_steps(self, state: State, contains: Sequence[Contains], numbers: dict[str, int]) -> Iterator[Step]:
+        """uniqueItems (validation 6.4.3) over a few values: each is used once."""
+        for value in self._finite(state) or ():
             counts = frozenset(i for i, found in enumerate(contains) if self._reader.accepts(found.state, value))
             item: Json = {"enum": [canonical(value)]}
             yield Step(item, counts, numbers.setdefault(identity(value), len(numbers)))

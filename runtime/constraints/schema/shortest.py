@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
+from itertools import count, product
 from typing import Final
 
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.regex_language import TooManyTerms
 from niwaki.runtime.constraints.schema.arrays import least_items
+from niwaki.runtime.constraints.schema.distinct import DISTINCT
 from niwaki.runtime.constraints.schema.document import Json, json_text
 from niwaki.runtime.constraints.schema.presence import witnesses
 from niwaki.runtime.constraints.schema.strings import shortest_of
 
+VARIANTS: Final = 6  # how deep they are looked for
+LETTERS: Final = b"abcdefghijklmnopqrstuvwxyz"
+LONGEST: Final = 4
 Solve = Callable[[dict[str, Json]], bytes]
 Letters = Callable[[int], bytes]
 
@@ -142,17 +147,70 @@ class _Texts:
 
     def _array(self, schema: dict[str, Json]) -> bytes | None:
         if "x-automaton" in schema:
-            items = least_items(schema, self.of)
-            return None if items is None else b"[" + b",".join(items) + b"]"
+            found = least_items(schema, self.of)
+            return None if found is None else b"[" + b",".join(found) + b"]"
         prefix, least = schema.get("prefixItems"), schema.get("minItems", 0)
         places = prefix if isinstance(prefix, list) else []
-        items = []
+        items: list[bytes] = []
         for index in range(least if isinstance(least, int) else 0):
+            if DISTINCT in schema:
+                part = places[index] if index < len(places) else schema.get("items", True)
+                other = next((text for text in self._variants(part, VARIANTS) if text not in items), None)
+                if other is None:
+                    return None
+                items.append(other)
+                continue
             text = self.of(places[index] if index < len(places) else schema.get("items", True))
             if text is None:
                 return None
             items.append(text)
         return b"[" + b",".join(items) + b"]"
+
+    def _variants(self, schema: Json, depth: int) -> Iterator[bytes]:
+        """Different values of the schema, the short ones first; not all of them."""
+        first = self.of(schema)
+        if first is None:
+            return
+        yield first
+        if not isinstance(schema, dict) or not schema:
+            yield from (str(number).encode() for number in count(1))
+        elif isinstance(reference := schema.get("$ref"), str):
+            if depth:
+                yield from self._variants(self.definitions[reference.removeprefix("#/$defs/")], depth - 1)
+        elif isinstance(branches := schema.get("anyOf"), list):
+            for branch in branches if depth else ():
+                yield from self._variants(branch, depth - 1)
+        elif isinstance(values := schema.get("enum"), list):
+            yield from (json_text(value).encode() for value in values)
+        else:
+            kinds = schema.get("type")
+            for kind in kinds if isinstance(kinds, list) else [kinds]:
+                yield from self._variants_of_kind(str(kind), schema, depth)
+
+    def _variants_of_kind(self, kind: str, schema: dict[str, Json], depth: int) -> Iterator[bytes]:
+        match kind:
+            case "boolean":
+                yield from (b"true", b"false")
+            case "integer" | "number" if "not" not in schema:
+                yield from _whole_numbers(schema)
+            case "string" if "pattern" not in schema:
+                least, most = _number_or(schema.get("minLength"), 0), _number_or(schema.get("maxLength"), LONGEST)
+                for size in range(max(1, least), max(least, most) + 1):
+                    for head in product(LETTERS, repeat=min(size, 4)):
+                        yield b'"%s"' % (bytes(head) + b"a" * (size - 4))
+            case "object":
+                required = schema.get("required")
+                properties = schema.get("properties")
+                known = properties if isinstance(properties, dict) else {}
+                wanted = [name for name in known if isinstance(required, list) and name in required]
+                texts = {name: text for name in wanted if (text := self.of(known[name])) is not None}
+                for name in wanted if depth else ():
+                    for text in self._variants(known[name], depth - 1):
+                        pairs = {**texts, name: text}
+                        yield b"{%s}" % b",".join(json_text(key).encode() + b":" + pairs[key] for key in wanted)
+                for name, value in known.items() if depth and not wanted else ():
+                    for text in self._variants(value, depth - 1):
+                        yield b"{%s:%s}" % (json_text(name).encode(), text)
 
     def _object(self, schema: dict[str, Json]) -> bytes | None:
         properties, required, least = schema.get("properties"), schema.get("required"), schema.get("minProperties", 0)
@@ -184,6 +242,25 @@ class _Texts:
         if key not in self._solved:
             self._solved[key] = self._solve(alone)
         return self._solved[key]
+
+
+def _whole_numbers(schema: dict[str, Json]) -> Iterator[bytes]:
+    """Whole numbers within the bounds, those near a bound or 0 first."""
+    low, high = _bound(schema, "minimum"), _bound(schema, "maximum")
+    over, under = _bound(schema, "exclusiveMinimum"), _bound(schema, "exclusiveMaximum")
+    first = _number(schema)
+    step = (_bound(schema, "multipleOf") or Fraction(1)).numerator
+    for sign in (1, -1):
+        for index in count(1) if first is not None else ():
+            number = int(first or 0) + sign * index * step
+            is_over = (high is not None and number > high) or (under is not None and number >= under)
+            if is_over or (low is not None and number < low) or (over is not None and number <= over):
+                break
+            yield str(number).encode()
+
+
+def _number_or(value: Json, other: int) -> int:
+    return value if isinstance(value, int) else other
 
 
 def _least(texts: list[bytes | None]) -> bytes | None:
