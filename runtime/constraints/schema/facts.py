@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from operator import attrgetter
@@ -150,6 +151,38 @@ def both(one: Way, other: Way) -> Way | None:
         values.append(a if b == default or a == b else b if a == default else _joined(name, a, b))
     way = Way(*values)  # type: ignore[arg-type]  # each value is of its field's type
     return None if contradicts(way) else way
+
+
+def without_stricter(ways: Sequence[Way]) -> list[Way]:
+    """The same values in fewer ways: without those that ask for all that another does, and more."""
+    numbers: dict[object, int] = {}
+    asked = [sum(1 << numbers.setdefault(fact, len(numbers)) for fact in _facts(way)) for way in ways]
+    kept: list[int] = []
+    places: list[int] = []
+    for place in sorted(range(len(ways)), key=lambda place: asked[place].bit_count()):
+        if not any(known & asked[place] == known for known in kept):
+            kept.append(asked[place])
+            places.append(place)
+    return [ways[place] for place in sorted(places)]
+
+
+def _facts(way: Way) -> set[object]:
+    """Each of them narrows the way. What is evaluated is told of values, and no way of another is left out for it."""
+    found: set[object] = {("seen", way.seen_names, way.seen_patterns, way.seen_all, way.seen_items)}
+    found.add(("seen", way.seen_all_items, way.seen_contained))
+    for name, default in _FACTS:
+        value = getattr(way, name)
+        if name.startswith("seen") or value == default:
+            continue
+        if name == "values":
+            found.add((name, tuple(map(identity, value))))
+        elif name == "excluded":
+            found.update((name, identity(one)) for one in value)
+        elif isinstance(default, tuple) and name != "names":
+            found.update((name, one) for one in value)
+        else:
+            found.add((name, value))
+    return found
 
 
 def _joined(name: str, a: object, b: object) -> object:

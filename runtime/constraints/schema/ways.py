@@ -12,7 +12,7 @@ from typing import Final
 
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.schema.document import Json, Watch, escaped, refused
-from niwaki.runtime.constraints.schema.facts import FREE, KINDS, NEVER, Atom, State, Way, both
+from niwaki.runtime.constraints.schema.facts import FREE, KINDS, NEVER, Atom, State, Way, both, without_stricter
 from niwaki.runtime.constraints.schema.keywords import (
     KEYWORDS,
     KIND_OF,
@@ -171,11 +171,15 @@ class Expander:
             return ways
         if any(way.is_free for way in ways) and not any(way.has_annotations for way in ways):
             return [FREE[ways[0].kind]]
-        distinct = {way.key(): way for way in ways}
+        distinct = [*{way.key(): way for way in ways}.values()]
+        if len(distinct) > MAX_WAYS:  # only then: it takes longer than all else
+            distinct = without_stricter(distinct)
+        if len(distinct) > MAX_WAYS:
+            distinct = [way for way in distinct if not self.is_empty(way)]
         if len(distinct) > MAX_WAYS:
             count = len(distinct)
             raise refused(pointer, f"it has {count} alternatives when written out, at most {MAX_WAYS}; simplify it")
-        return list(distinct.values())
+        return distinct
 
     # -- applicators in place (core 10.2)
 
