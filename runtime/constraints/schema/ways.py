@@ -163,7 +163,10 @@ class Expander:
         self._steps += len(ways) * len(others)
         if self._steps > MAX_STEPS:
             raise refused(pointer, "its combinations are too many to work out; simplify it")
-        joined = [way for one in ways for other in others if (way := both(one, other)) is not None]
+        joined: Ways = []
+        for one in ways:
+            self._watch.check()
+            joined += [way for other in others if (way := both(one, other)) is not None]
         return self._limited(joined, pointer)
 
     def _limited(self, ways: Ways, pointer: str) -> Ways:
@@ -173,7 +176,9 @@ class Expander:
             return [FREE[ways[0].kind]]
         distinct = [*{way.key(): way for way in ways}.values()]
         if len(distinct) > MAX_WAYS:  # only then: it takes longer than all else
+            self._watch.check()
             distinct = without_stricter(distinct)
+            self._watch.check()
         if len(distinct) > MAX_WAYS:
             distinct = [way for way in distinct if not self.is_empty(way)]
         if len(distinct) > MAX_WAYS:
