@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # ships no types
+from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 
 from niwaki.runtime.api import ConstraintError, JsonSchema, Spacing
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
@@ -271,6 +272,19 @@ def test_most_of_these_schemas_are_enforced(compiler: ConstraintCompiler) -> Non
         for least in (0, 1)
     )
     assert taken >= 36
+
+
+def test_the_meta_schema_is_enforced_with_its_parts_under_defs(compiler: ConstraintCompiler) -> None:
+    parts = {uri: REGISTRY.contents(uri) for uri in REGISTRY if "draft/2020-12" in uri}
+    matcher = compiled(compiler, {"$ref": "https://json-schema.org/draft/2020-12/schema", "$defs": parts})
+    assert matcher is not None
+    for value in (
+        {}, True, {"type": "object"}, {"type": "x"}, {"type": ["null", "null"]}, {"type": ["null", "array"]},
+        {"required": ["a", "b"]}, {"required": ["a", "a"]}, {"$defs": {"a": {"minLength": 1}}}, {"minLength": -1},
+        {"$defs": {"a": {"minLength": -1}}}, {"items": {"enum": [1, 1]}}, {"items": {"required": ["a", "a"]}}, 3,
+    ):  # fmt: skip
+        is_valid = Draft202012Validator(Draft202012Validator.META_SCHEMA).is_valid(value)
+        assert takes(matcher, json.dumps(value, separators=(",", ":"))) == is_valid, value
 
 
 def test_the_check_stands_only_beside_schemas_that_need_it(compiler: ConstraintCompiler) -> None:
