@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from numpy import ndarray
 
 from niwaki.radix.tree import Node, Root
 
@@ -13,15 +14,20 @@ INT32 = np.dtype(np.int32)  # comparing with a dtype is much quicker than with t
 
 
 def demand_token_ids(ids: TokenIds) -> None:
-    if not isinstance(ids, np.ndarray) or ids.dtype != INT32 or ids.ndim != 1:
-        shown = f"{ids.dtype} of shape {ids.shape}" if isinstance(ids, np.ndarray) else type(ids).__name__
-        raise TypeError(f"token ids must be a NumPy array of int32 with one dimension, got {shown}")
+    if not isinstance(ids, ndarray) or ids.dtype != INT32 or ids.ndim != 1:
+        raise _not_token_ids(ids)
 
 
 def pack(ids: TokenIds) -> bytes:
     """Tokens as bytes in memory order, 4 each."""
-    demand_token_ids(ids)
+    if not isinstance(ids, ndarray) or ids.dtype != INT32 or ids.ndim != 1:  # `demand_token_ids`, without a call
+        raise _not_token_ids(ids)
     return ids.tobytes()
+
+
+def _not_token_ids(ids: object) -> TypeError:
+    shown = f"{ids.dtype} of shape {ids.shape}" if isinstance(ids, ndarray) else type(ids).__name__
+    return TypeError(f"token ids must be a NumPy array of int32 with one dimension, got {shown}")
 
 
 def path_pages(node: Node) -> list[int]:

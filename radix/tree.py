@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
-from niwaki.radix.children import TOKEN_BYTES, Children, common_tokens
+from niwaki.radix.children import PAIR_BYTES, TOKEN_BYTES, Children, common_tokens
 from niwaki.radix.eviction import MOST, Eviction, least_recently_used
 
 
@@ -24,6 +24,7 @@ class Node:
 
     __slots__ = (
         "children",
+        "head",
         "hits",
         "key",
         "moved_to",
@@ -36,8 +37,9 @@ class Node:
         "stamp",
     )
 
-    def __init__(self, key: bytes, pages: list[int], parent: Node | None, stamp: int) -> None:
+    def __init__(self, key: bytes, head: bytes, pages: list[int], parent: Node | None, stamp: int) -> None:
         self.key = key
+        self.head = head  # its first page: the same object as in the parent's map, where equal ones would be compared
         self.pages = pages
         self.parent = parent
         self.stamp = (
@@ -58,7 +60,7 @@ class Root(Node):
     __slots__ = ("namespace",)
 
     def __init__(self, namespace: str) -> None:
-        super().__init__(b"", [], None, 0)
+        super().__init__(b"", b"", [], None, 0)
         self.namespace = namespace
 
 
@@ -83,9 +85,10 @@ class Tree:
         self.num_protected_pages = 0  # pages of nodes with protected > 0
         self.num_nodes = 0  # roots not counted
         self.num_key_bytes = 0
-        # Who may be evicted, with stale entries. Ranks mostly come in rising order, in a queue of (rank, leaf);
-        # the rest (parents that become leaves, pinned leaves) in a heap of (rank, number, leaf).
-        self._queue: deque[tuple[int, Node]] = deque()
+        # Who may be evicted, with stale entries. Ranks mostly come in rising order, in a queue; the
+        # rest (parents that become leaves, pinned leaves) in a heap of (rank, number, leaf).
+        self._queue: deque[Node] = deque()
+        self._queued_ranks: deque[int] = deque()  # beside it: a tuple each would be one more thing to look at, and cold
         self._heap: list[tuple[int, int, Node]] = []
         self._last_rank = 0  # of the queue
         self._num_heaped = 0  # since the start
@@ -114,7 +117,11 @@ class Tree:
             children = node.children
             if children is None or not head:
                 return node, len(node.pages), pos // page_bytes, None, 0
-            child = children.get(head)
+            pairs = children.pairs
+            if pairs is not None and not pairs.marks[hash(head[:PAIR_BYTES]) & pairs.mask]:
+                child = None  # no child begins so: to look at the marks first is one look less where nothing is cached
+            else:
+                child = children.get(head)
             if child is None or len(head) < page_bytes:
                 source, num_tail = children.nearest(head) if names_source else (None, children.shared(head))
                 return node, len(node.pages), pos // page_bytes, source, num_tail
@@ -163,13 +170,15 @@ class Tree:
         assert parent is not None
         assert 0 < num_pages < len(node.pages)
         at = num_pages * self.page_bytes
-        upper = Node(node.key[:at], node.pages[:num_pages], parent, node.stamp)
+        upper = Node(node.key[:at], node.head, node.pages[:num_pages], parent, node.stamp)
         upper.hits, upper.priority = node.hits, node.priority
         upper.children = Children(self.page_bytes)
-        upper.children.add(node.key[at : at + self.page_bytes], node)
+        head = node.key[at : at + self.page_bytes]
+        upper.children.add(head, node)
         upper.protected = 1 if node.protected else 0
         assert parent.children is not None
-        parent.children.replace(node.key[: self.page_bytes], upper)
+        parent.children.replace(node.head, upper)
+        node.head = head
         node.key = node.key[at:]
         node.pages = node.pages[num_pages:]
         node.parent = upper
@@ -178,14 +187,14 @@ class Tree:
 
     def attach(self, parent: Node, key: bytes, pages: list[int], stamp: int, priority: int = 0) -> Node:
         """Add a leaf, to be locked or given a child next. No child of `parent` may start with the same page."""
-        node = Node(key, pages, parent, stamp)
+        head = key[: self.page_bytes]
+        node = Node(key, head, pages, parent, stamp)
         node.priority = priority
         if parent.children is None:
             parent.children = Children(self.page_bytes)
-        first_page = key[: self.page_bytes]
-        parent.children.add(first_page, node)
+        parent.children.add(head, node)
         if self.on_begin is not None and isinstance(parent, Root):
-            self.on_begin(parent.namespace, first_page)
+            self.on_begin(parent.namespace, head)
         self.num_nodes += 1
         self.num_pages += len(pages)
         self.num_key_bytes += len(key)
@@ -204,20 +213,21 @@ class Tree:
 
     def detach(self, leaf: Node, heir: Node) -> list[int]:
         """Take an unprotected leaf out of the tree; `heir` inherits its pins. Returns its pages."""
-        parent = leaf.parent
+        parent, key, pages = leaf.parent, leaf.key, leaf.pages
         assert parent is not None
-        assert not leaf.children
+        assert leaf.children is None
         assert not leaf.protected
-        assert parent.children is not None
-        parent.children.remove(leaf.key[: self.page_bytes])
-        if not parent.children:
+        siblings = parent.children
+        assert siblings is not None
+        siblings.remove(leaf.head)
+        if not siblings:
             parent.children = None
         leaf.parent, leaf.moved_to, leaf.queued_rank = None, heir, 0
+        leaf.key, leaf.head, leaf.pages = b"", b"", []
         heir.pins += leaf.pins
         self.num_nodes -= 1
-        self.num_pages -= len(leaf.pages)
-        self.num_key_bytes -= len(leaf.key)
-        pages, leaf.pages, leaf.key = leaf.pages, [], b""
+        self.num_pages -= len(pages)
+        self.num_key_bytes -= len(key)
         return pages
 
     def absorbed_by(self, node: Node, head: bytes) -> list[Node]:
@@ -313,45 +323,57 @@ class Tree:
         node.queued_rank = rank
         if self._last_rank <= rank < MOST:
             self._last_rank = rank
-            self._queue.append((rank, node))
+            self._queue.append(node)
+            self._queued_ranks.append(rank)
         else:
             self._num_heaped += 1
             heappush(self._heap, (rank, self._num_heaped, node))
         if len(self._heap) + len(self._queue) > 2 * self.num_nodes + 64:
-            self._queue = deque(entry for entry in self._queue if entry[0] == entry[1].queued_rank)
-            self._heap = [entry for entry in self._heap if entry[0] == entry[2].queued_rank]
+            valid = [(rank, leaf) for rank, leaf in self._queued() if rank == leaf.queued_rank]
+            self._queue.clear()  # in place, and the heap as well: `evict` may be looking at them
+            self._queued_ranks.clear()
+            self._queue.extend(leaf for _, leaf in valid)
+            self._queued_ranks.extend(rank for rank, _ in valid)
+            self._heap[:] = [entry for entry in self._heap if entry[0] == entry[2].queued_rank]
             heapify(self._heap)
 
     def evict(self, num_pages: int) -> list[int]:
         """Drop `num_pages` pages, at most `num_evictable`: leaves in the policy's order, each from its end."""
+        queue, ranks, heap = self._queue, self._queued_ranks, self._heap
         dropped: list[int] = []
-        while len(dropped) < num_pages:
-            if self._queue and (not self._heap or self._queue[0][0] < self._heap[0][0]):
-                rank, leaf = self._queue.popleft()
+        wanted = num_pages
+        while wanted > 0:
+            if queue and (not heap or ranks[0] < heap[0][0]):
+                rank, leaf = ranks.popleft(), queue.popleft()
             else:
-                rank, _, leaf = heappop(self._heap)
+                rank, _, leaf = heappop(heap)
             if rank != leaf.queued_rank:
                 continue
             leaf.queued_rank = 0
-            if leaf.children or leaf.protected:
+            if leaf.protected or leaf.children is not None:
                 continue  # queued again when that ends
             if leaf.pins and rank < MOST:  # pinned since it was queued
                 self.enqueue(leaf)
                 continue
-            wanted = num_pages - len(dropped)
+            num_left = len(leaf.pages) - wanted
             if self.on_drop is not None:
-                self.on_drop(leaf, max(0, len(leaf.pages) - wanted))
-            if wanted < len(leaf.pages):
+                self.on_drop(leaf, max(0, num_left))
+            if num_left > 0:
                 dropped += self._trim(leaf, wanted)
                 self.enqueue(leaf)
-                continue
+                break
+            wanted = -num_left
             parent = leaf.parent
             assert parent is not None
-            dropped += self.detach(leaf, heir=parent)
+            dropped += self.detach(leaf, parent)
             if parent.children is None:
                 self.enqueue(parent)
                 self.drop_if_idle(parent)
         return dropped
+
+    def _queued(self) -> Iterator[tuple[int, Node]]:
+        """The queue's entries, stale ones too."""
+        return zip(self._queued_ranks, self._queue, strict=True)
 
     def _rank(self, leaf: Node) -> int:
         """Pinned leaves stand behind every unpinned one."""
@@ -385,9 +407,9 @@ class Tree:
         Raises:
             AssertionError: with the reason.
         """
-        queued = {leaf for rank, leaf in self._queue if leaf.queued_rank == rank}
+        queued = {leaf for rank, leaf in self._queued() if leaf.queued_rank == rank}
         queued |= {leaf for rank, _, leaf in self._heap if leaf.queued_rank == rank}
-        assert all(a[0] <= b[0] for a, b in pairwise(self._queue)), "the eviction queue is in order"
+        assert all(a <= b for a, b in pairwise(self._queued_ranks)), "the eviction queue is in order"
         num_nodes = num_pages = num_protected_pages = num_key_bytes = 0
         everything = [*self.roots.values(), *self.nodes()]
         for node in everything:
@@ -398,6 +420,7 @@ class Tree:
                 for key, child in node.children.items():
                     assert child.parent is node, "a child knows its parent"
                     assert key == child.key[: self.page_bytes], "a child key is the first page of the child"
+                    assert key is child.head, "and known to it"
             expected = locks.get(node, 0) + sum(child.protected > 0 for child in children)
             assert node.protected == expected, f"protected is {node.protected}, the locks say {expected}"
             assert node.pins == pins.get(node, 0), f"pins is {node.pins}, the handles say {pins.get(node, 0)}"

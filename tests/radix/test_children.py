@@ -52,15 +52,15 @@ def test_which_pairs_of_tokens_keys_begin_with_is_known_of_all_that_came_since(m
         if len(known) > 40:
             tested.remove(known.pop(0))
         key = b"".join(token.to_bytes(4, "little") for token in (number % 7, number, number % 5))
-        before = tested._pairs
+        before = tested.pairs
         tested.add(key, number)
         known.append(key)
-        made += tested._pairs is not before
+        made += tested.pairs is not before
         tested.check()
         assert all(tested.shared(one) == 3 for one in known)
         assert tested.shared(key[:8] + b"\xff" * 4) == 2
         assert tested.shared(key[:4] + b"\xff" * 8) == 1
         assert tested.shared(b"\xff" * 12) == 0
     assert 3 < made < 60, "made anew as keys come, each time of those that are there, and not for each of them"
-    assert tested._pairs is not None
-    assert len(tested._pairs.marks) <= children.MAX_SLOTS * 64
+    assert tested.pairs is not None
+    assert len(tested.pairs.marks) <= children.MAX_SLOTS * 64

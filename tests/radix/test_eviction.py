@@ -80,7 +80,7 @@ def test_a_prompt_outlives_the_outputs_below_it(policy: str) -> None:
 
 
 def test_ranks_stay_below_the_rank_of_pinned_leaves() -> None:
-    node = Node(b"", [], None, (1 << STAMP_BITS) - 1)
+    node = Node(b"", b"", [], None, (1 << STAMP_BITS) - 1)
     node.hits = 1 << 40
     for priority in (-(10**9), 0, HIGHEST_PRIORITY, 10**9):
         node.priority = priority
