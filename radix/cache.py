@@ -15,7 +15,7 @@ from niwaki.radix.beginnings import Beginnings
 from niwaki.radix.children import TOKEN_BYTES
 from niwaki.radix.evicted import LastEvicted, OnEvict, TierOf
 from niwaki.radix.eviction import EVICTIONS
-from niwaki.radix.handles import CacheStats, Lease, Match, Pin, demand_open, demand_same_path, demand_written
+from niwaki.radix.handles import CacheStats, Lease, Match, Pin, demand_open, demand_written, packed_behind
 from niwaki.radix.outline import OutlineNode, outline
 from niwaki.radix.pages import PageCopy, PagePool
 from niwaki.radix.paths import INT32, TokenIds, pack, path_key, path_pages
@@ -204,7 +204,7 @@ class Cache:
         tree.lock(node)
         if source is not None:
             tree.lock(source)  # its page must not be one of those that make room for the copy
-        num_own = max(0, self._pages_for(room_for) - num_shared)
+        num_own = max(0, -(-room_for // self.page_size) - num_shared)
         own = self._take(max(num_own, 1 if source is not None else 0))
         if own is None and source is not None:
             self._unlock(source)
@@ -232,7 +232,7 @@ class Cache:
         False, with nothing changed, when there are not enough pages that nobody locks.
         """
         demand_open(lease)
-        missing = self._pages_for(num_tokens) - len(lease.page_ids)
+        missing = -(-num_tokens // self.page_size) - len(lease.page_ids)
         if missing <= 0:
             return True
         more = self._take(missing)
@@ -256,12 +256,15 @@ class Cache:
         if not self.enabled:
             return
         self._clock += 1
-        num_full = num_written // self.page_size
-        if num_full > lease._num_shared:
-            self._share_full_pages(lease, ids, num_full)
+        num_full, num_tail = divmod(num_written, self.page_size)
+        offers_tail = share_tail and num_tail > 0
+        if offers_tail or num_full > lease._num_shared:
+            written = packed_behind(lease, ids, num_written, self.page_size)
+            if num_full > lease._num_shared:
+                self._share_full_pages(lease, written, num_full)
+            if offers_tail:
+                self._offer_tail(lease, written[-num_tail * TOKEN_BYTES :])
         lease._node.stamp = self._clock
-        if share_tail and num_written % self.page_size:
-            self._offer_tail(lease, ids, num_written)
 
     def release(self, lease: Lease, ids: TokenIds, num_written: int) -> None:
         """The request is over, or preempted: what it wrote goes into the tree, the partial last page included.
@@ -364,15 +367,14 @@ class Cache:
 
     # -- sharing what was written -----------------------------------------------------------------------------------
 
-    def _share_full_pages(self, lease: Lease, ids: TokenIds, num_full: int) -> None:
+    def _share_full_pages(self, lease: Lease, written: bytes, num_full: int) -> None:
         """Move the lock of `lease` down to page `num_full`: through equal pages of the tree, then through its own."""
         tree, page_bytes = self._tree, self._tree.page_bytes
-        demand_same_path(lease, ids, self.page_size)
-        query = ids[lease._num_shared * self.page_size : num_full * self.page_size].tobytes()
+        query = written[: (num_full - lease._num_shared) * page_bytes]
         node, index, pos = lease._node, lease._num_shared, 0
         duplicates: list[int] = []
         while index < num_full:
-            child = tree.child_with(node, query[pos : pos + page_bytes])
+            child = None if node.children is None else node.children.get(query[pos : pos + page_bytes])
             if child is None:
                 own_locks = int(node is lease._node)
                 node = self._grow(node, query[pos:], lease.page_ids[index:num_full], own_locks, lease._priority)
@@ -390,7 +392,8 @@ class Cache:
             tree.move_lock(lease._node, node)
             lease._node = node
         lease._num_shared = num_full
-        self._pool.give(duplicates)
+        if duplicates:
+            self._pool.give(duplicates)
 
     def _grow(self, node: Node, key: bytes, pages: list[int], own_locks: int, priority: int) -> Node:
         """Put `pages` below `node`, in place of the partial leaves that they make superfluous. Returns the last node.
@@ -414,11 +417,9 @@ class Cache:
         node.priority = max(node.priority, priority)
         return node
 
-    def _offer_tail(self, lease: Lease, ids: TokenIds, num_written: int) -> None:
+    def _offer_tail(self, lease: Lease, tail: bytes) -> None:
         """Put the unfinished page of `lease` into the tree as a leaf that it keeps locked, and goes on writing."""
         tree, index, offered = self._tree, lease._num_shared, lease._tail
-        demand_same_path(lease, ids, self.page_size)
-        tail = ids[index * self.page_size : num_written].tobytes()
         if offered is not None and offered.key == tail:
             return
         lease._tail = None
@@ -444,15 +445,12 @@ class Cache:
 
     # -- small steps ------------------------------------------------------------------------------------------------
 
-    def _pages_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.page_size)
-
     def _take(self, num_pages: int) -> list[int] | None:
         """Pages from the pool, after evicting as many as it lacks; None, and nothing evicted, if there are too few."""
         missing = num_pages - self._pool.num_free
-        if missing > self.num_evictable:
-            return None
         if missing > 0:
+            if missing > self.num_evictable:
+                return None
             self._evict(missing)
         return self._pool.take(num_pages)
 
@@ -471,10 +469,14 @@ class Cache:
     def _unlock(self, node: Node) -> None:
         tree = self._tree
         tree.unlock(node)
-        heir = None if node.protected else self._heir_of_subsumed(node)
-        if heir is not None:
-            self._pool.give(tree.detach(node, heir))
-        tree.drop_if_idle(node)
+        if node.protected:
+            return
+        if node.parent is None:
+            tree.drop_if_idle(node)
+        elif len(node.key) < tree.page_bytes:
+            heir = self._heir_of_subsumed(node)
+            if heir is not None:
+                self._pool.give(tree.detach(node, heir))
 
     def _heir_of_subsumed(self, leaf: Node) -> Node | None:
         """Who inherits the pins of a leaf that a sibling subsumes: of that sibling, the first page alone."""

@@ -90,7 +90,7 @@ class Children(dict[bytes, T]):
             self.num_partial += 1
         if self.pairs is not None:
             self._sort_in(key)
-            if self.pairs.room:
+            if self.pairs.room > 0:
                 self.pairs.add(key)
             else:
                 self._mark()

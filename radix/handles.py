@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from numpy import ndarray
+
+from niwaki.radix.children import TOKEN_BYTES
 from niwaki.radix.pages import PageCopy
-from niwaki.radix.paths import TokenIds, demand_token_ids
+from niwaki.radix.paths import INT32, TokenIds, demand_token_ids
 from niwaki.radix.tree import Node
 
 
@@ -82,19 +85,28 @@ def demand_open(handle: Lease | Pin) -> None:
 
 
 def demand_written(lease: Lease, ids: TokenIds, num_written: int, page_size: int) -> None:
-    demand_open(lease)
-    demand_token_ids(ids)
-    least = lease._num_shared * page_size
-    most = min(len(ids), len(lease.page_ids) * page_size)
-    if not least <= num_written <= most:
+    if not lease._is_open:  # asked here: where nothing is warm, a call of its own costs as much as all the rest
+        demand_open(lease)
+    if not isinstance(ids, ndarray) or ids.dtype != INT32 or ids.ndim != 1:
+        demand_token_ids(ids)
+    least, pages = lease._num_shared * page_size, len(lease.page_ids)
+    if not least <= num_written <= pages * page_size or num_written > len(ids):
         raise ValueError(
-            f"num_written must be from {least} (shared already) to {most} (there are {len(ids)} ids and "
-            f"{len(lease.page_ids)} pages), got {num_written}"
+            f"num_written must be from {least} (shared already) to {min(len(ids), pages * page_size)} "
+            f"(there are {len(ids)} ids and {pages} pages), got {num_written}"
         )
 
 
-def demand_same_path(lease: Lease, ids: TokenIds, page_size: int) -> None:
-    """Refuse ids that cannot be those of the lease, by its last shared page: a cheap guard for a costly mistake."""
+def packed_behind(lease: Lease, ids: TokenIds, num_written: int, page_size: int) -> bytes:
+    """`ids` from the end of what the lease shares to `num_written`, packed.
+
+    Refuses ids that cannot be those of the lease, by its last shared page: a cheap guard for a costly mistake.
+    """
     stop = lease._num_shared * page_size
-    if stop and not lease._node.key.endswith(ids[stop - page_size : stop].tobytes()):
+    if not stop:
+        return ids[:num_written].tobytes()
+    packed = ids[stop - page_size : num_written].tobytes()
+    page_bytes = page_size * TOKEN_BYTES
+    if not lease._node.key.endswith(packed[:page_bytes]):
         raise ValueError(f"ids[{stop - page_size}:{stop}] are not the tokens that this lease shares there")
+    return packed[page_bytes:]

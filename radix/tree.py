@@ -136,10 +136,6 @@ class Tree:
             num_tail = common_tokens(key[at : at + page_bytes], query[pos + at : pos + at + page_bytes])
             return child, num_same, pos // page_bytes + num_same, child if num_tail else None, num_tail
 
-    def child_with(self, node: Node, first_page: bytes) -> Node | None:
-        """The child whose first page is exactly `first_page`."""
-        return None if node.children is None else node.children.get(first_page)
-
     def child_from(self, node: Node, head: bytes) -> Node | None:
         """A child of `node` that starts with `head`, a page or less."""
         if node.children is None:
@@ -315,9 +311,11 @@ class Tree:
 
     def enqueue(self, node: Node) -> None:
         """Put a node that may be evicted in line, unless it is there at its rank. An older entry of it is stale."""
-        if node.protected or node.children or node.parent is None:
+        if node.protected or node.children is not None or node.parent is None:
             return
-        rank = self._rank(node)
+        rank = self.eviction(node)
+        if node.pins:  # behind every unpinned one
+            rank += MOST
         if rank == node.queued_rank:
             return
         node.queued_rank = rank
@@ -374,11 +372,6 @@ class Tree:
     def _queued(self) -> Iterator[tuple[int, Node]]:
         """The queue's entries, stale ones too."""
         return zip(self._queued_ranks, self._queue, strict=True)
-
-    def _rank(self, leaf: Node) -> int:
-        """Pinned leaves stand behind every unpinned one."""
-        rank = self.eviction(leaf)
-        return rank + MOST if leaf.pins else rank
 
     def _trim(self, leaf: Node, num_pages: int) -> list[int]:
         keep = len(leaf.pages) - num_pages
