@@ -25,6 +25,8 @@ from niwaki.runtime.constraints.protocol import Matcher
 from niwaki.runtime.counters import Counters
 from niwaki.runtime.decoding import Decoding, pages_of
 from niwaki.runtime.drafts import DRAFT_ROWS, NOTHING, echo_tokens
+from niwaki.runtime.faults import told
+from niwaki.runtime.forced import force
 from niwaki.runtime.kv_pages import KVPages
 from niwaki.runtime.pause import Pause
 from niwaki.runtime.redraw import sample_within
@@ -92,12 +94,12 @@ class EngineCore:
         for request in requests:
             try:
                 reason = self._force(request)
-            except NiwakiError as error:
-                self.abort(request.job, error)
+                if reason is None:
+                    self._roster.waiting.append(request)
+                self._tell(request, reason)
+            except Exception as error:
+                self.abort(request.job, told(error))
                 return
-            if reason is None:
-                self._roster.waiting.append(request)
-            self._tell(request, reason)
 
     def abort(self, job: Job, error: NiwakiError | None = None) -> None:
         """End every request of the job. What it had computed stays in the tree, as far as it was fully written."""
@@ -392,24 +394,37 @@ class EngineCore:
         if drawing:
             self._draw(drawing, rows_of(logits, [row for _, row in drawing]), masks)
         for request, guess, first in drafts:
-            self._check_draft(request, guess, logits[first : first + 1 + len(guess)], masks)
+            try:
+                self._check_draft(request, guess, logits[first : first + 1 + len(guess)], masks)
+            except Exception as error:
+                self._fail_request(request, told(error))
         for request, _ in batch:
             if request.is_computed and not request.samples and request.id in self._roster.running:
-                self._finish(request, FinishReason("length"))
+                try:
+                    self._finish(request, FinishReason("length"))
+                except Exception as error:
+                    self._fail_request(request, told(error))
 
     def _read(self, reading: Sequence[tuple[Request, int, int, int]], logits: torch.Tensor) -> None:
         """Log-probabilities of tokens that are known: those of the prompt, and forced ones."""
         for request, first_row, first, count in reading:
-            targets = request.ids[first + 1 : first + 1 + count]
-            read = token_logprobs(logits[first_row : first_row + count], targets, request.params.top_logprobs_num)
-            for position, entry in enumerate(read, start=first + 1):
-                if position < request.num_prompt:
-                    request.note_prompt(position, entry)
-                elif request.num_unshown:
-                    reason = request.show(replace(entry, allowed=1), self._end_ids)
-                    if reason is not None:
-                        self._finish(request, reason)
-                        break
+            try:
+                self._note(request, first, logits[first_row : first_row + count])
+            except Exception as error:
+                self._fail_request(request, told(error))
+
+    def _note(self, request: Request, first: int, logits: torch.Tensor) -> None:
+        """`logits`: behind the tokens from `first` on."""
+        targets = request.ids[first + 1 : first + 1 + len(logits)]
+        read = token_logprobs(logits, targets, request.params.top_logprobs_num)
+        for position, entry in enumerate(read, start=first + 1):
+            if position < request.num_prompt:
+                request.note_prompt(position, entry)
+            elif request.num_unshown:
+                reason = request.show(replace(entry, allowed=1), self._end_ids)
+                if reason is not None:
+                    self._finish(request, reason)
+                    break
 
     def _draw(self, drawing: Sequence[tuple[Request, int]], logits: torch.Tensor, masks: FilledMasks) -> None:
         ready: list[Request] = []
@@ -421,7 +436,11 @@ class EngineCore:
             if isinstance(mask, NiwakiError):  # a fault belongs to its request
                 self._fail_request(request, mask)
                 continue
-            rows.append(request.sample_row(mask, self._end_ids))
+            try:
+                rows.append(request.sample_row(mask, self._end_ids))
+            except Exception as error:
+                self._fail_request(request, told(error))
+                continue
             matcher = request.matcher
             texts.append(None if matcher is None or mask is None else (matcher, request.remaining_new))
             ready.append(request)
@@ -443,11 +462,13 @@ class EngineCore:
                 settled = request.healing.settled(sampled.token_id, request.matcher, request.remaining_new)
                 sampled = sampled if settled == sampled.token_id else Sampled(settled)
             reason = request.take(sampled, self._end_ids, is_accepted=is_accepted) or self._force(request)
-        except NiwakiError as error:
-            self._fail_request(request, error)
-            return
-        self.counters.generated_tokens += 1  # a healed one, too
-        self._tell(request, reason)
+            self.counters.generated_tokens += 1  # a healed one, too
+            self._tell(request, reason)
+        except Exception as error:
+            self._fail_request(request, told(error))
+
+    def _force(self, request: Request) -> FinishReason | None:
+        return force(request, self._boundaries, self._end_ids, self.counters)
 
     def _tell(self, request: Request, reason: FinishReason | None) -> None:
         if reason is not None:
@@ -456,28 +477,6 @@ class EngineCore:
             delta = request.next_delta()
             if delta is not None:
                 request.job.generation.push(delta)
-
-    def _force(self, request: Request) -> FinishReason | None:
-        """Add the tokens about which the constraint leaves no choice, as the tokenizer would write them: they ride in
-        the request's next row. Returns why the request ends, if it does."""
-        matcher, boundaries = request.matcher, self._boundaries
-        if matcher is None or boundaries is None or request.healing is not None:
-            return None
-        reason = None
-        while reason is None and request.remaining_new:
-            forced = matcher.forced_text()
-            token_ids = boundaries.tokens_of(request.text_tail(), forced) if forced.text else ()
-            if not token_ids or len(token_ids) > request.remaining_new:
-                break
-            for token_id in token_ids:
-                matcher.accept(token_id)
-            if not matcher.fits(request.remaining_new - len(token_ids)):  # a shorter way to write it may fit
-                matcher.rollback(len(token_ids))
-                break
-            self.counters.forced_tokens += len(token_ids)
-            self.counters.generated_tokens += len(token_ids)
-            reason = request.force(token_ids, self._end_ids)
-        return reason
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         self._roster.leave(request)

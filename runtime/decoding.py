@@ -25,6 +25,7 @@ from niwaki.runtime.api import NiwakiError
 from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.protocol import FREE, REFUSED, Followed, Matcher
 from niwaki.runtime.drafts import Listener
+from niwaki.runtime.faults import told
 from niwaki.runtime.request import GenerateJob, Request
 from niwaki.runtime.runner import Batch
 from niwaki.runtime.sampler import PlainDraws, on_device, rows_of
@@ -184,8 +185,8 @@ class Decoding:
         made = np.zeros((self._vocab_size + 31) // 32, np.uint32)  # forgotten meanwhile, to save memory
         try:
             self._matchers[row].fill_mask_within(made, left)
-        except NiwakiError as error:
-            return error
+        except Exception as error:
+            return told(error)
         return made
 
     # -- after it -----------------------------------------------------------------------------------------------------
@@ -293,7 +294,7 @@ class Decoding:
             if looks_at:  # whoever takes it tells the matcher
                 return FREE if matcher.admits(token_id, left) else REFUSED
             return matcher.follow(token_id, left)
-        except NiwakiError:  # drawn alone it fails again, and that is its request's fault alone
+        except Exception:  # drawn alone it fails again, and that is its request's fault alone
             return REFUSED
 
     def settle(self) -> None:

@@ -17,6 +17,7 @@ import torch
 from niwaki.runtime.api import NiwakiError
 from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.protocol import MaskRow, Matcher
+from niwaki.runtime.faults import told
 from niwaki.runtime.sampler import Sampled, SampleRow, rows_of, sample
 
 MAX_REDRAWS: Final = 24  # then only the shortest ending is left: what the model wants is not to be had
@@ -43,8 +44,8 @@ def sample_within(
                     mask = _ending(row.mask, text, end_ids) if is_last else _without(row.mask, found.token_id)
                     position = rows[place].position + attempt * REDRAWN_FROM
                     refused.append((place, replace(row, mask=mask, position=position), text))
-            except NiwakiError as error:
-                drawn[place] = error
+            except Exception as error:
+                drawn[place] = told(error)
         if not refused:
             break
         again = sample(rows_of(logits, [place for place, _, _ in refused]), [row for _, row, _ in refused])

@@ -20,6 +20,7 @@ from niwaki.runtime.constraints.grammar_engine import GrammarMatcher
 from niwaki.runtime.constraints.grammar_places import Place
 from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.protocol import Matcher
+from niwaki.runtime.faults import told
 
 MAX_THREADS: Final = 8
 
@@ -75,8 +76,8 @@ class MaskFiller:
                     row = np.zeros(self._num_words, np.uint32)
                     matcher.fill_mask_within(row, remaining)
                     rows[index] = row
-            except NiwakiError as error:
-                rows[index] = error
+            except Exception as error:
+                rows[index] = told(error)
         if not alike:
             return
         if self._native is None:
