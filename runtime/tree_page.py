@@ -38,6 +38,7 @@ th:first-child, td:first-child { text-align: left; width: 100%; max-width: 0; ov
 td:first-child { font: 12.5px/1.6 ui-monospace, "DejaVu Sans Mono", monospace }
 td.locked { color: var(--sampled) } td.pinned { color: var(--cached) } td small { color: var(--soft) }
 .note { color: var(--soft); font-size: 13px }
+@media (max-width: 640px) { th:first-child, td:first-child { min-width: 17em } }
 """
 
 
@@ -129,7 +130,7 @@ def _svg(view: TreeView) -> str:
 def _drawn(node: TreeNode, box: _Box, oldest: int) -> str:
     fade = 1.0 - 0.8 * math.log1p(node.age) / math.log1p(oldest) if oldest else 1.0
     room = int((box.width - 12) / LETTER)
-    text = node.text.replace("\n", "⏎")
+    text = node.text.replace("\n", "⏎") + ("…" if node.is_cut else "")
     label = "" if room < 3 else text if len(text) <= room else text[: room - 1] + "…"
     kind = node.state if node.tier == "pool" else "lower"
     return (

@@ -114,7 +114,11 @@ def test_a_live_picture_stands_while_the_engine_does_not_answer(capsys: pytest.C
 
 
 def test_the_page_is_one_safe_file_with_every_node() -> None:
-    nodes = [node(NASTY, num_children=1), node("below", parent=0, num_tokens=300, hits=3), node("apart", age=50)]
+    nodes = [
+        node(NASTY, num_children=1),
+        node("below", parent=0, num_tokens=300, hits=3),
+        node("apart", age=50, num_tokens=300, is_cut=True),
+    ]
     usage = {"pages_held": 0, "pages_tree": 3, "pages_free": 1, "cached_tokens": 3, "prefilled_tokens": 1}
     html = draw(TreeView(NASTY, nodes, usage)).html
     page = read(html)
@@ -125,6 +129,7 @@ def test_the_page_is_one_safe_file_with_every_node() -> None:
     assert page.tags.count("tr") == 1 + 3
     assert "<b>75%</b> of all prompt tokens were not computed again" in html
     assert not re.findall(r"https?://", html)
+    assert html.count(">apart…<") == 2, "in its box and in the table"
     read(draw(TreeView("empty", [], {})).html)
 
 
