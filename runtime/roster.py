@@ -45,6 +45,8 @@ class Roster:
         )
         # Whom to preempt matters only when pages are short; measuring it for every row of every step would cost time.
         is_short = room.free_pages < 2 * len(self.running)
+        if not is_short and self.waiting:
+            is_short = len({request.params.priority for request in (*self.waiting, *self.running.values())}) > 1
         running = [self._as_running(request, is_short=is_short) for request in self.running.values()]
         waiting = [self._as_waiting(request) for request in self.waiting[:MAX_MATCHED_WAITING]]
         return scheduler.plan(waiting, running, room, self._policy)
@@ -94,6 +96,7 @@ class Roster:
             num_exclusive_pages=self._cache.num_exclusive(request.lease) if is_short else None,
             ids=request.ids[:num_tokens] if request.num_computed + 1 < num_tokens else None,
             namespace=request.namespace,
+            waited_steps=request.waited_steps,
         )
 
     def _as_waiting(self, request: Request) -> scheduler.Waiting:

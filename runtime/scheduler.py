@@ -8,7 +8,7 @@ token each, or a short run of forced ones), then chunks of prefills that are und
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -61,6 +61,7 @@ class Running:
     priority: int = 0
     ids: TokenIds | None = None  # known tokens, while it prefills: what others wait for instead of repeating it
     namespace: str = ""
+    waited_steps: int = 0  # before it was admitted
 
     @property
     def num_pending(self) -> int:
@@ -104,6 +105,8 @@ class Plan:
 def plan(waiting: Sequence[Waiting], running: Sequence[Running], room: Room, policy: Policy = "lpm") -> Plan:
     """The next step.
 
+    Who is of a higher priority than somebody who runs waits for no place: lower ones give way.
+
     Progress: while anything runs, somebody gets a row, and the first admitted of the highest priority is never
     preempted, so requests end; when nothing runs, the first request that fits an empty pool is admitted. A plan without
     rows means that there is nothing to do, or nothing that could ever fit (`fits_pool` tells that beforehand).
@@ -118,6 +121,15 @@ def plan(waiting: Sequence[Waiting], running: Sequence[Running], room: Room, pol
     admitted: tuple[int, ...] = ()
     aged = _aged(waiting, room) if policy == "lpm" else None
     if not preempted:  # what was just given up must not be taken by a newcomer
+        first = _outranking(waiting, kept)
+        if first is not None:
+            victims = _place_for(first, kept, step)
+            if victims:
+                gained = sum(map(_gain, victims))
+                stay = [request for request in kept if request not in victims]
+                made = plan(waiting, stay, replace(room, free_pages=room.free_pages + gained), policy)
+                if first.id in made.admit:
+                    return replace(made, preempt=tuple(request.id for request in victims) + made.preempt)
         admitted = _admit(waiting, kept, step, policy, aged)
     left = tuple(request.id for request in preempted)
     return Plan(tuple(step.rows), admitted, left, aged if aged in admitted else None)
@@ -160,6 +172,34 @@ def next_victim(running: Sequence[Running]) -> Running | None:
     others = [index for index in range(len(running)) if index != protected]
     chosen = min(others, key=lambda index: (running[index].priority, _gain(running[index]), -index))
     return running[chosen]
+
+
+def _outranking(waiting: Sequence[Waiting], running: Sequence[Running]) -> Waiting | None:
+    """The first of the highest priority among those who wait, where somebody of a lower one runs. A long wait alone
+    drives nobody out, but protects whoever got in by it."""
+    first = max(waiting, key=lambda request: request.priority, default=None)
+    return first if first is not None and any(_gives_way(each, first) for each in running) else None
+
+
+def _gives_way(running: Running, waiting: Waiting) -> bool:
+    return _effective_priority(running) < waiting.priority
+
+
+def _place_for(first: Waiting, running: Sequence[Running], step: _Step) -> list[Running]:
+    """Whom of lower priority to preempt, so that `first` finds a place and pages: as few as that takes, of the lowest
+    priority and who loses least first. Nobody where it finds them anyway, or not even so."""
+    wanted = sum(_wanted_pages(first, (), step.page_size))
+    free_slots, free_pages = step.slots_left, step.free_pages - step.promised_pages
+    lower = [each for each in running if _gives_way(each, first)]
+    lower.sort(key=lambda each: (_effective_priority(each), _gain(each)))
+    victims: list[Running] = []
+    for each in lower:
+        if free_slots > 0 and wanted <= free_pages:
+            break
+        victims.append(each)
+        free_slots += 1
+        free_pages += _gain(each)
+    return victims if free_slots > 0 and wanted <= free_pages else []
 
 
 # -- running requests --------------------------------------------------------------------------------------------------
@@ -249,10 +289,7 @@ def _admit(
         if shares and any(_had_better_wait(request, ids, namespace, step.page_size) for ids, namespace in prefilling):
             continue
         num_cached = min(request.num_cached, request.most_cached)
-        num_pages = pages_for(len(request.ids), step.page_size)
-        new_pages = num_pages - _shared_pages(request, admitted, step.page_size)
-        growth = growth_tokens(request.max_new_tokens, step.page_size)
-        growth_pages = pages_for(len(request.ids) + growth, step.page_size) - num_pages
+        new_pages, growth_pages = _wanted_pages(request, admitted, step.page_size)
         is_alone = not running and not admitted
         wanted = new_pages if is_alone else new_pages + growth_pages + step.promised_pages
         if wanted > step.free_pages:
@@ -285,7 +322,15 @@ def _in_order(waiting: Sequence[Waiting], policy: Policy, aged: int | None) -> l
     return sorted(waiting, key=lambda request: (-_effective_priority(request), request.id != aged, -request.num_cached))
 
 
-def _effective_priority(request: Waiting) -> int:
+def _wanted_pages(request: Waiting, admitted: Sequence[Waiting], page_size: int) -> tuple[int, int]:
+    """New pages that its tokens take, and those that are kept free for its growth."""
+    num_pages = pages_for(len(request.ids), page_size)
+    growth = growth_tokens(request.max_new_tokens, page_size)
+    growth_pages = pages_for(len(request.ids) + growth, page_size) - num_pages
+    return num_pages - _shared_pages(request, admitted, page_size), growth_pages
+
+
+def _effective_priority(request: Waiting | Running) -> int:
     return request.priority + request.waited_steps // PRIORITY_STEPS
 
 
@@ -306,7 +351,7 @@ def _had_better_wait(request: Waiting, ids: TokenIds, namespace: str, page_size:
     return np.array_equal(ids[start:stop], request.ids[start:stop]) and np.array_equal(ids[:start], request.ids[:start])
 
 
-def _shared_pages(request: Waiting, admitted: list[Waiting], page_size: int) -> int:
+def _shared_pages(request: Waiting, admitted: Sequence[Waiting], page_size: int) -> int:
     """How many of its cached pages are held already, by running requests or by those admitted in this very plan."""
     most = min(request.num_cached, request.most_cached) // page_size
     shared = min(request.num_locked_pages, most)

@@ -295,6 +295,7 @@ class FakeEngine:
             priority=request.priority,
             ids=request.ids if len(request.ids) - request.num_computed > 1 else None,
             namespace=request.namespace,
+            waited_steps=request.waited_steps,
         )
 
     def preempt(self, id: int) -> None:
@@ -435,7 +436,26 @@ def test_high_priority_is_served_at_once_under_twice_the_load_that_fits() -> Non
     engine.run([*low, *high], max_steps=3000)
     waits = [request.first_token_step - request.arrives for request in high if request.first_token_step is not None]
     assert len(waits) == len(high)
-    assert max(waits) <= 16, "the time until one of 16 running requests ends, at the most"
+    assert max(waits) <= 1, "a low one makes place, and its prefill takes a step"
+
+
+def test_a_higher_priority_takes_the_place_of_who_loses_least_and_equals_take_none() -> None:
+    running = [decoding(id, num_pages=2 + id, num_tokens=33 + 16 * id) for id in range(4)]
+    full = replace(ROOM, max_running=4, free_pages=40)
+    urgent = Waiting(9, tokens(9, 32), max_new_tokens=8, priority=1)
+    made = plan([Waiting(8, tokens(8, 32), max_new_tokens=8), urgent], running, full)
+    assert (made.preempt, made.admit) == ((0,), (9,))
+    assert plan([urgent], running, replace(full, max_running=5)).preempt == (), "there is a place for it"
+    for same in (replace(urgent, priority=0), replace(urgent, priority=0, waited_steps=3 * PRIORITY_STEPS)):
+        assert plan([same], running, full).preempt == ()
+    aged = [replace(request, waited_steps=PRIORITY_STEPS) for request in running]
+    assert plan([urgent], aged, full).preempt == (), "they waited long enough to count as much"
+
+
+def test_nobody_makes_place_for_what_would_find_no_pages_even_so() -> None:
+    running = [decoding(0), replace(decoding(1), priority=1)]
+    large = Waiting(9, tokens(9, 32 * 16), max_new_tokens=8, priority=1)
+    assert plan([large], running, replace(ROOM, free_pages=8)).preempt == ()
 
 
 def test_plans_are_the_same_for_the_same_input() -> None:
