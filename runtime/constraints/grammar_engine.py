@@ -73,7 +73,7 @@ class GrammarConstraint:
             raise ConstraintError(f"it is too complex for this vocabulary: {short_reason(first.get_error())}")
         self.shortest = self._verified(source.shortest) if source.shortest else words.nothing
         self.known = (self.shortest, *([words.ending(source.other)] if source.other else []))  # texts to end as they do
-        self.known_rests = [rest for known in self.known for rest in _rests_of(known)]
+        self.known_rests = [(known, *_rests_of(known)) for known in self.known]
         self.costs: npt.NDArray[np.int64] = (
             np.maximum(words.plain_costs, commitments.inside) + words.openings * commitments.value
         )
@@ -471,9 +471,13 @@ class GrammarMatcher:
         `enough` tokens, else the shortest."""
         if place.is_accepting():
             return b""
-        own = [] if ending is None else _rests_of(ending, self._num_written)
+        found = [] if ending is None else [(ending, *_rests_of(ending, self._num_written))]
         # Also of the shortest text: what a whole text needs may be asked for again, as after each comma of a list.
-        rests = own + self._constraint.known_rests
+        rests = [
+            (count, source, start)
+            for source, counts, starts in found + self._constraint.known_rests
+            for count, start in zip(counts, starts, strict=True)
+        ]
         near = [rest for rest in rests if rest[0] <= enough]
         far = sorted((rest for rest in rests if rest[0] > enough), key=itemgetter(0))
         words, may_follow = self._constraint.words, dict[int, bool]()  # most begin with one of a few bytes
@@ -497,7 +501,7 @@ class GrammarMatcher:
         )
 
 
-def _rests_of(ending: Ending, num_written: int = 0) -> list[tuple[int, Ending, int]]:
+def _rests_of(ending: Ending, num_written: int = 0) -> tuple[list[int], list[int]]:
     """The parts of it, but nothing at all, that may complete another text: of how many tokens, and from which byte."""
     starts = [start for start in ending.rests(num_written) if start < len(ending.whole)]
-    return [(count, ending, start) for count, start in zip(ending.counts[starts].tolist(), starts, strict=True)]
+    return ending.counts[starts].tolist(), starts
