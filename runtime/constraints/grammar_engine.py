@@ -73,7 +73,7 @@ class GrammarConstraint:
             raise ConstraintError(f"it is too complex for this vocabulary: {short_reason(first.get_error())}")
         self.shortest = self._verified(source.shortest) if source.shortest else words.nothing
         self.known = (self.shortest, *([words.ending(source.other)] if source.other else []))  # texts to end as they do
-        self.known_rests = [(known, *_rests_of(known)) for known in self.known]
+        self.known_rests = [(known, *known.written_rests()) for known in self.known]
         self.costs: npt.NDArray[np.int64] = (
             np.maximum(words.plain_costs, commitments.inside) + words.openings * commitments.value
         )
@@ -471,7 +471,7 @@ class GrammarMatcher:
         `enough` tokens, else the shortest."""
         if place.is_accepting():
             return b""
-        found = [] if ending is None else [(ending, *_rests_of(ending, self._num_written))]
+        found = [] if ending is None else [(ending, *ending.written_rests(self._num_written))]
         # Also of the shortest text: what a whole text needs may be asked for again, as after each comma of a list.
         rests = [
             (count, source, start)
@@ -499,9 +499,3 @@ class GrammarMatcher:
         return ConstraintError(
             f"token {token_id} is not allowed by the constraint after {len(self._bounds) - 1} tokens"
         )
-
-
-def _rests_of(ending: Ending, num_written: int = 0) -> tuple[list[int], list[int]]:
-    """The parts of it, but nothing at all, that may complete another text: of how many tokens, and from which byte."""
-    starts = [start for start in ending.rests(num_written) if start < len(ending.whole)]
-    return ending.counts[starts].tolist(), starts

@@ -70,6 +70,11 @@ class Ending:
         counted = [self.start + num_written] if 0 < num_written < size else []
         return [*counted, self.start, *islice(found, JOINTS), self.start + size]
 
+    def written_rests(self, num_written: int = 0) -> tuple[list[int], list[int]]:
+        """Those of `rests` that are not empty: of how many tokens, and from which byte on."""
+        starts = [start for start in self.rests(num_written) if start < len(self.whole)]
+        return self.counts[starts].tolist(), starts
+
     def from_byte(self, start: int) -> Ending:
         return Ending(self.whole, self.firsts, self.ends, self.counts, start)
 

@@ -247,6 +247,9 @@ def model_with(annotation: object, field: object = ...) -> type[pydantic.BaseMod
     return pydantic.create_model("Made", bad=(annotation, field))  # type: ignore[arg-type]  # made at run time
 
 
+Share = Annotated[float, pydantic.Field(ge=0, le=1)]
+
+
 @pytest.mark.parametrize(
     ("dtype", "message"),
     [
@@ -261,9 +264,9 @@ def model_with(annotation: object, field: object = ...) -> type[pydantic.BaseMod
         (model_with(pydantic.PastDate), "field 'bad': a limit on date cannot be enforced"),
         (model_with(Fraction), "field 'bad': Fraction cannot be enforced"),
         (model_with(decimal.Decimal, pydantic.Field(max_digits=3)), "a limit on the digits of Decimal"),
-        (set[int], r"dtype set\[int\]: schema at /uniqueItems: can be enforced only where"),
-        (model_with(list[set[int]]), "dtype Made, field 'bad': schema at /properties/bad/items/uniqueItems"),
-        (list[model_with(set[str])], r"dtype list\[.*\], Made, field 'bad': .*uniqueItems"),  # type: ignore[misc]  # made
+        (set[Share], r"dtype set\[.*\]: schema at /uniqueItems: cannot be enforced over numbers with bounds"),
+        (model_with(list[set[Share]]), "dtype Made, field 'bad': schema at /properties/bad/items/uniqueItems"),
+        (list[model_with(set[Share])], r"dtype list\[.*\], Made, field 'bad': .*uniqueItems"),  # type: ignore[misc]  # made
         (
             model_with(str, pydantic.Field(pattern="^aaa$", max_length=2)),
             "Made, field 'bad': the schema admits no text",
@@ -277,6 +280,22 @@ def model_with(annotation: object, field: object = ...) -> type[pydantic.BaseMod
 def test_what_cannot_be_enforced_is_refused_naming_the_field(dtype: object, message: str) -> None:
     with pytest.raises(nw.ConstraintError, match=message):
         nw.gen("x", dtype=dtype)
+
+
+def test_a_set_holds_each_item_once_whatever_is_drawn(bundled_engine: nw.Engine) -> None:
+    for dtype, kind in ((set[Literal["a", "b"]], set), (frozenset[int], frozenset), (list[set[bool]], list)):
+
+        @nw.function
+        def f(s: State, dtype: object) -> None:
+            s += "Values: "
+            s += nw.gen("text", dtype=dtype, max_tokens=24, temperature=2.0)
+
+        for seed in range(4):
+            state = f.run(dtype, backend=bundled_engine, seed=seed)
+            written = json.loads(state.text().removeprefix("Values: "))
+            assert isinstance(state["text"], kind)
+            for items in written if kind is list else [written]:
+                assert len(set(items)) == len(items)
 
 
 def run(dtype: object, answer: str, **options: object) -> State:
