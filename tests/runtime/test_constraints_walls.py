@@ -235,6 +235,30 @@ def test_schemas_that_take_long_to_rewrite_are_left_to_another_process(monkeypat
     assert source_of(schema, 60.0, b"a") is not None
 
 
+def _twice(depth: int) -> str:
+    """Lists of two lists, so deep: a short schema of a text of 2**depth numbers."""
+    lists = "".join(
+        f'"d{i}": {{"type": "array", "minItems": 2, "items": {{"$ref": "#/$defs/d{i + 1}"}}}}, ' for i in range(depth)
+    )
+    return f'{{"$ref": "#/$defs/d0", "$defs": {{{lists}"d{depth}": {{"type": "integer"}}}}}}'
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        '{"type": "array", "minItems": 400, "items": {"type": "array", "minItems": 400}}',
+        _twice(14),
+        '{"type": "string", "format": "date-time", "minLength": 300, "maxLength": 301}',
+        '{"type": "string", "format": "date-time", "not": {"format": "idn-email"}}',
+        '{"type": "string", "p\\u0061ttern": "^a*$"}',
+        f'{{"type": "string", "not": {{"const": "{2000 * "b"}"}}}}',
+    ],
+)
+def test_a_short_schema_that_asks_for_much_is_left_to_another_process(schema: str) -> None:
+    """What takes 100 ms without a look at the watch, or for ever: long texts are written out, languages searched."""
+    assert quick_source(JsonSchema(schema), SECONDS, b"a") is None
+
+
 def test_harmless_patterns_really_stay_small() -> None:
     rng = random.Random(0)
     leaves = ["a", "b", "c", "[ab]", "[^a]", r"\d", "é", "[a-zà-ÿ]", "."]

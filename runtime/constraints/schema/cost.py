@@ -21,6 +21,7 @@ WIDEST: Final = 6  # bytes of a character: an escape
 UNKNOWN_PATTERN: Final = 400
 MOST_INSIDE: Final = 4000
 SMALL_TEXT: Final = 6000
+SMALL_SHORTEST: Final = 16_000  # bytes of a shortest text, which is written out: a short schema may ask for a billion
 TAME_TEXT: Final = 64 * 1024
 SMALL_COUNT: Final = 500
 SMALL_PATTERN: Final = 3000
@@ -42,7 +43,8 @@ def cost_of(root: Json, watch: Watch) -> Cost:
     measure = _Measure(root, watch)
     text = json_text(root)
     is_tame = measure.is_tame and len(text) <= TAME_TEXT
-    is_small = is_tame and measure.has_known_keys and len(text) <= SMALL_TEXT
+    is_short = (measure.shortest or 0) <= SMALL_SHORTEST
+    is_small = is_tame and is_short and measure.has_known_keys and len(text) <= SMALL_TEXT
     return Cost(measure.value, min(measure.inside, MOST_INSIDE), is_small, is_tame, measure.has_witness)
 
 
@@ -71,7 +73,7 @@ class _Measure:
                 if not self._is_settled:
                     self._unsettled.add(name)
             names = [name for name in names if name in self._unsettled]
-        self._of(root)
+        self.shortest = self._of(root)
 
     def _of(self, schema: Json) -> int | None:
         """The shortest text of a schema in bytes, about; None where it is not known yet."""
@@ -130,9 +132,12 @@ class _Measure:
                 least = schema.get("minItems")
                 count = least if isinstance(least, int) else 0
                 lengths = [self._of(item) for item in [*items, schema.get("items", True)]]
-                wanted = [lengths[min(index, len(lengths) - 1)] for index in range(count)]
+                wanted = lengths[:count]
                 self._count(count)
-                return None if None in wanted else 2 + sum(length + 1 for length in wanted if length is not None)
+                if None in wanted:
+                    return None
+                more = max(0, count - len(lengths)) * ((lengths[-1] or 0) + 1)
+                return 2 + more + sum(length + 1 for length in wanted if length is not None)
             case _:
                 return self._of_object(schema)
 

@@ -41,6 +41,11 @@ class Watch:
         if time.thread_time() > self._end:
             raise TookTooLong
 
+    def expect(self, seconds: float) -> None:
+        """Before what may take so long and is not watched itself. Raises TookTooLong where less is left."""
+        if time.thread_time() + seconds > self._end:
+            raise TookTooLong
+
 
 def refused(pointer: str, reason: str) -> ConstraintError:
     """The error for a keyword at a JSON pointer into the schema, or at a place in a scope."""

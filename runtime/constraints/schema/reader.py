@@ -30,7 +30,7 @@ class Reader:
         self._expander = Expander(document, watch)
         self._expander.is_empty = self.is_empty
         self.plain = Plain(document, self._expander.asking)
-        self.strings = Strings()
+        self.strings = Strings(watch)
         self._ways: dict[tuple[State, str], list[Way]] = {}
         self.being_written: set[State] = set()
         self._looks = 0

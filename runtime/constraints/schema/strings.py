@@ -14,25 +14,29 @@ from niwaki.runtime.constraints.guidance import build, byte_tokenizer
 from niwaki.runtime.constraints.regex_language import ANY_CHARACTER, Languages, Term, TooManyTerms
 from niwaki.runtime.constraints.regex_meaning import found_in
 from niwaki.runtime.constraints.regex_parser import parsed
-from niwaki.runtime.constraints.schema.document import Json, json_text, refused
+from niwaki.runtime.constraints.schema.document import Json, Watch, json_text, refused
 from niwaki.runtime.constraints.schema.facts import Way
 from niwaki.runtime.constraints.schema.formats import FORMAT_PATTERNS
 
 MAX_PATTERN: Final = 16 * 1024
 MAX_TRIED_PATTERN: Final = 2000
 _COUNT: Final = re.compile(r"\{\d*,?(\d{4,})")
+LANGUAGE_SECONDS: Final = 0.01  # that a question about languages may take, and far more: 50 to 300 ms at the worst
+QUICK_EXCLUDED: Final = 100  # characters of texts that a string must not be: 65 us for each text of 10
 
 
 class Strings:
     """The languages of one schema's patterns, each read once."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
         self._terms: dict[str, Term | None] = {}
         self._universal: dict[str, bool] = {}
         self._engines: dict[str, LLMatcher] = {}
 
     @cached_property
     def languages(self) -> Languages:
+        self._watch.expect(LANGUAGE_SECONDS)
         return Languages()
 
     def term(self, pattern: str, pointer: str) -> Term | None:
@@ -113,13 +117,17 @@ class Strings:
 
     def is_empty(self, way: Way) -> bool:
         """Whether provably no text is in it."""
-        if not (len(way.patterns) + len(way.formats) + len(way.without)):
+        if not (len(way.patterns) + len(way.formats) + len(way.without)) or _is_a_format(way):
             return False
         language = self.language(way)
         return language is not None and self.languages.is_empty(language) is True
 
     def schema(self, way: Way) -> dict[str, Json]:
         """The way as a normal schema of strings, in which equal facts are written equally."""
+        texts = [value for value in way.excluded if isinstance(value, str)]
+        is_bare = not (way.patterns or way.formats or way.without or texts)
+        if not (is_bare or _is_a_format(way) or (_excludes_only(way) and sum(map(len, texts)) <= QUICK_EXCLUDED)):
+            self._watch.expect(LANGUAGE_SECONDS)  # for whatever reads this schema
         schema: dict[str, Json] = {"type": "string"}
         if way.least:
             schema["minLength"] = way.least
@@ -131,9 +139,18 @@ class Strings:
             if self.term(pattern, pointer) is None and not (is_alone and way.patterns):
                 raise refused(pointer, "the pattern cannot be enforced together with others, or negated")
         if patterns or way.without or way.excluded:
-            texts = [value for value in way.excluded if isinstance(value, str)]
             schema["pattern"] = joined(patterns, [pattern for pattern, _ in way.without], texts)
         return schema
+
+
+def _is_a_format(way: Way) -> bool:
+    """And nothing else: there are texts of each, and what is asked of it is asked once for all schemas."""
+    is_alone = len(way.formats) == 1 and not (way.patterns or way.without or way.excluded)
+    return is_alone and not way.least and way.most is None
+
+
+def _excludes_only(way: Way) -> bool:
+    return not (way.patterns or way.formats or way.without or way.least) and way.most is None
 
 
 def read(languages: Languages, pattern: str) -> Term:
