@@ -9,11 +9,12 @@ from __future__ import annotations
 import ctypes
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from llguidance import LLMatcher
 
+from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.schema.distinct import Layout, State
 from niwaki.runtime.constraints.schema.document import identity
 
@@ -22,6 +23,7 @@ BLANKS: Final = b" \n\r\t"
 ENDS_SCALAR: Final = b",]} \n\r\t"
 QUOTE, BACKSLASH, COMMA, COLON, OPEN_ARRAY, CLOSE_ARRAY, OPEN_OBJECT, CLOSE_OBJECT = b'"\\,:[]{}'
 MAX_KNOWN: Final = 200  # of 16 KiB each
+MAX_DIGITS: Final = 4000  # that Python reads as a number
 CLOSED: Final = b'"]}'  # what an item ends with that is no scalar
 LIKELY: Final = b'a"b,}]0123456789c'  # of these one may mostly follow
 REST: Final = bytes(byte for byte in range(256) if byte not in LIKELY)
@@ -30,11 +32,10 @@ _STRUCTURAL: Final = re.compile(rb'\A[^"]*[,\]} \n\r\t]|".*"', re.DOTALL)
 _ENDS_STRING: Final = re.compile(rb'"[^"]*[\]},]')
 _ENDS_TWO: Final = re.compile(rb'".*,[ \n\r\t]*[^ \n\r\t]', re.DOTALL)
 _NOT_ZERO: Final = re.compile(rb"[^\0]+")
-_NONE: Final[frozenset[bytes]] = frozenset()
-_NO_VALUES: Final[frozenset[str]] = frozenset()
 _OPENS: Final = re.compile(rb"\[.*,", re.DOTALL)
 
 
+T = TypeVar("T")
 PlaceAt: TypeAlias = Callable[[int], "LLMatcher | None"]
 
 
@@ -79,6 +80,32 @@ def _set_of(ids: Iterable[int], num_bytes: int) -> int:
     return int.from_bytes(row, "little")
 
 
+class _Used(Generic[T]):
+    """A set that stays as it is, of layers of which each is larger than all behind it: one with more shares most of
+    them. A text keeps the set of each of its tokens, and 3,000 copies of a few thousand items took half a gigabyte."""
+
+    __slots__ = ("_layers",)
+
+    def __init__(self, layers: tuple[frozenset[T], ...] = ()) -> None:
+        self._layers: tuple[frozenset[T], ...] = layers
+
+    def __contains__(self, item: T) -> bool:
+        return any(item in layer for layer in self._layers)
+
+    def __iter__(self) -> Iterator[T]:
+        for layer in self._layers:
+            yield from layer
+
+    def __bool__(self) -> bool:
+        return bool(self._layers)
+
+    def having(self, items: Iterable[T]) -> _Used[T]:
+        layers, last = self._layers, frozenset(items)
+        while layers and len(layers[-1]) <= 2 * len(last):
+            layers, last = layers[:-1], layers[-1] | last
+        return _Used((*layers, last)) if last else self
+
+
 class _Open(NamedTuple):
     """An open object or array, and those around it."""
 
@@ -90,9 +117,13 @@ class _Open(NamedTuple):
     number: int  # of its item
     inner: State  # what its present value may be
     wants_key: bool
-    used: frozenset[bytes]  # its items
-    values: frozenset[str]  # and what they mean
-    dead: frozenset[bytes]  # beginnings of the next item that could only become used ones
+    used: _Used[bytes]  # its items
+    values: _Used[str]  # and what they mean
+    dead: _Used[bytes]  # beginnings of the next item that could only become used ones
+
+
+_NOTHING: Final = _Used[bytes]()
+_NO_VALUES: Final = _Used[str]()
 
 
 class Repeated(Exception):
@@ -184,7 +215,7 @@ class _Reader:
                 is_array = byte == OPEN_ARRAY
                 is_distinct = is_array and self.layout.is_distinct(state)
                 self.top = _Open(
-                    self.top, state, is_array, is_distinct, -1, 0, (), not is_array, _NONE, _NO_VALUES, _NONE
+                    self.top, state, is_array, is_distinct, -1, 0, (), not is_array, _NOTHING, _NO_VALUES, _NOTHING
                 )
                 self.mode = VALUE
             else:
@@ -210,25 +241,42 @@ class _Reader:
         if top is None or not top.is_distinct:
             return
         item = text[top.start : end]
-        value = identity(json.loads(item))
+        value = _meaning(item)
         if value in top.values:
             raise Repeated(place)
         is_alike = self.layout.is_alike(top.state, top.number)
-        used = top.used | ({item, b"-0"} if value == "0" else {item})
-        dead = _Dead(used, top.dead if is_alike else frozenset(), self.pieces.byte_ids)
+        new = {item, b"-0"} if value == "0" else {item}
+        used = top.used.having(new)
+        dead = _Dead(used, top.dead if is_alike else _NOTHING, self.pieces.byte_ids)
         behind = place_at(end)
         if behind is not None:
-            dead.learn(sorted(used - top.used if is_alike else used), behind)
-        self.top = top._replace(start=-1, used=used, values=top.values | {value}, dead=frozenset(dead.found))
+            dead.learn(sorted(new if is_alike else used), behind)
+        self.top = top._replace(start=-1, used=used, values=top.values.having([value]), dead=dead.all())
+
+
+def _meaning(item: bytes) -> str:
+    """Equal for items that are equal."""
+    try:
+        return identity(json.loads(item, parse_int=_whole))
+    except RecursionError:
+        raise ConstraintError("an item is nested too deeply to be told from the others of its array") from None
+
+
+def _whole(digits: str) -> int | str:
+    """No text of a grammar holds the half of a pair, so no string means the same."""
+    return int(digits) if len(digits) <= MAX_DIGITS else f"\ud800{digits}"
 
 
 class _Dead:
     """Beginnings of the next item that could only become used ones; those of scalars are whole at any byte that ends
     them."""
 
-    def __init__(self, used: frozenset[bytes], known: frozenset[bytes], byte_ids: Sequence[int]) -> None:
-        self._used, self._byte_ids = used, byte_ids
-        self.found = set(known)
+    def __init__(self, used: _Used[bytes], known: _Used[bytes], byte_ids: Sequence[int]) -> None:
+        self._used, self._known, self._byte_ids = used, known, byte_ids
+        self._found: set[bytes] = set()
+
+    def all(self) -> _Used[bytes]:
+        return self._known.having(self._found)
 
     def learn(self, items: Sequence[bytes], place: LLMatcher) -> None:
         """Look at the beginnings of these used items, too. `place`: behind the last item; it is moved."""
@@ -242,19 +290,20 @@ class _Dead:
                 continue
             is_closed = item[-1:] in CLOSED
             if is_closed:
-                self.found.add(item)
+                self._found.add(item)
                 here.rollback(1)
             for length in range(len(item) - is_closed, -1, -1):
                 if not self._is_dead(here, item[:length]):
                     break
-                self.found.add(item[:length])
+                self._found.add(item[:length])
                 if length:
                     here.rollback(1)
 
     def _is_dead(self, here: LLMatcher, text: bytes) -> bool:
         is_whole = text in self._used
         for byte in (*LIKELY, *REST):
-            is_used = (is_whole and byte in ENDS_SCALAR) or text + bytes([byte]) in self.found
+            longer = text + bytes([byte])
+            is_used = (is_whole and byte in ENDS_SCALAR) or longer in self._found or longer in self._known
             if not is_used and here.validate_tokens([self._byte_ids[byte]]) == 1:
                 return False
         return True

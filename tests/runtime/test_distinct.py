@@ -223,6 +223,58 @@ def test_an_array_ends_when_every_item_is_used(compiler: ConstraintCompiler) -> 
     assert [VOCABULARY.token_bytes[token] for token in allowed(matcher)] == [b"]"]
 
 
+def test_a_kind_that_is_used_up_leaves_only_what_fits_the_budget(compiler: ConstraintCompiler) -> None:
+    names = [f"key number {number:02}" for number in range(20)]
+    items: Json = {
+        "type": ["boolean", "null", "object"],
+        "properties": {name: {"type": "integer"} for name in names},
+        "required": [*names],
+        "additionalProperties": False,
+    }
+    matcher = compiled(compiler, {"type": "array", "items": items, "uniqueItems": True})
+    assert matcher is not None
+    remaining = 200
+    for byte in b"[true,null,false":
+        assert matcher.admits(byte, remaining)
+        matcher.accept(byte)
+        remaining -= 1
+    assert not matcher.admits(ord(","), remaining)  # only an object may follow, of 340 tokens
+    assert matcher.admits(ord("]"), remaining)
+
+
+def test_items_share_what_was_used_before_them(compiler: ConstraintCompiler) -> None:
+    matcher = compiled(compiler, {"type": "array", "items": {"type": "string"}, "uniqueItems": True})
+    assert matcher is not None
+    text = ",".join(f'"{number}"' for number in range(400))
+    for byte in f"[{text}".encode():
+        matcher.accept(byte)
+    assert isinstance(matcher, GrammarMatcher)
+    native = matcher._native
+    assert isinstance(native, DistinctMatcher)
+    kept = {id(layer): layer for reader in native._readers if reader.top for layer in reader.top.values._layers}
+    assert sum(map(len, kept.values())) < 400 * 12  # 80,000 where each is a set of its own
+    assert takes(matcher, ',"400"]')
+    assert not any(takes(matcher, f',"{number}"]') for number in (0, 7, 398, 399))
+
+
+def test_a_number_of_thousands_of_digits_is_told_from_others(compiler: ConstraintCompiler) -> None:
+    matcher = compiled(compiler, {"type": "array", "items": {"type": "integer"}, "uniqueItems": True})
+    assert matcher is not None
+    digits = 5000 * "1"
+    for byte in f"[{digits},{digits}".encode():
+        matcher.accept(byte)
+    assert takes(matcher, "2]")
+    assert not takes(matcher, "]")
+
+
+def test_an_item_that_cannot_be_read_is_an_error_that_says_so(compiler: ConstraintCompiler) -> None:
+    matcher = compiled(compiler, {"type": "array", "items": {}, "uniqueItems": True})
+    assert matcher is not None
+    with pytest.raises(ConstraintError, match="nested too deeply"):  # noqa: PT012  # somewhere on the way out
+        for byte in b"[" + 2000 * b"[" + 2000 * b"]":
+            matcher.accept(byte)
+
+
 def test_taking_back_forgets_what_was_used(compiler: ConstraintCompiler) -> None:
     matcher = compiled(compiler, {"type": "array", "items": {"type": "string"}, "uniqueItems": True})
     assert matcher is not None

@@ -33,6 +33,7 @@ _COUNT = re.compile(r"\{\d*,?(\d{3,})")
 class Cost:
     value: int
     inside: int
+    widest: int  # as `value`, where the short kinds of a part may be used up
     is_small: bool
     is_tame: bool
     has_witness: bool
@@ -45,7 +46,8 @@ def cost_of(root: Json, watch: Watch) -> Cost:
     is_tame = measure.is_tame and len(text) <= TAME_TEXT
     is_short = (measure.shortest or 0) <= SMALL_SHORTEST
     is_small = is_tame and is_short and measure.has_known_keys and len(text) <= SMALL_TEXT
-    return Cost(measure.value, min(measure.inside, MOST_INSIDE), is_small, is_tame, measure.has_witness)
+    widest = max(measure.value, measure.widest + 4)
+    return Cost(measure.value, min(measure.inside, MOST_INSIDE), widest, is_small, is_tame, measure.has_witness)
 
 
 class _Measure:
@@ -53,7 +55,7 @@ class _Measure:
         definitions = root.get("$defs") if isinstance(root, dict) else None
         self._definitions: dict[str, Json] = definitions if isinstance(definitions, dict) else {}
         self._shortest: dict[str, int] = {}
-        self.value = self.inside = 0
+        self.value = self.inside = self.widest = 0
         self.is_tame = True
         self.has_witness = False  # an `x-witness` somewhere
         self.has_known_keys = True  # none that only a pattern describes
@@ -108,6 +110,7 @@ class _Measure:
             return 1
         kinds = names if isinstance(names, list) else [names]
         lengths = [length for kind in kinds if (length := self._of_kind(str(kind), schema)) is not None]
+        self.widest = max(self.widest, *lengths, 0)
         return min(lengths, default=None)
 
     def _of_kind(self, kind: str, schema: dict[str, Json]) -> int | None:

@@ -82,7 +82,7 @@ def _normalised(text: str, watch: Watch) -> NormalSchema:
     cost = cost_of(root, watch)
     if writer.is_distinct:
         check_distinct(root)
-        cost = replace(cost, value=cost.value + DISTINCT_BYTES, inside=cost.inside + DISTINCT_BYTES)
+        cost = replace(cost, value=cost.widest + DISTINCT_BYTES, inside=cost.inside + DISTINCT_BYTES)
     return NormalSchema(
         root, writer.num_nodes, cost.value, cost.inside, cost.is_small, cost.is_tame, cost.has_witness,
         writer.is_distinct,
