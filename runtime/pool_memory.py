@@ -8,6 +8,7 @@ is never used is not taken.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
 import threading
 from typing import Final
@@ -56,7 +57,7 @@ def _write_to(planes: Planes, first: int, stop: int) -> None:
     for plane in planes:
         begin = plane[first:].ctypes.data
         end = begin + (stop - first) * plane.shape[1]
-        begin -= begin % 4096
+        begin -= begin % mmap.PAGESIZE
         while begin < end:  # piece by piece: meanwhile nobody in the process gets new memory
             size = min(PIECE - begin % PIECE, end - begin)
             madvise(begin, size, POPULATE_WRITE)
