@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import time
+from collections.abc import Sequence
 
 from niwaki.runtime import scheduler
 from niwaki.runtime.config import EngineConfig
@@ -45,10 +46,11 @@ class Roster:
         )
         # Whom to preempt matters only when pages are short; measuring it for every row of every step would cost time.
         is_short = room.free_pages < 2 * len(self.running)
-        if not is_short and self.waiting:
-            is_short = len({request.params.priority for request in (*self.waiting, *self.running.values())}) > 1
+        line: Sequence[Request] = self.waiting
+        if line and len({request.params.priority for request in (*line, *self.running.values())}) > 1:
+            is_short, line = True, _by_priority(line)
         running = [self._as_running(request, is_short=is_short) for request in self.running.values()]
-        waiting = [self._as_waiting(request) for request in self.waiting[:MAX_MATCHED_WAITING]]
+        waiting = [self._as_waiting(request) for request in line[:MAX_MATCHED_WAITING]]
         return scheduler.plan(waiting, running, room, self._policy)
 
     def carry_out(self, plan: scheduler.Plan) -> list[tuple[Request, Row]]:
@@ -61,6 +63,10 @@ class Roster:
             self._admit(by_id[request_id])
         for request in self.waiting:
             request.waited_steps += 1
+        if len(plan.rows) < len(self.running):  # a prefill that a higher priority holds up waits, too
+            has_row = {step.id for step in plan.rows}
+            for request in self.running.values():
+                request.waited_steps += request.id not in has_row
         page_size = self._config.page_size
         batch: list[tuple[Request, Row]] = []
         for step in plan.rows:
@@ -94,7 +100,7 @@ class Roster:
             max_new_tokens=request.remaining_new,
             priority=request.params.priority,
             num_exclusive_pages=self._cache.num_exclusive(request.lease) if is_short else None,
-            ids=request.ids[:num_tokens] if request.num_computed + 1 < num_tokens else None,
+            ids=request.ids[:num_tokens],
             namespace=request.namespace,
             waited_steps=request.waited_steps,
         )
@@ -161,6 +167,13 @@ class Roster:
             self._cache.discard(request.lease)
             request.lease = None
         self.running.pop(request.id, None)
+
+
+def _by_priority(waiting: Sequence[Request]) -> Sequence[Request]:
+    """Where not all are looked at, the highest first; equals in order of arrival."""
+    if len(waiting) <= MAX_MATCHED_WAITING:
+        return waiting
+    return sorted(waiting, key=lambda request: -scheduler.rank(request.params.priority, request.waited_steps))
 
 
 def _max_cached(request: Request) -> int:

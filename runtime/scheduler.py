@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Literal
 
 import numpy as np
@@ -29,7 +30,7 @@ GROWTH_SHARE = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request that holds no pages. `waiting` lists stand in order of arrival; a preempted one keeps its old place."""
+    """A request that holds no pages. Equal ones are in order of arrival; a preempted one keeps its place."""
 
     id: int
     ids: TokenIds  # all known tokens: the prompt, and what it had generated before a preemption
@@ -59,9 +60,9 @@ class Running:
     max_new_tokens: int  # still to come
     num_exclusive_pages: int | None = None  # pages that preempting it gives back (`Cache.num_exclusive`); None: all
     priority: int = 0
-    ids: TokenIds | None = None  # known tokens, while it prefills: what others wait for instead of repeating it
+    ids: TokenIds | None = None  # known tokens; while it prefills, others wait for them instead of repeating it
     namespace: str = ""
-    waited_steps: int = 0  # before it was admitted
+    waited_steps: int = 0  # before it was admitted, and without a row
 
     @property
     def num_pending(self) -> int:
@@ -105,34 +106,23 @@ class Plan:
 def plan(waiting: Sequence[Waiting], running: Sequence[Running], room: Room, policy: Policy = "lpm") -> Plan:
     """The next step.
 
-    Who is of a higher priority than somebody who runs waits for no place: lower ones give way.
+    Who is of a higher priority than somebody who runs waits for no place, and for no prefill: lower ones give way.
 
     Progress: while anything runs, somebody gets a row, and the first admitted of the highest priority is never
     preempted, so requests end; when nothing runs, the first request that fits an empty pool is admitted. A plan without
     rows means that there is nothing to do, or nothing that could ever fit (`fits_pool` tells that beforehand).
     """
-    step = _Step(room)
     kept, preempted = _make_room(running, room)
-    step.free_pages = room.free_pages + sum(_gain(request) for request in preempted)
-    decoding = [request for request in kept if is_decoding(request, room.page_size)]
-    prefilling = [request for request in kept if not is_decoding(request, room.page_size)]
-    for request in (*decoding, *prefilling):
-        step.add_running(request)
-    admitted: tuple[int, ...] = ()
-    aged = _aged(waiting, room) if policy == "lpm" else None
-    if not preempted:  # what was just given up must not be taken by a newcomer
-        first = _outranking(waiting, kept)
-        if first is not None:
-            victims = _place_for(first, kept, step)
-            if victims:
-                gained = sum(map(_gain, victims))
-                stay = [request for request in kept if request not in victims]
-                made = plan(waiting, stay, replace(room, free_pages=room.free_pages + gained), policy)
-                if first.id in made.admit:
-                    return replace(made, preempt=tuple(request.id for request in victims) + made.preempt)
-        admitted = _admit(waiting, kept, step, policy, aged)
-    left = tuple(request.id for request in preempted)
-    return Plan(tuple(step.rows), admitted, left, aged if aged in admitted else None)
+    if preempted:  # what was just given up must not be taken by a newcomer
+        room = replace(room, free_pages=room.free_pages + sum(map(_gain, preempted)))
+        return _filled((), kept, preempted, room, policy)
+    first = _outranking(waiting, kept)
+    if first is not None:
+        victims = _place_for(first, kept, room)
+        made = None if victims is None else _giving_way(waiting, kept, victims, first, room, policy)
+        if made is not None and first.id in made.admit:
+            return made
+    return _filled(waiting, kept, (), room, policy)
 
 
 def is_steady(plan: Plan, num_running: int) -> bool:
@@ -155,6 +145,11 @@ def fits_pool(num_tokens: int, num_pages: int, page_size: int) -> bool:
     A request writes len(prompt) + max_new_tokens - 1 tokens at most: the KV of the last one is never needed.
     """
     return pages_for(num_tokens, page_size) <= num_pages
+
+
+def rank(priority: int, waited_steps: int) -> int:
+    """As what priority a request counts after so many steps without a row."""
+    return priority + waited_steps // PRIORITY_STEPS
 
 
 def pages_for(num_tokens: int, page_size: int) -> int:
@@ -185,21 +180,76 @@ def _gives_way(running: Running, waiting: Waiting) -> bool:
     return _effective_priority(running) < waiting.priority
 
 
-def _place_for(first: Waiting, running: Sequence[Running], step: _Step) -> list[Running]:
+def _place_for(first: Waiting, running: Sequence[Running], room: Room) -> list[Running] | None:
     """Whom of lower priority to preempt, so that `first` finds a place and pages: as few as that takes, of the lowest
-    priority and who loses least first. Nobody where it finds them anyway, or not even so."""
-    wanted = sum(_wanted_pages(first, (), step.page_size))
-    free_slots, free_pages = step.slots_left, step.free_pages - step.promised_pages
+    priority and who loses least first. None where it does not find them even so."""
+    page_size = room.page_size
+    free_slots = room.max_running - len(running)
+    free_pages = room.free_pages - sum(_expected_pages(each, page_size) for each in running)
     lower = [each for each in running if _gives_way(each, first)]
     lower.sort(key=lambda each: (_effective_priority(each), _gain(each)))
     victims: list[Running] = []
-    for each in lower:
-        if free_slots > 0 and wanted <= free_pages:
-            break
-        victims.append(each)
+    while True:
+        num_pages, growth_pages = _wanted_pages(first, (), page_size)
+        is_alone = len(victims) == len(running)
+        if free_slots > 0 and num_pages + (0 if is_alone else growth_pages) <= free_pages:
+            return victims
+        if len(victims) == len(lower):
+            return None
+        leaving = lower[len(victims)]
+        victims.append(leaving)
         free_slots += 1
-        free_pages += _gain(each)
-    return victims if free_slots > 0 and wanted <= free_pages else []
+        free_pages += _gain(leaving) + _expected_pages(leaving, page_size)
+        first = _without(first, leaving, page_size)
+
+
+def _without(request: Waiting, leaving: Running, page_size: int) -> Waiting:
+    """How it stands when that one has left: of its cached pages, those that the other alone holds are locked no more.
+
+    They are the end of its pages, from the first one on that nobody else holds.
+    """
+    shared = leaving.num_pages - _gain(leaving)
+    if request.namespace != leaving.namespace or request.num_locked_pages <= shared:
+        return request
+    stop = (shared + 1) * page_size
+    if leaving.ids is not None and not np.array_equal(leaving.ids[:stop], request.ids[:stop]):
+        return request
+    return replace(request, num_locked_pages=shared)
+
+
+def _giving_way(
+    waiting: Sequence[Waiting], running: Sequence[Running], victims: list[Running], first: Waiting, room: Room,
+    policy: Policy
+) -> Plan:  # fmt: skip
+    """The plan where `victims` leave, and prefills that `first` outranks leave it the tokens of the step."""
+    room = replace(room, free_pages=room.free_pages + sum(map(_gain, victims)))
+    stands = reduce(lambda request, leaving: _without(request, leaving, room.page_size), victims, first)
+    waiting = [stands if request is first else request for request in waiting]
+    gone = {each.id for each in victims}
+    stay = [each for each in running if each.id not in gone]
+    return _filled(waiting, stay, victims, room, policy, first)
+
+
+def _filled(
+    waiting: Sequence[Waiting], running: Sequence[Running], preempted: Sequence[Running], room: Room, policy: Policy,
+    first: Waiting | None = None
+) -> Plan:  # fmt: skip
+    """The rows of those who run, of a higher priority first, and admissions. `first`: for whose tokens prefills of a
+    lower priority leave room."""
+    step = _Step(room)
+    prefilling: list[Running] = []
+    for request in running:
+        if is_decoding(request, room.page_size):
+            step.add_running(request)
+        else:
+            prefilling.append(request)
+    wanted = 0 if first is None else len(first.ids) - min(first.num_cached, first.most_cached)
+    for request in sorted(prefilling, key=lambda each: -_effective_priority(each)):
+        step.add_running(request, leaving=wanted if first is not None and _gives_way(request, first) else 0)
+    aged = _aged(waiting, room) if policy == "lpm" else None
+    admitted = _admit(waiting, running, step, policy, aged)
+    left = tuple(request.id for request in preempted)
+    return Plan(tuple(step.rows), admitted, left, aged if aged in admitted else None)
 
 
 # -- running requests --------------------------------------------------------------------------------------------------
@@ -217,18 +267,17 @@ class _Step:
         self.rows: list[Row] = []
         self.promised_pages = 0  # of running requests: the rest of their prompts, and some growth
 
-    def add_running(self, request: Running) -> None:
-        """A row of as many pending tokens as budget and pages allow, none if that is none."""
+    def add_running(self, request: Running, *, leaving: int = 0) -> None:
+        """A row of as many pending tokens as pages and the budget, but for `leaving`, allow, none if that is none."""
         self.slots_left -= 1
         on_pages = (request.num_pages + max(0, self.free_pages)) * self.page_size - request.num_computed
-        num_tokens = max(0, min(request.num_pending, self.tokens_left, on_pages))
+        num_tokens = max(0, min(request.num_pending, self.tokens_left - leaving, on_pages))
         if num_tokens:
             self.rows.append(Row(request.id, num_tokens))
             self.tokens_left -= num_tokens
         new_pages = _missing_pages(request, request.num_computed + num_tokens, self.page_size)
         self.free_pages -= new_pages
-        expected = request.num_tokens + growth_tokens(request.max_new_tokens, self.page_size)
-        self.promised_pages += _missing_pages(request, expected, self.page_size) - new_pages
+        self.promised_pages += _expected_pages(request, self.page_size) - new_pages
 
 
 def growth_tokens(max_new_tokens: int, page_size: int) -> int:
@@ -238,6 +287,11 @@ def growth_tokens(max_new_tokens: int, page_size: int) -> int:
 
 def _missing_pages(request: Running, num_tokens: int, page_size: int) -> int:
     return max(0, pages_for(num_tokens, page_size) - request.num_pages)
+
+
+def _expected_pages(request: Running, page_size: int) -> int:
+    """Pages that it lacks for the tokens that are known, and for the growth for which room is kept."""
+    return _missing_pages(request, request.num_tokens + growth_tokens(request.max_new_tokens, page_size), page_size)
 
 
 def _gain(request: Running) -> int:
@@ -276,12 +330,14 @@ def _demand(running: list[Running], room: Room) -> int:
 
 
 def _admit(
-    waiting: Sequence[Waiting], running: list[Running], step: _Step, policy: Policy, aged: int | None
+    waiting: Sequence[Waiting], running: Sequence[Running], step: _Step, policy: Policy, aged: int | None
 ) -> tuple[int, ...]:
     """Admit in order while there are slots, tokens and pages. Adds the rows to `step`."""
     admitted: list[Waiting] = []
     # Whose prefill goes on after this step, and whoever is admitted in it: a request with the same prefix waits.
-    prefilling = [(request.ids, request.namespace) for request in running if request.ids is not None]
+    prefilling = [
+        (request.ids, request.namespace) for request in running if request.num_pending > 1 and request.ids is not None
+    ]
     shares = step.shares_prefixes
     for request in _in_order(waiting, policy, aged):
         if step.slots_left <= 0 or step.tokens_left <= 0:
@@ -331,7 +387,7 @@ def _wanted_pages(request: Waiting, admitted: Sequence[Waiting], page_size: int)
 
 
 def _effective_priority(request: Waiting | Running) -> int:
-    return request.priority + request.waited_steps // PRIORITY_STEPS
+    return rank(request.priority, request.waited_steps)
 
 
 def _had_better_wait(request: Waiting, ids: TokenIds, namespace: str, page_size: int) -> bool:

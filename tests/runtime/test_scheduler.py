@@ -259,8 +259,8 @@ class FakeEngine:
         assert rows or not (self.running or self.waiting), "nobody got the pages for its row"
         for request, size in rows:
             self.forward(request, size)
-        for request in self.waiting:
-            request.waited_steps += 1
+        for request in (*self.waiting, *self.running):
+            request.waited_steps += all(request is not other for other, _ in rows)
         self.now += 1
         self.cache.check()
         return made
@@ -293,7 +293,7 @@ class FakeEngine:
             request.max_new_tokens,
             num_exclusive_pages=self.cache.num_exclusive(request.lease),
             priority=request.priority,
-            ids=request.ids if len(request.ids) - request.num_computed > 1 else None,
+            ids=request.ids,
             namespace=request.namespace,
             waited_steps=request.waited_steps,
         )
@@ -303,7 +303,7 @@ class FakeEngine:
         assert request.lease is not None
         self.running.remove(request)
         self.cache.release(request.lease, request.ids, request.num_computed)
-        request.lease, request.num_computed, request.waited_steps = None, 0, 0
+        request.lease, request.num_computed = None, 0
         self.waiting.append(request)
         self.waiting.sort(key=lambda one: (one.arrives, one.id))
         self.preemptions += 1

@@ -1,0 +1,88 @@
+"""Who gives way to a higher priority: as few as it takes, for what it brings alone, and prefills with their tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from niwaki.radix import Cache
+from niwaki.runtime import scheduler
+from niwaki.runtime.api import SamplingParams
+from niwaki.runtime.roster import MAX_MATCHED_WAITING
+from niwaki.runtime.scheduler import Row, Running, Waiting, plan
+from tests.formula import Host
+from tests.runtime.test_scheduler import ROOM, FakeEngine, Request, decoding, tokens
+from tests.toy import make_model
+
+URGENT = Waiting(9, tokens(9, 32), max_new_tokens=8, priority=1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("toy"))
+
+
+def test_no_more_give_way_than_it_takes_with_what_was_kept_free_for_them() -> None:
+    running = [replace(decoding(id), max_new_tokens=320) for id in range(2)]  # 6 pages of growth each
+    made = plan([URGENT], running, replace(ROOM, free_pages=10))
+    assert (made.preempt, made.admit) == ((0,), (9,))
+
+
+def test_nobody_gives_way_for_cached_pages_that_only_who_leaves_holds() -> None:
+    stays, leaves = decoding(1, priority=1), replace(decoding(2, num_pages=5), num_exclusive_pages=5)
+    room = replace(ROOM, free_pages=3)
+    same_prefix = Waiting(9, tokens(9, 144), 8, num_cached=64, num_locked_pages=4, priority=1)  # 9 pages, and growth
+    assert plan([same_prefix], [stays, leaves], room).preempt == (), "8 pages, of which 4 are those that are cached"
+    both_hold_it = replace(leaves, num_exclusive_pages=1)
+    assert plan([same_prefix], [stays, both_hold_it], replace(room, free_pages=5)).preempt == (2,)
+    other_text = replace(leaves, ids=tokens(2, 70))
+    assert plan([same_prefix], [stays, other_text], room).preempt == (2,)
+
+
+def test_a_request_that_fits_only_alone_drives_out_all_lower_ones() -> None:
+    large = Waiting(9, tokens(9, 160), max_new_tokens=1, priority=1)
+    made = plan([large], [decoding(0), decoding(1)], replace(ROOM, free_pages=4))
+    assert (set(made.preempt), made.admit) == ({0, 1}, (9,))
+
+
+def test_a_long_prefill_leaves_the_tokens_of_a_step_to_a_higher_priority() -> None:
+    prefill = Running(1, 5000, 0, 313, max_new_tokens=10, ids=tokens(1, 5000))
+    made = plan([URGENT], [prefill], ROOM)
+    assert (set(made.rows), made.preempt) == ({Row(1, 480), Row(9, 32)}, ())
+    begun = Running(9, 1000, 100, 7, max_new_tokens=8, priority=1, ids=tokens(9, 1000))
+    assert plan([], [prefill, begun], ROOM).rows == (Row(9, 512),)
+    assert plan([replace(URGENT, priority=0)], [prefill], ROOM).rows == (Row(1, 512),)
+
+
+def test_a_high_priority_does_not_wait_for_the_prefill_of_a_low_one() -> None:
+    low = Request(0, tokens(0, 4096), max_new_tokens=4)
+    high = Request(1, tokens(1, 32), max_new_tokens=4, arrives=2, priority=1)
+    engine = FakeEngine(Cache(400), max_batch_tokens=64)
+    engine.run([low, high], max_steps=200)
+    assert high.first_token_step == 2
+    assert engine.preemptions == 0
+
+
+def test_a_low_prefill_is_not_held_up_for_ever_by_a_stream_of_high_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "PRIORITY_STEPS", 32)
+    low = Request(0, tokens(0, 640), max_new_tokens=2)
+    stream = [Request(1 + i, tokens(1 + i, 64), max_new_tokens=2, arrives=1 + i, priority=1) for i in range(256)]
+    engine = FakeEngine(Cache(400), max_batch_tokens=64)
+    engine.run([low, *stream], max_steps=400)
+    assert low.first_token_step is not None
+    assert low.first_token_step < 3 * 32
+
+
+def test_a_high_priority_behind_hundreds_of_low_ones_is_seen(folder: Path) -> None:
+    host = Host(folder)
+    low, high = SamplingParams(max_new_tokens=2, temperature=0.0), SamplingParams(max_new_tokens=2, priority=1)
+    waiting = [host.submit(low, 9) for _ in range(MAX_MATCHED_WAITING + 20)]
+    urgent = host.submit(high, 9)
+    for _ in range(3):
+        host.step()
+    assert urgent.is_done
+    assert not waiting[-1].is_done
+    host.run()
+    assert host.core.pages.cache.stats().held_pages == 0
