@@ -24,7 +24,7 @@ from niwaki.runtime.constraints.masks import MaskFiller
 from niwaki.runtime.constraints.protocol import Matcher
 from niwaki.runtime.counters import Counters
 from niwaki.runtime.decoding import Decoding, pages_of
-from niwaki.runtime.drafts import DRAFT_ROWS, NOTHING, echo_tokens
+from niwaki.runtime.drafts import DRAFT_ROWS
 from niwaki.runtime.faults import told
 from niwaki.runtime.forced import force
 from niwaki.runtime.kv_pages import KVPages
@@ -103,13 +103,15 @@ class EngineCore:
 
     def abort(self, job: Job, error: NiwakiError | None = None) -> None:
         """End every request of the job. What it had computed stays in the tree, as far as it was fully written."""
-        self._land_and_settle()
-        for request in [r for r in self._roster.waiting if r.job is job]:
-            self._roster.wait_no_more(request)
-        for request in [r for r in self._roster.running.values() if r.job is job]:
-            self._roster.leave(request)
-        end = job.generation if isinstance(job, GenerateJob) else job.pending
-        end.fail(error or Cancelled("the request was cancelled"))
+        try:
+            self._land_and_settle()
+            for request in [r for r in self._roster.waiting if r.job is job]:
+                self._roster.wait_no_more(request)
+            for request in [r for r in self._roster.running.values() if r.job is job]:
+                self._roster.leave(request)
+        finally:  # whatever it is, somebody waits
+            end = job.generation if isinstance(job, GenerateJob) else job.pending
+            end.fail(error or Cancelled("the request was cancelled"))
 
     def close(self) -> None:
         """End the threads that it made."""
@@ -117,7 +119,10 @@ class EngineCore:
 
     def abort_all(self, error: NiwakiError) -> None:
         for job in {id(r.job): r.job for r in (*self._roster.waiting, *self._roster.running.values())}.values():
-            self.abort(job, error)
+            try:
+                self.abort(job, error)
+            except Exception:
+                log.exception("a request could not be ended as it should")
 
     def step(self) -> None:
         """Run one ragged batch and tell whoever waits for its tokens."""
@@ -271,7 +276,7 @@ class EngineCore:
         if len(requests) > self._draft_rows or not decoding.hears_echo():
             return None
         decoding.settle()
-        guesses = [self._guess(request, len(requests)) for request in requests]
+        guesses = [self._roster.guess(request, len(requests)) for request in requests]
         if not any(map(len, guesses)):
             return None
         decoding.num_steps += 1
@@ -284,17 +289,9 @@ class EngineCore:
         if len(rows) > self._draft_rows:
             return rows
         return [
-            (request, row.with_guess(self._guess(request, len(rows))) if row.end >= request.length else row)
+            (request, row.with_guess(self._roster.guess(request, len(rows))) if row.end >= request.length else row)
             for request, row in rows
         ]
-
-    def _guess(self, request: Request, num_rows: int) -> TokenIds:
-        """What may follow in a step of so many rows, as far as there are pages for it."""
-        if not (request.samples and request.is_drawn_plainly):
-            return NOTHING
-        guess = request.guess(self._config.draft_tokens, echo_tokens(num_rows))
-        assert request.lease is not None, "running requests hold a lease"
-        return guess if len(guess) and self._cache.reserve(request.lease, request.length + len(guess)) else NOTHING
 
     def _check_draft(self, request: Request, guess: TokenIds, logits: torch.Tensor, masks: FilledMasks) -> None:
         """Go on as long as the token that comes is the one that was guessed.
@@ -408,6 +405,8 @@ class EngineCore:
     def _read(self, reading: Sequence[tuple[Request, int, int, int]], logits: torch.Tensor) -> None:
         """Log-probabilities of tokens that are known: those of the prompt, and forced ones."""
         for request, first_row, first, count in reading:
+            if request.lease is None:  # another of its job has failed
+                continue
             try:
                 self._note(request, first, logits[first_row : first_row + count])
             except Exception as error:
@@ -457,6 +456,8 @@ class EngineCore:
                 self._take(request, sampled)
 
     def _take(self, request: Request, sampled: Sampled, *, is_accepted: bool = False) -> None:
+        if request.lease is None:  # another of its job has failed
+            return
         try:
             if request.healing is not None:
                 settled = request.healing.settled(sampled.token_id, request.matcher, request.remaining_new)

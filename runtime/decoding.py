@@ -103,6 +103,7 @@ class Decoding:
         self._unsure = list(range(len(self._matchers)))  # those, of the led ones, whose mask may not be at hand
         self._asked = self._unsure  # those whose masks this step has asked for
         self._is_told = [False] * len(self._matchers)  # those whose matchers know the token of this step
+        self._failed: dict[int, NiwakiError] = {}  # those whose matchers have, in this step
 
     def _find_unread(self) -> None:
         self._unread = [
@@ -154,7 +155,7 @@ class Decoding:
 
     def masked(self) -> list[tuple[Matcher, int]]:
         """The masks that this step needs: the matchers, each with the tokens that its text may still write."""
-        self._asked, self._is_told = self._unsure, [False] * len(self._matchers)
+        self._asked, self._is_told, self._failed = self._unsure, [False] * len(self._matchers), {}
         left = self._left().tolist()
         led = [(self._matchers[row], left[row]) for row in self._asked]
         return led + [(matcher, request.remaining_new) for request, matcher in self._masked_special()]
@@ -178,12 +179,12 @@ class Decoding:
         return found | dict(zip(special, masks[len(self._asked) :], strict=True))
 
     def _mask(self, row: int, left: int, filled: Mapping[int, Words | NiwakiError]) -> Words | NiwakiError:
-        if (mask := filled.get(row)) is not None:
+        if (mask := self._failed.get(row) or filled.get(row)) is not None:
             return mask
-        if (known := self._matchers[row].known_mask(left)) is not None:
-            return known
-        made = np.zeros((self._vocab_size + 31) // 32, np.uint32)  # forgotten meanwhile, to save memory
         try:
+            if (known := self._matchers[row].known_mask(left)) is not None:
+                return known
+            made = np.zeros((self._vocab_size + 31) // 32, np.uint32)  # forgotten meanwhile, to save memory
             self._matchers[row].fill_mask_within(made, left)
         except Exception as error:
             return told(error)
@@ -284,17 +285,22 @@ class Decoding:
         for row, mask in filled.items():
             looks[row] |= isinstance(mask, NiwakiError)
         steps = zip(self._steps, token_ids.tolist(), self._left().tolist(), looks, strict=True)
-        self._is_told = [not looks_at and step(token_id, left) for step, token_id, left, looks_at in steps]
+        for row, (step, token_id, left, looks_at) in enumerate(steps):
+            try:
+                self._is_told[row] = not looks_at and step(token_id, left)
+            except Exception as error:
+                self._failed[row] = told(error)
 
     def _followed(self, row: int, token_id: int, left: int, looks_at: bool) -> Followed:
-        if token_id < 0:
+        if token_id < 0 or row in self._failed:
             return REFUSED
         matcher = self._matchers[row]
         try:
             if looks_at:  # whoever takes it tells the matcher
                 return FREE if matcher.admits(token_id, left) else REFUSED
             return matcher.follow(token_id, left)
-        except Exception:  # drawn alone it fails again, and that is its request's fault alone
+        except Exception as error:
+            self._failed[row] = told(error)
             return REFUSED
 
     def settle(self) -> None:

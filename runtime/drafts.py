@@ -19,6 +19,7 @@ from niwaki.runtime.limits import TokenIds
 DRAFT_ROWS = 2  # requests in a step above which nobody guesses: the wrong guesses of more cost too much
 FIRST_GUESS = 4  # tokens
 LONGEST_PAUSE = 64  # tokens
+NEVER = 1 << 62
 
 ROOM = 256  # tokens by which the texts of a batch may grow before they are laid out anew
 
@@ -49,6 +50,10 @@ class Guesser:
         size = min(most, self._size)
         said = ids[at : at + size]
         return said if len(said) == size else np.resize(said, size)  # at the end of the text it goes round
+
+    def be_quiet(self) -> None:
+        """For good."""
+        self.quiet_until = NEVER
 
     def learn(self, guessed: int, right: int, length: int) -> None:
         """So many tokens of the last guess were right. `length`: of the text by now."""

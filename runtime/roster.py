@@ -6,15 +6,19 @@ Owned by `core.EngineCore`. `scheduler.plan` decides, this carries it out.
 from __future__ import annotations
 
 import bisect
+import logging
 import time
 from collections.abc import Sequence
 
 from niwaki.runtime import scheduler
 from niwaki.runtime.config import EngineConfig
 from niwaki.runtime.counters import Counters
+from niwaki.runtime.drafts import NOTHING, echo_tokens
 from niwaki.runtime.kv_pages import KVPages
-from niwaki.runtime.request import Request
+from niwaki.runtime.request import Request, TokenIds
 from niwaki.runtime.runner import Row
+
+log = logging.getLogger("niwaki.engine")
 
 # A waiting request's match is looked up every step for the first so many in line; the rest wait their turn anyway.
 MAX_MATCHED_WAITING = 256
@@ -82,6 +86,19 @@ class Roster:
                 ids = request.ids[request.num_computed : end]
                 batch.append((request, Row(ids, request.num_computed, request.lease.page_ids, num_logits)))
         return batch
+
+    def guess(self, request: Request, num_rows: int) -> TokenIds:
+        """What may follow in a step of so many rows, as far as there are pages for it."""
+        if not (request.samples and request.is_drawn_plainly):
+            return NOTHING
+        try:
+            guess = request.guess(self._config.draft_tokens, echo_tokens(num_rows))
+        except Exception:  # it goes on without
+            log.exception("no guess can be made for a request")
+            request.guesser.be_quiet()
+            return NOTHING
+        assert request.lease is not None, "running requests hold a lease"
+        return guess if len(guess) and self._cache.reserve(request.lease, request.length + len(guess)) else NOTHING
 
     def note_steps(self, count: int) -> None:
         """So many steps went by without a plan."""

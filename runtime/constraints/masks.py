@@ -50,7 +50,7 @@ class MaskFiller:
     def start(self, wanted: Sequence[tuple[Matcher, int]]) -> Masks:
         """Begin to fill the masks of matchers, each with the tokens that remain. Leave the matchers alone until the
         rows have been read."""
-        known = [matcher.known_mask(remaining) for matcher, remaining in wanted]
+        known = [_known(matcher, remaining) for matcher, remaining in wanted]
         slow = [(index, *wanted[index]) for index, row in enumerate(known) if row is None]
         rows: list[Words | NiwakiError] = [_NOT_YET if row is None else row for row in known]
         if not slow:
@@ -89,12 +89,27 @@ class MaskFiller:
             filled.ctypes.data, 4 * self._num_words, len(alike),
         )  # fmt: skip
         for mask, found in zip(filled, alike.values(), strict=True):
-            matcher = found[0][1]
-            failure = matcher.failure()
+            failure = _learned(found[0][1], mask)
             for index, _, _ in found:
                 rows[index] = failure or mask
-            if failure is None:
-                matcher.learn(mask)
+
+
+def _known(matcher: Matcher, remaining: int) -> Words | NiwakiError | None:
+    try:
+        return matcher.known_mask(remaining)
+    except Exception as error:
+        return told(error)
+
+
+def _learned(matcher: GrammarMatcher, mask: Words) -> NiwakiError | None:
+    """Why the mask is none, if it is."""
+    try:
+        if failure := matcher.failure():
+            return failure
+        matcher.learn(mask)
+    except Exception as error:
+        return told(error)
+    return None
 
 
 _NOT_YET: Final = np.empty(0, np.uint32)

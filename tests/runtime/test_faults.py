@@ -7,11 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from niwaki.runtime.api import Generation, GenerationError, Output, Regex, SamplingParams
+from niwaki.runtime.api import Generation, GenerationError, Grammar, Output, Regex, SamplingParams
+from niwaki.runtime.constraints.grammar_engine import GrammarMatcher
 from niwaki.runtime.constraints.matcher import AutomatonMatcher
-from niwaki.runtime.request import Request
+from niwaki.runtime.request import GenerateJob, Request, TokenIds
+from niwaki.runtime.sampler import Sampled
 from tests.formula import Host
 from tests.toy import make_model
 
@@ -34,6 +37,9 @@ HOOKS: list[tuple[type, str, SamplingParams]] = [
     (AutomatonMatcher, "admits", LED),
     (AutomatonMatcher, "accept", replace(LED, stop=("a stop that never comes",))),
     (AutomatonMatcher, "fill_mask_within", LED),
+    (AutomatonMatcher, "known_mask", LED),
+    (AutomatonMatcher, "follow", LED),
+    (GrammarMatcher, "learn", replace(LED, constraint=Grammar(r"start: /(.|\n){30,}/"))),
 ]
 
 
@@ -99,4 +105,78 @@ def test_a_fault_at_the_door_ends_the_request_and_nobody_waits(folder: Path, mon
     while host.core.has_work:
         host.step()
     assert len(going.result(0)) == 1
+    assert host.core.pages.cache.stats().held_pages == 0
+
+
+def test_a_matcher_that_fails_where_it_is_told_what_is_known_ends_its_request_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, calm = Host(folder), Host(folder)
+    led = replace(LED, temperature=0.0, constraint=Regex("(?s).{3,}"), ignore_eos=True)
+    for each in (host, calm):
+        each.submit(led, 9)  # its tokens are known from then on
+        each.run()
+        each.submit(GREEDY, 9)
+    _, expected = calm.run()
+    whole = AutomatonMatcher.step
+    faults: list[object] = []
+
+    def broken(self: AutomatonMatcher, token_id: int, remaining: int) -> bool:
+        if whole(self, token_id, remaining):
+            faults.append(self)
+            raise RuntimeError("a bug")
+        return False
+
+    monkeypatch.setattr(AutomatonMatcher, "step", broken)
+    going, chosen = host.generations[1], host.submit(led, 9)
+    while host.core.has_work:
+        host.step()
+    assert len(faults) == 1
+    assert isinstance(chosen.error(), GenerationError)
+    assert told(going) == expected
+    assert host.core.pages.cache.stats().held_pages == 0
+
+
+def test_a_request_goes_on_without_guesses_where_none_can_be_made(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calm, host = Host(folder), Host(folder)
+    for each in (calm, host):
+        each.submit(GREEDY, 9)
+    expected = calm.run()
+    asked: list[Request] = []
+
+    def broken(self: Request, most: int, echo: int) -> TokenIds:
+        asked.append(self)
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Request, "guess", broken)
+    (output,) = host.run()
+    assert asked
+    assert replace(output, drafted=(), drafted_spans=()) == replace(expected[0], drafted=(), drafted_spans=())
+
+
+def test_when_one_of_a_job_fails_the_others_of_it_take_no_token_more(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, moved = Host(folder), list[TokenIds]()
+    generation = Generation()
+    job = GenerateJob(generation, 2, moved=moved.append)
+    ids = np.arange(5, 14, dtype=np.int32)
+    failing = Request(0, job, 1, ids, ONE_BY_ONE, host._tokenizer)
+    first = Request(1, job, 0, ids[::-1], ONE_BY_ONE, host._tokenizer)
+    host.core.submit([failing, first])
+    whole = Request.take
+
+    def broken(self: Request, sampled: Sampled, end_ids: frozenset[int], *, is_accepted: bool = False) -> object:
+        if self is failing and self.remaining_new == 1:
+            raise RuntimeError("a bug")
+        return whole(self, sampled, end_ids, is_accepted=is_accepted)
+
+    monkeypatch.setattr(Request, "take", broken)
+    while host.core.has_work:
+        host.step()
+    assert isinstance(generation.error(), GenerationError)
+    assert (len(moved), host.core.counters.finished, host.core.counters.failed) == (0, 0, 1)
+    host.core.pages.cache.check()
     assert host.core.pages.cache.stats().held_pages == 0
