@@ -44,6 +44,7 @@ from niwaki.runtime.constraints.automaton import ByteDfa
 from niwaki.runtime.constraints.boundaries import TAIL_TOKENS, Boundaries, Unsettled
 from niwaki.runtime.constraints.healing import Healing
 from niwaki.runtime.core import EngineCore
+from niwaki.runtime.faults import told
 from niwaki.runtime.limits import Limits
 from niwaki.runtime.request import GenerateJob, Job, Request, ScoreJob, TokenIds
 from niwaki.runtime.tokenizer import Tokenizer
@@ -154,7 +155,11 @@ class LocalBackend:
 
     def _demote(self, ids: TokenIds, namespace: str, first: int) -> None:
         def copy() -> None:
-            more = self._core.pages.demote(ids, namespace, first)
+            try:
+                more = self._core.pages.demote(ids, namespace, first)
+            except Exception:  # a wish: whoever goes on from there computes it again
+                log.exception("a branch could not be demoted")
+                return
             if more is not None:
                 with suppress(EngineStopped):
                     self._demote(ids, namespace, more)
@@ -214,7 +219,7 @@ class LocalBackend:
             logits_from = max(0, len(head) - 1)
             requests.append(self._request(job, index, ids, params, own.namespace, seed=seed, logits_from=logits_from))
         self._track(own, job)
-        self._post(lambda: self._core.submit(requests))
+        self._post(lambda: self._submit(job, requests))
         return pending
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
@@ -305,7 +310,7 @@ class LocalBackend:
                 for index in range(params.n)
             ]
             # Cancelled while its constraint was being compiled: nobody waits for it any more.
-            self._post(lambda: None if generation.is_done else self._core.submit(requests))
+            self._post(lambda: None if generation.is_done else self._submit(job, requests))
 
         # On the engine's own thread compiling would stall every other request.
         stalls = threading.current_thread() is self._thread
@@ -319,9 +324,7 @@ class LocalBackend:
     def flush(self, *, tiers: bool = True) -> bool:
         """Drop everything from the cache, and from the `tiers` below it, that nothing runs on; False when something
         still runs."""
-        done: Pending[bool] = Pending()
-        self._post(lambda: done.succeed(self._core.pages.flush(tiers=tiers)))
-        return done.result(timeout=60)
+        return self._between_steps(lambda: self._core.pages.flush(tiers=tiers))
 
     def save_cache(self, path: Path, layout: Layout) -> int:
         """Write the prefix cache to a file, between two steps. Returns the number of tokens."""
@@ -351,9 +354,7 @@ class LocalBackend:
 
     def outline(self, limit: int, namespace: str = "") -> tuple[OutlineNode, ...]:
         """The shape of a namespace's tree between two steps, at most `limit` nodes of it."""
-        done: Pending[tuple[OutlineNode, ...]] = Pending()
-        self._post(lambda: done.succeed(self._core.pages.outline(limit, namespace)))
-        return done.result(timeout=60)
+        return self._between_steps(lambda: self._core.pages.outline(limit, namespace))
 
     def summary(self, limit: int) -> list[bytes]:
         """Marks of the prefixes in the tree (`niwaki.radix.summary`), at most `limit`, between two steps."""
@@ -361,18 +362,7 @@ class LocalBackend:
 
     def check(self) -> None:
         """Prove the cache's invariants (on the engine thread). Raises AssertionError with the reason."""
-        done: Pending[None] = Pending()
-
-        def run() -> None:
-            try:
-                self._core.pages.cache.check()
-            except AssertionError as error:
-                done.fail(error)
-            else:
-                done.succeed(None)
-
-        self._post(run)
-        done.result(timeout=60)
+        self._between_steps(self._core.pages.cache.check)
 
     @property
     def is_alive(self) -> bool:
@@ -441,6 +431,13 @@ class LocalBackend:
             self._inbox.append(command)
             self._wake.notify()
 
+    def _submit(self, job: Job, requests: Sequence[Request]) -> None:
+        try:
+            self._core.submit(requests)
+        except Exception as error:  # nobody else knows yet who waits for them
+            (job.generation if isinstance(job, GenerateJob) else job.pending).fail(told(error))
+            raise
+
     def _run(self) -> None:
         while True:
             with self._wake:
@@ -450,17 +447,21 @@ class LocalBackend:
                 commands, self._inbox = self._inbox, []
                 is_stopping = self._is_stopping
             for command in commands:
-                command()
+                self._guarded(command)
             if is_stopping:
                 self._core.abort_all(EngineStopped("the engine was shut down before the request ended"))
                 self._core.close()
                 return
-            try:
-                self._core.step()
-            except Exception as error:  # a bug of ours: its requests are told, the engine goes on
-                log.exception("the engine's step failed")
-                self._core.abort_all(GenerationError(f"the engine's step failed: {type(error).__name__}: {error}"))
-            self.after_step()
+            self._guarded(self._core.step)
+            self._guarded(self.after_step)
+
+    def _guarded(self, work: Callable[[], object]) -> None:
+        """A bug of ours: whose requests run are told, the engine goes on."""
+        try:
+            work()
+        except Exception as error:
+            log.exception("the engine's step failed")
+            self._core.abort_all(GenerationError(f"the engine's step failed: {type(error).__name__}: {error}"))
 
     def _move(self, branch: LocalBranch, kept: TokenIds) -> None:
         """On the engine thread: a generation ended, its branch now stands behind the text."""

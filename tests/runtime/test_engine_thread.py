@@ -1,0 +1,83 @@
+"""What is done on the engine's thread may fail: those who wait are told, and the engine goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from niwaki.runtime.api import GenerationError, SamplingParams
+from niwaki.runtime.core import EngineCore
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.kv_pages import KVPages
+from tests.toy import make_model
+
+IDS = np.arange(5, 14, dtype=np.int32)
+SHORT = SamplingParams(max_new_tokens=4, temperature=0.0, ignore_eos=True)
+LONG = SamplingParams(max_new_tokens=400, temperature=0.0, ignore_eos=True)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    with Engine(make_model(tmp_path / "toy"), kv_tokens=1024) as engine:
+        yield engine
+
+
+def break_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[str]:
+    whole: Callable[..., object] = getattr(owner, name)
+    broken: list[str] = []
+
+    def once(*args: object, **options: object) -> object:
+        if not broken:
+            broken.append(name)
+            raise RuntimeError("a bug")
+        return whole(*args, **options)
+
+    monkeypatch.setattr(owner, name, once)
+    return broken
+
+
+def goes_on(engine: Engine) -> None:
+    (output,) = engine.backend.start(IDS, SHORT).result(timeout=60)
+    assert len(output.token_ids) == 4
+    assert engine.backend.is_alive
+    engine.backend.check()
+    assert engine.stats()["pages_held"] == 0
+
+
+def test_a_request_that_cannot_be_taken_in_is_told_so(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_once(monkeypatch, EngineCore, "_land_and_settle")
+    with pytest.raises(GenerationError, match="a bug"):
+        engine.backend.start(IDS, SHORT).result(timeout=60)
+    goes_on(engine)
+
+
+def test_a_cancel_that_fails_leaves_nobody_waiting(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = engine.backend.start(IDS, LONG)
+    broken = break_once(monkeypatch, EngineCore, "abort")
+    running.cancel()
+    with pytest.raises(GenerationError, match="a bug"):
+        running.result(timeout=60)
+    assert broken
+    goes_on(engine)
+
+
+@pytest.mark.parametrize("name", ["flush", "outline"])
+def test_whoever_asks_between_steps_is_told_what_failed(
+    engine: Engine, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_once(monkeypatch, KVPages, name)
+    with pytest.raises(RuntimeError, match="a bug"):
+        engine.backend.flush() if name == "flush" else engine.backend.outline(10)
+    goes_on(engine)
+
+
+def test_a_demotion_that_fails_harms_nobody(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = engine.backend.start(IDS, LONG)
+    broken = break_once(monkeypatch, KVPages, "demote")
+    engine.backend.demote(engine.backend.open())
+    assert len(running.result(timeout=60)[0].token_ids) == 400
+    assert broken
+    goes_on(engine)
