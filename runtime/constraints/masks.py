@@ -89,9 +89,9 @@ class MaskFiller:
             filled.ctypes.data, 4 * self._num_words, len(alike),
         )  # fmt: skip
         for mask, found in zip(filled, alike.values(), strict=True):
-            failure = _learned(found[0][1], mask)
+            fault = _learned(found[0][1], mask)
             for index, _, _ in found:
-                rows[index] = failure or mask
+                rows[index] = fault or mask
 
 
 def _known(matcher: Matcher, remaining: int) -> Words | NiwakiError | None:
