@@ -7,6 +7,7 @@ is never used is not taken.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import sys
@@ -42,11 +43,12 @@ class PoolMemory:
         self._finding = threading.Thread(
             target=_write_to, args=(self._planes, first, self._num_found), name="niwaki-memory", daemon=True
         )
-        self._finding.start()
+        with contextlib.suppress(RuntimeError):  # no thread to be had: memory is found as it is written
+            self._finding.start()
 
     def wait(self) -> None:
         """Until what was asked for is found."""
-        if self._finding is not None:
+        if self._finding is not None and self._finding.ident is not None:
             self._finding.join()
 
 

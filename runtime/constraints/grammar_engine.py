@@ -1,8 +1,6 @@
 """llguidance behind the Matcher protocol: schemas and grammars over one vocabulary.
 
-Owns the shared matcher that texts are cloned from, and how far each text is from its shortest end. Knows no schemas:
-`compiler.py` hands it a grammar that was tried before.
-"""
+Owns the shared matcher of which texts are clones, and how far each is from its shortest end. Knows no schemas."""
 
 from __future__ import annotations
 
