@@ -60,7 +60,7 @@ def _scores_of(module, heads: int):
     keys, later, places, queries, scores, scale, step, strips, block = function.args
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     of_query = [builder.gep(queries, [builder.mul(step, LONG(2 * h))]) for h in range(heads)]
-    quarters = []  # of a quarter of the keys the sums of four keys, folded, of each head
+    quarters = []  # of each quarter of the keys, for every head the sums of four keys, folded
     for quarter in range(4):
         own = [_row(builder, keys, places, 4 * quarter + i) for i in range(4)]
         before = builder.block

@@ -18,8 +18,7 @@ from niwaki.kernels.ops import StackedCodes
 from niwaki.kernels.small_kv import FP8
 from niwaki.kernels.triton.coded import CodedProduct, laid_out, multiply_codes
 from niwaki.kernels.triton.launch import FLOATS, ceil_div, check, dot_dtype, dot_precision, launch
-from niwaki.kernels.triton.moe import FEW_CHOICES
-from niwaki.kernels.triton.paged_attention import row_of_tile
+from niwaki.kernels.triton.moe import FEW_CHOICES, choices_of_tile
 from niwaki.kernels.triton.tuning import Tuning, tuning_for
 
 
@@ -123,11 +122,7 @@ def _grouped_coded_linear(
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    tile = tl.program_id(0)
-    expert = row_of_tile(bounds_ptr, tile, experts, BLOCK_M)
-    first = tl.load(bounds_ptr + expert)
-    at = (tile - first // BLOCK_M - expert) * BLOCK_M + first
-    end = tl.load(bounds_ptr + expert + 1)
+    expert, at, end = choices_of_tile(bounds_ptr, tl.program_id(0), experts, BLOCK_M)
     if at < end:
         m = at + tl.arange(0, BLOCK_M)
         choice = tl.load(order_ptr + m, mask=m < end, other=0).to(tl.int64)

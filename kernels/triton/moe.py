@@ -147,6 +147,16 @@ def _route(
 
 
 @triton.jit
+def choices_of_tile(bounds_ptr, tile, experts, BLOCK_M: tl.constexpr):
+    """The expert of the tile, where its choices begin in their order, and where those of the expert end."""
+    expert = row_of_tile(bounds_ptr, tile, experts, BLOCK_M)
+    first = tl.load(bounds_ptr + expert)
+    at = (tile - first // BLOCK_M - expert) * BLOCK_M + first
+    end = tl.load(bounds_ptr + expert + 1)
+    return expert, at, end
+
+
+@triton.jit
 def _grouped_linear(
     x_ptr,
     weight_ptr,
@@ -165,11 +175,7 @@ def _grouped_linear(
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    tile = tl.program_id(0)
-    expert = row_of_tile(bounds_ptr, tile, experts, BLOCK_M)
-    first = tl.load(bounds_ptr + expert)
-    at = (tile - first // BLOCK_M - expert) * BLOCK_M + first
-    end = tl.load(bounds_ptr + expert + 1)
+    expert, at, end = choices_of_tile(bounds_ptr, tl.program_id(0), experts, BLOCK_M)
     if at < end:
         m = at + tl.arange(0, BLOCK_M)
         choice = tl.load(order_ptr + m, mask=m < end, other=0).to(tl.int64)
