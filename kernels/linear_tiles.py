@@ -34,6 +34,7 @@ from niwaki.kernels.vector_tiles import multiplies_pairs
 SLICE = 32  # inputs that a row of a tile holds
 TILE = 256  # words
 TALL = 2 * ROWS  # outputs that go together
+APART = 4 * TILE  # bytes from the sums of a group of rows to those of the next
 ROWS_AT_ONCE = 64
 
 # Below linear.py is as fast. Rows of W that lie a multiple of 4096 bytes apart push each other out of the nearest
@@ -163,9 +164,9 @@ def columns_of(
             for some in range(output, output + (TALL if is_tall else ROWS), OUTPUTS):
                 place = sums0 + ((some - output) // ROWS * 2 * ROWS + some % ROWS) * LANES
                 if sides == 2:
-                    sum_of_two(sums, place, flat, some * inputs, stride, laid, at, depth, ahead)
+                    sum_of_two(sums, place, APART, flat, some * inputs, stride, laid, at, depth, ahead)
                 else:
-                    sum_of_one(sums, place, flat, some * inputs, stride, laid, at, depth, ahead)
+                    sum_of_one(sums, place, APART, flat, some * inputs, stride, laid, at, depth, ahead)
             for side in range(sides):
                 row = (group + side) * ROWS
                 _put(sums, sums0 + side * TILE, pairs, turned, bias, out, row, min(ROWS, rows - row), output, is_tall)

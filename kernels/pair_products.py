@@ -29,66 +29,101 @@ from niwaki.kernels.simd_memory import ask_for, element_pointer
 from niwaki.kernels.vector_tiles import LINE, LONG, POINTER, ROWS, WORDS, RowsOf
 
 TILE = ROWS * LINE  # bytes
-OUTPUTS = 8  # whose sums are in registers at once
+OUTPUTS = 8  # at once of two groups
+SUMS = 16  # in registers at once
 
 
 @intrinsic
-def _sum_of_one(typing, sums, at, weight, place, stride, laid, laid_at, slices, ahead):
+def _sum_of_one(typing, sums, at, apart, weight, place, stride, laid, laid_at, slices, ahead):
     """As `sum_of_two`, of one group."""
-    return _call(1, sums, at, weight, place, stride, laid, laid_at, slices, ahead)
+    return _call(1, OUTPUTS, sums, at, apart, weight, place, stride, laid, laid_at, slices, ahead)
 
 
 @intrinsic
-def _sum_of_two(typing, sums, at, weight, place, stride, laid, laid_at, slices, ahead):
+def _sum_of_two(typing, sums, at, apart, weight, place, stride, laid, laid_at, slices, ahead):
     """The products of eight outputs with two groups of sixteen rows, 32 `slices` inputs each: a line of sums for each
-    output from sums[at] on, those of the second group a tile behind.
+    output from sums[at] on, those of the second group `apart` bytes behind.
 
     weight[place]: the first output's word 0, that of the next lies `stride` bytes behind; laid[laid_at]: the first
     group's tiles, as `lay_pairs` lays them, the second's behind them. Both places of float32 are multiples of LINE.
     Memory is asked for the words of W that lie `ahead` bytes behind.
     """
-    return _call(2, sums, at, weight, place, stride, laid, laid_at, slices, ahead)
+    return _call(2, OUTPUTS, sums, at, apart, weight, place, stride, laid, laid_at, slices, ahead)
 
 
-def _call(groups: int, *kinds):
+@intrinsic
+def _sum_of_tall(typing, sums, at, apart, weight, place, stride, laid, laid_at, slices, ahead):
+    """As `sum_of_two`, of sixteen outputs and one group: bit for bit the same sums."""
+    return _call(1, 2 * OUTPUTS, sums, at, apart, weight, place, stride, laid, laid_at, slices, ahead)
+
+
+@intrinsic
+def _add_to_two(typing, sums, at, apart, weight, place, stride, laid, laid_at, slices, factors, factor):
+    """As `sum_of_two`, added to what is there times factors[factor:], a line for each group."""
+    return _call(2, OUTPUTS, sums, at, apart, weight, place, stride, laid, laid_at, slices, factors, factor)
+
+
+@intrinsic
+def _add_to_tall(typing, sums, at, apart, weight, place, stride, laid, laid_at, slices, factors, factor):
+    """As `add_to_two`, of sixteen outputs and one group: bit for bit the same sums."""
+    return _call(1, 2 * OUTPUTS, sums, at, apart, weight, place, stride, laid, laid_at, slices, factors, factor)
+
+
+def _call(groups: int, outputs: int, *kinds):
     def generate(context, builder, signature, args):
         sums, weight, laid = (
-            builder.bitcast(element_pointer(context, builder, signature, args, first), POINTER) for first in (0, 2, 5)
+            builder.bitcast(element_pointer(context, builder, signature, args, first), POINTER) for first in (0, 3, 6)
         )
-        stride, slices, ahead = (context.cast(builder, args[i], signature.args[i], types.int64) for i in (4, 7, 8))
-        builder.call(_function(builder.module, groups), [sums, weight, stride, laid, slices, ahead])
+        apart, stride, slices = (context.cast(builder, args[i], signature.args[i], types.int64) for i in (2, 5, 8))
+        if goes_on := len(args) > 10:
+            last = builder.bitcast(element_pointer(context, builder, signature, args, 9), POINTER)
+        else:
+            last = context.cast(builder, args[9], signature.args[9], types.int64)
+        function = _function(builder.module, groups, outputs, goes_on)
+        builder.call(function, [sums, apart, weight, stride, laid, slices, last])
         return context.get_dummy_value()
 
     return types.void(*kinds), generate
 
 
-def _function(module, groups: int):
-    """The function (sums, weight, stride, laid, slices, ahead); one in each module."""
-    name, chains = f"niwaki_sum_of_pairs_{groups}", 2 // groups
+def _function(module, groups: int, outputs: int, goes_on: bool):
+    """The function (sums, apart, weight, stride, laid, slices, ahead or factors); one in each module."""
+    name, chains = f"niwaki_{'add' if goes_on else 'sum'}_of_pairs_{groups}_{outputs}", SUMS // (groups * outputs)
     if name in module.globals:
         return module.globals[name]
-    kinds = [POINTER, POINTER, LONG, POINTER, LONG, LONG]
+    kinds = [POINTER, LONG, POINTER, LONG, POINTER, LONG, POINTER if goes_on else LONG]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), name)
     function.linkage = "internal"
     function.attributes.add("noinline")  # kernels get shorter, and are as quick
-    sums, weight, stride, laid, slices, ahead = function.args
+    sums, apart, weight, stride, laid, slices, last = function.args
     entry, outer, inner, following, done = (
         function.append_basic_block(each) for each in ("entry", "slices", "words", "following", "done")
     )
     builder = ir.IRBuilder(entry)
+    places = [
+        builder.gep(sums, [builder.add(builder.mul(apart, LONG(group)), LONG(output * LINE))])
+        for group in range(groups)
+        for output in range(outputs)
+    ]
+    before = [ir.Constant(FLOATS, None)] * (SUMS)
+    if goes_on:
+        factors = [_load(builder, builder.gep(last, [LONG(group * LINE)]), FLOATS) for group in range(groups)]
+        for number, place in enumerate(places):
+            before[number] = builder.fmul(_load(builder, place, FLOATS), factors[number // outputs])
     builder.branch(outer)
 
     builder.position_at_end(outer)
     number, words, pairs = builder.phi(LONG), builder.phi(POINTER), builder.phi(POINTER)
-    so_far = [builder.phi(FLOATS) for _ in range(2 * OUTPUTS)]  # of the second group or of odd words from OUTPUTS on
+    so_far = [builder.phi(FLOATS) for _ in range(SUMS)]  # of the second group or of odd words from `outputs` on
     builder.branch(inner)
 
     builder.position_at_end(inner)
     word = builder.phi(LONG)
-    totals = [builder.phi(FLOATS) for _ in range(2 * OUTPUTS)]
+    totals = [builder.phi(FLOATS) for _ in range(SUMS)]
     behind = builder.mul(slices, LONG(TILE))  # the second group
-    row = builder.and_(builder.udiv(word, LONG(chains)), LONG(OUTPUTS - 1))  # a line of each row in every slice
-    ask_for(builder, builder.gep(words, [builder.add(builder.mul(row, stride), ahead)]))
+    if not goes_on:
+        row = builder.and_(builder.udiv(word, LONG(chains)), LONG(outputs - 1))  # a line of each row in every slice
+        ask_for(builder, builder.gep(words, [builder.add(builder.mul(row, stride), last)]))
     after = []
     for chain in range(chains):
         here = builder.add(word, LONG(chain))
@@ -96,21 +131,21 @@ def _function(module, groups: int):
         own = [_load(builder, builder.gep(line, [builder.mul(behind, LONG(group))])) for group in range(groups)]
         rows = RowsOf(builder, builder.gep(words, [builder.mul(here, LONG(4))], inbounds=True), stride)
         if groups == 1:
-            before = totals[chain * OUTPUTS : (chain + 1) * OUTPUTS]
-            after += [_multiplied_from(builder, rows.of(r), own[0], total) for r, total in enumerate(before)]
+            of_chain = totals[chain * outputs : (chain + 1) * outputs]
+            after += [_multiplied_from(builder, rows.of(r), own[0], total) for r, total in enumerate(of_chain)]
             continue
         second = []
-        for r in range(OUTPUTS):
+        for r in range(outputs):
             value = _in_all_lanes_from(builder, rows.of(r))
             after.append(_multiplied(builder, value, own[0], totals[r]))
-            second.append(_multiplied(builder, value, own[1], totals[OUTPUTS + r]))
+            second.append(_multiplied(builder, value, own[1], totals[outputs + r]))
         after += second
     next_word = builder.add(word, LONG(chains))
     word.add_incoming(LONG(0), outer)
     word.add_incoming(next_word, inner)
-    for total, first, last in zip(totals, so_far, after, strict=True):
+    for total, first, latest in zip(totals, so_far, after, strict=True):
         total.add_incoming(first, outer)
-        total.add_incoming(last, inner)
+        total.add_incoming(latest, inner)
     builder.cbranch(builder.icmp_unsigned("<", next_word, LONG(WORDS)), inner, following)
 
     builder.position_at_end(following)
@@ -120,24 +155,22 @@ def _function(module, groups: int):
         here.add_incoming(builder.gep(here, [LONG(step)], inbounds=True), following)
     number.add_incoming(LONG(0), entry)
     number.add_incoming(next_number, following)
-    for first, last in zip(so_far, after, strict=True):
-        first.add_incoming(ir.Constant(FLOATS, None), entry)
-        first.add_incoming(last, following)
+    for total, first, latest in zip(so_far, before, after, strict=True):
+        total.add_incoming(first, entry)
+        total.add_incoming(latest, following)
     builder.cbranch(builder.icmp_unsigned("<", next_number, slices), outer, done)
 
     builder.position_at_end(done)
-    if groups == 1:
-        after = [builder.fadd(even, odd) for even, odd in zip(after[:OUTPUTS], after[OUTPUTS:], strict=True)]
-    for number, value in enumerate(after):
-        group, output = divmod(number, OUTPUTS)
-        place = builder.gep(sums, [LONG(group * TILE + output * LINE)], inbounds=True)
+    if chains == 2:
+        after = [builder.fadd(even, odd) for even, odd in zip(after[:outputs], after[outputs:], strict=True)]
+    for place, value in zip(places, after, strict=True):
         builder.store(value, builder.bitcast(place, FLOATS.as_pointer()), align=LINE)
     builder.ret_void()
     return function
 
 
-def _load(builder, pointer):
-    return builder.load(builder.bitcast(pointer, INTS.as_pointer()), align=LINE)
+def _load(builder, pointer, kind=INTS):
+    return builder.load(builder.bitcast(pointer, kind.as_pointer()), align=LINE)
 
 
 # Written out, because LLVM would load words ahead, for which it then has no registers.
@@ -166,5 +199,10 @@ def _multiplied(builder, word, pairs, total):
     return builder.call(ir.InlineAsm(kind, "vdpbf16ps $2, $3, $0", "=v,0,v,v", side_effect=True), [total, word, pairs])
 
 
-sum_of_one = cast("Callable[[Array, int, Array, int, int, Array, int, int, int], None]", _sum_of_one)
-sum_of_two = cast("Callable[[Array, int, Array, int, int, Array, int, int, int], None]", _sum_of_two)
+Sum = Callable[[Array, int, int, Array, int, int, Array, int, int, int], None]
+Addition = Callable[[Array, int, int, Array, int, int, Array, int, int, Array, int], None]
+sum_of_one = cast("Sum", _sum_of_one)
+sum_of_two = cast("Sum", _sum_of_two)
+sum_of_tall = cast("Sum", _sum_of_tall)
+add_to_two = cast("Addition", _add_to_two)
+add_to_tall = cast("Addition", _add_to_tall)

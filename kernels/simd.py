@@ -114,6 +114,17 @@ def _larger(typing, a, b):
 
 
 @intrinsic
+def _where_less(typing, a, b, x, y):
+    """x in the lanes where a < b, y in the others."""
+
+    def generate(context, builder, signature, args):
+        a, b, x, y = args
+        return builder.select(builder.fcmp_ordered("<", a, b), x, y)
+
+    return VECTOR(a, b, x, y), generate
+
+
+@intrinsic
 def _exp16(typing, x):
     """e**x in every lane for x <= 0, to the precision of `numeric.exp_f32`; NaN stays NaN."""
 
@@ -222,6 +233,7 @@ minus = cast("Callable[[Vector, Vector], Vector]", _minus)
 times = cast("Callable[[Vector, Vector], Vector]", _times)
 silu = cast("Callable[[Vector], Vector]", _silu)
 larger = cast("Callable[[Vector, Vector], Vector]", _larger)
+where_less = cast("Callable[[Vector, Vector, Vector, Vector], Vector]", _where_less)
 exp16 = cast("Callable[[Vector], Vector]", _exp16)
 largest_lane = cast("Callable[[Vector], np.float32]", _largest_lane)
 sum_of_lanes = cast("Callable[[Vector], np.float32]", _sum_of_lanes)

@@ -1,0 +1,273 @@
+"""A stack of queries (tile_attention.py) in the instruction of AVX512-BF16, by the loops of pair_products.py.
+
+Queries lie in the lanes, two groups of sixteen at a time, so that nothing is added or compared across a vector, and
+one word of a key serves both groups:
+
+    scores [keys, queries] = keys queries^T           the keys' words from where they lie in their pages
+    weights = 2^(scores - top)                        top [queries], in units of ln 2
+    mixed [columns, queries] = 2^(top before - top) mixed + values^T weights
+
+Only the values of a block are laid out anew, in pairs of keys by columns. Blocks and what hidden keys weigh are those
+of stack_by_tiles.py. One core of an EPYC, 23 November 2026, ns for sixteen queries of 64 columns and 64 keys, by that
+and by this: NUMBERS.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from niwaki.kernels.jit import jit
+from niwaki.kernels.numeric import exp_f32
+from niwaki.kernels.operand import Array
+from niwaki.kernels.paged_decode import LEAST
+from niwaki.kernels.pair_products import OUTPUTS, add_to_tall, add_to_two, sum_of_tall, sum_of_two
+from niwaki.kernels.partial import Float32s
+from niwaki.kernels.segments import Int32s, Int64s
+from niwaki.kernels.simd import (
+    LANES,
+    Vector,
+    add,
+    exp2_16,
+    larger,
+    minus,
+    multiply_add,
+    splat,
+    times,
+    where_less,
+    zeros,
+)
+from niwaki.kernels.simd_memory import (
+    load16,
+    store16,
+    store_between,
+    store_bfloat16,
+    store_pairs,
+    transpose16,
+    transpose16_apart,
+)
+from niwaki.kernels.stack_by_tiles import BLOCK, LN_2, LOG2_E, RUN, SLICE, STATE, TILE, ask_for_block, cap_scores
+from niwaki.kernels.tiles import ROWS, Bytes, aligned
+
+LINE = 4 * LANES  # bytes
+PAIRS = BLOCK // 2  # of keys
+HALVES = PAIRS // LANES
+SCORES = BLOCK * LANES  # words of a group's scores
+
+
+@jit()
+def attend_by_pairs(
+    q: Array, k_pool: Array, v_pool: Array, pages: Int32s, tokens: Int32s, ends: Int32s, first_key: int,
+    partial_mixed: Float32s, partial_lse: Float32s, sinks: Array, out: Array, is_partial: bool, scale: float,
+    window: int, chunk: int, soft_cap: float, shape: Bytes, first_head: int, last_head: int,
+) -> None:  # fmt: skip
+    """As `attend_by_tiles`; `shape` is not needed."""
+    page_size, kv_heads, head_dim = k_pool.shape[1:]
+    heads = q.shape[1]
+    group = heads // kv_heads
+    slices = head_dim // SLICE
+    width = kv_heads * head_dim
+    factor = splat(np.float32(scale) * LOG2_E)
+    least = splat(LEAST)
+    queries = tokens.shape[0] * group
+    blocks = (queries + ROWS - 1) // ROWS  # of queries
+    k, v, flat = k_pool.reshape(-1), v_pool.reshape(-1), partial_mixed.reshape(-1)
+    at_once = min(last_head - first_head, max(1, STATE // (blocks * ((slices + 1) * TILE + head_dim * LANES))))
+    stacks = at_once * blocks
+    # Of each block of queries: themselves, [slices] tiles of pairs of columns by queries, and their sums, [columns,
+    # queries].
+    asked = np.zeros(stacks * slices * TILE + LANES, np.float32)
+    mixed = np.zeros(stacks * head_dim * LANES + LANES, np.float32)
+    total = np.zeros(stacks * LANES, np.float32)
+    highest = np.empty(stacks * LANES, np.float32)
+    low = np.zeros(blocks * LANES, np.float32)  # the first key that each query sees
+    high = np.zeros(blocks * LANES, np.float32)  # behind the last
+    values = np.empty(at_once * head_dim * PAIRS + LANES, np.float32)  # of heads: [columns, pairs of keys]
+    scores = np.empty(2 * SCORES + LANES, np.float32)  # [two blocks of queries, keys, queries]
+    weights = np.empty(2 * PAIRS * LANES + LANES, np.float32)  # [two blocks of queries, pairs of keys, queries]
+    shrink = np.empty(3 * LANES, np.float32)
+    gathered, turned = np.empty(TILE, np.float32), np.empty(2 * TILE, np.float32)
+    asked0, mixed0, values0 = aligned(asked), aligned(mixed), aligned(values)
+    scores0, weights0, shrink0 = aligned(scores), aligned(weights), aligned(shrink)
+    at = np.zeros(BLOCK // RUN, np.int64)  # where the runs of the block of keys begin in the pool
+    reach = np.empty((blocks, 4), np.int64)  # of a block of queries: the lowest and highest of `low`, and of `high`
+    for r in range(queries):
+        block = r // ROWS
+        behind = np.int64(ends[r // group])
+        before = max(behind - window, (behind - 1) // chunk * chunk, first_key)
+        low[r], high[r] = before, behind
+        if r % ROWS == 0:
+            reach[block] = before, before, behind, behind
+        reach[block, 0], reach[block, 1] = min(reach[block, 0], before), max(reach[block, 1], before)
+        reach[block, 2], reach[block, 3] = min(reach[block, 2], behind), max(reach[block, 3], behind)
+    start, end = reach[:, 0].min(), reach[:, 3].max()
+    for head in range(first_head, last_head, at_once):
+        num_heads = min(at_once, last_head - head)
+        for stack in range(num_heads * blocks):
+            own, block = stack // blocks, stack % blocks
+            rows = range(block * ROWS, min(block * ROWS + ROWS, queries))
+            gathered[:] = np.float32(0.0)
+            for s in range(slices):
+                for r in rows:
+                    source = tokens[r // group] * (q.strides[0] // 2) + ((head + own) * group + r % group) * (
+                        q.strides[1] // 2
+                    )
+                    store16(gathered, r % ROWS * LANES, load16(q, source + s * SLICE))
+                transpose16(gathered, 0, LANES, asked, asked0 + (stack * slices + s) * TILE)
+            # Weights that sum to e^lse, seen from e^lse, sum to 1.
+            store16(total, stack * LANES, splat(np.float32(1.0 if first_key > 0 else 0.0)))
+            highest[stack * LANES : (stack + 1) * LANES] = LEAST
+            if first_key > 0:
+                for r in rows:
+                    lse = partial_lse[tokens[r // group], (head + own) * group + r % group]
+                    highest[stack * LANES + r % ROWS] = lse * LOG2_E
+            for c in range(0, head_dim, LANES):
+                if first_key > 0:
+                    for r in rows:
+                        line = np.int64(tokens[r // group]) * heads + (head + own) * group + r % group
+                        store16(gathered, r % ROWS * LANES, load16(flat, line * head_dim + c))
+                    transpose16(gathered, 0, LANES, mixed, mixed0 + (stack * head_dim + c) * LANES)
+                else:
+                    mixed[mixed0 + (stack * head_dim + c) * LANES : mixed0 + (stack * head_dim + c + LANES) * LANES] = 0
+        first = start // RUN * RUN
+        while first < end:
+            last = min(first // BLOCK * BLOCK + BLOCK, end)
+            for run in range((last - first + RUN - 1) // RUN):
+                key = first - first_key + run * RUN
+                at[run] = (np.int64(pages[key // page_size]) * page_size + key % page_size) * width + head * head_dim
+            _lay_out(v, at, last - first, width, num_heads * slices, turned, values, values0)
+            ask_for_block(
+                k, v, pages, last - first_key, min(last + BLOCK, end) - first_key, page_size, width, head * head_dim,
+                num_heads * head_dim
+            )  # fmt: skip
+            for own in range(num_heads):
+                for block in range(0, blocks, 2):
+                    sides = min(2, blocks - block)
+                    stack = own * blocks + block
+                    is_hidden = reach[block, 0] >= last or reach[block, 3] <= first
+                    if sides == 2:
+                        is_hidden = is_hidden and (reach[block + 1, 0] >= last or reach[block + 1, 3] <= first)
+                    if is_hidden:
+                        continue
+                    laid = asked0 + stack * slices * TILE
+                    for i in range(0, BLOCK, RUN):
+                        target = scores0 + i * LANES
+                        if first + i >= last:
+                            for j in range(sides * RUN):
+                                store16(scores, target + j // RUN * SCORES + j % RUN * LANES, least)
+                            continue
+                        place = at[i // RUN] + own * head_dim
+                        if sides == 1:
+                            sum_of_tall(scores, target, 0, k, place, width * 2, asked, laid, slices, 0)
+                            continue
+                        for j in range(0, RUN, OUTPUTS):
+                            sum_of_two(
+                                scores, target + j * LANES, SCORES * 4, k, place + j * width, width * 2, asked, laid,
+                                slices, 0
+                            )  # fmt: skip
+                    for side in range(sides):
+                        here, line = scores0 + side * SCORES, (block + side) * LANES
+                        reached = reach[block + side]
+                        if reached[1] > first or reached[2] < first + BLOCK or last < first + BLOCK:
+                            begin, behind = load16(low, line), load16(high, line)
+                            for j in range(BLOCK):
+                                key_there = splat(np.float32(first + j))
+                                score = least
+                                if first + j < last:
+                                    score = where_less(key_there, behind, load16(scores, here + j * LANES), least)
+                                    score = where_less(key_there, begin, least, score)
+                                store16(scores, here + j * LANES, score)
+                        if soft_cap < math.inf:
+                            cap_scores(scores, here, ROWS, np.float32(scale), np.float32(soft_cap))
+                        _weigh(
+                            scores, here, factor, highest, total, (stack + side) * LANES, shrink,
+                            shrink0 + side * LANES, weights, weights0 + side * PAIRS * LANES
+                        )  # fmt: skip
+                    sums, pairs = mixed0 + stack * head_dim * LANES, values0 + own * head_dim * PAIRS
+                    step = OUTPUTS * (3 - sides)
+                    for c in range(0, head_dim, step):
+                        target, place = sums + c * LANES, pairs + c * PAIRS
+                        if sides == 2:
+                            add_to_two(
+                                mixed, target, head_dim * LINE, values, place, PAIRS * 4, weights, weights0, HALVES,
+                                shrink, shrink0
+                            )  # fmt: skip
+                        else:
+                            add_to_tall(
+                                mixed, target, 0, values, place, PAIRS * 4, weights, weights0, HALVES, shrink, shrink0
+                            )  # fmt: skip
+            first = last
+        for stack in range(num_heads * blocks):
+            own, block = stack // blocks, stack % blocks
+            rows = range(block * ROWS, min(block * ROWS + ROWS, queries))
+            for r in rows:
+                token, h = tokens[r // group], (head + own) * group + r % group
+                line = stack * LANES + r % ROWS
+                if is_partial:
+                    partial_lse[token, h] = highest[line] * LN_2 + np.log(total[line])
+                elif sinks.shape[0]:
+                    total[line] += exp_f32(sinks[h] - highest[line] * LN_2)
+                total[line] = np.float32(1.0) / total[line]
+            inverse = load16(total, stack * LANES)
+            for c in range(0, head_dim, LANES):
+                for column in range(LANES):
+                    place = mixed0 + (stack * head_dim + c + column) * LANES
+                    store16(gathered, column * LANES, times(load16(mixed, place), inverse))
+                transpose16(gathered, 0, LANES, turned, 0)
+                for r in rows:
+                    token, h = tokens[r // group], (head + own) * group + r % group
+                    value = load16(turned, r % ROWS * LANES)
+                    if is_partial:
+                        store16(flat, (np.int64(token) * heads + h) * head_dim + c, value)
+                    else:
+                        target = token * (out.strides[0] // 2) + h * (out.strides[1] // 2) + c
+                        store_bfloat16(out, target, value)
+
+
+@jit()
+def _lay_out(
+    v: Array, at: Int64s, count: int, width: int, slices: int, laid: Float32s, values: Float32s, values0: int
+) -> None:
+    """The values of `count` keys, of so many slices of columns side by side, runs of them from `at` on; zeros, which
+    spoil no product, for the rest of the block."""
+    for half in range(HALVES):
+        for s in range(slices):
+            for pair in range(LANES):
+                key = half * 2 * LANES + 2 * pair
+                a, b = zeros(), zeros()
+                if key < count:
+                    place = at[key // RUN] + key % RUN * width + s * SLICE
+                    a = load16(v, place)
+                    if key + 1 < count:
+                        b = load16(v, place + width)
+                store_between(laid, pair * LANES, TILE, a, b)
+            place = values0 + (s * SLICE * HALVES + half) * LANES
+            transpose16_apart(laid, 0, LANES, values, place, PAIRS)
+            transpose16_apart(laid, TILE, LANES, values, place + LANES * PAIRS, PAIRS)
+
+
+@jit()
+def _weigh(
+    scores: Float32s, scores0: int, factor: Vector, highest: Float32s, total: Float32s, line: int,
+    shrink: Float32s, shrink0: int, weights: Float32s, weights0: int,
+) -> None:  # fmt: skip
+    """The block's weights, seen from the highest score so far, and what earlier sums shrink by."""
+    a, b, c, d = splat(LEAST), splat(LEAST), splat(LEAST), splat(LEAST)
+    for at in range(scores0, scores0 + SCORES, 4 * LANES):
+        a, b = larger(a, load16(scores, at)), larger(b, load16(scores, at + LANES))
+        c, d = larger(c, load16(scores, at + 2 * LANES)), larger(d, load16(scores, at + 3 * LANES))
+    before = load16(highest, line)
+    top = larger(before, times(larger(larger(a, b), larger(c, d)), factor))
+    store16(highest, line, top)
+    less = exp2_16(minus(before, top))
+    store16(shrink, shrink0, less)
+    minus_top = minus(zeros(), top)
+    even, odd = times(load16(total, line), less), zeros()
+    for pair in range(PAIRS):
+        at = scores0 + 2 * pair * LANES
+        first = exp2_16(multiply_add(load16(scores, at), factor, minus_top))
+        second = exp2_16(multiply_add(load16(scores, at + LANES), factor, minus_top))
+        store_pairs(weights, weights0 + pair * LANES, first, second)
+        even, odd = add(even, first), add(odd, second)
+    store16(total, line, add(even, odd))
