@@ -307,6 +307,20 @@ def _pages(block: Int64s, address: int, like: Array) -> Array:
     return pages_at(address, block[NUM_PAGES], block[PAGE_SIZE], block[KV_HEADS], block[HEAD_DIM], like)
 
 
+@jit()
+def _wanted(block: Int64s, tokens: Int32s) -> Int32s:
+    """Those of the tokens whose logits are wanted."""
+    wanted = row_at(block[WANTED], block[NUM_WANTED], block)
+    found = np.empty_like(tokens)
+    count = 0
+    for token in tokens:
+        place = np.searchsorted(wanted, token)
+        if place < wanted.shape[0] and wanted[place] == token:
+            found[count] = token
+            count += 1
+    return found[:count]
+
+
 @jit(inline=True)
 def _read_shared(
     block: Int64s, line: Int64s, first: int, last: int, first_head: int, last_head: int, like: Array
@@ -328,7 +342,11 @@ def _read_shared(
         row, first_page, end_page, begin, end = segments[s]
         pages = row_at(block[TABLE] + (row * block[TABLE_WIDTH] + first_page) * 4, end_page - first_page, words)
         queries = row_at(block[SEGMENT_TOKENS] + begin * 4, end - begin, words)
-        ends = np.full(end - begin, end_page * block[PAGE_SIZE], np.int32)
+        if line[1]:
+            queries = _wanted(block, queries)
+        if not queries.shape[0]:
+            continue
+        ends = np.full(queries.shape[0], end_page * block[PAGE_SIZE], np.int32)
         attend_heads(
             q, keys, values, pages, queries, ends, first_page * block[PAGE_SIZE], mixed, lse, NO_SINKS, out, is_shared,
             scale, whole, whole, NO_CAP, WHOLE, first_head, last_head
@@ -355,9 +373,12 @@ def _read_own(block: Int64s, line: Int64s, piece: int, size: int, like: Array) -
         first_page = first_key // block[PAGE_SIZE]
         num_pages = (start + rows + block[PAGE_SIZE] - 1) // block[PAGE_SIZE] - first_page
         pages = row_at(block[TABLE] + (row * block[TABLE_WIDTH] + first_page) * 4, num_pages, words)
-        queries, ends = np.empty(rows, np.int32), np.empty(rows, np.int32)
-        for t in range(rows):
-            queries[t], ends[t] = first + t, start + 1 + t
+        queries = np.arange(first, first + rows).astype(np.int32)
+        if line[1]:
+            queries = _wanted(block, queries)
+        if not queries.shape[0]:
+            return
+        ends = queries + np.int32(start + 1 - first)
         attend_heads(
             q, keys, values, pages, queries, ends, first_key, mixed, lse, NO_SINKS, out, is_shared,
             scale, whole, whole, NO_CAP, WHOLE, kv_heads * share // shares, kv_heads * (share + 1) // shares

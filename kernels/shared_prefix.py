@@ -29,7 +29,7 @@ def costs_for(heads: int, kv_heads: int, head_dim: int, page_size: int, dtype: t
     bytes_of_key = kv_heads * head_dim * dtype.itemsize
     if can_tile(dtype, page_size, head_dim):
         if multiplies_pairs():  # a key's cost has half a tile of queries in it: the last tile is seldom full
-            return Costs(0.035 * width, 0.013 * width, key=0.09 * bytes_of_key, query=0.3 * width, segment=5_000.0)
+            return Costs(0.036 * width, 0.0107 * width, key=0.083 * bytes_of_key, query=0.4 * width, segment=4_000.0)
         return Costs(0.12 * width, 0.012 * width, key=0.14 * bytes_of_key, query=1.0 * width, segment=12_000.0)
     dense = 0.03 if dtype == torch.bfloat16 else 0.07
     return Costs(0.12 * width, dense * width, key=0.1 * bytes_of_key, query=0.5 * width, segment=50_000.0)

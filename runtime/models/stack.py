@@ -122,7 +122,7 @@ class Stack:
     def forward(
         self, lines: Int64s, plan: AttentionPlan, wanted: Int64s | None, logits: torch.Tensor, threads: int
     ) -> None:
-        """From the embeddings in the body's x to `logits` [wanted tokens, vocab], bfloat16.
+        """From the embeddings in the body's x to `logits` [wanted tokens, vocab], bfloat16; `wanted` ascending.
 
         Raises:
             ValueError: a position is beyond the model's; nothing was stored then.
@@ -150,7 +150,7 @@ class Stack:
                 if tail is not None:
                     b, is_tail = tail, 1
             read = [*_at(body.qkv), qkv_width, *_at(pools.k, pools.v, body.attended)]
-            table += [[kind, 0, *read] for kind in (layers.SHARED, layers.NESTED, layers.OWN)]
+            table += [[kind, is_tail, *read] for kind in (layers.SHARED, layers.NESTED, layers.OWN)]
             if is_tail:
                 pairs = *_at(body.x, b.x), self._width, *_at(body.attended, b.attended), self._q_width
                 table.append([layers.SELECT, 1, *pairs])
