@@ -13,6 +13,7 @@ KV_DTYPES = ("auto", "int8", "fp8")
 WEIGHTS = ("auto", "int8", "int4", "fp8")
 POLICIES = ("lpm", "fcfs")
 EVICTIONS = ("lru", "lfu", "priority")
+LEAST_CHUNK = 512  # tokens of a step, where nothing is said
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class EngineConfig:
     kv_memory: float | int | None = None  # for the pool: a share (0.5) of the memory that is left, or bytes (2 << 30)
     page_size: int = 16  # tokens of a page, the unit in which the cache is shared
     max_running_requests: int = 256  # sequences in a step at most; others wait
-    chunked_prefill_size: int = 512  # tokens a step at most; longer prompts are split, so decoding rows never wait long
+    chunked_prefill_size: int | None = None  # tokens a step at most; None: 512, and up to 2048 of a small model
     schedule_policy: str = "lpm"  # who goes first: the longest cached prefix, or "fcfs": who came first
     eviction_policy: str = "lru"  # which leaves of the prefix cache go first: least recently, least often used, ...
     host_cache_bytes: int = 0  # of memory for pages that were evicted from the pool; 0: none
@@ -50,10 +51,11 @@ class EngineConfig:
         _one_of("eviction_policy", self.eviction_policy, EVICTIONS)
         _whole("page_size", self.page_size, 1, 1024)
         _whole("max_running_requests", self.max_running_requests, 1, 100_000)
-        _whole("chunked_prefill_size", self.chunked_prefill_size, 16, 1_000_000)
         _whole("draft_tokens", self.draft_tokens, 0, 256)
         _whole("host_cache_bytes", self.host_cache_bytes, 0, 2**50)
         _whole("disk_cache_bytes", self.disk_cache_bytes, 1, 2**50)
+        if self.chunked_prefill_size is not None:
+            _whole("chunked_prefill_size", self.chunked_prefill_size, 16, 1_000_000)
         if self.kv_tokens is not None:
             _whole("kv_tokens", self.kv_tokens, self.page_size, 2**40)
         _kv_memory(self.kv_memory, self.kv_tokens)
@@ -62,6 +64,11 @@ class EngineConfig:
         for name in ("enable_prefix_cache", "tree_attention", "deterministic", "force_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of a step at most: longer prompts are split, so that decoding rows never wait long."""
+        return self.chunked_prefill_size or LEAST_CHUNK
 
     @classmethod
     def of(cls, model: str | Path | None, options: dict[str, object]) -> EngineConfig:

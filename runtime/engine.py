@@ -12,7 +12,7 @@ import os
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self, get_args
 
@@ -44,7 +44,7 @@ from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.core import EngineCore
 from niwaki.runtime.loader import open_checkpoint, read_model_folder
 from niwaki.runtime.local import LocalBackend
-from niwaki.runtime.memory import pool_tokens
+from niwaki.runtime.memory import chunk_tokens, pool_tokens
 from niwaki.runtime.picture import Picture
 from niwaki.runtime.request import TokenIds
 from niwaki.runtime.results import Result, result_of
@@ -81,6 +81,8 @@ class Engine:
             raise ConfigError("deterministic=True runs on the CPU only: give device='cpu'")
         if self.config.deterministic and contents.config.latent is not None:
             raise ConfigError(f"deterministic=True is not there for {contents.config.architecture}")
+        if self.config.chunked_prefill_size is None:
+            self.config = replace(self.config, chunked_prefill_size=chunk_tokens(contents.config, device))
         page_size = self.config.page_size
         tokens = self.config.kv_tokens or pool_tokens(
             contents.config,
@@ -90,7 +92,7 @@ class Engine:
             weights=self.config.weights,
             stored=open_checkpoint(contents, device).code_bytes() if contents.config.quantization else {},
             kv_dtype=self.config.kv_dtype,
-            step_tokens=self.config.chunked_prefill_size + self.config.max_running_requests,
+            step_tokens=self.config.step_tokens + self.config.max_running_requests,
             step_logits=self.config.max_running_requests,
         )
         num_pages = -(-tokens // page_size)

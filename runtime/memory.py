@@ -1,4 +1,4 @@
-"""How many tokens the KV pool holds: a share of the memory that is left, or so many bytes.
+"""How many tokens the KV pool holds, a share of the memory that is left or so many bytes; and how many a step.
 
 On a GPU what is left is counted before anything is loaded: free memory, less the weights, the activations of the
 largest step and what CUDA's libraries and graphs take. A pool of that size never runs the device out of memory later,
@@ -14,6 +14,7 @@ import psutil
 import torch
 
 from niwaki.runtime.api import ConfigError
+from niwaki.runtime.config import LEAST_CHUNK
 from niwaki.runtime.models.config import DTYPE_BYTES, ModelConfig
 from niwaki.runtime.models.weights import expected_tensors
 
@@ -29,6 +30,11 @@ LIBRARIES = 2 << 30  # bytes for cuBLAS, compiled kernels and graphs: a guess, n
 # Weights of latent attention that are put together, to be laid out otherwise.
 LATENT = ("q_proj.weight", "q_b_proj.weight", "kv_a_proj_with_mqa.weight", "kv_b_proj.weight")
 NONE: Mapping[str, int] = {}
+
+# Multiply-adds of a step on a CPU: some 100 ms on two cores. Whoever decodes waits so long for a step of prompts, and
+# fewer and larger ones are sooner done: see docs/benchmarks.md.
+STEP_WORK = 32_000_000_000
+MOST_CHUNK = 2048
 
 KvMemory = float | int | None  # a share of what is left (float), bytes (int), or the default share
 
@@ -71,6 +77,14 @@ def pool_tokens(
     if kv_memory is None and not is_gpu:
         tokens = min(tokens, max(MAX_HOST_TOKENS, config.context_length))
     return max(tokens, min(config.context_length, 2048))
+
+
+def chunk_tokens(config: ModelConfig, device: torch.device) -> int:
+    """Tokens of a step at most, where nothing is said: the least number, and more of a small model on a CPU."""
+    if device.type != "cpu":
+        return LEAST_CHUNK
+    num_weights = sum(math.prod(shape) for shape in expected_tensors(config).values())
+    return max(LEAST_CHUNK, min(STEP_WORK // num_weights // 256 * 256, MOST_CHUNK))
 
 
 def bytes_beside_pool(

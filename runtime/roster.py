@@ -43,7 +43,7 @@ class Roster:
         room = scheduler.Room(
             free_pages=self._cache.num_free + self._cache.num_evictable,
             page_size=self._config.page_size,
-            max_batch_tokens=self._config.chunked_prefill_size,
+            max_batch_tokens=self._config.step_tokens,
             max_running=self._config.max_running_requests,
             shares_prefixes=self._config.enable_prefix_cache,
             since_aged=self._since_aged,

@@ -11,7 +11,7 @@ import torch
 
 from niwaki.runtime.api import ConfigError
 from niwaki.runtime.config import EngineConfig
-from niwaki.runtime.memory import KvMemory, bytes_beside_pool, pool_tokens
+from niwaki.runtime.memory import KvMemory, bytes_beside_pool, chunk_tokens, pool_tokens
 from niwaki.runtime.models.config import Experts, LayerKind, LayerNames, ModelConfig
 from niwaki.runtime.runner import Runner
 
@@ -116,3 +116,18 @@ def test_a_share_or_bytes_that_make_no_pool_are_refused(kv_memory: object) -> No
 def test_a_pool_has_one_size() -> None:
     with pytest.raises(ConfigError, match="give kv_tokens or kv_memory, not both"):
         replace(EngineConfig(kv_tokens=64), kv_memory=0.5)
+
+
+def test_a_step_of_a_small_model_takes_more_tokens_within_limits() -> None:
+    cpu = torch.device("cpu")
+    wide = replace(SMALL, vocab_size=8, num_layers=1, hidden_size=1024, num_heads=8, head_dim=128, num_kv_heads=8)
+    sizes = [chunk_tokens(replace(wide, intermediate_size=1024 * size), cpu) for size in (1, 2, 8, 16, 1024)]
+    assert sizes == [2048, 2048, 1024, 512, 512]
+    assert chunk_tokens(SMALL, torch.device("cuda")) == 512
+
+
+def test_what_is_said_of_a_step_holds() -> None:
+    assert EngineConfig(chunked_prefill_size=64).step_tokens == 64
+    assert EngineConfig().step_tokens == 512
+    with pytest.raises(ConfigError, match="chunked_prefill_size"):
+        EngineConfig(chunked_prefill_size=8)
