@@ -7,35 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import os
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self, get_args
+from typing import Self
 
 import numpy as np
 
 from niwaki.kernels.fixed import FixedOps
 from niwaki.runtime import bundled
 from niwaki.runtime.api import (
-    AllOf,
     BackendInfo,
-    Choices,
     ConfigError,
-    Constraint,
     Delta,
     Generation,
-    Grammar,
-    JsonSchema,
-    Regex,
     RequestError,
     SamplingOptions,
     SamplingParams,
     Segment,
-    Spacing,
 )
 from niwaki.runtime.cache_file import Layout
 from niwaki.runtime.config import EngineConfig
@@ -45,6 +37,7 @@ from niwaki.runtime.core import EngineCore
 from niwaki.runtime.loader import open_checkpoint, read_model_folder
 from niwaki.runtime.local import LocalBackend
 from niwaki.runtime.memory import chunk_tokens, pool_tokens
+from niwaki.runtime.options import options_from_dict
 from niwaki.runtime.picture import Picture
 from niwaki.runtime.request import TokenIds
 from niwaki.runtime.results import Result, result_of
@@ -54,10 +47,6 @@ from niwaki.runtime.tokenizer import Tokenizer
 from niwaki.runtime.tree_page import draw
 from niwaki.runtime.tree_view import DEFAULT_NODES, TreeNode, TreeView
 from niwaki.runtime.weights_digest import weights_fingerprint
-
-# Spellings of SGLang's wire, beside our own names.
-WIRE_NAMES = {"min_new_tokens": "min_tokens", "max_tokens": "max_new_tokens", "sampling_seed": "seed"}
-CONSTRAINT_NAMES = ("regex", "choices", "json_schema", "ebnf", "grammar")
 
 
 class Engine:
@@ -404,63 +393,6 @@ class Runtime(Engine):
 
     def __init__(self, model_path: str | Path | None = None, **options: object) -> None:
         super().__init__(model_path, **options)
-
-
-def options_from_dict(given: Mapping[str, object]) -> SamplingOptions:
-    """Sampling options from a dict of our names or SGLang's, constraints among them.
-
-    `regex` is one or a list of those that the text must match at once, `json_schema` a schema's text or a dict
-    (`json_spacing` says where blanks stand in its JSON), `grammar` one in Lark's syntax, `ebnf` one in GBNF's.
-
-    Raises:
-        RequestError: an unknown name, or two constraints at once.
-    """
-    known = SamplingOptions.__dataclass_fields__
-    said: dict[str, object] = {}
-    for name, value in given.items():
-        name = WIRE_NAMES.get(name, name)
-        if name not in known and name not in (names := (*CONSTRAINT_NAMES, "json_spacing")):
-            raise RequestError(f"unknown sampling parameter {name!r}; known: {', '.join((*known, *names))}")
-        if value is not None:
-            said[name] = value
-    constraints: list[Constraint] = []
-    if (pattern := said.pop("regex", None)) is not None:
-        constraints.append(_regex(pattern))
-    if (choices := said.pop("choices", None)) is not None:
-        if not isinstance(choices, list | tuple):
-            raise RequestError(f"choices must be a list of strings, got {choices!r}")
-        constraints.append(Choices(tuple(str(choice) for choice in choices)))
-    spacing = said.pop("json_spacing", "compact")
-    if spacing not in get_args(Spacing) or (spacing != "compact" and "json_schema" not in said):
-        kinds = ", ".join(get_args(Spacing))
-        raise RequestError(f"json_spacing must be one of {kinds}, beside a json_schema, got {spacing!r}")
-    if (schema := said.pop("json_schema", None)) is not None:
-        text = schema if isinstance(schema, str) else _schema_text(schema)
-        constraints.append(JsonSchema(text, spacing))  # type: ignore[arg-type]  # checked above
-    for name, syntax in (("ebnf", "ebnf"), ("grammar", "lark")):
-        if (source := said.pop(name, None)) is not None:
-            constraints.append(Grammar(str(source), syntax))  # type: ignore[arg-type]  # both are of the Literal
-    if len(constraints) + ("constraint" in said) > 1:
-        raise RequestError(f"at most one constraint: {', '.join(CONSTRAINT_NAMES)} or constraint")
-    if constraints:
-        said["constraint"] = constraints[0]
-    return SamplingOptions(**said)  # type: ignore[arg-type]  # `resolve` checks the values
-
-
-def _regex(given: object) -> Regex | AllOf:
-    """A regex, or of a list the texts that match every one of it."""
-    patterns = given if isinstance(given, list | tuple) else [given]
-    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
-        raise RequestError(f"regex must be a string or a list of strings, got {given!r}")
-    parts = tuple(Regex(str(pattern)) for pattern in patterns)
-    return parts[0] if len(parts) == 1 else AllOf(parts)
-
-
-def _schema_text(schema: object) -> str:
-    try:
-        return json.dumps(schema, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise RequestError(f"json_schema must be a JSON schema as text or as a dict: {error}") from None
 
 
 def _tiers(config: EngineConfig, layout: Layout) -> Tiers | None:

@@ -31,7 +31,8 @@ from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary, compile_c
 from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.constraints.protocol import ANY_BYTE, Forced
 from niwaki.runtime.core import EngineCore
-from niwaki.runtime.engine import Engine, options_from_dict
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.options import options_from_dict
 from niwaki.runtime.request import GenerateJob, Request
 from niwaki.runtime.tokenizer import Tokenizer
 from tests.oracle import OracleRunner

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from niwaki.runtime.api import Reasoned, Regex, Segment
-from niwaki.runtime.engine import Engine, options_from_dict
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.options import options_from_dict
 from tests.toy import make_model
 
 PAIR = {
