@@ -285,9 +285,10 @@ class Engine:
         params = self._all_params(sampling_params, len(prompts), return_logprob, top_logprobs_num)
         logits_from = max(0, logprob_start_len - 1) if return_logprob and logprob_start_len >= 0 else None
         self._check_start(logprob_start_len, prompts)
-        generations = [
-            self.backend.start(ids, one, logits_from=logits_from) for ids, one in zip(prompts, params, strict=True)
-        ]
+        with self.backend.together():
+            generations = [
+                self.backend.start(ids, one, logits_from=logits_from) for ids, one in zip(prompts, params, strict=True)
+            ]
         return _Running(generations, params, logits_from, is_batch)
 
     def _prompts(

@@ -11,7 +11,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
@@ -45,6 +45,7 @@ from niwaki.runtime.constraints.boundaries import TAIL_TOKENS, Boundaries, Unset
 from niwaki.runtime.constraints.healing import Healing
 from niwaki.runtime.core import EngineCore
 from niwaki.runtime.faults import told
+from niwaki.runtime.inbox import Inbox
 from niwaki.runtime.limits import Limits
 from niwaki.runtime.request import GenerateJob, Job, Request, ScoreJob, TokenIds
 from niwaki.runtime.tokenizer import Tokenizer
@@ -114,9 +115,7 @@ class LocalBackend:
         self._random = random.Random(seed)
         self._next_id = 0
         self._lock = threading.Lock()  # request ids, random seeds, holders of pins
-        self._wake = threading.Condition()
-        self._inbox: list[Callable[[], None]] = []
-        self._is_stopping = False
+        self._inbox = Inbox()
         if sys.getswitchinterval() > SWITCH_SECONDS:
             sys.setswitchinterval(SWITCH_SECONDS)
         self._thread = threading.Thread(target=self._run, name="niwaki-engine", daemon=True)
@@ -164,7 +163,7 @@ class LocalBackend:
                 with suppress(EngineStopped):
                     self._demote(ids, namespace, more)
 
-        self._post(copy)
+        self._inbox.post(copy)
 
     def append(self, branch: Branch, delta: Sequence[Segment]) -> None:
         own = _open_branch(branch)
@@ -219,7 +218,7 @@ class LocalBackend:
             logits_from = max(0, len(head) - 1)
             requests.append(self._request(job, index, ids, params, own.namespace, seed=seed, logits_from=logits_from))
         self._track(own, job)
-        self._post(lambda: self._submit(job, requests))
+        self._inbox.post(lambda: self._submit(job, requests))
         return pending
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
@@ -310,16 +309,21 @@ class LocalBackend:
                 for index in range(params.n)
             ]
             # Cancelled while its constraint was being compiled: nobody waits for it any more.
-            self._post(lambda: None if generation.is_done else self._submit(job, requests))
+            self._inbox.post(lambda: None if generation.is_done else self._submit(job, requests))
 
         # On the engine's own thread compiling would stall every other request.
         stalls = threading.current_thread() is self._thread
         self._compilations.start(compile_and_submit, params, generation, stalls=stalls)
         return generation
 
+    def together(self) -> AbstractContextManager[None]:
+        """What this thread starts inside comes to the engine a few dozen at a time, so that its first step is not one
+        of the first request alone. Nothing may be waited for inside; after an error the last ones are not started."""
+        return self._inbox.together()
+
     def cancel(self, job: Job) -> None:
         """End a job's requests; its result becomes `Cancelled` unless it was there before."""
-        self._post(lambda: self._core.abort(job))
+        self._inbox.post(lambda: self._core.abort(job))
 
     def flush(self, *, tiers: bool = True) -> bool:
         """Drop everything from the cache, and from the `tiers` below it, that nothing runs on; False when something
@@ -349,7 +353,7 @@ class LocalBackend:
             except Exception as error:  # whatever it is, somebody waits for it
                 done.fail(error)
 
-        self._post(run)
+        self._inbox.post(run)
         return done.result(timeout=600)
 
     def outline(self, limit: int, namespace: str = "") -> tuple[OutlineNode, ...]:
@@ -367,13 +371,11 @@ class LocalBackend:
     @property
     def is_alive(self) -> bool:
         """Whether the engine's thread runs. False after a shutdown."""
-        return self._thread.is_alive() and not self._is_stopping
+        return self._thread.is_alive() and not self._inbox.is_closed
 
     def shutdown(self) -> None:
         """Fail what still runs with EngineStopped, and end the engine thread. Calling it twice is allowed."""
-        with self._wake:
-            self._is_stopping = True
-            self._wake.notify_all()
+        self._inbox.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self._compilations.close()
@@ -424,13 +426,6 @@ class LocalBackend:
 
     # -- the engine thread ------------------------------------------------------------------------------------------
 
-    def _post(self, command: Callable[[], None]) -> None:
-        with self._wake:
-            if self._is_stopping:
-                raise EngineStopped("the engine was shut down")
-            self._inbox.append(command)
-            self._wake.notify()
-
     def _submit(self, job: Job, requests: Sequence[Request]) -> None:
         try:
             self._core.submit(requests)
@@ -439,13 +434,9 @@ class LocalBackend:
             raise
 
     def _run(self) -> None:
+        core = self._core
         while True:
-            with self._wake:
-                if not self._core.has_work:
-                    with self._core.pause:
-                        self._wake.wait_for(lambda: self._inbox or self._is_stopping)
-                commands, self._inbox = self._inbox, []
-                is_stopping = self._is_stopping
+            commands, is_stopping = self._inbox.take(None if core.has_work else core.pause)
             for command in commands:
                 self._guarded(command)
             if is_stopping:
@@ -478,8 +469,8 @@ class LocalBackend:
                 return
             old.holders -= 1
             is_free = old.holders == 0
-        if is_free and not self._is_stopping:
-            self._post(lambda: self._core.pages.unpin(old.pin))
+        if is_free and not self._inbox.is_closed:
+            self._inbox.post(lambda: self._core.pages.unpin(old.pin))
 
 
 def _first_loose(ids: TokenIds, num_settled: int) -> int:
