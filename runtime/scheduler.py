@@ -335,14 +335,15 @@ def _admit(
     """Admit in order while there are slots, tokens and pages. Adds the rows to `step`."""
     admitted: list[Waiting] = []
     # Whose prefill goes on after this step, and whoever is admitted in it: a request with the same prefix waits.
-    prefilling = [
-        (request.ids, request.namespace) for request in running if request.num_pending > 1 and request.ids is not None
-    ]
+    prefilling = _Prefilling(step.page_size)
+    for prefill in running:
+        if prefill.num_pending > 1 and prefill.ids is not None:
+            prefilling.add(prefill.ids, prefill.namespace)
     shares = step.shares_prefixes
     for request in _in_order(waiting, policy, aged):
         if step.slots_left <= 0 or step.tokens_left <= 0:
             break
-        if shares and any(_had_better_wait(request, ids, namespace, step.page_size) for ids, namespace in prefilling):
+        if shares and prefilling.helps(request):
             continue
         num_cached = min(request.num_cached, request.most_cached)
         new_pages, growth_pages = _wanted_pages(request, admitted, step.page_size)
@@ -359,7 +360,7 @@ def _admit(
         step.free_pages -= new_pages
         step.promised_pages += growth_pages
         admitted.append(request)
-        prefilling.append((request.ids, request.namespace))
+        prefilling.add(request.ids, request.namespace)
     return tuple(request.id for request in admitted)
 
 
@@ -390,21 +391,46 @@ def _effective_priority(request: Waiting | Running) -> int:
     return rank(request.priority, request.waited_steps)
 
 
-def _had_better_wait(request: Waiting, ids: TokenIds, namespace: str, page_size: int) -> bool:
-    """Whether a prefill under way (or one just admitted) will soon have computed what `request` would compute again.
+class _Prefilling:
+    """The prefills under way, and those just admitted: known tokens, each with its namespace."""
 
-    The gain must be a page at least, or else the whole prompt, as for many samples of a short one.
-    """
-    if namespace != request.namespace:
-        return False
-    most = request.most_cached
-    start = min(request.num_cached, most)
-    stop = min(start + page_size, most)
-    if stop < start + page_size and (start == most or len(ids) < len(request.ids)):
-        return False
-    if len(ids) < stop or ids[start] != request.ids[start]:
-        return False
-    return np.array_equal(ids[start:stop], request.ids[start:stop]) and np.array_equal(ids[:start], request.ids[:start])
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._all: list[tuple[TokenIds, str]] = []
+        # By a place in the text: those that reach beyond it, by the token that stands there.
+        self._by_token: dict[int, dict[int, list[tuple[TokenIds, str]]]] = {}
+
+    def add(self, ids: TokenIds, namespace: str) -> None:
+        self._all.append((ids, namespace))
+        for place, known in self._by_token.items():
+            if place < len(ids):
+                known.setdefault(int(ids[place]), []).append((ids, namespace))
+
+    def helps(self, request: Waiting) -> bool:
+        """Whether one of them will soon have computed what `request` would compute again.
+
+        The gain must be a page at least, or else the whole prompt, as for many samples of a short one.
+        """
+        most = request.most_cached
+        start = min(request.num_cached, most)
+        stop = min(start + self._page_size, most)
+        if not self._all or start == most:
+            return False
+        least = stop if stop == start + self._page_size else len(request.ids)
+        wanted = request.ids[:stop]
+        return any(
+            namespace == request.namespace and len(ids) >= least and np.array_equal(ids[:stop], wanted)
+            for ids, namespace in self._at(start).get(int(wanted[start]), ())
+        )
+
+    def _at(self, place: int) -> dict[int, list[tuple[TokenIds, str]]]:
+        known = self._by_token.get(place)
+        if known is None:
+            known = self._by_token[place] = {}
+            for ids, namespace in self._all:
+                if place < len(ids):
+                    known.setdefault(int(ids[place]), []).append((ids, namespace))
+        return known
 
 
 def _shared_pages(request: Waiting, admitted: Sequence[Waiting], page_size: int) -> int:

@@ -165,6 +165,37 @@ def test_a_gain_below_a_page_is_not_worth_waiting_for() -> None:
     assert plan([fork], [owner], ROOM).admit == (2,)
 
 
+def test_who_waits_for_whose_prefill_is_as_if_each_were_compared_with_all() -> None:
+    def helps(one: Waiting, ids: TokenIds, namespace: str) -> bool:
+        start = min(one.num_cached, one.most_cached)
+        stop = min(start + ROOM.page_size, one.most_cached)
+        is_gain = stop == start + ROOM.page_size or (stop > start and len(ids) >= len(one.ids))
+        return namespace == one.namespace and is_gain and ids[:stop].tolist() == one.ids[:stop].tolist()
+
+    rng = random.Random(5)
+    texts = [np.array([rng.randrange(2) for _ in range(48)], np.int32) for _ in range(3)]
+    room = replace(ROOM, max_batch_tokens=100_000)
+    found = set()
+    for _ in range(300):
+        prompts = [rng.choice(texts)[: rng.randint(2, 48)] for _ in range(8)]
+        prompts = [np.append(ids, np.int32(rng.randrange(2))) for ids in prompts]
+        waiting = [
+            Waiting(i, ids, 8, num_cached=rng.randrange(len(ids)), namespace=rng.choice(["", "", "b"]))
+            for i, ids in enumerate(prompts)
+        ]
+        waiting.sort(key=lambda one: -one.num_cached)
+        owner = Running(99, 60, 16, 10, 8, ids=np.append(rng.choice(texts), tokens(0, 12)), namespace="")
+        assert owner.ids is not None
+        prefilling, admitted = [(owner.ids, "")], []
+        for one in waiting:
+            if not any(helps(one, *prefill) for prefill in prefilling):
+                admitted.append(one.id)
+                prefilling.append((one.ids, one.namespace))
+        assert plan(waiting, [owner], room).admit == tuple(admitted)
+        found.add(len(admitted))
+    assert len(found) > 3, "some wait and some do not"
+
+
 # -- preemption -------------------------------------------------------------------------------------------------------
 
 
