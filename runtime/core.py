@@ -165,18 +165,19 @@ class EngineCore:
         """Run the model, and fill masks meanwhile, for texts that may still have so many tokens. None where it failed:
         the whole batch is lost, the engine is not."""
         self.counters.steps += 1
-        masks = self._masks.start(wanted)
+        masks = self._masks.start(wanted) if wanted else None
         start = time.perf_counter()
         try:
             with self.pause:
                 logits = self._runner.forward(batch)
         except Exception as error:
             log.exception("a step failed")
-            masks.rows()  # nobody else may touch the matchers before
+            if masks is not None:
+                masks.rows()  # nobody else may touch the matchers before
             self._fail_batch(requests, error)
             return None
         self.pages.note_computed(len(batch.token_ids), time.perf_counter() - start)
-        return logits, masks.rows()  # all at once, before any matcher moves on
+        return logits, () if masks is None else masks.rows()  # all at once, before any matcher moves on
 
     # -- a steady batch ---------------------------------------------------------------------------------------------
 

@@ -96,7 +96,11 @@ class Decoding:
         self._steps = [matcher.step for matcher in self._matchers]
         self._ask_all()
         self._find_unread()
+        self._count_left()
         self._lay_out()
+
+    def _count_left(self) -> None:
+        self._steps_left = int((self._last - self._starts).min())  # before somebody's budget ends
 
     def _ask_all(self) -> None:
         """Nothing is known of the matchers' next masks."""
@@ -106,11 +110,13 @@ class Decoding:
         self._failed: dict[int, NiwakiError] = {}  # those whose matchers have, in this step
 
     def _find_unread(self) -> None:
+        """Those whom somebody may begin to read, and whether a token alone can make somebody look."""
         self._unread = [
             request
             for request, is_watched in zip(self.requests, self._is_watched.tolist(), strict=True)
             if not is_watched and isinstance(request.job, GenerateJob) and request.index == 0
         ]
+        self._is_quiet = not (self._special or self._matchers or self._is_watched.any())
 
     def _lay_out(self) -> None:
         spans = Spans(self._starts, np.ones(len(self.requests), np.int64), self._table, self._held)
@@ -155,6 +161,8 @@ class Decoding:
 
     def masked(self) -> list[tuple[Matcher, int]]:
         """The masks that this step needs: the matchers, each with the tokens that its text may still write."""
+        if not (self._matchers or self._special):
+            return []
         self._asked, self._is_told, self._failed = self._unsure, [False] * len(self._matchers), {}
         left = self._left().tolist()
         led = [(self._matchers[row], left[row]) for row in self._asked]
@@ -201,6 +209,7 @@ class Decoding:
 
     def _count_step(self) -> None:
         self._starts += 1
+        self._steps_left -= 1
         self.num_steps += 1
         self._draws.advance()
 
@@ -208,6 +217,8 @@ class Decoding:
         plain = self._plain
         if plain is not None and not len(plain):
             return np.zeros(len(self.requests), np.int64)
+        if plain is None and not self._matchers:
+            return self._draws.draw(logits)
         draws = self._draws if plain is None else self._draws.of_rows(plain)
         values = logits if plain is None else rows_of(logits, plain)
         filled = dict(zip(self._asked, masks, strict=False))
@@ -245,7 +256,7 @@ class Decoding:
             self.settle()
             self._num_unsettled = 0
             self._first[:] = 0
-        for places in (taken.looked_at, taken.one_by_one):
+        for places in filter(None, (taken.looked_at, taken.one_by_one)):
             self._settle(places)
             self._first[places] = self._num_unsettled + 1
         if tokens is not None:
@@ -255,7 +266,10 @@ class Decoding:
 
     def _looked_over(self, tokens: npt.NDArray[np.int64]) -> Taken:
         """Which of these tokens somebody must look at. Matchers are told theirs, but where it may end the request."""
-        must_look = self._is_plain & (self._is_watched | self._may_end[tokens] | (self._starts >= self._last))
+        may_end = self._may_end[tokens]
+        if self._is_quiet and self._steps_left > 0 and not may_end.any():
+            return Taken([], set(), [])
+        must_look = self._is_plain & (self._is_watched | may_end | (self._starts >= self._last))
         one_by_one = self._special.copy()
         accepted: set[int] = set()
         left, looks = (self._left() + 1).tolist(), must_look[self._led].tolist()
@@ -333,6 +347,7 @@ class Decoding:
             self._starts[place] = request.num_computed
             self._token_ids[place] = request.ids[-1]
             self._hold(place, pages_of(request))
+        self._count_left()
         self._draws.move_to(np.array([request.num_generated for request in self.requests], np.int64))
         self._num_unsettled = self._steps_in_pages = self.num_steps = 0
         self._first[:] = 0

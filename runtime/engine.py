@@ -37,7 +37,7 @@ from niwaki.runtime.core import EngineCore
 from niwaki.runtime.loader import open_checkpoint, read_model_folder
 from niwaki.runtime.local import LocalBackend
 from niwaki.runtime.memory import chunk_tokens, pool_tokens
-from niwaki.runtime.options import options_from_dict
+from niwaki.runtime.options import options_from_dict, spelling_of
 from niwaki.runtime.picture import Picture
 from niwaki.runtime.request import TokenIds
 from niwaki.runtime.results import Result, result_of
@@ -308,8 +308,8 @@ class Engine:
             rows = [np.array(ids, dtype=np.int64) for ids in (input_ids if is_batch else [input_ids])]
         except (TypeError, ValueError, OverflowError):
             raise RequestError("input_ids must be a list of whole numbers, or a list of such lists") from None
-        for row in rows:
-            if row.ndim != 1 or (len(row) and (row.min() < 0 or row.max() >= self._vocab_size)):
+        for row in rows:  # below 0 is above all as an unsigned number
+            if row.ndim != 1 or (len(row) and row.view(np.uint64).max() >= self._vocab_size):
                 raise RequestError(f"input_ids must be whole numbers from 0 to {self._vocab_size - 1}")
         return [row.astype(np.int32) for row in rows], is_batch
 
@@ -325,7 +325,19 @@ class Engine:
         if len(given) != count:
             raise RequestError(f"{len(given)} sampling_params for {count} prompts; give one, or one a prompt")
         asked = SamplingOptions(return_logprob=return_logprob or None, top_logprobs_num=top_logprobs_num or None)
-        return [asked.over(options_from_dict(one)).over(self._info.defaults).resolve() for one in given]
+        known: dict[object, SamplingParams] = {}  # many prompts mostly ask for few kinds of answers
+        return [self._params(one, asked, known) for one in given]
+
+    def _params(
+        self, given: Mapping[str, object], asked: SamplingOptions, known: dict[object, SamplingParams]
+    ) -> SamplingParams:
+        key = spelling_of(given)
+        found = known.get(key)
+        if found is None:
+            found = asked.over(options_from_dict(given)).over(self._info.defaults).resolve()
+            if key is not None:
+                known[key] = found
+        return found
 
     def _check_start(self, logprob_start_len: int, prompts: Sequence[TokenIds]) -> None:
         shortest = min((len(ids) for ids in prompts), default=0)

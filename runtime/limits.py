@@ -30,7 +30,7 @@ class Limits:
         if not len(ids):
             raise RequestError("the prompt has no token; this model adds none by itself, so give it some text")
         size = self.vocab_size
-        if int(ids.min()) < 0 or int(ids.max()) >= size:
+        if int(ids.view(np.uint32).max()) >= size:  # below 0 is above all as an unsigned number
             raise RequestError(f"token ids must be from 0 to {size - 1}, got {int(ids.min())} to {int(ids.max())}")
         for token_id in (*params.stop_token_ids, *(token_id for token_id, _ in params.logit_bias)):
             if not 0 <= token_id < size:

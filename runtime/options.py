@@ -64,6 +64,17 @@ def options_from_dict(given: Mapping[str, object]) -> SamplingOptions:
     return SamplingOptions(**said)  # type: ignore[arg-type]  # `resolve` checks the values
 
 
+def spelling_of(given: Mapping[str, object]) -> object:
+    """Equal for dicts that say the same in the same types: 1 and True are no equals here. None for those that cannot
+    be compared so."""
+    said = tuple((name, type(value), value) for name, value in given.items())
+    try:
+        hash(said)
+    except TypeError:
+        return None
+    return said
+
+
 def _regex(given: object) -> Regex | AllOf:
     """A regex, or of a list the texts that match every one of it."""
     patterns = given if isinstance(given, list | tuple) else [given]

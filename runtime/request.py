@@ -37,6 +37,7 @@ from niwaki.runtime.sampler import Sampled, SampleRow, is_plain
 from niwaki.runtime.stops import StopText
 from niwaki.runtime.tokenizer import Tokenizer
 
+MAX_ROOM = 256  # tokens
 HEALED_FROM = 1 << 40  # where the random numbers of a prompt's healed tokens stand, far from those of the answer
 
 
@@ -134,7 +135,9 @@ class Request:
         self._at_start: Matcher | None = None  # before the first token, where that was healed and may hold a stop
         self._num_healed = 0  # bytes of the first generated token that are the prompt's
         self._num_shown = 0  # of the generated tokens: the text of those behind waits for their log-probabilities
-        self._buffer = np.array(ids, dtype=np.int32)
+        # With room for the answer, a long one's beginning.
+        self._buffer = np.empty(len(ids) + min(params.max_new_tokens, MAX_ROOM), dtype=np.int32)
+        self._buffer[: len(ids)] = ids
         self._length = len(ids)
         self._tokenizer = tokenizer
         self._text: list[str] = []

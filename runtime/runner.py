@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -165,6 +165,7 @@ class Runner:
             kv_dtype=kv_dtype,
             ops=chosen,
         )
+        self._has_any_size = self._model.has_any_size
         self._side_by_side: SideBySide | None = None
         self._graphs: DecodeGraphs | None = None
         self._pieces: PieceGraphs | None = None
@@ -267,20 +268,20 @@ class Runner:
             if not rows:
                 return torch.empty((0, self.config.vocab_size), dtype=torch.float32)
             rows = Batch.of(rows)
-        ids, wanted = rows.token_ids, rows.wanted
-        threads = torch.get_num_threads()
-        parts = min(threads, len(ids) // PART_TOKENS, len(ids) * self._num_weights // PART_WORK)
-        if parts > 1 and self._device.type == "cpu" and not self._model.has_any_size:
-            with one_torch_thread():
-                return self._forward_in_parts(rows, parts)
+        num_tokens, threads = len(rows.token_ids), torch.get_num_threads()
+        work = num_tokens * self._num_weights
+        if not self._has_any_size and self._device.type == "cpu":
+            parts = min(threads, num_tokens // PART_TOKENS, work // PART_WORK)
+            if parts > 1:
+                with OneTorchThread():
+                    return self._forward_in_parts(rows, parts)
         plan = self._plan(rows.spans)
         if self._is_on_device:
             return self._forward_on_device(rows, plan)
         token_ids = rows.ids_on(self._device)
-        is_large = len(ids) * self._num_weights >= MIN_PARALLEL_WORK and not self._model.has_any_size
-        may_be_parallel = threads == 1 or is_large
-        with nullcontext() if may_be_parallel else one_torch_thread():
-            return self._model.forward(token_ids, plan, wanted, threads=threads)
+        may_be_parallel = threads == 1 or (work >= MIN_PARALLEL_WORK and not self._has_any_size)
+        with nullcontext() if may_be_parallel else OneTorchThread():
+            return self._model.forward(token_ids, plan, rows.wanted, threads=threads)
 
     def _plan(self, spans: Spans) -> AttentionPlan:
         return make_plan(
@@ -356,15 +357,15 @@ class Runner:
         self._model.write_pages(page_ids, content)
 
 
-@contextmanager
-def one_torch_thread() -> Iterator[None]:
+class OneTorchThread:
     """torch's operators, called inside, take no second thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+
+    def __enter__(self) -> None:
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+
+    def __exit__(self, *error: object) -> None:
+        torch.set_num_threads(self._threads)
 
 
 def _wanted(rows: Sequence[Row], num_tokens: int) -> npt.NDArray[np.int64] | None:

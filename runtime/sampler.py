@@ -130,6 +130,7 @@ class PlainDraws:
         self._options = options
         self._integers = integers
         self.all_greedy = not options[:, 0].any()
+        self._places = np.arange(len(options))
 
     @classmethod
     def of(cls, rows: Sequence[tuple[SamplingParams, int, int]], vocab: int) -> PlainDraws:
@@ -169,11 +170,11 @@ class PlainDraws:
 
     def best(self, logits: torch.Tensor) -> Longs | None:
         """Where each row is highest. None where the logits are on a device, or one of these is not finite."""
-        if logits.device.type != "cpu":
+        if not logits.is_cpu:
             return None
-        values = _on_host(logits)
-        best: Longs = np.argmax(values, axis=1)
-        return best if np.isfinite(values[np.arange(len(best)), best]).all() else None
+        values = logits.numpy()
+        best: Longs = values.argmax(axis=1)
+        return best if np.isfinite(values[self._places, best]).all() else None
 
     def draw_under(self, logits: torch.Tensor, best: Longs, masked: Longs, masks: Sequence[MaskRow]) -> Longs:
         """`draw`, where `best` is known, the `masked` rows under their masks; a number below 0 where none is left."""

@@ -161,3 +161,12 @@ def test_stop_tokens_wait_for_min_tokens_in_a_model_without_an_end_token_too(tmp
 def test_ignore_eos_goes_on_behind_the_end_token(engine: Engine) -> None:
     tokens, reason = generated(engine, temperature=0.0, max_new_tokens=6, logit_bias={END: 100}, ignore_eos=True)
     assert (tokens, reason) == ([END] * 6, {"type": "length", "length": 6})
+
+
+def test_options_are_spelt_alike_only_in_the_same_types() -> None:
+    said = {"temperature": 0, "stop": "a"}
+    assert spelling_of(said) == spelling_of(dict(said))
+    others: list[dict[str, object]] = [{**said, "temperature": False}, {**said, "temperature": 0.0}, {"stop": "a"}]
+    for other in others:
+        assert spelling_of(said) != spelling_of(other)
+    assert spelling_of({"stop": ["a"]}) is None
