@@ -37,7 +37,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """All rows of a batch as arrays. Who runs the same rows step after step keeps them, and changes them in place."""
+    """All rows of a batch as arrays. Who runs the same rows step after step keeps them, and changes in place where they
+    start, and which pages they hold behind those that several share."""
 
     starts: Int64s  # [rows]
     counts: Int64s  # [rows]
@@ -238,6 +239,37 @@ def make_plan(
                 int((starts + counts).max()),
             )
     return AttentionPlan(num_tokens, page_size, num_pages, positions, slots, table, queries, long, shared)
+
+
+def next_plan(plan: AttentionPlan, rows: Spans, *, num_pages: int, longest_paged: int) -> AttentionPlan:
+    """The plan of a later step of the very spans of `plan`, a token each, which is used up: its arrays are filled anew.
+    What rows share need not be looked for again: a page that one of them has filled since is its own.
+
+    Raises:
+        ValueError: as `make_plan`.
+    """
+    decode, page_size = plan.decode, plan.page_size
+    bad_row = int(
+        _fill(
+            rows.starts,
+            rows.counts,
+            rows.held,
+            rows.table,
+            page_size,
+            num_pages,
+            plan.positions,
+            plan.slots,
+            decode.token,
+            decode.table_row,
+            decode.length,
+            longest_paged,
+        )
+    )
+    if bad_row < len(rows):
+        _explain(rows, bad_row, page_size, num_pages)
+    if plan.shared is None:
+        return plan
+    return replace(plan, shared=replace(plan.shared, longest=int(decode.length.max())))
 
 
 @jit()

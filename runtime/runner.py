@@ -22,6 +22,7 @@ from niwaki.kernels.plan import (
     Span,
     Spans,
     make_plan,
+    next_plan,
 )
 from niwaki.kernels.segments import Int32s
 from niwaki.kernels.shared_prefix import costs_for
@@ -166,6 +167,7 @@ class Runner:
             ops=chosen,
         )
         self._has_any_size = self._model.has_any_size
+        self._kept: tuple[Spans, AttentionPlan] | None = None  # of the last step, where each row had one token
         self._side_by_side: SideBySide | None = None
         self._graphs: DecodeGraphs | None = None
         self._pieces: PieceGraphs | None = None
@@ -284,13 +286,20 @@ class Runner:
             return self._model.forward(token_ids, plan, rows.wanted, threads=threads)
 
     def _plan(self, spans: Spans) -> AttentionPlan:
-        return make_plan(
-            spans,
-            page_size=self.page_size,
-            num_pages=self.num_pages,
-            longest_paged=self._longest_paged,
-            costs=self._costs,
-        )
+        kept, self._kept = self._kept, None
+        if kept is not None and kept[0] is spans:
+            plan = next_plan(kept[1], spans, num_pages=self.num_pages, longest_paged=self._longest_paged)
+        else:
+            plan = make_plan(
+                spans,
+                page_size=self.page_size,
+                num_pages=self.num_pages,
+                longest_paged=self._longest_paged,
+                costs=self._costs,
+            )
+        if plan.num_tokens == len(spans) and not self._is_on_device:
+            self._kept = spans, plan
+        return plan
 
     def _forward_in_parts(self, batch: Batch, most: int) -> torch.Tensor:
         if self._side_by_side is None:
