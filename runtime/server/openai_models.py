@@ -45,7 +45,10 @@ MAX_MESSAGES = 4096
 SMALLEST_TOP_P = 1e-9
 
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
-LogitBias = Annotated[dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], float], Field(max_length=MAX_LOGIT_BIAS)]
+LogitBias = Annotated[
+    dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MAX_LOGIT_BIAS),
+]
 Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
 MaxNew = Annotated[int, Field(ge=1, le=MAX_NEW)]
 
@@ -127,8 +130,11 @@ class SamplingFields(Strict):
         return constraint[0]
 
     def options(self, max_new_tokens: int, top_logprobs: int | None) -> SamplingOptions:
-        """The engine's options. `top_logprobs` None: no log-probabilities."""
+        """The engine's options. `top_logprobs` None: no log-probabilities. Raises ApiError when fields disagree."""
         constraint = self.constraint()
+        if self.min_tokens is not None and self.min_tokens > max_new_tokens:
+            message = f"min_tokens {self.min_tokens} is above the {max_new_tokens} tokens that there may be"
+            raise ApiError(400, message, param="min_tokens", code="invalid_value")
         return SamplingOptions(
             max_new_tokens=max_new_tokens,
             min_tokens=self.min_tokens,
@@ -158,6 +164,11 @@ class SamplingFields(Strict):
             raise ApiError(400, "stream_options needs stream: true", param="stream_options")
         if self.json_spacing is not None and not self.constraints().keys() & {"json_schema", "response_format"}:
             raise ApiError(400, "json_spacing is about JSON: give json_schema or response_format", param="json_spacing")
+
+    def token_ids(self) -> dict[str, list[int]]:
+        """The tokens of the vocabulary that are named, by field."""
+        named = {"logit_bias": list(bias_of(self.logit_bias) or ()), "stop_token_ids": self.stop_token_ids or []}
+        return {field: ids for field, ids in named.items() if ids}
 
     @property
     def num_outputs(self) -> int:

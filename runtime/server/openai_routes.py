@@ -82,6 +82,8 @@ async def models(request: Request) -> Response:
 @router.get("/v1/models/{name:path}", responses=gives(ModelCard))
 async def model(request: Request, name: str) -> Response:
     service = service_of(request)
+    if not name:
+        raise ApiError(404, "no such page", code="not_found")
     service.check_model(name)
     return json_response(_card(service))
 
@@ -108,8 +110,7 @@ def prepared_chat(
     Raises:
         ApiError: fields that do not go together, or another model than the one served.
     """
-    body.check()
-    service.check_model(body.model)
+    _check(service, body)
     tops, max_new = body.num_logprobs(), body.max_new_tokens()
     namespace = service.namespace(key_of(request), body.cache_salt)
     plan = body.plan(service.model.tokenizer)
@@ -136,8 +137,7 @@ async def completions(request: Request) -> Response:
     """A completion of one prompt or of several, as text or as token ids."""
     service = service_of(request)
     body = await read_body(request, CompletionRequest, service.config)
-    body.check()
-    service.check_model(body.model)
+    _check(service, body)
     namespace = service.namespace(key_of(request), body.cache_salt)
     prompts = body.prompts()
     echoes: list[str] | None = [] if body.echo else None
@@ -168,6 +168,14 @@ async def embeddings(request: Request) -> Response:
     service.check_model(body.model)
     message = f"{service.model.info.model!r} generates text and was not trained to embed it"
     raise ApiError(400, f"{message}; ask a server of an embedding model", param="model", code="unsupported")
+
+
+def _check(service: Service, body: SamplingFields) -> None:
+    """Raises ApiError: fields that do not go together, another model, or tokens that it has not."""
+    body.check()
+    service.check_model(body.model)
+    for field, ids in body.token_ids().items():
+        service.model.ids(ids, field)
 
 
 def _prompt_ids(service: Service, prompt: str | Sequence[int]) -> TokenIds:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, WithJsonSchema
 from pydantic.json_schema import models_json_schema
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -42,6 +42,7 @@ class ErrorAnswer(Strict):
 
 
 Json = dict[str, object]  # an object as answers have it
+Location = tuple[int | str, ...]  # pydantic's, of an error
 Body = TypeVar("Body", bound=BaseModel)
 
 # One of a stream of server-sent events: before 3.2 OpenAPI describes these, not the stream.
@@ -108,13 +109,17 @@ async def read_body(request: Request, model: type[Body], config: ServerConfig) -
         raise ApiError(415, "the body must be JSON: Content-Type: application/json")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError(415, "the body must not be compressed")
+    too_long = ApiError(413, f"the body is longer than {config.max_body_bytes} bytes")
+    told = request.headers.get("content-length", "")
+    if told.isdecimal() and int(told) > config.max_body_bytes:
+        raise too_long
     body = bytearray()
     try:
         async with asyncio.timeout(config.body_seconds):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > config.max_body_bytes:
-                    raise ApiError(413, f"the body is longer than {config.max_body_bytes} bytes")
+                    raise too_long
     except TimeoutError:
         raise ApiError(408, f"the body did not arrive within {config.body_seconds:g} s") from None
     except ClientDisconnect:
@@ -122,7 +127,7 @@ async def read_body(request: Request, model: type[Body], config: ServerConfig) -
     try:
         return model.model_validate_json(bytes(body))
     except ValidationError as error:
-        raise as_refusal(error) from None
+        raise as_refusal(error, bytes(body)) from None
 
 
 def takes(model: type[BaseModel], *, streams: bool = False) -> dict[str, object]:
@@ -163,11 +168,13 @@ def to_json(content: Mapping[str, object] | Sequence[object]) -> bytes:
     return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-def as_refusal(error: ValidationError) -> ApiError:
-    """The first thing that is wrong with a body, and where."""
-    first = error.errors(include_url=False, include_input=False)[0]
+def as_refusal(error: ValidationError, given: JsonValue | bytes = None) -> ApiError:
+    """The first thing that is wrong with a body, and where. `given` is what was read, or its JSON."""
+    first = _likeliest(error.errors(include_url=False, include_input=False))
     inside = first.get("ctx", {}).get("field")  # told by a check of several fields
-    param = _param(first["loc"] if inside is None else (*first["loc"], inside))
+    is_missing = first["type"] == "missing" and inside is None
+    location = _without_tags(first["loc"], given, is_missing=is_missing)
+    param = _param(location if inside is None else (*location, inside))
     match first["type"]:
         case "extra_forbidden":
             message = f"unknown field {param!r}"
@@ -178,14 +185,61 @@ def as_refusal(error: ValidationError) -> ApiError:
     return ApiError(400, message, param=param or None, code=str(first["type"]))
 
 
-def _param(location: Sequence[int | str]) -> str:
+def _likeliest(errors: Sequence[ErrorDetails]) -> ErrorDetails:
+    """The first error; where a value fits none of several types, that of the one which it comes nearest to."""
+    first = errors[0]
+    same = [error for error in errors if _is_of_another_type(first["loc"], error["loc"])]
+    return max([first, *same], key=_nearness)
+
+
+def _is_of_another_type(one: Location, other: Location) -> bool:
+    for mine, its in zip(one, other, strict=False):
+        if mine != its:
+            return not (_is_field(mine) or _is_field(its))
+    return False
+
+
+def _nearness(error: ErrorDetails) -> tuple[bool, int, int]:
+    is_other_type = error["type"].endswith("_type") or error["type"] == "literal_error"
+    indices = [part for part in error["loc"] if isinstance(part, int)]
+    return not is_other_type, len(error["loc"]), indices[-1] if indices else -1
+
+
+def _without_tags(location: Location, given: JsonValue | bytes, *, is_missing: bool) -> Location:
+    """The location without the tags that pydantic puts behind a field which may be one of several objects."""
+    if given is None or sum(_is_field(part) and isinstance(part, str) for part in location) < 2:
+        return location
+    value: object = from_json(given) if isinstance(given, bytes) else given
+    found: list[int | str] = []
+    for place, part in enumerate(location):
+        if not _is_field(part):
+            found.append(part)
+        elif isinstance(part, int):
+            found.append(part)
+            value = value[part] if isinstance(value, list) and part < len(value) else None
+        elif isinstance(value, dict) and part in value:
+            found.append(part)
+            value = value[part]
+        elif is_missing and place == len(location) - 1:
+            found.append(part)
+    return tuple(found)
+
+
+def _param(location: Location) -> str:
     """`messages[0].content`: pydantic's location without the names of types that it puts between the fields."""
     param = ""
     for part in location:
         if isinstance(part, int):
             param += f"[{part}]"
-        elif part.isidentifier() and part.islower() and part not in ("str", "int", "float", "bool", "list"):
+        elif _is_field(part):
             param += f".{part}" if param else part
         elif not param:
             param = part
     return param[:256]
+
+
+def _is_field(part: int | str) -> bool:
+    """Or an index; the others are names of types."""
+    if isinstance(part, int):
+        return True
+    return part.isidentifier() and part.islower() and part not in ("str", "int", "float", "bool", "list")

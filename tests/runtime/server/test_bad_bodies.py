@@ -16,6 +16,7 @@ from niwaki.runtime.server.serve import serving
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 USER = [{"role": "user", "content": "the cat"}]
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
 
 
 def refused(answer: httpx2.Response, status: int = 400) -> dict[str, object]:
@@ -36,7 +37,8 @@ def refused(answer: httpx2.Response, status: int = 400) -> dict[str, object]:
         ("top_p", -0.1), ("top_p", 1.1), ("top_k", -2), ("min_p", 1.5),
         ("frequency_penalty", -2.1), ("presence_penalty", 2.1), ("repetition_penalty", 0),
         ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 10**400), ("max_completion_tokens", 0),
-        ("top_logprobs", 21), ("logit_bias", {"x": 1}), ("logit_bias", {str(i): 1 for i in range(301)}),
+        ("top_logprobs", 21),
+        ("logit_bias", {"x": 1}), ("logit_bias", {"5": 101}), ("logit_bias", {str(i): 1 for i in range(301)}),
         ("seed", 2**63), ("stop", ""), ("stop", ["a"] * 33), ("stop", [""]), ("stop", 5),
         ("stream", "yes"), ("stream_options", {"else": 1}), ("messages", []), ("messages", "hi"),
         ("regex", ""), ("choices", []), ("user", "u" * 257), ("cache_salt", 1),
@@ -107,9 +109,9 @@ def test_a_body_that_is_no_good_json_is_refused(client: httpx2.Client, body: byt
         ({"regex": "a{3"}, "regex"),
         ({"regex": "a\x00"}, "regex"),
         ({"max_tokens": 600}, "messages"),
-        ({"min_tokens": 9, "max_tokens": 5}, "messages"),
-        ({"stop_token_ids": [400]}, "messages"),
-        ({"logit_bias": {"400": 1}}, "messages"),
+        ({"min_tokens": 9, "max_tokens": 5}, "min_tokens"),
+        ({"stop_token_ids": [400]}, "stop_token_ids"),
+        ({"logit_bias": {"400": 1}}, "logit_bias"),
     ],
 )
 def test_what_only_the_whole_body_shows_is_refused_before_anything_runs(
@@ -132,6 +134,49 @@ def test_a_prompt_of_wrong_ids_is_refused(client: httpx2.Client, prompt: object)
     assert str(refused(client.post(COMPLETIONS, json={"prompt": prompt}))["param"]).startswith("prompt")
 
 
+@pytest.mark.parametrize(
+    ("prompt", "param", "told"),
+    [
+        ([[5]] * 257, "prompt", "at most 256 items"),
+        ([], "prompt", "at least 1 item"),
+        ([[5], []], "prompt[1]", "at least 1 item"),
+        ([5, -1], "prompt[1]", "greater than or equal to 0"),
+        (["a", 5], "prompt[1]", "valid string"),
+    ],
+)
+def test_a_value_of_several_types_is_told_what_the_nearest_one_wants(
+    client: httpx2.Client, prompt: object, param: str, told: str
+) -> None:
+    error = refused(client.post(COMPLETIONS, json={"prompt": prompt}))
+    assert error["param"] == param
+    assert told in str(error["message"])
+
+
+@pytest.mark.parametrize(
+    ("page", "body", "param"),
+    [
+        (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            CHAT,
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+            "response_format.json_schema.name",
+        ),
+        (
+            CHAT,
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {}}},
+            "tool_choice.function.name",
+        ),
+        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "x"}]}]}, "input[0].content[0].type"),
+        ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format.name"),
+    ],
+)
+def test_a_field_is_named_as_the_body_spells_it(
+    client: httpx2.Client, page: str, body: dict[str, object], param: str
+) -> None:
+    head = {"messages": USER} if page == CHAT else {}
+    assert refused(client.post(page, json=head | body))["param"] == param
+
+
 def test_a_million_wrong_elements_are_one_short_error(client: httpx2.Client) -> None:
     body = b'{"prompt": [' + b'"",1,' * 300_000 + b"1]}"
     answer = client.post(COMPLETIONS, content=body, headers=JSON)
@@ -146,6 +191,14 @@ def test_the_body_is_measured_while_it_is_read(client: httpx2.Client) -> None:
 
     refused(client.post(CHAT, content=endless(), headers=JSON), 413)  # type: ignore[arg-type]  # any iterator of bytes
     refused(client.post(CHAT, content=b" " * (4 * 2**20 + 1), headers=JSON), 413)
+
+
+def test_a_body_that_says_that_it_is_too_long_is_not_waited_for(url: str) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    address = httpx2.URL(url)
+    with socket.create_connection((address.host, address.port or 0), timeout=20) as slow:
+        slow.sendall(head + b"content-length: 99999999999\r\n\r\n{")
+        assert slow.recv(4096).startswith(b"HTTP/1.1 413 ")
 
 
 def test_a_body_that_does_not_come_is_waited_for_so_long_and_no_longer(engine: Engine) -> None:
@@ -167,6 +220,7 @@ def test_unknown_pages_methods_and_models_are_told_in_the_same_form(client: http
     refused(client.get("/v1/responses"), 405)
     refused(client.get(CHAT), 405)
     assert client.get(CHAT).headers["allow"] == "POST"
+    refused(client.get("/v1/models/"), 404)
     assert refused(client.post(CHAT, json={"messages": USER, "model": "gpt-4"}), 404)["code"] == "model_not_found"
 
 
