@@ -30,6 +30,7 @@ from niwaki.runtime.server.wire import ErrorAnswer, gives, json_response, refere
 
 MAX_REQUEST_ID = 128
 CLIENT_CLOSED = 499  # nobody reads it; the field's number for it in counts
+PROBED = ("/health", "/ready")  # by those who know the server's address and none of its names, as Kubernetes' probes do
 
 ERRORS = {
     status: {"description": about, "content": {"application/json": {"schema": reference(ErrorAnswer)}}}
@@ -148,6 +149,7 @@ class _Door:
         self._service = service
         self._tracing = tracing
         self._names = service.config.host_names
+        self._is_named = bool(service.config.allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -169,8 +171,10 @@ class _Door:
                 self._service.metrics.answers.labels(str(status)).inc()
             await send(message)
 
+        # What may be read may be asked for without its body, which uvicorn leaves out.
+        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         try:
-            await self._answer(scope, receive, send_named, headers)
+            await self._answer(asked, receive, send_named, headers)
         except Exception as unexpected:
             told = as_api_error(unexpected)  # logs it
             if status == CLIENT_CLOSED:
@@ -182,9 +186,10 @@ class _Door:
             end_span(status, own_id.decode())
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, headers: Mapping[bytes, bytes]) -> None:
-        if self._names and _host_name(headers.get(b"host", b"")) not in self._names:
-            error = ApiError(400, "this server is not known by that host name", code="invalid_host")
-            await _response(error)(scope, receive, send)
+        is_probe = self._is_named and scope["path"] in PROBED
+        if self._names and not is_probe and _host_name(headers.get(b"host", b"")) not in self._names:
+            message = "this server is not known by that host name; --allowed-host adds one"
+            await _response(ApiError(400, message, code="invalid_host"))(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

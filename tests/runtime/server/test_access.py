@@ -108,6 +108,23 @@ def test_a_foreign_host_name_is_refused_on_loopback(client: httpx2.Client) -> No
         assert client.get("/health", headers={"host": host}).status_code == 200, host
 
 
+def test_a_server_with_names_is_probed_by_its_address(engine: Engine) -> None:
+    """Kubernetes' probes ask the pod's address, whatever names its service has."""
+    with serving(engine, ServerConfig(port=0, allowed_hosts=("niwaki.example",))) as url:
+        assert [httpx2.get(f"{url}/{page}").status_code for page in ("health", "ready")] == [200, 200]
+        foreign = httpx2.get(f"{url}/v1/models")
+        assert foreign.status_code == 400
+        assert "--allowed-host" in foreign.text
+        assert httpx2.get(f"{url}/v1/models", headers={"host": "niwaki.example"}).status_code == 200
+
+
+@pytest.mark.parametrize("page", ["/health", "/v1/models", "/"])
+def test_what_can_be_read_can_be_asked_for_without_its_body(client: httpx2.Client, page: str) -> None:
+    whole, head = client.get(page), client.head(page)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == str(len(whole.content))
+
+
 def test_a_request_id_is_echoed_when_it_may_stand_in_a_header(client: httpx2.Client) -> None:
     assert client.get("/health", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
     given = [client.get("/health", headers={"x-request-id": bad}).headers["x-request-id"] for bad in ("x" * 129, "a b")]
