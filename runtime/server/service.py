@@ -38,8 +38,13 @@ SERVED_ALIASES = ("", "default")  # model names that mean whatever is served
 
 Result = TypeVar("Result")
 
+# Whose body is longer waits for others of its kind: four of 4 MiB, 5 s of tokenizing each, held everybody up for 13 s.
+LONG_BODY = 256 * 2**10
+
 # The digest of the key with which the request that runs now was made; empty where the server has no keys.
 caller: ContextVar[bytes] = ContextVar("niwaki_caller", default=b"")
+# How long the body of that request is.
+body_bytes: ContextVar[int] = ContextVar("niwaki_body_bytes", default=0)
 
 
 class EngineClient(Protocol):
@@ -161,6 +166,7 @@ class Service:
         # Constraints compile for up to a second each: they must not keep others from being tokenized.
         self._preparing = ThreadPoolExecutor(4, thread_name_prefix="niwaki-prepare")
         self._compiling = ThreadPoolExecutor(2, thread_name_prefix="niwaki-constrain")
+        self._preparing_long = ThreadPoolExecutor(1, thread_name_prefix="niwaki-prepare-long")
 
     # -- who asks ---------------------------------------------------------------------------------------------------
 
@@ -274,8 +280,7 @@ class Service:
                 feed.add(generation)
 
         try:
-            executor = self._compiling if compiles else self._preparing
-            await asyncio.get_running_loop().run_in_executor(executor, add_all)
+            await self._on_thread(add_all, self._compiling if compiles else self._preparing)
         except BaseException:
             self.finish(feed)
             raise
@@ -283,7 +288,11 @@ class Service:
 
     async def apart(self, function: Callable[[], Result]) -> Result:
         """Run something that takes a while on a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._preparing, function)
+        return await self._on_thread(function, self._preparing)
+
+    async def _on_thread(self, function: Callable[[], Result], usual: ThreadPoolExecutor) -> Result:
+        executor = usual if body_bytes.get() <= LONG_BODY else self._preparing_long
+        return await asyncio.get_running_loop().run_in_executor(executor, function)
 
     def finish(self, one: InFlight) -> None:
         """The request is answered, or its client is gone: whatever still runs for it stops."""
@@ -342,8 +351,8 @@ class Service:
             self.finish(one)
         for end in self.at_close:
             end()
-        self._preparing.shutdown(wait=False, cancel_futures=True)
-        self._compiling.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._preparing, self._compiling, self._preparing_long):
+            executor.shutdown(wait=False, cancel_futures=True)
 
 
 def works_of(ids: TokenIds, params: SamplingParams, namespace: str, logits_from: int | None = None) -> list[Work]:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from niwaki.runtime.server.config import ServerConfig
 from niwaki.runtime.server.errors import ApiError, ClientGone
+from niwaki.runtime.server.service import body_bytes
 
 MAX_IDS = 1_000_000  # of one prompt: far above any context, but not above what one body can hold
 MAX_PROMPTS = 256
@@ -124,6 +125,7 @@ async def read_body(request: Request, model: type[Body], config: ServerConfig) -
         raise ApiError(408, f"the body did not arrive within {config.body_seconds:g} s") from None
     except ClientDisconnect:
         raise ClientGone from None
+    body_bytes.set(len(body))
     try:
         return model.model_validate_json(bytes(body))
     except ValidationError as error:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import socket
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import httpx2
 import pytest
 
-from niwaki.runtime.api import ConfigError, Generation
+from niwaki.runtime.api import ConfigError, Generation, Segment
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.errors import ApiError
 from niwaki.runtime.server.keys import KeyLimits, digest_of, read_keys
 from niwaki.runtime.server.rates import Rates
 from niwaki.runtime.server.serve import serving
-from tests.lang.waiting import wait_until
+from niwaki.runtime.server.service import LONG_BODY
+from tests.lang.waiting import PATIENCE, wait_until
 from tests.runtime.server.conftest import held, nobody_waits
 
 KEY = "a-key-of-ours"
@@ -187,3 +192,29 @@ def test_a_file_without_keys_opens_nothing(tmp_path: Path, capsys: pytest.Captur
     path.write_text("# none yet\n")
     assert main(["serve", "--port", "0", "--api-key-file", str(path)]) == 1
     assert "holds no key" in capsys.readouterr().err
+
+
+def test_long_bodies_are_prepared_beside_all_others(
+    client: httpx2.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many come, and however long they take."""
+    encode, gate, begun = engine.tokenizer.encode, threading.Event(), threading.Event()
+
+    def slow(segments: Sequence[Segment], *, at_start: bool = False) -> list[int]:
+        if sum(len(segment.text) for segment in segments) > LONG_BODY:
+            begun.set()
+            gate.wait(PATIENCE)
+        return encode(segments, at_start=at_start)
+
+    monkeypatch.setattr(engine.tokenizer, "encode", slow)
+    with ThreadPoolExecutor(8) as clients:
+        ask = partial(client.post, "/v1/completions", timeout=PATIENCE)
+        try:
+            long = [clients.submit(ask, json={"prompt": "a" * (LONG_BODY + 1)}) for _ in range(8)]
+            begun.wait(PATIENCE)
+            wait_until(lambda: "niwaki_sequences_in_flight 8.0" in client.get("/metrics").text)
+            assert client.post("/v1/completions", json={"prompt": "the cat", "max_tokens": 2}).status_code == 200
+        finally:
+            gate.set()
+        refusals = [one.result().json()["error"]["code"] for one in long]
+    assert refusals == ["context_length_exceeded"] * 8
