@@ -64,7 +64,11 @@ class ClientGone(NiwakiError):
 
 
 def overloaded(message: str) -> ApiError:
-    return ApiError(503, message, type="server_error", code="overloaded", retry_after=RETRY_SECONDS)
+    return unavailable(message, "overloaded")
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    return ApiError(503, message, type="server_error", code=code, retry_after=RETRY_SECONDS)
 
 
 def as_api_error(error: BaseException, *, param: str | None = None, constraint: str | None = None) -> ApiError:

@@ -15,10 +15,10 @@ from typing import TypeVar
 from niwaki.runtime.api import Generation, Message, Output, SamplingParams, Segment
 from niwaki.runtime.limits import TokenIds
 from niwaki.runtime.server.conversations import Conversations, Past, Stand
-from niwaki.runtime.server.errors import ApiError, as_api_error
+from niwaki.runtime.server.errors import ApiError, as_api_error, log, unavailable
 from niwaki.runtime.server.openai_models import ChatMessage
 from niwaki.runtime.server.service import Service
-from niwaki.runtime.server.store import Conflict, Json, Session, Store, Turn, new_id
+from niwaki.runtime.server.store import Conflict, Json, Session, Store, StoreFailed, Turn, new_id
 
 Result = TypeVar("Result")
 
@@ -86,10 +86,13 @@ async def stored(service: Service, work: Callable[[], Result]) -> Result:
     """Work of the store, on a thread.
 
     Raises:
-        ApiError: 409 when somebody else was first.
+        ApiError: 409 when somebody else was first; 503 when the database fails, and the log says why.
     """
     try:
         return await service.apart(work)
+    except StoreFailed as failure:
+        log.error("the session store failed: %s", failure)
+        raise unavailable("the session store failed; try again", "store_failed") from failure
     except Conflict as conflict:
         raise ApiError(409, str(conflict), param=conflict.turn, code="conflict") from None
 

@@ -55,10 +55,16 @@ class Conflict(NiwakiError):
         self.turn = turn
 
 
+class StoreFailed(NiwakiError):
+    """The database does not do it now: a full disk, a lost connection, a lock that was held too long. The message is
+    the database's own, without what was to be stored."""
+
+
 class Store(Protocol):
     """Sessions and turns. Every method may be called on any thread, and what it did is stored when it returns.
 
-    None stands for what is not there, or is somebody else's.
+    None stands for what is not there, or is somebody else's. Every method raises StoreFailed when the database fails;
+    then nothing was stored.
     """
 
     def add_session(self, session: Session) -> None:

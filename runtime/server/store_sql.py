@@ -13,7 +13,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from niwaki.runtime.api import ConfigError
-from niwaki.runtime.server.store import Conflict, Json, Session, Turn
+from niwaki.runtime.server.store import Conflict, Json, Session, StoreFailed, Turn
 
 BUSY_SECONDS = 10.0  # how long SQLite waits for another process that writes
 PRIVATE = 0o600  # the file's mode: conversations are nobody else's
@@ -67,6 +67,7 @@ class SqlStore:
             raise ConfigError(f"the session store cannot be opened: {where}".splitlines()[0]) from error
         except ModuleNotFoundError as error:
             raise ConfigError(f"this session store needs {error.name}; install niwaki[sessions]") from error
+        sa.event.listen(self._engine, "handle_error", _tell)
 
     def close(self) -> None:
         self._engine.dispose()
@@ -155,6 +156,12 @@ class SqlStore:
         with self._engine.begin() as connection:
             connection.execute(_turns.update().where(_turns.c.id == turn.id).values(is_kept=False, about="{}"))
             _sweep(connection, turn.id)
+
+
+def _tell(context: sa.ExceptionContext) -> None:
+    """SQLAlchemy's own errors quote the statement with its values."""
+    if isinstance(context.sqlalchemy_exception, sa.exc.OperationalError) and not context.is_pre_ping:
+        raise StoreFailed(" ".join(str(context.original_exception).split()))
 
 
 def _sqlite(url: sa.URL) -> sa.Engine:

@@ -12,10 +12,17 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
+import sqlalchemy as sa
 
 from niwaki.runtime.api import ConfigError
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.server import store_sql
+from niwaki.runtime.server.config import ServerConfig
+from niwaki.runtime.server.serve import serving
 from niwaki.runtime.server.store import Conflict, Session, Store, Turn, new_id, open_store
+from tests.lang.waiting import PATIENCE
 
 POSTGRES = Path(os.path.realpath(shutil.which("postgres") or "")).parent
 NOBODY = 65534  # PostgreSQL refuses to run as root
@@ -224,3 +231,27 @@ def test_the_file_is_its_owners_and_in_wal_mode(tmp_path: Path) -> None:
 def test_a_store_that_cannot_be_is_refused(wrong: str) -> None:
     with pytest.raises(ConfigError):
         open_store(wrong)
+
+
+def test_a_full_disk_is_told_and_logged_without_what_was_to_be_stored(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SQLite says of a database at its own limit what it says of a full disk."""
+    unbounded = store_sql._sqlite
+
+    def bounded(url: sa.URL) -> sa.Engine:
+        made = unbounded(url)
+        sa.event.listen(made, "connect", lambda connection, _: connection.execute("PRAGMA max_page_count=24"))
+        return made
+
+    monkeypatch.setattr(store_sql, "_sqlite", bounded)
+    config = ServerConfig(port=0, sessions=f"sqlite:///{tmp_path / 'full.db'}")
+    with serving(engine, config) as url, httpx2.Client(base_url=url, timeout=PATIENCE) as client:
+        kept = client.post("/v1/sessions", json={}).json()["id"]
+        long = [{"role": "user", "content": "a secret " * 20_000}]
+        answer = client.post("/v1/sessions", json={"messages": long})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_failed")
+        assert int(answer.headers["retry-after"]) > 0
+        assert client.get(f"/v1/sessions/{kept}").status_code == 200
+    assert "the session store failed: database or disk is full" in caplog.text
+    assert "secret" not in caplog.text
