@@ -63,7 +63,9 @@ function showRates(usage) {
   const picture = document.getElementById("rates");
   picture.replaceChildren(...lines);
   const last = history.at(-1);
-  if (last) picture.setAttribute("aria-label",
+  if (!last) return;
+  for (const [name] of RATES) document.getElementById(`rate-${name}`).textContent = Math.round(last[name]).toLocaleString("en");
+  picture.setAttribute("aria-label",
     `Tokens a second, now: ${RATES.map(([name]) => `${name} ${Math.round(last[name])}`).join(", ")}`);
 }
 

@@ -24,6 +24,7 @@ async function listSessions() {
     const button = element("button", "", one.title || "Untitled");
     button.type = "button";
     button.dataset.session = one.id;
+    button.title = button.textContent; // which may be cut off
     button.setAttribute("aria-current", String(one.id === session));
     button.addEventListener("click", guarded(() => open(one.id)));
     item.append(button);
@@ -45,6 +46,7 @@ async function open(id) {
 
 function turnElement(turn) {
   const made = element("div", "turn");
+  made.dataset.turn = turn.id;
   for (const { role, content } of turn.messages) made.append(messageElement(role, content ?? ""));
   made.append(toldElement(turn));
   return made;
@@ -75,7 +77,8 @@ function toldElement(turn) {
   const told = element("div", "told");
   if (turn.usage) {
     const { prompt_tokens: prompt, completion_tokens: written, prompt_tokens_details: details } = turn.usage;
-    told.append(element("span", "", `${written} tokens; ${details.cached_tokens} of ${prompt} before them from the cache`));
+    const ended = turn.finish_reason === "length" ? ", cut off" : "";
+    told.append(element("span", "", `${written} tokens${ended}; ${details.cached_tokens} of ${prompt} before them from the cache`));
   }
   told.append(
     action("Branch here", () => branch(turn.id)),
@@ -98,8 +101,17 @@ async function branch(turn) {
 }
 
 async function rewind(turn) {
+  const behind = [...$("turns").children].findIndex((one) => one.dataset.turn === turn);
+  const count = $("turns").children.length - 1 - behind;
+  if (count && !confirm(`Take back the ${count === 1 ? "turn" : `${count} turns`} behind this one?`)) return;
   await post(`v1/sessions/${session}/rewind`, { turn });
   await open(session);
+}
+
+async function deleteSession() {
+  if (!confirm(`Delete the session "${$("talk-title").textContent}"?`)) return;
+  await remove(`v1/sessions/${session}`);
+  await open(null);
 }
 
 async function exportSession() {
@@ -119,6 +131,7 @@ async function ask(text) {
     $("talk-title").textContent = text.slice(0, TITLE_LENGTH);
     for (const name of ["export", "delete"]) $(name).disabled = false;
   }
+  $("draft").value = "";
   const here = session;
   const shown = element("div", "turn");
   const answer = messageElement("assistant", "");
@@ -131,9 +144,10 @@ async function ask(text) {
   try {
     const turn = await answerInto(answer.querySelector(".body"), here, text, running.signal);
     shown.append(toldElement(turn));
-    $("draft").value = "";
+    shown.dataset.turn = turn.id;
   } catch (error) {
     shown.remove(); // a turn that did not end was never said
+    $("draft").value ||= text;
     if (error.name !== "AbortError") throw error;
     told = "Stopped; this turn was not kept.";
   } finally {
@@ -146,8 +160,7 @@ async function ask(text) {
 
 async function answerInto(body, here, text, signal) {
   const asked = { messages: [{ role: "user", content: text }], stream_options: { include_usage: true }, ...sampling() };
-  if ($("shaped").checked)
-    asked.response_format = { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse($("schema").value) } };
+  if ($("shaped").checked) asked.response_format = { type: "json_schema", json_schema: { name: "answer", schema: schema() } };
   const turn = {};
   let content = "";
   let frame = 0; // what draws the next one: once for all that has come, or a quick answer leaves no time for a click
@@ -160,12 +173,22 @@ async function answerInto(body, here, text, signal) {
     content += chunk.choices[0]?.delta.content ?? "";
     turn.id = chunk.turn ?? turn.id;
     turn.usage = chunk.usage ?? turn.usage;
+    turn.finish_reason = chunk.choices[0]?.finish_reason ?? turn.finish_reason;
     frame ||= requestAnimationFrame(drawGrowing);
   }
   cancelAnimationFrame(frame);
   show(body, content, false);
   scrollDown();
   return turn;
+}
+
+// What stands in its box. Throws an Error that says so where that is not JSON.
+function schema() {
+  try {
+    return JSON.parse($("schema").value);
+  } catch (error) {
+    throw new Error(`The schema is not JSON yet: ${error.message}`);
+  }
 }
 
 function sampling() {
@@ -204,9 +227,9 @@ function guarded(work) {
 function checkSchema() {
   let told = "";
   try {
-    JSON.parse($("schema").value);
+    schema();
   } catch (error) {
-    told = `Not JSON yet: ${error.message}`;
+    told = error.message;
   }
   $("schema-state").textContent = told;
   $("schema").setAttribute("aria-invalid", String(told !== ""));
@@ -230,7 +253,7 @@ $("theme").addEventListener("click", () => setTheme(document.documentElement.dat
 $("schema").addEventListener("input", checkSchema);
 $("new").addEventListener("click", guarded(async () => { await open(null); $("draft").focus(); }));
 $("export").addEventListener("click", guarded(exportSession));
-$("delete").addEventListener("click", guarded(async () => { await remove(`v1/sessions/${session}`); await open(null); }));
+$("delete").addEventListener("click", guarded(deleteSession));
 $("stop").addEventListener("click", () => running?.abort());
 $("ask").addEventListener("submit", guarded(async (event) => {
   event.preventDefault();

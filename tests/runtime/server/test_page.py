@@ -66,15 +66,23 @@ def test_a_conversation_is_had_branched_rewound_and_deleted(page: Browser) -> No
     said(page, "a log", 2)
     assert page.texts("#sessions button") == ["the cat (branch)", "the cat"]
     assert page.texts("#sessions [aria-current=true]") == ["the cat (branch)"]
+    titles = page.run("return [...document.querySelectorAll('#sessions button')].map((one) => one.title)")
+    assert titles == ["the cat (branch)", "the cat"]
 
     page.click("#sessions li:last-child button")
     page.wait("document.querySelector('#talk-title').textContent === 'the cat'")
     page.wait("document.querySelectorAll('.turn').length === 2")
     assert page.texts(".said .body") == trunk, "what was stored is what was shown"
+    page.click(".turn:last-child .told button:last-of-type")  # nothing stands behind it, and nothing is asked
     page.click(".turn:first-child .told button:last-of-type")
+    page.ask("alert/dismiss")
+    assert len(page.texts(".turn")) == 2
+    page.click(".turn:first-child .told button:last-of-type")
+    page.ask("alert/accept")
     page.wait("document.querySelectorAll('.turn').length === 1")
 
     page.click("#delete")
+    page.ask("alert/accept")
     page.wait("document.querySelectorAll('#sessions button').length === 1")
     assert page.texts("#talk-title") == ["New session"]
 
@@ -99,9 +107,15 @@ def test_an_answer_of_a_schema_is_drawn_while_it_grows(page: Browser, engine: En
     )
     assert page.run("return window.invalid") == "true"
     page.click("#shaped")
+    page.run("document.querySelector('#schema').value = '{'")
+    page.type("#draft", "fill it" + ENTER)
+    page.wait("document.querySelector('#problem').textContent.startsWith('The schema is not JSON yet: ')")
+    page.clear("#draft")
+    page.run("document.querySelector('#schema').value = arguments[0]", json.dumps(schema))
     with held(engine, steps=20):
         page.type("#draft", "fill it" + ENTER)
         page.wait("document.querySelector('.assistant .json-value.growing')?.textContent")
+        assert page.run("return document.querySelector('#draft').value") == "", "it stands in the conversation"
         assert page.texts(".assistant .json .name") == ["a: "]
         assert page.run(f"return {CURSORS}") == ["SPAN"], "the innermost value alone"
     page.wait(f"{IDLE} && document.querySelectorAll('.told').length === 1")
@@ -146,7 +160,19 @@ def test_what_is_refused_is_told_on_the_page(page: Browser) -> None:
     page.wait("!document.querySelector('#problem').hidden")
     assert "tokens" in page.texts("#problem")[0]
     assert page.texts(".turn") == []
+    assert page.run("return document.querySelector('#draft').value") == "the cat", "to be sent once more"
     page.complaints()  # the browser notes every answer that is no success
+
+
+@needs_browser
+def test_an_answer_that_ran_out_of_tokens_says_so_now_and_when_it_is_read_again(page: Browser) -> None:
+    said(page, "the cat", 1)
+    assert page.texts(".told span")[0].startswith("12 tokens, cut off; ")
+    page.click("#new")
+    page.wait("document.querySelectorAll('.turn').length === 0")
+    page.click("#sessions button")
+    page.wait("document.querySelectorAll('.turn').length === 1")
+    assert page.texts(".told span")[0].startswith("12 tokens, cut off; ")
 
 
 @needs_browser
@@ -155,6 +181,16 @@ def test_the_tree_is_drawn_and_names_what_was_said(page: Browser) -> None:
     page.wait("[...document.querySelectorAll('#tree title')].some((one) => one.textContent.includes('the cat'))")
     page.wait("document.querySelectorAll('#tree g.pinned').length > 0")
     page.wait("document.querySelectorAll('#rates polyline').length === 3")
+    page.run(  # a rate is shown for a second
+        """
+        const legend = document.querySelector("#rate-generated").closest(".legend");
+        const isShown = () => [...legend.querySelectorAll("b")].some((one) => one.textContent !== "0");
+        const watcher = new MutationObserver(() => { window.isShown ||= isShown(); });
+        watcher.observe(legend, { subtree: true, childList: true });
+        """
+    )
+    said(page, "the dog", 2)
+    page.wait("window.isShown")
     assert "running" in page.texts("#numbers dt")
 
 
