@@ -17,6 +17,7 @@ from niwaki.runtime.constraints.schema.spacing import spaced_grammar, spaced_tex
 
 MAX_GRAMMAR_BYTES: Final = 64 * 1024
 MAX_NESTING: Final = 64
+TAME_TEXT: Final = 64 * 1024  # bytes of a grammar of ours, about a millisecond each KiB
 # Masks hold every token that fits, not only those of the canonical tokenization (which also keeps long forced texts
 # from costing seconds a mask).
 HEADER: Final = '%llguidance {"no_forcing": true}\n'
@@ -100,7 +101,7 @@ def _source_of(normal: NormalSchema, spacing: Spacing, word: bytes) -> GrammarSo
 
     compact = shortest_text(normal.schema, solve, letters)
     other = text_with_witness(normal.schema, solve, letters) if normal.has_witness else b""
-    if not normal.is_tame:
+    if not normal.is_tame or len(text) > TAME_TEXT:
         _tried(text, searches=False)
     blanks = 1 if spacing == "compact" else 2  # at most one byte more for each byte
     return GrammarSource(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from typing import Final
 
@@ -14,6 +15,7 @@ from niwaki.runtime.constraints.regex_parser import parsed
 from niwaki.runtime.constraints.regex_tree import cost_of as cost_of_regex
 from niwaki.runtime.constraints.schema.arrays import least_path
 from niwaki.runtime.constraints.schema.document import Json, Watch, json_text
+from niwaki.runtime.constraints.schema.formats import FORMAT_PATTERNS
 from niwaki.runtime.constraints.schema.presence import witnesses
 
 NUMBER_BYTES: Final = 48  # a bounded number: its digits
@@ -22,11 +24,15 @@ UNKNOWN_PATTERN: Final = 400
 MOST_INSIDE: Final = 4000
 SMALL_TEXT: Final = 6000
 SMALL_SHORTEST: Final = 16_000  # bytes of a shortest text, which is written out: a short schema may ask for a billion
-TAME_TEXT: Final = 64 * 1024
 SMALL_COUNT: Final = 500
-SMALL_PATTERN: Final = 3000
-TAME_PATTERNS: Final = 8  # of keys, in one object: 60 us each
+SMALL_LENGTH: Final = 1 << 16  # at most, beside a pattern: counted as a text is read, nothing is written out
+SMALL_LOOKED_COUNT: Final = 99  # where looks stand beside counts, each place of the one is met with each of the other
+SMALL_PATTERN: Final = 6000  # characters
+SMALL_INSIDE: Final = 3000  # bytes of one text
+TAME_PATTERNS: Final = 32  # of keys, in one object: 0.1 to 0.5 ms each
+TAME_DECIMALS: Final = 6  # of a step
 _COUNT = re.compile(r"\{\d*,?(\d{3,})")
+_LOOK = re.compile(r"\(\?<?[=!]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +48,11 @@ class Cost:
 def cost_of(root: Json, watch: Watch) -> Cost:
     """See `normal.NormalSchema`."""
     measure = _Measure(root, watch)
-    text = json_text(root)
-    is_tame = measure.is_tame and len(text) <= TAME_TEXT
     is_short = (measure.shortest or 0) <= SMALL_SHORTEST
-    is_small = is_tame and is_short and measure.has_known_keys and len(text) <= SMALL_TEXT
+    is_plain = measure.is_tame and is_short and measure.has_known_keys and not measure.has_witness
+    is_small = is_plain and len(json_text(root)) <= SMALL_TEXT
     widest = max(measure.value, measure.widest + 4)
-    return Cost(measure.value, min(measure.inside, MOST_INSIDE), widest, is_small, is_tame, measure.has_witness)
+    return Cost(measure.value, min(measure.inside, MOST_INSIDE), widest, is_small, measure.is_tame, measure.has_witness)
 
 
 class _Measure:
@@ -122,7 +127,7 @@ class _Measure:
                     return 3
                 if schema.keys() & {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}:
                     self.inside = max(self.inside, NUMBER_BYTES)
-                    self._count(schema.get("multipleOf"))
+                    self.is_tame &= _is_small_step(schema.get("multipleOf"))
                     return NUMBER_BYTES
                 return 1
             case "string":
@@ -149,7 +154,8 @@ class _Measure:
         shortest = least if isinstance(least, int) else 0
         self._count(least)
         if isinstance(pattern := schema.get("pattern"), str):
-            self._count(schema.get("maxLength"))  # alone it costs the same whatever it is
+            most = schema.get("maxLength")  # alone it costs the same whatever it is
+            self.is_tame &= not isinstance(most, int) or most <= SMALL_LENGTH
             inside = self._pattern(pattern) + shortest
         self.inside = max(self.inside, inside)
         return 2 + shortest + inside
@@ -181,25 +187,38 @@ class _Measure:
             lengths = [self._of_pair(pair) for pair in (*witnesses(schema), *witnesses(schema, "behind"))]
             least = min((length for length in lengths if length is not None), default=None)
             total = None if total is None or least is None else total + least
-            self.is_tame = False
             self.has_witness = True
         return total
 
     def _of_pair(self, pair: tuple[str, Json]) -> int | None:
-        key, value = _pattern_bytes(pair[0]), self._of(pair[1])
+        key, value = self._pattern(pair[0]), self._of(pair[1])
         self.inside = max(self.inside, key)
         if value is not None:
             self.value = max(self.value, value + key + 4)
         return None if value is None else value + key + 4
 
     def _count(self, count: Json) -> None:
-        if isinstance(count, int | float) and not isinstance(count, bool) and (count > SMALL_COUNT or count % 1):
+        if isinstance(count, int | float) and not isinstance(count, bool) and count > SMALL_COUNT:
             self.is_tame = False
 
     def _pattern(self, pattern: str) -> int:
         inside = _pattern_bytes(pattern)
-        self.is_tame &= inside <= SMALL_PATTERN and len(pattern) <= SMALL_PATTERN and _COUNT.search(pattern) is None
+        self.is_tame &= inside <= SMALL_INSIDE and len(pattern) <= SMALL_PATTERN and _has_small_counts(pattern)
         return inside
+
+
+def _has_small_counts(pattern: str) -> bool:
+    most = SMALL_LOOKED_COUNT if _LOOK.search(pattern) and pattern not in FORMAT_PATTERNS.values() else SMALL_COUNT
+    return all(len(count) < 6 and int(count) <= most for count in _COUNT.findall(pattern))
+
+
+def _is_small_step(step: Json) -> bool:
+    """Whether an automaton of its multiples is small: it has a state for each rest of dividing by its digits."""
+    if not isinstance(step, int | float):
+        return True
+    exact = Fraction(repr(step))
+    decimals = next((count for count in range(TAME_DECIMALS + 1) if (exact * 10**count).denominator == 1), None)
+    return decimals is not None and exact * 10**decimals <= SMALL_COUNT
 
 
 @lru_cache(maxsize=512)
