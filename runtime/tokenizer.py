@@ -29,6 +29,7 @@ from niwaki.runtime.api import (
 )
 from niwaki.runtime.calls import REASONING_MARKERS, format_of
 
+PASSING = ("strftime_now", "random", "lipsum")  # what a template may ask that has another answer each time
 LONG_CHARS = 256  # a text of so many is worth another thread, which the library hands it to
 
 
@@ -214,6 +215,15 @@ class Tokenizer:
                 "this model has no chat template; write its prompt as plain text instead of roles"
             )
         return source
+
+    @cached_property
+    def has_lasting_template(self) -> bool:
+        """Whether `render` says the same of the same messages whenever it is asked: some templates tell the date.
+
+        Raises:
+            UnsupportedByBackend: the model folder has no chat template.
+        """
+        return not any(name in self._template_text for name in PASSING)
 
     @cached_property
     def _template(self) -> Template:

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from niwaki.runtime.api import Message, Segment, Tool, ToolCall
 from niwaki.runtime.server.errors import ApiError
@@ -20,6 +21,35 @@ from niwaki.runtime.tokenizer import Tokenizer
 # whether the template writes contents of tools as JSON.
 PLACEHOLDER = re.compile('\ue000([0-9]+)(\\\\?"?)\ue001')
 GUARD = "\ue002"
+MAX_FORMS = 256
+MAX_FORM_MESSAGES = 100
+
+Form = tuple[Segment | tuple[int, bool], ...]  # template text, and contents by message, as JSON or as they are
+
+
+class Prompts:
+    """Conversations as prompts of one model. Any thread may ask.
+
+    What a template writes around plain contents depends on who speaks alone: that is kept for the conversations that
+    were asked for last, so a long one costs a look-up.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._form = lru_cache(MAX_FORMS)(self._form_of)
+
+    def segments(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, continues: bool = False
+    ) -> list[Segment]:
+        """As the function below."""
+        is_plain = not (tools or any(message.calls or message.name or message.call_id for message in messages))
+        if not is_plain or len(messages) > MAX_FORM_MESSAGES or not self._tokenizer.has_lasting_template:
+            return segments(self._tokenizer, messages, tools, continues=continues)
+        form = self._form(tuple([message.role for message in messages]), continues)
+        return _filled(form, messages)
+
+    def _form_of(self, roles: tuple[str, ...], continues: bool) -> Form:
+        return _form(self._tokenizer, [Message(role, "x") for role in roles], (), continues)
 
 
 def segments(
@@ -34,6 +64,10 @@ def segments(
     for index, message in enumerate(messages):
         for call in message.calls:
             _check_arguments(call, index)
+    return _filled(_form(tokenizer, messages, tools, continues), messages)
+
+
+def _form(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool], continues: bool) -> Form:
     stand_ins = [_stand_in(index, message, tokenizer) for index, message in enumerate(messages)]
     rendering = tokenizer.render(stand_ins, add_generation_prompt=not continues, tools=tools)
     pieces = PLACEHOLDER.split(rendering)  # template text, index, and what a quote became, in turn
@@ -46,15 +80,26 @@ def segments(
             f"the model's chat template does not write message {missing} ({messages[missing].role}) as one piece",
             param=f"messages[{missing}]",
         )
-    found = _template_segments(pieces[0])
+    found: list[Segment | tuple[int, bool]] = _template_segments(pieces[0])
     for index, quote, text in zip(indices, pieces[2::3], pieces[3::3], strict=True):
-        content = messages[index].content
-        is_json = quote.startswith("\\")
-        found.append(Segment(json.dumps(content, ensure_ascii=False)[1:-1] if is_json else content))
+        found.append((index, quote.startswith("\\")))
         if continues and index == len(messages) - 1:
             break
         found += _template_segments(text)
-    return [segment for segment in found if segment.text]
+    return tuple(found)
+
+
+def _filled(form: Form, messages: Sequence[Message]) -> list[Segment]:
+    found: list[Segment] = []
+    for part in form:
+        if isinstance(part, Segment):
+            found.append(part)
+        else:
+            index, is_json = part
+            content = messages[index].content
+            if content:
+                found.append(Segment(json.dumps(content, ensure_ascii=False)[1:-1] if is_json else content))
+    return found
 
 
 def _stand_in(index: int, message: Message, tokenizer: Tokenizer) -> Message:
@@ -72,13 +117,13 @@ def _stand_in(index: int, message: Message, tokenizer: Tokenizer) -> Message:
     )
 
 
-def _template_segments(text: str) -> list[Segment]:
+def _template_segments(text: str) -> list[Segment | tuple[int, bool]]:
     """Template text; the character behind each guard is content, so that no special token forms around it."""
     first, *rest = text.split(GUARD)
     found = [Segment(first, control=True)]
     for piece in rest:
         found += [Segment(piece[:1]), Segment(piece[1:], control=True)]
-    return found
+    return [segment for segment in found if segment.text]
 
 
 def _guarded(text: str, tokenizer: Tokenizer) -> str:

@@ -11,7 +11,6 @@ from fastapi import APIRouter, Request, Response
 
 from niwaki.runtime.api import CapacityError, Generation, Message, Output, SamplingParams, Segment
 from niwaki.runtime.limits import TokenIds
-from niwaki.runtime.server import chat
 from niwaki.runtime.server.access import key_of, service_of
 from niwaki.runtime.server.answers import ChatAnswer, CompletionAnswer, ModelCard, ModelsAnswer
 from niwaki.runtime.server.errors import ApiError, as_api_error
@@ -119,9 +118,8 @@ def prepared_chat(
         nonlocal plan
         history = () if ground is None else ground.history
         messages = [*history, *(message.message() for message in body.messages)]
-        segments = chat.segments(
-            service.model.tokenizer, messages, plan.told, continues=bool(body.continue_final_message)
-        )
+        continues = bool(body.continue_final_message)
+        segments = service.model.prompts.segments(messages, plan.told, continues=continues)
         plan = plan.behind(segments[-1].text)
         ids = service.model.encode(segments) if ground is None else ground.place(segments, namespace)
         room = service.model.room(ids, "messages")

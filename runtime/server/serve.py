@@ -17,6 +17,7 @@ from fastapi import APIRouter
 from niwaki import __version__
 from niwaki.runtime.server.app import make_app
 from niwaki.runtime.server.branches import Branches, branches_router
+from niwaki.runtime.server.chat import Prompts
 from niwaki.runtime.server.config import ServerConfig
 from niwaki.runtime.server.conversations import Conversations
 from niwaki.runtime.server.frames import loaded_by
@@ -79,6 +80,7 @@ def served_model(engine: Hosted) -> ServedModel:
     return ServedModel(
         info=engine.backend.info(),
         tokenizer=engine.tokenizer,
+        prompts=Prompts(engine.tokenizer),
         vocab_size=loaded.vocab_size,
         longest=min(loaded.context_length, loaded.pool_tokens),
         max_running=loaded.max_running,

@@ -26,6 +26,7 @@ from niwaki.runtime.api import (
     Segment,
 )
 from niwaki.runtime.limits import TokenIds
+from niwaki.runtime.server.chat import Prompts
 from niwaki.runtime.server.config import ServerConfig
 from niwaki.runtime.server.errors import ApiError, overloaded
 from niwaki.runtime.server.feed import Feed
@@ -108,6 +109,7 @@ class ServedModel:
 
     info: BackendInfo
     tokenizer: Tokenizer
+    prompts: Prompts
     vocab_size: int
     longest: int  # tokens of prompt and answer together that the context and an empty pool hold
     max_running: int

@@ -20,7 +20,6 @@ from niwaki.runtime.server.answers import (
     TurnAnswer,
 )
 from niwaki.runtime.server.branches import Branches
-from niwaki.runtime.server.chat import segments as segments_of
 from niwaki.runtime.server.errors import ApiError, as_api_error
 from niwaki.runtime.server.openai_models import MAX_MESSAGES, ChatMessage, ChatRequest
 from niwaki.runtime.server.openai_routes import chat_answer
@@ -166,7 +165,7 @@ def sessions_router(sessions: Sessions, branches: Branches) -> APIRouter:
         def stand() -> tuple[Sequence[Segment], Branch]:
             if not messages:  # the program's own text is to begin the branch
                 return [], branches.backend.open(namespace=namespace)
-            said = segments_of(service.model.tokenizer, messages, continues=True)
+            said = service.model.prompts.segments(messages, continues=True)
             return said, sessions.conversations.enter(session.head, said, namespace)
 
         try:

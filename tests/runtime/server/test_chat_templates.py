@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,34 @@ def test_markers_of_reasoning_are_the_folders_or_the_vocabularys(tmp_path: Path)
     config.write_text(text + ', "reasoning_markers": "<a>"}', "utf-8")
     with pytest.raises(ModelError, match="two texts"):
         _ = Tokenizer(folder).reasoning_markers
+
+
+def test_a_form_that_is_kept_says_what_the_template_says(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(make_tokenizer(tmp_path, template=LLAMA))
+    prompts = chat.Prompts(tokenizer)
+    talk = [
+        Message("user", "Say it."),
+        Message("assistant", ""),
+        Message("tool", 'A "word".'),
+        Message("user", "Again."),
+    ]
+    for number in range(len(talk)):
+        for _ in range(2):
+            said = talk[: number + 1]
+            assert prompts.segments(said) == chat.segments(tokenizer, said)
+            assert prompts.segments(said, continues=True) == chat.segments(tokenizer, said, continues=True)
+    other = [replace(message, content=message.content[::-1]) for message in talk]
+    assert prompts.segments(other) == chat.segments(tokenizer, other) != prompts.segments(talk)
+    assert prompts.segments(TALK) == chat.segments(tokenizer, TALK)
+    assert prompts.segments(talk, [Tool("say", "", "Say it")]) != prompts.segments(talk)
+
+
+def test_a_template_that_tells_the_time_is_asked_each_time(tmp_path: Path) -> None:
+    told = iter(["one", "two"])
+    template = "{{ strftime_now('%H') }}{% for message in messages %}{{ message.content }}{% endfor %}"
+    tokenizer = Tokenizer(make_tokenizer(tmp_path, template=template))
+    assert not tokenizer.has_lasting_template
+    prompts = chat.Prompts(tokenizer)
+    tokenizer._template.environment.globals["strftime_now"] = lambda form: next(told)
+    texts = ["".join(segment.text for segment in prompts.segments([Message("user", "!")])) for _ in range(2)]
+    assert texts == ["one!", "two!"]
