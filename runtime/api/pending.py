@@ -59,8 +59,9 @@ class Pending(Generic[T]):
 
     def cancel(self) -> None:
         """Ask the backend to stop. The result becomes `Cancelled` unless it was already there."""
-        if self._cancel is not None and not self._done:
-            self._cancel()
+        cancel = self._cancel
+        if cancel is not None:
+            cancel()
 
     def succeed(self, value: T) -> None:
         """Backend side: set the value. Ignored when already done (a cancel may race with the last token)."""
@@ -75,6 +76,7 @@ class Pending(Generic[T]):
             if self._done:
                 return
             self._value, self._error, self._done = value, error, True
+            self._cancel = None  # it holds what holds this: what is over goes at once, not when cycles are looked for
             callbacks, self._callbacks = self._callbacks, []
             self._changed.notify_all()
         for callback in callbacks:
@@ -119,9 +121,14 @@ class Generation(Pending[tuple[Output, ...]]):
         """Call `tell` whenever there may be more for `deltas_from`. It must neither wait nor raise."""
         self._is_streamed = True
         with self._lock:
-            self._watchers += (tell,)
+            if not self._done:
+                self._watchers += (tell,)
         if self._deltas:
             tell()
+
+    def _end(self, value: tuple[Output, ...] | None, error: BaseException | None) -> None:
+        super()._end(value, error)
+        self._watchers = ()  # all is there: who still looks need not be told, and they hold this
 
     def deltas_from(self, position: int) -> list[Delta]:
         """Those from `position` on that are there; waits for none."""

@@ -14,6 +14,8 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Final
 
+import msgspec
+
 from niwaki.runtime.constraints.protocol import ANY_BYTE, Forced
 from niwaki.runtime.constraints.vocabulary import Vocabulary
 
@@ -30,8 +32,7 @@ BEYOND_ASCII: Final = "éаก東🙂"
 Encoder = Callable[[str], Sequence[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class TextEnd:
+class TextEnd(msgspec.Struct, frozen=True, gc=False):
     """How the end of a text may be cut. `settled`: its first bytes whose tokens stay. `crossings`: places at which a
     token may begin that ends behind the text."""
 

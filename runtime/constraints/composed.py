@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, TypeAlias, assert_never
 
 import numpy as np
@@ -338,7 +338,7 @@ class ComposedMatcher:
         if self._ended or self.can_end or len(self._threads) != 1:
             return NOTHING_FORCED
         # What stands behind it may be of the next part: anything.
-        return replace(self._threads[0].matcher.forced_text(), follow=ANY_BYTE)
+        return Forced(self._threads[0].matcher.forced_text().text, ANY_BYTE)
 
     def fits(self, remaining: int) -> bool:
         return remaining >= 0 and (self.can_end or any(self._fits(thread, remaining) for thread in self._threads))

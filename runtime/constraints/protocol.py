@@ -5,10 +5,10 @@ The byte automaton (`matcher.py`) stands behind it; engines for schemas and gram
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -17,8 +17,7 @@ ANY_BYTE: Final = bytes(range(256))
 MAX_FORCED_BYTES: Final = 512  # told at once; what is behind is told when these are written
 
 
-@dataclass(frozen=True, slots=True)
-class Forced:
+class Forced(msgspec.Struct, frozen=True, gc=False):  # many are kept: the collector of cycles need not look at them
     """The bytes that must come next, and which ones may stand behind them, ascending; none where nothing may."""
 
     text: bytes

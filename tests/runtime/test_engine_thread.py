@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from niwaki.runtime.api import GenerationError, SamplingParams
+from niwaki.runtime.api import Cancelled, GenerationError, SamplingParams, Segment
 from niwaki.runtime.core import EngineCore
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.kv_pages import KVPages
@@ -81,3 +84,26 @@ def test_a_demotion_that_fails_harms_nobody(engine: Engine, monkeypatch: pytest.
     assert len(running.result(timeout=60)[0].token_ids) == 400
     assert broken
     goes_on(engine)
+
+
+def test_what_is_over_needs_no_collector_of_cycles(engine: Engine) -> None:
+    gc.disable()
+    try:
+        over = engine.backend.start(IDS, SHORT)
+        read = engine.backend.start(IDS, SHORT)
+        assert sum(len(delta.token_ids) for delta in read.deltas(timeout=60)) == 4
+        cancelled = engine.backend.start(IDS, LONG)
+        ended = threading.Event()
+        cancelled.add_done_callback(ended.set)
+        cancelled.cancel()
+        assert ended.wait(60)
+        assert isinstance(cancelled.error(), Cancelled)
+        scored = engine.backend.score(engine.backend.open(), [Segment("a")], ["b"])
+        assert over.result(timeout=60)
+        assert scored.result(timeout=60)
+        left = [weakref.ref(one) for one in (over, read, cancelled, scored)]
+        engine.shutdown()  # its thread holds nothing any more
+        del over, read, cancelled, scored
+        assert [one() for one in left] == [None] * 4
+    finally:
+        gc.enable()
