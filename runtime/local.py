@@ -18,7 +18,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from niwaki.radix.handles import Pin
 from niwaki.radix.outline import OutlineNode
 from niwaki.runtime.api import (
     BackendInfo,
@@ -29,14 +28,12 @@ from niwaki.runtime.api import (
     GenerationError,
     Message,
     Pending,
-    ProgramError,
     RequestError,
     SamplingParams,
     Score,
     Segment,
     Tool,
 )
-from niwaki.runtime.branch_tokens import BranchTokens
 from niwaki.runtime.cache_file import CacheWriter, Layout, read_cache
 from niwaki.runtime.compilations import Compilations
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher
@@ -47,6 +44,7 @@ from niwaki.runtime.core import EngineCore
 from niwaki.runtime.faults import told
 from niwaki.runtime.inbox import Inbox
 from niwaki.runtime.limits import Limits
+from niwaki.runtime.local_branch import LocalBranch, SharedPin, first_loose, open_branch, own_branch
 from niwaki.runtime.request import GenerateJob, Job, Request, ScoreJob, TokenIds
 from niwaki.runtime.tokenizer import Tokenizer
 
@@ -57,35 +55,6 @@ log = logging.getLogger("niwaki.engine")
 # How long a thread of Python may keep the interpreter's lock from one that wants it. A forward pass gives it up and
 # takes it back many times: at the usual 5 ms a step beside threads that compile lasted up to 90 ms.
 SWITCH_SECONDS = 0.0005
-
-MAX_HEALED = 32  # tokens of a prompt's end that are looked at
-
-
-class LocalBranch(BranchTokens):
-    """A place in this engine: token ids, and a share of a pin on their path in the tree. Made by `LocalBackend`."""
-
-    __slots__ = ("is_closed", "jobs", "namespace", "pin")
-
-    def __init__(self, ids: TokenIds, namespace: str, pin: SharedPin | None, num_settled: int = 0) -> None:
-        super().__init__(ids, num_settled)
-        self.pin = pin
-        self.jobs: list[Job] = []
-        self.namespace = namespace
-        self.is_closed = False
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.ids)
-
-
-class SharedPin:
-    """One pin of the tree, held by every branch that forked while standing on it; the backend's lock guards it."""
-
-    __slots__ = ("holders", "pin")
-
-    def __init__(self, pin: Pin) -> None:
-        self.pin = pin
-        self.holders = 1
 
 
 class LocalBackend:
@@ -131,14 +100,14 @@ class LocalBackend:
 
     def fork(self, branch: Branch) -> LocalBranch:
         """A second handle on the same tokens: no token is copied, the tree is not touched."""
-        own = _open_branch(branch)
+        own = open_branch(branch)
         with self._lock:
             if own.pin is not None:
                 own.pin.holders += 1
             return LocalBranch(own.ids, own.namespace, own.pin, own.num_settled)
 
     def close(self, branch: Branch) -> None:
-        own = _own(branch)
+        own = own_branch(branch)
         if own.is_closed:
             return
         own.is_closed = True
@@ -149,7 +118,7 @@ class LocalBackend:
     def demote(self, branch: Branch) -> None:
         """Have its KV copied to the tiers below the pool, a little between any two steps: nobody will go on from here
         for a while. Where there are none, nothing happens."""
-        own = _open_branch(branch)
+        own = open_branch(branch)
         self._demote(own.ids, own.namespace, 0)
 
     def _demote(self, ids: TokenIds, namespace: str, first: int) -> None:
@@ -166,14 +135,14 @@ class LocalBackend:
         self._inbox.post(copy)
 
     def append(self, branch: Branch, delta: Sequence[Segment]) -> None:
-        own = _open_branch(branch)
+        own = open_branch(branch)
         own.move(*own.extended(delta, self._tokenizer))
 
     def generate(
         self, branch: Branch, delta: Sequence[Segment], params: SamplingParams, *, streams: bool = True
     ) -> Generation:
         """`streams`: as for `start`."""
-        own = _open_branch(branch)
+        own = open_branch(branch)
         before = own.ids, own.num_settled
         own.move(*own.extended(delta, self._tokenizer))
         try:
@@ -191,7 +160,7 @@ class LocalBackend:
         heal: bool = False,
         unconditional: bool = False,
     ) -> Pending[tuple[Score, ...]]:
-        own = _open_branch(branch)
+        own = open_branch(branch)
         own.move(*own.extended(delta, self._tokenizer))
         if not continuations:
             raise RequestError("score needs at least one continuation")
@@ -199,7 +168,7 @@ class LocalBackend:
         if not all(tails):
             raise RequestError(f"continuation {tails.index([])} is empty: there is nothing to score")
         if heal and self._boundaries is not None:
-            first = _first_loose(before, own.num_settled)
+            first = first_loose(before, own.num_settled)
             joined = self._boundaries.joined(before[first:].tolist(), continuations)
             if joined is not None:
                 own.num_open, before, tails = joined.num_open, before[: -joined.num_taken], joined.tails
@@ -386,7 +355,7 @@ class LocalBackend:
         """The end of the prompt that what follows may change."""
         if self._boundaries is None or not params.heal or params.max_new_tokens == 0:
             return None
-        return self._boundaries.unsettled(ids[_first_loose(ids, num_settled) :].tolist(), 0)
+        return self._boundaries.unsettled(ids[first_loose(ids, num_settled) :].tolist(), 0)
 
     def _seeds(self, params: SamplingParams) -> list[int]:
         with self._lock:
@@ -471,21 +440,3 @@ class LocalBackend:
             is_free = old.holders == 0
         if is_free and not self._inbox.is_closed:
             self._inbox.post(lambda: self._core.pages.unpin(old.pin))
-
-
-def _first_loose(ids: TokenIds, num_settled: int) -> int:
-    """The first token that may be taken back. One must stay: the model needs one to begin."""
-    return max(1, num_settled, len(ids) - MAX_HEALED)
-
-
-def _own(branch: Branch) -> LocalBranch:
-    if not isinstance(branch, LocalBranch):
-        raise ProgramError(f"this branch belongs to another backend: {type(branch).__name__}")
-    return branch
-
-
-def _open_branch(branch: Branch) -> LocalBranch:
-    own = _own(branch)
-    if own.is_closed:
-        raise ProgramError("the branch is closed")
-    return own

@@ -12,7 +12,8 @@ import numpy as np
 
 from niwaki.runtime.api import Generation, NiwakiError, Pending, SamplingParams, Score
 from niwaki.runtime.limits import TokenIds
-from niwaki.runtime.local import LocalBackend, LocalBranch
+from niwaki.runtime.local import LocalBackend
+from niwaki.runtime.local_branch import LocalBranch
 from niwaki.runtime.script import Generate, Script
 from niwaki.runtime.server import frames
 from niwaki.runtime.server.frames import Order, Report

@@ -16,7 +16,7 @@ from niwaki.lang.program import Program
 from niwaki.lang.state import State
 from niwaki.runtime.api import Pending, SamplingParams
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.local import LocalBranch
+from niwaki.runtime.local_branch import LocalBranch
 from niwaki.runtime.script import Choose, Generate, Lane, Say, Script, Split
 from niwaki.runtime.server import frames
 from niwaki.runtime.server import lanes as lanes_module
