@@ -34,6 +34,7 @@ from niwaki.runtime.config import EngineConfig
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
 from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.core import EngineCore
+from niwaki.runtime.forked import check_not_forked
 from niwaki.runtime.loader import open_checkpoint, read_model_folder
 from niwaki.runtime.local import LocalBackend
 from niwaki.runtime.memory import chunk_tokens, pool_tokens
@@ -56,10 +57,11 @@ class Engine:
     are those of `EngineConfig`; an unknown one is a ConfigError. A context manager; or call `shutdown()`.
 
     Raises:
-        ConfigError, ModelError: at construction, in one line.
+        ConfigError, ModelError: at construction, in one line. EngineStopped: in a fork of a process that has an engine.
     """
 
     def __init__(self, model: str | Path | None = None, **options: object) -> None:
+        check_not_forked()
         self.config = EngineConfig.of(model, options)
         is_bundled = self.config.model is None
         folder = Path(bundled.MODEL_DIR if self.config.model is None else self.config.model)

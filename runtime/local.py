@@ -42,6 +42,7 @@ from niwaki.runtime.constraints.boundaries import TAIL_TOKENS, Boundaries, Unset
 from niwaki.runtime.constraints.healing import Healing
 from niwaki.runtime.core import EngineCore
 from niwaki.runtime.faults import told
+from niwaki.runtime.forked import check_not_forked, engine_starts, is_forked
 from niwaki.runtime.inbox import Inbox
 from niwaki.runtime.limits import Limits
 from niwaki.runtime.local_branch import LocalBranch, SharedPin, first_loose, open_branch, own_branch
@@ -87,6 +88,7 @@ class LocalBackend:
         self._inbox = Inbox()
         if sys.getswitchinterval() > SWITCH_SECONDS:
             sys.setswitchinterval(SWITCH_SECONDS)
+        engine_starts()
         self._thread = threading.Thread(target=self._run, name="niwaki-engine", daemon=True)
         self._thread.start()
 
@@ -160,6 +162,7 @@ class LocalBackend:
         heal: bool = False,
         unconditional: bool = False,
     ) -> Pending[tuple[Score, ...]]:
+        check_not_forked()
         own = open_branch(branch)
         own.move(*own.extended(delta, self._tokenizer))
         if not continuations:
@@ -240,7 +243,9 @@ class LocalBackend:
         Raises:
             CapacityError: the tokens can never fit. RequestError: a token id, stop or bias is outside the vocabulary.
             ConstraintError: the constraint cannot be enforced (when it is compiled on the caller's thread).
+            EngineStopped: the engine was shut down, or this process is a fork of the one that it runs in.
         """
+        check_not_forked()
         self._limits.check(ids, params)
         generation = Generation(lambda: self.cancel(job))
         job = GenerateJob(generation, params.n)
@@ -314,6 +319,7 @@ class LocalBackend:
 
     def _between_steps(self, work: Callable[[], T]) -> T:
         """Do it on the engine's thread, and give what it gives or raise what it raises."""
+        check_not_forked()
         done: Pending[T] = Pending()
 
         def run() -> None:
@@ -344,6 +350,8 @@ class LocalBackend:
 
     def shutdown(self) -> None:
         """Fail what still runs with EngineStopped, and end the engine thread. Calling it twice is allowed."""
+        if is_forked():  # what is to be ended is the parent's
+            return
         self._inbox.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
