@@ -11,6 +11,7 @@ from typing import TypeAlias, cast
 from niwaki.lang.backends import Host
 from niwaki.lang.expressions import check_options, check_timeout
 from niwaki.lang.sessions import Session
+from niwaki.lang.state import State
 from niwaki.lang.templates import TemplateFunction, template_function
 from niwaki.runtime.api import ProgramError, SamplingOptions
 
@@ -89,7 +90,10 @@ class Arguments:
         try:
             bound = self.signature.bind(None, *args, **arguments)
         except TypeError as error:
-            raise ProgramError(f"program {self._program}{self.shown}: {error}") from None
+            hint = ""
+            if any(isinstance(value, State) for value in args):
+                hint = "; no state is passed: the program makes one of its own, which the call returns"
+            raise ProgramError(f"program {self._program}{self.shown}: {error}{hint}") from None
         return Call(bound.args[1:], bound.kwargs, *_run_options(options))
 
     def _takes(self, name: str, *, is_option: bool = False) -> bool:
@@ -106,6 +110,9 @@ class Arguments:
         known = [parameter.name for parameter in self.parameters]
         close = difflib.get_close_matches(name, [*known, *RUN_NAMES], 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
+        state = next(iter(self.signature.parameters))
+        if name == state:
+            hint = f"; the first parameter, {state!r}, is the state: def {self._program}(s, {state}, ...)"
         return ProgramError(
             f"program {self._program}{self.shown} has no parameter {name!r}, and it is no option of a run{hint}"
         )
@@ -125,6 +132,11 @@ def _signature(func: Callable[..., object], name: str) -> inspect.Signature:
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if not parameters or parameters[0].kind not in by_position:
         raise ProgramError(f"program {name}{signature} needs the state as its first parameter: def {name}(s, ...)")
+    if parameters[0].name == "self":
+        raise ProgramError(
+            f"program {name}{signature}: the first parameter is the state, not an object; write @staticmethod above "
+            f"@function, or make a program of the bound method: function(self.{name})"
+        )
     if "options" in (parameter.name for parameter in parameters[1:]):
         raise ProgramError(f"program {name}: a parameter may not be called 'options', where a run's options go")
     return signature
@@ -187,4 +199,8 @@ def row_arguments(row: Row, program: str) -> tuple[tuple[object, ...], dict[str,
         return (), dict(row)
     if isinstance(row, tuple):
         return row, {}
-    raise ProgramError(f"a row of program {program} is a mapping of arguments or a tuple of them, got {row!r}")
+    raise ProgramError(f"a row of program {program} is a mapping of arguments or a tuple of them, got {_shown(row)}")
+
+
+def _shown(row: object) -> str:
+    return f"{row!r}; write ({row!r},)" if isinstance(row, str | int | float) else repr(row)

@@ -8,6 +8,7 @@ import logging
 import queue
 import threading
 from collections.abc import Mapping
+from os import PathLike
 from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from niwaki.runtime.api import Backend, Branch, ConfigError, UnsupportedByBackend
@@ -44,10 +45,11 @@ def backend_of(host: Host) -> Backend:
     owned = host.backend if isinstance(host, HasBackend) else host
     missing = [name for name in ("open", "fork", "append", "generate", "score") if not hasattr(owned, name)]
     if missing:
-        raise ConfigError(
-            f"{host!r} is no backend (it has no {', '.join(missing)}); use an Engine, a ScriptedBackend, "
-            "or another object with the methods of niwaki.runtime.api.Backend"
-        )
+        remedy = "use an Engine, a ScriptedBackend, or another object with the methods of niwaki.runtime.api.Backend"
+        if isinstance(host, str | PathLike):
+            is_address = str(host).startswith(("http:", "https:"))
+            remedy = f"use {'RuntimeEndpoint' if is_address else 'Engine'}({str(host)!r})"
+        raise ConfigError(f"{host!r} is no backend (it has no {', '.join(missing)}); {remedy}")
     return owned
 
 

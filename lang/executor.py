@@ -153,6 +153,11 @@ class Executor(Calling):
             add_origin(error, self.run.program, active.origin)
         self.abort(error)
 
+    def _is_in_forks(self, name: str) -> bool:
+        # Without the locks of the forks, which may want this one: a look at a dict needs none.
+        forks = [fork for ref in self._forks if (fork := ref()) is not None]
+        return any(name in fork._expected or name in fork._made.variables for fork in forks)
+
     def _living_forks(self) -> list[Executor]:
         with self._lock:
             return [fork for ref in self._forks if (fork := ref()) is not None]

@@ -208,17 +208,17 @@ def separate_reasoning(content: Content, model_type: str | None = None) -> Chain
     return Chain(tuple(with_reasoning(node) if isinstance(node, Gen) else node for node in nodes))
 
 
-def system(content: Content | None = None, tools: Sequence[ToolLike] | None = None) -> Chain:
+def system(content: Content = "", tools: Sequence[ToolLike] | None = None) -> Chain:
     """A system turn in the model's own chat template. `tools` tell the model what it may call; in the first turn."""
     return role("system", content, tools)
 
 
-def user(content: Content | None = None, tools: Sequence[ToolLike] | None = None) -> Chain:
+def user(content: Content = "", tools: Sequence[ToolLike] | None = None) -> Chain:
     """A user turn in the model's own chat template. `tools` as in `system`, where there is no system turn."""
     return role("user", content, tools)
 
 
-def assistant(content: Content | None = None) -> Chain:
+def assistant(content: Content = "") -> Chain:
     """An assistant turn in the model's own chat template; a `gen` inside starts from the generation prompt."""
     return role("assistant", content)
 
@@ -247,8 +247,8 @@ def assistant_end() -> RoleEnd:
     return RoleEnd("assistant")
 
 
-def role(name: str, content: Content | None, tools: Sequence[ToolLike] | None = None) -> Chain:
-    nodes = () if content is None else as_nodes(content)
+def role(name: str, content: Content, tools: Sequence[ToolLike] | None = None) -> Chain:
+    nodes = as_nodes(content)
     for node in nodes:
         if isinstance(node, RoleBegin | RoleEnd):
             raise ProgramError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -143,8 +143,19 @@ def as_nodes(content: Content) -> tuple[Node, ...]:
         case list() | tuple():
             return tuple(node for part in content for node in as_nodes(part))
         case _:
-            remedy = "; write str(...) around it" if isinstance(content, int | float) else ""
-            raise ProgramError(f"a program is made of text, nodes and lists of them, got {content!r}{remedy}")
+            raise ProgramError(f"a program is made of text, nodes and lists of them, got {content!r}{_remedy(content)}")
+
+
+def _remedy(content: object) -> str:
+    match content:
+        case int() | float():
+            return "; write str(...) around it"
+        case {"role": _, "content": _}:
+            return "; write a turn as system(...), user(...) or assistant(...)"
+        case Iterator():
+            return "; make a list of it"
+        case _:
+            return ""
 
 
 def reasoning_name(name: str) -> str:

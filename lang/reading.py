@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -46,6 +46,10 @@ class Reading(ABC):
     @abstractmethod
     def _is_idle(self) -> bool:
         """Has everything submitted run? With the lock held."""
+
+    @abstractmethod
+    def _is_in_forks(self, name: str) -> bool:
+        """Does a fork that somebody holds set the variable, or will it? With the lock held."""
 
     @abstractmethod
     def _time_out(self) -> None:
@@ -100,11 +104,11 @@ class Reading(ABC):
         Raises:
             UnknownVariable: nothing that was submitted sets it.
         """
-        return self._read(partial(self._is_decided, name, outside), partial(self._made.variable, name))
+        return self._read(partial(self._is_decided, name, outside), partial(self._variable, name))
 
     async def variable_async(self, name: str, *, outside: bool = False) -> object:
         """`variable` without blocking the event loop."""
-        return await self._read_async(partial(self._is_decided, name, outside), partial(self._made.variable, name))
+        return await self._read_async(partial(self._is_decided, name, outside), partial(self._variable, name))
 
     def values_so_far(self) -> tuple[dict[str, object], dict[str, object]]:
         """The variables that are set, and what is known of those that are being generated. Never waits."""
@@ -114,7 +118,7 @@ class Reading(ABC):
         return finished, {name: value for name, value in growing.items() if value is not NOTHING}
 
     def outcome(self, name: str, *, outside: bool = False) -> Outcome:
-        return self._read(partial(self._is_decided, name, outside), partial(self._made.outcome, name))
+        return self._read(partial(self._is_decided, name, outside), partial(self._outcome, name))
 
     def has_variable(self, name: str, *, outside: bool = False) -> bool:
         """Is it set, or will a submitted step set it?"""
@@ -168,7 +172,7 @@ class Reading(ABC):
                 cursor.stop = cursor.span.start
             else:
                 self.raise_error()
-                value = self._made.variable(name)  # set by the program, at once
+                value = self._variable(name)  # set by the program, at once
                 cursor.is_done = True
                 return str(value)
         piece = self._made.move(cursor)
@@ -182,6 +186,18 @@ class Reading(ABC):
 
     def _is_settled(self, outside: bool) -> bool:
         return self._is_idle() and (self._is_body_done or not outside)
+
+    def _variable(self, name: str) -> object:
+        return self._made.variable(name, *(() if name in self._made.variables else self._about(name)))
+
+    def _outcome(self, name: str) -> Outcome:
+        self._variable(name)
+        return self._made.outcome(name)
+
+    def _about(self, name: str) -> tuple[Sequence[str], str]:
+        """For whoever is told that there is no such variable: the variables to come, and what to do."""
+        remedy = "; its forks set it: join() them first" if self._is_in_forks(name) else ""
+        return [other for other, count in self._expected.items() if count > 0], remedy
 
     def _is_decided(self, name: str, outside: bool) -> bool:
         """Can no submitted step change whether the variable is there, and what it is?"""

@@ -57,7 +57,7 @@ class ServerLink:
     def __init__(self, url: str, api_key: str | None, timeout: float) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
-            raise ConfigError(f"{url!r} is no server's address, as in http://127.0.0.1:30000")
+            raise ConfigError(f"{url!r} is no server's address, which has no path, as in http://127.0.0.1:30000")
         self._is_secure = parts.scheme == "https"
         self._host, self._port = parts.hostname, parts.port
         self._timeout = timeout

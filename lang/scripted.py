@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import Enum
 from typing import Literal, TypeAlias
 
+from niwaki.lang.json_text import as_json
 from niwaki.runtime.api import (
     BackendInfo,
     Branch,
@@ -43,10 +45,8 @@ from niwaki.runtime.api import (
 )
 from niwaki.runtime.calls import NIWAKI, REASONING_MARKERS, read_answer
 
-Answer: TypeAlias = str | BaseException | Callable[[str], str]
-Script: TypeAlias = (
-    Mapping[str | re.Pattern[str], "Answer | Sequence[Answer]"] | Sequence[Answer] | Callable[[str], str]
-)
+# An answer may be any value: a text, an exception, a function from the prompt to one, or what has JSON.
+Script: TypeAlias = Mapping[str | re.Pattern[str], object] | Sequence[object] | Callable[[str], object]
 
 TOKEN_LOGPROB = -0.1  # of each token of an answer
 CHOSEN_LOGPROB = -1e-12  # of each token of the choice that the script names: so certain that a draw gives it, too
@@ -103,8 +103,9 @@ class ScriptedBackend:
     - a sequence: answers in the order of the calls,
     - a function from the prompt to the answer.
 
-    An answer is a text, a function from the prompt to the text, or an exception, which fails that call. A select is
-    answered with the choice that the script names. An answer that the call's constraint excludes is an error.
+    An answer is a text, a value (a model, a dict, a number), which stands for its compact JSON, a function from the
+    prompt to either, or an exception, which fails that call. A value that is a list stands in a list of answers. A
+    select is answered with the choice that the script names. An answer that the call's constraint excludes is an error.
 
     `defaults` are the options that stand behind a program's own, as a model's generation_config would. With
     `threads` > 0 answers come from that many threads, each after `delay` seconds (a number, or a function that draws
@@ -363,7 +364,7 @@ class _Script:
     """The script, and how far its lists are used up."""
 
     def __init__(self, script: Script) -> None:
-        self._script: Mapping[str | re.Pattern[str], Answer | Sequence[Answer]] | Callable[[str], str]
+        self._script: Mapping[str | re.Pattern[str], object] | Callable[[str], object]
         if callable(script) or isinstance(script, Mapping):
             self._script = script
         elif isinstance(script, Sequence) and not isinstance(script, str | bytes):
@@ -378,17 +379,14 @@ class _Script:
         answer = self._script if callable(self._script) else self._find(self._script, prompt)
         if isinstance(answer, BaseException):
             raise answer
-        text = answer(prompt) if callable(answer) else answer
-        if not isinstance(text, str):
-            raise GenerationError(f"a scripted answer must be text, got {text!r}")
-        return text
+        return _text_of(answer(prompt) if callable(answer) else answer)
 
-    def _find(self, script: Mapping[str | re.Pattern[str], Answer | Sequence[Answer]], prompt: str) -> Answer:
+    def _find(self, script: Mapping[str | re.Pattern[str], object], prompt: str) -> object:
         for key, answer in script.items():
             is_match = prompt.endswith(key) if isinstance(key, str) else key.search(prompt) is not None
             if not is_match:
                 continue
-            if isinstance(answer, str | BaseException) or callable(answer):
+            if isinstance(answer, str) or not isinstance(answer, Sequence):
                 return answer
             with self._lock:
                 used = self._num_used.get(key, 0)
@@ -402,10 +400,23 @@ class _Script:
         raise GenerationError(f"the script has no answer to a prompt that ends with {prompt[-80:]!r}; it knows: {keys}")
 
 
+def _text_of(answer: object) -> str:
+    """What a model would write for the value."""
+    value = answer.value if isinstance(answer, Enum) else answer
+    if isinstance(value, str):
+        return value
+    try:
+        return as_json(value)
+    except (TypeError, ValueError) as error:
+        raise GenerationError(f"a scripted answer must be a text, or have JSON, got {answer!r}: {error}") from error
+
+
 def _check_constraint(text: str, params: SamplingParams) -> None:
     match params.constraint:
         case Regex(pattern=pattern) if re.fullmatch(pattern, text) is None:
-            raise ConstraintError(f"the scripted answer {text!r} does not match the regex {pattern!r}")
+            is_spaced = text[:1] in ("{", "[") and any(blank in text for blank in (": ", ", ", "\n"))
+            hint = "; JSON is written without blanks: give the value itself, or its compact text" if is_spaced else ""
+            raise ConstraintError(f"the scripted answer {text!r} does not match the regex {pattern!r}{hint}")
         case Choices(choices=choices) if text not in choices:
             raise ConstraintError(f"the scripted answer {text!r} is none of the choices {list(choices)!r}")
         case ToolCalls(tools=tools, is_required=is_required):

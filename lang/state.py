@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, Self, TypeAlias, overload
+from typing import Literal, NoReturn, Self, TypeAlias, overload
 
 from niwaki.lang.executor import Executor
 from niwaki.lang.expressions import role
 from niwaki.lang.meta import MetaInfo, Usage, meta_info
-from niwaki.lang.nodes import Content, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, SetVariable, as_nodes
+from niwaki.lang.nodes import Content, Expression, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, SetVariable, as_nodes
 from niwaki.lang.origin import here
 from niwaki.lang.picture import picture_of
 from niwaki.lang.steps import Join
@@ -36,11 +36,20 @@ class State:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def __iadd__(self, content: Content) -> Self:
+    def __iadd__(self, content: Content) -> Self:  # type: ignore[misc]  # `+` is there only to be refused
         self._executor.submit(as_nodes(content), here())
         return self
 
+    def __add__(self, content: object) -> NoReturn:
+        raise ProgramError("state + ... would make another state, and there is none; write state += ...")
+
+    __radd__ = __add__
+
     def __setitem__(self, name: str, value: object) -> None:
+        if isinstance(value, Expression):
+            raise ProgramError(
+                f"a {type(value).__name__.lower()} is no value; append it, which sets its variable: s += gen({name!r})"
+            )
         self._executor.submit((SetVariable(_variable_name(name), value),), here())
 
     def set_var(self, name: str, value: object) -> None:
@@ -109,6 +118,12 @@ class State:
     def __contains__(self, name: object) -> bool:
         """Is the variable set, or will something that was appended set it? Does not wait for generations."""
         return isinstance(name, str) and self._executor.has_variable(name, outside=self._is_outside)
+
+    def __reduce__(self) -> NoReturn:
+        raise ProgramError(
+            "a state holds its place in a backend and cannot be pickled or copied; take its text() and variables, or "
+            "fork() it"
+        )
 
     def __iter__(self) -> Iterator[str]:
         # Without this, `"x" in list(state)` and `for ... in state` would call state[0], state[1], ...

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from niwaki.lang.json_text import as_json
 from niwaki.lang.nodes import Chain, Gen, RoleBegin, RoleEnd, Text
 from niwaki.runtime.api import (
     Backend,
@@ -61,8 +62,20 @@ class Call:
         return _adapter(self.function).validate_python(_arguments(dict(self.arguments)))
 
     def turn(self, result: object) -> Chain:
-        """The chat turn that tells the model the result: text as it is, anything else as compact JSON."""
-        text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, separators=(",", ":"))
+        """The chat turn that tells the model the result: text as it is, anything else as compact JSON, models,
+        dataclasses, dates and the like as Pydantic writes them.
+
+        Raises:
+            ProgramError: the result was not awaited, or has no JSON.
+        """
+        if inspect.isawaitable(result):
+            raise ProgramError(f"the result of tool {self.name!r} is still to come; write await call.run()")
+        try:
+            text = result if isinstance(result, str) else as_json(result)
+        except (TypeError, ValueError) as error:
+            raise ProgramError(
+                f"the result of tool {self.name!r} has no JSON: {error}; give turn() its text, or plain data"
+            ) from error
         return Chain((RoleBegin("tool", generates=False), Text(text), RoleEnd("tool")))
 
 

@@ -5,7 +5,7 @@ Owned by the state's executor, under whose lock everything here is called. Waits
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from niwaki.lang.meta import Outcome, Usage
@@ -146,11 +146,11 @@ class Transcript:
     def text(self) -> str:
         return "".join(self.chunks)
 
-    def variable(self, name: str) -> object:
-        """Raises UnknownVariable: it is not set."""
+    def variable(self, name: str, coming: Sequence[str] = (), remedy: str = "") -> object:
+        """Raises UnknownVariable: it is not set. `coming` are those that will be, `remedy` what to do."""
         if name not in self.variables:
-            known = ", ".join(repr(other) for other in self.variables) or "none"
-            raise UnknownVariable(f"program {self._program} has no variable {name!r}; it has: {known}")
+            known = ", ".join(map(repr, dict.fromkeys((*self.variables, *coming)))) or "none"
+            raise UnknownVariable(f"program {self._program} has no variable {name!r}; it has: {known}{remedy}")
         return self.variables[name]
 
     def growing(self) -> dict[str, tuple[object, str]]:

@@ -39,6 +39,7 @@ _HOST: Final = r"(?:[a-z0-9]{1,20}\.){0,4}[a-z]{1,20}(?::[1-9]\d{0,3})?"  # a la
 _PATH: Final = r"(?:/[A-Za-z0-9._~-]+)*/?(?:\?[A-Za-z0-9._~=&-]*)?(?:#[A-Za-z0-9._~-]*)?"
 _WHOLE_KEY: Final = r"^(?:0|-?[1-9]\d{0,17})$"
 _SECONDS: Final = 0.1  # of processor time to read a schema in; one that takes longer is judged where it is compiled
+_DIGITS: Final = 15  # of a Decimal with so many places, at most
 _LARGEST: Final = 10**15  # of a Decimal: bounds also keep exponents out, which may be too large for any number
 
 
@@ -217,15 +218,25 @@ def _generator() -> type[GenerateJsonSchema]:
             return refused("a limit on datetime") if is_limited else super().datetime_schema(schema)
 
         def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
-            if schema.keys() & {"max_digits", "decimal_places", "multiple_of"}:
-                return refused("a limit on the digits of Decimal")
+            if "multiple_of" in schema:
+                return refused("multiple_of on Decimal")
+            digits, places = schema.get("max_digits", _DIGITS), schema.get("decimal_places")
+            if places is None and "max_digits" in schema:
+                return refused("max_digits without decimal_places (give both)")
+            if places is not None and not 0 <= places < min(digits, _DIGITS):  # 0.5 has a digit before the point
+                return refused(f"decimal_places={places} of {digits} digits")
             named = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
             bounds = {named[key]: float(str(value)) for key, value in schema.items() if key in named}
             if not bounds.keys() & {"minimum", "exclusiveMinimum"}:
                 bounds["minimum"] = -_LARGEST
             if not bounds.keys() & {"maximum", "exclusiveMaximum"}:
                 bounds["maximum"] = _LARGEST
-            return {"type": "number", **bounds}
+            if places is None:
+                return {"type": "number", **bounds}
+            # What has as many digits in all as a double can hold is read as it was written.
+            largest = 10.0 ** (min(digits, _DIGITS) - places)
+            within = {"exclusiveMinimum": -largest, "exclusiveMaximum": largest, "multipleOf": 10.0**-places}
+            return {"type": "number", "allOf": [within], **bounds}
 
         def complex_schema(self, schema: core_schema.ComplexSchema) -> JsonSchemaValue:
             return refused("complex")

@@ -62,6 +62,10 @@ def value_type(dtype: object, spacing: Spacing = "compact") -> ValueType:
         ConstraintError: the type, or a field of it, cannot be enforced exactly. Names the field.
     """
     name = _name(dtype)
+    if isinstance(dtype, str):
+        raise ConstraintError(f"dtype {dtype!r} is a text; give the type itself")
+    if not isinstance(dtype, type) and _has_fields(type(dtype)):
+        raise ConstraintError(f"dtype {dtype!r} is an object; give its class, {type(dtype).__name__}")
     if dtype is int:
         return ValueType(name, Regex(_int_pattern(None, None) + _AFTER_NUMBER_PATTERN), _read_int, _AFTER_NUMBER)
     if dtype is float:
@@ -72,14 +76,16 @@ def value_type(dtype: object, spacing: Spacing = "compact") -> ValueType:
         return ValueType(name, Regex(_string_pattern(0, None)), json.loads)
     if get_origin(dtype) is Literal or _is_enum(dtype):
         return _bare_choices(dtype, name)
+    refusal: ConstraintError | None = None
     try:
-        pattern = _pattern(dtype, name, ())
+        constraint: Constraint = Regex(_pattern(dtype, name, ()))
     except _NeverExact:
         raise
-    except ConstraintError as refusal:
-        return ValueType(name, JsonSchema(schema_of(dtype, name, refusal), spacing), _reader(dtype))
-    constraint: Constraint = Regex(pattern)
-    if spacing != "compact":
+    except ConstraintError as error:
+        refusal = error
+    if refusal is not None:  # not where it was caught: what the schema says no to would seem to come of this
+        constraint = JsonSchema(schema_of(dtype, name, refusal), spacing)
+    elif spacing != "compact":
         constraint = JsonSchema(schema_of(dtype, name, ConstraintError(f"dtype {name} has no JSON schema")), spacing)
     return ValueType(name, constraint, _reader(dtype))
 
@@ -345,12 +351,21 @@ def _object_pattern(fields: Mapping[str, object], where: str, inside: tuple[obje
     return r"\{" + ",".join(parts) + r"\}"
 
 
+def _has_fields(base: type) -> bool:
+    return hasattr(base, "model_fields") or dataclasses.is_dataclass(base)
+
+
 def _fields(base: type, where: str) -> dict[str, object] | None:
     """JSON key -> type of a class with fields, or None where it has none that we know."""
     if hasattr(base, "model_fields"):
         return _model_fields(base, where)
     if dataclasses.is_dataclass(base):
-        hints = typing.get_type_hints(base, include_extras=True)
+        try:
+            hints = typing.get_type_hints(base, include_extras=True)
+        except NameError as error:
+            raise _NeverExact(
+                f"dtype {where}: {error}; a dataclass whose annotations are texts can name only what its module defines"
+            ) from error
         return {field.name: hints[field.name] for field in dataclasses.fields(base) if field.init}
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -77,7 +78,9 @@ class EngineConfig:
         known = [f.name for f in fields(cls)]
         for name in options:
             if name not in known:
-                raise ConfigError(f"Engine has no option {name!r}; it has {', '.join(known)}")
+                close = difflib.get_close_matches(name, known, 1)
+                hint = f"did you mean {close[0]!r}? " if close else ""
+                raise ConfigError(f"Engine has no option {name!r}; {hint}it has {', '.join(known)}")
         said = {name: value for name, value in options.items() if value is not None}
         return cls(model=model, **said)  # type: ignore[arg-type]  # __post_init__ checks the values
 

@@ -299,9 +299,10 @@ class Engine:
         if (prompt is None) == (input_ids is None):
             raise RequestError("give either a prompt or input_ids")
         if prompt is not None:
+            is_list = isinstance(prompt, Sequence) and all(isinstance(text, str) for text in prompt)
+            if not is_list:
+                raise RequestError("a prompt must be a string or a list of strings; token ids are given as input_ids=")
             texts = [prompt] if isinstance(prompt, str) else list(prompt)
-            if any(not isinstance(text, str) for text in texts):
-                raise RequestError("a prompt must be a string or a list of strings")
             encoded = [self.tokenizer.encode([Segment(text)], at_start=True) for text in texts]
             return [np.array(ids, dtype=np.int32) for ids in encoded], not isinstance(prompt, str)
         assert input_ids is not None
@@ -324,6 +325,8 @@ class Engine:
     ) -> list[SamplingParams]:
         if given is None or isinstance(given, Mapping):
             given = [given or {}] * count
+        if not isinstance(given, Sequence) or not all(isinstance(one, Mapping) for one in given):
+            raise RequestError(f"sampling_params must be a mapping or a list of them, got {given!r}")
         if len(given) != count:
             raise RequestError(f"{len(given)} sampling_params for {count} prompts; give one, or one a prompt")
         asked = SamplingOptions(return_logprob=return_logprob or None, top_logprobs_num=top_logprobs_num or None)

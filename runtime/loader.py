@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -68,7 +69,9 @@ def read_model_folder(path: Path) -> ModelFolder:
     """
     if not path.is_dir():
         what = "is a file, not a folder" if path.exists() else "does not exist"
-        raise ModelError(f"model folder {path} {what}; give a folder with config.json and model.safetensors")
+        is_name = not path.exists() and re.fullmatch(r"[\w-]+/[\w.-]+", str(path)) is not None
+        hint = f"; nothing is downloaded: hf download {path} --local-dir FOLDER gets a model of that name" * is_name
+        raise ModelError(f"model folder {path} {what}; give a folder with config.json and model.safetensors{hint}")
     config_file = path / "config.json"
     raw = read_json_object(config_file)
     generation_file = path / "generation_config.json"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
+from typing import TypeVar
 
 from niwaki.runtime.api.constraints import Constraint
 from niwaki.runtime.api.errors import RequestError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +97,9 @@ class SamplingOptions:
         """
         said = self._said()
         if self.stop is not None:
-            said["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+            said["stop"] = (self.stop,) if isinstance(self.stop, str) else _listed("stop", self.stop)
         if self.stop_token_ids is not None:
-            said["stop_token_ids"] = tuple(self.stop_token_ids)
+            said["stop_token_ids"] = _listed("stop_token_ids", self.stop_token_ids)
         if self.logit_bias is not None:
             said["logit_bias"] = tuple(sorted(self.logit_bias.items()))
         params = SamplingParams(**said)  # type: ignore[arg-type]  # names and types are those of the twin class
@@ -131,6 +134,13 @@ FLOAT_BOUNDS: dict[str, tuple[float, float]] = {
 }
 MAX_STOPS = 32
 MAX_LOGIT_BIAS = 300
+
+
+def _listed(name: str, given: Collection[T]) -> tuple[T, ...]:
+    """Raises RequestError: no list; an iterator, too, which would be empty when it is read again."""
+    if not isinstance(given, Collection):
+        raise RequestError(f"{name} must be a list, got {given!r}")
+    return tuple(given)
 
 
 def _check_bounds(params: SamplingParams, said: Mapping[str, object]) -> None:

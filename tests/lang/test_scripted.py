@@ -41,7 +41,7 @@ def test_answers_come_by_ending_by_regex_in_order_or_from_a_function(script: Scr
     [
         ({"never": "x"}, "no answer to a prompt that ends with 'prompt'; it knows: 'never'"),
         ([], "0 answers to '' are used up"),
-        ({"": lambda prompt: 5}, "must be text, got 5"),
+        ({"": lambda prompt: object()}, "must be a text, or have JSON, got <object"),
     ],
 )
 def test_a_prompt_without_an_answer_is_an_error(script: Script, message: str) -> None:

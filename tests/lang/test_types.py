@@ -254,7 +254,7 @@ Share = Annotated[float, pydantic.Field(ge=0, le=1)]
     ("dtype", "message"),
     [
         (object, "dtype object: object cannot be enforced"),
-        ("int", "cannot be enforced"),
+        ("int", "is a text; give the type itself"),
         (5, "cannot be enforced"),
         (Literal["a", ""], "an empty text cannot be generated"),
         (Literal[1, "1"], "written alike"),
@@ -263,7 +263,7 @@ Share = Annotated[float, pydantic.Field(ge=0, le=1)]
         (model_with(re.Pattern), "field 'bad': regex cannot be enforced"),
         (model_with(pydantic.PastDate), "field 'bad': a limit on date cannot be enforced"),
         (model_with(Fraction), "field 'bad': Fraction cannot be enforced"),
-        (model_with(decimal.Decimal, pydantic.Field(max_digits=3)), "a limit on the digits of Decimal"),
+        (model_with(decimal.Decimal, pydantic.Field(max_digits=3)), "max_digits without decimal_places"),
         (set[Share], r"dtype set\[.*\]: schema at /uniqueItems: cannot be enforced over numbers with bounds"),
         (model_with(list[set[Share]]), "dtype Made, field 'bad': schema at /properties/bad/items/uniqueItems"),
         (list[model_with(set[Share])], r"dtype list\[.*\], Made, field 'bad': .*uniqueItems"),  # type: ignore[misc]  # made

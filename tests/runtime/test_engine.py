@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -427,3 +427,32 @@ def test_choices_and_regex_as_plain_data_reach_the_sampler(engine: Engine) -> No
     assert output.text == "maybe"
     assert output.complete
     engine.backend.close(branch)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        (5, None, "token ids are given as input_ids="),
+        ([5, 6], None, "token ids are given as input_ids="),
+        ({"prompt": "a"}, None, "a prompt must be a string"),
+        ("a", 5, "sampling_params must be a mapping or a list of them, got 5"),
+        ("a", [5], "sampling_params must be a mapping or a list of them"),
+    ],
+)
+def test_what_is_no_prompt_and_what_are_no_parameters_is_refused(
+    engine: Engine, prompt: object, params: object, message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        engine.generate(cast("str", prompt), cast("dict[str, object]", params))
+
+
+def test_an_option_of_a_like_name_is_pointed_to() -> None:
+    with pytest.raises(ConfigError, match="has no option 'model_path'; did you mean 'model'"):
+        Engine(model_path="x")
+
+
+def test_a_models_name_in_the_place_of_its_folder_is_told_how_to_get_one() -> None:
+    with pytest.raises(ModelError, match=r"nothing is downloaded: hf download Qwen/Qwen3-0.6B --local-dir"):
+        Engine("Qwen/Qwen3-0.6B")
+    with pytest.raises(ModelError, match=r"does not exist; give a folder with config.json and model.safetensors$"):
+        Engine("/no/such/folder")

@@ -1,0 +1,302 @@
+"""Mistakes that people make: each is told in words that name the way out, and none passes in silence."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import datetime
+import decimal
+import enum
+import pickle
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, cast
+
+import pydantic
+import pytest
+
+import niwaki as nw
+from niwaki.lang.state import State
+from niwaki.lang.tools import Call
+from niwaki.lang.types import value_type
+
+
+@nw.function
+def greet(s: State, name: str) -> None:
+    s += f"Hello {name}: " + nw.gen("answer")
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+def refused(body: Callable[[State], object], message: str) -> None:
+    with pytest.raises(nw.ProgramError, match=message):
+        nw.function(body).run(backend=nw.ScriptedBackend(["x"] * 9)).sync()
+
+
+# -- adding up ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_state_is_appended_to_and_never_added_to_something() -> None:
+    def text_behind(s: State) -> None:
+        s = s + "text"
+
+    def gen_behind(s: State) -> None:
+        s + nw.gen("x")
+
+    def text_before(s: State) -> None:
+        "text" + s
+
+    for body in (text_behind, gen_behind, text_before):
+        refused(body, re.escape("write state += ..."))
+
+
+def test_a_gen_is_not_set_as_a_variable() -> None:
+    def body(s: State) -> None:
+        s["x"] = nw.gen("x")
+
+    refused(body, re.escape("append it, which sets its variable: s += gen('x')"))
+
+
+@pytest.mark.parametrize(
+    ("content", "remedy"),
+    [
+        ((text for text in "ab"), "make a list of it"),
+        ({"role": "user", "content": "hello"}, "write a turn as system(...), user(...) or assistant(...)"),
+    ],
+)
+def test_what_cannot_be_appended_is_told_how_it_could_be(content: object, remedy: str) -> None:
+    with pytest.raises(nw.ProgramError, match=re.escape(remedy)):
+        nw.assistant(cast("str", content))
+
+
+@pytest.mark.parametrize("turn", [nw.system, nw.user, nw.assistant])
+def test_a_turn_of_a_text_that_is_missing_is_no_empty_turn(turn: Callable[..., object]) -> None:
+    with pytest.raises(nw.ProgramError, match="got None"):
+        turn({"text": None}["text"])
+
+
+# -- programs and their arguments --------------------------------------------------------------------------------------
+
+
+def test_a_forgotten_state_is_named() -> None:
+    @nw.function
+    def ask(question: State) -> None:
+        question += "hello"
+
+    with pytest.raises(nw.ProgramError, match=re.escape("the first parameter, 'question', is the state: def ask(s, ")):
+        ask.run(question="Why?")
+
+
+def test_a_state_that_is_passed_to_a_program_is_one_too_many() -> None:
+    def body(s: State) -> None:
+        greet(s, "Ada")
+
+    refused(body, "no state is passed: the program makes one of its own")
+
+
+def test_a_method_is_no_program_but_a_bound_one_is() -> None:
+    class Agent:
+        def ask(self, s: State, name: str) -> None:
+            s += f"Hello {name}: " + nw.gen("answer")
+
+    with pytest.raises(nw.ProgramError, match=re.escape("the first parameter is the state, not an object")):
+        nw.function(Agent.ask)
+    assert nw.function(Agent().ask).run("Ada", backend=nw.ScriptedBackend(["hi"]))["answer"] == "hi"
+
+
+def test_a_row_that_is_a_text_is_told_how_to_be_one() -> None:
+    (failed,) = greet.run_batch(cast("list[tuple[object]]", ["Ada"]), backend=nw.ScriptedBackend([]))
+    assert "write ('Ada',)" in str(failed)
+
+
+@pytest.mark.parametrize("stop", [5, (stop for stop in "ab")])
+def test_a_stop_that_is_no_list_is_refused(stop: object) -> None:
+    with pytest.raises(nw.RequestError, match="stop must be a list, got"):
+        nw.gen("x", stop=cast("str", stop))
+
+
+@pytest.mark.parametrize(
+    ("host", "remedy"),
+    [
+        ("http://localhost:30000", "use RuntimeEndpoint('http://localhost:30000')"),
+        ("my/model", "use Engine('my/model')"),
+    ],
+)
+def test_a_text_for_a_backend_is_told_what_to_make_of_it(host: str, remedy: str) -> None:
+    with pytest.raises(nw.ConfigError, match=re.escape(remedy)):
+        greet.run("Ada", backend=host)
+
+
+def test_a_servers_address_with_a_path_is_told_so() -> None:
+    with pytest.raises(nw.ConfigError, match="has no path"):
+        nw.RuntimeEndpoint("http://127.0.0.1:30000/v1")
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_variable_that_is_unknown_is_told_beside_those_that_are_to_come() -> None:
+    def body(s: State) -> object:
+        s += "a" + nw.gen("first")
+        return s["frist"]
+
+    slow = nw.ScriptedBackend(["x"], threads=1, delay=0.2)
+    with pytest.raises(nw.UnknownVariable, match="it has: 'first'"):
+        nw.function(body).run(backend=slow)
+    slow.shutdown()
+
+
+def test_a_variable_of_forks_that_were_not_joined_is_told_so() -> None:
+    def body(s: State) -> object:
+        forks = s.fork(2)
+        forks += nw.gen("view")
+        return s["view"]
+
+    refused(body, re.escape("its forks set it: join() them first"))
+
+
+def test_a_state_is_not_pickled_and_not_copied() -> None:
+    state = greet.run("Ada", backend=nw.ScriptedBackend(["hi"]))
+    for way in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(nw.ProgramError, match=re.escape("take its text() and variables")):
+            way(state)
+
+
+# -- types -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_object_or_a_name_in_the_place_of_a_type_is_told_so() -> None:
+    with pytest.raises(nw.ConstraintError, match="is an object; give its class, Person"):
+        nw.gen("x", dtype=Person(name="Ada", age=36))
+    with pytest.raises(nw.ConstraintError, match="dtype 'int' is a text; give the type itself"):
+        nw.gen("x", dtype="int")
+
+
+def test_a_dataclass_of_names_that_nobody_can_find_is_refused_by_name() -> None:
+    @dataclasses.dataclass
+    class Inner:
+        number: int
+
+    @dataclasses.dataclass
+    class Outer:
+        inner: Inner
+
+    with pytest.raises(nw.ConstraintError, match="dtype Outer: name 'Inner' is not defined; a dataclass"):
+        nw.gen("x", dtype=Outer)
+
+
+def test_a_refusal_of_a_type_does_not_begin_with_another_one() -> None:
+    with pytest.raises(nw.ConstraintError, match="complex cannot be enforced") as told:
+        nw.gen("x", dtype=complex)
+    assert told.value.__context__ is None
+
+
+MONEY = Annotated[decimal.Decimal, pydantic.Field(ge=0, max_digits=8, decimal_places=2)]
+
+
+def test_a_decimal_of_so_many_digits_is_enforced() -> None:
+    @nw.function
+    def price(s: State) -> None:
+        s += "Price: " + nw.gen("price", dtype=MONEY, max_tokens=30)
+
+    values = [price.run(temperature=3.0, seed=seed)["price"] for seed in range(20)]
+    assert all(isinstance(value, decimal.Decimal) and 0 <= value < 10**6 for value in values)
+    assert all(value == round(cast("decimal.Decimal", value), 2) for value in values)
+    assert any(value != round(cast("decimal.Decimal", value)) for value in values)
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (pydantic.Field(max_digits=8), re.escape("max_digits without decimal_places (give both)")),
+        (pydantic.Field(max_digits=2, decimal_places=2), "decimal_places=2 of 2 digits"),
+    ],
+)
+def test_digits_of_a_decimal_that_a_schema_cannot_say_are_refused(limits: object, message: str) -> None:
+    with pytest.raises(nw.ConstraintError, match=message):
+        value_type(Annotated[decimal.Decimal, limits])
+
+
+# -- tools -------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Sky:
+    colour: str
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (Person(name="Ada", age=36), '{"name":"Ada","age":36}'),
+        ([Sky("blue")], '[{"colour":"blue"}]'),
+        (datetime.date(2026, 11, 23), '"2026-11-23"'),
+        ({"price": {decimal.Decimal("1.50")}}, '{"price":["1.50"]}'),
+        (None, "null"),
+    ],
+)
+def test_what_a_tool_returns_is_told_as_json(result: object, text: str) -> None:
+    _, said, _ = Call("look", {}).turn(result).nodes
+    assert getattr(said, "text", None) == text
+
+
+def test_a_tools_result_without_json_is_told_with_the_tools_name() -> None:
+    with pytest.raises(nw.ProgramError, match=r"the result of tool 'look' has no JSON: .*; give turn\(\) its text"):
+        Call("look", {}).turn(object())
+
+
+def test_a_tools_result_that_was_not_awaited_is_told_so() -> None:
+    async def look() -> str:
+        return "rain"
+
+    coming: Any = Call("look", {}, function=look).run()
+    with pytest.raises(nw.ProgramError, match=re.escape("the result of tool 'look' is still to come; write await")):
+        Call("look", {}).turn(coming)
+    coming.close()
+
+
+# -- scripts -----------------------------------------------------------------------------------------------------------
+
+
+class Mood(enum.Enum):
+    GOOD = "good"
+    BAD = "bad"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "answer"),
+    [
+        (Person, Person(name="Ada", age=36)),
+        (Person, {"name": "Ada", "age": 36}),
+        (int, 5),
+        (bool, True),
+        (list[int], [1, 2]),
+        (Mood, Mood.BAD),
+        (Literal["a", 1], 1),
+        (datetime.date, datetime.date(2026, 11, 23)),
+    ],
+)
+def test_a_script_answers_with_values(dtype: object, answer: object) -> None:
+    @nw.function
+    def program(s: State) -> None:
+        s += "x" + nw.gen("x", dtype=dtype)
+
+    value = program.run(backend=nw.ScriptedBackend([answer]))["x"]
+    assert value == (Person(name="Ada", age=36) if dtype is Person else answer)
+
+
+def test_a_scripted_answer_with_blanks_in_its_json_is_told_what_is_wrong_with_it() -> None:
+    @nw.function
+    def program(s: State) -> None:
+        s += "x" + nw.gen("x", dtype=Person)
+
+    with pytest.raises(nw.ConstraintError, match="JSON is written without blanks: give the value itself"):
+        program.run(backend=nw.ScriptedBackend(['{"name": "Ada", "age": 36}'])).sync()
+
+
+def test_a_scripted_answer_without_json_is_refused() -> None:
+    with pytest.raises(nw.GenerationError, match="must be a text, or have JSON"):
+        greet.run("Ada", backend=nw.ScriptedBackend([object()])).sync()
