@@ -2,10 +2,10 @@
 
 For a block of scores s and values v, with m the highest score so far:
     m' = max(m, max s);  l' = l 2^(m - m') + sum 2^(s - m');  acc' = acc 2^(m - m') + 2^(s - m') v
-and at the end out = acc / l, lse = m + log2 l. Scores are q k^T x scale, then cap x tanh(score / cap) where there is a
-cap, then times log2 e, so that the exponentials are powers of two. Blocks begin at multiples of BLOCK_N whatever the
-batch, so a query's sums depend on its own keys alone. Of a pool of 8 bits (kernels/small_kv.py) scores are multiplied
-by their keys' scales, and weights by their values'.
+and at the end out = acc / l, lse = m + log2 l. Scores are q k^T x scale, which is above 0, then cap x tanh(score / cap)
+where there is a cap, then times log2 e, so that the exponentials are powers of two. Blocks begin at multiples of
+BLOCK_N whatever the batch, so a query's sums depend on its own keys alone. Of a pool of 8 bits (kernels/small_kv.py)
+scores are multiplied by their keys' scales, and weights by their values'.
 """
 
 from __future__ import annotations
@@ -96,29 +96,33 @@ def _fold_keys(
     PRECISION: tl.constexpr,
 ):
     d = tl.arange(0, BLOCK_D)
+    to_base_2 = LOG2_E if HAS_CAP else scale * LOG2_E
+    ahead = begin + tl.arange(0, BLOCK_N)
+    page = tl.load(pages_ptr + ahead // PAGE, mask=ahead < end, other=0)
     for start in range(begin, end, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         inside = n < end
-        page = tl.load(pages_ptr + n // PAGE, mask=inside, other=0).to(tl.int64)
-        slot = (page * PAGE + n % PAGE) * token_stride
-        k = tl.load(k_ptr + slot[None, :] + d[:, None], mask=inside[None, :] & (d < HEAD_DIM)[:, None], other=0.0)
-        scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION) * scale
+        slot = (page.to(tl.int64) * PAGE + n % PAGE) * token_stride
+        # A block ahead of its keys: loads whose address waits for another load are not kept in flight.
+        page = tl.load(pages_ptr + (n + BLOCK_N) // PAGE, mask=n + BLOCK_N < end, other=0)
+        is_read = (d < HEAD_DIM)[None, :] & (inside[:, None] if IS_MASKED else True)
+        k = tl.load(k_ptr + slot[:, None] + d[None, :], mask=is_read, other=0.0)
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
         if IS_SMALL:
             scores = scores * tl.load(k_scale_ptr + slot // 4, mask=inside, other=0.0)[None, :]
         if HAS_CAP:
-            scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scores / soft_cap) - 1.0)
-        scores = scores * LOG2_E
+            scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scale * scores / soft_cap) - 1.0)
         if IS_MASKED:
             seen = (n[None, :] <= query_at[:, None]) & (n[None, :] >= first_seen[:, None])
             scores = tl.where(seen & (inside & (n >= first_key))[None, :], scores, -float("inf"))
-        higher = tl.maximum(highest, tl.max(scores, 1))
+        higher = tl.maximum(highest, tl.max(scores, 1) * to_base_2)
         shift = tl.where(higher == -float("inf"), 0.0, higher)
-        weights = tl.exp2(scores - shift[:, None])
+        weights = tl.exp2(scores * to_base_2 - shift[:, None])
         shrink = tl.exp2(highest - shift)
         total = total * shrink + tl.sum(weights, 1)
         if IS_SMALL:
             weights = weights * tl.load(v_scale_ptr + slot // 4, mask=inside, other=0.0)[None, :]
-        v = tl.load(v_ptr + slot[:, None] + d[None, :], mask=inside[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
+        v = tl.load(v_ptr + slot[:, None] + d[None, :], mask=is_read, other=0.0)
         mixed = tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision=PRECISION)
         acc = acc * shrink[:, None] + mixed
         highest = higher

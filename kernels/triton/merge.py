@@ -1,7 +1,8 @@
 """Put the parts of an attention together by their log-sum-exp: out = sum_i 2^(lse_i - m) out_i / sum_i 2^(lse_i - m),
 m = max_i lse_i. A head's sink (kernels/rule.py) is a part more, of no value.
 
-Parts are added in their order, one program a query and up to 4 heads. Used by split decoding and by tree attention.
+One program a query and head, which takes 16 parts at a time, so parts are added in an order that hangs on their number
+alone; empty ones behind the others change nothing. Used by split decoding and by tree attention.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import triton.language as tl
 
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.triton.fold import LOG2_E
-from niwaki.kernels.triton.launch import FLOATS, block_of, ceil_div, check, launch
+from niwaki.kernels.triton.launch import FLOATS, block_of, check, launch
 
-HEADS_AT_ONCE = 4
+PARTS_AT_ONCE = 16
 
 
 def merge_parts(
     parts: torch.Tensor,
     lse: torch.Tensor,
-    bounds: torch.Tensor,
+    bounds: torch.Tensor | int,
     token: torch.Tensor,
     out: torch.Tensor,
     sinks: Operand | None = None,
@@ -30,7 +31,8 @@ def merge_parts(
     """out[token[i]] = the merge of parts bounds[i] to bounds[i + 1]; 0 where all of them are empty.
 
     parts float32 [parts, heads, head_dim], lse float32 [parts, heads] to base 2, -inf: an empty part, whose values
-    count for nothing. bounds int32 [queries + 1], token int32 [queries], out [tokens, heads, head_dim].
+    count for nothing. bounds int32 [queries + 1], or how many parts each query has, one behind the other; token int32
+    [queries], out [tokens, heads, head_dim].
     """
     name, device = "merge_parts", out.device
     check(name, "out", out, (None, None, None), FLOATS, device)
@@ -38,17 +40,23 @@ def merge_parts(
     check(name, "parts", parts, (None, heads, head_dim), torch.float32, device, contiguous=True)
     check(name, "lse", lse, (len(parts), heads), torch.float32, device, contiguous=True)
     check(name, "token", token, (None,), torch.int32, device, contiguous=True)
-    check(name, "bounds", bounds, (len(token) + 1,), torch.int32, device, contiguous=True)
-    block_heads = min(block_of(heads), HEADS_AT_ONCE)
+    is_even = isinstance(bounds, int)
+    if isinstance(bounds, int):
+        if len(parts) != bounds * len(token):
+            raise ValueError(f"{name}: {len(parts)} parts are not {bounds} for each of {len(token)} queries")
+    else:
+        check(name, "bounds", bounds, (len(token) + 1,), torch.int32, device, contiguous=True)
     launch(
         _merge_parts,
-        (len(token), ceil_div(heads, block_heads)),
-        parts, lse, bounds, token, out, checked_sinks(name, sinks, out), heads, out.stride(0), out.stride(1),
+        (len(token), heads),
+        parts, lse, token if is_even else bounds, token, out, checked_sinks(name, sinks, out), heads,
+        bounds if is_even else 0, out.stride(0), out.stride(1),
+        IS_EVEN=is_even,
         HAS_SINKS=sinks is not None,
         HEAD_DIM=head_dim,
-        BLOCK_HEADS=block_heads,
         BLOCK_D=block_of(head_dim),
-        num_warps=1,
+        BLOCK_PARTS=PARTS_AT_ONCE,
+        num_warps=4,
     )  # fmt: skip
 
 
@@ -79,7 +87,7 @@ def merge_parts_torch(
         out[target] = mixed.to(out.dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts_each"])
 def _merge_parts(
     part_ptr,
     lse_ptr,
@@ -88,37 +96,42 @@ def _merge_parts(
     out_ptr,
     sink_ptr,
     heads,
+    parts_each,
     out_stride_t,
     out_stride_h,
+    IS_EVEN: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr,
 ):
     query = tl.program_id(0)
-    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    head = tl.program_id(1)
+    if IS_EVEN:
+        begin = query * parts_each
+        end = begin + parts_each
+    else:
+        begin = tl.load(bounds_ptr + query)
+        end = tl.load(bounds_ptr + query + 1)
     d = tl.arange(0, BLOCK_D)
-    is_head = head < heads
-    inside = is_head[:, None] & (d < HEAD_DIM)[None, :]
-    token = tl.load(token_ptr + query).to(tl.int64)
-    acc = tl.zeros((BLOCK_HEADS, BLOCK_D), tl.float32)
-    highest = tl.full((BLOCK_HEADS,), -float("inf"), tl.float32)
-    total = tl.zeros((BLOCK_HEADS,), tl.float32)
-    zero = tl.full((), 0, tl.int64)  # counters of loops are whole numbers of Python to the interpreter
-    for part in range(tl.load(bounds_ptr + query), tl.load(bounds_ptr + query + 1)):
-        at = (part + zero) * heads + head
-        lse = tl.load(lse_ptr + at, mask=is_head, other=-float("inf"))
-        values = tl.load(part_ptr + at[:, None] * HEAD_DIM + d[None, :], mask=inside, other=0.0)
-        values = tl.where((lse > -float("inf"))[:, None], values, 0.0)
-        higher = tl.maximum(highest, lse)
+    acc = tl.zeros((BLOCK_D,), tl.float32)
+    highest = tl.full((), -float("inf"), tl.float32)
+    total = tl.full((), 0.0, tl.float32)
+    for first in range(begin, end, BLOCK_PARTS):
+        part = first + tl.arange(0, BLOCK_PARTS)
+        at = part.to(tl.int64) * heads + head
+        lse = tl.load(lse_ptr + at, mask=part < end, other=-float("inf"))
+        is_read = (lse > -float("inf"))[:, None] & (d < HEAD_DIM)[None, :]
+        values = tl.load(part_ptr + at[:, None] * HEAD_DIM + d[None, :], mask=is_read, other=0.0)
+        higher = tl.maximum(highest, tl.max(lse, 0))
         shift = tl.where(higher == -float("inf"), 0.0, higher)
-        weight = tl.exp2(lse - shift)
+        weights = tl.exp2(lse - shift)
         shrink = tl.exp2(highest - shift)
-        acc = acc * shrink[:, None] + values * weight[:, None]
-        total = total * shrink + weight
+        acc = acc * shrink + tl.sum(values * weights[:, None], 0)
+        total = total * shrink + tl.sum(weights, 0)
         highest = higher
     if HAS_SINKS:
-        total += tl.exp2(tl.load(sink_ptr + head, mask=is_head, other=0.0) * LOG2_E - highest)
-    out = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    out_at = token * out_stride_t + head[:, None] * out_stride_h + d[None, :]
-    tl.store(out_ptr + out_at, out.to(out_ptr.dtype.element_ty), mask=inside)
+        total += tl.exp2(tl.load(sink_ptr + head) * LOG2_E - highest)
+    out = acc / tl.where(total > 0.0, total, 1.0)
+    out_at = tl.load(token_ptr + query).to(tl.int64) * out_stride_t + head * out_stride_h + d
+    tl.store(out_ptr + out_at, out.to(out_ptr.dtype.element_ty), mask=d < HEAD_DIM)

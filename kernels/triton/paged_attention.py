@@ -125,8 +125,7 @@ def paged_attention(
         paged_attention(q, k_pool, v_pool, page_table, length, rows, out, rule, split=split, tuning=smaller)
         return
     if num_splits > 1:
-        bounds = torch.arange(0, len(target) + 1, num_splits, dtype=torch.int32, device=device)
-        merge_parts(target, lse, bounds, rows.token, out, rule.sinks)
+        merge_parts(target, lse, num_splits, rows.token, out, rule.sinks)
 
 
 def check_attention(
@@ -207,12 +206,12 @@ def _paged_attention(
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     if TILE == 1:
-        index = tile
+        index = tl.program_id(0)
         tile_token = 0
     else:
+        tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the last tokens of a row, which see most, come first
         index = row_of_tile(first_ptr, tile, num_rows, TILE)
         tile_token = (tile - tl.load(first_ptr + index) // TILE - index) * TILE
     first = tl.load(first_ptr + index)
@@ -221,17 +220,6 @@ def _paged_attention(
         row = tl.load(row_ptr + index).to(tl.int64)
         length = tl.load(length_ptr + row)
         start = length - count  # position of the row's first new token; below 0 where there are no keys
-
-        m = tl.arange(0, BLOCK_M)
-        row_token = tile_token + m // GROUP
-        is_query = (m < TILE * GROUP) & (row_token < count)
-        query_at = tl.where(is_query, start + row_token, -1)
-        token = tl.load(token_ptr + first + row_token, mask=is_query, other=0).to(tl.int64)
-        head = kv_head * GROUP + m % GROUP
-        d = tl.arange(0, BLOCK_D)
-        inside = is_query[:, None] & (d < HEAD_DIM)[None, :]
-        q_at = token[:, None] * q_stride_t + head[:, None] * q_stride_h + d[None, :]
-        q = tl.load(q_ptr + q_at, mask=inside, other=0.0).to(DOT)
 
         first_at = start + tile_token
         end = tl.minimum(length, first_at + TILE)
@@ -242,6 +230,19 @@ def _paged_attention(
             split = tl.program_id(2)
             first_key = tl.maximum(first_key, split * SPLIT)
             end = tl.minimum(end, (split + 1) * SPLIT)
+
+        m = tl.arange(0, BLOCK_M)
+        row_token = tile_token + m // GROUP
+        is_query = (m < TILE * GROUP) & (row_token < count)
+        query_at = tl.where(is_query, start + row_token, -1)
+        token = tl.load(token_ptr + first + row_token, mask=is_query, other=0).to(tl.int64)
+        head = kv_head * GROUP + m % GROUP
+        d = tl.arange(0, BLOCK_D)
+        inside = is_query[:, None] & (d < HEAD_DIM)[None, :]
+        q_at = token[:, None] * q_stride_t + head[:, None] * q_stride_h + d[None, :]
+        # A part without keys, of which a batch with one long row has many, reads nothing.
+        q = tl.load(q_ptr + q_at, mask=inside & (first_key < end), other=0.0).to(DOT)
+
         begin = first_key // BLOCK_N * BLOCK_N
         if HAS_WINDOW:
             whole = begin

@@ -205,6 +205,22 @@ def test_parts_merge_in_proportion_to_their_sums() -> None:
     assert not out[3].any()
 
 
+def test_as_many_parts_for_each_query_merge_without_bounds() -> None:
+    """More than a program takes at a time, the last ones empty, with a sink."""
+    parts, lse = randn(0, 3 * 37, 2, 24), randn(1, 3 * 37, 2)
+    lse[20:37] = -torch.inf
+    parts[20:37] = torch.nan
+    sinks, token = Operand.of(randn(2, 2)), ints([1, 2, 0])
+    out, expected, alone = (torch.empty(3, 2, 24, device=DEVICE) for _ in range(3))
+    merge_parts(parts, lse, 37, token, out, sinks)
+    merge_parts_torch(parts, lse, ints([0, 37, 74, 111]), token, expected, sinks)
+    assert_close(out, expected)
+    merge_parts(parts[:20].contiguous(), lse[:20].contiguous(), 20, token[:1], alone, sinks)
+    assert torch.equal(out[1], alone[1]), "empty ones behind the others change no bit"
+    with pytest.raises(ValueError, match="111 parts are not 36 for each of 3 queries"):
+        merge_parts(parts, lse, 36, token, out)
+
+
 # Four rows below one trunk of two pages, two of them below a branch of one page more.
 TABLES = [[0, 1, 2, 3, 4], [0, 1, 2, 5, 6], [0, 1, 7, 8, 9], [0, 1, 10, 11, 12]]
 SPANS = [(60, 1), (50, 2), (70, 1), (35, 6)]
