@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 
 from niwaki.kernels.sample import Longs, Words
-from niwaki.kernels.triton.sample import NO_TOKEN, NOT_FINITE, Changes, Draws, change_logits, sample_rows
+from niwaki.kernels.triton.penalties import Changes, change_logits
+from niwaki.kernels.triton.sample import NO_TOKEN, NOT_FINITE, Draws, sample_rows
 from niwaki.runtime.api import GenerationError
 from niwaki.runtime.sampler import (
     NO_ROWS,

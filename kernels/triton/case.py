@@ -51,7 +51,7 @@ class Size:
 
 
 TINY = Size(2, 40, 20, 4, 2, 16, 48, 40, 203, 4, 2, 5)
-COMPILED = Size(4, 1024, 64, 32, 8, 128, 4096, 1024, 4096, 8, 2, 32)  # real widths, few rows: nothing runs
+COMPILED = Size(4, 1024, 64, 32, 8, 128, 4096, 1024, 128_256, 8, 2, 32)  # real widths, few rows: nothing runs
 REAL = Size(128, 4096, 4096, 32, 8, 128, 4096, 14_336, 128_256, 64, 8, 256)
 
 # (query heads, kv heads, head size): Llama 8B, 1B; Qwen3 0.6B; Gemma.

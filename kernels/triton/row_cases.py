@@ -15,9 +15,10 @@ from niwaki.kernels.triton.bitmask import apply_bitmask, apply_bitmask_torch
 from niwaki.kernels.triton.case import PAGE, Case, Size, randn, tolerance_of
 from niwaki.kernels.triton.norm import add_rms_norm, qk_norm
 from niwaki.kernels.triton.pages import copy_pages
+from niwaki.kernels.triton.penalties import Changes, change_logits
 from niwaki.kernels.triton.rope_store import rope_store_kv
 from niwaki.kernels.triton.rows import gather_rows
-from niwaki.kernels.triton.sample import Changes, Draws, change_logits, sample_rows, sample_rows_torch
+from niwaki.kernels.triton.sample import Draws, sample_rows, sample_rows_torch
 
 
 def norm_case(size: Size, device: torch.device, dtype: torch.dtype) -> Case:

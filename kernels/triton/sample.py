@@ -1,5 +1,5 @@
 """From logits to tokens on the device: mask, temperature, top-k, top-p, min-p and the draw in one kernel, a program a
-row; penalties, bias and forbidden tokens in another before it.
+row; penalties, bias and forbidden tokens in another before it (penalties.py).
 
 The rules and the random numbers are those of runtime/sampler.py: the number for (seed, position) is SplitMix64's
 finalizer over both, so a row draws the same token on either device unless a sum rounds across its edge. Tokens stand in
@@ -8,7 +8,11 @@ drawn is the first at which the running weight passes number x weight kept.
 
 Nothing is sorted. A head of the order is (T, R): all tokens above the key T and the first R of those equal to it, where
 the key is the float's bits as a whole number of the same order. "The highest key whose weight (or count), counted from
-above, reaches a goal" is found by trying 8 keys a pass: 11 passes over the row narrow 2^32 keys to one.
+above, reaches a goal" is found by trying 3 keys a pass, which leaves a quarter of them: 16 passes for all there are.
+
+A pass keeps a sum, or a maximum, for each of BLOCK lanes, and puts the lanes together at its end alone. Most heads are
+short, so the tokens from a key on, of which the lanes' maxima tell how many there are, some 1,500, are put side by side
+first; where what is kept ends among them, they are searched instead of the row.
 """
 
 from __future__ import annotations
@@ -20,11 +24,14 @@ import triton
 import triton.language as tl
 
 from niwaki.kernels.triton.bitmask import apply_bitmask_torch
-from niwaki.kernels.triton.launch import ceil_div, check, launch
+from niwaki.kernels.triton.launch import block_of, ceil_div, check, launch
 
 NO_TOKEN = -1  # the mask and the forbidden tokens leave none
 NOT_FINITE = -2  # a logit is NaN or infinite
-BLOCK = 1024
+BLOCK = 2048
+UNROLLED = 4  # blocks that are asked for at once
+CANDIDATES = 4096  # tokens that are put side by side, at most
+RANK = 1024  # of the lanes so many have one of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,40 +46,6 @@ class Draws:
     position: torch.Tensor  # int64 [rows]
     mask_of: torch.Tensor  # int32 [rows] its mask, below 0: none
     masks: torch.Tensor  # int32 [masks, ceil(vocab / 32)]
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """What changes logits before they are drawn from: tokens of row i from bounds[i] to bounds[i + 1], each once."""
-
-    bounds: torch.Tensor  # int32 [rows + 1]
-    token: torch.Tensor  # int32 [changes], within the vocabulary
-    count: torch.Tensor  # int32 [changes] times in the output
-    is_seen: torch.Tensor  # int32 [changes] 1: in the prompt or the output, for the repetition penalty
-    bias: torch.Tensor  # float32 [changes]; -inf: forbidden
-    penalties: torch.Tensor  # float32 [rows, 3] repetition, frequency, presence
-
-
-def change_logits(logits: torch.Tensor, changes: Changes) -> None:
-    """In place, logits float32 [rows, vocab]: of a token that was seen, x / repetition above 0 and x * repetition below
-    (Keskar et al., arXiv 1909.05858); minus count x frequency + presence where count > 0; plus bias."""
-    name, device = "change_logits", logits.device
-    check(name, "logits", logits, (None, None), torch.float32, device)
-    rows = len(logits)
-    check(name, "bounds", changes.bounds, (rows + 1,), torch.int32, device, contiguous=True)
-    check(name, "token", changes.token, (None,), torch.int32, device, contiguous=True)
-    for label, tensor in (("count", changes.count), ("is_seen", changes.is_seen)):
-        check(name, label, tensor, changes.token.shape, torch.int32, device, contiguous=True)
-    check(name, "bias", changes.bias, changes.token.shape, torch.float32, device, contiguous=True)
-    check(name, "penalties", changes.penalties, (rows, 3), torch.float32, device, contiguous=True)
-    launch(
-        _change_logits,
-        (rows,),
-        logits, changes.bounds, changes.token, changes.count, changes.is_seen, changes.bias, changes.penalties,
-        logits.stride(0),
-        BLOCK=256,
-        num_warps=4,
-    )  # fmt: skip
 
 
 def sample_rows(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
@@ -92,13 +65,21 @@ def sample_rows(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
         check(name, label, tensor, (rows,), dtype, device, contiguous=True)
     check(name, "masks", draws.masks, (None, ceil_div(vocab, 32)), torch.int32, device)
     out = torch.empty(rows, dtype=torch.int64, device=device)
+    block = min(block_of(vocab), BLOCK)
+    is_long = vocab > CANDIDATES
+    shape = (rows, CANDIDATES) if is_long else (0, 0)
+    values = torch.empty(shape, dtype=torch.float32, device=device)
+    ids = torch.empty(shape, dtype=torch.int32, device=device)
     launch(
         _sample_rows,
         (rows,),
         logits, draws.scale, draws.top_p, draws.min_p, draws.top_k, draws.seed, draws.position, draws.mask_of,
-        draws.masks, out, vocab, logits.stride(0), draws.masks.stride(0),
-        BLOCK=BLOCK,
-        num_warps=8,
+        draws.masks, values, ids, out, vocab, logits.stride(0), draws.masks.stride(0),
+        BLOCK=block,
+        UNROLLED=1 if vocab <= block else UNROLLED,
+        CANDIDATES=CANDIDATES if is_long else 0,
+        RANK=min(RANK, block // 2),
+        num_warps=min(16, max(1, block // 128)),
     )  # fmt: skip
     return out
 
@@ -122,7 +103,9 @@ def sample_rows_torch(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
             weights = torch.where(scaled > -87.0, scaled.exp(), 0.0).double()
             top_k, top_p, min_p = int(draws.top_k[i]), float(draws.top_p[i]), float(draws.min_p[i])
             ids = torch.arange(vocab, device=row.device)
-            if top_k < vocab or top_p < 1.0 or min_p > 0.0:
+            count = int(row.isfinite().sum())
+            choosable = count if int(draws.mask_of[i]) >= 0 and 2 * count < vocab else vocab
+            if top_k < choosable or top_p < 1.0 or min_p > 0.0:
                 ids = row.sort(descending=True, stable=True).indices[: min(top_k, vocab)]
                 running = weights[ids].cumsum(0)
                 needed = int((running < top_p * running[-1]).sum()) + 1 if top_p < 1.0 else len(ids)
@@ -148,27 +131,6 @@ def uniform_torch(seed: int, position: int) -> float:
 
 
 @triton.jit
-def _change_logits(
-    logits_ptr, bounds_ptr, token_ptr, count_ptr, seen_ptr, bias_ptr, penalty_ptr, stride, BLOCK: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
-    repetition = tl.load(penalty_ptr + 3 * row)
-    frequency = tl.load(penalty_ptr + 3 * row + 1)
-    presence = tl.load(penalty_ptr + 3 * row + 2)
-    end = tl.load(bounds_ptr + row + 1)
-    for start in range(tl.load(bounds_ptr + row), end, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        inside = at < end
-        target = logits_ptr + row * stride + tl.load(token_ptr + at, mask=inside, other=0)
-        x = tl.load(target, mask=inside, other=0.0)
-        is_seen = tl.load(seen_ptr + at, mask=inside, other=0) != 0
-        x = tl.where(is_seen, tl.where(x > 0.0, x / repetition, x * repetition), x)
-        count = tl.load(count_ptr + at, mask=inside, other=0)
-        x = tl.where(count > 0, x - (count.to(tl.float32) * frequency + presence), x)
-        tl.store(target, x + tl.load(bias_ptr + at, mask=inside, other=0.0), mask=inside)
-
-
-@triton.jit
 def uniform(seed, position):
     """A number in [0, 1) with 53 random bits, as `uniform` of runtime/sampler.py."""
     stride = tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
@@ -185,14 +147,14 @@ def _mixed(state):
 
 @triton.jit
 def _key_of(values):
-    """int64, from 0: a whole number of the same order as the float32."""
-    bits = values.to(tl.int32, bitcast=True)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
+    """int32: a whole number of the same order as the float32."""
+    bits = tl.where(values == 0.0, 0.0, values).to(tl.int32, bitcast=True)  # -0 is 0
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def _value_of(key):
-    bits = (key - 2147483648).to(tl.int32)
+    bits = key.to(tl.int32)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
@@ -212,81 +174,156 @@ def _weight(values, highest, scale):
 
 @triton.jit
 def _reached(
-    row_ptr, mask_ptr, has_mask, vocab, highest, scale, goal, low, high,
-    BLOCK: tl.constexpr, BY_COUNT: tl.constexpr, IS_STRICT: tl.constexpr,
+    row_ptr, mask_ptr, has_mask, length, highest, scale, goal, low, high,
+    BLOCK: tl.constexpr, UNROLLED: tl.constexpr, BY_COUNT: tl.constexpr, IS_STRICT: tl.constexpr,
 ):  # fmt: skip
     """The highest key in [low, high) for which the weight of all tokens at or above it, or their number, reaches the
     goal (passes it, if strict); `low` where none does. Sums of more terms are never smaller: rounding keeps order."""
-    eighth = tl.arange(0, 8)
+    lanes = tl.arange(0, BLOCK)
     while high - low > 1:
         width = high - low
-        keys = low + width * (eighth + 1).to(tl.int64) // 9
-        sums = tl.zeros((8,), tl.float64)
-        for start in range(0, vocab, BLOCK):
-            values = _masked(row_ptr, mask_ptr, has_mask, start + tl.arange(0, BLOCK), vocab)
-            if BY_COUNT:
-                parts = tl.where(values > -float("inf"), 1.0, 0.0)
-            else:
-                parts = _weight(values, highest, scale)
-            is_above = _key_of(values)[:, None] >= keys[None, :]
-            sums += tl.sum(tl.where(is_above, parts[:, None], 0.0), 0).to(tl.float64)
+        first = (low + width // 4).to(tl.int32)
+        second = (low + width // 2).to(tl.int32)
+        third = (low + width * 3 // 4).to(tl.int32)
+        at_first = tl.zeros((BLOCK,), tl.float32)
+        at_second = tl.zeros((BLOCK,), tl.float32)
+        at_third = tl.zeros((BLOCK,), tl.float32)
+        for start in range(0, length, BLOCK * UNROLLED):
+            for part in tl.static_range(UNROLLED):
+                values = _masked(row_ptr, mask_ptr, has_mask, start + part * BLOCK + lanes, length)
+                if BY_COUNT:
+                    parts = tl.where(values > -float("inf"), 1.0, 0.0)
+                else:
+                    parts = _weight(values, highest, scale)
+                keys = _key_of(values)
+                at_first += tl.where(keys >= first, parts, 0.0)
+                at_second += tl.where(keys >= second, parts, 0.0)
+                at_third += tl.where(keys >= third, parts, 0.0)
         if IS_STRICT:
-            passed = tl.sum((sums > goal).to(tl.int64), 0)
+            first_passes = _sum(at_first) > goal
+            second_passes = _sum(at_second) > goal
+            third_passes = _sum(at_third) > goal
         else:
-            passed = tl.sum((sums >= goal).to(tl.int64), 0)
-        high = tl.where(passed == 8, high, low + width * (passed + 1) // 9)
-        low = low + width * passed // 9
+            first_passes = _sum(at_first) >= goal
+            second_passes = _sum(at_second) >= goal
+            third_passes = _sum(at_third) >= goal
+        high = tl.where(third_passes, high, third.to(tl.int64))
+        high = tl.where(second_passes, high, second.to(tl.int64))
+        high = tl.where(first_passes, high, first.to(tl.int64))
+        low = tl.where(first_passes, first.to(tl.int64), low)
+        low = tl.where(second_passes, second.to(tl.int64), low)
+        low = tl.where(third_passes, third.to(tl.int64), low)
     return low
 
 
 @triton.jit
-def _at_key(row_ptr, mask_ptr, has_mask, vocab, highest, scale, key, BLOCK: tl.constexpr):
+def _sum(lanes):
+    return tl.sum(lanes.to(tl.float64), 0)
+
+
+@triton.jit
+def _at_key(
+    row_ptr, mask_ptr, has_mask, length, highest, scale, key, BLOCK: tl.constexpr, UNROLLED: tl.constexpr
+):  # fmt: skip
     """Weight and number of the tokens above `key`, and the number of those equal to it."""
-    weight = tl.full((), 0.0, tl.float64)
-    above = tl.full((), 0, tl.int64)
-    equal = tl.full((), 0, tl.int64)
-    for start in range(0, vocab, BLOCK):
-        values = _masked(row_ptr, mask_ptr, has_mask, start + tl.arange(0, BLOCK), vocab)
-        keys = _key_of(values)
-        is_token = values > -float("inf")
-        weight += tl.sum(tl.where(keys > key, _weight(values, highest, scale), 0.0), 0).to(tl.float64)
-        above += tl.sum((is_token & (keys > key)).to(tl.int64), 0)
-        equal += tl.sum((is_token & (keys == key)).to(tl.int64), 0)
-    return weight, above, equal
+    lanes = tl.arange(0, BLOCK)
+    weight = tl.zeros((BLOCK,), tl.float32)
+    above = tl.zeros((BLOCK,), tl.int32)
+    equal = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, length, BLOCK * UNROLLED):
+        for part in tl.static_range(UNROLLED):
+            values = _masked(row_ptr, mask_ptr, has_mask, start + part * BLOCK + lanes, length)
+            keys = _key_of(values)
+            is_token = values > -float("inf")
+            weight += tl.where(keys > key, _weight(values, highest, scale), 0.0)
+            above += (is_token & (keys > key)).to(tl.int32)
+            equal += (is_token & (keys == key)).to(tl.int32)
+    return _sum(weight), tl.sum(above, 0).to(tl.int64), tl.sum(equal, 0).to(tl.int64)
+
+
+@triton.jit
+def _least_with(
+    row_ptr, mask_ptr, has_mask, length, highest, scale, least, BLOCK: tl.constexpr, UNROLLED: tl.constexpr
+):
+    """The lowest key of the tokens that weigh at least so much, or the most."""
+    lanes = tl.arange(0, BLOCK)
+    lowest = tl.full((BLOCK,), 2147483647, tl.int32)
+    for start in range(0, length, BLOCK * UNROLLED):
+        for part in tl.static_range(UNROLLED):
+            values = _masked(row_ptr, mask_ptr, has_mask, start + part * BLOCK + lanes, length)
+            is_kept = (_weight(values, highest, scale).to(tl.float64) >= least) | (values == highest)
+            lowest = tl.minimum(lowest, tl.where(is_kept, _key_of(values), 2147483647))
+    return tl.min(lowest, 0).to(tl.int64)
 
 
 @triton.jit
 def _draw_all(row_ptr, mask_ptr, has_mask, vocab, highest, scale, goal, BLOCK: tl.constexpr):
     """The first token, by index, at which the running weight passes the goal; else the last that has weight."""
     before = tl.full((), 0.0, tl.float64)
-    token = tl.full((), -1, tl.int64)
-    is_found = tl.full((), 0, tl.int64)
+    base = before  # the weight before the block that begins at `begin`, in which the goal is passed
+    begin = tl.full((), 0, tl.int32)
+    is_passed = tl.full((), 0, tl.int32)
     for start in range(0, vocab, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        weights = _weight(_masked(row_ptr, mask_ptr, has_mask, at, vocab), highest, scale)
-        running = before + tl.cumsum(weights.to(tl.float64), 0)
-        some = weights > 0.0
-        hit = tl.min(tl.where(some & (running > goal), at, 2147483647), 0).to(tl.int64)
-        last = tl.max(tl.where(some, at, -1), 0).to(tl.int64)
-        is_hit = hit < 2147483647
-        token = tl.where(is_found == 1, token, tl.where(is_hit, hit, tl.maximum(token, last)))
-        is_found = tl.where(is_hit, 1, is_found)
-        before += tl.sum(weights, 0).to(tl.float64)
+        mass = _sum(_weight(_masked(row_ptr, mask_ptr, has_mask, at, vocab), highest, scale))
+        is_next = (is_passed == 0) & (mass > 0.0)
+        base = tl.where(is_next, before, base)
+        begin = tl.where(is_next, tl.min(at, 0), begin)
+        before += mass
+        is_passed = tl.where(before > goal, 1, is_passed)
+    at = begin + tl.arange(0, BLOCK)
+    weights = _weight(_masked(row_ptr, mask_ptr, has_mask, at, vocab), highest, scale)
+    running = base + tl.cumsum(weights.to(tl.float64), 0)
+    some = weights > 0.0
+    hit = tl.min(tl.where(some & (running > goal), at, 2147483647), 0).to(tl.int64)
+    last = tl.max(tl.where(some, at, -1), 0).to(tl.int64)
+    return tl.where(hit < 2147483647, hit, last)
+
+
+@triton.jit
+def _nth_of_key(row_ptr, mask_ptr, has_mask, length, key, number, BLOCK: tl.constexpr):
+    """The index of the token that has `number` others of the same key before it."""
+    token = tl.full((), -1, tl.int64)
+    before = tl.full((), 0, tl.int64)
+    for start in range(0, length, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        is_equal = _key_of(_masked(row_ptr, mask_ptr, has_mask, at, length)) == key
+        rank = before + tl.cumsum(is_equal.to(tl.int32), 0) - 1
+        token = tl.maximum(token, tl.max(tl.where(is_equal & (rank == number), at, -1), 0).to(tl.int64))
+        before += tl.sum(is_equal.to(tl.int32), 0)
     return token
 
 
 @triton.jit
-def _nth_of_key(row_ptr, mask_ptr, has_mask, vocab, key, number, BLOCK: tl.constexpr):
-    """The index of the token that has `number` others of the same key before it."""
-    token = tl.full((), -1, tl.int64)
-    before = tl.full((), 0, tl.int64)
+def _key_of_many(lane_best, RANK: tl.constexpr):
+    """The highest key that is not above the maximum of RANK lanes."""
+    keys = _key_of(lane_best)
+    low = tl.full((), -2147483648, tl.int64)
+    high = tl.full((), 2147483647, tl.int64)
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        is_enough = tl.sum((keys >= middle).to(tl.int32), 0) >= RANK
+        low = tl.where(is_enough, middle, low)
+        high = tl.where(is_enough, high, middle)
+    return low
+
+
+@triton.jit
+def _put_side_by_side(
+    row_ptr, mask_ptr, has_mask, vocab, key, value_ptr, id_ptr, BLOCK: tl.constexpr, MOST: tl.constexpr
+):
+    """The tokens that are not below `key`, in the order of their ids; how many there are, of which MOST are kept."""
+    count = tl.full((), 0, tl.int32)
     for start in range(0, vocab, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        is_equal = _key_of(_masked(row_ptr, mask_ptr, has_mask, at, vocab)) == key
-        rank = before + tl.cumsum(is_equal.to(tl.int64), 0) - 1
-        token = tl.maximum(token, tl.max(tl.where(is_equal & (rank == number), at, -1), 0).to(tl.int64))
-        before += tl.sum(is_equal.to(tl.int64), 0)
-    return token
+        values = _masked(row_ptr, mask_ptr, has_mask, at, vocab)
+        is_one = (_key_of(values) >= key) & (values > -float("inf"))
+        place = count + tl.cumsum(is_one.to(tl.int32), 0) - 1
+        tl.store(value_ptr + place, values, mask=is_one & (place < MOST))
+        tl.store(id_ptr + place, at, mask=is_one & (place < MOST))
+        count += tl.sum(is_one.to(tl.int32), 0)
+    tl.debug_barrier()  # what one thread has written others read
+    return count
 
 
 @triton.jit
@@ -300,11 +337,16 @@ def _sample_rows(
     position_ptr,
     mask_of_ptr,
     mask_ptr,
+    value_ptr,
+    id_ptr,
     out_ptr,
-    vocab,
+    VOCAB: tl.constexpr,
     stride,
     mask_stride,
     BLOCK: tl.constexpr,
+    UNROLLED: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+    RANK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * stride
@@ -312,72 +354,105 @@ def _sample_rows(
     has_mask = mask_of >= 0
     mask_ptr += tl.maximum(mask_of, 0) * mask_stride
 
-    highest = -float("inf")
-    token = tl.full((), -1, tl.int64)  # NO_TOKEN
-    faults = tl.full((), 0, tl.int64)
-    for start in range(0, vocab, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        raw = tl.load(row_ptr + at, mask=at < vocab, other=-float("inf"))
-        faults += tl.sum(((raw != raw) | (raw == float("inf"))).to(tl.int64), 0)
-        values = _masked(row_ptr, mask_ptr, has_mask, at, vocab)
-        best = tl.max(values, 0)
-        where = tl.min(tl.where(values == best, at, 2147483647), 0).to(tl.int64)
-        token = tl.where(best > highest, where, token)
-        highest = tl.maximum(highest, best)
+    lanes = tl.arange(0, BLOCK)
+    lane_best = tl.full((BLOCK,), -float("inf"), tl.float32)
+    lane_token = tl.zeros((BLOCK,), tl.int32)
+    faults = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, VOCAB, BLOCK * UNROLLED):
+        for part in tl.static_range(UNROLLED):
+            at = start + part * BLOCK + lanes
+            raw = tl.load(row_ptr + at, mask=at < VOCAB, other=-float("inf"))
+            faults |= ((raw != raw) | (raw == float("inf"))).to(tl.int32)
+            values = _masked(row_ptr, mask_ptr, has_mask, at, VOCAB)
+            lane_token = tl.where(values > lane_best, at, lane_token)
+            lane_best = tl.where(values > lane_best, values, lane_best)
+    highest = tl.max(lane_best, 0)
+    first = tl.min(tl.where(lane_best == highest, lane_token, 2147483647), 0).to(tl.int64)
+    token = tl.where(highest > -float("inf"), first, -1)  # NO_TOKEN
     scale = tl.load(scale_ptr + row)
-    if faults > 0:
+    if tl.max(faults, 0) > 0:
         token = tl.full((), -2, tl.int64)  # NOT_FINITE
     elif (token >= 0) & (scale > 0.0):
         top_k = tl.load(top_k_ptr + row)
         top_p = tl.load(top_p_ptr + row)
         min_p = tl.load(min_p_ptr + row)
         number = uniform(tl.load(seed_ptr + row), tl.load(position_ptr + row))
-        whole = tl.full((), 0, tl.int64)
-        total, count, _ = _at_key(row_ptr, mask_ptr, has_mask, vocab, highest, scale, whole - 1, BLOCK)
-        if (top_k < vocab) | (top_p < 1.0) | (min_p > 0.0):
-            above_all = _key_of(highest) + 1
+        whole = tl.full((), -2139095041, tl.int64)  # the key of -inf
+        total, count, _ = _at_key(row_ptr, mask_ptr, has_mask, VOCAB, highest, scale, whole, BLOCK, UNROLLED)
+        # As the CPU's sampler, to which a row of few allowed tokens is a short one.
+        choosable = tl.where(has_mask & (2 * count < VOCAB), count, VOCAB)
+        if (top_k < choosable) | (top_p < 1.0) | (min_p > 0.0):
+            above_all = _key_of(highest).to(tl.int64) + 1
             key = whole  # the head of the order that is kept: all above `key`, and `ties` of those equal to it
             ties = count
             mass = total
-            if top_k < vocab:
+            length = tl.full((), VOCAB, tl.int32)
+            is_short = row < 0
+            if CANDIDATES > 0:
+                value_ptr += row * CANDIDATES
+                id_ptr += row * CANDIDATES
+                lowest = _key_of_many(lane_best, RANK)
+                some = _put_side_by_side(
+                    row_ptr, mask_ptr, has_mask, VOCAB, lowest, value_ptr, id_ptr, BLOCK * UNROLLED, CANDIDATES
+                )
+                if some <= CANDIDATES:
+                    among, _, _ = _at_key(
+                        value_ptr, mask_ptr, row < 0, some, highest, scale, whole, BLOCK, UNROLLED
+                    )  # fmt: skip
+                    has_top_k = (top_k <= some) | (some == count)
+                    has_top_p = (top_k >= choosable) & (top_p < 1.0) & (among >= top_p * total)
+                    is_likely = _weight(_value_of(lowest), highest, scale).to(tl.float64) >= min_p
+                    has_min_p = (top_k >= choosable) & (min_p > 0.0) & (is_likely == 0)
+                    is_short = has_top_k | has_top_p | has_min_p
+                    # Where it ends behind them, what min_p keeps ends before it.
+                    top_p = tl.where(has_top_k | has_top_p | (is_short == 0), top_p, 1.0)
+                if is_short:
+                    row_ptr = value_ptr
+                    has_mask = row < 0
+                    length = some
+                    key = tl.maximum(lowest, whole)
+            if top_k < choosable:
                 key = _reached(
-                    row_ptr, mask_ptr, has_mask, vocab, highest, scale, tl.minimum(top_k, count).to(tl.float64),
-                    whole, above_all, BLOCK, True, False,
+                    row_ptr, mask_ptr, has_mask, length, highest, scale, tl.minimum(top_k, count).to(tl.float64),
+                    key, above_all, BLOCK, UNROLLED, True, False,
                 )  # fmt: skip
-                mass, above, _ = _at_key(row_ptr, mask_ptr, has_mask, vocab, highest, scale, key, BLOCK)
+                mass, above, _ = _at_key(row_ptr, mask_ptr, has_mask, length, highest, scale, key, BLOCK, UNROLLED)
                 ties = tl.minimum(top_k, count) - above
                 mass += ties.to(tl.float64) * _weight(_value_of(key), highest, scale).to(tl.float64)
             if top_p < 1.0:
                 goal = top_p * mass
                 found = _reached(
-                    row_ptr, mask_ptr, has_mask, vocab, highest, scale, goal, key, above_all, BLOCK, False, False
-                )
-                over, _, equal = _at_key(row_ptr, mask_ptr, has_mask, vocab, highest, scale, found, BLOCK)
+                    row_ptr, mask_ptr, has_mask, length, highest, scale, goal, key, above_all, BLOCK, UNROLLED,
+                    False, False,
+                )  # fmt: skip
+                over, _, equal = _at_key(
+                    row_ptr, mask_ptr, has_mask, length, highest, scale, found, BLOCK, UNROLLED
+                )  # fmt: skip
                 weight = _weight(_value_of(found), highest, scale).to(tl.float64)
                 needed = tl.ceil((goal - over) / tl.where(weight > 0.0, weight, 1.0)).to(tl.int64)
                 needed = tl.minimum(tl.maximum(needed, 1), tl.where(found == key, tl.minimum(ties, equal), equal))
                 key = found
                 ties = needed
             if min_p > 0.0:
-                least = above_all
-                for start in range(0, vocab, BLOCK):
-                    values = _masked(row_ptr, mask_ptr, has_mask, start + tl.arange(0, BLOCK), vocab)
-                    is_kept = (_weight(values, highest, scale).to(tl.float64) >= min_p) | (values == highest)
-                    least = tl.minimum(least, tl.min(tl.where(is_kept, _key_of(values), above_all), 0))
+                least = _least_with(
+                    row_ptr, mask_ptr, has_mask, length, highest, scale, min_p, BLOCK, UNROLLED
+                )  # fmt: skip
                 ties = tl.where(least > key, count, ties)
                 key = tl.maximum(least, key)
-            over, _, equal = _at_key(row_ptr, mask_ptr, has_mask, vocab, highest, scale, key, BLOCK)
+            over, _, equal = _at_key(row_ptr, mask_ptr, has_mask, length, highest, scale, key, BLOCK, UNROLLED)
             ties = tl.minimum(ties, equal)
             goal = number * (over + ties.to(tl.float64) * _weight(_value_of(key), highest, scale).to(tl.float64))
             drawn = _reached(
-                row_ptr, mask_ptr, has_mask, vocab, highest, scale, goal, key, above_all, BLOCK, False, True
+                row_ptr, mask_ptr, has_mask, length, highest, scale, goal, key, above_all, BLOCK, UNROLLED, False, True
             )
-            over, _, equal = _at_key(row_ptr, mask_ptr, has_mask, vocab, highest, scale, drawn, BLOCK)
+            over, _, equal = _at_key(row_ptr, mask_ptr, has_mask, length, highest, scale, drawn, BLOCK, UNROLLED)
             weight = _weight(_value_of(drawn), highest, scale).to(tl.float64)
             place = tl.floor((goal - over) / tl.where(weight > 0.0, weight, 1.0)).to(tl.int64)
             most = tl.where(drawn == key, ties, equal) - 1
             place = tl.minimum(tl.maximum(place, 0), most)
-            token = _nth_of_key(row_ptr, mask_ptr, has_mask, vocab, drawn, place, BLOCK)
+            token = _nth_of_key(row_ptr, mask_ptr, has_mask, length, drawn, place, BLOCK * UNROLLED)
+            if is_short:
+                token = tl.load(id_ptr + token).to(tl.int64)
         else:
-            token = _draw_all(row_ptr, mask_ptr, has_mask, vocab, highest, scale, number * total, BLOCK)
+            token = _draw_all(row_ptr, mask_ptr, has_mask, VOCAB, highest, scale, number * total, BLOCK * UNROLLED)
     tl.store(out_ptr + row, token)

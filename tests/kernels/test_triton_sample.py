@@ -50,6 +50,30 @@ def test_the_same_seeds_draw_the_same_tokens_as_on_the_cpu() -> None:
         assert got == expected, row.params
 
 
+@pytest.mark.parametrize("spread", [0.5, 4.0], ids=["flat", "steep"])
+def test_long_rows_are_searched_among_their_best_tokens(spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flat ones keep more than stand side by side, steep ones less."""
+    monkeypatch.setattr(kernel, "BLOCK", 32)
+    monkeypatch.setattr(kernel, "CANDIDATES", 48)
+    monkeypatch.setattr(kernel, "RANK", 12)
+    few = np.zeros(-(-VOCAB // 32), np.uint32)
+    few[[0, 6]] = 0x80000F01
+    options = [chosen for chosen in [*OPTIONS, {"temperature": 2.0, "top_k": 90}] if chosen["temperature"] > 0]
+    options.append({"temperature": 2.0, "top_p": 0.97, "min_p": 0.4})
+    rows = [SampleRow(params(**chosen), seed, 7 * seed) for chosen in options for seed in range(3)]
+    rows += [SampleRow(params(**chosen), 5, 1, mask=few) for chosen in options]
+    for (expected, got), row in zip(both(spread * randn(1, len(rows), VOCAB), rows), rows, strict=True):
+        assert got == expected, row
+
+
+def test_a_zero_below_0_is_a_zero() -> None:
+    logits = torch.full((4, VOCAB), -5.0, device=DEVICE)
+    logits[:, 20:40] = 0.0
+    logits[:, 20:30] *= -1.0
+    for expected, got in both(logits, [SampleRow(params(temperature=1.0, top_k=11), seed, 0) for seed in range(4)]):
+        assert got == expected
+
+
 def test_equal_logits_are_taken_in_the_order_of_their_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "BLOCK", 128)  # so that a row takes more than one
     logits = torch.zeros(4, VOCAB, device=DEVICE)
