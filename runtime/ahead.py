@@ -13,14 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
 from niwaki.kernels.sample import NO_TOKEN, Longs, Words
-from niwaki.runtime.request import Request
 from niwaki.runtime.sampler import NO_ROWS, PlainDraws, on_device
+
+if TYPE_CHECKING:
+    from niwaki.runtime.request import Request  # needs packages that a GPU's machine may not have
 
 
 class Drawing(Protocol):

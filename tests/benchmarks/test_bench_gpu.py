@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +56,27 @@ def test_a_dry_run_takes_every_path_of_the_models(tmp_path: Path, monkeypatch: p
     assert len(work) == len(set(work)) == 10 + len(KINDS), work
     assert [line["same tokens"] for line in report["models"] if "same tokens" in line] == ["yes", "yes", "yes"]
     assert all(line["met"] is None for line in report["aims"]), "nothing was timed on a GPU"
+
+
+def test_it_does_without_what_a_gpus_machine_may_not_have() -> None:
+    """What only constraints, servers and the language need."""
+    program = """
+import sys
+
+class Lacking:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("llguidance", "outlines_core", "pydantic", "starlette", "uvicorn"):
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Lacking())
+import tests.benchmarks.bench_gpu
+import niwaki.runtime.device_sampler, niwaki.runtime.graphs, niwaki.runtime.pieces
+from tests.benchmarks.gpu_lines import greedy_tokens
+print(greedy_tokens("cpu", 1))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert len(json.loads(ran.stdout)) == 3
 
 
 def test_a_part_that_fails_is_told_and_the_next_goes_on(tmp_path: Path) -> None:
