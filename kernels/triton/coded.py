@@ -174,7 +174,7 @@ def _coded_linear(
     out_ptr,
     rows,
     outputs,
-    inputs,
+    INPUTS: tl.constexpr,
     groups,
     spans,
     x_stride,
@@ -195,7 +195,7 @@ def _coded_linear(
     is_output = n < outputs
     total = multiply_codes(
         x_ptr + m.to(tl.int64)[:, None] * x_stride, m < rows, code_ptr + n.to(tl.int64)[None, :] * code_stride,
-        scale_ptr + n * groups, zero_ptr + n * groups, is_output, inputs, spans,
+        scale_ptr + n * groups, zero_ptr + n * groups, is_output, INPUTS, spans,
         SPAN, IS_OF_4_BITS, IS_ONE_GROUP, HAS_ZEROS, BLOCK_M, BLOCK_N, DOT, PRECISION,
     )  # fmt: skip
     if HAS_BIAS:
@@ -212,7 +212,7 @@ def multiply_codes(
     scale_row,  # [BLOCK_N] where their scales do
     zero_row,  # [BLOCK_N] where their zeros do; read only where HAS_ZEROS
     is_output,  # [BLOCK_N]
-    inputs,
+    INPUTS: tl.constexpr,
     spans,
     SPAN: tl.constexpr,
     IS_OF_4_BITS: tl.constexpr,
@@ -228,18 +228,18 @@ def multiply_codes(
     k = tl.arange(0, BLOCK_K)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     zero = tl.zeros((BLOCK_N,), tl.float32)
-    for span in range(tl.cdiv(inputs, SPAN)):
+    for span in range(tl.cdiv(INPUTS, SPAN)):
         group = span // spans
         if HAS_ZEROS:
             zero = tl.load(zero_row + group, mask=is_output, other=0).to(tl.float32)
         codes = tl.load(code_row + span * BLOCK_K + k[:, None], mask=is_output[None, :], other=0.0)
         at = span * SPAN + k[None, :]
-        x = tl.load(x_row + at, mask=is_row[:, None] & (at < inputs), other=0.0).to(DOT)
+        x = tl.load(x_row + at, mask=is_row[:, None] & (at < INPUTS), other=0.0).to(DOT)
         if IS_OF_4_BITS:
             low = (codes & 15).to(tl.float32) - zero[None, :]
             summed = tl.dot(x, low.to(DOT), input_precision=PRECISION)
             at += BLOCK_K
-            x = tl.load(x_row + at, mask=is_row[:, None] & (at < inputs), other=0.0).to(DOT)
+            x = tl.load(x_row + at, mask=is_row[:, None] & (at < INPUTS), other=0.0).to(DOT)
             high = (codes >> 4).to(tl.float32) - zero[None, :]
             summed = tl.dot(x, high.to(DOT), summed, input_precision=PRECISION)
         elif HAS_ZEROS:

@@ -106,7 +106,7 @@ def _grouped_coded_linear(
     out_ptr,
     experts,
     outputs,
-    inputs,
+    INPUTS: tl.constexpr,
     groups,
     spans,
     per_row,
@@ -131,7 +131,7 @@ def _grouped_coded_linear(
         row = expert.to(tl.int64) * outputs + n  # of all experts' outputs
         total = multiply_codes(
             x_ptr + (choice // per_row)[:, None] * x_stride, m < end, code_ptr + row[None, :] * code_stride,
-            scale_ptr + row * groups, zero_ptr + row * groups, is_output, inputs, spans,
+            scale_ptr + row * groups, zero_ptr + row * groups, is_output, INPUTS, spans,
             SPAN, IS_OF_4_BITS, IS_ONE_GROUP, HAS_ZEROS, BLOCK_M, BLOCK_N, DOT, PRECISION,
         )  # fmt: skip
         target = out_ptr + choice[:, None] * out_stride + n[None, :]

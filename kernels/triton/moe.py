@@ -165,7 +165,7 @@ def _grouped_linear(
     out_ptr,
     experts,
     outputs,
-    inputs,
+    INPUTS: tl.constexpr,
     per_row,
     x_stride,
     out_stride,
@@ -182,10 +182,10 @@ def _grouped_linear(
         n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         k = tl.arange(0, BLOCK_K)
         x_row = x_ptr + (choice // per_row) * x_stride
-        weight_row = weight_ptr + (expert.to(tl.int64) * outputs + n) * inputs
+        weight_row = weight_ptr + (expert.to(tl.int64) * outputs + n) * INPUTS
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for start in range(0, inputs, BLOCK_K):
-            inside = start + k < inputs
+        for start in range(0, INPUTS, BLOCK_K):
+            inside = start + k < INPUTS
             x = tl.load(x_row[:, None] + start + k[None, :], mask=(m < end)[:, None] & inside[None, :], other=0.0)
             w = tl.load(
                 weight_row[None, :] + start + k[:, None], mask=(n < outputs)[None, :] & inside[:, None], other=0.0
@@ -196,12 +196,14 @@ def _grouped_linear(
 
 
 @triton.jit
-def _combine(result_ptr, weight_ptr, out_ptr, per_token, width, result_stride, out_stride, BLOCK: tl.constexpr):
+def _combine(
+    result_ptr, weight_ptr, out_ptr, PER_TOKEN: tl.constexpr, width, result_stride, out_stride, BLOCK: tl.constexpr
+):
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
-    for j in range(per_token):
-        choice = token * per_token + j
+    for j in range(PER_TOKEN):
+        choice = token * PER_TOKEN + j
         weight = tl.load(weight_ptr + choice)
         values = tl.load(result_ptr + choice * result_stride + at, mask=at < width, other=0.0).to(tl.float32)
         total += weight * values

@@ -66,11 +66,11 @@ def _independent(copies: Sequence[Copy]) -> Iterator[list[Copy]]:
 
 
 @triton.jit
-def _copy_pages(pool_ptr, copy_ptr, num_pages, page_stride, slot, BLOCK: tl.constexpr):
+def _copy_pages(pool_ptr, copy_ptr, num_pages, page_stride, SLOT: tl.constexpr, BLOCK: tl.constexpr):
     copy = tl.program_id(0)
     source = tl.load(copy_ptr + 3 * copy).to(tl.int64)
     target = tl.load(copy_ptr + 3 * copy + 1).to(tl.int64)
-    count = tl.load(copy_ptr + 3 * copy + 2) * slot
+    count = tl.load(copy_ptr + 3 * copy + 2) * SLOT
     half_ptr = pool_ptr + tl.program_id(1).to(tl.int64) * num_pages * page_stride
     for start in range(0, count, BLOCK):
         at = start + tl.arange(0, BLOCK)
