@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import re
+import statistics
 import subprocess
 import sys
 import traceback
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from niwaki.kernels.triton.case import Case
 
 Json = dict[str, object]
+
+CACHES = 1 << 26  # float32, 256 MB: more than a GPU keeps near
+CYCLES = 2_000_000  # of a GPU's clock, a millisecond: time to launch what is timed
+SECONDS = 0.1  # for which a case is timed
 
 # Of shared memory, what a block may have, by compute capability (CUDA C++ Programming Guide, table of capabilities).
 SHARED_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}
@@ -164,11 +169,26 @@ def check_case(case: Case, ceilings: Ceilings | None) -> Json:
     return line
 
 
-def median_seconds(run: Callable[[], object]) -> float:
-    from triton.testing import do_bench
+def median_seconds(run: Callable[[], object], device: str = "cuda") -> float:
+    """Of the device alone, whose caches hold nothing of what is run. It has something else to do while the host
+    launches: else the time of a short kernel would be the host's."""
+    run()
+    torch.cuda.synchronize()
+    other = torch.ones(CACHES, device=device)
 
-    milliseconds: float = do_bench(run, warmup=50, rep=200, return_mode="median")
-    return milliseconds / 1e3
+    def timed(count: int) -> float:
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]  # type: ignore[no-untyped-call]
+        for begin, end in events:
+            other.sum()  # not written: that would come to memory while `run` is timed
+            torch.cuda._sleep(CYCLES)  # type: ignore[no-untyped-call]
+            begin.record()
+            run()
+            end.record()
+        torch.cuda.synchronize()
+        milliseconds: float = statistics.median(begin.elapsed_time(end) for begin, end in events)
+        return milliseconds / 1e3
+
+    return timed(max(5, min(100, int(SECONDS / timed(3)))))
 
 
 def measured_ceilings(device: torch.device) -> Ceilings:

@@ -53,6 +53,15 @@ DEFAULTS: dict[str, Tuning] = {
 EXACT = Tuning(block_m=32, block_n=32, num_warps=8, num_stages=2)
 
 
+# Over heads of more than 128 channels in fewer bits: cut as above a block would spill, or leave no room for a second.
+WIDE: dict[str, Tuning] = {
+    "prefill": Tuning(block_m=128, block_n=32, num_warps=8, num_stages=3),
+    "split": Tuning(block_m=32, block_n=32, num_warps=4, num_stages=3),
+    "decode": Tuning(block_m=16, block_n=32, num_warps=4, num_stages=3),
+    "tree": Tuning(block_m=64, block_n=32, num_warps=8, num_stages=3),
+}
+
+
 def key_of(kind: str, shape: Mapping[str, int]) -> str:
     return f"{kind}({', '.join(f'{name}={value}' for name, value in sorted(shape.items()))})"
 
@@ -63,7 +72,9 @@ def tuning_for(kind: str, device: torch.device, **shape: int) -> Tuning:
         found = _measured(tuning_file(device)).get(key_of(kind, shape))
         if found is not None:
             return found
-    return EXACT if shape.get("bits") == 32 and shape["head_dim"] >= 128 else DEFAULTS[kind]
+    if shape.get("bits") == 32 and shape["head_dim"] >= 128:
+        return EXACT
+    return WIDE[kind] if shape.get("head_dim", 0) > 128 else DEFAULTS[kind]
 
 
 def tuning_file(device: torch.device) -> Path:

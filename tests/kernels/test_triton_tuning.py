@@ -18,7 +18,7 @@ from niwaki.kernels.triton import launch, tune
 from niwaki.kernels.triton.case import TINY, Case
 from niwaki.kernels.triton.row_cases import gather_case, norm_case
 from niwaki.kernels.triton.tune import attention_runs, best_of, candidates, product_run
-from niwaki.kernels.triton.tuning import DEFAULTS, EXACT, Tuning, key_of, load, save, tuning_for
+from niwaki.kernels.triton.tuning import DEFAULTS, EXACT, WIDE, Tuning, key_of, load, save, tuning_for
 
 
 def test_a_shape_that_nobody_measured_gets_the_default_of_its_kind() -> None:
@@ -149,3 +149,30 @@ def test_a_launch_that_does_not_fit_has_fewer_stages() -> None:
 def test_float32_of_wide_heads_is_cut_small() -> None:
     assert tuning_for("prefill", torch.device("cpu"), head_dim=256, group=2, bits=32) is EXACT
     assert tuning_for("prefill", torch.device("cpu"), head_dim=64, group=2, bits=32) is DEFAULTS["prefill"]
+
+
+def test_wide_heads_have_smaller_blocks() -> None:
+    assert tuning_for("decode", torch.device("cpu"), head_dim=256, group=2, bits=16) is WIDE["decode"]
+    assert tuning_for("decode", torch.device("cpu"), head_dim=128, group=2, bits=16) is DEFAULTS["decode"]
+
+
+def test_what_is_timed_is_launched_while_the_device_has_something_else_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            done.append("event")
+
+        def elapsed_time(self, end: object) -> float:
+            return 40.0
+
+    monkeypatch.setattr(check, "CACHES", 8)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: done.append("other work"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("wait"))
+    assert check.median_seconds(lambda: done.append("run"), "cpu") == 0.04
+    runs = ["other work", "event", "run", "event"]
+    assert done == ["run", "wait", *runs * 3, "wait", *runs * 5, "wait"]
