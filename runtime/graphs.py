@@ -72,11 +72,8 @@ class DecodeGraphs:
         inputs = host.to(self._device)
         on_device = plan_in(inputs, shape)
         plan = replace(self._blank, num_tokens=shape.num_tokens, on_device=on_device)
-        beside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch gives it no types
-        beside.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(beside):  # compiles the kernels, and stores what the replay will store again
-            first = self._model.forward(on_device.token_ids, plan, None)
-        torch.cuda.current_stream(self._device).wait_stream(beside)
+        # Compiles and loads the kernels, which no capture allows; stores what the replay will store again.
+        first = self._model.forward(on_device.token_ids, plan, None)
         if self._logits is None:
             self._logits = first.new_empty((ROWS[-1], first.shape[1]))
         logits = self._logits[: shape.num_tokens]

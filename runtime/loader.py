@@ -142,6 +142,7 @@ class Checkpoint:
             if self._tensors[name].dtype not in FLOAT_DTYPES.values():
                 raise ModelError(f"{path}: {_unsupported_dtype(name, NAMES[self._tensors[name].dtype])}")
         self._device = device or torch.device("cpu")
+        self._opened: dict[Path, safe_open] = {}  # for a GPU: opening one reads its header
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor in memory of its own, as stored, or as its parts mean it; from the file to a GPU without a tensor
@@ -177,9 +178,10 @@ class Checkpoint:
     def _read(self, name: str) -> torch.Tensor:
         stored = self._tensors[name]
         if self._device.type == "cuda":
-            with safe_open(stored.file, framework="pt", device=str(self._device)) as file:
-                on_device: torch.Tensor = file.get_tensor(name)
-                return on_device
+            if stored.file not in self._opened:
+                self._opened[stored.file] = safe_open(stored.file, framework="pt", device=str(self._device))
+            on_device: torch.Tensor = self._opened[stored.file].get_tensor(name)  # type: ignore[no-untyped-call]
+            return on_device
         data = torch.empty(stored.size, dtype=torch.uint8)
         with stored.file.open("rb") as file:
             file.seek(stored.offset)

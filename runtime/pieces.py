@@ -46,6 +46,8 @@ class PieceGraphs:
         self._blank = blank
         self._recorded: dict[int, Pieces] = {}
         self._memory = torch.cuda.graph_pool_handle()
+        # One for all: cuBLAS keeps 32 MB for each stream that it has seen.
+        self._beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch gives it no types
         self._logits: torch.Tensor | None = None
 
     def forward(
@@ -94,7 +96,7 @@ class PieceGraphs:
             calls.append(call)
             begin()
 
-        beside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch gives it no types
+        beside = self._beside
         beside.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(beside):
             first = self._forward(inputs, lambda call: None)  # compiles the kernels

@@ -36,6 +36,7 @@ from niwaki.runtime.models.decoder import Decoder
 from niwaki.runtime.models.projection import Source
 from niwaki.runtime.models.weights import expected_tensors
 from niwaki.runtime.parts import Share, SideBySide, divided
+from niwaki.runtime.sampler import on_device
 
 if TYPE_CHECKING:
     from niwaki.runtime.graphs import DecodeGraphs
@@ -344,10 +345,10 @@ class Runner:
                 logits = self._pieces.forward(arrays, shape, batch.wanted, batch.drawn)
             if logits is not None:
                 return logits
-        on_device = plan_in(torch.from_numpy(packed(arrays)).to(self._device), shape)
+        half = plan_in(on_device(packed(arrays), self._device), shape)
         if batch.drawn is not None:
-            on_device.token_ids.copy_(batch.drawn)
-        return self._model.forward(on_device.token_ids, replace(plan, on_device=on_device), batch.wanted)
+            half.token_ids.copy_(batch.drawn)
+        return self._model.forward(half.token_ids, replace(plan, on_device=half), batch.wanted)
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Carry out copies on write, in order, in all layers."""

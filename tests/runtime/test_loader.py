@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from niwaki.kernels.rope import LinearScaling, Llama3Scaling
@@ -97,6 +98,23 @@ def test_a_tensor_is_read_bit_for_bit(folder: Path) -> None:
     checkpoint = Checkpoint(folder, expected_tensors(config))
     for name, tensor in weights(config).items():
         assert torch.equal(checkpoint.read(name), tensor)
+
+
+def test_on_the_way_to_a_gpu_each_file_is_opened_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = set(shard(folder).values())
+    opened: list[str] = []
+
+    def opening(file: Path, framework: str, device: str) -> object:
+        opened.append(f"{file.name} for {device}")
+        return safe_open(file, framework=framework, device="cpu")
+
+    monkeypatch.setattr("niwaki.runtime.loader.safe_open", opening)
+    config = read_model_folder(folder).config
+    there = Checkpoint(folder, expected_tensors(config), device=torch.device("cuda"))
+    here = Checkpoint(folder, expected_tensors(config))
+    for name in expected_tensors(config):
+        assert torch.equal(there.read(name), here.read(name)), name
+    assert sorted(opened) == sorted(f"{name} for cuda" for name in files)
 
 
 def test_a_tied_checkpoint_may_keep_its_head_and_old_ones_their_frequencies(folder: Path) -> None:
