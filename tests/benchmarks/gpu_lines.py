@@ -23,7 +23,7 @@ from niwaki.kernels.triton.case import TINY as TINY_SIZE
 from niwaki.kernels.triton.ops import TritonOps
 from niwaki.kernels.triton.paged_attention import paged_attention
 from niwaki.runtime import bundled
-from niwaki.runtime.ahead import drawing_of
+from niwaki.runtime.ahead import Drawing, drawing_of
 from niwaki.runtime.api import SamplingParams
 from niwaki.runtime.models.config import ModelConfig
 from niwaki.runtime.models.weights import expected_tensors
@@ -181,9 +181,20 @@ def pages_of(work: Work) -> int:
 
 
 def decoded(config: ModelConfig, device: torch.device, work: Work, **options: Any) -> list[float]:
-    """Seconds of a step of single tokens, by batch."""
+    """Seconds of a step of single tokens, by batch: one launched behind the other, as the engine does."""
     runner = runner_of(config, device, pages_of(work), **options)
-    return [median_step(runner, separate_rows(batch, work.context), work.repeats) for batch in work.batches]
+    steps = (steady_step(runner, batch, work.context, device)[0] for batch in work.batches)
+    return [device_seconds(step, 4 * work.repeats) for step in steps]
+
+
+def steady_step(
+    runner: Runner, count: int, context: int, device: torch.device
+) -> tuple[Callable[[], object], Drawing, Batch]:
+    """A step of a batch that goes on, its tokens read and drawn where the logits are; how it draws; and the batch."""
+    batch = replace(Batch.of(separate_rows(count, context)), drawn=torch.full((count,), 5, device=device))
+    draws = PlainDraws.of([(SamplingParams(temperature=0.0), 0, 0)] * count, runner.config.vocab_size)
+    drawing = drawing_of(draws, runner.config.vocab_size, device)
+    return lambda: drawing.draw(runner.forward(batch)), drawing, batch
 
 
 def decode_lines(name: str, config: ModelConfig, device: torch.device, bandwidth: float, work: Work) -> Iterator[Json]:
@@ -229,9 +240,7 @@ def gap_lines(name: str, config: ModelConfig, device: torch.device, work: Work) 
     in each, beside what the graph and the draw take by themselves."""
     count = work.batches[-1]
     runner = runner_of(config, device, pages_of(work))
-    batch = replace(Batch.of(separate_rows(count, work.context)), drawn=torch.full((count,), 5, device=device))
-    draws = PlainDraws.of([(SamplingParams(temperature=0.0), 0, 0)] * count, config.vocab_size)
-    drawing = drawing_of(draws, config.vocab_size, device)
+    step, drawing, batch = steady_step(runner, count, work.context, device)
     graph, logits = torch.cuda.CUDAGraph(), runner.forward(batch)
     drawing.draw(logits)
     finish()
@@ -239,9 +248,6 @@ def gap_lines(name: str, config: ModelConfig, device: torch.device, work: Work) 
         drawing.draw(logits)
     assert runner._graphs is not None, "there is a GPU"
     (recorded,) = runner._graphs._recorded.values()
-
-    def step() -> None:
-        drawing.draw(runner.forward(batch))
 
     def busy() -> None:
         recorded.graph.replay()
@@ -253,10 +259,12 @@ def gap_lines(name: str, config: ModelConfig, device: torch.device, work: Work) 
 
 
 def device_seconds(run: Callable[[], object], count: int) -> float:
-    """Of one of so many runs behind one another, by the device's own clock."""
+    """Of one of so many runs behind one another, by the device's own clock where there is one."""
     for _ in range(3):
         run()
     finish()
+    if not torch.cuda.is_available():
+        return _once(run)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin.record()
     for _ in range(count):
