@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,10 @@ def break_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[
 
     monkeypatch.setattr(owner, name, once)
     return broken
+
+
+def wait_for(event: threading.Event) -> None:
+    event.wait(60)
 
 
 def goes_on(engine: Engine) -> None:
@@ -92,10 +97,12 @@ def test_what_is_over_needs_no_collector_of_cycles(engine: Engine) -> None:
         over = engine.backend.start(IDS, SHORT)
         read = engine.backend.start(IDS, SHORT)
         assert sum(len(delta.token_ids) for delta in read.deltas(timeout=60)) == 4
+        ended, may_go_on = threading.Event(), threading.Event()
+        engine.backend.after_step = partial(wait_for, may_go_on)
         cancelled = engine.backend.start(IDS, LONG)
-        ended = threading.Event()
         cancelled.add_done_callback(ended.set)
         cancelled.cancel()
+        may_go_on.set()
         assert ended.wait(60)
         assert isinstance(cancelled.error(), Cancelled)
         scored = engine.backend.score(engine.backend.open(), [Segment("a")], ["b"])
