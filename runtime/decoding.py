@@ -28,13 +28,14 @@ from niwaki.runtime.drafts import Listener
 from niwaki.runtime.faults import told
 from niwaki.runtime.request import GenerateJob, Request
 from niwaki.runtime.runner import Batch
-from niwaki.runtime.sampler import PlainDraws, on_device, rows_of
+from niwaki.runtime.sampler import NO_ROWS, PlainDraws, on_device, rows_of
 
 MAX_UNSETTLED = 64  # tokens of a request before its text is made
 SPARE_PAGES = 4  # columns by which the page table grows
 # Steps for which a batch under masks must have been steady before it runs ahead. Where something is forced in a text,
 # what was launched for it is in vain, so it waits for a step; who is steady for so long is forced seldom.
 STEADY_STEPS = 4
+EVERYWHERE = slice(None)
 
 _is_streamed = attrgetter("job.generation.is_streamed")
 
@@ -92,6 +93,9 @@ class Decoding:
         rows = [row for row, matcher in enumerate(matchers) if matcher is not None]
         self._led = plain[rows]  # places of those that are drawn under a mask
         self._led_rows = np.array(rows, np.int64)  # where they stand among the plain ones
+        is_all = len(rows) == len(self.requests)  # a view, then, instead of a copy
+        self._at_led = EVERYWHERE if is_all else self._led
+        self._at_led_rows = EVERYWHERE if is_all else self._led_rows
         self._matchers = [matcher for matcher in matchers if matcher is not None]
         self._steps = [matcher.step for matcher in self._matchers]
         self._ask_all()
@@ -164,13 +168,15 @@ class Decoding:
         if not (self._matchers or self._special):
             return []
         self._asked, self._is_told, self._failed = self._unsure, [False] * len(self._matchers), {}
-        left = self._left().tolist()
-        led = [(self._matchers[row], left[row]) for row in self._asked]
+        led: list[tuple[Matcher, int]] = []
+        if self._asked:
+            left = self._left().tolist()
+            led = [(self._matchers[row], left[row]) for row in self._asked]
         return led + [(matcher, request.remaining_new) for request, matcher in self._masked_special()]
 
     def _left(self) -> npt.NDArray[np.int64]:
         """How many tokens the led ones may still write, the one that this step draws included."""
-        left: npt.NDArray[np.int64] = (self._last - self._starts)[self._led]
+        left: npt.NDArray[np.int64] = (self._last - self._starts)[self._at_led]
         return left
 
     def _masked_special(self) -> list[tuple[Request, Matcher]]:
@@ -228,11 +234,7 @@ class Decoding:
         if draws.all_greedy:  # what is known to follow needs no mask
             self._tell_known(best, filled)
         going = [row for row, is_told in enumerate(self._is_told) if not is_told]
-        left = self._left().tolist()
-        found = [(self._led_rows[row], self._mask(row, left[row], filled)) for row in going]
-        under = [(row, mask) for row, mask in found if not isinstance(mask, NiwakiError)]
-        drawn = draws.draw_under(values, best, np.array([row for row, _ in under], np.int64), [m for _, m in under])
-        drawn[[row for row, mask in found if isinstance(mask, NiwakiError)]] = NO_TOKEN
+        drawn = self._drawn_under(draws, values, best, going, filled)
         if not draws.all_greedy:
             self._tell_known(drawn, filled)
         if plain is None:
@@ -240,6 +242,24 @@ class Decoding:
         tokens = np.zeros(len(self.requests), np.int64)
         tokens[plain] = drawn
         return tokens
+
+    def _drawn_under(
+        self,
+        draws: PlainDraws,
+        logits: torch.Tensor,
+        best: npt.NDArray[np.int64],
+        going: Sequence[int],
+        filled: Mapping[int, Words | NiwakiError],
+    ) -> npt.NDArray[np.int64]:
+        """A token for each plain row, of the led ones those of `going` under their masks."""
+        if not going:
+            return draws.draw_under(logits, best, NO_ROWS, ())
+        left = self._left().tolist()
+        found = [(self._led_rows[row], self._mask(row, left[row], filled)) for row in going]
+        under = [(row, mask) for row, mask in found if not isinstance(mask, NiwakiError)]
+        drawn = draws.draw_under(logits, best, np.array([row for row, _ in under], np.int64), [m for _, m in under])
+        drawn[[row for row, mask in found if isinstance(mask, NiwakiError)]] = NO_TOKEN
+        return drawn
 
     def take(self, tokens: npt.NDArray[np.int64] | None, *, has_logits: bool = True) -> Taken:
         """Keep what `draw` gave, but for the places that are told, whose requests are settled. Where the logits are
@@ -271,10 +291,13 @@ class Decoding:
             return Taken([], set(), [])
         must_look = self._is_plain & (self._is_watched | may_end | (self._starts >= self._last))
         one_by_one = self._special.copy()
-        accepted: set[int] = set()
-        left, looks = (self._left() + 1).tolist(), must_look[self._led].tolist()
-        token_ids = tokens[self._led].tolist()
         self._unsure = []
+        if all(self._is_told):  # what they were told ends none, but somebody may have begun to read meanwhile
+            accepted = set(self._led[must_look[self._at_led]].tolist())
+            return Taken(must_look.nonzero()[0].tolist(), accepted, one_by_one)
+        accepted = set()
+        left, looks = (self._left() + 1).tolist(), must_look[self._at_led].tolist()
+        token_ids = tokens[self._at_led].tolist()
         for row, is_told in enumerate(self._is_told):
             if is_told:
                 if looks[row]:  # somebody has begun to read meanwhile
@@ -294,8 +317,9 @@ class Decoding:
 
     def _tell_known(self, tokens: npt.NDArray[np.int64], filled: Mapping[int, Words | NiwakiError]) -> None:
         """Tell the matchers that know the tokens drawn, by plain row, from other texts; not where they may end one."""
-        token_ids, starts = tokens[self._led_rows], self._starts[self._led] + 1
-        looks = (self._is_watched[self._led] | self._may_end[token_ids] | (starts >= self._last[self._led])).tolist()
+        at = self._at_led
+        token_ids, last = tokens[self._at_led_rows], self._last[at] - 1
+        looks = (self._is_watched[at] | self._may_end[token_ids] | (self._starts[at] >= last)).tolist()
         for row, mask in filled.items():
             looks[row] |= isinstance(mask, NiwakiError)
         steps = zip(self._steps, token_ids.tolist(), self._left().tolist(), looks, strict=True)
