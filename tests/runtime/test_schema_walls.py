@@ -11,6 +11,7 @@ import pytest
 
 from niwaki.runtime.api import ConstraintError, JsonSchema
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
+from niwaki.runtime.constraints.schema import normalise
 
 BYTES = Vocabulary([*(bytes([byte]) for byte in range(256)), None], {256})
 SECONDS = 1.0
@@ -110,3 +111,21 @@ def test_a_hostile_schema_is_compiled_or_refused(name: str, compiler: Constraint
                 break
     assert time.process_time() - began < PROCESSOR_SECONDS
     assert compiler.compile(JsonSchema('{"type": "null"}')).matcher().shortest_ending(9) is not None
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_tame"),
+    [
+        ({"pattern": "^a{500}$"}, True),
+        ({"pattern": "^(a{501})?$"}, False),
+        ({"pattern": "^(a{1000})?$"}, False),
+        ({"pattern": "^(a{1000,})?$"}, False),
+        ({"pattern": "^a{0,1000}$"}, False),
+        ({"pattern": "^(?!(a|b)*a(a|b){99}$)[ab]*$"}, True),
+        ({"pattern": "^(?!(a|b)*a(a|b){200}$)[ab]*$"}, False),
+        ({"pattern": "^(a|b)*$", "maxLength": 60000}, True),
+        ({"pattern": "^(?=.*a.{99}$)(?=.*b.{98}$)[ab]*$", "maxLength": 60000}, False),
+    ],
+)
+def test_what_counts_far_is_tried_beside(schema: dict[str, object], is_tame: bool) -> None:
+    assert normalise(json.dumps({"type": "string", **schema})).is_tame is is_tame

@@ -31,7 +31,7 @@ SMALL_PATTERN: Final = 6000  # characters
 SMALL_INSIDE: Final = 3000  # bytes of one text
 TAME_PATTERNS: Final = 32  # of keys, in one object: 0.1 to 0.5 ms each
 TAME_DECIMALS: Final = 6  # of a step
-_COUNT = re.compile(r"\{\d*,?(\d{3,})")
+_COUNT = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 _LOOK = re.compile(r"\(\?<?[=!]")
 
 
@@ -155,7 +155,7 @@ class _Measure:
         self._count(least)
         if isinstance(pattern := schema.get("pattern"), str):
             most = schema.get("maxLength")  # alone it costs the same whatever it is
-            self.is_tame &= not isinstance(most, int) or most <= SMALL_LENGTH
+            self.is_tame &= not isinstance(most, int) or most <= (SMALL_COUNT if _has_looks(pattern) else SMALL_LENGTH)
             inside = self._pattern(pattern) + shortest
         self.inside = max(self.inside, inside)
         return 2 + shortest + inside
@@ -208,8 +208,14 @@ class _Measure:
 
 
 def _has_small_counts(pattern: str) -> bool:
-    most = SMALL_LOOKED_COUNT if _LOOK.search(pattern) and pattern not in FORMAT_PATTERNS.values() else SMALL_COUNT
-    return all(len(count) < 6 and int(count) <= most for count in _COUNT.findall(pattern))
+    most = SMALL_LOOKED_COUNT if _has_looks(pattern) else SMALL_COUNT
+    counts = [count for low, high in _COUNT.findall(pattern) for count in (low, high)]
+    return all(len(count) < 6 and int(count or 0) <= most for count in counts)
+
+
+def _has_looks(pattern: str) -> bool:
+    """Those of formats are known to be quick."""
+    return _LOOK.search(pattern) is not None and pattern not in FORMAT_PATTERNS.values()
 
 
 def _is_small_step(step: Json) -> bool:
