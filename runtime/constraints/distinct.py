@@ -26,7 +26,7 @@ MAX_KNOWN: Final = 200  # of 16 KiB each
 MAX_DIGITS: Final = 4000  # that Python reads as a number
 CLOSED: Final = b'"]}'  # what an item ends with that is no scalar
 LIKELY: Final = b'a"b,}]0123456789c'  # of these one may mostly follow
-REST: Final = bytes(byte for byte in range(256) if byte not in LIKELY)
+ALL_BYTES: Final = bytes(dict.fromkeys((*LIKELY, *range(256))))
 # Tokens that may end an item otherwise than by the rest of a used one.
 _STRUCTURAL: Final = re.compile(rb'\A[^"]*[,\]} \n\r\t]|".*"', re.DOTALL)
 _ENDS_STRING: Final = re.compile(rb'"[^"]*[\]},]')
@@ -300,8 +300,9 @@ class _Dead:
                     here.rollback(1)
 
     def _is_dead(self, here: LLMatcher, text: bytes) -> bool:
+        forced = here.compute_ff_bytes()[:1]  # inside a constant one byte may follow, which saves asking for all
         is_whole = text in self._used
-        for byte in (*LIKELY, *REST):
+        for byte in forced or ALL_BYTES:
             longer = text + bytes([byte])
             is_used = (is_whole and byte in ENDS_SCALAR) or longer in self._found or longer in self._known
             if not is_used and here.validate_tokens([self._byte_ids[byte]]) == 1:
