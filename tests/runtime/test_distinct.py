@@ -46,6 +46,7 @@ SCALARS: list[Json] = [
     {"type": "integer", "minimum": 1},
     {"type": "integer", "multipleOf": 5},
     {"type": "number"},
+    {"type": "number", "minimum": 0, "exclusiveMaximum": 11},
     {"type": ["boolean", "null", "integer"]},
     {"enum": [*range(12), "a", "ab", None, True, [1], [1, 1], {"a": 0}]},
     {"anyOf": [{"const": "aa"}, {"type": "string", "minLength": 3, "maxLength": 3}]},
@@ -293,7 +294,7 @@ def test_taking_back_forgets_what_was_used(compiler: ConstraintCompiler) -> None
     ("schema", "reason"),
     [
         ({"anyOf": [{"type": "array", "uniqueItems": True, "items": {"type": "string"}}, INTEGERS]}, "may also be one"),
-        ({"type": "array", "uniqueItems": True, "items": {"type": "number", "minimum": 0}}, "bounds"),
+        ({"type": "array", "uniqueItems": True, "items": {"type": "number", "minimum": 0.5}}, "bounds"),
         (
             {
                 "type": "array",

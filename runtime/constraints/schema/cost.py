@@ -17,6 +17,7 @@ from niwaki.runtime.constraints.schema.arrays import least_path
 from niwaki.runtime.constraints.schema.document import Json, Watch, json_text
 from niwaki.runtime.constraints.schema.formats import FORMAT_PATTERNS
 from niwaki.runtime.constraints.schema.presence import witnesses
+from niwaki.runtime.constraints.schema.ranges import LOWER, UPPER
 
 NUMBER_BYTES: Final = 48  # a bounded number: its digits
 WIDEST: Final = 6  # bytes of a character: an escape
@@ -126,9 +127,11 @@ class _Measure:
                 if "not" in schema:
                     return 3
                 if schema.keys() & {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}:
-                    self.inside = max(self.inside, NUMBER_BYTES)
+                    bounds = [schema[key] for key in (*LOWER, *UPPER) if key in schema]
+                    size = max([NUMBER_BYTES, *(len(json_text(bound)) + 1 for bound in bounds)])
+                    self.inside = max(self.inside, size)
                     self.is_tame &= _is_small_step(schema.get("multipleOf"))
-                    return NUMBER_BYTES
+                    return size
                 return 1
             case "string":
                 return self._of_string(schema)

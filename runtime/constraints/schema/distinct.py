@@ -11,12 +11,14 @@ from typing import Final, TypeAlias
 
 from niwaki.runtime.constraints.schema.document import Json, json_text, refused
 from niwaki.runtime.constraints.schema.presence import witnesses
+from niwaki.runtime.constraints.schema.ranges import is_range
 
 State: TypeAlias = tuple[dict[str, Json], ...]  # the parts of a schema that a value at some place may be read by
 DISTINCT: Final = "uniqueItems"  # of a normal array: the pointer of the keyword
 ANYTHING: Final[dict[str, Json]] = {}
 MAX_PLACES: Final = 5000
 ENDLESS: Final = 1 << 30
+MILLION: Final = 10**6
 MANY_LETTERS: Final = 64  # of any string that no pattern describes, and more
 LOWER: Final = frozenset({"minimum", "exclusiveMinimum"})
 UPPER: Final = frozenset({"maximum", "exclusiveMaximum"})
@@ -185,8 +187,8 @@ def _check_array(layout: Layout, state: State, pointer: str) -> None:
                     pointer,
                     f"cannot be enforced where an item is an {kind} that can neither always go on nor has one spelling",
                 )
-        if any("number" in kinds_of(part) and part.keys() & BOUNDS for part in items):
-            raise refused(pointer, "cannot be enforced over numbers with bounds that need not be whole")
+        if any("number" in kinds_of(part) and part.keys() & BOUNDS and not is_range(part) for part in items):
+            raise refused(pointer, "cannot be enforced over numbers with steps or broken bounds that need not be whole")
         if index < least and _count_of(layout, items) <= index:
             raise refused(pointer, f"cannot be enforced: it is not seen that there are {least} different items")
 
@@ -213,7 +215,7 @@ def _is_spelled_once(schema: dict[str, Json]) -> bool:
     if "enum" in schema:
         return True
     kinds = kinds_of(schema)
-    if "number" in kinds and schema.keys() & BOUNDS:
+    if "number" in kinds and schema.keys() & BOUNDS and not is_range(schema):
         return False
     is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
     return "object" not in kinds or (is_closed and "x-witness" not in schema)
@@ -244,7 +246,9 @@ def _count_of_kind(layout: Layout, kind: str, schema: dict[str, Json], depth: in
             if not schema.keys() & LOWER or not schema.keys() & UPPER:
                 return ENDLESS
             if isinstance(low, int) and isinstance(high, int) and not schema.keys() & BOUNDS - INCLUSIVE:
-                return high - low + 1
+                # Between large whole numbers no fraction of so few digits may be left.
+                has_fractions = kind == "number" and low < high and min(abs(low), abs(high)) <= MILLION
+                return high - low + 1 + (MILLION if has_fractions else 0)
         case "object":
             if goes_on_as_object(schema):
                 return ENDLESS

@@ -19,6 +19,7 @@ from niwaki.runtime.constraints.schema.arrays import read_automaton
 from niwaki.runtime.constraints.schema.distinct import DISTINCT, Layout
 from niwaki.runtime.constraints.schema.document import Json, json_text
 from niwaki.runtime.constraints.schema.presence import witnesses
+from niwaki.runtime.constraints.schema.ranges import is_range, range_regex
 from niwaki.runtime.constraints.schema.strings import anywhere, language_of
 
 _HEX: Final = "[0-9a-fA-F]"
@@ -171,6 +172,10 @@ class _Writer:
             if once:
                 return ["ONCE_INTEGER"] if kind == "integer" else ["ONCE_INTEGER", "ONCE_FRACTION"]
             return [kind.upper()]
+        if is_range(schema):
+            regex = range_regex(schema, is_whole=kind == "integer")
+            is_spelled_once = kind == "integer" or not once
+            return [self._terminal(f"/{regex}/" if is_spelled_once else f"/{regex}/ & (ONCE_INTEGER | ONCE_FRACTION)")]
         return [self._rule([f"%json {json.dumps({'type': kind, **bounds, **ENGINE_OPTIONS})}"])]
 
     def _string(self, schema: dict[str, Json], once: bool) -> str:

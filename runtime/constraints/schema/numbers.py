@@ -10,6 +10,7 @@ from typing import Final
 
 from niwaki.runtime.constraints.schema.document import Json, refused
 from niwaki.runtime.constraints.schema.facts import Way, both
+from niwaki.runtime.constraints.schema.ranges import MOST, is_range, range_regex
 
 MAX_EXCLUDED_NUMBERS: Final = 16
 MAX_LISTED_NUMBERS: Final = 32
@@ -90,16 +91,20 @@ def _range_schema(way: Way, place: str) -> dict[str, Json] | None:
             high = (Fraction(bound), False)
         if low is not None and high is not None and low[0] > high[0]:
             return None
+    bounds = [bound[0] for bound in (low, high) if bound is not None]
+    is_exact = not way.multiples and all(bound.denominator == 1 and abs(bound) <= MOST for bound in bounds)
     if low is not None:
-        schema["exclusiveMinimum" if low[1] else "minimum"] = _as_number(low[0], 1, place)
+        schema["exclusiveMinimum" if low[1] else "minimum"] = _as_number(low[0], 1, place, is_exact)
     if high is not None:
-        schema["exclusiveMaximum" if high[1] else "maximum"] = _as_number(high[0], -1, place)
+        schema["exclusiveMaximum" if high[1] else "maximum"] = _as_number(high[0], -1, place, is_exact)
     if way.multiples:
         step = _common_multiple(way.multiples)
         if not _has_multiple(Fraction(step.numerator) if way.is_whole else step, low, high):
             return None
         if not (way.is_whole and step == 1):
             schema["multipleOf"] = _as_number(step, 0, place)
+    if is_range(schema) and not range_regex(schema, is_whole=bool(way.is_whole)):
+        return None
     return schema
 
 
@@ -112,9 +117,10 @@ def _has_multiple(step: Fraction, low: tuple[Fraction, bool] | None, high: tuple
     return first <= last
 
 
-def _as_number(value: Fraction, towards: int, place: str) -> Json:
-    """The bound as the engine reads it, a float64: where that is not exact, the next one inside the range."""
-    if value.denominator == 1 and abs(value) <= EXACT_WHOLE:
+def _as_number(value: Fraction, towards: int, place: str, is_exact: bool = False) -> Json:
+    """The bound; where it is not written out here (`ranges.py`) as the engine reads it, a float64: where that is not
+    exact, the next one inside the range."""
+    if is_exact or (value.denominator == 1 and abs(value) <= EXACT_WHOLE):
         return int(value)
     near = float(value)
     if Fraction(repr(near)) == value and (value.denominator != 1 or Fraction(near) == value):
