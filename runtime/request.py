@@ -127,7 +127,7 @@ class Request:
         self.prompt_logprobs: dict[int, TokenLogprob] = {}
         self.prompt_top: dict[int, tuple[TokenLogprob, ...]] = {}
         # Nothing stands before the first token, so where its log-probability is asked for there is none.
-        if (self.samples and logits_from == 0) or (isinstance(job, ScoreJob) and job.starts[index] == 0):
+        if job.starts[index] == 0 if isinstance(job, ScoreJob) else logits_from == 0:
             self.prompt_logprobs[0] = TokenLogprob(None, int(ids[0]), tokenizer.token_text(int(ids[0])))
         self.forced: list[int] = []  # which generated tokens, by index, were not drawn
         self.drafted: list[int] = []  # which of the others were computed with those before them: they had been guessed
