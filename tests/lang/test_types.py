@@ -264,7 +264,10 @@ Share = Annotated[float, pydantic.Field(ge=0, le=0.5)]
         (model_with(pydantic.PastDate), "field 'bad': a limit on date cannot be enforced"),
         (model_with(Fraction), "field 'bad': Fraction cannot be enforced"),
         (model_with(decimal.Decimal, pydantic.Field(max_digits=3)), "max_digits without decimal_places"),
-        (set[Share], r"dtype set\[.*\]: schema at /uniqueItems: cannot be enforced over numbers with steps or broken bounds"),
+        (
+            set[Share],
+            r"dtype set\[.*\]: schema at /uniqueItems: cannot be enforced over numbers with steps or broken bounds",
+        ),
         (model_with(list[set[Share]]), "dtype Made, field 'bad': schema at /properties/bad/items/uniqueItems"),
         (list[model_with(set[Share])], r"dtype list\[.*\], Made, field 'bad': .*uniqueItems"),  # type: ignore[misc]  # made
         (
