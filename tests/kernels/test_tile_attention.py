@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from niwaki.kernels.jit import set_num_threads
+from niwaki.kernels import tile_attention
+from niwaki.kernels.jit import for_any_thread, set_num_threads
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import NumbaOps, array_of
 from niwaki.kernels.partial import NOTHING
 from niwaki.kernels.plan import PrefillRow, Segment, Span, make_plan
 from niwaki.kernels.prefill import prefill_attention_torch
 from niwaki.kernels.rule import PLAIN, AttentionRule
+from niwaki.kernels.stack_by_tiles import attend_by_tiles
 from niwaki.kernels.tile_attention import tile_rows, tile_segments
 from niwaki.kernels.tiles import has_tiles
 
@@ -92,6 +94,16 @@ def test_every_rule(rule: AttentionRule) -> None:
     for start, count in ((0, 90), (130, 40)):
         got, expected = case(start, count, rule=rule)
         assert (got - expected).abs().max() < 2e-2
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_tiles_do_as_the_formula_says_also_where_pairs_are_quicker(
+    rule: AttentionRule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tile_attention, "_attend_all", for_any_thread(attend_by_tiles))
+    monkeypatch.setattr(tile_attention, "_attend_parallel", None)
+    got, expected = case(130, 40, rule=rule)
+    assert (got - expected).abs().max() < 2e-2
 
 
 def test_a_rows_result_does_not_depend_on_where_it_was_cut() -> None:
