@@ -24,6 +24,7 @@ from niwaki.runtime.api import (
     ConfigError,
     Delta,
     Generation,
+    ModelError,
     RequestError,
     SamplingOptions,
     SamplingParams,
@@ -67,6 +68,12 @@ class Engine:
         folder = Path(bundled.MODEL_DIR if self.config.model is None else self.config.model)
         contents = read_model_folder(folder)
         self.tokenizer = Tokenizer(folder)
+        num_tokens, vocab_size = len(self.tokenizer.token_bytes), contents.config.vocab_size
+        if num_tokens > vocab_size:
+            raise ModelError(
+                f"{folder / 'tokenizer.json'} has {num_tokens} tokens, and the vocab_size of config.json is "
+                f"{vocab_size}; the two are of different models"
+            )
         device = resolve_device(self.config.device)
         if self.config.deterministic and device.type != "cpu":
             raise ConfigError("deterministic=True runs on the CPU only: give device='cpu'")

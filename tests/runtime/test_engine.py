@@ -456,3 +456,9 @@ def test_a_models_name_in_the_place_of_its_folder_is_told_how_to_get_one() -> No
         Engine("Qwen/Qwen3-0.6B")
     with pytest.raises(ModelError, match=r"does not exist; give a folder with config.json and model.safetensors$"):
         Engine("/no/such/folder")
+
+
+def test_a_tokenizer_of_more_tokens_than_the_model_has_is_told_by_its_file(tmp_path: Path) -> None:
+    make_model(tmp_path / "mixed", vocab_size=VOCAB_SIZE - 100)
+    with pytest.raises(ModelError, match=r"mixed/tokenizer.json has 3[0-9]+ tokens, .* config.json is 300;"):
+        Engine(tmp_path / "mixed")
