@@ -27,7 +27,7 @@ from niwaki.kernels.operand import Array
 from niwaki.kernels.pair_products import OUTPUTS, sum_of_one, sum_of_two
 from niwaki.kernels.partial import Float32s
 from niwaki.kernels.simd import LANES, multiply_add, splat
-from niwaki.kernels.simd_memory import load16, store16, store_pair, transpose16, transpose16_apart
+from niwaki.kernels.simd_memory import load16, prefetch_to_write, store16, store_pair, transpose16, transpose16_apart
 from niwaki.kernels.tiles import ROWS, aligned, has_matrix_unit
 from niwaki.kernels.vector_tiles import multiplies_pairs
 
@@ -149,7 +149,7 @@ def columns_of(
     outputs, inputs = weight.shape
     depth = inputs // SLICE
     groups = (rows + ROWS - 1) // ROWS  # of rows of x
-    flat = weight.reshape(-1)
+    flat, flat_out, out_stride = weight.reshape(-1), out.reshape(-1), out.strides[0] // out.itemsize
     sums = np.empty(4 * TILE + LANES, np.float32)  # [half of the outputs, group of two] tiles of outputs by rows
     pairs, turned = np.empty(2 * TILE, np.uint16), np.empty(TILE, np.float32)
     laid0, sums0 = aligned(laid), aligned(sums)
@@ -161,8 +161,11 @@ def columns_of(
         for group in range(0, groups, 2):
             at, sides = laid0 + group * depth * TILE, min(2, groups - group)
             ahead = step_ahead if group == 0 else 0
+            first = group * ROWS * out_stride + output
             for some in range(output, output + (TALL if is_tall else ROWS), OUTPUTS):
                 place = sums0 + ((some - output) // ROWS * 2 * ROWS + some % ROWS) * LANES
+                for row in range(some - output, min(some - output + OUTPUTS, rows - group * ROWS)):
+                    prefetch_to_write(flat_out, first + row * out_stride)  # else each waits for the one before
                 if sides == 2:
                     sum_of_two(sums, place, APART, flat, some * inputs, stride, laid, at, depth, ahead)
                 else:

@@ -348,12 +348,23 @@ def _prefetch(typing, array, index):
     return types.void(array, index), generate
 
 
-def ask_for(builder, pointer):
+@intrinsic
+def _prefetch_to_write(typing, array, index):
+    """As `prefetch`, of a line that will be written."""
+
+    def generate(context, builder, signature, args):
+        ask_for(builder, element_pointer(context, builder, signature, args), to_write=True)
+        return context.get_dummy_value()
+
+    return types.void(array, index), generate
+
+
+def ask_for(builder, pointer, to_write=False):
     """Ask memory for the cache line there."""
     byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
     ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    flags = (ir.Constant(number, flag) for flag in (0, 3, 1))  # read, keep, data
+    flags = (ir.Constant(number, flag) for flag in (int(to_write), 3, 1))  # keep, data
     builder.call(ask, [builder.bitcast(pointer, byte), *flags])
 
 
@@ -450,3 +461,4 @@ transpose16_apart = cast("Callable[[Array, int, int, Array, int, int], None]", _
 largest_of_rows = cast("Callable[[Array, int, int, int], Vector]", _largest_of_rows)
 sum_of_rows = cast("Callable[[Array, int, int, int], Vector]", _sum_of_rows)
 prefetch = cast("Callable[[Array, int], None]", _prefetch)
+prefetch_to_write = cast("Callable[[Array, int], None]", _prefetch_to_write)
