@@ -58,7 +58,7 @@ class SavedPath:
 
 
 class CacheWriter:
-    """Writes paths to a file that appears under its name at `close`. A context manager; an error leaves no file."""
+    """Writes paths to a file that appears under its name at the end of the `with` block; an error leaves no file."""
 
     def __init__(self, path: Path, layout: Layout) -> None:
         self._path = path
@@ -84,11 +84,12 @@ class CacheWriter:
         return self
 
     def __exit__(self, kind: object, *error: object) -> None:
-        self._file.close()
-        if kind is None:
-            os.replace(self._name, self._path)
-        else:
-            os.unlink(self._name)
+        try:
+            self._file.close()  # writes what is left
+            if kind is None:
+                os.replace(self._name, self._path)
+        finally:
+            Path(self._name).unlink(missing_ok=True)  # missing where it has got its name
 
     def _write_line(self, fields: dict[str, object]) -> None:
         self._file.write(json.dumps(fields).encode() + b"\n")

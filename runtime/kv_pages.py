@@ -5,6 +5,7 @@ Owned by `core.EngineCore`, whose requests lease pages of `cache`; the rest of w
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -18,6 +19,8 @@ from niwaki.runtime.limits import TokenIds
 from niwaki.runtime.pool_memory import PoolMemory
 from niwaki.runtime.runner import Runner
 from niwaki.runtime.tiers import Tiers
+
+log = logging.getLogger("niwaki.tiers")
 
 DEMOTED_PAGES = 16  # between two steps: those who run wait for them
 LEAST_TIMED_PAGES = 4  # of the tokens of a step: how long fewer take says little of what computing a page costs
@@ -93,9 +96,13 @@ class KVPages:
         lease = self.cache.acquire(ids, namespace, max_cached=most, room_for=room_for, priority=priority)
         if lease is None:
             return None
-        if lease.copies:
-            self._runner.copy_pages(lease.copies)
-        return lease, self._restored(ids[:most], namespace, lease)
+        try:
+            if lease.copies:
+                self._runner.copy_pages(lease.copies)
+            return lease, self._restored(ids[:most], namespace, lease)
+        except BaseException:
+            self.cache.discard(lease)  # nobody else knows of it
+            raise
 
     def _restored(self, ids: TokenIds, namespace: str, lease: Lease) -> int:
         """Fetch the pages of `ids` behind the cached ones that a tier still has. Returns how many tokens need no
@@ -112,7 +119,10 @@ class KVPages:
 
     def _keep_evicted(self, namespace: str, ids: TokenIds, first: int, page_ids: list[int]) -> None:
         assert self._tiers is not None
-        self._tiers.keep(namespace, ids, first, self._runner.read_pages(page_ids))
+        try:
+            self._tiers.keep(namespace, ids, first, self._runner.read_pages(page_ids))
+        except Exception:  # the eviction goes on: half done, it would lose the pages that it has
+            log.exception("evicted pages could not be kept")
 
     # -- files --------------------------------------------------------------------------------------------------------
 

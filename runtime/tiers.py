@@ -9,6 +9,7 @@ wrong with a store costs recomputing and nothing else: it is counted, and told o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -36,7 +37,8 @@ HEADER = struct.Struct("<8sHxx16sII")  # magic, version, key, bytes of the page,
 
 
 class PageStore(Protocol):
-    """Keeps pages by key, up to a size of its own. Called by one thread."""
+    """Keeps pages by key, up to a size of its own. Called by one thread, in the middle of an eviction, too: so nothing
+    here raises; what goes wrong is counted and costs pages."""
 
     name: str
 
@@ -127,7 +129,7 @@ class DiskStore:
         self._sizes: OrderedDict[bytes, int] = OrderedDict()
         self._bytes = self._hits = self._faults = 0
         self._is_full = False
-        found = [(entry.stat(), entry.name) for entry in os.scandir(folder) if entry.name.endswith(".page")]
+        found = [(status, name) for name in os.listdir(folder) if (status := self._status(name)) is not None]
         for status, name in sorted(found, key=lambda one: one[0].st_mtime):
             try:
                 key = bytes.fromhex(name.removesuffix(".page"))
@@ -194,9 +196,20 @@ class DiskStore:
     def _path(self, key: bytes) -> Path:
         return self._folder / f"{key.hex()}.page"
 
+    def _status(self, name: str) -> os.stat_result | None:
+        """Of a page's file; None where it is none, or another process that shares the folder has just deleted it."""
+        if name.endswith(".page"):
+            with contextlib.suppress(FileNotFoundError):
+                return os.stat(self._folder / name)
+        return None
+
     def _forget(self, key: bytes) -> None:
         self._bytes -= self._sizes.pop(key)
-        self._path(key).unlink(missing_ok=True)
+        try:
+            self._path(key).unlink(missing_ok=True)
+        except OSError as error:
+            self._is_full = True  # what cannot be deleted takes room that nobody counts
+            self._fault(f"cannot delete a cached page: {error}; no more pages go there")
 
     def _fault(self, what: str) -> None:
         if not self._faults:

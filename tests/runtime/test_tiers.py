@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -11,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from niwaki.runtime.api import ConfigError
+from niwaki.runtime.api import ConfigError, GenerationError
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.runner import Runner
 from niwaki.runtime.tiers import Bytes, DiskStore, MemoryStore, Tiers, page_keys
 from tests.toy import VOCAB_SIZE, make_model
 
@@ -162,6 +164,58 @@ def test_a_full_disk_ends_writing_and_nothing_else(
     assert [path.suffix for path in tmp_path.iterdir()] == [".page"]
 
 
+def test_a_page_that_cannot_be_deleted_ends_writing_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = DiskStore(tmp_path, 3 * 120)
+    for number in range(3):
+        store.put(key(number), page(number))
+    for number in range(2):  # somebody has put folders in their place
+        (tmp_path / f"{key(number).hex()}.page").unlink()
+        (tmp_path / f"{key(number).hex()}.page").mkdir()
+    with caplog.at_level(logging.WARNING, "niwaki.tiers"):
+        store.put(key(3), page(3))
+        assert store.get(key(1)) is None
+    assert store.get(key(2)) is not None
+    assert len(caplog.records) == 1
+    assert store.counts()["faults"] == 3, "a page not deleted; one not read, and not deleted"
+
+
+def test_a_page_that_another_process_has_just_deleted_is_not_there(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path, 1 << 20)
+    store.put(key(0), page(0))
+    (tmp_path / f"{key(1).hex()}.page").symlink_to(tmp_path / "gone")  # listed, and not found
+    again = DiskStore(tmp_path, 1 << 20)
+    assert again.counts()["pages"] == 1
+    assert again.get(key(1)) is None
+
+
+@pytest.mark.usefixtures("reading_pays")
+@pytest.mark.parametrize(("owner", "name"), [(MemoryStore, "put"), (MemoryStore, "get"), (Runner, "copy_pages")])
+def test_a_store_that_raises_costs_no_page_of_the_pool(
+    folder: Path, owner: type, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = prompt(1, 100), prompt(2, 110)
+    with Engine(folder, kv_tokens=128, host_cache_bytes=1 << 24) as engine:
+        expected = run(engine, first)[0]
+        whole, broken = getattr(owner, name), list[str]()
+
+        def once(*args: object) -> object:
+            if not broken:
+                broken.append(name)
+                raise RuntimeError("a bug")
+            return whole(*args)
+
+        monkeypatch.setattr(owner, name, once)
+        for ids in (first[:-3] + second[:3], second, first):
+            with contextlib.suppress(GenerationError):
+                run(engine, ids)
+        assert broken
+        assert run(engine, first)[0] == expected
+        engine.backend.check()
+        assert engine.stats()["pages_held"] == 0
+
+
 def test_the_disk_store_keeps_its_size(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, 3 * 120)
     for number in range(5):
@@ -200,6 +254,14 @@ def test_a_saved_cache_warms_another_engine(folder: Path, tmp_path: Path) -> Non
         assert small.load_cache(file) <= 64
         small.backend.check()
         run(small, asked[0][:40])
+
+
+def test_a_cache_that_cannot_get_its_name_leaves_no_file(folder: Path, tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    with Engine(folder, kv_tokens=256) as engine, pytest.raises(OSError, match="directory"):
+        engine.save_cache(taken)
+    assert list(tmp_path.iterdir()) == [taken]
 
 
 def test_a_saved_cache_of_other_weights_is_refused_and_a_damaged_one_is_used_up_to_the_damage(
