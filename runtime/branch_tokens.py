@@ -24,8 +24,8 @@ class BranchTokens:
     def token_ids(self) -> Sequence[int]:
         return list(self.ids.tolist())
 
-    def move(self, ids: TokenIds, num_settled: int) -> None:
-        self.ids, self.num_settled, self.num_open = ids, num_settled, 0
+    def move(self, ids: TokenIds, num_settled: int, num_open: int = 0) -> None:
+        self.ids, self.num_settled, self.num_open = ids, num_settled, num_open
 
     def extended(self, delta: Sequence[Segment], tokenizer: Tokenizer) -> tuple[TokenIds, int]:
         """`ids` and `num_settled` with the delta behind them. The branch itself stays until it is moved there."""

@@ -106,7 +106,9 @@ class LocalBackend:
         with self._lock:
             if own.pin is not None:
                 own.pin.holders += 1
-            return LocalBranch(own.ids, own.namespace, own.pin, own.num_settled)
+            twin = LocalBranch(own.ids, own.namespace, own.pin, own.num_settled)
+        twin.num_open = own.num_open
+        return twin
 
     def close(self, branch: Branch) -> None:
         own = own_branch(branch)
@@ -145,7 +147,7 @@ class LocalBackend:
     ) -> Generation:
         """`streams`: as for `start`."""
         own = open_branch(branch)
-        before = own.ids, own.num_settled
+        before = own.ids, own.num_settled, own.num_open
         own.move(*own.extended(delta, self._tokenizer))
         try:
             return self.start(own.ids, params, own.namespace, own, num_settled=own.num_settled, streams=streams)
@@ -164,7 +166,17 @@ class LocalBackend:
     ) -> Pending[tuple[Score, ...]]:
         check_not_forked()
         own = open_branch(branch)
+        before = own.ids, own.num_settled, own.num_open
         own.move(*own.extended(delta, self._tokenizer))
+        try:
+            return self._start_scoring(own, continuations, heal=heal, unconditional=unconditional)
+        except BaseException:
+            own.move(*before)
+            raise
+
+    def _start_scoring(
+        self, own: LocalBranch, continuations: Sequence[str], *, heal: bool, unconditional: bool
+    ) -> Pending[tuple[Score, ...]]:
         if not continuations:
             raise RequestError("score needs at least one continuation")
         before, tails = own.ids, [self._tokenizer.encode([Segment(text)]) for text in continuations]
@@ -258,7 +270,6 @@ class LocalBackend:
             logits_from = max(0, params.logprob_start_len - 1)
         unsettled = None if logits_from is not None else self._unsettled(ids, params, num_settled)
         if branch is not None:
-            self._track(branch, job)
             job.moved = lambda kept: self._move(branch, kept)
 
         def compile_and_submit() -> None:
@@ -288,6 +299,8 @@ class LocalBackend:
         # On the engine's own thread compiling would stall every other request.
         stalls = threading.current_thread() is self._thread
         self._compilations.start(compile_and_submit, params, generation, stalls=stalls)
+        if branch is not None:
+            self._track(branch, job)
         return generation
 
     def together(self) -> AbstractContextManager[None]:
@@ -296,8 +309,10 @@ class LocalBackend:
         return self._inbox.together()
 
     def cancel(self, job: Job) -> None:
-        """End a job's requests; its result becomes `Cancelled` unless it was there before."""
-        self._inbox.post(lambda: self._core.abort(job))
+        """End a job's requests; its result becomes `Cancelled` unless it was there before. In an engine that is being
+        shut down it ends with EngineStopped by itself."""
+        with suppress(EngineStopped):
+            self._inbox.post(lambda: self._core.abort(job))
 
     def flush(self, *, tiers: bool = True) -> bool:
         """Drop everything from the cache, and from the `tiers` below it, that nothing runs on; False when something
@@ -446,5 +461,6 @@ class LocalBackend:
                 return
             old.holders -= 1
             is_free = old.holders == 0
-        if is_free and not self._inbox.is_closed:
-            self._inbox.post(lambda: self._core.pages.unpin(old.pin))
+        if is_free:
+            with suppress(EngineStopped):  # its pages went with the engine
+                self._inbox.post(lambda: self._core.pages.unpin(old.pin))

@@ -1,0 +1,97 @@
+"""Branches of an engine where something fails: they stand where they stood, and closing them never does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from niwaki.runtime.api import (
+    CapacityError,
+    ConstraintError,
+    EngineStopped,
+    Regex,
+    RequestError,
+    SamplingParams,
+    Segment,
+)
+from niwaki.runtime.engine import Engine
+from tests.toy import make_model
+
+WEB = ["see http://www.cat.org and http://dog.org", "the cat sat on the mat"] * 3
+SHORT = SamplingParams(max_new_tokens=4, temperature=0.0, ignore_eos=True)
+LONG = SamplingParams(max_new_tokens=400, temperature=0.0, ignore_eos=True)
+REFUSED = SamplingParams(constraint=Regex("a{3"))
+
+
+@pytest.fixture
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with Engine(make_model(tmp_path_factory.mktemp("toy"), texts=WEB), kv_tokens=1024) as made:
+        yield made
+
+
+def test_a_branch_whose_continuations_are_refused_stands_where_it_stood(engine: Engine) -> None:
+    backend, branch = engine.backend, engine.backend.open()
+    backend.append(branch, [Segment("the cat")])
+    stood = list(branch.token_ids)
+    for continuations in ([], ["a", ""]):
+        with pytest.raises(RequestError):
+            backend.score(branch, [Segment(" sat")], continuations)
+        assert list(branch.token_ids) == stood
+    with pytest.raises(CapacityError):
+        backend.score(branch, [Segment(" sat")], ["on the mat " * 2000])
+    assert list(branch.token_ids) == stood
+
+
+def test_what_stands_open_behind_choices_stays_open_for_forks_and_after_an_error(engine: Engine) -> None:
+    backend = engine.backend
+
+    def scored() -> list[int]:
+        """The tokens of a text that goes on behind choices which merge with it."""
+        backend.append(branch := backend.open(), [Segment("see http:")])
+        backend.score(branch, [], ["//www", " the cat"], heal=True).result(60)
+        assert branch.num_open
+        twin = backend.fork(branch)
+        with pytest.raises(ConstraintError):
+            backend.generate(branch, [Segment("//www")], REFUSED)
+        for each in (branch, twin):
+            backend.append(each, [Segment("//www")])
+        assert list(branch.token_ids) == list(twin.token_ids)
+        return list(branch.token_ids)
+
+    assert scored() == engine.tokenizer.encode([Segment("see http://www")], at_start=True)
+
+
+def test_a_request_that_was_refused_is_none_of_its_branchs(engine: Engine) -> None:
+    branch = engine.backend.open()
+    with pytest.raises(ConstraintError):
+        engine.backend.generate(branch, [Segment("the")], REFUSED)
+    assert branch.jobs == []
+    engine.backend.generate(branch, [Segment("the")], SHORT).result(60)
+    engine.backend.check()  # behind the end of that
+    assert branch.jobs == []
+
+
+def test_a_branch_may_be_closed_while_its_engine_is_shut_down(engine: Engine) -> None:
+    backend, branch = engine.backend, engine.backend.open()
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        goes_on.wait(60)
+
+    backend.generate(branch, [Segment("the")], SHORT).result(60)  # it holds a pin now
+    backend.after_step = hold
+    running = backend.generate(branch, [Segment(" cat")], LONG)
+    assert begun.wait(60)
+    ending = threading.Thread(target=engine.shutdown)
+    ending.start()
+    while backend.is_alive:
+        time.sleep(0.001)
+    backend.close(branch)
+    goes_on.set()
+    ending.join(60)
+    with pytest.raises(EngineStopped):
+        running.result(60)
