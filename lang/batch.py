@@ -120,8 +120,9 @@ class Journal:
 
     Because lines stand in row order, the number of whole lines is all the state there is: `num_done` rows are
     finished, and the next one to write has that index. Each line is handed to the operating system at once (a kill
-    loses nothing that was written) and is synced to the disk at least every second and at `finish` (a power cut
-    loses at most that second). A half-written last line is cut off when the file is opened again.
+    loses nothing that was written). They are synced to the disk with the first line that comes a second after the last
+    sync, at `finish` and at `close`: that much a power cut may lose. A half-written last line is cut off when the file
+    is opened again.
 
     `fingerprint` names what the rows depend on (the input, the program, the options) by hashes. It is kept in
     PATH.meta, and a run with another fingerprint is refused. A path that is no regular file (/dev/stdout, a pipe)
@@ -142,6 +143,7 @@ class Journal:
         self._is_unused = False  # it was made here, it is ours, and nobody has begun
         self._fd, is_made_here = _opened(path)
         self._end = 0  # bytes of whole lines
+        self._is_unsynced = False
         self._synced_at = time.monotonic()
         self.is_resumable = stat.S_ISREG(os.fstat(self._fd).st_mode)
         try:
@@ -176,6 +178,7 @@ class Journal:
         try:
             while line:
                 line = line[os.write(self._fd, line) :]
+            self._is_unsynced = self.is_resumable
             if self.is_resumable and time.monotonic() - self._synced_at > FSYNC_SECONDS:
                 self._sync()
         except OSError:
@@ -192,10 +195,15 @@ class Journal:
 
     def close(self) -> None:
         """Sync what is written and give the file free. Closing twice is allowed."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
+        if self._fd < 0:
+            return
+        try:
             if self._is_unused:  # what had to be there to be locked
                 self.path.unlink(missing_ok=True)
+            elif self._is_unsynced:
+                self._sync()
+        finally:
+            fd, self._fd = self._fd, -1
             os.close(fd)  # gives up the lock as well
 
     def __enter__(self) -> Self:
@@ -255,6 +263,7 @@ class Journal:
 
     def _sync(self) -> None:
         os.fsync(self._fd)
+        self._is_unsynced = False
         self._synced_at = time.monotonic()
 
     def _cut_off_half_line(self) -> None:

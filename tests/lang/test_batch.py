@@ -294,3 +294,23 @@ def test_a_device_is_written_but_never_continued() -> None:
         journal.write({"value": 1})
         journal.finish()
     assert not Path(os.devnull + ".meta").exists()
+
+
+def test_rows_of_a_run_that_ends_early_are_synced_when_the_file_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, synced, sync = tmp_path / "out.jsonl", list[int](), os.fsync
+
+    def noting(fd: int) -> None:
+        synced.append(path.stat().st_size)
+        sync(fd)
+
+    with Journal(path, FINGERPRINT) as journal:
+        journal.begin()
+        monkeypatch.setattr(os, "fsync", noting)
+        journal.write({"x": 1})
+        journal.write({"x": 2})
+    assert synced[-1:] == [path.stat().st_size]
+    count = len(synced)
+    Journal(path, FINGERPRINT).close()
+    assert len(synced) == count, "nothing was written"
