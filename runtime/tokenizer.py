@@ -49,7 +49,10 @@ class Tokenizer:
             raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from None
         self._content.encode_special_tokens = True
         self._config = _read_json(folder / "tokenizer_config.json")
-        self._file = json.loads(path.read_text(encoding="utf-8"))
+        # Of the file no more than is asked for: all of it as Python's objects takes 50 MB for 150,000 tokens.
+        told = json.loads(path.read_text(encoding="utf-8"))
+        self._decoder = told.get("decoder")
+        self._added_tokens: list[dict[str, object]] = told.get("added_tokens", [])
         template_file = folder / "chat_template.jinja"
         self._template_source = (
             template_file.read_text(encoding="utf-8") if template_file.exists() else self._config.get("chat_template")
@@ -98,8 +101,8 @@ class Tokenizer:
     @cached_property
     def token_bytes(self) -> tuple[bytes | None, ...]:
         """The bytes that each token id stands for; None for special tokens and unused ids."""
-        to_bytes = _byte_reader(self._file.get("decoder"))
-        added = {entry["id"]: entry for entry in self._file.get("added_tokens", [])}
+        to_bytes = _byte_reader(self._decoder)
+        added = {entry["id"]: entry for entry in self._added_tokens}
         table: list[bytes | None] = []
         for token_id in range(self.vocab_size):
             token = self._control.id_to_token(token_id)
@@ -115,9 +118,7 @@ class Tokenizer:
     def special_ids(self) -> Mapping[str, int]:
         """The special tokens: those that no text of a user ever becomes."""
         return {
-            str(entry["content"]): int(entry["id"])
-            for entry in self._file.get("added_tokens", [])
-            if entry.get("special", False)
+            str(entry["content"]): int(str(entry["id"])) for entry in self._added_tokens if entry.get("special", False)
         }
 
     def detokenizer(self, shown: Sequence[str] = ()) -> Detokenizer:
