@@ -142,9 +142,13 @@ class Tokenizer:
 
         Raises:
             UnsupportedByBackend: the model folder has no chat template.
+            ModelError: the template is none.
             ProgramError: the template refuses these messages (roles out of order, say).
         """
-        template = self._template
+        try:
+            template = self._template
+        except TemplateError as error:
+            raise ModelError(f"the model's chat template is no Jinja template: {error}") from None
         offered = {"tools": [_tool_entry(tool) for tool in tools]} if tools else {}
         try:
             return str(
@@ -155,9 +159,12 @@ class Tokenizer:
                     **self._special_tokens,
                 )
             )
-        except TemplateError as error:
+        except RequestError:  # of a message, not of the template
+            raise
+        except Exception as error:  # whatever its expressions raise, as a sum of a text and a number
             roles = [m.role for m in messages]
-            raise ProgramError(f"the model's chat template refuses the roles {roles}: {error}") from None
+            what = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+            raise ProgramError(f"the model's chat template refuses the roles {roles}: {what}") from None
 
     @cached_property
     def call_format(self) -> CallFormat:

@@ -9,7 +9,15 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models
 
-from niwaki.runtime.api import Message, ModelError, ProgramError, RequestError, Segment, UnsupportedByBackend
+from niwaki.runtime.api import (
+    Message,
+    ModelError,
+    ProgramError,
+    RequestError,
+    Segment,
+    ToolCall,
+    UnsupportedByBackend,
+)
 from niwaki.runtime.tokenizer import Tokenizer, byte_alphabet
 from tests.toy import make_tokenizer
 
@@ -96,3 +104,15 @@ def test_bad_input_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
         tokenizer.encode([Segment("ab\ud800")])
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
         Tokenizer(tmp_path / "nowhere")
+
+
+def test_a_template_that_breaks_says_which_roles_it_had(tmp_path: Path) -> None:
+    breaks = Tokenizer(make_tokenizer(tmp_path / "breaks", template="{{ messages[0].content + 1 }}"))
+    with pytest.raises(ProgramError, match=r"refuses the roles \['user'\]: TypeError: can only concatenate str"):
+        breaks.render([Message("user", "hi")], add_generation_prompt=True)
+    none = Tokenizer(make_tokenizer(tmp_path / "none", template="{% for %}"))
+    with pytest.raises(ModelError, match="no Jinja template: Expected an expression"):
+        none.render([Message("user", "hi")], add_generation_prompt=True)
+    calls = [Message("assistant", "", calls=(ToolCall("f", "{"),))]
+    with pytest.raises(RequestError, match="arguments are not JSON"):
+        breaks.render(calls, add_generation_prompt=True)
