@@ -7,11 +7,13 @@ this file brings orders to them, gives an order whose replica died to another on
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import threading
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ from niwaki.runtime.server.engine_client import EngineClient
 from niwaki.runtime.server.frames import Order, Report
 from niwaki.runtime.server.remote_engine import RemoteEngine
 from niwaki.runtime.tokenizer import Tokenizer
+
+log = logging.getLogger("niwaki.server")
 
 APP = "niwaki"
 BEAT_SECONDS = 1.0
@@ -167,7 +171,16 @@ class ReplicaLink:
 
     def _begin(self, order_id: int, work: Any) -> None:
         task = self._calls[order_id] = self._loop.create_task(work)
-        task.add_done_callback(lambda _: self._calls.pop(order_id, None))
+        task.add_done_callback(partial(self._over, order_id))
+
+    def _over(self, order_id: int, task: asyncio.Task[None]) -> None:
+        """Tell whoever was told nothing: of a task that was cancelled before it began no line has run."""
+        del self._calls[order_id]
+        if task.cancelled():
+            self._client.receive([frames.Failed(order_id, "Cancelled", "the request was cancelled")])
+        elif (error := task.exception()) is not None:
+            log.error("an order to the replicas failed", exc_info=error)
+            self._client.receive([frames.Failed(order_id, "EngineStopped", f"the replicas cannot be asked: {error}")])
 
     def _cancel(self, order_id: int) -> None:
         task = self._calls.get(order_id)
@@ -193,7 +206,6 @@ class ReplicaLink:
                 return
             except asyncio.CancelledError:
                 stream.cancel()
-                self._client.receive([frames.Failed(order.id, "Cancelled", "the request was cancelled")])
                 raise
             except Exception as error:  # whatever Ray calls it: the replica is gone, or was never reached
                 reason = type(error).__name__
