@@ -267,6 +267,7 @@ class EngineClient:
         own = _open_branch(branch)
         keep, number = self._kept(own)
         twin = ClientBranch(next(self._numbers), own.ids, own.namespace, own.num_settled, keep, own.epoch)
+        twin.num_open = own.num_open
         if keep:
             self.post(frames.Fork(number, twin.number))
         return twin
@@ -294,7 +295,7 @@ class EngineClient:
         self, branch: Branch, delta: Sequence[Segment], params: SamplingParams, *, streams: bool = True
     ) -> Generation:
         own = _open_branch(branch)
-        before = own.ids, own.num_settled
+        before = own.ids, own.num_settled, own.num_open
         own.move(*own.extended(delta, self._tokenizer))
         try:
             return self.start(own.ids, params, own.namespace, own, streams=streams)
@@ -312,9 +313,10 @@ class EngineClient:
         unconditional: bool = False,
     ) -> Pending[tuple[Score, ...]]:
         own = _open_branch(branch)
-        own.move(*own.extended(delta, self._tokenizer))
         if not continuations:
             raise RequestError("score needs at least one continuation")
+        before = own.ids, own.num_settled, own.num_open
+        own.move(*own.extended(delta, self._tokenizer))
         number = next(self._numbers)
         pending: Pending[tuple[Score, ...]] = Pending(lambda: self.post(frames.Cancel(number)))
         keep, branch_number = self._kept(own)
@@ -322,7 +324,11 @@ class EngineClient:
         order = frames.Weigh(
             number, branch_number, keep, tail, own.namespace, own.num_settled, tuple(continuations), heal, unconditional
         )  # fmt: skip
-        self._ask(number, _Asked(pending, own), order)
+        try:
+            self._ask(number, _Asked(pending, own), order)
+        except BaseException:
+            own.move(*before)
+            raise
         return pending
 
     def run_script(self, script: Script, namespace: str, tell: Callable[[ScriptReport], None]) -> RunningScript:

@@ -1,0 +1,70 @@
+"""Branches as the server's process knows them, where something fails: they stand where they stood."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from niwaki.runtime.api import ConstraintError, EngineStopped, Regex, RequestError, SamplingParams, Segment
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.server import frames
+from niwaki.runtime.server.engine_client import EngineClient
+from niwaki.runtime.server.frames import Order, Report
+from niwaki.runtime.server.orders import Orders
+from tests.toy import make_model
+
+WEB = ["see http://www.cat.org and http://dog.org", "the cat sat on the mat"] * 3
+REFUSED = SamplingParams(constraint=Regex("a{3"))
+
+
+class Loop:
+    """A link to orders on an engine here, both ways at once."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.client = EngineClient(engine.tokenizer)
+        self.orders = Orders(engine.backend, self)
+        self.client.connect(self, frames.loaded_by(engine))
+
+    def post(self, message: Order | Report, *, flush: bool = True) -> None:
+        if isinstance(message, Order):
+            self.orders.take(message)
+        else:
+            self.client.receive([message])
+
+    def flush(self) -> None: ...
+
+
+@pytest.fixture
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineClient]:
+    with Engine(make_model(tmp_path_factory.mktemp("toy"), texts=WEB), kv_tokens=1024) as engine:
+        loop = Loop(engine)
+        yield loop.client
+        loop.orders.close()
+
+
+def test_a_branch_whose_continuations_are_refused_stands_where_it_stood(client: EngineClient) -> None:
+    branch = client.open()
+    client.append(branch, [Segment("the cat")])
+    stood = list(branch.token_ids)
+    with pytest.raises(RequestError):
+        client.score(branch, [Segment(" sat")], [])
+    client.disconnect(EngineStopped("gone"))
+    with pytest.raises(EngineStopped):
+        client.score(branch, [Segment(" sat")], ["a"])
+    assert list(branch.token_ids) == stood
+
+
+def test_what_stands_open_behind_choices_stays_open_for_forks_and_after_an_error(client: EngineClient) -> None:
+    branch = client.open()
+    client.append(branch, [Segment("see http:")])
+    client.score(branch, [], ["//www", " the cat"], heal=True).result(60)
+    assert branch.num_open
+    twin = client.fork(branch)
+    with pytest.raises(ConstraintError):
+        client.generate(branch, [Segment("//www")], REFUSED)
+    for each in (branch, twin):
+        client.append(each, [Segment("//www")])
+    whole = client.open()
+    client.append(whole, [Segment("see http://www")])
+    assert list(branch.token_ids) == list(twin.token_ids) == list(whole.token_ids)
