@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 import tokenizers
-from jinja2 import Template, TemplateError
+from jinja2 import Template, TemplateError, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from niwaki.runtime.api import (
@@ -30,6 +30,7 @@ from niwaki.runtime.api import (
 from niwaki.runtime.calls import REASONING_MARKERS, format_of
 
 PASSING = ("strftime_now", "random", "lipsum")  # what a template may ask that has another answer each time
+SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")  # as templates call the tokens
 LONG_CHARS = 256  # a text of so many is worth another thread, which the library hands it to
 
 
@@ -137,8 +138,16 @@ class Tokenizer:
 
     # -- chat -----------------------------------------------------------------------------------------------------
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool, tools: Sequence[Tool] = ()) -> str:
-        """The model's chat template (Jinja, sandboxed) over `messages`, with the tools told to the model.
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """The model's chat template (Jinja, sandboxed) over `messages`, with the tools told to the model. `variables`
+        are some of `template_variables`; what they hold becomes template text.
 
         Raises:
             UnsupportedByBackend: the model folder has no chat template.
@@ -156,6 +165,7 @@ class Tokenizer:
                     messages=[_message_entry(message) for message in messages],
                     add_generation_prompt=add_generation_prompt,
                     **offered,
+                    **(variables or {}),
                     **self._special_tokens,
                 )
             )
@@ -225,6 +235,17 @@ class Tokenizer:
         return source
 
     @cached_property
+    def template_variables(self) -> frozenset[str]:
+        """What else the template reads than messages, tools and the names of special tokens: `enable_thinking`, say.
+
+        Raises:
+            UnsupportedByBackend: the model folder has no chat template.
+        """
+        read = meta.find_undeclared_variables(self._environment.parse(self._template_text))
+        own = {"messages", "tools", "add_generation_prompt", *SPECIAL_NAMES}
+        return frozenset(read - own - self._environment.globals.keys())
+
+    @cached_property
     def has_lasting_template(self) -> bool:
         """Whether `render` says the same of the same messages whenever it is asked: some templates tell the date.
 
@@ -235,19 +256,22 @@ class Tokenizer:
 
     @cached_property
     def _template(self) -> Template:
+        return self._environment.from_string(self._template_text)
+
+    @cached_property
+    def _environment(self) -> ImmutableSandboxedEnvironment:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
         environment.globals["raise_exception"] = _raise_template_error
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        return environment.from_string(self._template_text)
+        return environment
 
     @cached_property
     def _special_tokens(self) -> dict[str, str]:
-        names = ("bos_token", "eos_token", "pad_token", "unk_token")
         found: dict[str, str] = {}
-        for name in names:
+        for name in SPECIAL_NAMES:
             value = self._config.get(name)
             if isinstance(value, Mapping):
                 value = value.get("content")

@@ -29,9 +29,9 @@ from niwaki.runtime.api import (
     ToolCall,
 )
 from niwaki.runtime.server.errors import as_api_error
-from niwaki.runtime.server.openai_models import MAX_NEW, Pattern, Stop
+from niwaki.runtime.server.openai_models import MAX_NEW, Stop
 from niwaki.runtime.server.openai_shapes import finite
-from niwaki.runtime.server.wire import MAX_PROMPTS, ChoiceList, Json, Name, Strict, Text, TokenId
+from niwaki.runtime.server.wire import MAX_PROMPTS, ChoiceList, Json, Name, Pattern, Strict, Text, TokenId
 
 # ---------------------------------------------------------------------------------------------------------------
 # Bodies

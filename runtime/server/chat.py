@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -21,6 +21,7 @@ from niwaki.runtime.tokenizer import Tokenizer
 # whether the template writes contents of tools as JSON.
 PLACEHOLDER = re.compile('\ue000([0-9]+)(\\\\?"?)\ue001')
 GUARD = "\ue002"
+SIGNS = re.compile("[\ue000-\ue002]")
 MAX_FORMS = 256
 MAX_FORM_MESSAGES = 100
 
@@ -39,24 +40,36 @@ class Prompts:
         self._form = lru_cache(MAX_FORMS)(self._form_of)
 
     def segments(
-        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, continues: bool = False
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        continues: bool = False,
+        variables: Mapping[str, object] | None = None,
     ) -> list[Segment]:
         """As the function below."""
-        is_plain = not (tools or any(message.calls or message.name or message.call_id for message in messages))
+        is_plain = not (
+            tools or variables or any(message.calls or message.name or message.call_id for message in messages)
+        )
         if not is_plain or len(messages) > MAX_FORM_MESSAGES or not self._tokenizer.has_lasting_template:
-            return segments(self._tokenizer, messages, tools, continues=continues)
+            return segments(self._tokenizer, messages, tools, continues=continues, variables=variables)
         form = self._form(tuple([message.role for message in messages]), continues)
         return _filled(form, messages)
 
     def _form_of(self, roles: tuple[str, ...], continues: bool) -> Form:
-        return _form(self._tokenizer, [Message(role, "x") for role in roles], (), continues)
+        return _form(self._tokenizer, [Message(role, "x") for role in roles], (), continues, {})
 
 
 def segments(
-    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = (), *, continues: bool = False
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] = (),
+    *,
+    continues: bool = False,
+    variables: Mapping[str, object] | None = None,
 ) -> list[Segment]:
     """The prompt of a conversation, up to where the assistant's answer begins; with `continues`, up to the end of what
-    the last message says, which the answer goes on with.
+    the last message says, which the answer goes on with. `variables` are told to the template.
 
     Raises:
         ApiError, UnsupportedByBackend, ProgramError: the model has no template, or it does not write these turns.
@@ -64,12 +77,19 @@ def segments(
     for index, message in enumerate(messages):
         for call in message.calls:
             _check_arguments(call, index)
-    return _filled(_form(tokenizer, messages, tools, continues), messages)
+    _check_variables(variables or {}, tokenizer)
+    return _filled(_form(tokenizer, messages, tools, continues, variables or {}), messages)
 
 
-def _form(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool], continues: bool) -> Form:
+def _form(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    continues: bool,
+    variables: Mapping[str, object],
+) -> Form:
     stand_ins = [_stand_in(index, message, tokenizer) for index, message in enumerate(messages)]
-    rendering = tokenizer.render(stand_ins, add_generation_prompt=not continues, tools=tools)
+    rendering = tokenizer.render(stand_ins, add_generation_prompt=not continues, tools=tools, variables=variables)
     pieces = PLACEHOLDER.split(rendering)  # template text, index, and what a quote became, in turn
     indices = [int(index) for index in pieces[1::3]]
     wanted = [index for index, message in enumerate(stand_ins) if message.content]
@@ -140,3 +160,15 @@ def _check_arguments(call: ToolCall, index: int) -> None:
         arguments = None
     if not isinstance(arguments, dict):
         raise ApiError(400, "the arguments of a call must be a JSON object", param=f"messages[{index}].tool_calls")
+
+
+def _check_variables(variables: Mapping[str, object], tokenizer: Tokenizer) -> None:
+    """What they hold becomes template text, in which a special token is one and a placeholder stands for a content."""
+    for name, value in variables.items():
+        param = f"chat_template_kwargs.{name}"
+        if name not in tokenizer.template_variables:
+            known = ", ".join(sorted(tokenizer.template_variables)) or "none"
+            message = f"{param}: this model's chat template does not read it; it reads {known}"
+            raise ApiError(400, message, param=param, code="unsupported")
+        if isinstance(value, str) and (SIGNS.search(value) or any(mark in value for mark in tokenizer.special_ids)):
+            raise ApiError(400, f"{param} spells a control token of this model", param=param, code="invalid_value")

@@ -38,8 +38,9 @@ from niwaki.runtime.server.answers import (
 )
 from niwaki.runtime.server.errors import ApiError, as_api_error
 from niwaki.runtime.server.feed import Aborted, Ended, Event, Failed, Feed, Piece
-from niwaki.runtime.server.openai_models import MAX_NEW, LogitBias, Pattern, Stop, bias_of
+from niwaki.runtime.server.openai_models import MAX_NEW, LogitBias, Stop, bias_of
 from niwaki.runtime.server.openai_shapes import LOWEST_LOGPROB
+from niwaki.runtime.server.other_servers import GenerateFieldsOfOthers
 from niwaki.runtime.server.service import Work, works_of
 from niwaki.runtime.server.sse import DONE, EventStream, chunk_event, event, unless_gone
 from niwaki.runtime.server.wire import (
@@ -49,6 +50,7 @@ from niwaki.runtime.server.wire import (
     Name,
     Off,
     On,
+    Pattern,
     Strict,
     Text,
     TextList,
@@ -137,7 +139,7 @@ class NativeSampling(Strict):
         return found[0] if found else None
 
 
-class GenerateRequest(Strict):
+class GenerateRequest(GenerateFieldsOfOthers):
     """POST /generate"""
 
     text: Annotated[Text | TextList, Field(union_mode="left_to_right")] | None = None

@@ -22,10 +22,13 @@ from niwaki.runtime.api import (
     Spacing,
 )
 from niwaki.runtime.server.errors import ApiError
+from niwaki.runtime.server.other_servers import ChatFieldsOfOthers, FieldsOfOthers
 from niwaki.runtime.server.tools import MAX_REASONING, MadeCalls, Plan, ToolChoice, Tools, plan_of
 from niwaki.runtime.server.wire import (
+    ChoiceTexts,
     Name,
     Off,
+    Pattern,
     Prompt,
     Strict,
     Text,
@@ -39,7 +42,6 @@ from niwaki.runtime.server.wire import (
 from niwaki.runtime.tokenizer import Tokenizer
 
 MAX_NEW = 1_000_000
-MAX_PATTERN = 64 * 2**10
 MAX_MESSAGES = 4096
 # A nucleus of no mass is the likeliest token alone; clients write it 0, the sampler wants it above.
 SMALLEST_TOP_P = 1e-9
@@ -49,7 +51,6 @@ LogitBias = Annotated[
     dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
     Field(max_length=MAX_LOGIT_BIAS),
 ]
-Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
 MaxNew = Annotated[int, Field(ge=1, le=MAX_NEW)]
 
 
@@ -61,7 +62,7 @@ class StreamOptions(Strict):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(Strict):
+class SamplingFields(FieldsOfOthers):
     """What chat and completions have in common."""
 
     model: Name | None = None
@@ -78,10 +79,7 @@ class SamplingFields(Strict):
     user: Name | None = None
     # extensions
     regex: Pattern | None = None
-    choices: (
-        Annotated[list[Annotated[str, Field(min_length=1, max_length=4096)]], Field(min_length=1, max_length=4096)]
-        | None
-    ) = None
+    choices: ChoiceTexts | None = None
     json_schema: Pattern | None = None  # the text of a JSON schema
     json_spacing: Spacing | None = None  # of this one's JSON, or of `response_format`'s
     grammar: Pattern | None = None  # Lark's notation
@@ -109,7 +107,7 @@ class SamplingFields(Strict):
             found["grammar"] = Grammar(self.grammar, "lark")
         if self.ebnf is not None:
             found["ebnf"] = Grammar(self.ebnf, "ebnf")
-        return found
+        return found | self.constraints_of_others(self.in_json)
 
     def in_json(self, schema: str) -> JsonSchema:
         return JsonSchema(schema, self.json_spacing or "compact")
@@ -162,7 +160,8 @@ class SamplingFields(Strict):
         """What one field alone cannot tell. Raises ApiError."""
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options")
-        if self.json_spacing is not None and not self.constraints().keys() & {"json_schema", "response_format"}:
+        found = self.constraints().values()
+        if self.json_spacing is not None and not any(isinstance(one, JsonSchema) for one in found):
             raise ApiError(400, "json_spacing is about JSON: give json_schema or response_format", param="json_spacing")
 
     def token_ids(self) -> dict[str, list[int]]:
@@ -254,7 +253,7 @@ class SchemaFormat(Strict):
 ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
 
 
-class ChatRequest(SamplingFields):
+class ChatRequest(SamplingFields, ChatFieldsOfOthers):
     """POST /v1/chat/completions"""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]

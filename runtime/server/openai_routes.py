@@ -119,7 +119,8 @@ def prepared_chat(
         history = () if ground is None else ground.history
         messages = [*history, *(message.message() for message in body.messages)]
         continues = bool(body.continue_final_message)
-        segments = service.model.prompts.segments(messages, plan.told, continues=continues)
+        variables = body.chat_template_kwargs
+        segments = service.model.prompts.segments(messages, plan.told, continues=continues, variables=variables)
         plan = plan.behind(segments[-1].text)
         ids = service.model.encode(segments) if ground is None else ground.place(segments, namespace)
         room = service.model.room(ids, "messages")

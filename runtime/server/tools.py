@@ -133,10 +133,12 @@ class Plan:
         return Reasoned(*self.think, self.reasoning_tokens, inner)
 
     def behind(self, prompt: str) -> Plan:
-        """The plan for a prompt that may have begun the reasoning itself."""
-        if self.think is None or not prompt.rstrip().endswith(self.think[0]):
+        """The plan for a prompt that may have begun the reasoning itself, or ended it: there is to be none."""
+        if self.think is None:
             return self
-        return replace(self, think=("", self.think[1]))
+        if prompt.rstrip().endswith(self.think[1]):
+            return replace(self, think=None)
+        return replace(self, think=("", self.think[1])) if prompt.rstrip().endswith(self.think[0]) else self
 
     def reader(self) -> AnswerReader | None:
         """Of one answer; None where it is text and nothing else."""

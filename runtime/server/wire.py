@@ -21,6 +21,7 @@ from niwaki.runtime.server.service import body_bytes
 MAX_IDS = 1_000_000  # of one prompt: far above any context, but not above what one body can hold
 MAX_PROMPTS = 256
 MAX_CHOICES = 4096
+MAX_PATTERN = 64 * 2**10
 
 
 class Strict(BaseModel):
@@ -57,6 +58,11 @@ TokenIdList = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_IDS, f
 # What one call chooses among. Its rows give no token, so that they count as one sequence.
 ChoiceList = Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
 TextList = Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
+# What one answer is chosen among.
+ChoiceTexts = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=4096)]], Field(min_length=1, max_length=MAX_CHOICES)
+]
 TokenIdLists = Annotated[list[TokenIdList], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 
 

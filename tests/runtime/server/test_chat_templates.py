@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from niwaki.runtime.api import Message, ModelError, RequestError, Segment, Tool, ToolCall, UnsupportedByBackend
 from niwaki.runtime.calls import HERMES, LLAMA3
+from niwaki.runtime.engine import Engine
 from niwaki.runtime.server import chat
+from niwaki.runtime.server.errors import ApiError
+from niwaki.runtime.server.serve import serving
 from niwaki.runtime.tokenizer import Tokenizer
-from tests.toy import make_tokenizer
+from tests.toy import make_model, make_tokenizer
 
 LISTED = "{% for tool in tools %}{{ tool.function.name }}: {{ tool.function.description }}<|end|>{% endfor %}"
 # In the manner of Qwen: each call as JSON between two words, results as they are.
@@ -109,3 +113,63 @@ def test_a_template_that_tells_the_time_is_asked_each_time(tmp_path: Path) -> No
     tokenizer._template.environment.globals["strftime_now"] = lambda form: next(told)
     texts = ["".join(segment.text for segment in prompts.segments([Message("user", "!")])) for _ in range(2)]
     assert texts == ["one!", "two!"]
+
+
+# In the manner of Qwen 3: thinking is on unless it is told otherwise.
+THINKING = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% if enable_thinking is defined and enable_thinking is false %}"
+    "<think></think>{% endif %}{{ mood }}{% endif %}"
+)
+
+
+def test_variables_reach_the_template_that_reads_them(tmp_path: Path) -> None:
+    prompts = chat.Prompts(Tokenizer(make_tokenizer(tmp_path, template=THINKING)))
+    talk = [Message("user", "hi")]
+
+    def prompt(**variables: object) -> str:
+        return "".join(segment.text for segment in prompts.segments(talk, variables=variables))
+
+    plain = "<|user|>hi<|end|><|assistant|>"
+    assert prompt() == prompt(enable_thinking=True) == prompt(enable_thinking=None) == plain
+    assert prompt(enable_thinking=False) == f"{plain}<think></think>"
+    assert prompt(mood="glad") == f"{plain}glad"
+    assert prompt() == plain, "nothing is left of what others said"
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"enable_thinkin": False}, "does not read it; it reads enable_thinking, mood"),
+        ({"messages": None}, "does not read it"),
+        ({"bos_token": ""}, "does not read it"),
+        ({"raise_exception": ""}, "does not read it"),
+        ({"mood": "a <|end|> b"}, "control token"),
+        ({"mood": "\ue0000\ue001"}, "control token"),
+    ],
+)
+def test_a_variable_that_the_template_does_not_read_or_that_forges_a_token_is_refused(
+    tmp_path: Path, variables: dict[str, object], said: str
+) -> None:
+    tokenizer = Tokenizer(make_tokenizer(tmp_path, template=THINKING))
+    with pytest.raises(ApiError, match=said) as refused:
+        chat.Prompts(tokenizer).segments([Message("user", "hi")], variables=variables)
+    assert refused.value.param == f"chat_template_kwargs.{next(iter(variables))}"
+
+
+def test_chat_template_kwargs_are_what_the_template_reads(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model", sharpness=3.0)
+    make_tokenizer(folder, template=THINKING)
+    with Engine(folder, kv_tokens=1024) as engine, serving(engine) as url:
+        body = {"messages": [{"role": "user", "content": "the cat"}], "max_tokens": 1}
+
+        def num_prompt_tokens(**variables: object) -> int:
+            answer = httpx2.post(f"{url}/v1/chat/completions", json=body | {"chat_template_kwargs": variables})
+            assert answer.status_code == 200, answer.text
+            return int(answer.json()["usage"]["prompt_tokens"])
+
+        closed = len(engine.tokenizer.encode([Segment("<think></think>", control=True)]))
+        assert num_prompt_tokens(enable_thinking=False) == num_prompt_tokens(enable_thinking=True) + closed
+        refused = httpx2.post(f"{url}/v1/chat/completions", json=body | {"chat_template_kwargs": {"thinking": False}})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "chat_template_kwargs.thinking")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import httpx2
 import pytest
+from pydantic import BaseModel
 
-from niwaki.runtime.api import Generation, Grammar, JsonSchema, Regex, SamplingParams
+from niwaki.runtime.api import Choices, Constraint, Generation, Grammar, JsonSchema, Regex, SamplingParams
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.limits import TokenIds
+from niwaki.runtime.server.other_servers import INSTEAD, ChatFieldsOfOthers, FieldsOfOthers, GenerateFieldsOfOthers
 
 PROMPTS: dict[str, dict[str, object]] = {
     "/v1/completions": {"prompt": "the", "max_tokens": 3},
@@ -86,6 +88,75 @@ def test_constraints_of_generate_are_those_of_its_names(asked: Asked, client: ht
         assert asked("/generate", {"sampling_params": {name: said, "max_new_tokens": 9}}).constraint == meant
     two = {"text": "the", "sampling_params": {"regex": "a", "ebnf": ebnf}}
     assert "at most one" in client.post("/generate", json=two).json()["error"]["message"]
+
+
+@pytest.mark.parametrize("page", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("sent", "meant"),
+    [
+        ({"guided_json": {"enum": ["yes"]}}, JsonSchema('{"enum": ["yes"]}')),
+        ({"guided_json": '{"enum":["yes"]}', "json_spacing": "free"}, JsonSchema('{"enum":["yes"]}', "free")),
+        ({"guided_regex": "yes"}, Regex("yes")),
+        ({"guided_choice": ["yes", "no"]}, Choices(("yes", "no"))),
+        ({"guided_grammar": 'root ::= "yes"'}, Grammar('root ::= "yes"', "ebnf")),
+        ({"guided_grammar": 'start: "::="'}, Grammar('start: "::="', "lark")),
+        ({"structured_outputs": {"json": {"enum": ["yes"]}}}, JsonSchema('{"enum": ["yes"]}')),
+        ({"structured_outputs": {"regex": "yes"}}, Regex("yes")),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, Choices(("yes", "no"))),
+        ({"structured_outputs": {"grammar": 'start: "yes"'}}, Grammar('start: "yes"', "lark")),
+        ({"structured_outputs": {"json_object": True}}, JsonSchema('{"type":"object"}')),
+        (
+            {"structured_outputs": {"regex": "yes", "json": None, "disable_any_whitespace": False}, "bad_words": []},
+            Regex("yes"),
+        ),
+    ],
+)
+def test_what_vllm_calls_otherwise_means_the_same(
+    asked: Asked, page: str, sent: dict[str, object], meant: Constraint
+) -> None:
+    tokens = {"max_tokens": 8} if page == "/v1/completions" else {"max_completion_tokens": 8}
+    assert asked(page, sent | tokens).constraint == meant
+
+
+@pytest.mark.parametrize("page", ["/v1/completions", "/v1/chat/completions"])
+def test_one_field_of_another_server_is_one_constraint(client: httpx2.Client, page: str) -> None:
+    for body, param, said in (
+        ({"guided_regex": "a", "regex": "b"}, "guided_regex", "at most one of regex and guided_regex"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "give one of json, regex"),
+        ({"structured_outputs": {}}, "structured_outputs", "give one of json, regex"),
+        ({"guided_json": {"type": "strin"}}, "guided_json", "strin"),
+        ({"structured_outputs": {"regex": "a("}}, "structured_outputs", "a("),
+    ):
+        answer = client.post(page, json=PROMPTS[page] | body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        assert said in answer.json()["error"]["message"]
+
+
+def refused_fields() -> Iterator[tuple[str, str]]:
+    """The page, and each field that other servers have there and this one has not."""
+    pages: tuple[tuple[str, type[BaseModel]], ...] = (
+        ("/v1/completions", FieldsOfOthers),
+        ("/v1/chat/completions", FieldsOfOthers),
+        ("/v1/chat/completions", ChatFieldsOfOthers),
+        ("/generate", GenerateFieldsOfOthers),
+    )
+    for page, model in pages:
+        yield from ((page, name) for name in model.model_fields if name in INSTEAD)
+
+
+@pytest.mark.parametrize(("page", "name"), [*refused_fields()])
+def test_a_field_of_another_server_is_refused_by_the_name_of_ours_unless_it_asks_for_nothing(
+    client: httpx2.Client, page: str, name: str
+) -> None:
+    short = {"sampling_params": {"max_new_tokens": 1}} if page == "/generate" else {"max_tokens": 1}
+    prompt = {name: value for name, value in PROMPTS[page].items() if not name.startswith("max")}
+    refused = client.post(page, json=prompt | {name: ["something"]})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"], error["code"]) == (400, name, "unsupported")
+    assert INSTEAD[name] in error["message"]
+    asking: tuple[object, ...] = (None, False, [])
+    for nothing in asking:
+        assert client.post(page, json=prompt | short | {name: nothing}).status_code == 200
 
 
 @pytest.mark.parametrize(("page", "name"), [*((page, "cache_salt") for page in PROMPTS), ("/generate", "extra_key")])

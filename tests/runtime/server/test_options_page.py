@@ -24,6 +24,13 @@ from niwaki.runtime.server.cache_secret import kept_secret
 from niwaki.runtime.server.config import ServerConfig
 from niwaki.runtime.server.keys import KeyLimits, digest_of
 from niwaki.runtime.server.options import SESSIONS_FILE
+from niwaki.runtime.server.other_servers import (
+    INSTEAD,
+    ChatFieldsOfOthers,
+    FieldsOfOthers,
+    GenerateFieldsOfOthers,
+    StructuredOutputs,
+)
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = DOCS / "server.md"
@@ -57,6 +64,15 @@ def _short(default: object) -> str:
 def test_the_options_page_is_the_command_lines_own() -> None:
     text = PAGE.read_text("utf-8")
     assert text.partition(BEGIN)[2].partition(END)[0] == table(), f"docs/server.md should have:\n{table()}"
+
+
+def test_the_table_of_other_servers_fields_has_each_of_them() -> None:
+    section = PAGE.read_text("utf-8").partition("## Fields of other servers")[2].partition("\n## ")[0]
+    kinds = (FieldsOfOthers, ChatFieldsOfOthers, GenerateFieldsOfOthers, StructuredOutputs)
+    fields = {info.alias or name for kind in kinds for name, info in kind.model_fields.items()}
+    named = set(re.findall(r"[a-z_]{3,}", section))
+    assert not fields - named
+    assert INSTEAD.keys() <= fields, "what is refused is a field of one of the pages"
 
 
 def options_of(kind: type[Any]) -> str:
