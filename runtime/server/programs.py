@@ -10,7 +10,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import Annotated, Protocol, TypeVar, cast
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, Field, create_model
+from pydantic import (
+    BaseModel,
+    Field,
+    JsonValue,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    create_model,
+)
 
 from niwaki.runtime.api import (
     Backend,
@@ -30,7 +38,17 @@ from niwaki.runtime.server.metrics import Metrics
 from niwaki.runtime.server.rates import tokens_of
 from niwaki.runtime.server.service import Service
 from niwaki.runtime.server.sse import DONE, EventStream, event, unless_gone
-from niwaki.runtime.server.wire import MAX_PROMPTS, ErrorAnswer, Strict, gives, json_response, read_body, takes, to_json
+from niwaki.runtime.server.wire import (
+    MAX_PROMPTS,
+    ErrorAnswer,
+    Strict,
+    as_refusal,
+    gives,
+    json_response,
+    read_body,
+    takes,
+    to_json,
+)
 
 MAX_PARALLEL = 32  # rows of one batch that run at once; their generations are batched by the engine
 
@@ -100,7 +118,7 @@ def programs_router(programs: Sequence[ServedProgram], backend: Backend) -> APIR
             methods=["POST"],
             summary=f"{program.name}, many rows",
             description="Runs the program on every row. Answers with `results`, one for each row and in their order: "
-            "`values`, or the `error` that this row alone failed with.",
+            "`values`, or the `error` that this row alone failed with: a wrong parameter, or what the program raised.",
             openapi_extra=takes(batch),
             responses=gives(_results_of(program.name, answer)),
         )
@@ -108,9 +126,18 @@ def programs_router(programs: Sequence[ServedProgram], backend: Backend) -> APIR
 
 
 def _batch_of(program: ServedProgram) -> type[BaseModel]:
-    rows = Annotated[list[program.body], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]  # type: ignore[name-defined]  # a class that is made at run time
+    row = Annotated[program.body, WrapValidator(_row_or_refusal)]  # type: ignore[name-defined]  # a class that is made at run time
+    rows = Annotated[list[row], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     made: type[BaseModel] = create_model(f"{program.name}_rows", __base__=Strict, rows=(rows, ...))
     return made
+
+
+def _row_or_refusal(row: JsonValue, read: ValidatorFunctionWrapHandler) -> BaseModel | ApiError:
+    """A row, or what is wrong with it: that is its own result, and the others run."""
+    try:
+        return cast("BaseModel", read(row))
+    except ValidationError as error:
+        return as_refusal(error, row)
 
 
 def _results_of(name: str, answer: type[BaseModel]) -> type[BaseModel]:
@@ -223,13 +250,17 @@ def _batch_page_of(
 ) -> Callable[[Request], Awaitable[Response]]:
     async def page(request: Request) -> Response:
         service = service_of(request)
-        rows: Sequence[BaseModel] = getattr(await read_body(request, batch, service.config), "rows")  # noqa: B009  # of a class made at run time
-        service.admit(len(rows))
-        run = _Run(backend, service.metrics, len(rows))
+        body = await read_body(request, batch, service.config)
+        rows: Sequence[BaseModel | ApiError] = getattr(body, "rows")  # noqa: B009  # of a class made at run time
+        size = sum(not isinstance(row, ApiError) for row in rows)
+        service.admit(size)
+        run = _Run(backend, service.metrics, size)
         service.enter(run)
         free = asyncio.Semaphore(MAX_PARALLEL)
 
-        async def one(row: BaseModel) -> Mapping[str, object]:
+        async def one(row: BaseModel | ApiError) -> Mapping[str, object]:
+            if isinstance(row, ApiError):
+                return row.body()
             async with free:
                 try:
                     return {"values": await program.call(row, run.backend)}
@@ -242,7 +273,7 @@ def _batch_page_of(
 
 
 async def _all(
-    one: Callable[[BaseModel], Awaitable[Mapping[str, object]]], rows: Sequence[BaseModel]
+    one: Callable[[BaseModel | ApiError], Awaitable[Mapping[str, object]]], rows: Sequence[BaseModel | ApiError]
 ) -> Sequence[Mapping[str, object]]:
     return await asyncio.gather(*(one(row) for row in rows))
 

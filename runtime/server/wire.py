@@ -112,6 +112,9 @@ async def read_body(request: Request, model: type[Body], config: ServerConfig) -
     Raises:
         ApiError: 400, 408, 413 or 415. ClientGone: the connection closed before the body was there.
     """
+    if "content-type" not in request.headers and _is_empty(request):
+        # Not taken for {}: any web page may have a browser send this, and a JSON body only where CORS lets it.
+        raise ApiError(400, "there is no body: send JSON, {} where it asks for nothing", code="missing")
     if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "the body must be JSON: Content-Type: application/json")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
@@ -136,6 +139,10 @@ async def read_body(request: Request, model: type[Body], config: ServerConfig) -
         return model.model_validate_json(bytes(body))
     except ValidationError as error:
         raise as_refusal(error, bytes(body)) from None
+
+
+def _is_empty(request: Request) -> bool:
+    return request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
 
 
 def takes(model: type[BaseModel], *, streams: bool = False) -> dict[str, object]:

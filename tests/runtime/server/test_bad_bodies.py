@@ -215,6 +215,13 @@ def test_what_is_no_plain_json_is_another_media_type(client: httpx2.Client) -> N
     refused(client.post(CHAT, content=b"{}", headers=JSON | {"content-encoding": "gzip"}), 415)
 
 
+def test_no_body_at_all_is_told_so(client: httpx2.Client) -> None:
+    for page in (CHAT, "/generate", "/v1/sessions"):
+        error = refused(client.post(page), 400)
+        assert (error["code"], "there is no body" in str(error["message"])) == ("missing", True)
+    refused(client.post("/v1/sessions", content=b"", headers={"content-type": "text/plain"}), 415)
+
+
 def test_unknown_pages_methods_and_models_are_told_in_the_same_form(client: httpx2.Client) -> None:
     refused(client.get("/v1/no-such-page"), 404)
     refused(client.get("/v1/responses"), 405)

@@ -188,10 +188,22 @@ def test_a_batch_gives_each_row_its_values_or_its_own_error(programs: httpx2.Cli
     assert [sorted(result["values"]) for result in results] == [["answer"]] * 3
     mixed = programs.post("/programs/breaks/batch", json={"rows": [{"how": "capacity"}, {"how": "so"}]}).json()
     assert [result["error"]["code"] for result in mixed["results"]] == ["context_length_exceeded", "internal_error"]
-    wrong = programs.post("/programs/guess/batch", json={"rows": [{"text": "x"}, {"text": 5}]})
-    assert wrong.status_code == 400
-    assert wrong.json()["error"]["param"] == "rows[1].text"
     assert programs.post("/programs/guess/batch", json={"rows": []}).status_code == 400
+
+
+def test_a_row_that_cannot_be_read_is_refused_alone(programs: httpx2.Client) -> None:
+    rows = [{"text": "the "}, {"text": 5}, {}, "no object", {"text": "7", "kind": "plant"}, {"text": "the ", "no": 1}]
+    answer = programs.post("/programs/guess/batch", json={"rows": [*rows, rows[0]]})
+    assert answer.status_code == 200
+    first, *wrong, last = answer.json()["results"]
+    assert [[*first["values"]], [*last["values"]]] == [["answer"]] * 2
+    assert [one["error"]["param"] for one in wrong] == ["text", "text", None, "kind", "no"]
+    assert {one["error"]["type"] for one in wrong} == {"invalid_request_error"}
+    none = programs.post("/programs/guess/batch", json={"rows": [{}]})
+    assert (none.status_code, [*none.json()["results"][0]]) == (200, ["error"])
+    bodies: list[dict[str, object]] = [{"rows": 5}, {"rows": []}, {}, {"rows": [{"text": "x"}], "more": 1}]
+    for bad in bodies:
+        assert programs.post("/programs/guess/batch", json=bad).status_code == 400
 
 
 def test_what_a_program_returns_stands_in_the_description(programs: httpx2.Client) -> None:
