@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
@@ -18,6 +19,7 @@ from niwaki.runtime.server.answers import (
     SessionExport,
     SessionsAnswer,
     TurnAnswer,
+    UsageAnswer,
 )
 from niwaki.runtime.server.branches import Branches
 from niwaki.runtime.server.errors import ApiError, as_api_error
@@ -31,15 +33,65 @@ from niwaki.runtime.server.wire import Name, Strict, gives, json_response, read_
 MAX_SESSIONS = 10_000  # of one key
 MAX_KEY = 256
 
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 Metadata = Annotated[dict[Name, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
 
 
+class ExportedTurn(Strict):
+    """A turn of an export. The fields behind `messages` are those of one that was generated."""
+
+    id: Name | None = None
+    created_at: Annotated[int, Field(ge=0, lt=2**53)] | None = None
+    messages: Messages
+    model: Name | None = None
+    usage: UsageAnswer | None = None
+    finish_reason: Name | None = None
+
+    def dumped(self) -> list[Json]:
+        return [_dumped(message) for message in self.messages]
+
+    def about(self) -> Json:
+        return self.model_dump(include={"model", "usage", "finish_reason"}, exclude_none=True)
+
+
 class SessionBody(Strict):
-    """A new session. `messages` is how it begins: a system message, or turns from elsewhere."""
+    """A new session. `messages` is how it begins: a system message, or turns from elsewhere; `turns` are those of an
+    export, whose other fields may stay beside them: the new session has an id and times of its own."""
 
     title: Name | None = None
     metadata: Metadata | None = None
     messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
+    turns: Annotated[list[ExportedTurn], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
+    id: Name | None = None
+    object: Literal["session"] | None = None
+    created_at: Annotated[int, Field(ge=0, lt=2**53)] | None = None
+    updated_at: Annotated[int, Field(ge=0, lt=2**53)] | None = None
+    turn: Name | None = None
+
+    def opening(self, owner: str) -> list[Turn]:
+        """The turns that it begins with. Raises ApiError: `messages` are not those of `turns`."""
+        messages = [_dumped(message) for message in self.messages or ()]
+        if self.turns is None:
+            return [Turn(new_id("turn"), owner, None, 1, tuple(messages), {})] if messages else []
+        found: list[Turn] = []
+        for number, one in enumerate(self.turns, 1):
+            before = found[-1].id if found else None
+            turn = Turn(new_id("turn"), owner, before, number, tuple(one.dumped()), one.about())
+            found.append(turn if one.created_at is None else replace(turn, created=one.created_at))
+        if self.messages is not None and messages != [message for turn in found for message in turn.messages]:
+            raise ApiError(400, "messages are not those of turns; give one of them", param="messages")
+        return found
+
+
+class ChangeBody(Strict):
+    """What stands here is changed, what does not stays."""
+
+    title: Name | None = None
+    metadata: Metadata | None = None
+
+    def over(self, about: Mapping[str, object]) -> Json:
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return {**about, **given} | ({"metadata": self.metadata or {}} if "metadata" in given else {})
 
 
 class RewindBody(Strict):
@@ -63,7 +115,7 @@ class TurnBody(Strict):
     """A turn that a program made: `after` is the one that it went on from; null: it is the first."""
 
     after: Name | None
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    messages: Messages
 
 
 def sessions_router(sessions: Sessions, branches: Branches) -> APIRouter:
@@ -73,17 +125,14 @@ def sessions_router(sessions: Sessions, branches: Branches) -> APIRouter:
 
     @router.post("/v1/sessions", openapi_extra=takes(SessionBody), responses=gives(SessionAnswer))
     async def create(request: Request) -> Response:
-        """A new session."""
+        """A new session, or one that was exported, once more."""
         service, owner = service_of(request), owner_of(request)
         body = await read_body(request, SessionBody, service.config)
+        turns = body.opening(owner)
         await _check_room(service, store, owner)
         about: Json = {"title": body.title, "metadata": body.metadata or {}}
-        session = _new_session(owner, None, about)
-        await stored(service, lambda: store.add_session(session))
-        if body.messages:
-            opening = Turn(new_id("turn"), owner, None, 1, tuple(map(_dumped, body.messages)), {})
-            fresh = session
-            session = await stored(service, lambda: store.append(fresh, opening))
+        session = _new_session(owner, turns[-1].id if turns else None, about)
+        await stored(service, lambda: store.add_session(session, turns))
         return json_response(_told(session))
 
     @router.get("/v1/sessions", responses=gives(SessionsAnswer))
@@ -100,12 +149,21 @@ def sessions_router(sessions: Sessions, branches: Branches) -> APIRouter:
 
     @router.get("/v1/sessions/{session_id}", responses=gives(SessionExport))
     async def read(request: Request, session_id: str) -> Response:
-        """A session with all its turns: what an export is, and what `messages` of a new one may be taken from."""
+        """A session with all its turns: what an export is, and what a new one may be made of."""
         service, owner = service_of(request), owner_of(request)
         session = await sessions.find(service, owner, session_id)
         path = await sessions.path(service, owner, session.head)
         messages = [message for turn in path for message in turn.messages]
         return json_response(_told(session) | {"messages": messages, "turns": [_told_turn(turn) for turn in path]})
+
+    @router.post("/v1/sessions/{session_id}", openapi_extra=takes(ChangeBody), responses=gives(SessionAnswer))
+    async def change(request: Request, session_id: str) -> Response:
+        """Another title, other metadata."""
+        service, owner = service_of(request), owner_of(request)
+        body = await read_body(request, ChangeBody, service.config)
+        session = await sessions.find(service, owner, session_id)
+        changed = await stored(service, lambda: store.describe(session, body.over(session.about)))
+        return json_response(_told(changed))
 
     @router.delete("/v1/sessions/{session_id}", responses=gives(SessionDeleted))
     async def delete(request: Request, session_id: str) -> Response:

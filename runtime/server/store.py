@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -67,8 +67,12 @@ class Store(Protocol):
     then nothing was stored.
     """
 
-    def add_session(self, session: Session) -> None:
-        """Raises Conflict: its head is not there."""
+    def add_session(self, session: Session, turns: Sequence[Turn] = ()) -> None:
+        """Store a session, and the turns that it begins with, each on the one before it: all of them or nothing.
+
+        Raises:
+            Conflict: its head is not there.
+        """
         ...
 
     def session(self, owner: str, session_id: str) -> Session | None: ...
@@ -95,6 +99,14 @@ class Store(Protocol):
 
     def turn_of_request(self, session_id: str, request_key: str) -> str | None:
         """The turn that a request of this session became."""
+        ...
+
+    def describe(self, session: Session, about: Mapping[str, object]) -> Session:
+        """Give the session another title or other metadata.
+
+        Raises:
+            Conflict: somebody else did so meanwhile, or it is gone.
+        """
         ...
 
     def move(self, session: Session, head: str | None) -> Session:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,11 +75,13 @@ class SqlStore:
 
     # -- sessions ---------------------------------------------------------------------------------------------------
 
-    def add_session(self, session: Session) -> None:
+    def add_session(self, session: Session, turns: Sequence[Turn] = ()) -> None:
         values = {"id": session.id, "owner": session.owner, "head": session.head, "about": _dump(session.about)}
         times = {"created": session.created, "updated": session.updated}
         with self._engine.begin() as connection:
             connection.execute(_sessions.insert().values(**values, **times))
+            for turn in turns:
+                connection.execute(_turns.insert().values(**_row(turn), session=session.id, is_kept=False))
             _demand(connection, session.head)
 
     def session(self, owner: str, session_id: str) -> Session | None:
@@ -119,6 +122,15 @@ class SqlStore:
         wanted = sa.select(_turns.c.id).where(_turns.c.session == session_id, _turns.c.request_key == request_key)
         with self._engine.connect() as connection:
             return connection.execute(wanted).scalar_one_or_none()
+
+    def describe(self, session: Session, about: Mapping[str, object]) -> Session:
+        updated = _now_after(session)
+        was = (_sessions.c.id == session.id, _sessions.c.about == _dump(session.about))
+        with self._engine.begin() as connection:
+            change = _sessions.update().where(*was).values(about=_dump(about), updated=updated)
+            if connection.execute(change).rowcount != 1:
+                raise Conflict("the session was changed or deleted by somebody else")
+        return replace(session, about=about, updated=updated)
 
     def move(self, session: Session, head: str | None) -> Session:
         with self._engine.begin() as connection:
@@ -190,12 +202,16 @@ def _memory(url: sa.URL) -> sa.Engine:
 
 def _moved(connection: sa.Connection, session: Session, head: str | None) -> Session:
     """Let a session stand elsewhere. Raises Conflict when it is not where it was."""
-    updated = max(session.updated + 1, time.time_ns() // 1000)
+    updated = _now_after(session)
     where = (_sessions.c.id == session.id, _sessions.c.head.is_not_distinct_from(session.head))
     done = connection.execute(_sessions.update().where(*where).values(head=head, updated=updated))
     if done.rowcount != 1:
         raise Conflict("the session was moved or deleted by somebody else")
     return replace(session, head=head, updated=updated)
+
+
+def _now_after(session: Session) -> int:
+    return max(session.updated + 1, time.time_ns() // 1000)
 
 
 def _demand(connection: sa.Connection, turn_id: str | None) -> None:

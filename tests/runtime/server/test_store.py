@@ -163,6 +163,31 @@ def test_a_turn_goes_when_nothing_leads_to_it(store: Store) -> None:
         begun(store, turns[0].id)
 
 
+def test_a_session_is_stored_with_its_first_turns_or_not_at_all(store: Store) -> None:
+    first = following(begun(store), 1)
+    second = Turn(new_id("turn"), "me", first.id, 2, (), {})
+    session = Session(new_id("sess"), "me", second.id, {}, 1, 1)
+    store.add_session(session, [first, second])
+    assert store.path("me", second.id) == [first, second]
+    astray = Session(new_id("sess"), "me", new_id("turn"), {}, 1, 1)
+    other = Turn(new_id("turn"), "me", None, 1, (), {})
+    with pytest.raises(Conflict):
+        store.add_session(astray, [other])
+    assert store.session("me", astray.id) is None
+    assert store.turn("me", other.id) is None
+
+
+def test_of_two_who_describe_a_session_at_once_one_is_told_and_it_stays_where_it_is(store: Store) -> None:
+    session, turns = grown(store, begun(store), 1)
+    changed = store.describe(session, {"title": "東\0"})
+    assert changed == store.session("me", session.id)
+    assert (changed.about, changed.head) == ({"title": "東\0"}, turns[0].id)
+    assert changed.updated > session.updated
+    with pytest.raises(Conflict):
+        store.describe(session, {"title": "mine"})
+    assert store.append(session, following(session, 2)).head is not None, "a new title moves nothing"
+
+
 def test_sessions_are_listed_page_by_page(store: Store) -> None:
     owner = new_id("owner")
     made = [Session(new_id("sess"), owner, None, {}, 100 + number // 2, 1) for number in range(7)]
