@@ -188,16 +188,18 @@ def serve(arguments: argparse.Namespace) -> int:
     try:
         from niwaki.lang.endpoint import Endpoint  # loads pydantic
         from niwaki.runtime.server.hosted import hosted
-        from niwaki.runtime.server.listen import bind
+        from niwaki.runtime.server.listen import bound
 
         config = config_of(arguments)
+        if arguments.model is not None and not arguments.model.is_dir():
+            raise ConfigError(f"--model: there is no folder {arguments.model}")
         configure(arguments.log_level, arguments.log_format)
         options = {name: getattr(arguments, name) for name in ENGINE_OPTIONS}
         programs = [Endpoint(load_program(*program_target(target))) for target in arguments.program]
-        with bind(config) as listener, hosted(config, arguments.model, options) as engine:
+        with bound(config) as (config, listeners), hosted(config, arguments.model, options) as engine:
             from niwaki.runtime.server.serve import serve as serve_until_stopped  # while the engine loaded
 
-            serve_until_stopped(config, listener, engine, programs)
+            serve_until_stopped(config, listeners, engine, programs)
     except ModuleNotFoundError as error:
         if error.name not in SERVER_PACKAGES:
             raise

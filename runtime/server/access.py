@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from fastapi import Request
+from starlette.types import Scope
 
 from niwaki.runtime.server.service import Service, caller
+
+OPERATING = ("/metrics", "/health", "/ready")
 
 
 def service_of(request: Request) -> Service:
@@ -25,6 +28,18 @@ def owner_of(request: Request) -> str:
 
 async def authenticated(request: Request) -> None:
     caller.set(key_of(request))
+
+
+async def scraping(request: Request) -> None:
+    """Who reached the port of metrics may read them: scrapers that find their targets have no place for a key."""
+    if not is_for_metrics(service_of(request), request.scope):
+        await authenticated(request)
+
+
+def is_for_metrics(service: Service, scope: Scope) -> bool:
+    """Whether a request came in by the port of metrics, which has no other pages than those of `OPERATING`."""
+    here = scope.get("server")
+    return here is not None and here[1] is not None and here[1] == service.config.metrics_port
 
 
 async def administrative(request: Request) -> None:

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from niwaki.runtime.api import NiwakiError
 from niwaki.runtime.server import native, openai_routes, pages
-from niwaki.runtime.server.access import authenticated, service_of
+from niwaki.runtime.server.access import OPERATING, authenticated, is_for_metrics, scraping, service_of
 from niwaki.runtime.server.answers import OpenApiAnswer, StateAnswer
 from niwaki.runtime.server.errors import ApiError, ClientGone, as_api_error
 from niwaki.runtime.server.logs import access_log, request_id
@@ -56,6 +56,7 @@ def make_app(service: Service, version: str, *more: APIRouter, tracing: Tracing 
     for router in (_private, openai_routes.router, native.router, pages.router, *more):
         guarded.include_router(router)
     app.include_router(guarded)
+    app.include_router(_measured)
     app.include_router(native.admin_router)
     for kind in (NiwakiError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)
@@ -73,6 +74,7 @@ def make_app(service: Service, version: str, *more: APIRouter, tracing: Tracing 
 
 _public = APIRouter()
 _private = APIRouter()
+_measured = APIRouter(dependencies=[Depends(scraping)])
 
 
 @_public.get("/health", responses=gives(StateAnswer) | gives(StateAnswer, 503))
@@ -89,7 +91,7 @@ async def ready(request: Request) -> Response:
     return json_response({"status": "ok" if is_ready else "not ready"}, 200 if is_ready else 503)
 
 
-@_private.get("/metrics", response_class=PlainTextResponse)
+@_measured.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Prometheus's text format."""
     return Response(service_of(request).metrics.text(), media_type=CONTENT_TYPE)
@@ -186,7 +188,13 @@ class _Door:
             end_span(status, own_id.decode())
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, headers: Mapping[bytes, bytes]) -> None:
-        is_probe = self._is_named and scope["path"] in PROBED
+        is_for_metrics_alone = is_for_metrics(self._service, scope)
+        if is_for_metrics_alone and scope["path"] not in OPERATING:
+            await _response(ApiError(404, f"this port has {', '.join(OPERATING)} only", code="not_found"))(
+                scope, receive, send
+            )
+            return
+        is_probe = self._is_named and (is_for_metrics_alone or scope["path"] in PROBED)
         if self._names and not is_probe and _host_name(headers.get(b"host", b"")) not in self._names:
             message = "this server is not known by that host name; --allowed-host adds one"
             await _response(ApiError(400, message, code="invalid_host"))(scope, receive, send)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ class ServerConfig:
 
     host: str = "127.0.0.1"  # the address to listen on
     port: int = 30000  # 0: a free one
+    metrics_port: int | None = None  # a second one, for /metrics, /health and /ready alone, without a key; None: none
     key_digests: tuple[bytes, ...] = ()  # of keys that are answered, as `digests` makes them; empty: all are
     admin_digest: bytes | None = None  # of the key that may flush the cache
     limits: KeyLimits = field(default_factory=KeyLimits)  # of keys without their own, of everybody where there are none
@@ -31,6 +33,7 @@ class ServerConfig:
     allowed_hosts: tuple[str, ...] = ()  # names that a Host header may hold; empty: any, or loopback's on loopback
     max_queued: int = 1024  # sequences that may wait beside those that run
     max_body_bytes: int = 4 * 2**20  # of a request's body
+    head_seconds: float = 30.0  # for a client to send its request's line and headers; an idle connection ends then, too
     body_seconds: float = 60.0  # for a client to send its body
     drain_seconds: float = 30.0  # after SIGTERM, for running requests to end
     cors_origins: tuple[str, ...] = ()  # whose pages may ask, `*` for all; empty: no page of another origin
@@ -46,19 +49,19 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         _whole("port", self.port, 0, 65535)
+        if self.metrics_port is not None:
+            _whole("metrics_port", self.metrics_port, 0, 65535)
+            if self.metrics_port == self.port != 0:
+                raise ConfigError(f"metrics_port and port are both {self.port}; give two")
         _whole("max_queued", self.max_queued, 0, 1_000_000)
         _whole("max_restarts", self.max_restarts, 0, 1_000_000)
         _whole("max_body_bytes", self.max_body_bytes, 1024, 2**30)
-        if self.tls_key is not None and self.tls_cert is None:
-            raise ConfigError("tls_key without tls_cert: give the certificate, too")
+        check_certificate(self.tls_cert, self.tls_key)
         if self.cache_secret is not None and len(self.cache_secret) < MIN_SECRET:
             raise ConfigError(f"cache_secret needs at least {MIN_SECRET} bytes, got {len(self.cache_secret)}")
         if self.in_process and self.replicas is not None:
             raise ConfigError("in_process and replicas: give one of them")
-        for path in (self.tls_cert, self.tls_key):
-            if path is not None and not path.is_file():
-                raise ConfigError(f"no file {path}")
-        for name in ("body_seconds", "drain_seconds", "session_seconds"):
+        for name in ("head_seconds", "body_seconds", "drain_seconds", "session_seconds"):
             value = getattr(self, name)
             if not 0.0 <= value <= 86400.0:
                 raise ConfigError(f"{name} must be from 0 to 86400 seconds, got {value!r}")
@@ -67,6 +70,35 @@ class ServerConfig:
     def host_names(self) -> tuple[str, ...]:
         """The Host headers that are answered; empty for any. On loopback a foreign name is a DNS-rebinding page."""
         return self.allowed_hosts or (LOOPBACK if self.host in LOOPBACK else ())
+
+
+def check_certificate(cert: Path | None, key: Path | None) -> None:
+    """Raises ConfigError, with the option and its file: what OpenSSL says of them names neither."""
+    if cert is None:
+        if key is not None:
+            raise ConfigError("--tls-key without --tls-cert: give the certificate, too")
+        return
+    for option, path in (("--tls-cert", cert), ("--tls-key", key)):
+        if path is not None and not path.is_file():
+            raise ConfigError(f"{option}: no file {path}")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_verify_locations(cert)
+    except OSError as error:
+        raise ConfigError(f"--tls-cert: {cert} holds no certificate in PEM: {_reason(error)}") from None
+    keyed = "--tls-key" if key is not None else "--tls-cert, without --tls-key"
+
+    def refuse() -> str:
+        raise ConfigError(f"{keyed}: the key in {key or cert} is encrypted; give one that is not")
+
+    try:
+        context.load_cert_chain(cert, key, password=refuse)
+    except OSError as error:
+        raise ConfigError(f"{keyed}: {key or cert} holds no key of the certificate {cert}: {_reason(error)}") from None
+
+
+def _reason(error: OSError) -> str:
+    return str(getattr(error, "reason", None) or error.strerror or error).replace("_", " ").lower()
 
 
 def digests(keys: Sequence[str]) -> tuple[bytes, ...]:

@@ -59,6 +59,10 @@ class ApiError(NiwakiError):
         return json.dumps(self.body(), ensure_ascii=True).encode()
 
 
+class ServerEnds(EngineStopped):
+    """The server is told to end, and a request did not within the time that it had left."""
+
+
 class ClientGone(NiwakiError):
     """The client closed the connection: there is nobody to answer."""
 
@@ -91,6 +95,8 @@ def as_api_error(error: BaseException, *, param: str | None = None, constraint: 
             return ApiError(400, str(error), param=param, code="invalid_value")
         case Cancelled():
             return ApiError(503, "the request was cancelled", type="server_error", code="cancelled")
+        case ServerEnds():
+            return overloaded(f"{error}; try again")
         case EngineStopped():
             return overloaded("the engine stopped before the request ended; try again")
         case TimedOut():

@@ -3,8 +3,28 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 from niwaki.runtime.server.config import ServerConfig
+
+
+@contextmanager
+def bound(config: ServerConfig) -> Iterator[tuple[ServerConfig, list[socket.socket]]]:
+    """The addresses, taken: the server's, then that of its metrics, if it has one. With them the configuration as it
+    is with these ports.
+
+    Raises:
+        OSError: one cannot be had.
+    """
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(bind(config))]
+        config = replace(config, port=listeners[0].getsockname()[1])
+        if config.metrics_port is not None:
+            listeners.append(stack.enter_context(bind(replace(config, port=config.metrics_port, metrics_port=None))))
+            config = replace(config, metrics_port=listeners[1].getsockname()[1])
+        yield config, listeners
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -26,7 +46,7 @@ def bind(config: ServerConfig) -> socket.socket:
     return listener
 
 
-def url_of(config: ServerConfig, listener: socket.socket) -> str:
+def url_of(config: ServerConfig, port: int) -> str:
     host = f"[{config.host}]" if ":" in config.host else config.host
     scheme = "http" if config.tls_cert is None else "https"
-    return f"{scheme}://{host}:{listener.getsockname()[1]}"
+    return f"{scheme}://{host}:{port}"

@@ -25,6 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--host", default=DEFAULT.host, metavar="ADDRESS", help="where to listen (%(default)s)")
     add("--port", type=int, default=DEFAULT.port, metavar="N", help="0 takes a free one and says which (%(default)s)")
+    add("--metrics-port", type=int, metavar="N", help="a second one, for /metrics, /health and /ready, without a key")
     add("--tls-cert", type=Path, metavar="PEM", help="a certificate: the server speaks HTTPS")
     add("--tls-key", type=Path, metavar="PEM", help="its key, where it does not stand in the certificate's file")
     add("--api-key", action="append", default=[], metavar="KEY", help="answer only who has it; may be given again")
@@ -92,6 +93,7 @@ def config_of(arguments: argparse.Namespace) -> ServerConfig:
     return ServerConfig(
         host=arguments.host,
         port=arguments.port,
+        metrics_port=arguments.metrics_port,
         key_digests=tuple(keys),
         key_limits=tuple(keys.items()),
         limits=limits,

@@ -21,8 +21,9 @@ from niwaki.runtime.server.chat import Prompts
 from niwaki.runtime.server.config import ServerConfig
 from niwaki.runtime.server.conversations import Conversations
 from niwaki.runtime.server.frames import loaded_by
+from niwaki.runtime.server.heads import heads_within
 from niwaki.runtime.server.hosted import Hosted
-from niwaki.runtime.server.listen import bind, url_of
+from niwaki.runtime.server.listen import bound, url_of
 from niwaki.runtime.server.programs import ServedProgram, programs_router
 from niwaki.runtime.server.remote_engine import RemoteEngine
 from niwaki.runtime.server.responses import responses_router
@@ -39,15 +40,17 @@ CLOSING_SECONDS = 2
 
 
 def serve(
-    config: ServerConfig, listener: socket.socket, engine: Hosted, programs: Sequence[ServedProgram] = ()
+    config: ServerConfig, listeners: Sequence[socket.socket], engine: Hosted, programs: Sequence[ServedProgram] = ()
 ) -> None:
-    """Answer on a bound socket until SIGTERM or SIGINT; then every request is answered or told."""
+    """Answer on sockets as `bound` gives them until SIGTERM or SIGINT; then every request is answered or told."""
     server = make_server(config, engine, programs)
-    said = f"niwaki serves {server.model_name} on {url_of(config, listener)}"
+    said = f"niwaki serves {server.model_name} on {url_of(config, config.port)}"
+    if config.metrics_port is not None:
+        said += f"\nmetrics on {url_of(config, config.metrics_port)}/metrics"
     server.when_started.append(lambda: print(said, flush=True))  # not before: a bound socket still refuses
     gc.collect()
     gc.freeze()  # to go through all that was loaded held every stream up for 0.03 s now and then
-    server.run(sockets=[listener])
+    server.run(sockets=list(listeners))
 
 
 @contextmanager
@@ -61,14 +64,13 @@ def serving(
     Raises:
         OSError: the port is taken.
     """
-    config = config or ServerConfig(port=0)
-    with bind(config) as listener:
+    with bound(config or ServerConfig(port=0)) as (config, listeners):
         server = make_server(config, engine, programs)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="niwaki-server")
+        thread = threading.Thread(target=server.run, kwargs={"sockets": listeners}, name="niwaki-server")
         thread.start()
         server.has_started.wait()
         try:
-            yield url_of(config, listener)
+            yield url_of(config, config.port)
         finally:
             server.stop()
             thread.join()
@@ -117,7 +119,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 make_app(service, __version__, *more, tracing=tracing),
-                http="h11",  # its limits are those that were tested
+                http=heads_within(config.head_seconds),  # h11: its limits are those that were tested
                 ws="none",
                 loop="asyncio",
                 lifespan="on",

@@ -28,7 +28,7 @@ from niwaki.runtime.api import (
 from niwaki.runtime.limits import TokenIds
 from niwaki.runtime.server.chat import Prompts
 from niwaki.runtime.server.config import ServerConfig
-from niwaki.runtime.server.errors import ApiError, overloaded
+from niwaki.runtime.server.errors import ApiError, ServerEnds, log, overloaded
 from niwaki.runtime.server.feed import Feed
 from niwaki.runtime.server.metrics import Metrics
 from niwaki.runtime.server.rates import Rates
@@ -345,8 +345,14 @@ class Service:
         deadline = time.monotonic() + self.config.drain_seconds
         while self._in_flight and time.monotonic() < deadline and not self._must_hurry:
             await asyncio.sleep(0.02)
+        if not self._in_flight:
+            return
+        why = "the server is shutting down"
+        if not self._must_hurry:
+            why += f", and the {self.config.drain_seconds:g} s that it leaves to requests are over"
+        log.warning("%d sequences were cut off: %s", self.num_in_flight, why)
         for one in tuple(self._in_flight):
-            one.interrupt(EngineStopped("the server is shutting down"))
+            one.interrupt(ServerEnds(why))
 
     def close(self) -> None:
         for one in tuple(self._in_flight):

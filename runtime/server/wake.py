@@ -22,10 +22,10 @@ _pending = _Pending()
 
 
 def wake(loop: asyncio.AbstractEventLoop, tell: Tell) -> None:
-    """Call `tell` on the loop, soon; inside of `together`, at the end of that."""
+    """Call `tell` on the loop, soon; inside of `together`, at the end of that. On a closed loop nobody reads."""
     by_loop = _pending.by_loop
     if by_loop is None:
-        loop.call_soon_threadsafe(tell)
+        _call_soon(loop, [tell])
     else:
         by_loop.setdefault(loop, []).append(tell)
 
@@ -41,8 +41,8 @@ class _Together:
         for loop, tells in (by_loop or {}).items():
             if loop is _loop_here():
                 _tell_all(tells)
-            elif not loop.is_closed():
-                loop.call_soon_threadsafe(_tell_all, tells)
+            else:
+                _call_soon(loop, tells)
 
 
 together = _Together()
@@ -53,6 +53,14 @@ def _loop_here() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, tells: list[Tell]) -> None:
+    try:
+        loop.call_soon_threadsafe(_tell_all, tells)
+    except RuntimeError:
+        if not loop.is_closed():  # it may be closed at any moment: to look first would not do
+            raise
 
 
 def _tell_all(tells: list[Tell]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 
 import httpx2
@@ -12,7 +13,8 @@ from niwaki.runtime.api import ConfigError, GenerationError
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.errors import as_api_error
-from niwaki.runtime.server.serve import serving
+from niwaki.runtime.server.listen import bound, url_of
+from niwaki.runtime.server.serve import make_server, serving
 
 ANN, BOB, ADMIN = "ann-has-a-key", "bob-has-a-key", "the-admin-key"
 CLOSED = ["/v1/models", "/v1/models/toy", "/metrics", "/openapi.json", "/model_info", "/get_server_info"]
@@ -70,6 +72,38 @@ def test_every_route_but_two_needs_the_key(guarded: httpx2.Client) -> None:
         for method in methods:
             answer = guarded.request(method, path.replace("{name}", "toy"))
             assert answer.status_code in (401, 404), (method, path)
+
+
+def test_the_port_of_metrics_needs_no_key_and_has_nothing_else(engine: Engine) -> None:
+    config = ServerConfig(port=0, metrics_port=0, key_digests=digests([ANN]), allowed_hosts=("niwaki.example",))
+    with bound(config) as (config, listeners):
+        server = make_server(config, engine)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": listeners})
+        thread.start()
+        server.has_started.wait()
+        assert config.metrics_port is not None
+        try:
+            usual, metrics = url_of(config, config.port), url_of(config, config.metrics_port)
+            assert usual != metrics
+            scraped = httpx2.get(f"{metrics}/metrics")  # by its address, as Prometheus finds it
+            assert (scraped.status_code, "niwaki_requests_waiting" in scraped.text) == (200, True)
+            assert httpx2.get(f"{metrics}/health").status_code == httpx2.get(f"{metrics}/ready").status_code == 200
+            named = {"host": "niwaki.example"}
+            assert httpx2.get(f"{usual}/metrics", headers=named).status_code == 401
+            assert httpx2.get(f"{usual}/metrics", headers=named | bearer(ANN)).status_code == 200
+            for page in ("/", "/v1/models", "/metrics/", "/openapi.json", "/flush_cache", "/page/api.js"):
+                assert httpx2.get(f"{metrics}{page}", headers=bearer(ANN)).status_code == 404, page
+            assert httpx2.post(f"{metrics}/v1/completions", headers=bearer(ANN), json={}).status_code == 404
+        finally:
+            server.stop()
+            thread.join()
+
+
+def test_two_ports_are_two() -> None:
+    with pytest.raises(ConfigError, match="both 30000"):
+        ServerConfig(metrics_port=30000)
+    with pytest.raises(ConfigError, match="metrics_port must be"):
+        ServerConfig(metrics_port=70000)
 
 
 def test_each_of_several_keys_opens_and_the_admin_key_too(guarded: httpx2.Client) -> None:

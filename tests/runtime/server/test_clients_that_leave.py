@@ -13,6 +13,7 @@ from starlette.types import Message
 
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.sse import EventStream
+from niwaki.runtime.server.wake import together, wake
 from tests.lang.waiting import wait_until
 from tests.runtime.server.conftest import held, nobody_waits, wait_until_idle
 
@@ -113,3 +114,15 @@ def test_a_slow_stream_is_no_stalled_one() -> None:
     stream = EventStream(chunks(), lambda: None, stalled_seconds=0.02)
     asyncio.run(asyncio.wait_for(stream({"type": "http"}, receive, send), 30))
     assert sent[1:] == [b"data: 0\n\n", b"data: 1\n\n", b"data: 2\n\n", b""]
+
+
+def test_who_ends_behind_the_server_wakes_nobody() -> None:
+    loop = asyncio.new_event_loop()
+    told: list[int] = []
+    wake(loop, lambda: told.append(1))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    wake(loop, lambda: told.append(2))
+    with together:
+        wake(loop, lambda: told.append(3))
+    assert told == [1]

@@ -70,6 +70,12 @@ def test_the_deployment_probes_pages_of_ours_and_scales_what_exists() -> None:
     options = options_in([*entry_point(), *container["args"]])
     grace = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     assert grace > options.drain_seconds + container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    metadata = deployment["spec"]["template"]["metadata"]
+    assert metadata["annotations"]["prometheus.io/path"] == "/metrics"
+    assert metadata["annotations"]["prometheus.io/port"] == str(options.metrics_port)
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"http": options.port, "metrics": options.metrics_port}
+    assert {port["targetPort"] for port in service["spec"]["ports"]} == {"http"}, "nobody outside reads metrics"
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert str(options.api_key_file.parent) in mounts
 
@@ -89,8 +95,8 @@ def test_compose_names_nothing_that_is_not_there() -> None:
     (prometheus,) = documents(DEPLOY / "prometheus.yaml")
     (job,) = prometheus["scrape_configs"]
     (target,) = job["static_configs"][0]["targets"]
-    assert target == f"niwaki:{options.port}"
-    assert target.split(":")[0] in options.allowed_host
+    assert target == f"niwaki:{options.metrics_port}"
+    assert "authorization" not in job
 
 
 def test_the_dockerfile_copies_what_there_is_and_does_not_run_as_root() -> None:

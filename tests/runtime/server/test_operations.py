@@ -77,21 +77,44 @@ def test_only_pages_of_origins_that_were_named_may_ask(engine: Engine, client: h
         assert "access-control-allow-origin" not in foreign.headers
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
-def test_with_a_certificate_it_speaks_https(engine: Engine, tmp_path: Path) -> None:
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+def make_certificate(certificate: Path, key: Path) -> None:
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
     subprocess.run(
         [*command.split(), "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
         check=True,
         capture_output=True,
     )
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+def test_with_a_certificate_it_speaks_https(engine: Engine, tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    make_certificate(certificate, key)
     trust = ssl.create_default_context(cafile=str(certificate))
     with serving(engine, ServerConfig(port=0, tls_cert=certificate, tls_key=key)) as url:
         assert url.startswith("https://")
         assert httpx2.get(f"{url}/ready", verify=trust).status_code == 200
     with pytest.raises(ConfigError, match="no file"):
         ServerConfig(tls_cert=tmp_path / "none.pem")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+def test_a_key_that_is_not_the_certificates_is_told_by_its_option_and_file(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    make_certificate(cert, key)
+    make_certificate(tmp_path / "other.pem", tmp_path / "other-key.pem")
+    ServerConfig(tls_cert=cert, tls_key=key)
+    locked = tmp_path / "locked.pem"
+    secret = ["openssl", "pkey", "-in", str(key), "-aes256", "-passout", "pass:secret", "-out", str(locked)]
+    subprocess.run(secret, check=True, capture_output=True)
+    for wrong, said in (
+        (tmp_path / "other-key.pem", f"--tls-key: {tmp_path}/other-key.pem holds no key of the certificate {cert}"),
+        (cert, f"--tls-key: {cert} holds no key of the certificate {cert}"),
+        (locked, f"--tls-key: the key in {locked} is encrypted"),
+        (None, f"--tls-cert, without --tls-key: {cert} holds no key of the certificate {cert}"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            ServerConfig(tls_cert=cert, tls_key=wrong)
 
 
 def test_logs_are_json_lines_under_the_id_of_their_request(client: httpx2.Client) -> None:
@@ -186,7 +209,7 @@ def test_draining_refuses_new_work_and_finishes_the_old(toy_folder: Path) -> Non
     assert answers[1].json()["usage"]["completion_tokens"] == 500
 
 
-def test_who_outlives_the_drain_is_told(toy_folder: Path) -> None:
+def test_who_outlives_the_drain_is_told(toy_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = ServerConfig(port=0, drain_seconds=0)
     lines: list[str] = []
     with Engine(toy_folder, kv_tokens=2048) as engine, held(engine):
@@ -202,7 +225,11 @@ def test_who_outlives_the_drain_is_told(toy_folder: Path) -> None:
         asking.join()
     written = [line for line in lines if line]
     assert written[-1] == "data: [DONE]"
-    assert json.loads(written[-2].removeprefix("data: "))["error"]["code"] == "overloaded"
+    error = json.loads(written[-2].removeprefix("data: "))["error"]
+    assert error["code"] == "overloaded"
+    why = "the server is shutting down, and the 0 s that it leaves to requests are over"
+    assert error["message"] == f"{why}; try again"
+    assert [record.getMessage() for record in caplog.records] == [f"1 sequences were cut off: {why}"]
 
 
 def test_who_is_told_a_second_time_to_end_waits_no_longer(engine: Engine) -> None:
@@ -212,14 +239,15 @@ def test_who_is_told_a_second_time_to_end_waits_no_longer(engine: Engine) -> Non
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         server.has_started.wait()
-        url = url_of(config, listener)
+        url = url_of(config, listener.getsockname()[1])
         with httpx2.stream("POST", f"{url}/v1/completions", json=LONG | {"stream": True}, timeout=60) as answer:
             server.stop()
             wait_until(lambda: httpx2.get(f"{url}/ready").status_code == 503)
             server.stop()
             lines = [line for line in answer.iter_lines() if line]
         thread.join()
-    assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "overloaded"
+    error = json.loads(lines[-2].removeprefix("data: "))["error"]
+    assert (error["code"], error["message"]) == ("overloaded", "the server is shutting down; try again")
 
 
 def test_niwaki_serve_answers_until_sigterm_and_exits_with_0(toy_folder: Path) -> None:
@@ -292,7 +320,14 @@ def test_a_taken_port_is_one_line_before_any_model_is_loaded() -> None:
 
 @pytest.mark.parametrize(
     ("option", "said"),
-    [(["--port", "70000"], "port must be"), (["--api-key", "abc"], "at least 8"), (["--model", "nowhere"], "nowhere")],
+    [
+        (["--port", "70000"], "port must be"),
+        (["--api-key", "abc"], "at least 8"),
+        (["--model", "nowhere"], "--model: there is no folder nowhere"),
+        (["--tls-cert", "nowhere.pem"], "--tls-cert: no file nowhere.pem"),
+        (["--tls-key", "nowhere.pem"], "--tls-key without --tls-cert"),
+        (["--tls-cert", __file__], f"--tls-cert: {__file__} holds no certificate in PEM"),
+    ],
 )
 def test_a_wrong_option_is_one_line(option: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     from niwaki.__main__ import main

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+import shutil
 from contextlib import nullcontext
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
@@ -31,6 +32,7 @@ from niwaki.runtime.server.other_servers import (
     GenerateFieldsOfOthers,
     StructuredOutputs,
 )
+from tests.runtime.server.test_operations import make_certificate
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = DOCS / "server.md"
@@ -128,16 +130,18 @@ def test_the_page_of_sizes_says_what_the_shapes_give() -> None:
     assert table.partition("|---|---|---|---|---|\n")[2] == sizes(), f"it should be:\n{sizes()}"
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
 def test_every_option_of_the_command_line_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All at once, each at another value than its default: what is served, and how, has all of them."""
-    keys, cert, pages = tmp_path / "keys", tmp_path / "cert.pem", tmp_path / "pages"
+    keys, cert, key, pages = (tmp_path / name for name in ("keys", "cert.pem", "key.pem", "pages"))
     keys.write_text("another-good-key concurrent=9\n")
-    cert.write_text("")
+    make_certificate(cert, key)
     said = {
         "--model": str(tmp_path), "--weights": "int8", "--kv-dtype": "fp8", "--kv-tokens": "4096",
         "--max-running-requests": "7", "--host-cache-bytes": "11", "--disk-cache-dir": str(pages),
         "--disk-cache-bytes": "13",
-        "--deterministic": None, "--host": "0.0.0.0", "--port": "0", "--tls-cert": str(cert), "--tls-key": str(cert),
+        "--deterministic": None, "--host": "0.0.0.0", "--port": "0",
+        "--metrics-port": "8", "--tls-cert": str(cert), "--tls-key": str(key),
         "--api-key": "a-good-key", "--api-key-file": str(keys), "--admin-key": "the-admin-key",
         "--requests-per-minute": "3", "--tokens-per-minute": "5", "--concurrent": "2", "--allowed-host": "our.example",
         "--cors-origin": "https://our.example", "--max-queued": "17", "--drain-seconds": "1.5", "--max-restarts": "1",
@@ -155,7 +159,7 @@ def test_every_option_of_the_command_line_is_taken(tmp_path: Path, monkeypatch: 
         raise ConfigError("far enough")
 
     monkeypatch.setattr("niwaki.runtime.server.hosted.hosted", stop)
-    monkeypatch.setattr("niwaki.runtime.server.listen.bind", lambda _: nullcontext())
+    monkeypatch.setattr("niwaki.runtime.server.listen.bound", lambda config: nullcontext((config, [])))
     monkeypatch.setattr("niwaki.__main__.configure", lambda *how: found.update(logs=how))
     assert main(["serve", *words]) == 1
     limits = KeyLimits(3, 5, 2)
@@ -164,8 +168,8 @@ def test_every_option_of_the_command_line_is_taken(tmp_path: Path, monkeypatch: 
         "config": ServerConfig(
             host="0.0.0.0", port=0, key_digests=(first, second), admin_digest=digest_of("the-admin-key"), limits=limits,
             key_limits=((first, limits), (second, KeyLimits(3, 5, 9))), allowed_hosts=("our.example",),
-            cors_origins=("https://our.example",), tls_cert=cert, tls_key=cert, max_queued=17, drain_seconds=1.5,
-            max_restarts=1, replicas=ReplicaConfig(2, 3, 4, cpus=0.5, gpus=0.25, address="auto"),
+            cors_origins=("https://our.example",), tls_cert=cert, tls_key=key, max_queued=17, drain_seconds=1.5,
+            metrics_port=8, max_restarts=1, replicas=ReplicaConfig(2, 3, 4, cpus=0.5, gpus=0.25, address="auto"),
             sessions="sqlite:///here.db", session_seconds=60.0, otlp_endpoint="http://collector:4318/v1/traces",
             cache_secret=kept_secret(pages),
         ),

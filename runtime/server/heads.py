@@ -1,0 +1,50 @@
+"""How long a connection may take to say what it asks. uvicorn waits for the rest of a request's head for ever."""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from niwaki.runtime.server.errors import ApiError
+
+
+def heads_within(seconds: float) -> type[H11Protocol]:
+    """uvicorn's protocol, which closes a connection that has no whole request this long after it was opened, or after
+    the first byte behind its last answer. Who has begun one is told so: 408."""
+
+    class Protocol(H11Protocol):
+        _head_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+            super().connection_made(transport)
+            self._head_timer = self.loop.call_later(seconds, self._end)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._forget_timer()  # from here on the body has its own limit, and the answer
+            elif self._head_timer is None:
+                self._head_timer = self.loop.call_later(seconds, self._end)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._forget_timer()
+            super().connection_lost(exc)
+
+        def _forget_timer(self) -> None:
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+
+        def _end(self) -> None:
+            if self.transport.is_closing():
+                return
+            if self.conn.trailing_data[0]:  # half a head; the bytes of a body that nobody wants any more are not kept
+                refusal = ApiError(408, f"the request's head did not arrive within {seconds:g} s").content()
+                self.transport.write(
+                    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\nconnection: close\r\n"
+                    b"content-length: %d\r\n\r\n%b" % (len(refusal), refusal)
+                )
+            self.transport.close()
+
+    return Protocol
