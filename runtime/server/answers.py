@@ -155,9 +155,13 @@ class Incomplete(Answer):
     reason: Literal["max_output_tokens"]
 
 
+class InputTokens(CachedTokens):
+    cache_write_tokens: Count
+
+
 class ResponseUsage(Answer):
     input_tokens: Count
-    input_tokens_details: CachedTokens
+    input_tokens_details: InputTokens
     output_tokens: Count
     output_tokens_details: ReasoningTokens
     total_tokens: Count
@@ -241,11 +245,13 @@ class ResponseAnswer(Answer):
 
 
 class InputItems(Answer):
+    """The ids are null where the page is empty."""
+
     object: Literal["list"]
     data: list[Item]
-    has_more: Literal[False]
-    first_id: str
-    last_id: str
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
 
 
 class ResponseDeleted(Answer):

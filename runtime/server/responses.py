@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Annotated, Literal, cast
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
 from niwaki.runtime.api import Generation, Message, Output, Segment
@@ -135,11 +135,24 @@ def responses_router(sessions: Sessions) -> APIRouter:
         return json_response(cast(Json, turn.about["response"]))
 
     @router.get("/v1/responses/{response_id}/input_items", responses=gives(InputItems))
-    async def input_items(request: Request, response_id: str) -> Response:
-        """What it answered: the new items, not those of responses before it."""
+    async def input_items(
+        request: Request,
+        response_id: str,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+        after: Annotated[str | None, Query(max_length=256)] = None,
+    ) -> Response:
+        """What it answered: the new items, not those of responses before it; the last first, unless `order` is asc.
+        `after` is the id that the last page ended with."""
         items = cast(list[Json], (await find(request, response_id)).about["input"])
-        ids = {"first_id": items[0]["id"], "last_id": items[-1]["id"]}
-        return json_response({"object": "list", "data": items, "has_more": False, **ids})
+        if order == "desc":
+            items = items[::-1]
+        if after is not None:
+            begin = next((place for place, item in enumerate(items, 1) if item["id"] == after), len(items))
+            items = items[begin:]
+        page = items[:limit]
+        ids = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
+        return json_response({"object": "list", "data": page, "has_more": len(items) > limit, **ids})
 
     @router.delete("/v1/responses/{response_id}", responses=gives(ResponseDeleted))
     async def delete(request: Request, response_id: str) -> Response:

@@ -44,8 +44,19 @@ class MessageItem(Strict):
     status: Literal["completed", "incomplete", "in_progress"] | None = None
 
     def messages(self) -> list[Json]:
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return [{"role": self.role, "content": text}]
+        return [{"role": self.role, "content": "".join(self._texts())}]
+
+    def listed(self) -> Json:
+        is_answer = self.role == "assistant"
+        more: Json = {"annotations": [], "logprobs": []} if is_answer else {}
+        kind = "output_text" if is_answer else "input_text"
+        parts = [{"type": kind, "text": text, **more} for text in self._texts()]
+        return {"id": self.id or new_id("msg"), "type": "message", "status": self.status or "completed"} | {
+            "role": self.role, "content": parts
+        }  # fmt: skip
+
+    def _texts(self) -> list[str]:
+        return [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
 
 
 class CallItem(Strict):
@@ -62,6 +73,10 @@ class CallItem(Strict):
         function = {"name": self.name, "arguments": self.arguments}
         return [{"role": "assistant", "tool_calls": [{"id": self.call_id, "type": "function", "function": function}]}]
 
+    def listed(self) -> Json:
+        said = self.model_dump(include={"type", "call_id", "name", "arguments"})
+        return {"id": self.id or new_id("fc"), "status": self.status or "completed"} | said
+
 
 class CallOutputItem(Strict):
     """What a call gave."""
@@ -75,6 +90,10 @@ class CallOutputItem(Strict):
     def messages(self) -> list[Json]:
         return [{"role": "tool", "tool_call_id": self.call_id, "content": self.output}]
 
+    def listed(self) -> Json:
+        said = self.model_dump(include={"type", "call_id", "output"})
+        return {"id": self.id or new_id("fco"), "status": self.status or "completed"} | said
+
 
 class ReasoningItem(Strict):
     """Of an earlier answer; the model's template is not told of it."""
@@ -87,6 +106,9 @@ class ReasoningItem(Strict):
 
     def messages(self) -> list[Json]:
         return []
+
+    def listed(self) -> Json:
+        return {"id": self.id or new_id("rs"), "summary": []} | self.model_dump(exclude_none=True, exclude={"id"})
 
 
 def _item_kind(value: object) -> str:
@@ -187,8 +209,8 @@ class ResponseRequest(Strict):
         """As they are listed later."""
         if isinstance(self.input, str):
             content = [{"type": "input_text", "text": self.input}]
-            return [{"id": new_id("msg"), "type": "message", "role": "user", "content": content}]
-        return [{"id": new_id("item")} | item.model_dump(exclude_none=True) for item in self.input]
+            return [{"id": new_id("msg"), "type": "message", "status": "completed", "role": "user", "content": content}]
+        return [item.listed() for item in self.input]
 
     def history(self, before: Sequence[Message]) -> list[Message]:
         """What comes before the input: instructions are this response's alone, those of earlier ones are not told."""
@@ -230,6 +252,8 @@ def _chat_tool(tool: ResponseFunction) -> Json:
 # ---------------------------------------------------------------------------------------------------------------
 # Answers
 # ---------------------------------------------------------------------------------------------------------------
+
+ERROR_CODES = ("rate_limit_exceeded",)  # that a response may have, of ours; else it is `server_error`
 
 
 def blank(body: ResponseRequest, model: str, created: int) -> Json:
@@ -277,11 +301,13 @@ def _told_choice(body: ResponseRequest) -> object:
 
 
 def usage_told(used: Json) -> Json:
-    """A chat's usage by the names of responses."""
-    prompt, details = used["prompt_tokens_details"], used["completion_tokens_details"]
+    """A chat's usage by the names of responses. What the cache did not give is in it from now on."""
+    cached, details = used["prompt_tokens_details"], used["completion_tokens_details"]
+    assert isinstance(cached, dict)
+    written = int(str(used["prompt_tokens"])) - cached["cached_tokens"]
     return {
         "input_tokens": used["prompt_tokens"],
-        "input_tokens_details": prompt,
+        "input_tokens_details": {**cached, "cache_write_tokens": written},
         "output_tokens": used["completion_tokens"],
         "output_tokens_details": details,
         "total_tokens": used["total_tokens"],
@@ -328,7 +354,10 @@ class Writer:
         yield self._event(f"response.{status}", response=self.response)
 
     def fail(self, error: ApiError) -> Iterator[Json]:
-        said = {"code": error.code or error.type, "message": error.message}
+        """The last events; what was said stays said."""
+        yield from self._close("incomplete")
+        code = error.code if error.code in ERROR_CODES else "server_error"
+        said = {"code": code, "message": error.message}
         self.response = self.response | {"status": "failed", "error": said, "output": self._items}
         yield self._event("response.failed", response=self.response)
 
