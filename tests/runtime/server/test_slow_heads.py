@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import socket
 import threading
 
 import httpx2
 import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.config import ServerConfig
+from niwaki.runtime.server.heads import heads_within
 from niwaki.runtime.server.serve import serving
-from tests.lang.waiting import PATIENCE, wait_until
-from tests.runtime.server.conftest import held
+from tests.lang.waiting import PATIENCE
 
 QUICK = ServerConfig(port=0, head_seconds=0.2)
 READY = b"GET /ready HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -24,28 +30,12 @@ def connected(url: str) -> socket.socket:
     return socket.create_connection((address.host, address.port or 0), timeout=PATIENCE)
 
 
-def everything(connection: socket.socket) -> bytes:
-    """What comes until the server closes; a timeout where it does not."""
-    found = b""
-    while piece := connection.recv(4096):
-        found += piece
-    return found
-
-
-@pytest.mark.parametrize("head", [b"GET /rea", b"GET /ready HTTP/1.1\r\nhost: localh"])
-def test_half_a_head_is_told_and_closed(engine: Engine, head: bytes) -> None:
-    with serving(engine, QUICK) as url, connected(url) as slow:
+@pytest.mark.parametrize("head", [b"", b"GET /rea", b"GET /ready HTTP/1.1\r\nhost: localh"])
+def test_a_connection_without_a_whole_head_is_closed(engine: Engine, head: bytes) -> None:
+    with serving(engine, QUICK) as url, connected(url) as slow, contextlib.suppress(ConnectionError):
         slow.sendall(head)
-        status, _, rest = everything(slow).partition(b"\r\n")
-        assert status == b"HTTP/1.1 408 Request Timeout"
-        error = json.loads(rest.partition(b"\r\n\r\n")[2])["error"]
-        assert error["message"] == "the request's head did not arrive within 0.2 s"
-        assert httpx2.get(f"{url}/ready").status_code == 200
-
-
-def test_a_connection_that_says_nothing_is_closed(engine: Engine) -> None:
-    with serving(engine, QUICK) as url, connected(url) as silent:
-        assert everything(silent) == b""
+        while slow.recv(4096):  # a timeout where the server does not close
+            pass
 
 
 def test_one_byte_now_and_then_gains_no_time(engine: Engine) -> None:
@@ -53,40 +43,101 @@ def test_one_byte_now_and_then_gains_no_time(engine: Engine) -> None:
     with serving(engine, QUICK) as url, connected(url) as slow:
 
         def drip() -> None:
-            while not over.wait(0.02):
-                try:
+            with contextlib.suppress(OSError):
+                while not over.wait(0.02):
                     slow.sendall(b"x")
-                except OSError:
-                    return
 
         dripping = threading.Thread(target=drip)
         dripping.start()
         try:
-            slow.recv(4096)  # the answer or the end: there is one, else this times out
-        except ConnectionResetError:
-            pass
+            with contextlib.suppress(ConnectionError):
+                slow.recv(4096)  # the answer or the end: there is one, else this times out
         finally:
             over.set()
             dripping.join()
 
 
-def test_the_next_request_of_a_connection_has_as_long_as_the_first(engine: Engine) -> None:
-    with serving(engine, QUICK) as url, connected(url) as slow:
-        slow.sendall(READY)
-        assert slow.recv(4096).startswith(b"HTTP/1.1 200 ")
-        slow.sendall(READY[:9])
-        assert b"HTTP/1.1 408 " in everything(slow)
+class Wire(asyncio.Transport):
+    """What a server writes, and whether it closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.closed = asyncio.Event()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += bytes(data)
+
+    def close(self) -> None:
+        self.closed.set()
+
+    def is_closing(self) -> bool:
+        return self.closed.is_set()
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
 
 
-def test_an_answer_that_takes_longer_than_its_request_may_is_not_cut_off(engine: Engine) -> None:
-    body = {"prompt": "the cat", "max_tokens": 40, "ignore_eos": True}
-    answers: list[httpx2.Response] = []
-    with serving(engine, QUICK) as url, held(engine) as release:
-        asking = threading.Thread(target=lambda: answers.append(httpx2.post(f"{url}/v1/completions", json=body)))
-        asking.start()
-        wait_until(lambda: bool(engine.stats()["requests_running"]))
-        with connected(url) as silent:
-            everything(silent)  # opened later, closed: the time of the other one is over, too
-        release()
-        asking.join()
-    assert answers[0].json()["usage"]["completion_tokens"] == 40
+class Answering:
+    """An application that answers when it is let."""
+
+    def __init__(self) -> None:
+        self.release = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.release.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+def wired(app: Answering, seconds: float) -> tuple[H11Protocol, Wire]:
+    made = heads_within(seconds)(uvicorn.Config(app, log_config=None), ServerState(), {})
+    wire = Wire()
+    made.connection_made(wire)
+    return made, wire
+
+
+def test_half_a_head_is_told_why_it_ends() -> None:
+    async def run() -> bytes:
+        protocol, wire = wired(Answering(), 0.05)
+        protocol.data_received(READY[:-2])
+        await wire.closed.wait()
+        return wire.written
+
+    head, _, body = asyncio.run(run()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+    assert f"content-length: {len(body)}".encode() in head
+    assert json.loads(body)["error"]["message"] == "the request's head did not arrive within 0.05 s"
+
+
+def test_a_request_that_is_whole_may_take_its_time_and_the_next_one_is_timed_again() -> None:
+    async def run() -> None:
+        app = Answering()
+        protocol, wire = wired(app, 0.05)
+        protocol.data_received(READY)
+        await asyncio.sleep(0.1)
+        assert not wire.closed.is_set(), "its head was there in time"
+        app.release.set()
+        while not wire.written.endswith(b"ok"):
+            await asyncio.sleep(0)
+        protocol.data_received(READY[:9])
+        await wire.closed.wait()
+        assert b"HTTP/1.1 408 " in wire.written
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE))
+
+
+def test_what_still_comes_of_a_body_behind_its_answer_is_no_next_request() -> None:
+    async def run() -> bytes:
+        app = Answering()
+        app.release.set()
+        protocol, wire = wired(app, 0.05)
+        protocol.data_received(READY[:-2].replace(b"GET", b"POST") + b"content-length: 9\r\n\r\n")
+        while not wire.written.endswith(b"ok"):
+            await asyncio.sleep(0)
+        protocol.data_received(b"12")
+        await wire.closed.wait()
+        return wire.written
+
+    assert asyncio.run(asyncio.wait_for(run(), PATIENCE)).count(b"HTTP/1.1 ") == 1
