@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import threading
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
 from niwaki.kernels.fixed import FixedOps
 from niwaki.runtime import bundled
@@ -23,6 +26,7 @@ from niwaki.runtime.api import (
     BackendInfo,
     ConfigError,
     Delta,
+    EngineStopped,
     Generation,
     ModelError,
     RequestError,
@@ -200,8 +204,7 @@ class Engine:
             for generation in running.generations:
                 await _finished(generation)
         except asyncio.CancelledError:
-            for generation in running.generations:
-                generation.cancel()
+            running.cancel()
             raise
         return running.results()
 
@@ -294,11 +297,15 @@ class Engine:
         params = self._all_params(sampling_params, len(prompts), return_logprob, top_logprobs_num)
         logits_from = max(0, logprob_start_len - 1) if return_logprob and logprob_start_len >= 0 else None
         self._check_start(logprob_start_len, prompts)
-        with self.backend.together():
-            generations = [
-                self.backend.start(ids, one, logits_from=logits_from) for ids, one in zip(prompts, params, strict=True)
-            ]
-        return _Running(generations, params, logits_from, is_batch)
+        running = _Running([], params, logits_from, is_batch)
+        try:
+            with self.backend.together():
+                for ids, one in zip(prompts, params, strict=True):
+                    running.generations.append(self.backend.start(ids, one, logits_from=logits_from))
+        except BaseException:  # the first of them may run already
+            running.cancel()
+            raise
+        return running
 
     def _prompts(
         self, prompt: str | Sequence[str] | None, input_ids: Sequence[int] | Sequence[Sequence[int]] | None
@@ -315,13 +322,17 @@ class Engine:
         assert input_ids is not None
         is_batch = len(input_ids) > 0 and not isinstance(input_ids[0], int | np.integer)
         try:
-            rows = [np.array(ids, dtype=np.int64) for ids in (input_ids if is_batch else [input_ids])]
+            rows = [np.array(ids) for ids in (input_ids if is_batch else [input_ids])]
         except (TypeError, ValueError, OverflowError):
             raise RequestError("input_ids must be a list of whole numbers, or a list of such lists") from None
-        for row in rows:  # below 0 is above all as an unsigned number
-            if row.ndim != 1 or (len(row) and row.view(np.uint64).max() >= self._vocab_size):
-                raise RequestError(f"input_ids must be whole numbers from 0 to {self._vocab_size - 1}")
-        return [row.astype(np.int32) for row in rows], is_batch
+        return [self._token_ids(row) for row in rows], is_batch
+
+    def _token_ids(self, given: npt.NDArray[np.generic]) -> TokenIds:
+        if given.ndim == 1 and (given.dtype.kind in "iu" or not len(given)):
+            ids = given.astype(np.int64, copy=False)
+            if not len(ids) or ids.view(np.uint64).max() < self._vocab_size:  # below 0 is above all without a sign
+                return ids.astype(np.int32)
+        raise RequestError(f"input_ids must be whole numbers from 0 to {self._vocab_size - 1}")
 
     def _all_params(
         self,
@@ -395,19 +406,48 @@ class Engine:
 class _Running:
     """What a call of `generate` started: a generation and its params for each prompt."""
 
-    generations: Sequence[Generation]
+    generations: list[Generation]
     params: Sequence[SamplingParams]
     logits_from: int | None
     is_batch: bool
 
+    def cancel(self) -> None:
+        for generation in self.generations:
+            with suppress(EngineStopped):
+                generation.cancel()
+
     def results(self) -> Result | list[Result]:
-        """Waits for all. Raises what one failed with."""
+        """Waits for all. Raises what one failed with; the others are cancelled then, and where the waiting ends."""
+        try:
+            self._wait()
+            failed = next((one.error() for one in self.generations if one.error() is not None), None)
+            if failed is not None:
+                raise failed
+        except BaseException:
+            self.cancel()
+            raise
         results = [
             result_of(output, one, self.logits_from)
             for generation, one in zip(self.generations, self.params, strict=True)
             for output in generation.result()
         ]
         return results if self.is_batch or self.params[0].n > 1 else results[0]
+
+    def _wait(self) -> None:
+        """Until all are done, or one has failed. To wait for each in turn is to be woken, and to want the interpreter
+        while the engine has it, for many of them."""
+        done: list[Generation] = []
+        is_over = threading.Event()
+
+        def tell(generation: Generation) -> None:
+            done.append(generation)
+            if len(done) == len(self.generations) or generation.error() is not None:
+                is_over.set()
+
+        for generation in self.generations:
+            generation.add_done_callback(partial(tell, generation))
+        if self.generations:
+            is_over.wait()
 
     def first(self) -> Result:
         return result_of(self.generations[0].result()[0], self.params[0], self.logits_from)

@@ -1,0 +1,83 @@
+"""Calls of `Engine.generate`: what token ids may be, and that nothing of a call that failed goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from niwaki.runtime.api import CapacityError, GenerationError, RequestError
+from niwaki.runtime.constraints.protocol import MaskRow
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.request import Request
+from niwaki.runtime.runner import Batch, Runner
+from niwaki.runtime.sampler import SampleRow
+from tests.toy import make_model
+
+PROMPT = list(range(5, 14))
+LONG = {"max_new_tokens": 400, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    with Engine(make_model(tmp_path / "toy"), kv_tokens=1024) as engine:
+        yield engine
+
+
+def wait_until_idle(engine: Engine) -> None:
+    engine.backend.check()  # behind all that was handed over before
+    end = time.monotonic() + 60
+    while engine.stats()["requests_running"] or engine.stats()["requests_waiting"]:
+        assert time.monotonic() < end, "something still runs"
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("ids", [[1, 2.5], [[1.5, 2]], [["3"]], [[True, False]], [[5, None]], [[5, 2**70]], [[2**63]]])
+def test_token_ids_are_whole_numbers(engine: Engine, ids: list[int]) -> None:
+    with pytest.raises(RequestError, match="input_ids must be"):
+        engine.generate(input_ids=ids, sampling_params={"max_new_tokens": 1})
+
+
+def stop_before_step(monkeypatch: pytest.MonkeyPatch, number: int) -> threading.Event:
+    """Steps from that one on, the first is 0, begin when the event is set."""
+    goes_on, forward, begun = threading.Event(), Runner.forward, list[None]()
+
+    def held(self: Runner, rows: Batch) -> torch.Tensor:
+        begun.append(None)
+        if len(begun) > number:
+            goes_on.wait(60)
+        return forward(self, rows)
+
+    monkeypatch.setattr(Runner, "forward", held)
+    return goes_on
+
+
+def test_of_a_call_that_is_refused_nothing_goes_on(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = stop_before_step(monkeypatch, 0)
+    with pytest.raises(CapacityError):
+        engine.generate(input_ids=[*[PROMPT] * 70, [5] * 2000], sampling_params=LONG)
+    goes_on.set()
+    wait_until_idle(engine)
+    assert engine.stats()["finished"] == 0
+
+
+def test_when_one_of_many_fails_the_others_are_cancelled(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = stop_before_step(monkeypatch, 1)
+    sample_row, drawn = Request.sample_row, list[None]()
+
+    def breaks_once(self: Request, mask: MaskRow | None, end_ids: frozenset[int]) -> SampleRow:
+        drawn.append(None)
+        if len(drawn) == 1:
+            raise RuntimeError("a bug")
+        return sample_row(self, mask, end_ids)
+
+    monkeypatch.setattr(Request, "sample_row", breaks_once)
+    with pytest.raises(GenerationError, match="a bug"):
+        engine.generate(input_ids=[[5], [6], [7]], sampling_params=LONG)
+    goes_on.set()
+    wait_until_idle(engine)
+    assert engine.stats()["finished"] == 0
