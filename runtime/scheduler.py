@@ -7,6 +7,7 @@ token each, or a short run of forced ones), then chunks of prefills that are und
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -14,6 +15,9 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from niwaki.radix.children import TOKEN_BYTES
+from niwaki.radix.tree import common_pages
 
 TokenIds = npt.NDArray[np.int32]
 Policy = Literal["lpm", "fcfs"]
@@ -190,7 +194,7 @@ def _place_for(first: Waiting, running: Sequence[Running], room: Room) -> list[R
     lower.sort(key=lambda each: (_effective_priority(each), _gain(each)))
     victims: list[Running] = []
     while True:
-        num_pages, growth_pages = _wanted_pages(first, (), page_size)
+        num_pages, growth_pages = _wanted_pages(first, _Heads(page_size), page_size)
         is_alone = len(victims) == len(running)
         if free_slots > 0 and num_pages + (0 if is_alone else growth_pages) <= free_pages:
             return victims
@@ -333,7 +337,8 @@ def _admit(
     waiting: Sequence[Waiting], running: Sequence[Running], step: _Step, policy: Policy, aged: int | None
 ) -> tuple[int, ...]:
     """Admit in order while there are slots, tokens and pages. Adds the rows to `step`."""
-    admitted: list[Waiting] = []
+    admitted: list[int] = []
+    heads = _Heads(step.page_size)
     # Whose prefill goes on after this step, and whoever is admitted in it: a request with the same prefix waits.
     prefilling = _Prefilling(step.page_size)
     for prefill in running:
@@ -346,7 +351,7 @@ def _admit(
         if shares and prefilling.helps(request):
             continue
         num_cached = min(request.num_cached, request.most_cached)
-        new_pages, growth_pages = _wanted_pages(request, admitted, step.page_size)
+        new_pages, growth_pages = _wanted_pages(request, heads, step.page_size)
         is_alone = not running and not admitted
         wanted = new_pages if is_alone else new_pages + growth_pages + step.promised_pages
         if wanted > step.free_pages:
@@ -359,9 +364,10 @@ def _admit(
         step.slots_left -= 1
         step.free_pages -= new_pages
         step.promised_pages += growth_pages
-        admitted.append(request)
+        admitted.append(request.id)
+        heads.add(request)
         prefilling.add(request.ids, request.namespace)
-    return tuple(request.id for request in admitted)
+    return tuple(admitted)
 
 
 def _aged(waiting: Sequence[Waiting], room: Room) -> int | None:
@@ -379,12 +385,12 @@ def _in_order(waiting: Sequence[Waiting], policy: Policy, aged: int | None) -> l
     return sorted(waiting, key=lambda request: (-_effective_priority(request), request.id != aged, -request.num_cached))
 
 
-def _wanted_pages(request: Waiting, admitted: Sequence[Waiting], page_size: int) -> tuple[int, int]:
+def _wanted_pages(request: Waiting, admitted: _Heads, page_size: int) -> tuple[int, int]:
     """New pages that its tokens take, and those that are kept free for its growth."""
     num_pages = pages_for(len(request.ids), page_size)
     growth = growth_tokens(request.max_new_tokens, page_size)
     growth_pages = pages_for(len(request.ids) + growth, page_size) - num_pages
-    return num_pages - _shared_pages(request, admitted, page_size), growth_pages
+    return num_pages - admitted.num_shared(request), growth_pages
 
 
 def _effective_priority(request: Waiting | Running) -> int:
@@ -433,16 +439,32 @@ class _Prefilling:
         return known
 
 
-def _shared_pages(request: Waiting, admitted: Sequence[Waiting], page_size: int) -> int:
-    """How many of its cached pages are held already, by running requests or by those admitted in this very plan."""
-    most = min(request.num_cached, request.most_cached) // page_size
-    shared = min(request.num_locked_pages, most)
-    for other in admitted:
-        if shared == most:
-            break
-        if other.namespace == request.namespace:
-            size = min(most * page_size, min(other.num_cached, other.most_cached) // page_size * page_size)
-            different = np.flatnonzero(other.ids[:size] != request.ids[:size])
-            same = int(different[0]) if len(different) else size
-            shared = max(shared, same // page_size)
-    return shared
+class _Heads:
+    """What those who are admitted in this very plan found cached: full pages, packed and in order, so that who has most
+    in common with another stands beside it."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._known: dict[str, list[bytes]] = {}  # by namespace
+
+    def add(self, request: Waiting) -> None:
+        head = self._head_of(request)
+        known = self._known.setdefault(request.namespace, [])
+        at = bisect_left(known, head)
+        if head and known[at : at + 1] != [head]:
+            known.insert(at, head)
+
+    def num_shared(self, request: Waiting) -> int:
+        """How many of its cached pages are held already, by running requests or by these."""
+        head, page_bytes = self._head_of(request), self._page_size * TOKEN_BYTES
+        shared, most = request.num_locked_pages, len(head) // page_bytes
+        known = self._known.get(request.namespace)
+        if shared < most and known:
+            at = bisect_left(known, head)
+            beside = known[max(0, at - 1) : at + 1]
+            shared = max(shared, *(common_pages(other, head, 0, page_bytes) for other in beside))
+        return min(shared, most)
+
+    def _head_of(self, request: Waiting) -> bytes:
+        num_cached = min(request.num_cached, request.most_cached)
+        return request.ids[: num_cached // self._page_size * self._page_size].tobytes()
