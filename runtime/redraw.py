@@ -8,11 +8,11 @@ keep their shares, at the price of one draw each, where looking at every token b
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from niwaki.runtime.api import NiwakiError
 from niwaki.runtime.constraints.kernels import Words

@@ -11,10 +11,10 @@ before penalties and mask.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final, cast
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -44,8 +44,7 @@ NO_WORDS: Final = np.empty((0, 0), np.uint32)
 NOTHING_ADJUSTED: Final = np.empty((0, 0), np.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRow:
+class SampleRow(msgspec.Struct, frozen=True, gc=False):  # as the plan's rows: one for each token
     """How one row of logits is sampled."""
 
     params: SamplingParams
@@ -57,8 +56,7 @@ class SampleRow:
     forbid: TokenIds = ()  # such as end tokens while min_tokens is not reached
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True, gc=False):
     """A token; where asked for, its log-probability, the likeliest tokens with theirs, best first, and how many tokens
     a mask allowed."""
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from msgspec import structs
 
 from niwaki.kernels.sample import uniform
 from niwaki.runtime.api import GenerationError, SamplingParams
@@ -191,8 +192,8 @@ def test_a_fault_belongs_to_its_row(params: SamplingParams) -> None:
     broken[1, 50] = float("nan")
     broken[2] = -float("inf")
     broken[3, 99] = float("inf")
-    rows[4] = replace(rows[4], mask=np.zeros(4, np.uint32))
-    rows[5] = replace(rows[5], mask=np.zeros(3, np.uint32))
+    rows[4] = structs.replace(rows[4], mask=np.zeros(4, np.uint32))
+    rows[5] = structs.replace(rows[5], mask=np.zeros(3, np.uint32))
     results = sample(broken, rows)
     assert [results[0], results[6]] == [clean[0], clean[6]]
     for index, message in {1: "nan", 2: "-inf", 3: "inf", 4: "no token is allowed", 5: "does not fit"}.items():
@@ -243,7 +244,7 @@ def test_penalties_bias_and_forbidden_tokens_change_the_logits_by_their_formulas
     def logprobs_after(params: SamplingParams, forbid: tuple[int, ...] = ()) -> npt.NDArray[np.float64]:
         draws = 3000
         row = SampleRow(params, 5, 0, None, prompt, output, forbid)
-        drawn = sample(logits.expand(draws, 4), [replace(row, position=p) for p in range(draws)])
+        drawn = sample(logits.expand(draws, 4), [structs.replace(row, position=p) for p in range(draws)])
         return np.bincount(tokens_of(drawn), minlength=4) / draws
 
     def softmax(values: list[float]) -> npt.NDArray[np.float64]:
