@@ -23,7 +23,7 @@ from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.masks import MaskFiller
 from niwaki.runtime.constraints.protocol import Matcher
 from niwaki.runtime.counters import Counters
-from niwaki.runtime.decoding import Decoding, pages_of
+from niwaki.runtime.decoding import Decoding
 from niwaki.runtime.drafts import DRAFT_ROWS
 from niwaki.runtime.faults import told
 from niwaki.runtime.forced import force
@@ -31,7 +31,7 @@ from niwaki.runtime.kv_pages import KVPages
 from niwaki.runtime.pause import Pause
 from niwaki.runtime.redraw import sample_within
 from niwaki.runtime.request import GenerateJob, Job, Request, ScoreJob, TokenIds
-from niwaki.runtime.roster import Roster
+from niwaki.runtime.roster import Roster, pages_of
 from niwaki.runtime.runner import Batch, Row, Runner
 from niwaki.runtime.sampler import PlainDraws, Sampled, SampleRow, rows_of, token_logprobs
 from niwaki.runtime.tiers import Tiers
@@ -138,7 +138,9 @@ class EngineCore:
                     self._begin_decoding(decoding)
                 return
             computed = self._compute(decoding.requests, decoding.batch, decoding.masked())
-            if computed is not None and not self._go_on(decoding, decoding.draw(*computed), computed):
+            if computed is not None and decoding.take_quietly(computed[0]):
+                self.counters.generated_tokens += len(decoding.requests)
+            elif computed is not None and not self._go_on(decoding, decoding.draw(*computed), computed):
                 self._settle()
             return
         plan = self._roster.plan()

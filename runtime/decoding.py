@@ -10,8 +10,6 @@ constraint is drawn with the others, under its mask; its matcher is told every t
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -19,35 +17,25 @@ import torch
 
 from niwaki.kernels.plan import Spans
 from niwaki.kernels.sample import NO_TOKEN
+from niwaki.kernels.steady import take_highest
 from niwaki.radix.cache import Cache
 from niwaki.runtime.ahead import Flight, drawing_of
-from niwaki.runtime.api import NiwakiError
+from niwaki.runtime.api import Generation, NiwakiError
 from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.protocol import FREE, REFUSED, Followed, Matcher
 from niwaki.runtime.drafts import Listener
 from niwaki.runtime.faults import told
 from niwaki.runtime.request import GenerateJob, Request
+from niwaki.runtime.roster import pages_of
 from niwaki.runtime.runner import Batch
 from niwaki.runtime.sampler import NO_ROWS, PlainDraws, on_device, rows_of
+from niwaki.runtime.untold import Taken, Untold
 
-MAX_UNSETTLED = 64  # tokens of a request before its text is made
 SPARE_PAGES = 4  # columns by which the page table grows
 # Steps for which a batch under masks must have been steady before it runs ahead. Where something is forced in a text,
 # what was launched for it is in vain, so it waits for a step; who is steady for so long is forced seldom.
 STEADY_STEPS = 4
 EVERYWHERE = slice(None)
-
-_is_streamed = attrgetter("job.generation.is_streamed")
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """The places that a step's tokens make somebody look at: to take the token that was drawn, which the matcher knows
-    already at those in `accepted`; or to draw one for this place alone."""
-
-    looked_at: list[int]
-    accepted: set[int]
-    one_by_one: list[int]
 
 
 class Decoding:
@@ -71,9 +59,8 @@ class Decoding:
         self._last = np.array([request.length - 1 + request.remaining_new for request in requests], np.int64)
         self._may_end = np.zeros(vocab_size, np.bool_)
         self._may_end[[*end_ids, *(end for request in requests for end in request.params.stop_token_ids)]] = True
-        self._unsettled = np.empty((count, MAX_UNSETTLED), np.int32)
-        self._num_unsettled = 0
-        self._first = np.zeros(count, np.int64)  # of the unsettled tokens, by place
+        self._untold = Untold(count)
+        self._num_read = Generation.num_read  # before anybody is asked whether he is read
         self._is_plain = np.array([request.is_drawn_plainly for request in requests])
         self._is_watched = np.array([request.is_watched for request in requests])
         self._draws = PlainDraws.of(
@@ -272,17 +259,32 @@ class Decoding:
             self._token_ids[:] = tokens
         if not has_logits:
             self._starts[taken.one_by_one] -= 1
-        if self._num_unsettled == MAX_UNSETTLED:
+        if self._untold.is_full:
             self.settle()
-            self._num_unsettled = 0
-            self._first[:] = 0
+            self._untold.clear()
         for places in filter(None, (taken.looked_at, taken.one_by_one)):
             self._settle(places)
-            self._first[places] = self._num_unsettled + 1
+            self._untold.pass_over(places)
         if tokens is not None:
-            self._unsettled[:, self._num_unsettled] = tokens
-        self._num_unsettled += 1
+            self._untold.row[:] = tokens
+        self._untold.count_row()
         return taken
+
+    def take_quietly(self, logits: torch.Tensor) -> bool:
+        """`draw` and `take` at once, of a batch in which every token is the likeliest, where none makes anybody look.
+        False, and nothing done, elsewhere."""
+        self._watch_streamed()
+        is_quiet = self._is_quiet and self._steps_left > 1 and not self._untold.is_full
+        if not (is_quiet and self._draws.all_greedy and logits.is_cpu):
+            return False
+        values, positions = logits.numpy(), self._draws.arrays[1]
+        arrays = (self._may_end, self._token_ids, self._untold.row, self._starts, positions)
+        if not take_highest(values, values.argmax(axis=1), *arrays):
+            return False
+        self._untold.count_row()
+        self._steps_left -= 1
+        self.num_steps += 1
+        return True
 
     def _looked_over(self, tokens: npt.NDArray[np.int64]) -> Taken:
         """Which of these tokens somebody must look at. Matchers are told theirs, but where it may end the request."""
@@ -351,14 +353,16 @@ class Decoding:
             if request.lease is None:  # it has ended
                 continue
             request.computed_up_to(int(self._starts[place]))
-            first = int(self._first[place])
-            if first < self._num_unsettled:
-                request.extend(self._unsettled[place, first : self._num_unsettled])
-                self._first[place] = self._num_unsettled
+            tokens = self._untold.take(place)
+            if len(tokens):
+                request.extend(tokens)
 
     def _watch_streamed(self) -> None:
         """Whoever begins to read a stream is told every token from now on."""
-        if not any(map(_is_streamed, self._unread)):
+        if self._num_read == Generation.num_read:
+            return
+        self._num_read = Generation.num_read
+        if not any(request.is_watched for request in self._unread):
             return
         self._is_watched |= np.array([request.is_watched for request in self.requests])
         self._find_unread()
@@ -373,8 +377,8 @@ class Decoding:
             self._hold(place, pages_of(request))
         self._count_left()
         self._draws.move_to(np.array([request.num_generated for request in self.requests], np.int64))
-        self._num_unsettled = self._steps_in_pages = self.num_steps = 0
-        self._first[:] = 0
+        self._steps_in_pages = self.num_steps = 0
+        self._untold.clear()
         self._listener = None
         self._ask_all()
         return True
@@ -487,13 +491,8 @@ class Decoding:
         """The others are settled, or have ended."""
         self.requests = [self.requests[place] for place in left.tolist()]
         self._table, self._held, self._starts = self._table[left], self._held[left], self._starts[left]
-        self._token_ids, self._last, self._first = self._token_ids[left], self._last[left], self._first[left]
-        self._unsettled, self._draws = self._unsettled[left], self._draws.of_rows(left)
+        self._token_ids, self._last, self._draws = self._token_ids[left], self._last[left], self._draws.of_rows(left)
+        self._untold.keep(left)
         self._is_plain, self._is_watched = self._is_plain[left], self._is_watched[left]
         self._listener = None
         self._look_at_kinds()
-
-
-def pages_of(request: Request) -> list[int]:
-    assert request.lease is not None, "running requests hold a lease"
-    return request.lease.page_ids

@@ -197,3 +197,8 @@ def _max_cached(request: Request) -> int:
     # Leave at least one token uncached: attention needs a query row to give logits. Where the prompt's own
     # log-probabilities are asked for, all positions from `logits_from` on must run.
     return max(0, min(request.logits_from, request.num_to_compute - 1))
+
+
+def pages_of(request: Request) -> list[int]:
+    assert request.lease is not None, "running requests hold a lease"
+    return request.lease.page_ids

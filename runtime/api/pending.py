@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar, TypeVarTuple
+from typing import ClassVar, Generic, TypeVar, TypeVarTuple
 
 from niwaki.runtime.api.errors import TimedOut
 from niwaki.runtime.api.text import Delta, Output
@@ -94,6 +94,9 @@ def _guarded(callback: Callable[[*Given], None], *given: *Given) -> None:
 class Generation(Pending[tuple[Output, ...]]):
     """A running generation: `result()` is a tuple of n outputs, `deltas()` streams the first of them."""
 
+    # Another number whenever somebody has begun to read any: a backend need not look at all of them in every step.
+    num_read: ClassVar[int] = 0
+
     def __init__(self, cancel: Callable[[], None] | None = None) -> None:
         super().__init__(cancel)
         self._deltas: list[Delta] = []
@@ -119,7 +122,7 @@ class Generation(Pending[tuple[Output, ...]]):
 
     def watch(self, tell: Callable[[], None]) -> None:
         """Call `tell` whenever there may be more for `deltas_from`. It must neither wait nor raise."""
-        self._is_streamed = True
+        self._begin_reading()
         with self._lock:
             if not self._done:
                 self._watchers += (tell,)
@@ -143,13 +146,18 @@ class Generation(Pending[tuple[Output, ...]]):
 
         `timeout` bounds the wait for each next delta.
         """
-        self._is_streamed = True
+        self._begin_reading()
         position = 0
         while new := self._after(position, timeout):
             position += len(new)
             yield from new
         if self._error is not None:
             raise self._error
+
+    def _begin_reading(self) -> None:
+        # In this order, so that of two who begin at once, and write the same number, both are seen by who looks then.
+        self._is_streamed = True
+        Generation.num_read += 1
 
     def _after(self, position: int, timeout: float | None) -> list[Delta]:
         """Wait for deltas from `position` on; empty when there will be none."""

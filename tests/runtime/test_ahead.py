@@ -23,11 +23,12 @@ from niwaki.runtime.api import (
     Regex,
     SamplingParams,
 )
-from niwaki.runtime.decoding import Decoding, Taken
+from niwaki.runtime.decoding import Decoding
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.request import Request
 from niwaki.runtime.runner import Batch
 from niwaki.runtime.sampler import NO_ROWS
+from niwaki.runtime.untold import Taken
 from tests.formula import Host, mixed
 from tests.toy import make_model
 
