@@ -279,7 +279,7 @@ class Decoding:
             return False
         values, positions = logits.numpy(), self._draws.arrays[1]
         arrays = (self._may_end, self._token_ids, self._untold.row, self._starts, positions)
-        if not take_highest(values, values.argmax(axis=1), *arrays):
+        if not take_highest(values, self._draws.highest(values), *arrays):
             return False
         self._untold.count_row()
         self._steps_left -= 1

@@ -131,12 +131,18 @@ def measure(batch: int, *, is_streamed: bool = False, runs_ahead: bool = False, 
     timed(core, "_go_on", spent)
     timed(core._decoding, "draw", spent)
     timed(core._decoding, "launched", spent)
+    timed(core._decoding, "take_quietly", spent)
+    assert core._decoding is not None
+    timed(core._decoding._draws, "highest", spent)
+    timed(core._decoding._draws, "best", spent)
     parts: dict[str, list[float]] = {}
     for _ in range(STEPS // PAGE_SIZE):
         spent.clear()
         runner.seconds = 0.0
         total = seconds_of_a_page(core)
-        draw, go_on = spent.get("draw", 0.0) + spent.get("launched", 0.0), spent["_go_on"]
+        alone = spent.get("highest", 0.0) - spent.get("best", 0.0)  # the draw of steps that are taken quietly
+        draw = spent.get("draw", 0.0) + spent.get("launched", 0.0) + max(0.0, alone)
+        go_on = spent.get("_go_on", 0.0) + spent.get("take_quietly", 0.0) - max(0.0, alone)
         known = {"schedule, pages": spent["_steady"], "inputs": runner.seconds, "sample": draw, "tokens back": go_on}
         for name, seconds in {**known, "the step itself": total - sum(known.values())}.items():
             parts.setdefault(name, []).append(seconds)
