@@ -20,6 +20,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from niwaki.kernels.compile_notice import announce_compiling
 from niwaki.kernels.fixed import FixedOps
 from niwaki.runtime import bundled
 from niwaki.runtime.api import (
@@ -67,6 +68,7 @@ class Engine:
 
     def __init__(self, model: str | Path | None = None, **options: object) -> None:
         check_not_forked()
+        announce_compiling()
         self.config = EngineConfig.of(model, options)
         is_bundled = self.config.model is None
         folder = Path(bundled.MODEL_DIR if self.config.model is None else self.config.model)
