@@ -25,7 +25,7 @@ def announce_compiling() -> None:
     with _lock:
         if not _listeners:
             _listeners.append(_Listener())
-            event.register("numba:compile", _listeners[0])
+            event.register("numba:compile", _listeners[0])  # type: ignore[no-untyped-call]  # Numba has no types
 
 
 class _Listener(event.Listener):

@@ -47,6 +47,7 @@ from niwaki.runtime.inbox import Inbox
 from niwaki.runtime.limits import Limits
 from niwaki.runtime.local_branch import LocalBranch, SharedPin, first_loose, open_branch, own_branch
 from niwaki.runtime.request import GenerateJob, Job, Request, ScoreJob, TokenIds
+from niwaki.runtime.scoring import SharedBeginnings
 from niwaki.runtime.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -187,20 +188,22 @@ class LocalBackend:
             joined = self._boundaries.joined(before[first:].tolist(), continuations)
             if joined is not None:
                 own.num_open, before, tails = joined.num_open, before[: -joined.num_taken], joined.tails
-        rows = [(before, tail) for tail in tails]
+        heads = [before]
         if unconditional:
-            start = np.array(self._tokenizer.bos_ids, dtype=np.int32)
-            rows += [(start, tail) for tail in tails]
+            heads.append(np.array(self._tokenizer.bos_ids, dtype=np.int32))
+        shared = SharedBeginnings.of(tails)
         pending: Pending[tuple[Score, ...]] = Pending(lambda: self.cancel(job))
-        job = ScoreJob(pending, [len(head) for head, _ in rows])
+        job = ScoreJob(pending, [len(head) + count for head in heads for count in shared.counts], shared)
         params = SamplingParams(max_new_tokens=0)
         (seed,) = self._seeds(params)
         requests = []
-        for index, (head, tail) in enumerate(rows):
-            ids = np.concatenate([head, np.array(tail, dtype=np.int32)])
-            self._limits.check_room(len(ids), 0)
-            logits_from = max(0, len(head) - 1)
-            requests.append(self._request(job, index, ids, params, own.namespace, seed=seed, logits_from=logits_from))
+        for group, head in enumerate(heads):
+            for place in shared.by_need:
+                index = group * len(tails) + place
+                ids = np.concatenate([head, np.array(tails[place], dtype=np.int32)])
+                self._limits.check_room(len(ids), 0)
+                first = max(0, job.starts[index] - 1)
+                requests.append(self._request(job, index, ids, params, own.namespace, seed=seed, logits_from=first))
         self._track(own, job)
         self._inbox.post(lambda: self._submit(job, requests))
         return pending

@@ -34,6 +34,7 @@ from niwaki.runtime.constraints.protocol import MaskRow
 from niwaki.runtime.drafts import Guesser
 from niwaki.runtime.limits import TokenIds as TokenIds  # told on from here, too
 from niwaki.runtime.sampler import Sampled, SampleRow, is_plain
+from niwaki.runtime.scoring import SharedBeginnings
 from niwaki.runtime.stops import StopText
 from niwaki.runtime.tokenizer import Tokenizer
 
@@ -53,16 +54,18 @@ class GenerateJob:
 
 @dataclass(slots=True)
 class ScoreJob:
-    """Continuations, each scored in a request of its own, where it begins at token `starts[index]`."""
+    """Continuations, each scored in a request of its own, from token `starts[index]` on: what it shares with another
+    is that one's."""
 
     pending: Pending[tuple[Score, ...]]
     starts: Sequence[int]
+    shared: SharedBeginnings
     scores: dict[int, Score] = field(default_factory=dict)
 
     def add(self, index: int, score: Score) -> None:
         self.scores[index] = score
         if len(self.scores) == len(self.starts):
-            self.pending.succeed(tuple(self.scores[i] for i in range(len(self.starts))))
+            self.pending.succeed(self.shared.whole([self.scores[i] for i in range(len(self.starts))]))
 
 
 Job = GenerateJob | ScoreJob

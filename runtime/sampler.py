@@ -10,6 +10,7 @@ before penalties and mask.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Final, cast
@@ -96,10 +97,13 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled | Ge
         tokens = _draw(values, best, drawn, rows)
         for index, token in zip(drawn, tokens, strict=True):
             results[index] = Sampled(token) if isinstance(token, int) else token
-    for index, row in enumerate(rows):
+    told = [i for i, row in enumerate(rows) if row.params.return_logprob or row.params.top_logprobs_num]
+    scratch = _Scratch(values.shape[1] if told else 0)
+    for index in told:
         result = results[index]
-        if isinstance(result, Sampled) and (row.params.return_logprob or row.params.top_logprobs_num):
-            results[index] = _with_logprobs(values[index], result.token_id, row.params.top_logprobs_num)
+        if isinstance(result, Sampled):
+            top_n = rows[index].params.top_logprobs_num
+            results[index] = _with_logprobs(values[index], highest[index], result.token_id, top_n, scratch)
     return results
 
 
@@ -112,12 +116,13 @@ def token_logprobs(logits: torch.Tensor, target_ids: TokenIds, top_n: int = 0) -
     if logits.ndim != 2 or logits.dtype != torch.float32 or len(logits) != len(target_ids):
         raise ValueError(f"logits must be float32 [{len(target_ids)}, vocab], got {logits.dtype} {tuple(logits.shape)}")
     values = _on_host(logits)
+    scratch = _Scratch(values.shape[1])
     read: list[Sampled] = []
-    for row, target in zip(values, target_ids, strict=True):
-        highest = float(row[np.argmax(row)])
-        if not np.isfinite(highest):
-            raise _not_finite(highest)
-        read.append(_with_logprobs(row, int(target), top_n))
+    for row, best, target in zip(values, values.argmax(axis=1).tolist(), target_ids, strict=True):
+        highest = row[best]
+        if not math.isfinite(highest):
+            raise _not_finite(float(highest))
+        read.append(_with_logprobs(row, highest, int(target), top_n, scratch))
     return read
 
 
@@ -366,12 +371,17 @@ def _ids(ids: TokenIds | None, vocab: int) -> Longs:
     return array[(array >= 0) & (array < vocab)]
 
 
-def _with_logprobs(logits: Floats, token_id: int, top_n: int) -> Sampled:
-    """The token with its log-probability, and the top_n best, equal ones by id. The highest logit must be finite."""
-    weights, bits = np.empty(len(logits), np.float32), np.empty(len(logits), np.int32)
-    highest = logits[np.argmax(logits)]
-    sums = np.empty(len(logits) // BLOCK + 1, np.float32)
-    total = exponentials(logits, highest, np.float32(1.0), weights, bits, sums)
+class _Scratch:
+    """What the sum over a row of logits is made in, row after row."""
+
+    def __init__(self, vocab: int) -> None:
+        self.weights, self.bits = np.empty(vocab, np.float32), np.empty(vocab, np.int32)
+        self.sums = np.empty(vocab // BLOCK + 1, np.float32)
+
+
+def _with_logprobs(logits: Floats, highest: np.float32, token_id: int, top_n: int, scratch: _Scratch) -> Sampled:
+    """The token with its log-probability, and the top_n best, equal ones by id. `highest` of the logits is finite."""
+    total = exponentials(logits, highest, np.float32(1.0), scratch.weights, scratch.bits, scratch.sums)
     log_total = float(highest) + float(np.log(total))
     top = highest_ids(logits, min(top_n, len(logits))).tolist() if top_n else []
     return Sampled(

@@ -28,8 +28,7 @@ def function_of(module: str) -> Callable[[int], int]:
         return number * 2
 
     double.__module__ = module
-    compiled: Callable[[int], int] = numba.njit(double)
-    return compiled
+    return numba.njit()(double)
 
 
 def wait_for(is_there: Callable[[], bool]) -> None:
