@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import importlib
 import logging
+import os
 import queue
 import threading
 from collections.abc import Mapping
@@ -130,6 +131,9 @@ _default = _Default()
 # ---------------------------------------------------------------------------------------------------------------
 
 
+_Retired: TypeAlias = "queue.SimpleQueue[tuple[Backend, Branch] | None]"
+
+
 class _Closer:
     """Closes branches on a thread of its own.
 
@@ -138,31 +142,36 @@ class _Closer:
     """
 
     def __init__(self) -> None:
-        self._branches: queue.SimpleQueue[tuple[Backend, Branch] | None] = queue.SimpleQueue()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Also in a fork, which has no threads of its parent. What leases of the parent give back there stays in the
+        parent's queue: the branches are the parent's, who may still use them."""
+        self._branches: _Retired = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Called where branches are opened: a thread cannot be started from inside the garbage collector."""
-        if self._thread is not None:
-            return
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="niwaki-closer", daemon=True)
-                self._thread.start()
-                # The thread may hold the last reference to an engine. One that is still freeing tensors when the
-                # interpreter ends is killed inside C++, which aborts the process.
-                atexit.register(self._stop, self._thread)
+    def start(self) -> _Retired:
+        """Where branches of this process are given back. Called where they are opened: a thread cannot be started from
+        inside the garbage collector."""
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._run, args=(self._branches,), name="niwaki-closer", daemon=True
+                    )
+                    self._thread.start()
+                    # The thread may hold the last reference to an engine. One that is still freeing tensors when the
+                    # interpreter ends is killed inside C++, which aborts the process.
+                    atexit.register(self._stop, self._thread, self._branches)
+        return self._branches
 
-    def retire(self, backend: Backend, branch: Branch) -> None:
-        self._branches.put((backend, branch))
-
-    def _stop(self, thread: threading.Thread) -> None:
-        self._branches.put(None)
+    def _stop(self, thread: threading.Thread, branches: _Retired) -> None:
+        branches.put(None)
         thread.join(timeout=5)  # a backend that hangs must not keep the process from ending
 
-    def _run(self) -> None:
-        while (retired := self._branches.get()) is not None:
+    def _run(self, branches: _Retired) -> None:
+        while (retired := branches.get()) is not None:
             backend, branch = retired
             try:
                 backend.close(branch)
@@ -172,6 +181,8 @@ class _Closer:
 
 
 closer = _Closer()
+if hasattr(os, "register_at_fork"):  # where processes can be forked
+    os.register_at_fork(after_in_child=closer._begin)
 
 
 class Lease:
@@ -180,10 +191,9 @@ class Lease:
     __slots__ = ("_retire", "backend", "branch")
 
     def __init__(self, backend: Backend, branch: Branch) -> None:
-        closer.start()
         self.backend = backend
         self.branch = branch
-        self._retire = closer.retire  # bound here: module globals may be gone when the interpreter ends
+        self._retire = closer.start().put  # bound here: module globals may be gone when the interpreter ends
 
     def __del__(self) -> None:
-        self._retire(self.backend, self.branch)
+        self._retire((self.backend, self.branch))

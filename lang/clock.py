@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -49,6 +50,10 @@ class Clock:
     """
 
     def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        """Also in a fork: the thread and the alarms are its parent's."""
         self._changed = threading.Condition()
         self._alarms: list[tuple[float, int, Alarm]] = []  # a heap
         self._order = itertools.count()
@@ -101,3 +106,5 @@ class Clock:
 
 
 clock = Clock()
+if hasattr(os, "register_at_fork"):  # where processes can be forked
+    os.register_at_fork(after_in_child=clock._begin)

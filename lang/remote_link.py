@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from urllib.parse import urlsplit
@@ -64,9 +66,14 @@ class ServerLink:
         self._headers = {"content-type": "application/json"}
         if api_key is not None:
             self._headers["authorization"] = f"Bearer {api_key}"
+        self._is_shut_down = False
+        self._begin()
+        _links.add(self)
+
+    def _begin(self) -> None:
+        """Also in a fork: its parent's connections are not for two, who would read each other's answers."""
         self._lock = threading.Lock()
         self._idle: list[http.client.HTTPConnection] = []
-        self._is_shut_down = False
 
     def __str__(self) -> str:
         return f"RuntimeEndpoint({self._host}:{self._port})"
@@ -163,3 +170,13 @@ class ServerLink:
 
     def _unreachable(self, error: Exception) -> EngineStopped:
         return EngineStopped(f"{self} cannot be reached: {type(error).__name__}: {error}")
+
+
+def _begin_in_child() -> None:
+    for link in tuple(_links):
+        link._begin()
+
+
+_links: weakref.WeakSet[ServerLink] = weakref.WeakSet()
+if hasattr(os, "register_at_fork"):  # where processes can be forked
+    os.register_at_fork(after_in_child=_begin_in_child)
