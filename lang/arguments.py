@@ -183,6 +183,17 @@ def _mapping(options: object) -> dict[str, object]:
     raise ProgramError(f"options must be a mapping of option names to values, got {options!r}")
 
 
+def check_rows(rows: object, program: str) -> None:
+    """Raises ProgramError: they are no rows, whatever stands in them."""
+    if not isinstance(rows, str | bytes | Mapping) and (hasattr(rows, "__iter__") or hasattr(rows, "__getitem__")):
+        if not hasattr(rows, "to_dict"):
+            return
+        hint = "write rows.to_dict('records')"  # a table of pandas, which iterates over the names of its columns
+    else:
+        hint = f"write [{rows!r}]" if isinstance(rows, Mapping) else "each is a mapping of arguments or a tuple of them"
+    raise ProgramError(f"a batch of program {program} takes a list of rows, got a {type(rows).__name__}; {hint}")
+
+
 def batch_options(given: dict[str, object]) -> dict[str, object]:
     """The options of every row's run, checked once instead of in every row."""
     if "stream" in given:

@@ -8,7 +8,7 @@ from typing import NoReturn, get_args
 
 from niwaki.lang.nodes import Chain, Content, Gen, RoleBegin, RoleEnd, Select, Text, as_nodes
 from niwaki.lang.tools import ToolLike, ask_of, offers_of, with_reasoning
-from niwaki.lang.types import ValueType, grammar_type, regex_type, schema_type, value_type
+from niwaki.lang.types import Pattern, ValueType, grammar_type, regex_type, schema_type, value_type
 from niwaki.runtime.api import ConstraintError, ProgramError, SamplingOptions, Spacing, UnsupportedByBackend
 from niwaki.runtime.choices import ChoicesMethod, method_of, token_length_normalized
 
@@ -35,7 +35,7 @@ def gen(
     dtype: object = None,
     choices: Sequence[str] | None = None,
     choices_method: ChoicesMethod | str | None = None,
-    regex: str | Sequence[str] | None = None,
+    regex: Pattern | Sequence[Pattern] | None = None,
     json_schema: Mapping[str, object] | str | type | None = None,
     repetition_penalty: float | None = None,
     logit_bias: Mapping[int, float] | None = None,

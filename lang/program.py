@@ -12,7 +12,7 @@ from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Literal, cast, overload
 
-from niwaki.lang.arguments import Arguments, Call, Row, batch_options, row_arguments
+from niwaki.lang.arguments import Arguments, Call, Row, batch_options, check_rows, row_arguments
 from niwaki.lang.async_batch import DEFAULT_ASYNC_CONCURRENCY, Batch, iterate_on_a_loop, run_rows_async
 from niwaki.lang.backends import model_identity, usage_of
 from niwaki.lang.batch import DEFAULT_CONCURRENCY, check_batch, run_rows
@@ -194,9 +194,10 @@ class Program:
 
         Raises:
             ConfigError: num_threads or on_error is not valid.
-            ProgramError, RequestError: an option of the run is not valid. At once, before any row.
+            ProgramError, RequestError: these are no rows, or an option of the run is not valid. At once.
             JournalError: the checkpoint was made by another run.
         """
+        check_rows(rows, self.name)
         options = batch_options(kwargs)
         results: Iterator[State | StoredRow | Exception]
         if checkpoint is None:
@@ -282,9 +283,10 @@ class Program:
 
         Raises:
             ConfigError: concurrency or on_error is not valid.
-            ProgramError, RequestError: an option of the run is not valid. At once, before any row.
+            ProgramError, RequestError: these are no rows, or an option of the run is not valid. At once.
             JournalError: the checkpoint was made by another run. When the first result is asked for.
         """
+        check_rows(rows, self.name)
         options = batch_options(kwargs)
         counters = partial(usage_of, options.get("backend"))
         if checkpoint is None:
@@ -489,12 +491,3 @@ class Program:
         host = around.backend if call.backend is None else call.backend
         options, template = call.options.over(around.options), call.template or around.template
         return Run(self.name, options, host, call.timeout, around.deadline, template)
-
-
-def function(func: Callable[..., object]) -> Program:
-    """Make a program of a function whose first parameter is the state.
-
-    Raises:
-        ProgramError: the function cannot be a program.
-    """
-    return Program(func)

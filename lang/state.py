@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, NoReturn, Self, TypeAlias, overload
+from typing import Literal, NoReturn, Self, SupportsIndex, TypeAlias, overload
 
 from niwaki.lang.executor import Executor
 from niwaki.lang.expressions import role
@@ -13,6 +14,7 @@ from niwaki.lang.meta import MetaInfo, Usage, meta_info
 from niwaki.lang.nodes import Content, Expression, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, SetVariable, as_nodes
 from niwaki.lang.origin import here
 from niwaki.lang.picture import picture_of
+from niwaki.lang.run import running_loop
 from niwaki.lang.steps import Join
 from niwaki.lang.streams import AsyncPieces, AsyncStream, AsyncTexts, ValueStream, iterate
 from niwaki.lang.tree import Tree, tree_of
@@ -20,6 +22,12 @@ from niwaki.runtime.api import ProgramError
 from niwaki.runtime.picture import Picture
 
 MAX_FORKS = 10_000
+
+
+class _Held(enum.Enum):
+    """A turn without a content; None is one that somebody forgot to set."""
+
+    OPEN = enum.auto()
 
 
 class State:
@@ -60,7 +68,7 @@ class State:
     def system(self, content: Content) -> None: ...
     @overload
     def system(self) -> Block: ...
-    def system(self, content: Content | None = None) -> Block | None:
+    def system(self, content: Content | _Held = _Held.OPEN) -> Block | None:
         """Append a system turn; without content, `with state.system():` holds the turn open."""
         return self._turn("system", content)
 
@@ -68,7 +76,7 @@ class State:
     def user(self, content: Content) -> None: ...
     @overload
     def user(self) -> Block: ...
-    def user(self, content: Content | None = None) -> Block | None:
+    def user(self, content: Content | _Held = _Held.OPEN) -> Block | None:
         """Append a user turn; without content, `with state.user():` holds the turn open."""
         return self._turn("user", content)
 
@@ -76,7 +84,7 @@ class State:
     def assistant(self, content: Content) -> None: ...
     @overload
     def assistant(self) -> Block: ...
-    def assistant(self, content: Content | None = None) -> Block | None:
+    def assistant(self, content: Content | _Held = _Held.OPEN) -> Block | None:
         """Append an assistant turn; without content, `with state.assistant():` holds the turn open."""
         return self._turn("assistant", content)
 
@@ -146,13 +154,30 @@ class State:
         """Wait, and return the error that the state failed with, or None."""
         return self._executor.error(outside=self._is_outside)
 
-    async def get(self, name: str) -> object:
-        """`state[name]` in an async program: waits for the value without stopping the event loop."""
-        return await self._executor.variable_async(_variable_name(name), outside=self._is_outside)
+    def get(self, name: str) -> Coroutine[object, object, object]:
+        """`await state.get(name)` is `state[name]` in an async program: waits for the value without stopping the event
+        loop.
 
-    async def wait(self) -> None:
-        """`sync()` in an async program. After it every other read answers at once."""
-        await self._executor.sync_async(outside=self._is_outside)
+        Raises:
+            ProgramError: no event loop runs here, so nobody could await it. At once.
+        """
+        self._check_awaited("get(...)", 'write s["x"]')
+        return self._executor.variable_async(_variable_name(name), outside=self._is_outside)
+
+    def wait(self) -> Coroutine[object, object, None]:
+        """`await state.wait()` is `sync()` in an async program. After it every other read answers at once.
+
+        Raises:
+            ProgramError: no event loop runs here, so nobody could await it. At once.
+        """
+        self._check_awaited("wait()", "write s.sync()")
+        return self._executor.sync_async(outside=self._is_outside)
+
+    def _check_awaited(self, call: str, remedy: str) -> None:
+        if self._executor.run.loop is None and running_loop() is None:
+            raise ProgramError(
+                f"{call} is awaited, and program {self._executor.run.program} is no async def program; {remedy}"
+            )
 
     def get_meta_info(self, name: str) -> MetaInfo:
         """How the variable was generated or selected: finish reason, tokens, log-probabilities."""
@@ -228,8 +253,8 @@ class State:
         shown = text if len(text) <= 200 else "..." + text[-200:]
         return f"<State of {self._executor.run.program}: {shown!r}>"
 
-    def _turn(self, name: str, content: Content | None) -> Block | None:
-        if content is None:
+    def _turn(self, name: str, content: Content | _Held) -> Block | None:
+        if content is _Held.OPEN:
             return Block(self._executor, RoleBegin(name), RoleEnd(name))
         self._executor.submit(role(name, content).nodes, here())
         return None
@@ -272,7 +297,12 @@ class ForkGroup(Sequence[State]):
     def __getitem__(self, index: int) -> State: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[State]: ...
-    def __getitem__(self, index: int | slice) -> State | Sequence[State]:
+    def __getitem__(self, index: object) -> State | Sequence[State]:
+        if not isinstance(index, SupportsIndex | slice):
+            raise ProgramError(
+                f"forks[{index!r}] is no fork; forks[0][{index!r}] is the first one's variable, and after forks.join() "
+                f"s[{index!r}] the list of all"
+            )
         return self._states[index]
 
     def __setitem__(self, index: int, state: State) -> None:

@@ -14,7 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, Union, get_args, get_origin
+from typing import Annotated, Literal, TypeAlias, Union, get_args, get_origin
 
 from niwaki.lang.type_schema import schema_of
 from niwaki.runtime.api import AllOf, Choices, Constraint, ConstraintError, Grammar, JsonSchema, Regex, Spacing
@@ -32,6 +32,10 @@ JSON_CHAR = r'(?:[^"\\\x00-\x1f\x7f]|\\["\\/bfnrt]|\\u(?:[0-9a-cefA-CEF][0-9a-fA
 # So one of these may follow, with whatever its token holds beside it; it is a stop string, and cut off again.
 _AFTER_NUMBER = (" ", "\n", ",", ";", ")", "]", "}")
 _AFTER_NUMBER_PATTERN = r"(?:[ \n,;)\]}][ -~\n]{0,16})?"
+
+Pattern: TypeAlias = "str | re.Pattern[str]"
+
+_LETTERS = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL}  # of flags, as a pattern itself may say them
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,29 +94,35 @@ def value_type(dtype: object, spacing: Spacing = "compact") -> ValueType:
     return ValueType(name, constraint, _reader(dtype))
 
 
-def regex_type(pattern: str | Sequence[str]) -> ValueType:
+def regex_type(pattern: Pattern | Sequence[Pattern]) -> ValueType:
     """The whole text matches `pattern`, or each of several ones; the value is the text.
 
     Raises:
         ConstraintError: a pattern is not a valid regular expression, at the place that the message names.
     """
-    patterns = (pattern,) if isinstance(pattern, str) or not isinstance(pattern, Sequence) else tuple(pattern)
-    if not patterns:
+    given = (pattern,) if isinstance(pattern, str) or not isinstance(pattern, Sequence) else tuple(pattern)
+    if not given:
         raise ConstraintError("regex must be a string or a list of at least one, got an empty list")
-    for one in patterns:
-        _check_regex(one)
+    patterns = tuple(map(_checked_regex, given))
     if len(patterns) == 1:
         return ValueType(f"regex {patterns[0]!r}", Regex(patterns[0]), str)
     return ValueType(f"regexes {patterns!r}", AllOf(tuple(map(Regex, patterns))), str)
 
 
-def _check_regex(pattern: object) -> None:
+def _checked_regex(pattern: object) -> str:
+    """As text. The flags that `re.compile` was given are written before it."""
+    if isinstance(pattern, re.Pattern) and isinstance(pattern.pattern, str):
+        if pattern.flags & ~(re.UNICODE | re.DEBUG | re.IGNORECASE | re.MULTILINE | re.DOTALL):
+            raise ConstraintError(f"{pattern!r} has a flag that cannot be enforced; write the pattern without it")
+        letters = "".join(letter for letter, flag in _LETTERS.items() if pattern.flags & flag)
+        pattern = f"(?{letters}){pattern.pattern}" if letters else pattern.pattern
     if not isinstance(pattern, str):
         raise ConstraintError(f"regex must be a string, got {pattern!r}")
     try:
         re.compile(pattern)
     except re.error as error:
         raise ConstraintError(f"regex {pattern!r} is not valid at {error.pos}: {error.msg}") from error
+    return pattern
 
 
 def schema_type(schema: Mapping[str, object] | str | type, spacing: Spacing = "compact") -> ValueType:

@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 
 # Name -> the module that it comes from. Importing niwaki imports none of them.
 _HOMES = {
-    "niwaki.lang.program": ("function",),
+    "niwaki.lang.decorator": ("function",),
     "niwaki.lang.expressions": (
         "assistant",
         "assistant_begin",
@@ -59,6 +59,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 if TYPE_CHECKING:
     from niwaki.lang.backends import flush_cache, get_server_info, set_default_backend
+    from niwaki.lang.decorator import function
     from niwaki.lang.expressions import (
         assistant,
         assistant_begin,
@@ -79,7 +80,6 @@ if TYPE_CHECKING:
         user_end,
     )
     from niwaki.lang.openai_backend import OpenAI
-    from niwaki.lang.program import function
     from niwaki.lang.remote import RuntimeEndpoint
     from niwaki.lang.scripted import ScriptedBackend
     from niwaki.runtime.api import (

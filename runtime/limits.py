@@ -40,8 +40,11 @@ class Limits:
     def check_room(self, num_prompt: int, num_new: int) -> None:
         """Raises CapacityError."""
         if num_prompt + num_new > self.longest:
-            what = "context" if self.longest == self.context_length else "KV pool (raise kv_tokens)"
+            left = self.longest - num_prompt
+            what, remedy = "KV pool (raise kv_tokens)", ""
+            if self.longest == self.context_length:
+                what, remedy = "context", f"; max_tokens={left} would fit" if left > 0 else "; shorten the text"
             raise CapacityError(
                 f"{num_prompt} prompt tokens and {num_new} new ones need {num_prompt + num_new} tokens; "
-                f"the {what} holds {self.longest}"
+                f"the {what} holds {self.longest}{remedy}"
             )

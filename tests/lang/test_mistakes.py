@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import dataclasses
 import datetime
@@ -78,6 +79,11 @@ def test_a_turn_of_a_text_that_is_missing_is_no_empty_turn(turn: Callable[..., o
         turn({"text": None}["text"])
 
 
+@pytest.mark.parametrize("turn", ["system", "user", "assistant"])
+def test_a_missing_text_of_a_states_own_turn_is_no_open_turn(turn: str) -> None:
+    refused(lambda s: getattr(s, turn)({"text": None}["text"]), "got None")
+
+
 # -- programs and their arguments --------------------------------------------------------------------------------------
 
 
@@ -110,6 +116,56 @@ def test_a_method_is_no_program_but_a_bound_one_is() -> None:
 def test_a_row_that_is_a_text_is_told_how_to_be_one() -> None:
     (failed,) = greet.run_batch(cast("list[tuple[object]]", ["Ada"]), backend=nw.ScriptedBackend([]))
     assert "write ('Ada',)" in str(failed)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (None, "takes a list of rows, got a NoneType; each is a mapping of arguments or a tuple"),
+        ("Ada", "takes a list of rows, got a str"),
+        (5, "got a int"),
+        ({"name": "Ada"}, "got a dict; write [{'name': 'Ada'}]"),
+        (type("DataFrame", (list,), {"to_dict": list})(), "write rows.to_dict('records')"),
+    ],
+)
+@pytest.mark.parametrize("batch", ["run_batch", "arun_batch"])
+def test_what_is_no_list_of_rows_is_refused_before_any_runs(batch: str, rows: object, message: str) -> None:
+    with pytest.raises(nw.ProgramError, match=re.escape(message)):
+        getattr(greet, batch)(rows, backend=nw.ScriptedBackend([]))
+
+
+def test_the_decorator_may_have_parentheses_and_takes_no_options() -> None:
+    @nw.function()
+    def hello(s: State) -> None:
+        s += "Hello " + nw.gen("x")
+
+    assert hello.run(backend=nw.ScriptedBackend(["you"]))["x"] == "you"
+    with pytest.raises(nw.ProgramError, match=re.escape("give temperature=0 to run(), or to bind() for all runs")):
+        cast("Any", nw.function)(temperature=0)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "other"),
+    [
+        (re.compile("[ab]+"), "ab", "AB"),
+        (re.compile("[ab]+", re.IGNORECASE), "aB", "c"),
+        (re.compile("a.", re.DOTALL), "a\n", "b\n"),
+        (re.compile("(?i)a"), "A", "b"),
+    ],
+)
+def test_a_compiled_regex_is_taken_with_its_flags(pattern: re.Pattern[str], text: str, other: str) -> None:
+    def body(s: State) -> None:
+        s += "Go: " + nw.gen("x", regex=pattern)
+
+    assert nw.function(body).run(backend=nw.ScriptedBackend([text]))["x"] == text
+    with pytest.raises(nw.ConstraintError, match="does not match the regex"):
+        nw.function(body).run(backend=nw.ScriptedBackend([other])).sync()
+
+
+@pytest.mark.parametrize("pattern", [re.compile("a b", re.VERBOSE), re.compile("a", re.ASCII), re.compile(b"a")])
+def test_a_compiled_regex_that_cannot_be_enforced_is_refused(pattern: re.Pattern[str]) -> None:
+    with pytest.raises(nw.ConstraintError, match=r"re\.compile"):
+        nw.gen("x", regex=pattern)
 
 
 @pytest.mark.parametrize("stop", [5, (stop for stop in "ab")])
@@ -156,6 +212,35 @@ def test_a_variable_of_forks_that_were_not_joined_is_told_so() -> None:
         return s["view"]
 
     refused(body, re.escape("its forks set it: join() them first"))
+
+
+def test_a_variable_of_all_forks_is_told_how_to_read_it() -> None:
+    def body(s: State) -> object:
+        forks = s.fork(2)
+        forks += nw.gen("view")
+        return cast("Any", forks)["view"]
+
+    refused(body, re.escape("forks[0]['view'] is the first one's variable, and after forks.join() s['view'] the list"))
+
+
+@pytest.mark.parametrize(
+    ("read", "remedy"), [(lambda s: s.get("x"), 'write s["x"]'), (lambda s: s.wait(), "write s.sync()")]
+)
+def test_what_is_awaited_is_refused_where_nobody_can_await_it(read: Callable[[State], object], remedy: str) -> None:
+    def body(s: State) -> object:
+        s += nw.gen("x")
+        return read(s)
+
+    refused(body, re.escape(remedy))
+
+
+def test_a_state_of_a_plain_program_is_awaited_where_an_event_loop_runs() -> None:
+    async def main() -> object:
+        state = await greet.arun("Ada", backend=nw.ScriptedBackend(["hi"]))
+        await state.wait()
+        return await state.get("answer")
+
+    assert asyncio.run(main()) == "hi"
 
 
 def test_a_state_is_not_pickled_and_not_copied() -> None:

@@ -285,7 +285,7 @@ def generator(s: State) -> Iterator[int]:
 )
 def test_what_cannot_be_a_program_is_refused_where_it_is_defined(func: object, message: str) -> None:
     with pytest.raises(nw.ProgramError, match=message):
-        nw.function(func)  # type: ignore[arg-type]  # that is the point
+        nw.function(func)  # type: ignore[call-overload]  # that is the point
 
 
 @pytest.mark.parametrize(
