@@ -372,9 +372,10 @@ class Program:
         executor = self._new_executor(call)
         if not self.is_async:
             self._start_thread(partial(self._run_body, executor, call, is_streamed=True))
-        elif running_loop() is None:
+        elif (loop := running_loop()) is None:
             self._start_thread(lambda: asyncio.run(self._arun_body(executor, call)))
         else:
+            executor.run.loop = loop  # what would block it is refused from now on: the body has not begun
             start_task(self._arun_body(executor, call))
         return State(executor, is_outside=True)
 

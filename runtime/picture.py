@@ -63,6 +63,9 @@ class Picture:
     def save(self, path: str | os.PathLike[str]) -> None:
         Path(path).write_text(self.html, "utf-8")
 
+    def __repr__(self) -> str:
+        return f"<Picture of {len(self.html)} characters of HTML; save('run.html') writes it>"
+
     def _repr_html_(self) -> str:
         # In a frame of its own: its styles must not touch the notebook, nor the notebook's touch it.
         page = escape(self.html, quote=True)

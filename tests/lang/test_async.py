@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING
 
 import psutil
@@ -194,6 +194,33 @@ def test_a_read_that_would_stop_the_loop_is_refused() -> None:
     backend = nw.ScriptedBackend(answer, threads=1)
     assert f.run(backend=backend, timeout=20).ret_value == "late"
     backend.shutdown()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda state: state["reply"],
+        lambda state: state.text(),
+        lambda state: list(state.text_iter()),
+        lambda state: list(state.stream_value("reply")),
+    ],
+)
+def test_a_read_of_a_stream_that_would_stop_the_loop_before_it_begins_is_refused(
+    read: Callable[[State], object],
+) -> None:
+    """The body is a task, and none begins before the code that started it waits."""
+
+    @nw.function
+    async def f(s: State) -> None:
+        s += nw.gen("reply")
+
+    async def main() -> str:
+        state = f.stream(backend=nw.ScriptedBackend(["hello"]), timeout=5)
+        with pytest.raises(nw.ProgramError, match=r"await s\.wait\(\)"):
+            read(state)
+        return "".join([piece async for piece in state.text_async_iter()])
+
+    assert asyncio.run(main()) == "hello"
 
 
 def test_running_a_def_program_on_the_loop_of_an_async_one_is_refused(backend: nw.ScriptedBackend) -> None:

@@ -186,6 +186,7 @@ def test_show_writes_the_file_and_a_notebook_frames_it(tmp_path: Path) -> None:
     assert frame.startswith("<iframe srcdoc=")
     assert "<script" not in frame
     assert 'sandbox="allow-scripts"' in frame
+    assert repr(picture) == f"<Picture of {len(picture.html)} characters of HTML; save('run.html') writes it>"
 
 
 def test_long_text_is_folded_and_whole() -> None:
