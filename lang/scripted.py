@@ -392,8 +392,9 @@ class _Script:
                 used = self._num_used.get(key, 0)
                 self._num_used[key] = used + 1
             if used >= len(answer):
+                to_what = f" to {key!r}" if key else ""
                 raise GenerationError(
-                    f"the script's {len(answer)} answers to {key!r} are used up; prompt: ...{prompt[-80:]!r}"
+                    f"the script's {len(answer)} answers{to_what} are used up; prompt: ...{prompt[-80:]!r}"
                 )
             return answer[used]
         keys = ", ".join(repr(key if isinstance(key, str) else key.pattern) for key in script)

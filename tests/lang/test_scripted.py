@@ -40,7 +40,7 @@ def test_answers_come_by_ending_by_regex_in_order_or_from_a_function(script: Scr
     ("script", "message"),
     [
         ({"never": "x"}, "no answer to a prompt that ends with 'prompt'; it knows: 'never'"),
-        ([], "0 answers to '' are used up"),
+        ([], "the script's 0 answers are used up; prompt"),
         ({"": lambda prompt: object()}, "must be a text, or have JSON, got <object"),
     ],
 )
