@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import ClassVar, Generic, TypeVar, TypeVarTuple
 
 from niwaki.runtime.api.errors import TimedOut
@@ -91,10 +92,13 @@ def _guarded(callback: Callable[[*Given], None], *given: *Given) -> None:
         log.exception("a callback on a result failed")
 
 
+_reading_numbers = count(1)
+
+
 class Generation(Pending[tuple[Output, ...]]):
     """A running generation: `result()` is a tuple of n outputs, `deltas()` streams the first of them."""
 
-    # Another number whenever somebody has begun to read any: a backend need not look at all of them in every step.
+    # Another number after somebody has begun to read any and `is_streamed`: a backend need not look at all in every step.
     num_read: ClassVar[int] = 0
 
     def __init__(self, cancel: Callable[[], None] | None = None) -> None:
@@ -155,9 +159,8 @@ class Generation(Pending[tuple[Output, ...]]):
             raise self._error
 
     def _begin_reading(self) -> None:
-        # In this order, so that of two who begin at once, and write the same number, both are seen by who looks then.
         self._is_streamed = True
-        Generation.num_read += 1
+        Generation.num_read = next(_reading_numbers)  # none twice: who writes late, too, is seen by who looks then
 
     def _after(self, position: int, timeout: float | None) -> list[Delta]:
         """Wait for deltas from `position` on; empty when there will be none."""
