@@ -98,7 +98,7 @@ _reading_numbers = count(1)
 class Generation(Pending[tuple[Output, ...]]):
     """A running generation: `result()` is a tuple of n outputs, `deltas()` streams the first of them."""
 
-    # Another number after somebody has begun to read any and `is_streamed`: a backend need not look at all in every step.
+    # Another number after somebody has begun to read any: a backend need not look at all of them in every step.
     num_read: ClassVar[int] = 0
 
     def __init__(self, cancel: Callable[[], None] | None = None) -> None:
