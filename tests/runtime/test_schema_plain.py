@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator
 from typing import TypeAlias
@@ -11,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from niwaki.runtime.api import ConstraintError
+from niwaki.runtime.api import ConstraintError, JsonSchema
 from niwaki.runtime.constraints import ConstraintCompiler
+from niwaki.runtime.constraints.grammar_source import source_of_schema
 from niwaki.runtime.constraints.schema import normalise
 from niwaki.runtime.constraints.schema.plain import Plain
 from tests.runtime.test_schema_normal import VOCABULARY, check_both_ways
@@ -101,3 +103,32 @@ def test_equal_places_by_reference_are_written_once() -> None:
     pair = '{"type": "object", "properties": {"x": {"type": "number"}, "y": {"type": "number"}}}'
     found = normalise(f'{{"type": "object", "properties": {{{names[:-2]}}}, "$defs": {{"pair": {pair}}}}}').schema
     assert json.dumps(found).count('"x"') == 2  # where it is first needed, and for all others
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
+        {"oneOf": [{"type": "string", "pattern": "^a+$"}, {"type": "integer", "minimum": 3}]},
+        {
+            "$ref": "#/$defs/n",
+            "$defs": {"n": {"properties": {"next": {"$ref": "#/$defs/n"}}, "not": {"required": ["b"]}}},
+        },
+        {"type": "array", "uniqueItems": True, "items": {"type": "string"}},
+    ],
+)
+def test_nothing_of_a_schema_is_left_to_the_collector_of_cycles(schema: dict[str, object]) -> None:
+    constraint = JsonSchema(json.dumps(schema))
+    source_of_schema(constraint, 20, b"a")
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        source_of_schema(constraint, 20, b"a")
+        gc.collect()
+        left = [thing for thing in gc.garbage if type(thing).__module__.startswith("niwaki")]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert left == []

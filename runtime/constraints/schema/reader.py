@@ -6,6 +6,7 @@ A state is a conjunction of schemas of the document. Writes nothing: `normal.py`
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
@@ -28,7 +29,8 @@ class Reader:
 
     def __init__(self, document: Document, watch: Watch) -> None:
         self._expander = Expander(document, watch)
-        self._expander.is_empty = self.is_empty
+        this = weakref.proxy(self)  # no circle: what is known of a schema goes with its reader
+        self._expander.is_empty = lambda way: bool(this.is_empty(way))
         self.plain = Plain(document, self._expander.asking)
         self.strings = Strings(watch)
         self._ways: dict[tuple[State, str], list[Way]] = {}

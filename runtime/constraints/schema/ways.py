@@ -36,6 +36,18 @@ MAX_EXACT_BRANCHES: Final = 6  # of anyOf under unevaluated*: every subset of th
 # Read after the others, so that keys are written in the order of `properties`, not in that of a condition on them.
 LAST: Final = frozenset("not if anyOf oneOf dependencies dependentSchemas dependentRequired".split())
 MAX_HOPS: Final = 8  # over references, to see which kinds a schema admits
+# Keywords that apply other schemas in place -> the method of `Expander` that expands them. A table of an expander's own
+# methods would hold itself, and all that is known of a schema would stay until a collector comes.
+IN_PLACE: Final = {
+    "allOf": "all_of",
+    "anyOf": "any_of",
+    "oneOf": "one_of",
+    "not": "not_",
+    **dict.fromkeys(("if", "then", "else"), "if_then_else"),
+    **dict.fromkeys(("$ref", "$dynamicRef", "$recursiveRef"), "reference"),
+    **dict.fromkeys(("dependentSchemas", "dependentRequired", "dependencies"), "dependent"),
+}
+ASKING: Final = frozenset((*KEYWORDS, *IN_PLACE, "unevaluatedProperties", "unevaluatedItems"))
 
 
 class Circular(ConstraintError):
@@ -53,17 +65,7 @@ class Expander:
         self._steps = 0
         self._kinds: dict[Atom, tuple[str, ...]] = {}
         self._references = ("$ref", "$dynamicRef", *(("$recursiveRef",) if document.is_recursive else ()))
-        self._keywords: dict[str, Keyword] = {
-            **KEYWORDS,
-            "allOf": self.all_of,
-            "anyOf": self.any_of,
-            "oneOf": self.one_of,
-            "not": self.not_,
-            **dict.fromkeys(("if", "then", "else"), self.if_then_else),
-            **dict.fromkeys(self._references, self.reference),
-            **dict.fromkeys(("dependentSchemas", "dependentRequired", "dependencies"), self.dependent),
-        }
-        self.asking = frozenset((*self._keywords, "unevaluatedProperties", "unevaluatedItems"))
+        self.asking = ASKING if document.is_recursive else ASKING - {"$recursiveRef"}
         self.is_empty: Callable[[Way], bool] = lambda way: False  # set by the reader, which looks into states
 
     def of_state(self, state: State, kind: str) -> Ways:
@@ -135,9 +137,8 @@ class Expander:
             return []  # as below, for most kinds at once
         needs_all = exact or "unevaluatedProperties" in schema or "unevaluatedItems" in schema
         keywords.sort(key=LAST.__contains__)
-        found = self._keywords
-        relevant = (found[name] for name in keywords if name in found and KIND_OF.get(name, kind) == kind)
-        handlers = list(dict.fromkeys(relevant))
+        relevant = (name for name in keywords if name in self.asking and KIND_OF.get(name, kind) == kind)
+        handlers = [found for found in dict.fromkeys(map(self._keyword, relevant)) if found is not None]
         if holds:
             ways = [FREE[kind]]
             for handler in handlers:
@@ -152,6 +153,10 @@ class Expander:
         for handler in handlers:
             failing += handler(schema, pointer, kind, False, False)
         return [way.without_annotations() for way in self._limited(failing, pointer)]
+
+    def _keyword(self, name: str) -> Keyword | None:
+        found: Keyword | None = getattr(self, IN_PLACE[name]) if name in IN_PLACE else KEYWORDS.get(name)
+        return found
 
     def _product(self, ways: Ways, others: Ways, pointer: str) -> Ways:
         free = FREE[ways[0].kind] if ways else None
