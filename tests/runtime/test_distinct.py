@@ -294,7 +294,7 @@ def test_taking_back_forgets_what_was_used(compiler: ConstraintCompiler) -> None
     ("schema", "reason"),
     [
         ({"anyOf": [{"type": "array", "uniqueItems": True, "items": {"type": "string"}}, INTEGERS]}, "may also be one"),
-        ({"type": "array", "uniqueItems": True, "items": {"type": "number", "minimum": 0.5}}, "bounds"),
+        ({"type": "array", "uniqueItems": True, "items": {"type": "number", "multipleOf": 0.5}}, "steps"),
         (
             {
                 "type": "array",

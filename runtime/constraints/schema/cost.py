@@ -17,7 +17,8 @@ from niwaki.runtime.constraints.schema.arrays import least_path
 from niwaki.runtime.constraints.schema.document import Json, Watch, json_text
 from niwaki.runtime.constraints.schema.formats import FORMAT_PATTERNS
 from niwaki.runtime.constraints.schema.presence import witnesses
-from niwaki.runtime.constraints.schema.ranges import LOWER, UPPER
+from niwaki.runtime.constraints.schema.ranges import LOWER, UPPER, widest_bound
+from niwaki.runtime.constraints.schema.steps import step_in
 
 NUMBER_BYTES: Final = 48  # a bounded number: its digits
 WIDEST: Final = 6  # bytes of a character: an escape
@@ -127,10 +128,10 @@ class _Measure:
                 if "not" in schema:
                     return 3
                 if schema.keys() & {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}:
-                    bounds = [schema[key] for key in (*LOWER, *UPPER) if key in schema]
-                    size = max([NUMBER_BYTES, *(len(json_text(bound)) + 1 for bound in bounds)])
+                    size = max(NUMBER_BYTES, widest_bound(schema)) if schema.keys() & {*LOWER, *UPPER} else NUMBER_BYTES
                     self.inside = max(self.inside, size)
-                    self.is_tame &= _is_small_step(schema.get("multipleOf"))
+                    is_told = step_in(schema, is_whole=kind == "integer") is not None
+                    self.is_tame &= is_told or _is_small_step(schema.get("multipleOf"))
                     return size
                 return 1
             case "string":

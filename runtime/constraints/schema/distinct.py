@@ -7,11 +7,12 @@ either spelled in one way only, where a used one is told by its bytes, or it can
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final, TypeAlias
 
 from niwaki.runtime.constraints.schema.document import Json, json_text, refused
 from niwaki.runtime.constraints.schema.presence import witnesses
-from niwaki.runtime.constraints.schema.ranges import is_range
+from niwaki.runtime.constraints.schema.ranges import is_range, short_decimals
 
 State: TypeAlias = tuple[dict[str, Json], ...]  # the parts of a schema that a value at some place may be read by
 DISTINCT: Final = "uniqueItems"  # of a normal array: the pointer of the keyword
@@ -188,7 +189,7 @@ def _check_array(layout: Layout, state: State, pointer: str) -> None:
                     f"cannot be enforced where an item is an {kind} that can neither always go on nor has one spelling",
                 )
         if any("number" in kinds_of(part) and part.keys() & BOUNDS and not is_range(part) for part in items):
-            raise refused(pointer, "cannot be enforced over numbers with steps or broken bounds that need not be whole")
+            raise refused(pointer, "cannot be enforced over numbers with steps that need not be whole")
         if index < least and _count_of(layout, items) <= index:
             raise refused(pointer, f"cannot be enforced: it is not seen that there are {least} different items")
 
@@ -249,6 +250,8 @@ def _count_of_kind(layout: Layout, kind: str, schema: dict[str, Json], depth: in
                 # Between large whole numbers no fraction of so few digits may be left.
                 has_fractions = kind == "number" and low < high and min(abs(low), abs(high)) <= MILLION
                 return high - low + 1 + (MILLION if has_fractions else 0)
+            if kind == "number" and is_range(schema):
+                return max(1, len([*islice(short_decimals(schema), MANY_LETTERS)]))
         case "object":
             if goes_on_as_object(schema):
                 return ENDLESS

@@ -7,6 +7,7 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from json.encoder import encode_basestring
 from typing import Final, NoReturn, TypeAlias
 
@@ -100,6 +101,21 @@ def identity(value: Json) -> str:
     return _sorted(_canonical(value))
 
 
+def as_fraction(value: float) -> Fraction:
+    """The number that a JSON text of the value says."""
+    return Fraction(value) if isinstance(value, int) else Fraction(repr(value))
+
+
+class AsDouble(Fraction):
+    """A whole number by its digits that is written as `1e23` is, and that readers take for another one."""
+
+
+def as_bound(value: float) -> Fraction:
+    """As `as_fraction`, an `AsDouble` where it is one."""
+    number = as_fraction(value)
+    return AsDouble(number) if isinstance(value, float) and value.is_integer() and int(value) != number else number
+
+
 def escaped(token: str) -> str:
     """One token of a JSON pointer."""
     return token.replace("~", "~0").replace("/", "~1") if "/" in token or "~" in token else token
@@ -110,7 +126,7 @@ def unescaped(token: str) -> str:
 
 
 def _canonical(value: Json) -> Json:
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and value.is_integer() and int(value) == as_fraction(value):
         return int(value)
     if isinstance(value, list):
         return [_canonical(item) for item in value]
@@ -120,7 +136,7 @@ def _canonical(value: Json) -> Json:
 
 
 def canonical(value: Json) -> Json:
-    """Whole numbers as integers: 1.0 is written 1."""
+    """Whole numbers as integers: 1.0 is written 1, but 1e23 as it stands, since readers take it for a little less."""
     return _canonical(value)
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Final, TypeAlias
 
-from niwaki.runtime.constraints.schema.document import Json, escaped, identity, refused
+from niwaki.runtime.constraints.schema.document import Json, as_bound, escaped, identity, refused
 from niwaki.runtime.constraints.schema.facts import (
     FREE,
     NEVER,
@@ -131,7 +131,7 @@ def _multiple_of(schema: dict[str, Json], pointer: str, kind: str, holds: bool, 
 def _fraction(value: Json, place: str) -> Fraction:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise refused(place, f"must be a number, got {value!r}")
-    return Fraction(value) if isinstance(value, int) else Fraction(repr(value))
+    return as_bound(value)
 
 
 # -- sizes (validation 6.3.1, 6.3.2, 6.4.1, 6.4.2, 6.5.1, 6.5.2)

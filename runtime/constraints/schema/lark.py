@@ -19,7 +19,8 @@ from niwaki.runtime.constraints.schema.arrays import read_automaton
 from niwaki.runtime.constraints.schema.distinct import DISTINCT, Layout
 from niwaki.runtime.constraints.schema.document import Json, json_text
 from niwaki.runtime.constraints.schema.presence import witnesses
-from niwaki.runtime.constraints.schema.ranges import is_range, range_regex
+from niwaki.runtime.constraints.schema.ranges import LOWER, UPPER, is_range, range_regex
+from niwaki.runtime.constraints.schema.steps import step_in, step_regex
 from niwaki.runtime.constraints.schema.strings import anywhere, language_of
 
 _HEX: Final = "[0-9a-fA-F]"
@@ -28,7 +29,11 @@ _ESCAPE: Final = (  # \u of anything but half a surrogate pair
 )
 CHARACTER: Final = rf'(?:[^"\\\x00-\x1F]|\\["\\\/bfnrt]|{_ESCAPE})'
 INTEGER: Final = "-?(?:0|[1-9][0-9]*)"
-NUMBER: Final = rf"{INTEGER}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
+# Of what a reader takes for a finite double. The exponent stands behind few digits, and more digits before none.
+NUMBER: Final = (
+    r"-?(?:(?:0|[1-9][0-9]{8,307})(?:\.[0-9]+)?"
+    r"|[1-9][0-9]{0,7}(?:\.[0-9]+)?(?:[eE](?:-[0-9]{1,3}|\+?[0-2]?[0-9]{1,2}))?)"
+)
 # As Python writes a number that is not whole: a fraction that does not end in 0, or a small one with an exponent.
 FRACTION: Final = r"-?(?:(?:0|[1-9][0-9]*)\.[0-9]*[1-9]|[1-9](?:\.[0-9]*[1-9])?e-[0-9]*[1-9][0-9]*)"
 # Each number in one way, of at most 15 digits where it is not whole: as many as a double keeps apart.
@@ -172,6 +177,11 @@ class _Writer:
             if once:
                 return ["ONCE_INTEGER"] if kind == "integer" else ["ONCE_INTEGER", "ONCE_FRACTION"]
             return [kind.upper()]
+        step = step_in(schema, is_whole=kind == "integer")
+        if step is not None:
+            limits: dict[str, Json] = {key: schema[key] for key in (*LOWER, *UPPER) if key in schema}
+            within = f" & /{range_regex(limits, is_whole=kind == 'integer')}/" if limits else ""
+            return [self._terminal(f"/{step_regex(step)}/{within}{' & ONCE_INTEGER' if once else ''}")]
         if is_range(schema):
             regex = range_regex(schema, is_whole=kind == "integer")
             is_spelled_once = kind == "integer" or not once

@@ -8,25 +8,25 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
-from niwaki.runtime.constraints.schema.document import Json, refused
+from niwaki.runtime.constraints.schema.document import AsDouble, Json, as_bound, as_fraction, refused
 from niwaki.runtime.constraints.schema.facts import Way, both
-from niwaki.runtime.constraints.schema.ranges import MOST, is_range, range_regex
+from niwaki.runtime.constraints.schema.ranges import EXACT_WHOLE, LARGEST, LOWER, UPPER, is_range, range_regex
+from niwaki.runtime.constraints.schema.steps import step_of
 
 MAX_EXCLUDED_NUMBERS: Final = 16
 MAX_LISTED_NUMBERS: Final = 32
 MAX_DECIMALS: Final = 20  # of a step
-EXACT_WHOLE: Final = 2**53  # the engine reads bounds as float64
 
 
 def number_satisfies(value: float, way: Way) -> bool:
-    exact = Fraction(value) if isinstance(value, int) else Fraction(repr(value))
-    if way.low is not None and (exact < way.low[0] or (exact == way.low[0] and way.low[1])):
+    number = as_fraction(value)
+    if way.low is not None and (number < way.low[0] or (number == way.low[0] and way.low[1])):
         return False
-    if way.high is not None and (exact > way.high[0] or (exact == way.high[0] and way.high[1])):
+    if way.high is not None and (number > way.high[0] or (number == way.high[0] and way.high[1])):
         return False
-    if way.is_whole is not None and (exact.denominator == 1) != way.is_whole:
+    if way.is_whole is not None and (number.denominator == 1) != way.is_whole:
         return False
-    return all((exact / step).denominator == 1 for step in way.multiples)
+    return all((number / step).denominator == 1 for step in way.multiples)
 
 
 def whole_numbers(way: Way) -> list[Json] | None:
@@ -43,11 +43,7 @@ def number_schemas(way: Way, place: str) -> list[dict[str, Json]]:
         if way.low is not None or way.high is not None or way.multiples or way.excluded:
             raise refused(place, "that a number is not whole cannot be enforced together with bounds")
         return [{"type": "number", "not": {"type": "integer"}}]
-    numbers = sorted(
-        Fraction(value) if isinstance(value, int) else Fraction(repr(value))
-        for value in way.excluded
-        if isinstance(value, int | float)
-    )
+    numbers = sorted(as_bound(value) for value in way.excluded if isinstance(value, int | float))
     if len(numbers) > MAX_EXCLUDED_NUMBERS:
         raise refused(place, f"{len(numbers)} excluded numbers are too many: at most {MAX_EXCLUDED_NUMBERS}")
     pieces = [way]
@@ -64,6 +60,8 @@ def _by_decimals(way: Way) -> list[Way]:
     if not way.multiples or way.is_whole:
         return [way]
     step = _common_multiple(way.multiples)
+    if step_of(step) is not None:
+        return [way]
     decimals = next((count for count in range(MAX_DECIMALS) if (step * 10**count).denominator == 1), 0)
     if (step * 10**decimals).numerator == 1:
         return [way]
@@ -83,26 +81,27 @@ def _range_schema(way: Way, place: str) -> dict[str, Json] | None:
     schema: dict[str, Json] = {"type": "integer" if way.is_whole else "number"}
     low, high = way.low, way.high
     if way.is_whole:
-        if low is not None:
+        if low is not None and not isinstance(low[0], AsDouble):
             bound = math.floor(low[0]) + 1 if low[1] else math.ceil(low[0])
             low = (Fraction(bound), False)
-        if high is not None:
+        if high is not None and not isinstance(high[0], AsDouble):
             bound = math.ceil(high[0]) - 1 if high[1] else math.floor(high[0])
             high = (Fraction(bound), False)
         if low is not None and high is not None and low[0] > high[0]:
             return None
-    bounds = [bound[0] for bound in (low, high) if bound is not None]
-    is_exact = not way.multiples and all(bound.denominator == 1 and abs(bound) <= MOST for bound in bounds)
+    step = _common_multiple(way.multiples) if way.multiples else Fraction(1)
+    if way.is_whole:
+        step = Fraction(step.numerator)
+    is_exact = step_of(step) is not None
     if low is not None:
-        schema["exclusiveMinimum" if low[1] else "minimum"] = _as_number(low[0], 1, place, is_exact)
+        schema[LOWER[low[1]]] = _as_number(low[0], LOWER[low[1]], place, is_exact=is_exact)
     if high is not None:
-        schema["exclusiveMaximum" if high[1] else "maximum"] = _as_number(high[0], -1, place, is_exact)
+        schema[UPPER[high[1]]] = _as_number(high[0], UPPER[high[1]], place, is_exact=is_exact)
     if way.multiples:
-        step = _common_multiple(way.multiples)
-        if not _has_multiple(Fraction(step.numerator) if way.is_whole else step, low, high):
+        if not _has_multiple(step, low, high):
             return None
         if not (way.is_whole and step == 1):
-            schema["multipleOf"] = _as_number(step, 0, place)
+            schema["multipleOf"] = _as_number(step, "multipleOf", place, is_exact=is_exact)
     if is_range(schema) and not range_regex(schema, is_whole=bool(way.is_whole)):
         return None
     return schema
@@ -117,16 +116,15 @@ def _has_multiple(step: Fraction, low: tuple[Fraction, bool] | None, high: tuple
     return first <= last
 
 
-def _as_number(value: Fraction, towards: int, place: str, is_exact: bool = False) -> Json:
-    """The bound; where it is not written out here (`ranges.py`) as the engine reads it, a float64: where that is not
-    exact, the next one inside the range."""
-    if is_exact or (value.denominator == 1 and abs(value) <= EXACT_WHOLE):
-        return int(value)
+def _as_number(value: Fraction, keyword: str, place: str, *, is_exact: bool) -> Json:
+    """Of a bound or a step. `is_exact`: what is asked is written out here (`ranges.py`, `steps.py`); the engine reads
+    numbers as float64, and of larger ones takes more than they say."""
+    if abs(value) > LARGEST:
+        raise refused(place, f"{keyword} of {len(str(value))} digits cannot be enforced exactly")
     near = float(value)
-    if Fraction(repr(near)) == value and (value.denominator != 1 or Fraction(near) == value):
-        return int(value) if value.denominator == 1 else near
-    if towards == 0:
-        raise refused(place, f"multipleOf {value} cannot be enforced exactly")
-    while (Fraction(near) - value) * towards < 0:
-        near = math.nextafter(near, math.inf * towards)
-    return int(near) if near.is_integer() else near
+    if value.denominator == 1 and (is_exact or abs(value) <= EXACT_WHOLE):
+        return near if isinstance(value, AsDouble) else int(value)
+    if value.denominator == 1 or as_fraction(near) != value:
+        beside = "" if keyword == "multipleOf" else " beside such a multipleOf"
+        raise refused(place, f"{keyword} {value}{beside} cannot be enforced exactly")
+    return near

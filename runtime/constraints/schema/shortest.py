@@ -12,8 +12,9 @@ from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.regex_language import TooManyTerms
 from niwaki.runtime.constraints.schema.arrays import least_items
 from niwaki.runtime.constraints.schema.distinct import DISTINCT
-from niwaki.runtime.constraints.schema.document import Json, json_text
+from niwaki.runtime.constraints.schema.document import Json, as_fraction, json_text
 from niwaki.runtime.constraints.schema.presence import witnesses
+from niwaki.runtime.constraints.schema.ranges import is_range, short_decimals, shortest_number
 from niwaki.runtime.constraints.schema.strings import shortest_of
 
 VARIANTS: Final = 6  # how deep they are looked for
@@ -125,6 +126,9 @@ class _Texts:
             case "integer" | "number":
                 if "not" in schema:
                     return b"0.1"
+                if is_range(schema):
+                    text = shortest_number(schema, is_whole=kind == "integer")
+                    return None if text is None else text.encode()
                 return _number(schema) or self._solution(kind, schema)
             case "string":
                 if "pattern" in schema:
@@ -193,6 +197,8 @@ class _Texts:
                 yield from (b"true", b"false")
             case "integer" | "number" if "not" not in schema:
                 yield from _whole_numbers(schema)
+                if kind == "number" and is_range(schema):
+                    yield from (text.encode() for text in short_decimals(schema))
             case "string" if "pattern" not in schema:
                 least, most = _number_or(schema.get("minLength"), 0), _number_or(schema.get("maxLength"), LONGEST)
                 for size in range(max(1, least), max(least, most) + 1):
@@ -293,4 +299,4 @@ def _bound(schema: dict[str, Json], key: str) -> Fraction | None:
     value = schema.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return Fraction(value) if isinstance(value, int) else Fraction(repr(value))
+    return as_fraction(value)

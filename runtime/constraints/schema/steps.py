@@ -1,0 +1,84 @@
+"""Multiples of a step as regexes, where the last digits of a number tell them: of 0.01, 0.25, 2.5, 5 or 100, whose
+digits divide a power of ten. Exact whatever the number's size."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Final, NamedTuple
+
+from niwaki.runtime.constraints.schema.document import Json, as_fraction
+
+MOST_ENDS: Final = 100  # different last digits
+MOST_DECIMALS: Final = 40
+
+
+class Step(NamedTuple):
+    """A number is a multiple if the last `num_ends` digits of it with `decimals` behind its point are one of `digits`,
+    which are the last digits of the step, its zeros behind the point left out."""
+
+    digits: int
+    decimals: int
+    num_ends: int
+
+
+def step_of(step: Fraction) -> Step | None:
+    """None where the last digits do not tell, or in too many ways."""
+    decimals = next((count for count in range(MOST_DECIMALS + 1) if (step * 10**count).denominator == 1), None)
+    if decimals is None:
+        return None
+    digits = int(step * 10**decimals)
+    num_ends = next((count for count in range(len(str(digits)) * 4) if 10**count % digits == 0), None)
+    if num_ends is None or 10**num_ends // digits > MOST_ENDS:
+        return None
+    return Step(digits, decimals, num_ends)
+
+
+def step_in(schema: dict[str, Json], *, is_whole: bool) -> Step | None:
+    """That of a normal schema of numbers, by its `multipleOf`. Likewise."""
+    value = schema.get("multipleOf")
+    if not isinstance(value, int | float):
+        return None
+    step = as_fraction(value)
+    return step_of(Fraction(step.numerator) if is_whole else step)
+
+
+def step_regex(step: Step) -> str:
+    """The multiples, with no more decimals than the step has and no exponent."""
+    num_before = max(0, step.num_ends - step.decimals)  # of the last digits, those before the point
+    fractions: dict[str, list[str]] = {}  # by the digits before the point
+    for end in range(0, 10**step.num_ends, step.digits):
+        text = str(end).rjust(step.num_ends, "0") if step.num_ends else ""
+        fractions.setdefault(text[:num_before], []).append(text[num_before:])
+    num_free = step.decimals - (step.num_ends - num_before)
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for before, behind in fractions.items():
+        alike.setdefault(tuple(behind), []).append(before)
+    options = [f"{_whole(befores)}{_fraction(behind, num_free)}" for behind, befores in alike.items()]
+    return f"-?(?:{'|'.join(options)})"
+
+
+def _whole(ends: list[str]) -> str:
+    """The whole numbers that end in one of these, without leading zeros."""
+    if ends == [""]:
+        return "(?:0|[1-9][0-9]{0,299})"
+    short = [end.lstrip("0") or "0" for end in ends]
+    return f"(?:{'|'.join(short)}|[1-9][0-9]{{0,299}}(?:{'|'.join(ends)}))"
+
+
+def _fraction(ends: tuple[str, ...], num_free: int) -> str:
+    """Those that end in one of these behind so many other digits; zeros at the end may be left out."""
+    free = f"[0-9]{{{num_free}}}" if num_free else ""
+    options = []
+    for end in ends:
+        kept = end.rstrip("0")
+        if kept:
+            num_zeros = len(end) - len(kept)
+            options.append(f"{free}{kept}{f'0{{0,{num_zeros}}}' if num_zeros else ''}")
+        elif end or num_free:
+            most = f"0{{1,{len(end)}}}" if end else ""
+            options += [f"[0-9]{{1,{num_free}}}"] if num_free else []
+            options += [f"{free}{most}"] if most else []
+    if not options:
+        return ""
+    is_optional = any(not end.strip("0") for end in ends)
+    return rf"(?:\.(?:{'|'.join(options)})){'?' if is_optional else ''}"

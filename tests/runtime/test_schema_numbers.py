@@ -1,0 +1,194 @@
+"""Schemas of numbers, drawn at random, both ways: what their masks can write satisfies them by its digits and as a
+reader's double, and what satisfies them both ways is taken as Python writes it."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Final, TypeAlias
+
+import numpy as np
+import pytest
+
+from niwaki.runtime.api import ConstraintError, JsonSchema
+from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+Number: TypeAlias = "int | float"
+VOCABULARY: Final = Vocabulary([*(bytes([b]) for b in range(256)), None], {256})
+BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+STEPS: Final[list[Number]] = [1, 2, 3, 7, 10, 0.5, 0.25, 0.1, 0.01, 0.3, 2.5, 0.07, 1.1]
+EDGES: Final = [0.0, 0.1, 1e-05, 3.0, 1e16, 1e22, 1e23, 5e-324, 0.0001, 0.999, 3.4028234663852886e38]
+LONG: Final = 40  # digits of whole numbers beyond which a bound may be a little stricter
+NUM_SEEDS: Final = 40
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[ConstraintCompiler]:
+    compiler = ConstraintCompiler(VOCABULARY, seconds=20)
+    yield compiler
+    compiler.close()
+
+
+def some_number(rng: random.Random) -> Number:
+    sign = rng.choice([1, 1, -1])
+    match rng.randrange(8):
+        case 0 | 1:
+            return rng.randint(-20, 20)
+        case 2:
+            return round(rng.uniform(-5, 5), rng.randint(1, 3))
+        case 3:
+            return rng.uniform(-1e4, 1e4)
+        case 4:
+            return sign * rng.uniform(1, 10) * 10.0 ** rng.randint(-320, 300)
+        case 5:
+            return sign * rng.randint(0, int("9" * rng.randint(1, 45)))
+        case 6:
+            return sign * ((1 << rng.randint(50, 70)) + rng.randint(-3, 3))
+        case _:
+            return sign * rng.choice(EDGES)
+
+
+def some_schema(rng: random.Random, depth: int = 1) -> dict[str, Json]:
+    schema: dict[str, Json] = {"type": rng.choice(["number", "number", "integer"])}
+    for key in BOUNDS:
+        if rng.random() < 0.35:
+            schema[key] = some_number(rng)
+    if rng.random() < 0.2:
+        schema["multipleOf"] = rng.choice(STEPS)
+    if depth and rng.random() < 0.15:
+        schema["not"] = {"enum": [rng.randint(-3, 3), some_number(rng)]}
+    if depth and rng.random() < 0.15:
+        schema["enum"] = [1, 0.5, *(some_number(rng) for _ in range(3))]
+    if depth and rng.random() < 0.15:
+        key = rng.choice(["allOf", "anyOf"])
+        schema[key] = [some_schema(rng, 0), some_schema(rng, 0)]
+    return schema
+
+
+def is_valid(schema: Json, text: str) -> bool:
+    """By its digits, and as read, where bounds and constants are read likewise. Multiples are those of the digits."""
+    assert isinstance(schema, dict)
+    read = json.loads(text)
+    if isinstance(read, float) and math.isinf(read):
+        return False
+    digits = Fraction(text)
+    tests = {"minimum": lambda a, b: a >= b, "maximum": lambda a, b: a <= b}
+    tests |= {"exclusiveMinimum": lambda a, b: a > b, "exclusiveMaximum": lambda a, b: a < b}
+    for key, value in schema.items():
+        match key:
+            case "type":
+                holds = value == "number" or digits.denominator == 1
+            case "multipleOf":
+                holds = (digits / Fraction(repr(value))).denominator == 1
+            case "allOf" | "anyOf":
+                assert isinstance(value, list)
+                holds = (all if key == "allOf" else any)(is_valid(part, text) for part in value)
+            case "enum":
+                assert isinstance(value, list)
+                holds = digits in map(Fraction, map(repr, value)) and read in value
+            case "not":
+                assert isinstance(value, dict)
+                listed = value["enum"]
+                assert isinstance(listed, list)
+                holds = digits not in map(Fraction, map(repr, listed)) and read not in listed
+            case _:
+                holds = tests[key](digits, Fraction(repr(value))) and tests[key](read, value)
+        if not holds:
+            return False
+    return True
+
+
+def near(rng: random.Random, number: Number) -> list[Number]:
+    """Numbers beside one, whole and not."""
+    whole = int(number)
+    found: list[Number] = [number, whole, whole - 1, whole + 1, whole + 0.5, number + rng.choice(STEPS), number * 2]
+    for towards in (-math.inf, math.inf):
+        beside = math.nextafter(float(number), towards)
+        found += [beside, math.nextafter(beside, towards)]
+    return [one for one in found if not isinstance(one, float) or math.isfinite(one)]
+
+
+def numbers_in(schema: Json) -> list[Number]:
+    if isinstance(schema, dict):
+        return [number for value in schema.values() for number in numbers_in(value)]
+    if isinstance(schema, list):
+        return [number for value in schema for number in numbers_in(value)]
+    return [schema] if isinstance(schema, int | float) and not isinstance(schema, bool) else []
+
+
+def takes(matcher: Matcher, text: str) -> bool:
+    place = matcher.clone()
+    try:
+        for byte in text.encode():
+            place.accept(byte)
+    except ConstraintError:
+        return False
+    return place.can_end
+
+
+def drawn(rng: random.Random, matcher: Matcher) -> str | None:
+    """A text that the masks allow, ended where it may; None where it was not within 400 bytes."""
+    place = matcher.clone()
+    row = np.zeros(VOCABULARY.num_words, np.uint32)
+    text = bytearray()
+    most = rng.choice([2, 6, 20])
+    while len(text) < 400:
+        if place.can_end and (place.is_done or len(text) >= most):
+            return text.decode()
+        place.fill_mask(row)
+        allowed = [byte for byte in range(256) if row[byte >> 5] >> (byte & 31) & 1]
+        byte = rng.choice(allowed)
+        place.accept(byte)
+        text.append(byte)
+    return None
+
+
+def is_canonical(text: str, schema: Json) -> bool:
+    """Whether it must be taken: whole numbers are spelled as such where that is asked, see LONG, and between what the
+    digits of a constant say and its double no number is looked for."""
+    digits, asked = text.lstrip("-"), json.dumps(schema)
+    if "not" in asked and abs(Fraction(text)) > 2**53:
+        return False
+    if digits.isdigit():
+        return digits != "0" or text == "0" if len(digits) <= LONG else False
+    has_steps_or_constants = any(word in asked for word in ("integer", "multipleOf", "enum"))
+    is_whole = Fraction(text).denominator == 1
+    is_plain = "e" not in text or "multipleOf" not in asked
+    return is_plain and not (is_whole and has_steps_or_constants) and 0 < abs(Fraction(text)) < 10**300
+
+
+def faults_of(seed: int, compiler: ConstraintCompiler) -> list[str]:
+    rng = random.Random(seed)
+    schema = some_schema(rng)
+    known = numbers_in(schema)
+    numbers = [one for number in known for one in near(rng, number)] + [some_number(rng) for _ in range(8)]
+    texts = [json.dumps(number) for number in numbers]
+    texts += [str(int(number)) for number in numbers if isinstance(number, float) and number.is_integer()]
+    longer = ["9" * 20, "0" * 20 + "1", "4" + "9" * 25]
+    texts += [f"{json.dumps(number)}{more}" for number in numbers if "." in json.dumps(number) for more in longer]
+    texts = [text for text in texts if "e" not in text or text == json.dumps(float(text))]
+    canonical = {json.dumps(number) for number in numbers} | {str(int(n)) for n in numbers if n == int(n)}
+    valid = [text for text in texts if is_valid(schema, text)]
+    try:
+        matcher = compiler.compile(JsonSchema(json.dumps(schema))).matcher()
+    except ConstraintError as error:
+        return [f"refused, yet {valid[0]} is in it: {error}"] if valid and "admits no text" in str(error) else []
+    faults = []
+    for text in dict.fromkeys(texts):
+        if takes(matcher, text) and text not in valid:
+            faults.append(f"{text} is taken")
+    for text in dict.fromkeys(valid):
+        if text in canonical and is_canonical(text, schema) and not takes(matcher, text):
+            faults.append(f"{text} is refused")
+    written = [found for _ in range(10) if (found := drawn(rng, matcher)) is not None]
+    faults += [f"{text} is written" for text in written if not is_valid(schema, text)]
+    return [f"{json.dumps(schema)}: {fault}" for fault in faults]
+
+
+@pytest.mark.parametrize("seed", range(NUM_SEEDS))
+def test_random_numbers_agree_with_digits_and_doubles_both_ways(compiler: ConstraintCompiler, seed: int) -> None:
+    assert faults_of(seed, compiler) == []
