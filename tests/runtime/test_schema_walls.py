@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from niwaki.runtime.api import ConstraintError, JsonSchema
-from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
+from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary, compile_constraint
 from niwaki.runtime.constraints.schema import normalise
 
 BYTES = Vocabulary([*(bytes([byte]) for byte in range(256)), None], {256})
@@ -129,3 +129,34 @@ def test_a_hostile_schema_is_compiled_or_refused(name: str, compiler: Constraint
 )
 def test_what_counts_far_is_tried_beside(schema: dict[str, object], is_tame: bool) -> None:
     assert normalise(json.dumps({"type": "string", **schema})).is_tame is is_tame
+
+
+SIZES = ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"]
+
+
+@pytest.mark.parametrize("count", ["70000", "1e6", "1e12", "1e308", "9" * 200])
+@pytest.mark.parametrize("keyword", ["minLength", "minItems", "minProperties"])
+def test_a_least_size_that_no_text_reaches_is_refused_at_its_place(keyword: str, count: str) -> None:
+    schema = f'{{"properties": {{"a": {{"{keyword}": {count}}}}}}}'
+    with pytest.raises(ConstraintError, match=rf"schema at /properties/a/{keyword}: asks for .* at most 65536"):
+        normalise(schema)
+
+
+@pytest.mark.parametrize("count", ["1e9", "4294967296", "1e12", "1e308", "9" * 200])
+@pytest.mark.parametrize("keyword", ["maxLength", "maxItems", "maxProperties"])
+def test_a_largest_size_beyond_any_context_is_compiled(keyword: str, count: str) -> None:
+    kind = {"maxLength": "string", "maxItems": "array", "maxProperties": "object"}[keyword]
+    compiled = compile_constraint(JsonSchema(f'{{"type": "{kind}", "{keyword}": {count}}}'), BYTES)
+    assert compiled.matcher().shortest_ending(budget=9) is not None
+
+
+@pytest.mark.parametrize("count", ["-1", "2.5", "true", "null", '"3"'])
+@pytest.mark.parametrize("keyword", SIZES)
+def test_a_size_that_is_no_count_is_refused_at_its_place(keyword: str, count: str) -> None:
+    with pytest.raises(ConstraintError, match=rf"schema at /{keyword}: must be a whole number from 0 on"):
+        normalise(f'{{"{keyword}": {count}}}')
+
+
+@pytest.mark.parametrize("keyword", SIZES)
+def test_a_size_may_be_written_with_a_point(keyword: str) -> None:
+    assert normalise(f'{{"{keyword}": 1.0}}').schema == normalise(f'{{"{keyword}": 1}}').schema

@@ -29,6 +29,8 @@ from niwaki.runtime.constraints.schema.formats import FORMAT_PATTERNS, KNOWN_FOR
 
 Ways: TypeAlias = list[Way]
 Keyword: TypeAlias = Callable[[dict[str, Json], str, str, bool, bool], Ways]
+LARGEST_LEAST: Final = 1 << 16  # of characters, items or keys: a shortest text is written out
+LARGEST_MOST: Final = 10**9  # more is no limit: no context holds so much
 TYPES: Final = {"null", "boolean", "number", "integer", "string", "array", "object"}
 
 # -- any kind (validation 6.1)
@@ -148,10 +150,14 @@ def _size(of_kind: str, keyword: str) -> Keyword:
         if isinstance(whole, bool) or not isinstance(whole, int) or whole < 0:
             raise refused(f"{pointer}/{keyword}", f"must be a whole number from 0 on, got {limit!r}")
         if is_least == holds:
-            return [Way(kind, least=whole if holds else whole + 1)]
-        if not holds:
-            whole -= 1
-        return [Way(kind, most=whole)] if whole >= 0 else []
+            least = whole if holds else whole + 1
+            if least > LARGEST_LEAST:
+                raise refused(f"{pointer}/{keyword}", f"asks for {least:.4g} or more: at most {LARGEST_LEAST}")
+            return [Way(kind, least=least)]
+        most = whole if holds else whole - 1
+        if most > LARGEST_MOST:
+            return [FREE[kind]]
+        return [Way(kind, most=most)] if most >= 0 else []
 
     handler.__doc__ = f"{keyword} of a value of kind {of_kind}."
     return handler

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 from niwaki.runtime.constraints.schema.document import Json, escaped
 from niwaki.runtime.constraints.schema.facts import KINDS, NEVER, State
 from niwaki.runtime.constraints.schema.formats import KNOWN_FORMATS
-from niwaki.runtime.constraints.schema.keywords import TYPES
+from niwaki.runtime.constraints.schema.keywords import LARGEST_LEAST, LARGEST_MOST, TYPES
 from niwaki.runtime.constraints.schema.references import Document
 
 TYPE: Final = frozenset({"type"})
@@ -134,11 +134,13 @@ def _sized(found: dict[str, Json], schema: dict[str, Json], low: str, high: str)
     least, most = schema.get(low, 0), schema.get(high)
     if type(least) is not int or least < 0 or (most is not None and (type(most) is not int or most < 0)):
         return None
+    if least > LARGEST_LEAST:
+        return None
     if most is not None and least > most:
         return False
     if least:
         found[low] = least
-    if most is not None:
+    if most is not None and most <= LARGEST_MOST:
         found[high] = most
     return found
 
