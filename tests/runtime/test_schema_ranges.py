@@ -144,3 +144,47 @@ def test_numbers_between_bounds_may_be_told_apart_in_an_array(compiler: Constrai
         assert takes(matcher, text), text
     for text in ("[0,0.5,0.5]", "[2,1,2]", "[0.5,0.50,1]", "[0,1,3]", "[0,1,2.5]", "[0,-1,2]", "[0.1,0.2]"):
         assert not takes(matcher, text), text
+
+
+@pytest.mark.parametrize(
+    ("items", "taken", "refused"),
+    [
+        (
+            {"type": "number", "minimum": 0.5},
+            ["[0.5,0.75,1]", "[100000000000000000000,2]"],
+            ["[0.5,0.5]", "[0.5,0.50]", "[0.4]"],
+        ),
+        ({"type": "number", "minimum": 0.05, "maximum": 0.06}, ["[0.05,0.055]"], ["[0.055,0.0550]", "[0.05,0.061]"]),
+    ],
+)
+def test_numbers_between_broken_bounds_may_be_told_apart_in_an_array(
+    compiler: ConstraintCompiler, items: Json, taken: list[str], refused: list[str]
+) -> None:
+    matcher = compiler.compile(JsonSchema(json.dumps({"type": "array", "items": items, "uniqueItems": True}))).matcher()
+    assert [text for text in taken if not takes(matcher, text)] == []
+    assert [text for text in refused if takes(matcher, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "taken", "refused"),
+    [
+        ({"type": "number", "exclusiveMaximum": 3}, ["2.9999999999999996", "2"], ["2." + "9" * 20, "3", "3.0"]),
+        ({"type": "number", "exclusiveMinimum": 0}, ["5e-324", "1e-05"], ["0." + "0" * 400 + "1", "1e-400", "0.0"]),
+        ({"type": "number"}, ["1e+299", "-2.5e-300", "9" * 300], ["1e+999", "1e999", "9" * 310]),
+        ({"type": "number", "minimum": 0}, ["1.7976931348623157e+308"], ["1.8e+308", "1e+309"]),
+        ({"type": "number", "maximum": 1e23}, ["1e+23", "99999999999999991611392"], ["1" + "0" * 23, "1.1e+23"]),
+        ({"const": 1e23}, ["1e+23"], ["99999999999999991611392"]),
+        (
+            {"type": "number", "multipleOf": 0.01, "maximum": 10**20},
+            [f"{10**20}", "0.07", "7.5"],
+            [f"{10**20 + 1}", "0.071"],
+        ),
+        ({"type": "integer", "multipleOf": 5, "minimum": 2**60}, [f"{2**60 + 4}"], [f"{2**60}", f"{2**60 - 1}"]),
+    ],
+)
+def test_numbers_hold_by_their_digits_and_for_readers_of_doubles(
+    compiler: ConstraintCompiler, schema: Json, taken: list[str], refused: list[str]
+) -> None:
+    matcher = compiler.compile(JsonSchema(json.dumps(schema))).matcher()
+    assert [text for text in taken if not takes(matcher, text)] == []
+    assert [text for text in refused if takes(matcher, text)] == []

@@ -1,0 +1,36 @@
+"""Multiples that the last digits of a number tell."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from niwaki.runtime.constraints.schema.steps import step_of, step_regex
+
+STEPS = "0.01 0.25 0.5 2.5 5 10 100 1 0.1 0.05 12.5 0.001 50 25 0.125 2 4 0.2 1e-7 0.0025 20 1.25".split()
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_just_the_multiples_match(step: str) -> None:
+    found = step_of(Fraction(step))
+    assert found is not None
+    pattern = re.compile(step_regex(found))
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.integers(0, 10**6), st.integers(0, found.decimals + 1), st.sampled_from([1, found.digits]))
+    def check(number: int, decimals: int, factor: int) -> None:
+        digits = str(number * factor).rjust(decimals + 1, "0")
+        text = f"{digits[:-decimals]}.{digits[-decimals:]}" if decimals else digits
+        is_multiple = (Fraction(text) / Fraction(step)).denominator == 1
+        assert (pattern.fullmatch(text) is not None) == (is_multiple and decimals <= found.decimals), text
+
+    check()
+
+
+@pytest.mark.parametrize("step", ["3", "0.07", "7", "60", "1.1", "1e-300", "1024"])
+def test_what_the_last_digits_do_not_tell_is_left_to_the_engine(step: str) -> None:
+    assert step_of(Fraction(step)) is None
