@@ -50,31 +50,44 @@ from niwaki.kernels.widen import widen
 GROUP = 64  # inputs that share a scale where this file finds codes of 4 bits
 SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # of a group's range that are tried
 TINY = 1e-12  # a scale of zeros
+E2M1 = tuple(sign * value for sign in (1.0, -1.0) for value in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0))
+MAX_EXPONENT = 252  # plus 127: any number of e2m1 times that power is a bfloat16, too
 ROWS_AT_ONCE = 1024  # that get their codes: bounds the memory it takes
 NEAR = 4  # steps of wide weights that a core keeps nearest
 
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """A matrix in few bits: whole numbers, and what they mean."""
+    """A matrix in few bits, or a stack of such, one for each expert: whole numbers, and what they mean."""
 
-    codes: torch.Tensor  # [outputs, inputs]: int8, of 4 bits from 0 to 15; or float8_e4m3fn
-    scales: torch.Tensor  # float32 [outputs, groups]
-    zeros: torch.Tensor | None  # int16 [outputs, groups]
+    codes: torch.Tensor  # [..., outputs, inputs]: int8, of 4 bits from 0 to 15; float8_e4m3fn; or uint8, e2m1 (E2M1)
+    scales: torch.Tensor  # float32 [..., outputs, groups]
+    zeros: torch.Tensor | None  # int16 [..., outputs, groups]; none of e2m1
     group: int  # inputs that share a scale; the last group may be smaller
     bits: int
 
     def matrix(self, group_of: torch.Tensor | None = None) -> torch.Tensor:
-        """float32 [outputs, inputs]. group_of int64 [inputs]: where groups do not follow one another."""
+        """float32 [..., outputs, inputs]. group_of int64 [inputs]: where groups do not follow one another."""
         if group_of is None:
-            group_of = torch.arange(self.codes.shape[1], device=self.codes.device) // self.group
-        numbers = self.codes.float()
+            group_of = torch.arange(self.codes.shape[-1], device=self.codes.device) // self.group
+        numbers = torch.tensor(E2M1, device=self.codes.device)[self.codes.int()] if self.is_e2m1 else self.codes.float()
         if self.zeros is not None:
-            numbers -= self.zeros.float()[:, group_of]
-        return numbers.mul_(self.scales[:, group_of])
+            numbers -= self.zeros.float()[..., group_of]
+        return numbers.mul_(self.scales[..., group_of])
+
+    @property
+    def is_e2m1(self) -> bool:
+        return self.codes.dtype == torch.uint8
+
+    def exponents(self, most: int) -> torch.Tensor | None:
+        """Of scales that are powers of two: uint8 [..., outputs, groups], plus 127, from 2 to `most`; None where there
+        are others. Smaller ones become 2: what weighs less than 2^-122 is lost in any sum."""
+        bits = self.scales.clamp(min=2.0**-125).view(torch.int32)
+        is_power = not (bits & 0x7FFFFF).any() and int(bits.max()) >> 23 <= most and bool((self.scales >= 0).all())
+        return (bits >> 23).to(torch.uint8) if is_power else None
 
     def of_rows(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Coded:
-        """Its rows otherwise: in another order, or fewer."""
+        """Its rows otherwise: in another order, or fewer; or one matrix of a stack."""
         zeros = None if self.zeros is None else change(self.zeros)
         return replace(self, codes=change(self.codes), scales=change(self.scales), zeros=zeros)
 
@@ -137,16 +150,18 @@ def stacked_codes(parts: Sequence[Coded]) -> Coded | None:
 class CodedLinear:
     """Codes in the order in which they are read, filled up with zeros to whole blocks.
 
-    codes of 8 bits: int8, or uint8 for e4m3, [blocks, depth, 32 vectors, 16 even and 16 odd elements]; of 4: uint16
-    [blocks, depth, 8, 32 words], whose word holds an element of four vectors. A vector is a line of a weight tile of
-    packed.py.
+    codes of 8 bits: int8, or uint8 for e4m3, [blocks, depth, 32 vectors, 16 even and 16 odd elements]; of 4: uint16, or
+    int16 for e2m1, [blocks, depth, 8, 32 words], whose word holds an element of four vectors. A vector is a line of a
+    weight tile of packed.py. Scales of e2m1 are powers of two, which change no digit of a bfloat16: weights are widened
+    with them, from exponents that stand in place of zeros, and all sums of an output share a scale of 1.
     """
 
     codes: Array
     scales: Float32s  # [blocks x groups x 32 outputs]
-    zeros: Bytes  # [blocks x groups x 32 outputs]; none of 8 bits
+    zeros: Bytes  # [blocks x groups of zeros x 32 outputs]; none of 8 bits
     bias: Float32s  # [blocks x 32]
     span: int  # columns of tiles that share scales
+    zero_span: int  # that share zeros
     inputs: int
     outputs: int
 
@@ -159,7 +174,8 @@ class CodedLinear:
         if result.shape[1] != self.outputs:
             raise ValueError(f"coded_linear: out must have {self.outputs} columns, got {result.shape[1]}")
         blocks = len(self.bias) // WIDE
-        args = (rows, self.codes, self.scales, self.zeros, self.bias, self.span, result, WHOLE)
+        spans = self.span, self.zero_span
+        args = (rows, self.codes, self.scales, self.zeros, self.bias, *spans, result, WHOLE)
         threads = min(get_num_threads(), blocks)
         if threads == 1 or len(rows) * self.inputs * self.outputs < MIN_PARALLEL_PRODUCTS:
             _all_columns(*args, 0, blocks)
@@ -168,34 +184,41 @@ class CodedLinear:
 
 
 def coded_linear(weight: Coded, bias: torch.Tensor | None) -> CodedLinear | None:
-    """None where this CPU has no tiles, groups are no multiples of 32 inputs, or numbers less their zeros do not
-    fit 8 bits. `weight` is not kept."""
+    """None where this CPU has no tiles, groups are no multiples of 32 inputs, numbers less their zeros do not
+    fit 8 bits, or scales of e2m1 are no powers of two. `weight` is not kept."""
     outputs, inputs = weight.codes.shape
     is_whole = weight.group >= inputs or weight.group % WIDE == 0
     if not has_tiles() or weight.codes.device.type != "cpu" or not is_whole:
         return None
     numbers = weight.codes if weight.bits == 4 else _without_zeros(weight)
-    if numbers is None:
+    exponents = weight.exponents(MAX_EXPONENT) if weight.is_e2m1 else None
+    if numbers is None or (weight.is_e2m1 and exponents is None):
         return None
     blocks, depth = -(-outputs // WIDE), -(-inputs // WIDE)
     whole = _filled(numbers, blocks * WIDE, depth * WIDE)
     lines = whole.view(blocks, 2, ROWS, depth, LANES, 2).permute(0, 3, 1, 4, 2, 5).reshape(blocks, depth, -1, WIDE)
-    if weight.zeros is not None and weight.bits == 4:
-        shifts = torch.arange(0, 16, 4, dtype=torch.int32)[:, None]
-        codes = (lines.view(blocks, depth, -1, 4, WIDE).int() << shifts).sum(3, dtype=torch.int32).to(torch.uint16)
-        zeros = _by_block(weight.zeros, blocks).to(torch.uint8)
+    of_zeros = weight.zeros if exponents is None else exponents
+    if of_zeros is not None and weight.bits == 4:
+        words = lines.view(blocks, depth, -1, 4, WIDE)
+        codes = words[..., 0, :].to(torch.int16)
+        for place in range(1, 4):
+            codes |= words[..., place, :].to(torch.int16) << 4 * place
+        codes = codes if weight.is_e2m1 else codes.view(torch.uint16)
+        zeros = _by_block(of_zeros, blocks).to(torch.uint8)
     else:
         codes = lines.view(blocks, depth, -1, LANES, 2).transpose(3, 4)
         zeros = torch.empty(0, dtype=torch.uint8)
     added = torch.zeros(blocks * WIDE)
     if bias is not None:
         added[:outputs] = bias.float()
+    zero_span = depth if weight.group >= inputs else weight.group // WIDE
     return CodedLinear(
         codes.flatten().numpy(),
-        _by_block(weight.scales, blocks).flatten().numpy(),
+        np.ones(blocks * WIDE, np.float32) if weight.is_e2m1 else _by_block(weight.scales, blocks).flatten().numpy(),
         zeros.flatten().numpy(),
         added.numpy(),
-        depth if weight.group >= inputs else weight.group // WIDE,
+        depth if weight.is_e2m1 else zero_span,
+        zero_span,
         inputs,
         outputs,
     )
@@ -223,22 +246,22 @@ def _by_block(values: torch.Tensor, blocks: int) -> torch.Tensor:
 
 @jit(parallel=True)
 def _columns_parallel(
-    x: Array, codes: Array, scales: Float32s, zeros: Bytes, bias: Float32s, span: int, out: Array, shape: Bytes,
-    bounds: Int64s,
+    x: Array, codes: Array, scales: Float32s, zeros: Bytes, bias: Float32s, span: int,
+    zero_span: int, out: Array, shape: Bytes, bounds: Int64s,
 ) -> None:  # fmt: skip
     for part in prange(bounds.shape[0] - 1):
-        _columns(x, codes, scales, zeros, bias, span, out, shape, bounds[part], bounds[part + 1])
+        _columns(x, codes, scales, zeros, bias, span, zero_span, out, shape, bounds[part], bounds[part + 1])
 
 
 @jit()
 def _columns(
-    x: Array, codes: Array, scales: Float32s, zeros: Bytes, bias: Float32s, span: int, out: Array, shape: Bytes,
-    first_block: int, last_block: int,
+    x: Array, codes: Array, scales: Float32s, zeros: Bytes, bias: Float32s, span: int,
+    zero_span: int, out: Array, shape: Bytes, first_block: int, last_block: int,
 ) -> None:  # fmt: skip
     """Outputs WIDE x first_block to WIDE x last_block."""
     rows, inputs = x.shape
     depth = (inputs + WIDE - 1) // WIDE
-    groups = (depth + span - 1) // span
+    groups, zero_groups = (depth + span - 1) // span, (depth + zero_span - 1) // zero_span
     chunk = max(WIDE, CHUNK_BYTES // (depth * WIDE * 2) // WIDE * WIDE)
     tiles = (min(rows, chunk) + ROWS - 1) // ROWS
     laid = np.zeros(tiles * depth * TILE + WIDE, np.uint16)
@@ -268,7 +291,8 @@ def _columns(
                     for k in range(g * span, min(g * span + span, depth)):
                         place = wide0 + k % kept * 2 * TILE
                         if row == 0:
-                            widen(codes, block * depth + k, zeros, scale, wide, place)
+                            zero = (block * zero_groups + k // zero_span) * WIDE
+                            widen(codes, block * depth + k, zeros, zero, wide, place)
                         multiply_step(laid, here + k * TILE, depth * TILE, is_tall, wide, place)
                     if g > 0:  # while the matrix unit is at work
                         _add_scaled(sums, sums0 + (g - 1) % 2 * WIDE * WIDE, scales, scale - WIDE, total, height)

@@ -50,7 +50,7 @@ class StackedCodes:
     """The weights of one product of each expert in few bits, as the device lays them out."""
 
     codes: torch.Tensor  # [experts, outputs, bytes]
-    scales: torch.Tensor  # float32 [experts, outputs, groups]
+    scales: torch.Tensor  # float32 [experts, outputs, groups]; of e2m1 uint8, as `CodedProduct` has them
     zeros: torch.Tensor | None  # int16 [experts, outputs, groups]
     span: int
     spans: int  # of a group

@@ -4,7 +4,8 @@ g = i // group. Codes stay as they are in memory, whole numbers of 8 or 4 bits o
 exactly, before they are multiplied; the sums of a group are multiplied by its scales in float32. A program takes
 BLOCK_M rows, BLOCK_N outputs and at a time a span of inputs, which no group's end divides. Of 4 bits a byte of a span
 holds an input of its first half and, in the upper bits, one of its second: either half is a product by itself, and
-nothing is shuffled.
+nothing is shuffled. Numbers of e2m1 have scales that are powers of two, a byte for each 32 inputs, which is half of a
+span: they are widened with them, exactly, and all sums of an output are one.
 
 Weights in e4m3 with a scale for each output are multiplied by rows in e4m3 with a scale for each row (W8A8), through
 torch's own product. The reference of all is `Coded.matrix` of kernels/coded.py; of the rows, `rows_in_e4m3_torch`.
@@ -40,12 +41,14 @@ MAX_SPAN = 128
 MIN_SPAN = 32  # half of it is the least inner side of a product
 FEW_ROWS = 16
 MULTIPLE = 16  # sides of a product of e4m3
+E2M1_SPAN = 64
+MAX_EXPONENT = 128  # plus 127, of the scales of e2m1, so of weights up to 12: see `of_e2m1`
 
 
 @dataclass(frozen=True, slots=True)
 class CodedProduct:
     codes: torch.Tensor  # [outputs, spans x span] int8 or e4m3; of 4 bits uint8 [outputs, spans x span / 2]
-    scales: torch.Tensor  # float32 [outputs, groups]
+    scales: torch.Tensor  # float32 [outputs, groups]; of e2m1 uint8, their exponents plus 127 [outputs, 2 x spans]
     zeros: torch.Tensor | None  # int16 [outputs, groups]
     bias: torch.Tensor | None  # [outputs]
     span: int
@@ -72,7 +75,7 @@ class E4m3Product:
 
 
 def coded_product(weight: Coded, bias: torch.Tensor | None) -> Linear | None:
-    """None where groups share no span, or the device does not know e4m3."""
+    """None where groups share no span, the device does not know e4m3, or scales of e2m1 are no powers of two."""
     outputs, inputs = weight.codes.shape
     is_e4m3, is_one_group = weight.codes.dtype == FP8, weight.group >= inputs
     if is_e4m3 and not knows_e4m3(weight.codes.device):
@@ -91,6 +94,11 @@ def laid_out(weight: Coded, bias: torch.Tensor | None = None) -> CodedProduct | 
     span = MAX_SPAN if is_one_group else min(weight.group & -weight.group, MAX_SPAN)
     if span < MIN_SPAN:
         return None
+    exponents = weight.exponents(MAX_EXPONENT) if weight.is_e2m1 else None
+    if weight.is_e2m1:
+        if exponents is None:
+            return None
+        span = E2M1_SPAN
     depth = ceil_div(inputs, span)
     codes = pad(weight.codes.contiguous().view(torch.int8), (0, depth * span - inputs))
     if weight.bits == 4:
@@ -98,6 +106,10 @@ def laid_out(weight: Coded, bias: torch.Tensor | None = None) -> CodedProduct | 
         codes = (low | high << 4).view(torch.uint8).flatten(1)
     elif is_e4m3:
         codes = codes.view(FP8)
+    if exponents is not None:
+        group_of = torch.arange(0, depth * span, span // 2, device=codes.device) // weight.group
+        scales = exponents[:, group_of.clamp(max=exponents.shape[1] - 1)]
+        return CodedProduct(codes, scales.contiguous(), None, bias, span, 1, inputs)
     zeros = None if weight.zeros is None else weight.zeros.contiguous()
     spans = depth if is_one_group else weight.group // span
     return CodedProduct(codes, weight.scales.contiguous(), zeros, bias, span, spans, inputs)
@@ -111,7 +123,7 @@ def coded_linear(x: torch.Tensor, weight: CodedProduct, out: torch.Tensor, *, tu
     check(name, "x", x, (None, weight.inputs), FLOATS, device)
     check(name, "out", out, (len(x), outputs), x.dtype, device)
     check(name, "codes", weight.codes, (outputs, None), (torch.int8, torch.uint8, FP8), device, contiguous=True)
-    check(name, "scales", weight.scales, (outputs, groups), torch.float32, device, contiguous=True)
+    check(name, "scales", weight.scales, (outputs, groups), (torch.float32, torch.uint8), device, contiguous=True)
     if weight.zeros is not None:
         check(name, "zeros", weight.zeros, (outputs, groups), torch.int16, device, contiguous=True)
     if weight.bias is not None:
@@ -126,6 +138,7 @@ def coded_linear(x: torch.Tensor, weight: CodedProduct, out: torch.Tensor, *, tu
         weight.spans, x.stride(0), weight.codes.stride(0), out.stride(0),
         SPAN=weight.span,
         IS_OF_4_BITS=is_of_4_bits,
+        IS_E2M1=is_of_4_bits and weight.scales.dtype == torch.uint8,
         IS_ONE_GROUP=groups == 1,
         HAS_ZEROS=weight.zeros is not None,
         HAS_BIAS=weight.bias is not None,
@@ -182,6 +195,7 @@ def _coded_linear(
     out_stride,
     SPAN: tl.constexpr,
     IS_OF_4_BITS: tl.constexpr,
+    IS_E2M1: tl.constexpr,
     IS_ONE_GROUP: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -196,7 +210,7 @@ def _coded_linear(
     total = multiply_codes(
         x_ptr + m.to(tl.int64)[:, None] * x_stride, m < rows, code_ptr + n.to(tl.int64)[None, :] * code_stride,
         scale_ptr + n * groups, zero_ptr + n * groups, is_output, INPUTS, spans,
-        SPAN, IS_OF_4_BITS, IS_ONE_GROUP, HAS_ZEROS, BLOCK_M, BLOCK_N, DOT, PRECISION,
+        SPAN, IS_OF_4_BITS, IS_E2M1, IS_ONE_GROUP, HAS_ZEROS, BLOCK_M, BLOCK_N, DOT, PRECISION,
     )  # fmt: skip
     if HAS_BIAS:
         total += tl.load(bias_ptr + n, mask=is_output, other=0.0).to(tl.float32)[None, :]
@@ -216,6 +230,7 @@ def multiply_codes(
     spans,
     SPAN: tl.constexpr,
     IS_OF_4_BITS: tl.constexpr,
+    IS_E2M1: tl.constexpr,
     IS_ONE_GROUP: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -235,7 +250,14 @@ def multiply_codes(
         codes = tl.load(code_row + span * BLOCK_K + k[:, None], mask=is_output[None, :], other=0.0)
         at = span * SPAN + k[None, :]
         x = tl.load(x_row + at, mask=is_row[:, None] & (at < INPUTS), other=0.0).to(DOT)
-        if IS_OF_4_BITS:
+        if IS_E2M1:
+            low = of_e2m1(codes & 15, tl.load(scale_row + 2 * span, mask=is_output, other=0))
+            total = tl.dot(x, low.to(DOT), total, input_precision=PRECISION)
+            at += BLOCK_K
+            x = tl.load(x_row + at, mask=is_row[:, None] & (at < INPUTS), other=0.0).to(DOT)
+            high = of_e2m1(codes >> 4, tl.load(scale_row + 2 * span + 1, mask=is_output, other=0))
+            total = tl.dot(x, high.to(DOT), total, input_precision=PRECISION)
+        elif IS_OF_4_BITS:
             low = (codes & 15).to(tl.float32) - zero[None, :]
             summed = tl.dot(x, low.to(DOT), input_precision=PRECISION)
             at += BLOCK_K
@@ -247,13 +269,27 @@ def multiply_codes(
             summed = tl.dot(x, numbers.to(DOT), input_precision=PRECISION)
         else:
             summed = tl.dot(x, codes.to(DOT), input_precision=PRECISION)
-        if IS_ONE_GROUP:
+        if IS_E2M1:
+            pass
+        elif IS_ONE_GROUP:
             total += summed
         else:
             total += summed * tl.load(scale_row + group, mask=is_output, other=0.0)[None, :]
-    if IS_ONE_GROUP:
+    if IS_ONE_GROUP and not IS_E2M1:
         total = total * tl.load(scale_row, mask=is_output, other=0.0)[None, :]
     return total
+
+
+@triton.jit
+def of_e2m1(
+    codes,  # [BLOCK_K, BLOCK_N]
+    exponents,  # uint8 [BLOCK_N], plus 127
+):
+    """What the codes mean times 2^exponent, float32. Their bits, put in place, are the number times 2^-126, also where
+    it is 0.5, which has no exponent: a subnormal. So it is multiplied by 2^(126 + exponent)."""
+    placed = ((codes & 8).to(tl.uint32) << 28) | ((codes & 7).to(tl.uint32) << 22)
+    power = ((exponents.to(tl.uint32) + 126) << 23).to(tl.float32, bitcast=True)
+    return placed.to(tl.float32, bitcast=True) * power[None, :]
 
 
 @triton.jit

@@ -6,8 +6,9 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from torch.nn.functional import pad
 
-from niwaki.kernels.coded import coded
+from niwaki.kernels.coded import E2M1, Coded, coded
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.triton.case import Case, Maker, Size, randn
 from niwaki.kernels.triton.coded import coded_product, rows_in_e4m3_torch
@@ -15,7 +16,8 @@ from niwaki.kernels.triton.coded_experts import grouped_coded_linear, stacked_co
 from niwaki.kernels.triton.launch import block_of, ceil_div, is_interpreted
 from niwaki.kernels.triton.moe import grouped_linear, sorted_choices
 
-KINDS = ("int8", "int4", "fp8", "fp8 in groups")
+KINDS = ("int8", "int4", "fp8", "fp8 in groups", "MXFP4")
+EXPERT_KINDS = ("int8", "int4", "MXFP4")
 TOLERANCE = 0.01
 INTERPRETED_E4M3 = 0.06  # of rows in e4m3 in Triton's interpreter, which loses a carry where they are rounded
 
@@ -25,7 +27,7 @@ def coded_cases(size: Size, device: torch.device, dtype: torch.dtype) -> dict[st
     tokens = {"few tokens": size.rows, "many tokens": 2 * size.prompt}
     experts: dict[str, Maker] = {
         (name := f"experts, {kind}, {many}"): partial(_experts_case, name, kind, tokens[many], size, device, dtype)
-        for kind in ("int8", "int4")
+        for kind in EXPERT_KINDS
         for many in tokens
     }
     products: dict[str, Maker] = {
@@ -42,7 +44,7 @@ def _case(name: str, kind: str, rows: int, size: Size, device: torch.device, dty
     inputs, outputs = size.hidden, 2 * size.inner
     group = min(128, block_of(inputs) // 2)
     matrix = randn(outputs, inputs, device=device, dtype=dtype) / inputs**0.5
-    weight = coded(matrix, kind.removesuffix(" in groups"))
+    weight = _mxfp4_near(matrix) if kind == "MXFP4" else coded(matrix, kind.removesuffix(" in groups"))
     if kind.endswith(" in groups"):
         weight = replace(weight, scales=weight.scales.expand(-1, ceil_div(inputs, group)).contiguous(), group=group)
     product = coded_product(weight, None)
@@ -66,6 +68,17 @@ def _case(name: str, kind: str, rows: int, size: Size, device: torch.device, dty
     )
 
 
+def _mxfp4_near(matrix: torch.Tensor) -> Coded:
+    """A power of two for each 32 inputs, at which their largest is 4 to 8; 6 for what is above."""
+    inputs = matrix.shape[1]
+    groups = pad(matrix.float(), (0, -inputs % 32)).unflatten(1, (-1, 32))
+    scales = torch.exp2(groups.abs().amax(2).clamp(min=2.0**-40).log2().floor() - 2)
+    values = torch.tensor(E2M1[:8], device=matrix.device)
+    codes = torch.bucketize((groups / scales[..., None]).abs(), (values[1:] + values[:-1]) / 2)
+    signs = (groups < 0).to(torch.uint8) << 3
+    return Coded((codes.to(torch.uint8) | signs).flatten(1)[:, :inputs], scales, None, 32, 4)
+
+
 def rows_as_multiplied(x: torch.Tensor) -> torch.Tensor:
     """By weights in e4m3 with a scale for each output: float32, rounded to e4m3."""
     codes, scales = rows_in_e4m3_torch(x)
@@ -75,7 +88,7 @@ def rows_as_multiplied(x: torch.Tensor) -> torch.Tensor:
 def _experts_case(name: str, kind: str, tokens: int, size: Size, device: torch.device, dtype: torch.dtype) -> Case:
     inputs, outputs = size.hidden // 2, size.hidden // 4
     matrices = randn(size.experts, outputs, inputs, device=device, dtype=dtype) / inputs**0.5
-    experts = [coded(matrix, kind) for matrix in matrices]
+    experts = [_mxfp4_near(matrix) if kind == "MXFP4" else coded(matrix, kind) for matrix in matrices]
     weight = stacked_codes(experts)
     assert weight is not None, "of these shapes all kinds have a kernel"
     chosen = torch.randint(size.experts, (tokens, size.per_token), device=device).int()

@@ -47,7 +47,8 @@ def _zeros_of(product: CodedProduct) -> torch.Tensor:
 
 def _are_alike(one: CodedProduct, other: CodedProduct) -> bool:
     same_shapes = one.codes.shape == other.codes.shape and one.scales.shape == other.scales.shape
-    same_numbers = one.codes.dtype == other.codes.dtype and (one.zeros is None) == (other.zeros is None)
+    same_types = one.codes.dtype == other.codes.dtype and one.scales.dtype == other.scales.dtype
+    same_numbers = same_types and (one.zeros is None) == (other.zeros is None)
     return same_shapes and same_numbers and (one.span, one.spans, one.inputs) == (other.span, other.spans, other.inputs)
 
 
@@ -68,7 +69,8 @@ def grouped_coded_linear(
     check(name, "x", x, (None, weight.inputs), FLOATS, device)
     codes = (torch.int8, torch.uint8, FP8)
     check(name, "codes", weight.codes, (experts, outputs, None), codes, device, contiguous=True)
-    check(name, "scales", weight.scales, (experts, outputs, groups), torch.float32, device, contiguous=True)
+    scales = (torch.float32, torch.uint8)
+    check(name, "scales", weight.scales, (experts, outputs, groups), scales, device, contiguous=True)
     if weight.zeros is not None:
         check(name, "zeros", weight.zeros, weight.scales.shape, torch.int16, device, contiguous=True)
     check(name, "order", order, (len(x) * per_row,), torch.int32, device, contiguous=True)
@@ -84,6 +86,7 @@ def grouped_coded_linear(
         out.stride(0),
         SPAN=weight.span,
         IS_OF_4_BITS=is_of_4_bits,
+        IS_E2M1=is_of_4_bits and weight.scales.dtype == torch.uint8,
         IS_ONE_GROUP=groups == 1,
         HAS_ZEROS=weight.zeros is not None,
         BLOCK_M=chosen.block_m,
@@ -115,6 +118,7 @@ def _grouped_coded_linear(
     out_stride,
     SPAN: tl.constexpr,
     IS_OF_4_BITS: tl.constexpr,
+    IS_E2M1: tl.constexpr,
     IS_ONE_GROUP: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -132,7 +136,7 @@ def _grouped_coded_linear(
         total = multiply_codes(
             x_ptr + (choice // per_row)[:, None] * x_stride, m < end, code_ptr + row[None, :] * code_stride,
             scale_ptr + row * groups, zero_ptr + row * groups, is_output, INPUTS, spans,
-            SPAN, IS_OF_4_BITS, IS_ONE_GROUP, HAS_ZEROS, BLOCK_M, BLOCK_N, DOT, PRECISION,
+            SPAN, IS_OF_4_BITS, IS_E2M1, IS_ONE_GROUP, HAS_ZEROS, BLOCK_M, BLOCK_N, DOT, PRECISION,
         )  # fmt: skip
         target = out_ptr + choice[:, None] * out_stride + n[None, :]
         tl.store(target, total.to(out_ptr.dtype.element_ty), mask=(m < end)[:, None] & is_output[None, :])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,11 +17,11 @@ from niwaki.kernels.operand import Operand
 from niwaki.kernels.tiles import has_tiles
 
 needs_tiles = pytest.mark.skipif(not has_tiles(), reason="this CPU has no bfloat16 tiles")
-KINDS = ("int8", "int8-zeros", "int4", "e4m3")
+KINDS = ("int8", "int8-zeros", "int4", "e4m3", "e2m1")
 
 
 def drawn(kind: str, outputs: int, inputs: int, group: int) -> Coded:
-    """Every number that the kind has, scales from 0.5 to 1.5."""
+    """Every number that the kind has, scales from 0.5 to 1.5; of e2m1 powers of two, 2^-14 to 2."""
     generator = torch.Generator().manual_seed(0)
 
     def whole(low: int, high: int, *shape: int) -> torch.Tensor:
@@ -33,6 +37,9 @@ def drawn(kind: str, outputs: int, inputs: int, group: int) -> Coded:
             bits = whole(0, 253, outputs, inputs).to(torch.uint8)
             bits[bits == 127] = 0  # a NaN, as 255 is
             return Coded(bits.view(torch.float8_e4m3fn), scales, None, group, 8)
+        case "e2m1":
+            powers = torch.ldexp(torch.ones(outputs, groups), whole(-14, 1, outputs, groups))
+            return Coded(whole(0, 15, outputs, inputs).to(torch.uint8), powers, None, group, 4)
         case "int8-zeros":
             zeros = whole(-3, 3, outputs, groups).to(torch.int16)
             return Coded(whole(-124, 123, outputs, inputs).to(torch.int8), scales, zeros, group, 8)
@@ -83,12 +90,66 @@ def test_no_row_depends_on_the_rows_beside_it_or_on_threads() -> None:
         assert torch.equal(product(linear, x[row : row + 1])[0], whole[row])
 
 
+WITHOUT_AVX512 = """
+import llvmlite.binding as llvm
+import torch
+from niwaki.kernels import jit
+
+found = llvm.get_host_cpu_features()
+llvm.get_host_cpu_features = lambda: {name: has and not name.startswith("avx512") for name, has in found.items()}
+torch.cpu._is_amx_tile_supported = lambda: False
+jit.compiles_for_this_processor = lambda: True  # it is told below which one this is
+
+from tests.kernels import test_coded
+
+for kind in ("int4", "e2m1"):
+    test_coded.test_a_product_with_codes_is_the_product_with_what_they_mean(kind, 96, 64, 32)
+"""
+
+
+@needs_tiles
+def test_four_bits_are_widened_without_avx512_too() -> None:
+    """In a process of its own: where LLVM has no instruction for what a kernel asks, it ends the process."""
+    older = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c"}
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_AVX512],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=root,
+        env={**os.environ, **older, "PYTHONPATH": root},
+    )
+    assert done.returncode == 0, done.stderr[-1000:]
+
+
 @needs_tiles
 def test_what_has_no_kernel_is_told() -> None:
     assert coded_linear(drawn("int4", 8, 96, 48), None) is None  # a group ends inside a tile
     wide = drawn("int8-zeros", 8, 64, 64)
     assert wide.zeros is not None
     assert coded_linear(replace(wide, zeros=wide.zeros + 200), None) is None
+    powers = drawn("e2m1", 8, 64, 32)
+    assert coded_linear(replace(powers, scales=powers.scales * 3), None) is None
+    assert coded_linear(replace(powers, scales=-powers.scales), None) is None
+    assert coded_linear(replace(powers, scales=torch.full_like(powers.scales, 2.0**126)), None) is None
+
+
+@needs_tiles
+@pytest.mark.parametrize("power", [125, -120])
+def test_powers_of_two_are_exact_up_to_the_ends_of_bfloat16(power: int) -> None:
+    one = Coded(torch.arange(16, dtype=torch.uint8).repeat(2)[None], torch.full((1, 1), 2.0**power), None, 32, 4)
+    linear = coded_linear(one, None)
+    assert linear is not None
+    assert torch.equal(product(linear, torch.eye(32).bfloat16())[:, 0], one.matrix()[0])
+
+
+@needs_tiles
+def test_what_weighs_less_than_any_sum_holds_is_near_nothing() -> None:
+    """A group of zeros may have any scale."""
+    linear = coded_linear(replace(drawn("e2m1", 8, 64, 32), scales=torch.zeros(8, 2)), None)
+    assert linear is not None
+    assert product(linear, rows_of(3, 64)).abs().max() < 1e-33
 
 
 @needs_tiles

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -51,6 +53,15 @@ def test_four_bits_take_half_a_byte_and_groups_that_share_no_span_are_left_to_ot
     assert isinstance(product, CodedProduct)
     assert product.codes.nbytes == 32 * 256 // 2
     assert coded_product(on_device(drawn("int4", 32, 96, 24)), None) is None
+
+
+def test_powers_of_two_take_a_byte_and_other_scales_are_left_to_others() -> None:
+    weight = on_device(drawn("e2m1", 16, 96, 32))
+    product = coded_product(weight, None)
+    assert isinstance(product, CodedProduct)
+    assert (product.codes.nbytes, product.scales.nbytes) == (16 * 128 // 2, 16 * 4), "filled up to spans of 64"
+    for scales in (weight.scales * 3, -weight.scales, torch.full_like(weight.scales, 4.0)):
+        assert coded_product(replace(weight, scales=scales), None) is None
 
 
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 16, 16), (5, 80, 48)])
