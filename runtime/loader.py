@@ -148,10 +148,12 @@ class Checkpoint:
         """The tensor in memory of its own, as stored, or as its parts mean it; from the file to a GPU without a tensor
         on the host between."""
         weight = self.weight(name)
-        return weight.matrix() if isinstance(weight, Coded) else weight
+        if not isinstance(weight, Coded):
+            return weight
+        return weight.matrix() if weight.codes.ndim == 2 else weight.matrix().mT
 
     def weight(self, name: str) -> Weight:
-        """The same, as codes where it is stored so."""
+        """The same, as codes where it is stored so (those of a stack: `Scheme.weight`)."""
         parts = self._parts.get(name)
         if parts is None:
             return self._read(name)
@@ -168,8 +170,7 @@ class Checkpoint:
         for name, parts in self._parts.items():
             assert self._quantization is not None, "it has told the parts"
             shape = self._expected[name]
-            grouping = self._quantization.grouping(shape, parts)
-            size = None if grouping is None else grouping.num_bytes(shape)
+            size = self._quantization.num_bytes(shape, parts)
             is_e4m3 = "weight" in parts and self._tensors[name].dtype == torch.float8_e4m3fn
             if size is not None and (not is_e4m3 or knows_e4m3(self._device)):
                 kept[name] = size

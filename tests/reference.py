@@ -34,9 +34,9 @@ class Pair:
         return out.float()
 
 
-def open_reference(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+def open_reference(folder: Path, dtype: torch.dtype, **options: object) -> PreTrainedModel:
     # Not its fused attention, which knows no soft cap.
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager", **options).eval()
     assert isinstance(model, PreTrainedModel)
     return model
 

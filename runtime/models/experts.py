@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 
 import torch
@@ -15,6 +16,9 @@ from niwaki.runtime.models.config import Experts, ModelConfig
 from niwaki.runtime.models.mlp import Mlp
 from niwaki.runtime.models.projection import Source, joined, projection_of, read_projection
 from niwaki.runtime.models.workspace import Buffers
+
+# All experts' matrices of a product: [experts, outputs, inputs] in the model's type, or one by one in codes.
+Whole = torch.Tensor | Callable[[], Iterator[Weight]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +182,14 @@ def read_experts(ops: Ops, gate: Gate, config: ModelConfig, rule: Experts, prefi
     return SparseMlp(router, experts, rule, shared)
 
 
-def _one_by_one(ops: Ops, read: Source, weight: torch.Tensor, bias: torch.Tensor | None) -> list[Linear]:
+def _one_by_one(ops: Ops, read: Source, weight: Whole, bias: torch.Tensor | None) -> list[Linear]:
     biases: Iterable[list[torch.Tensor]] = repeat([]) if bias is None else ([one] for one in bias)
-    return [projection_of(ops, read, [read.kept(one)], added) for one, added in zip(weight, biases, strict=False)]
+    return [projection_of(ops, read, [one], added) for one, added in zip(_each(read, weight), biases, strict=False)]
+
+
+def _each(read: Source, weight: Whole) -> Iterator[Weight]:
+    """The matrix of each expert, as it is to be kept."""
+    return map(read.kept, weight) if isinstance(weight, torch.Tensor) else weight()
 
 
 def _of(names: tuple[str, ...], expert: int) -> tuple[str, ...]:
@@ -194,7 +203,8 @@ def _read_stacked(
     names = config.names
     if rule.storage != "each":
         (gate_up, gate_up_bias), (down, down_bias) = _read_whole(config, rule, prefix, read)
-        return Stacked(_kept(read, gate_up, fused), gate_up_bias), Stacked(_kept(read, down, fused), down_bias)
+        kept_gate_up, kept_down = (_kept(read, weight, rule.count, fused) for weight in (gate_up, down))
+        return Stacked(kept_gate_up, gate_up_bias), Stacked(kept_down, down_bias)
 
     def stacked(parts: tuple[str, ...]) -> Stacked:
         experts = (
@@ -206,9 +216,11 @@ def _read_stacked(
     return stacked(names.expert_gate_up), stacked((names.expert_down,))
 
 
-def _kept(read: Source, weight: torch.Tensor, fused: FusedExperts) -> torch.Tensor | StackedCodes:
+def _kept(read: Source, weight: Whole, count: int, fused: FusedExperts) -> torch.Tensor | StackedCodes:
     """Stacked weights, as they are to be kept."""
-    return weight if read.kind == "auto" else _together(read, map(read.kept, weight), len(weight), fused)
+    if isinstance(weight, torch.Tensor) and read.kind == "auto":
+        return weight
+    return _together(read, _each(read, weight), count, fused)
 
 
 def _together(read: Source, experts: Iterable[Weight], count: int, fused: FusedExperts) -> torch.Tensor | StackedCodes:
@@ -243,20 +255,35 @@ def _together(read: Source, experts: Iterable[Weight], count: int, fused: FusedE
 
 def _read_whole(
     config: ModelConfig, rule: Experts, prefix: str, read: Source
-) -> tuple[tuple[torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor | None]]:
-    """Of checkpoints that store all experts in one: weights [experts, outputs, inputs] and biases of both products."""
+) -> tuple[tuple[Whole, torch.Tensor | None], tuple[Whole, torch.Tensor | None]]:
+    """Of checkpoints that store all experts in one: weights and biases [experts, outputs] of both products."""
     names = config.names
 
-    def transposed(name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        bias = read(f"{prefix}{name}_bias") if rule.has_bias else None
-        return read(prefix + name).transpose(1, 2).contiguous(), bias
+    def product(name: str, order: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Whole, torch.Tensor | None]:
+        bias = torch.stack([order(one) for one in read(f"{prefix}{name}_bias")]) if rule.has_bias else None
+        stored = read.stored(read.prefix + prefix + name)
+        if isinstance(stored, Coded):
+            return partial(_matrices, stored, order), bias
+        whole = read.plain(stored)
+        rows = whole.new_empty((len(whole), whole.shape[2], whole.shape[1]))
+        for kept, one in zip(rows, whole, strict=True):
+            kept.copy_(order(one.t()))
+        return rows, bias
 
-    (gate_up, bias), down = transposed(names.expert_gate_up[0]), transposed(names.expert_down)
-    if rule.storage == "interleaved":
-        gate_up, bias = _uninterleaved(gate_up), None if bias is None else _uninterleaved(bias)
-    return (gate_up, bias), down
+    halves = _uninterleaved if rule.storage == "interleaved" else _as_they_are
+    return product(names.expert_gate_up[0], halves), product(names.expert_down, _as_they_are)
+
+
+def _matrices(stack: Coded, order: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[Weight]:
+    """Made as they are taken: the codes of large models fill gigabytes."""
+    for number in range(len(stack.codes)):
+        yield stack.of_rows(lambda rows, number=number: order(rows[number]))  # type: ignore[misc]  # bound at once
+
+
+def _as_they_are(rows: torch.Tensor) -> torch.Tensor:
+    return rows
 
 
 def _uninterleaved(rows: torch.Tensor) -> torch.Tensor:
-    """[experts, 2 x width, ...] with the even rows first."""
-    return torch.cat((rows[:, ::2], rows[:, 1::2]), 1)
+    """[2 x width, ...] with the even rows first."""
+    return torch.cat((rows[::2], rows[1::2]))

@@ -22,26 +22,22 @@ Block = tuple[int, int]  # outputs and inputs that share a scale; 0: all
 Parts = Mapping[str, torch.Tensor]  # by suffix
 
 
-@dataclass(frozen=True, slots=True)
-class Grouping:
-    """How codes of a shape are kept."""
-
-    bits: int
-    group: int  # inputs that share a scale
-
-    def num_bytes(self, shape: Shape) -> int | None:
-        """At most, as products keep them in memory (kernels/coded.py, kernels/triton/coded.py); None where these take
-        no such groups, so that weights are put together."""
-        outputs, inputs = shape
-        span = LARGEST_SPAN if self.group >= inputs else min(self.group & -self.group, LARGEST_SPAN)
-        if span < LEAST_SPAN:
-            return None
-        filled, groups = -(-inputs // span) * span, -(-inputs // self.group)
-        return outputs * (filled * self.bits // 8 + groups * (SCALE_BYTES + ZERO_BYTES))
-
-
 LEAST_SPAN, LARGEST_SPAN = 32, 128  # inputs to a multiple of which a kernel fills up
 SCALE_BYTES, ZERO_BYTES = 4, 2
+
+
+def bytes_in_codes(
+    shape: Shape, bits: int, group: int, *, scale_bytes: int = SCALE_BYTES, zero_bytes: int = ZERO_BYTES
+) -> int | None:
+    """At most, as products keep them in memory (kernels/coded.py, kernels/triton/coded.py); None where these take no
+    such groups, so that weights are put together. group: inputs that share a scale; 0 or less for all."""
+    outputs, inputs = shape
+    group = group if group > 0 else inputs
+    span = LARGEST_SPAN if group >= inputs else min(group & -group, LARGEST_SPAN)
+    if span < LEAST_SPAN:
+        return None
+    filled, groups = -(-inputs // span) * span, -(-inputs // group)
+    return outputs * (filled * bits // 8 + groups * (scale_bytes + zero_bytes))
 
 
 class Scheme(Protocol):
@@ -53,11 +49,13 @@ class Scheme(Protocol):
         ...
 
     def weight(self, parts: Parts, shape: Shape) -> Weight:
-        """Of this shape: codes, or float32 where it is no matrix, or one whose groups do not follow one another."""
+        """Of this shape: codes, or float32 where groups do not follow one another. A stack [experts, inputs, outputs]
+        becomes codes [experts, outputs, inputs]."""
         ...
 
-    def grouping(self, shape: Shape, parts: Container[str]) -> Grouping | None:
-        """Of the codes that `weight` gives; None where it gives none. Where `parts` does not tell, config.json does."""
+    def num_bytes(self, shape: Shape, parts: Container[str]) -> int | None:
+        """`bytes_in_codes` of what `weight` gives; None where it gives none. Where `parts` does not tell, config.json
+        does."""
         ...
 
 
@@ -150,8 +148,8 @@ class Gptq:
         in_order = torch.arange(shape[1], device=group_of.device) // weight.group
         return weight if torch.equal(group_of.long(), in_order) else weight.matrix(group_of.long())
 
-    def grouping(self, shape: Shape, parts: Container[str]) -> Grouping | None:
-        return None if self.is_sorted else _grouping(self.bits, self.group, shape)
+    def num_bytes(self, shape: Shape, parts: Container[str]) -> int | None:
+        return None if self.is_sorted else bytes_in_codes(shape, self.bits, self.group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +170,8 @@ class Awq:
         numbers, zeros = (self._in_order(parts[name]).t() for name in ("qweight", "qzeros"))
         return coded(numbers, zeros, parts["scales"].t(), self.group, 4)
 
-    def grouping(self, shape: Shape, parts: Container[str]) -> Grouping | None:
-        return _grouping(4, self.group, shape)
+    def num_bytes(self, shape: Shape, parts: Container[str]) -> int | None:
+        return bytes_in_codes(shape, 4, self.group)
 
     def _in_order(self, words: torch.Tensor) -> torch.Tensor:
         stored = unpacked(words, 4).view(len(words), -1, 8)
@@ -217,8 +215,8 @@ class Packed:
         weight = coded(numbers, zeros, scales, block[1], self.bits)
         return weight if group_of is None else weight.matrix(group_of.long())
 
-    def grouping(self, shape: Shape, parts: Container[str]) -> Grouping | None:
-        return None if "weight_g_idx" in parts else _grouping(self.bits, self.block[1], shape)
+    def num_bytes(self, shape: Shape, parts: Container[str]) -> int | None:
+        return None if "weight_g_idx" in parts else bytes_in_codes(shape, self.bits, self.block[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +243,11 @@ class Scaled:
             zeros = by_output(parts["weight_zero_point"], shape, self.block).to(torch.int16)
         return Coded(parts["weight"], scales, zeros, self.block[1] or shape[1], 8)
 
-    def grouping(self, shape: Shape, parts: Container[str]) -> Grouping | None:
-        return _grouping(8, self.block[1], shape)
+    def num_bytes(self, shape: Shape, parts: Container[str]) -> int | None:
+        return bytes_in_codes(shape, 8, self.block[1])
+
+
+MX_GROUP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,20 +265,14 @@ class Mxfp4:
         blocks, scales = parts["_blocks"], parts["_scales"]
         if blocks.dtype != torch.uint8 or scales.dtype != torch.uint8:
             raise ModelError(f"MXFP4 is stored as U8, got {blocks.dtype} and {scales.dtype}")
-        values = torch.tensor(E2M1, device=blocks.device)
-        numbers = torch.stack((values[(blocks & 15).long()], values[(blocks >> 4).long()]), -1).flatten(-2)
-        scaled = torch.ldexp(numbers, scales[..., None].int() - 127)
-        return scaled.flatten(-2).transpose(1, 2)
+        codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(2)
+        powers = (scales.int() << 23).view(torch.float32)  # but for 2^-127, which becomes 0
+        return Coded(codes, powers, None, MX_GROUP, 4)
 
-    def grouping(self, shape: Shape, parts: Container[str]) -> Grouping | None:
-        return None
-
-
-def _grouping(bits: int, group: int, shape: Shape) -> Grouping:
-    return Grouping(bits, group if group > 0 else shape[1])
-
-
-E2M1 = tuple(sign * value for sign in (1.0, -1.0) for value in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0))
+    def num_bytes(self, shape: Shape, parts: Container[str]) -> int | None:
+        experts, inputs, outputs = shape
+        filled = -(-inputs // (2 * MX_GROUP)) * 2 * MX_GROUP
+        return bytes_in_codes((experts * outputs, filled), 4, MX_GROUP, scale_bytes=1, zero_bytes=0)
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from niwaki.kernels.coded import Coded, CodedLinear
+from niwaki.kernels.coded import E2M1, Coded, CodedLinear
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import NumbaOps, StackedCodes
 from niwaki.kernels.packed import PackedLinear
@@ -22,9 +22,8 @@ from niwaki.kernels.tiles import has_matrix_unit, has_tiles
 from niwaki.runtime.api import ModelError
 from niwaki.runtime.loader import Checkpoint, read_model_folder
 from niwaki.runtime.models.config import ModelConfig
-from niwaki.runtime.models.experts import FusedSparseMlp
+from niwaki.runtime.models.experts import FusedSparseMlp, SparseMlp
 from niwaki.runtime.models.projection import Projection, Source, read_projection
-from niwaki.runtime.models.quantized import E2M1
 from niwaki.runtime.models.weights import expected_tensors
 from niwaki.runtime.runner import Row, Runner
 
@@ -125,7 +124,7 @@ def blocks(shape: tuple[int, ...]) -> Written:
 def mxfp4(shape: tuple[int, ...]) -> Written:
     experts, inputs, outputs = shape
     numbers = torch.randint(0, 16, (experts, outputs, inputs // 32, 32), dtype=torch.uint8)
-    scales = torch.randint(120, 130, (experts, outputs, inputs // 32), dtype=torch.uint8)
+    scales = torch.randint(118, 129, (experts, outputs, inputs // 32), dtype=torch.uint8)
     stored = numbers[..., ::2] | numbers[..., 1::2] << 4
     values = torch.tensor(E2M1)[numbers.long()] * 2.0 ** (scales[..., None].float() - 127)
     return {"_blocks": stored, "_scales": scales}, values.flatten(2).transpose(1, 2)
@@ -268,6 +267,42 @@ def test_on_a_gpu_experts_stay_in_codes(name: str, model: str, tmp_path: Path) -
     assert isinstance(mlp.down.weight, StackedCodes)
     # Triton's interpreter cuts off where a GPU rounds.
     assert error_of(runner.forward(rows).cpu(), exact) < 2 * error_of(rounded, exact)
+
+
+def test_on_a_gpu_experts_in_mxfp4_stay_so(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="the GPU kernels need the package triton")
+    from niwaki.kernels.triton.ops import TritonOps
+
+    config, meant = make(tmp_path, "mxfp4")
+    rows = [Row(np.arange(3, dtype=np.int32), 0, [0], 3)]
+    exact, rounded = (
+        Runner(config, meant.__getitem__, dtype=dtype, num_pages=2).forward(rows) for dtype in ("float32", "bfloat16")
+    )
+    told = opened(tmp_path, config).code_bytes()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    runner = Runner.load(tmp_path, device=device, dtype="bfloat16", num_pages=2, ops=TritonOps())
+    mlp = runner._model._layers[0].mlp
+    assert isinstance(mlp, FusedSparseMlp)
+    for name, product in (("gate_up_proj", mlp.gate_up), ("down_proj", mlp.down)):
+        kept = product.weight
+        assert isinstance(kept, StackedCodes)
+        whole = meant[f"model.layers.0.mlp.experts.{name}"].numel()
+        assert kept.codes.nbytes + kept.scales.nbytes == whole // 2 + whole // 32
+        assert told[f"model.layers.0.mlp.experts.{name}"] == whole // 2 + whole // 32
+    # Triton's interpreter cuts off where a GPU rounds.
+    assert error_of(runner.forward(rows).cpu(), exact) < 2 * error_of(rounded, exact)
+
+
+@pytest.mark.skipif(not has_tiles(), reason="this CPU has no bfloat16 tiles")
+def test_experts_in_mxfp4_stay_so_in_memory(tmp_path: Path) -> None:
+    _, meant = make(tmp_path, "mxfp4")
+    mlp = Runner.load(tmp_path, dtype="bfloat16", num_pages=2)._model._layers[0].mlp
+    assert isinstance(mlp, SparseMlp)
+    for name in ("gate_up", "down"):
+        products = [getattr(expert, name) for expert in mlp.experts]
+        assert all(isinstance(product, CodedLinear) for product in products)
+        numbers = meant[f"model.layers.0.mlp.experts.{name}_proj"].numel()
+        assert sum(product.codes.nbytes + product.zeros.nbytes for product in products) == numbers // 2 + numbers // 32
 
 
 @pytest.mark.parametrize(("name", "bits"), KEPT.items())
