@@ -29,6 +29,13 @@ COMMON: dict[str, object] = {
 }
 SLIDING, FULL = "sliding_attention", "full_attention"
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+MINISTRAL3_ROPE = {
+    **YARN,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 16,
+    "llama_4_scaling_beta": 0.3,
+}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10_000.0,
@@ -152,6 +159,27 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "gemma3": ("Gemma3ForCausalLM", GEMMA3),
     "gemma3-vision": ("Gemma3ForConditionalGeneration", GEMMA3),
     "mistral3-vision": ("Mistral3ForConditionalGeneration", {"sliding_window": None, "model_type": "mistral"}),
+    "ministral3": ("Ministral3ForCausalLM", {"head_dim": 16, "rope_parameters": MINISTRAL3_ROPE}),
+    "ministral3-vision": (
+        "Mistral3ForConditionalGeneration",
+        {"head_dim": 16, "model_type": "ministral3", "rope_parameters": MINISTRAL3_ROPE},
+    ),
+    "glm": ("GlmForCausalLM", {"head_dim": 16}),
+    "glm4": ("Glm4ForCausalLM", {"head_dim": 16}),
+    "glm4-moe": (
+        "Glm4MoeForCausalLM",
+        {
+            "head_dim": 16,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "moe_intermediate_size": 40,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "n_group": 2,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.3,
+        },
+    ),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen2-moe": (
         "Qwen2MoeForCausalLM",

@@ -106,14 +106,14 @@ def read_attention(
         # Queries and keys in another order of channels, both in the same, have the same products.
         weights = [read.weight(f"{prefix}{name}.weight") for name in names.qkv]
         biases = [read(f"{prefix}{name}.bias") for name in names.qkv] if has_bias else []
-        turn = partial(in_halves, head_dim=head_dim)
+        turn = partial(in_halves, head_dim=head_dim, turned=config.rotary_dim or head_dim)
         weights[:2] = [part.of_rows(turn) if isinstance(part, Coded) else turn(part) for part in weights[:2]]
         biases[:2] = map(turn, biases[:2])
         qkv = projection_of(ops, read, weights, biases)
     else:
         qkv = read_projection(ops, read, prefix, names.qkv, has_bias)
     temperatures = None
-    if config.temperature is not None and kind.rope == "none":
+    if config.temperature is not None and (kind.rope == "none" or config.temperature.is_everywhere):
         temperatures = _temperatures(config.temperature, len(rope.cos.tensor)).to(rope.cos.tensor.device)
     return HeadAttention(
         ops=ops,
@@ -133,10 +133,12 @@ def read_attention(
     )
 
 
-def in_halves(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Rows [heads x head_dim, ...] of heads whose channels 2i and 2i + 1 turn together, in the order in which channels
-    i and i + head_dim / 2 do."""
-    return rows.view(-1, head_dim // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+def in_halves(rows: torch.Tensor, head_dim: int, turned: int) -> torch.Tensor:
+    """Rows [heads x head_dim, ...] of heads whose channels 2i and 2i + 1 turn together, of the first `turned`, in the
+    order in which channels i and i + turned / 2 do."""
+    order = torch.arange(head_dim, device=rows.device)
+    order[:turned] = order[:turned].view(-1, 2).t().flatten()
+    return rows.view(-1, head_dim, *rows.shape[1:])[:, order].reshape(rows.shape)
 
 
 def _read_norms(config: ModelConfig, prefix: str, read: Source, like: torch.Tensor) -> QkNorm | None:
@@ -151,7 +153,7 @@ def _read_norms(config: ModelConfig, prefix: str, read: Source, like: torch.Tens
 
 
 def _temperatures(rule: Temperature, positions: int) -> torch.Tensor:
-    floors = torch.floor((torch.arange(positions, dtype=torch.float32) + 1.0) / rule.floor)
+    floors = torch.floor((torch.arange(positions, dtype=torch.float32) + rule.offset) / rule.floor)
     return (torch.log1p(floors) * rule.scale + 1.0)[:, None, None]
 
 

@@ -104,10 +104,12 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """Queries of layers without rope at position p are multiplied by 1 + scale x ln(1 + floor((p + 1) / floor))."""
+    """Queries at position p are multiplied by 1 + scale x ln(1 + floor((p + offset) / floor))."""
 
     scale: float
     floor: float
+    offset: float = 1.0
+    is_everywhere: bool = False  # else in layers without rope alone
 
 
 @dataclass(frozen=True, slots=True)

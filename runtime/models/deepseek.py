@@ -22,21 +22,28 @@ def _deepseek(raw: Fields, llama: ModelConfig, experts: Experts) -> ModelConfig:
         rotary_dim=llama.head_dim,
         value_dim=whole(raw, "v_head_dim"),
     )
-    first_sparse = raw.get("first_k_dense_replace")
-    if isinstance(first_sparse, bool) or not isinstance(first_sparse, int) or first_sparse < 0:
-        raise ModelError(f"first_k_dense_replace must be a whole number of layers, got {first_sparse!r}")
     return replace(
-        llama,
+        with_experts(raw, llama, experts),
         num_kv_heads=1,
         head_dim=latent.rank + latent.rotary_dim,
         rotary_dim=latent.rotary_dim,
         attention_scale=(latent.head_dim + latent.rotary_dim) ** -0.5 * _magnitude(raw) ** 2,
         is_rope_interleaved=flag(raw, "rope_interleave", True),
         latent=latent,
+    )
+
+
+def with_experts(raw: Fields, config: ModelConfig, experts: Experts) -> ModelConfig:
+    """The config with experts behind its first layers; what predicts further tokens stays on disk."""
+    first_sparse = raw.get("first_k_dense_replace")
+    if isinstance(first_sparse, bool) or not isinstance(first_sparse, int) or first_sparse < 0:
+        raise ModelError(f"first_k_dense_replace must be a whole number of layers, got {first_sparse!r}")
+    return replace(
+        config,
         experts=experts,
-        layers=tuple(replace(kind, is_sparse=index >= first_sparse) for index, kind in enumerate(llama.layer_kinds)),
+        layers=tuple(replace(kind, is_sparse=index >= first_sparse) for index, kind in enumerate(config.layer_kinds)),
         names=LayerNames(shared="mlp.shared_experts"),
-        ignored=(*llama.ignored, *_predicting_layers(raw, llama.num_layers)),
+        ignored=(*config.ignored, *_predicting_layers(raw, config.num_layers)),
     )
 
 
@@ -59,18 +66,19 @@ def _deepseek_v2(raw: Fields, llama: ModelConfig) -> ModelConfig:
 
 
 def _deepseek_v3(raw: Fields, llama: ModelConfig) -> ModelConfig:
-    return _deepseek(
-        raw,
-        replace(llama, mlp_bias=False),
-        replace(
-            _experts(raw),
-            score="sigmoid",
-            has_correction=True,
-            renormalise=flag(raw, "norm_topk_prob", True),
-            groups=whole(raw, "n_group", 8),
-            groups_per_token=whole(raw, "topk_group", 4),
-            group_best=2,
-        ),
+    return _deepseek(raw, replace(llama, mlp_bias=False), corrected_experts(raw))
+
+
+def corrected_experts(raw: Fields) -> Experts:
+    """Scored by a sigmoid, and chosen by that and a correction."""
+    return replace(
+        _experts(raw),
+        score="sigmoid",
+        has_correction=True,
+        renormalise=flag(raw, "norm_topk_prob", True),
+        groups=whole(raw, "n_group"),
+        groups_per_token=whole(raw, "topk_group"),
+        group_best=2,
     )
 
 
@@ -118,8 +126,10 @@ V3_DEFAULTS: dict[str, object] = {
     "first_k_dense_replace": 3,
     "max_position_embeddings": 4096,
     "moe_intermediate_size": 2048,
+    "n_group": 8,
     "n_routed_experts": 256,
     "n_shared_experts": 1,
+    "topk_group": 4,
     "num_experts_per_tok": 8,
     "routed_scaling_factor": 2.5,
 }

@@ -96,7 +96,9 @@ def read_latent_attention(
             return rows
         by_head = rows.view(-1, of_head, *rows.shape[1:])
         last = by_head[:, of_head - shape.rotary_dim :]
-        by_head[:, of_head - shape.rotary_dim :] = in_halves(last.flatten(0, 1), shape.rotary_dim).view(last.shape)
+        by_head[:, of_head - shape.rotary_dim :] = in_halves(
+            last.flatten(0, 1), shape.rotary_dim, shape.rotary_dim
+        ).view(last.shape)
         return rows
 
     up = "q_proj" if shape.query_rank is None else "q_b_proj"

@@ -294,8 +294,8 @@ def test_longrope_is_kept_to_the_context_that_its_short_factors_serve() -> None:
         ("Gemma3ForConditionalGeneration", {}, "text_config must be an object, got None"),
         (
             "Mistral3ForConditionalGeneration",
-            {"text_config": {"model_type": "ministral3"}},
-            "text_config: model_type 'ministral3' is not supported; supported: mistral",
+            {"text_config": {"model_type": "mistral4"}},
+            "text_config: model_type 'mistral4' is not supported; supported: mistral, ministral3",
         ),
         ("MambaForCausalLM", {}, "MambaForCausalLM is not supported; supported: LlamaForCausalLM, Mistral"),
         ("Llama4ForCausalLM", {"no_rope_layers": [1, 0]}, "no_rope_layers must list 0 or 1 for each of 6 layers"),
