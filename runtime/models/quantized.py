@@ -231,7 +231,7 @@ class Scaled:
         base = stem(name)
         if len(shape) != 2 or base + self.scale not in found:
             return None
-        optional = ("weight_zero_point", "input_scale", "input_zero_point")
+        optional = ("weight_zero_point", "input_scale", "input_zero_point", "activation_scale")
         return {"weight": shape, self.scale: None} | {one: None for one in optional if base + one in found}
 
     def weight(self, parts: Parts, shape: Shape) -> Weight:
@@ -317,6 +317,12 @@ def _compressed(raw: Fields) -> Scheme:
             )
 
 
+def _fp8(raw: Fields) -> Scheme:
+    """DeepSeek V3 has a scale for each block, Ministral 3, which says null, one for all."""
+    is_whole = raw.get("weight_block_size", "") is None
+    return Scaled("weight_scale_inv", (0, 0) if is_whole else _sides(raw, "weight_block_size"))
+
+
 def _block(rule: Fields) -> Block:
     match text(rule, "strategy", "tensor"):
         case "tensor":
@@ -353,7 +359,7 @@ def _group(raw: Fields) -> int:
 READERS: dict[str, Callable[[Fields], Scheme]] = {
     "awq": _awq,
     "compressed-tensors": _compressed,
-    "fp8": lambda raw: Scaled("weight_scale_inv", _sides(raw, "weight_block_size")),
+    "fp8": _fp8,
     "gptq": _gptq,
     "mxfp4": lambda raw: Mxfp4(),
 }

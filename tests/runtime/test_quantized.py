@@ -121,6 +121,12 @@ def blocks(shape: tuple[int, ...]) -> Written:
     return {"weight": weight, "weight_scale_inv": scale}, weight.float() * spread
 
 
+def one_scale(shape: tuple[int, ...]) -> Written:
+    weight, scale = torch.randn(shape).to(torch.float8_e4m3fn), (torch.rand(()) + 0.5) / 16
+    parts = {"weight": weight, "weight_scale_inv": scale, "activation_scale": torch.tensor(0.3)}
+    return parts, weight.float() * scale
+
+
 def mxfp4(shape: tuple[int, ...]) -> Written:
     experts, inputs, outputs = shape
     numbers = torch.randint(0, 16, (experts, outputs, inputs // 32, 32), dtype=torch.uint8)
@@ -162,6 +168,7 @@ FORMATS: dict[str, tuple[Callable[[tuple[int, ...]], Written], dict[str, object]
         compressed("float-quantized", num_bits=8, strategy="channel"),
     ),
     "fp8-blocks": (blocks, {"quant_method": "fp8", "weight_block_size": [20, 28]}),
+    "fp8-whole": (one_scale, {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}),
     "mxfp4": (mxfp4, {"quant_method": "mxfp4"}),
 }
 
@@ -177,6 +184,7 @@ KEPT = {
     "int8-grouped": 8,
     "int8": 8,
     "fp8": 8,
+    "fp8-whole": 8,
     "fp8-blocks": None,  # blocks of 28 inputs
 }
 
@@ -320,14 +328,15 @@ def test_the_kernels_of_gpus_multiply_by_what_codes_mean(
     read = Source(checkpoint.weight, device, torch.bfloat16)
     made = read_projection(TritonOps(), read, "model.layers.0.", names, False)
     assert isinstance(made, CodedProduct | E4m3Product) == (bits is not None)
-    assert isinstance(made, E4m3Product) == (name == "fp8")
+    is_e4m3 = name in ("fp8", "fp8-whole")
+    assert isinstance(made, E4m3Product) == is_e4m3
     weight = torch.cat([meant[f"model.layers.0.{each}.weight"] for each in names]).float().to(device)
     x = torch.randn(5, weight.shape[1], generator=torch.Generator().manual_seed(1)).bfloat16().to(device)
     out = x.new_empty(5, len(weight))
     made.forward(Operand.of(x), Operand.of(out))
     expected = x.float() @ weight.t()
     # Triton's interpreter cuts off where a GPU rounds; where weights are e4m3 by output, so are rows.
-    assert (out - expected).norm() < (0.1 if name == "fp8" else 0.01) * expected.norm()
+    assert (out - expected).norm() < (0.1 if is_e4m3 else 0.01) * expected.norm()
 
 
 @pytest.mark.parametrize(("name", "bits"), KEPT.items())
@@ -346,7 +355,7 @@ def test_what_codes_take_is_known_before_they_are_read(name: str, bits: int | No
         parts = [getattr(product, part, None) for part in ("codes", "scales", "zeros")]
         taken = sum(part.nbytes for part in parts if part is not None)
         # What is not there of the most: zero points, and for rows in e4m3 what other codes are filled up with.
-        assert taken <= most <= taken * (2.1 if name == "fp8" else 1.2)
+        assert taken <= most <= taken * (2.1 if name in ("fp8", "fp8-whole") else 1.2)
 
 
 def error_of(logits: torch.Tensor, exact: torch.Tensor) -> float:
