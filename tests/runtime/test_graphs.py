@@ -14,12 +14,18 @@ import torch
 pytest.importorskip("triton", reason="the GPU kernels need the package triton")
 
 from niwaki.kernels.plan import AttentionPlan, make_plan
+from niwaki.kernels.triton.launch import is_interpreted
 from niwaki.kernels.triton.ops import TritonOps
 from niwaki.runtime.graphs import DecodeGraphs
 from niwaki.runtime.models.config import ModelConfig
 from niwaki.runtime.models.decoder import Decoder
 from niwaki.runtime.models.workspace import Buffers
 from niwaki.runtime.runner import Batch, Row, Runner
+
+if not is_interpreted():
+    pytest.skip(
+        "a GPU takes the kernels; test_interpreted.py runs this in a process of its own", allow_module_level=True
+    )
 
 CPU = torch.device("cpu")
 PAGES = 24

@@ -21,11 +21,17 @@ pytest.importorskip("triton", reason="the GPU kernels need the package triton")
 from triton.runtime import interpreter
 
 from niwaki.kernels.plan import make_plan
+from niwaki.kernels.triton.launch import is_interpreted
 from niwaki.kernels.triton.ops import TritonOps
 from niwaki.runtime import pieces
 from niwaki.runtime.models.config import Experts, LayerKind, ModelConfig
 from niwaki.runtime.pieces import PieceGraphs
 from niwaki.runtime.runner import Row, Runner
+
+if not is_interpreted():
+    pytest.skip(
+        "a GPU takes the kernels; test_interpreted.py runs this in a process of its own", allow_module_level=True
+    )
 
 CPU = torch.device("cpu")
 PAGES = 24
