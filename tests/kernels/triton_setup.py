@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="the GPU kernels need the package triton")
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2])
+
+
+triton = pytest.importorskip("triton", reason="the GPU kernels need the package triton")
+
+is_interpreted = triton.knobs.runtime.interpret
+if is_interpreted and _version(triton.__version__) < (3, 7) and _version(np.__version__) >= (2, 4):
+    pytest.skip("Triton's interpreter takes NumPy 2.4 from Triton 3.7 on", allow_module_level=True)
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="the GPU kernels need the package triton")
+pytest.importorskip("tests.kernels.triton_setup")  # skips where the kernels cannot run
 
 from niwaki.kernels.triton.coded import CodedProduct, E4m3Product
 from niwaki.kernels.triton.ops import TritonOps

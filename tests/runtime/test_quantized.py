@@ -246,7 +246,7 @@ def test_experts_in_codes_are_computed_as_they_are_stored(name: str, model: str,
 
 @pytest.mark.parametrize(("name", "model"), [("awq", "qwen3"), ("fp8-blocks", "mixtral")])
 def test_on_a_gpu_experts_in_codes_are_put_together_as_they_are_read(name: str, model: str, tmp_path: Path) -> None:
-    pytest.importorskip("triton", reason="the GPU kernels need the package triton")
+    pytest.importorskip("tests.kernels.triton_setup")
     from niwaki.kernels.triton.ops import TritonOps
 
     config, meant = make(tmp_path, name, MIXTURES[model])
@@ -259,7 +259,7 @@ def test_on_a_gpu_experts_in_codes_are_put_together_as_they_are_read(name: str, 
 
 @pytest.mark.parametrize(("name", "model"), [("awq", "qwen3"), ("int8", "mixtral"), ("int8-grouped", "qwen3")])
 def test_on_a_gpu_experts_stay_in_codes(name: str, model: str, tmp_path: Path) -> None:
-    pytest.importorskip("triton", reason="the GPU kernels need the package triton")
+    pytest.importorskip("tests.kernels.triton_setup")
     from niwaki.kernels.triton.ops import TritonOps
 
     config, meant = make(tmp_path, name, MIXTURES[model])
@@ -278,7 +278,7 @@ def test_on_a_gpu_experts_stay_in_codes(name: str, model: str, tmp_path: Path) -
 
 
 def test_on_a_gpu_experts_in_mxfp4_stay_so(tmp_path: Path) -> None:
-    pytest.importorskip("triton", reason="the GPU kernels need the package triton")
+    pytest.importorskip("tests.kernels.triton_setup")
     from niwaki.kernels.triton.ops import TritonOps
 
     config, meant = make(tmp_path, "mxfp4")
@@ -318,7 +318,7 @@ def test_experts_in_mxfp4_stay_so_in_memory(tmp_path: Path) -> None:
 def test_the_kernels_of_gpus_multiply_by_what_codes_mean(
     names: tuple[str, ...], name: str, bits: int | None, tmp_path: Path
 ) -> None:
-    pytest.importorskip("triton", reason="the GPU kernels need the package triton")
+    pytest.importorskip("tests.kernels.triton_setup")
     from niwaki.kernels.triton.coded import CodedProduct, E4m3Product
     from niwaki.kernels.triton.ops import TritonOps
 
@@ -341,7 +341,7 @@ def test_the_kernels_of_gpus_multiply_by_what_codes_mean(
 
 @pytest.mark.parametrize(("name", "bits"), KEPT.items())
 def test_what_codes_take_is_known_before_they_are_read(name: str, bits: int | None, tmp_path: Path) -> None:
-    pytest.importorskip("triton", reason="the GPU kernels need the package triton")
+    pytest.importorskip("tests.kernels.triton_setup")
     from niwaki.kernels.triton.coded import coded_product
 
     config, meant = make(tmp_path, name)
