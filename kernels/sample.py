@@ -1,7 +1,7 @@
 """One token for each row of a batch on the CPU: penalties, softmax, top-k, top-p, min-p and the draw, under a mask.
 
 Random numbers are a function of (seed, position). Sums may be reassociated, never anything that would lose a NaN or an
-infinity. runtime/sampler.py says what the rows ask for; kernels/triton/sample.py is the same on a GPU.
+infinity. runtime/sampling/sampler.py says what the rows ask for; kernels/triton/sample.py is the same on a GPU.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def model_identity(host: object) -> str:
     the default, which is not loaded for the question."""
     if host is None and _default.host is None:
         # By name, as in `default_host`.
-        bundled: bytes = importlib.import_module("niwaki.runtime.weights_digest").weights_fingerprint(None)
+        bundled: bytes = importlib.import_module("niwaki.runtime.checkpoint.weights_digest").weights_fingerprint(None)
         return bundled.hex()
     info = backend_of(cast("Host", host) if host is not None else default_host()).info()
     return info.weights or info.model

@@ -38,7 +38,7 @@ from niwaki.runtime.api import (
     Segment,
     TimedOut,
 )
-from niwaki.runtime.choices import decided
+from niwaki.runtime.api.choices import decided
 
 
 @dataclass(eq=False, slots=True)

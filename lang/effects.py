@@ -20,7 +20,7 @@ SAFE_BUILTINS = frozenset(
     "repr reversed round set sorted str sum tuple zip True False None Exception ValueError KeyError".split()
 )
 SAFE_MODULES = frozenset({"niwaki", "itertools", "json", "math", "re", "string", "textwrap"})
-SAFE_NAMES_OF = ("niwaki.lang.expressions", "niwaki.runtime.choices")
+SAFE_NAMES_OF = ("niwaki.lang.expressions", "niwaki.runtime.api.choices")
 PLAIN = (str, int, float, bool, bytes, type(None))
 
 

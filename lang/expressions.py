@@ -10,7 +10,7 @@ from niwaki.lang.nodes import Chain, Content, Gen, RoleBegin, RoleEnd, Select, T
 from niwaki.lang.tools import ToolLike, ask_of, offers_of, with_reasoning
 from niwaki.lang.types import Pattern, ValueType, grammar_type, regex_type, schema_type, value_type
 from niwaki.runtime.api import ConstraintError, ProgramError, SamplingOptions, Spacing, UnsupportedByBackend
-from niwaki.runtime.choices import ChoicesMethod, method_of, token_length_normalized
+from niwaki.runtime.api.choices import ChoicesMethod, method_of, token_length_normalized
 
 
 def gen(
@@ -161,7 +161,7 @@ def select(
     """Append the choice that the model finds likeliest, by `choices_method`, and set the variable `name` to it.
 
     A method is one of ours or its name (token_length_normalized, greedy_token_selection,
-    unconditional_likelihood_normalized, exact), or an object of yours (`niwaki.runtime.choices.ChoicesMethod`).
+    unconditional_likelihood_normalized, exact), or an object of yours (`niwaki.runtime.api.choices.ChoicesMethod`).
     `timeout` is as in `gen`. Where the text before merges with a choice, its last tokens are scored as the tokenizer
     writes them with each choice; `heal=False` keeps them.
 

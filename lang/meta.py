@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from niwaki.runtime.api import FinishReason, GenerationError, Output, Score, TokenLogprob
-from niwaki.runtime.choices import Decision, choice_logprobs, mean_logprob
+from niwaki.runtime.api.choices import Decision, choice_logprobs, mean_logprob
 
 
 @dataclass(frozen=True, slots=True)

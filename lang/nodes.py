@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from niwaki.lang.types import ValueType
 from niwaki.runtime.api import Choices, ProgramError, SamplingOptions, Tool
-from niwaki.runtime.choices import ChoicesMethod, exact
+from niwaki.runtime.api.choices import ChoicesMethod, exact
 
 if TYPE_CHECKING:
     from niwaki.lang.tools import Ask

@@ -16,7 +16,7 @@ from niwaki.lang.chart import Chart, chart_of
 from niwaki.lang.page import SCRIPT, STYLE
 from niwaki.lang.tree import Chosen, Forked, Generated, How, Joined, Limb, Part, Prompt, Set, Totals, Tree
 from niwaki.runtime.api import TokenLogprob
-from niwaki.runtime.picture import Picture, page_of
+from niwaki.runtime.pictures.picture import Picture, page_of
 
 OPEN_ITEMS = 200  # of a run: with more, the forks inside of forks start closed
 SHOWN_LIMBS = 12  # of one fork; the rest opens on demand

@@ -41,7 +41,7 @@ from niwaki.runtime.api import (
     Score,
     Segment,
 )
-from niwaki.runtime.script import Script
+from niwaki.runtime.api.script import Script
 
 
 class RuntimeEndpoint:

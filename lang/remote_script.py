@@ -21,7 +21,7 @@ from niwaki.lang.remote_wire import (
     score_of,
 )
 from niwaki.runtime.api import Cancelled, EngineStopped, Generation, Pending, SamplingParams, Score, Segment
-from niwaki.runtime.script import Choose, Generate, Op, Part, Say, Script, Split
+from niwaki.runtime.api.script import Choose, Generate, Op, Part, Say, Script, Split
 
 if TYPE_CHECKING:
     from niwaki.lang.remote import RuntimeEndpoint

@@ -14,8 +14,8 @@ from niwaki.lang.chat import ChatTemplate
 from niwaki.lang.nodes import Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, SetVariable, Text
 from niwaki.lang.steps import Borrow, Flush, Fork, Join, Mark, Snapshot, Step, Tell
 from niwaki.runtime.api import Branch, NiwakiError, Pending, SamplingParams
-from niwaki.runtime.choices import METHODS
-from niwaki.runtime.script import Choose, Generate, Op, Part, Say, Script, Split
+from niwaki.runtime.api.choices import METHODS
+from niwaki.runtime.api.script import Choose, Generate, Op, Part, Say, Script, Split
 
 MAX_BRANCHES = 256  # of one script: no server takes more at once
 MAX_OPS = 4096

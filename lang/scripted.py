@@ -43,7 +43,7 @@ from niwaki.runtime.api import (
     Tool,
     ToolCalls,
 )
-from niwaki.runtime.calls import NIWAKI, REASONING_MARKERS, read_answer
+from niwaki.runtime.api.calls import NIWAKI, REASONING_MARKERS, read_answer
 
 # An answer may be any value: a text, an exception, a function from the prompt to one, or what has JSON.
 Script: TypeAlias = Mapping[str | re.Pattern[str], object] | Sequence[object] | Callable[[str], object]

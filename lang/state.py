@@ -19,7 +19,7 @@ from niwaki.lang.steps import Join
 from niwaki.lang.streams import AsyncPieces, AsyncStream, AsyncTexts, ValueStream, iterate
 from niwaki.lang.tree import Tree, tree_of
 from niwaki.runtime.api import ProgramError
-from niwaki.runtime.picture import Picture
+from niwaki.runtime.pictures.picture import Picture
 
 MAX_FORKS = 10_000
 

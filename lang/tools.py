@@ -25,7 +25,7 @@ from niwaki.runtime.api import (
     ToolCalls,
     UnsupportedByBackend,
 )
-from niwaki.runtime.calls import Answer, read_answer
+from niwaki.runtime.api.calls import Answer, read_answer
 
 if TYPE_CHECKING:  # heavy: only programs with tools load it
     from pydantic import TypeAdapter

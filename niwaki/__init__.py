@@ -29,7 +29,7 @@ _HOMES = {
         "user_begin",
         "user_end",
     ),
-    "niwaki.runtime.choices": (
+    "niwaki.runtime.api.choices": (
         "greedy_token_selection",
         "token_length_normalized",
         "unconditional_likelihood_normalized",
@@ -97,7 +97,7 @@ if TYPE_CHECKING:
         UnknownVariable,
         UnsupportedByBackend,
     )
-    from niwaki.runtime.choices import (
+    from niwaki.runtime.api.choices import (
         greedy_token_selection,
         token_length_normalized,
         unconditional_likelihood_normalized,

@@ -16,9 +16,9 @@ from niwaki.lang.batch import DEFAULT_CONCURRENCY
 from niwaki.lang.program_file import load_program, program_target
 from niwaki.lang.report import one_line
 from niwaki.run_command import NUM_TRACED, RunOptions, fail, run
-from niwaki.runtime import tree_command
 from niwaki.runtime.api import ConfigError, NiwakiError
-from niwaki.runtime.config import KV_DTYPES, WEIGHTS, EngineConfig
+from niwaki.runtime.options.config import KV_DTYPES, WEIGHTS, EngineConfig
+from niwaki.runtime.pictures import tree_command
 from niwaki.runtime.server.logs import configure
 from niwaki.runtime.server.options import add_options, config_of
 

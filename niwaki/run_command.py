@@ -26,7 +26,7 @@ from niwaki.lang.report import Failure, Progress, Tally, Usage, one_line
 from niwaki.lang.tables import TABLE_SUFFIXES, check_output, write_table
 from niwaki.lang.tree import Tree
 from niwaki.runtime.api import ConfigError, NiwakiError
-from niwaki.runtime.weights_digest import weights_fingerprint
+from niwaki.runtime.checkpoint.weights_digest import weights_fingerprint
 
 NUM_TRACED = 10  # records that --trace draws
 RESERVED_NAMES = ("index", "error")  # what the output line itself says

@@ -22,7 +22,6 @@ import numpy.typing as npt
 
 from niwaki.kernels.compile_notice import announce_compiling
 from niwaki.kernels.fixed import FixedOps
-from niwaki.runtime import bundled
 from niwaki.runtime.api import (
     BackendInfo,
     ConfigError,
@@ -35,25 +34,26 @@ from niwaki.runtime.api import (
     SamplingParams,
     Segment,
 )
-from niwaki.runtime.cache_file import Layout
-from niwaki.runtime.config import EngineConfig
+from niwaki.runtime.checkpoint import bundled
+from niwaki.runtime.checkpoint.loader import open_checkpoint, read_model_folder
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
+from niwaki.runtime.checkpoint.weights_digest import weights_fingerprint
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
 from niwaki.runtime.constraints.boundaries import Boundaries
-from niwaki.runtime.core import EngineCore
-from niwaki.runtime.forked import check_not_forked
-from niwaki.runtime.loader import open_checkpoint, read_model_folder
-from niwaki.runtime.local import LocalBackend
-from niwaki.runtime.memory import chunk_tokens, pool_tokens
-from niwaki.runtime.options import options_from_dict, spelling_of
-from niwaki.runtime.picture import Picture
-from niwaki.runtime.request import TokenIds
-from niwaki.runtime.results import Result, result_of
-from niwaki.runtime.runner import Runner, resolve_device
-from niwaki.runtime.tiers import DiskStore, MemoryStore, PageStore, Tiers
-from niwaki.runtime.tokenizer import Tokenizer
-from niwaki.runtime.tree_page import draw
-from niwaki.runtime.tree_view import DEFAULT_NODES, TreeNode, TreeView
-from niwaki.runtime.weights_digest import weights_fingerprint
+from niwaki.runtime.forward.runner import Runner, resolve_device
+from niwaki.runtime.host.forked import check_not_forked
+from niwaki.runtime.host.local import LocalBackend
+from niwaki.runtime.kv.cache_file import Layout
+from niwaki.runtime.kv.memory import chunk_tokens, pool_tokens
+from niwaki.runtime.kv.tiers import DiskStore, MemoryStore, PageStore, Tiers
+from niwaki.runtime.loop.core import EngineCore
+from niwaki.runtime.options.config import EngineConfig
+from niwaki.runtime.options.sampling import options_from_dict, spelling_of
+from niwaki.runtime.pictures.picture import Picture
+from niwaki.runtime.pictures.tree_page import draw
+from niwaki.runtime.pictures.tree_view import DEFAULT_NODES, TreeNode, TreeView
+from niwaki.runtime.requests.request import TokenIds
+from niwaki.runtime.requests.results import Result, result_of
 
 
 class Engine:
@@ -233,7 +233,7 @@ class Engine:
 
     def watch_tree(self, *, namespace: str = "") -> AbstractContextManager[None]:
         """Draws the radix tree in the terminal, four times a second, while a `with` block runs."""
-        from niwaki.runtime.tree_terminal import watching  # loads rich
+        from niwaki.runtime.pictures.tree_terminal import watching  # loads rich
 
         return watching(lambda: self.tree(namespace=namespace))
 

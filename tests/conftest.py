@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
-from niwaki.runtime.config import EngineConfig
+from niwaki.runtime.options.config import EngineConfig
 
 if TYPE_CHECKING:
     from niwaki.runtime.engine import Engine

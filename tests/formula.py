@@ -11,14 +11,14 @@ import torch
 
 from niwaki.radix.pages import PageCopy
 from niwaki.runtime.api import Generation, Output, SamplingParams
-from niwaki.runtime.config import EngineConfig
+from niwaki.runtime.checkpoint.loader import read_model_folder
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
 from niwaki.runtime.constraints.boundaries import Boundaries
-from niwaki.runtime.core import EngineCore
-from niwaki.runtime.loader import read_model_folder
-from niwaki.runtime.request import GenerateJob, Request
-from niwaki.runtime.runner import Batch
-from niwaki.runtime.tokenizer import Tokenizer
+from niwaki.runtime.forward.runner import Batch
+from niwaki.runtime.loop.core import EngineCore
+from niwaki.runtime.options.config import EngineConfig
+from niwaki.runtime.requests.request import GenerateJob, Request
 
 PAGE_SIZE = 4
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from niwaki.radix.pages import PageCopy
-from niwaki.runtime.runner import Batch
+from niwaki.runtime.forward.runner import Batch
 
 UNTOLD = -30.0  # logit of what it never says
 

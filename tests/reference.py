@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from niwaki.runtime.runner import Row, Runner
+from niwaki.runtime.forward.runner import Row, Runner
 
 Ids = npt.NDArray[np.int32]
 

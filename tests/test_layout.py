@@ -14,8 +14,26 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("lang", "runtime", "radix", "kernels")
 FACE = {"__init__.py", "__main__.py", "run_command.py", "py.typed"}
 
-SEAM = tuple(
-    f"niwaki.runtime.{module}" for module in ("api", "calls", "choices", "constraints.schema", "picture", "script")
+SEAM = tuple(f"niwaki.runtime.{module}" for module in ("api", "constraints.schema", "pictures.picture"))
+# The rooms of the runtime, from below upwards: one knows those before it alone.
+ROOMS = (
+    "api",
+    "constraints",
+    "options",
+    "models",
+    "checkpoint",
+    "pictures",
+    "sampling",
+    "forward",
+    "requests",
+    "kv",
+    "loop",
+    "host",
+    "engine",
+    "bundled",
+    "link",
+    "replicas",
+    "server",
 )
 # package -> (what of niwaki it may import, third-party packages that it may import; None: any)
 RULES: dict[str, tuple[tuple[str, ...], frozenset[str] | None]] = {
@@ -91,6 +109,34 @@ def test_imports_go_down_only(package: str) -> None:
     assert files
     faults = {str(path.relative_to(ROOT)): faults_of_imports(package, path.read_text("utf-8")) for path in files}
     assert not {path: found for path, found in faults.items() if found}
+
+
+def faults_of_rooms(room: str, source: str) -> list[str]:
+    known = ROOMS[: ROOMS.index(room) + 1]
+    found = [(line, name.split(".")) for line, name in imports(ast.parse(source)) if is_inside(name, "niwaki.runtime")]
+    return [f"{line}: {'.'.join(parts)}" for line, parts in found if parts[2:] and parts[2] not in known]
+
+
+def test_rooms_of_the_runtime_know_those_below_them_alone() -> None:
+    faults = {}
+    for path in python_files("runtime"):
+        room = path.relative_to(ROOT / "runtime").parts[0].removesuffix(".py")
+        if room != "__init__":
+            faults[str(path)] = faults_of_rooms(room, path.read_text("utf-8"))
+    assert not {path: found for path, found in faults.items() if found}
+
+
+@pytest.mark.parametrize(
+    ("room", "line"),
+    [
+        ("kv", "from niwaki.runtime.loop.core import EngineCore"),
+        ("api", "from niwaki.runtime import engine"),
+        ("bundled", "def f():\n    import niwaki.runtime.server.serve"),
+    ],
+)
+def test_the_rule_of_rooms_sees_a_breach(room: str, line: str) -> None:
+    assert faults_of_rooms(room, line)
+    assert not faults_of_rooms("server", line)
 
 
 def test_no_code_comes_out_of_data() -> None:

@@ -1,7 +1,7 @@
 """From logits to tokens on the device: mask, temperature, top-k, top-p, min-p and the draw in one kernel, a program a
 row; penalties, bias and forbidden tokens in another before it (penalties.py).
 
-The rules and the random numbers are those of runtime/sampler.py: the number for (seed, position) is SplitMix64's
+The rules and the random numbers are those of runtime/sampling: the number for (seed, position) is SplitMix64's
 finalizer over both, so a row draws the same token on either device unless a sum rounds across its edge. Tokens stand in
 the order of their value, equal ones by index; top-k, top-p and min-p each keep a head of that order, and the token
 drawn is the first at which the running weight passes number x weight kept.
@@ -132,7 +132,7 @@ def uniform_torch(seed: int, position: int) -> float:
 
 @triton.jit
 def uniform(seed, position):
-    """A number in [0, 1) with 53 random bits, as `uniform` of runtime/sampler.py."""
+    """A number in [0, 1) with 53 random bits, as `uniform` of runtime/sampling/sampler.py."""
     stride = tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
     state = _mixed(seed.to(tl.uint64) + stride) + (position.to(tl.uint64) + 1) * stride
     return (_mixed(state) >> 11).to(tl.float64) * 1.1102230246251565e-16  # 2^-53

@@ -1,7 +1,9 @@
 """The contract between programs and the runtime: plain data, one error tree, one protocol. Names only.
 
 Knows the standard library only, so that importing the language never loads torch. Everything that crosses the
-seam between `lang` and a backend is defined here; nothing here does model work.
+seam between `lang` and a backend is defined here; nothing here does model work. Beside the names, to be imported from
+where they stand: how a choice is made (`choices`), how calls are written and read (`calls`), a program as data
+(`script`).
 """
 
 from niwaki.runtime.api.constraints import (

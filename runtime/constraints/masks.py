@@ -16,11 +16,11 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
 from niwaki.runtime.api import NiwakiError
+from niwaki.runtime.api.faults import told
 from niwaki.runtime.constraints.grammar_engine import GrammarMatcher
 from niwaki.runtime.constraints.grammar_places import Place
 from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.protocol import Matcher
-from niwaki.runtime.faults import told
 
 MAX_THREADS: Final = 8
 

@@ -23,13 +23,13 @@ import numpy as np
 from niwaki.radix.summary import marks_of
 from niwaki.runtime import bundled
 from niwaki.runtime.api import EngineStopped
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
+from niwaki.runtime.link import frames
+from niwaki.runtime.link.engine_client import EngineClient
+from niwaki.runtime.link.frames import Order, Report
+from niwaki.runtime.link.remote_engine import RemoteEngine
 from niwaki.runtime.replicas.config import ReplicaConfig
 from niwaki.runtime.replicas.ray_cluster import connected
-from niwaki.runtime.server import frames
-from niwaki.runtime.server.engine_client import EngineClient
-from niwaki.runtime.server.frames import Order, Report
-from niwaki.runtime.server.remote_engine import RemoteEngine
-from niwaki.runtime.tokenizer import Tokenizer
 
 log = logging.getLogger("niwaki.server")
 

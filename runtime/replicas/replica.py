@@ -16,11 +16,11 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from niwaki.radix.summary import MARK_BYTES
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.link import frames
+from niwaki.runtime.link.engine_host import warm_up
+from niwaki.runtime.link.frames import Order, Report
+from niwaki.runtime.link.orders import Orders
 from niwaki.runtime.replicas.routing import Routing
-from niwaki.runtime.server import frames
-from niwaki.runtime.server.engine_host import warm_up
-from niwaki.runtime.server.frames import Order, Report
-from niwaki.runtime.server.orders import Orders
 
 SUMMARY_MARKS = 4096  # of 32 tokens each: 32 KiB for the most recently used 131,072 tokens
 LAST = (frames.Ended, frames.Weighed, frames.Failed, frames.Seen, frames.Flushed)

@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, RootModel
 
 from niwaki.runtime.api import BackendInfo
+from niwaki.runtime.pictures.tree_view import TreeNode
 from niwaki.runtime.server.openai_models import ChatMessage
 from niwaki.runtime.server.responses_shapes import ChosenFunction, Item, ResponseFunction, SchemaAnswer
 from niwaki.runtime.server.tools import MadeCall
-from niwaki.runtime.tree_view import TreeNode
 
 
 class Answer(BaseModel):

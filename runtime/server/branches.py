@@ -24,6 +24,7 @@ from niwaki.runtime.api import (
     Pending,
     Score,
 )
+from niwaki.runtime.link.wake import wake
 from niwaki.runtime.server.access import key_of, service_of
 from niwaki.runtime.server.answers import (
     BackendAnswer,
@@ -49,7 +50,6 @@ from niwaki.runtime.server.feed import Ended, Failed, Feed, Piece
 from niwaki.runtime.server.rates import tokens_of
 from niwaki.runtime.server.service import Service
 from niwaki.runtime.server.sse import EventStream, chunk_event, event, unless_gone
-from niwaki.runtime.server.wake import wake
 from niwaki.runtime.server.wire import (
     gives,
     json_response,

@@ -14,8 +14,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from niwaki.runtime.api import Message, Segment, Tool, ToolCall
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.server.errors import ApiError
-from niwaki.runtime.tokenizer import Tokenizer
 
 # Of Unicode's private use area, where no template text stands. A tool's placeholder ends with a quote, which shows
 # whether the template writes contents of tools as JSON.

@@ -26,8 +26,8 @@ from niwaki.runtime.api import (
     SamplingParams,
     Segment,
 )
-from niwaki.runtime.branch_tokens import BranchTokens
-from niwaki.runtime.limits import TokenIds
+from niwaki.runtime.host.branch_tokens import BranchTokens
+from niwaki.runtime.options.limits import TokenIds
 
 MAX_PLACES = 1024
 

@@ -12,8 +12,8 @@ from functools import partial
 import msgspec
 
 from niwaki.runtime.api import Cancelled, Delta, EngineStopped, Generation, Output
+from niwaki.runtime.link.wake import wake
 from niwaki.runtime.server.metrics import Metrics
-from niwaki.runtime.server.wake import wake
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from niwaki.runtime.link.engine_process import EngineProcess
+from niwaki.runtime.link.remote_engine import RemoteEngine
 from niwaki.runtime.replicas.engines import RayEngines
 from niwaki.runtime.server.config import ServerConfig
-from niwaki.runtime.server.engine_process import EngineProcess
-from niwaki.runtime.server.remote_engine import RemoteEngine
 
 if TYPE_CHECKING:
     from niwaki.runtime.engine import Engine  # loads torch, which the server's process does without
@@ -29,7 +29,7 @@ def hosted(config: ServerConfig, model: Path | None, options: dict[str, object])
     """
     if config.in_process:
         from niwaki.runtime.engine import Engine  # loads torch
-        from niwaki.runtime.server.engine_host import warm_up
+        from niwaki.runtime.link.engine_host import warm_up
 
         with Engine(model, **options) as engine:
             warm_up(engine)

@@ -25,8 +25,8 @@ from niwaki.runtime.api import (
     Segment,
     Spacing,
 )
-from niwaki.runtime.limits import TokenIds
-from niwaki.runtime.results import result_of
+from niwaki.runtime.options.limits import TokenIds
+from niwaki.runtime.requests.results import result_of
 from niwaki.runtime.server.access import administrative, key_of, service_of
 from niwaki.runtime.server.answers import (
     AbortAnswer,

@@ -21,6 +21,7 @@ from niwaki.runtime.api import (
     SamplingOptions,
     Spacing,
 )
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.server.errors import ApiError
 from niwaki.runtime.server.other_servers import ChatFieldsOfOthers, FieldsOfOthers
 from niwaki.runtime.server.tools import MAX_REASONING, MadeCalls, Plan, ToolChoice, Tools, plan_of
@@ -39,7 +40,6 @@ from niwaki.runtime.server.wire import (
     Unsupported,
     prompts_of,
 )
-from niwaki.runtime.tokenizer import Tokenizer
 
 MAX_NEW = 1_000_000
 MAX_MESSAGES = 4096

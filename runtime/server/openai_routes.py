@@ -10,7 +10,7 @@ from typing import Protocol
 from fastapi import APIRouter, Request, Response
 
 from niwaki.runtime.api import CapacityError, Generation, Message, Output, SamplingParams, Segment
-from niwaki.runtime.limits import TokenIds
+from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.server.access import key_of, service_of
 from niwaki.runtime.server.answers import ChatAnswer, CompletionAnswer, ModelCard, ModelsAnswer
 from niwaki.runtime.server.errors import ApiError, as_api_error

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from niwaki.runtime.api import Delta, Output, TokenLogprob
-from niwaki.runtime.calls import AnswerReader
+from niwaki.runtime.api.calls import AnswerReader
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.server.tools import Talk
 from niwaki.runtime.server.wire import Json
-from niwaki.runtime.tokenizer import Tokenizer
 
 LOWEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this
 

@@ -11,11 +11,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from niwaki.runtime.pictures.tree_view import DEFAULT_NODES, TreeNode
 from niwaki.runtime.server.access import key_of, service_of
 from niwaki.runtime.server.answers import TreeAnswer
 from niwaki.runtime.server.errors import ApiError
 from niwaki.runtime.server.wire import gives, json_response
-from niwaki.runtime.tree_view import DEFAULT_NODES, TreeNode
 
 FOLDER = Path(__file__).parent / "page"
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

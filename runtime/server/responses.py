@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
 from niwaki.runtime.api import Generation, Message, Output, Segment
-from niwaki.runtime.limits import TokenIds
+from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.server.access import owner_of, service_of
 from niwaki.runtime.server.answers import InputItems, ResponseAnswer, ResponseDeleted
 from niwaki.runtime.server.conversations import Stand

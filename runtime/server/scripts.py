@@ -18,14 +18,10 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from niwaki.runtime.api import Backend, Branch, EngineStopped
-from niwaki.runtime.choices import METHODS
-from niwaki.runtime.script import Choose, Generate, Lane, Op, Say, Script, Split
-from niwaki.runtime.server.access import key_of, service_of
-from niwaki.runtime.server.branch_shapes import ParamsBody, output_json, score_json
-from niwaki.runtime.server.branches import Branches
-from niwaki.runtime.server.engine_client import EngineClient
-from niwaki.runtime.server.errors import ApiError, as_api_error
-from niwaki.runtime.server.frames import (
+from niwaki.runtime.api.choices import METHODS
+from niwaki.runtime.api.script import Choose, Generate, Lane, Op, Say, Script, Split
+from niwaki.runtime.link.engine_client import EngineClient
+from niwaki.runtime.link.frames import (
     CallEnded,
     CallFailed,
     Failed,
@@ -35,11 +31,15 @@ from niwaki.runtime.server.frames import (
     ScriptReport,
     error_of,
 )
-from niwaki.runtime.server.lanes import Lanes, RunningScript
+from niwaki.runtime.link.lanes import Lanes, RunningScript
+from niwaki.runtime.link.wake import wake
+from niwaki.runtime.server.access import key_of, service_of
+from niwaki.runtime.server.branch_shapes import ParamsBody, output_json, score_json
+from niwaki.runtime.server.branches import Branches
+from niwaki.runtime.server.errors import ApiError, as_api_error
 from niwaki.runtime.server.metrics import Metrics
 from niwaki.runtime.server.rates import tokens_of
 from niwaki.runtime.server.sse import EventStream, event
-from niwaki.runtime.server.wake import wake
 from niwaki.runtime.server.wire import ChoiceList, Json, Name, Strict, Text, read_body, takes, to_json
 
 MAX_BRANCHES = 256

@@ -15,17 +15,17 @@ import uvicorn
 from fastapi import APIRouter
 
 from niwaki import __version__
+from niwaki.runtime.link.frames import loaded_by
+from niwaki.runtime.link.remote_engine import RemoteEngine
 from niwaki.runtime.server.app import make_app
 from niwaki.runtime.server.branches import Branches, branches_router
 from niwaki.runtime.server.chat import Prompts
 from niwaki.runtime.server.config import ServerConfig
 from niwaki.runtime.server.conversations import Conversations
-from niwaki.runtime.server.frames import loaded_by
 from niwaki.runtime.server.heads import heads_within
 from niwaki.runtime.server.hosted import Hosted
 from niwaki.runtime.server.listen import bound, url_of
 from niwaki.runtime.server.programs import ServedProgram, programs_router
-from niwaki.runtime.server.remote_engine import RemoteEngine
 from niwaki.runtime.server.responses import responses_router
 from niwaki.runtime.server.scripts import scripts_router
 from niwaki.runtime.server.service import ServedModel, Service

@@ -25,14 +25,14 @@ from niwaki.runtime.api import (
     SamplingParams,
     Segment,
 )
-from niwaki.runtime.limits import TokenIds
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
+from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.server.chat import Prompts
 from niwaki.runtime.server.config import ServerConfig
 from niwaki.runtime.server.errors import ApiError, ServerEnds, log, overloaded
 from niwaki.runtime.server.feed import Feed
 from niwaki.runtime.server.metrics import Metrics
 from niwaki.runtime.server.rates import Rates
-from niwaki.runtime.tokenizer import Tokenizer
 
 MAX_SEQUENCES = 256  # of one request: prompts times n
 SERVED_ALIASES = ("", "default")  # model names that mean whatever is served

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from niwaki.runtime.api import Generation, Message, Output, SamplingParams, Segment
-from niwaki.runtime.limits import TokenIds
+from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.server.conversations import Conversations, Past, Stand
 from niwaki.runtime.server.errors import ApiError, as_api_error, log, unavailable
 from niwaki.runtime.server.openai_models import ChatMessage

@@ -24,10 +24,10 @@ from niwaki.runtime.api import (
     ToolCalls,
     UnsupportedByBackend,
 )
-from niwaki.runtime.calls import AnswerReader, CallArguments, CallBegin, Content, Event, Reasoning
+from niwaki.runtime.api.calls import AnswerReader, CallArguments, CallBegin, Content, Event, Reasoning
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.server.errors import ApiError
 from niwaki.runtime.server.wire import Json, Name, Strict, Text
-from niwaki.runtime.tokenizer import Tokenizer
 
 MAX_TOOLS = 128
 MAX_CALLS = 128

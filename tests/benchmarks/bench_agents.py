@@ -18,10 +18,10 @@ import numpy as np
 
 from niwaki.runtime.api import Generation, SamplingParams
 from niwaki.runtime.bundled import MODEL_DIR
-from niwaki.runtime.config import EngineConfig
-from niwaki.runtime.core import EngineCore
-from niwaki.runtime.request import GenerateJob, Request, TokenIds
-from niwaki.runtime.tokenizer import Tokenizer
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
+from niwaki.runtime.loop.core import EngineCore
+from niwaki.runtime.options.config import EngineConfig
+from niwaki.runtime.requests.request import GenerateJob, Request, TokenIds
 from tests.benchmarks.bench_host import PAGE_SIZE, StubRunner
 
 AGENTS, TURNS = 32, 8

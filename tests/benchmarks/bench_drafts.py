@@ -21,11 +21,11 @@ import torch
 
 from niwaki.runtime.api import SamplingParams
 from niwaki.runtime.bundled.trials import TRIALS, trials
-from niwaki.runtime.decoding import Decoding
-from niwaki.runtime.drafts import DRAFT_ROWS, NOTHING
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.limits import TokenIds
-from niwaki.runtime.request import Request
+from niwaki.runtime.loop.decoding import Decoding
+from niwaki.runtime.options.limits import TokenIds
+from niwaki.runtime.requests.drafts import DRAFT_ROWS, NOTHING
+from niwaki.runtime.requests.request import Request
 from tests.benchmarks.harness import MIN_PAIRS, Comparison, compare, table, write_json
 
 AIM = ">= 0.98"

@@ -28,10 +28,10 @@ import numpy as np
 
 from niwaki.runtime import bundled
 from niwaki.runtime.api import ConstraintError, JsonSchema, Regex
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
 from niwaki.runtime.constraints.matcher import AutomatonConstraint
-from niwaki.runtime.redraw import MAX_REDRAWS
-from niwaki.runtime.tokenizer import Tokenizer
+from niwaki.runtime.sampling.redraw import MAX_REDRAWS
 from tests.benchmarks.bench_schemas import bench_cases
 from tests.runtime.test_constraints_masks import BYTES_AND_WORDS, random_regex
 from tests.runtime.test_forced_tokens import TEXTS, runs

@@ -26,14 +26,14 @@ import msgspec
 
 from niwaki.runtime import bundled
 from niwaki.runtime.api import Delta, FinishReason, Output, SamplingOptions
-from niwaki.runtime.server import frames, wake
-from niwaki.runtime.server.engine_client import EngineClient
-from niwaki.runtime.server.frames import Order, Report
-from niwaki.runtime.server.link import CHUNK_BYTES, LENGTH, Link
-from niwaki.runtime.server.remote_engine import RemoteEngine
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
+from niwaki.runtime.link import frames, wake
+from niwaki.runtime.link.engine_client import EngineClient
+from niwaki.runtime.link.frames import Order, Report
+from niwaki.runtime.link.link import CHUNK_BYTES, LENGTH, Link
+from niwaki.runtime.link.remote_engine import RemoteEngine
 from niwaki.runtime.server.serve import serving
 from niwaki.runtime.server.sse import DONE
-from niwaki.runtime.tokenizer import Tokenizer
 
 BATCHES = (1, 8, 32)
 NUM_STEPS = 400

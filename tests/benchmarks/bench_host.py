@@ -28,12 +28,12 @@ from niwaki.kernels.plan import make_plan
 from niwaki.radix.pages import PageCopy
 from niwaki.runtime.api import Generation, SamplingParams
 from niwaki.runtime.bundled import MODEL_DIR
-from niwaki.runtime.config import EngineConfig
-from niwaki.runtime.core import EngineCore
-from niwaki.runtime.loader import read_model_folder
-from niwaki.runtime.request import GenerateJob, Request
-from niwaki.runtime.runner import Batch
-from niwaki.runtime.tokenizer import Tokenizer
+from niwaki.runtime.checkpoint.loader import read_model_folder
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
+from niwaki.runtime.forward.runner import Batch
+from niwaki.runtime.loop.core import EngineCore
+from niwaki.runtime.options.config import EngineConfig
+from niwaki.runtime.requests.request import GenerateJob, Request
 
 PAGE_SIZE = 16
 BUDGETS = {1: 53.0, 32: 156.0, 256: 522.0}

@@ -24,8 +24,8 @@ from niwaki.kernels.jit import set_num_threads
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import NumbaOps, TorchOps
 from niwaki.kernels.plan import AttentionPlan, DecodeQueries, FlatRows, Span, make_plan
+from niwaki.runtime.forward.runner import Row, Runner
 from niwaki.runtime.models.config import ModelConfig
-from niwaki.runtime.runner import Row, Runner
 from tests.benchmarks.harness import Comparison, compare, table, write_json
 from tests.benchmarks.shapes import RANDOM, SHAPES
 

@@ -16,7 +16,7 @@ import torch
 
 from niwaki.runtime.api import Choices, Constraint, ConstraintError, Regex, SamplingParams
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
-from niwaki.runtime.sampler import SampleRow, sample
+from niwaki.runtime.sampling.sampler import SampleRow, sample
 
 RECORD = (
     r'\{"name": "[^"\\\n]{1,40}", "age": (null|[0-9]{1,3}), "city": "[^"\\\n]{1,40}", '

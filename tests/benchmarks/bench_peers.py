@@ -22,7 +22,7 @@ from typing import IO
 
 import torch
 
-from niwaki.runtime.loader import read_model_folder
+from niwaki.runtime.checkpoint.loader import read_model_folder
 from tests.benchmarks.bench_prefix import machine
 from tests.benchmarks.harness import Comparison, table, write_json
 from tests.benchmarks.peers.workloads import COUNTED, WORKLOADS, Limits, least_seconds, waves_of

@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 from niwaki.runtime.api import Choices, Constraint, Grammar, JsonSchema, Regex, Tool, ToolCalls
+from niwaki.runtime.api.calls import NIWAKI
 from niwaki.runtime.bundled import MODEL_DIR
 from niwaki.runtime.bundled.evaluate import EXTRA, FAR_SHARE
 from niwaki.runtime.bundled.trials import BEYOND, FAR_TASKS, TRIALS, Check, trials
-from niwaki.runtime.calls import NIWAKI
 from niwaki.runtime.engine import Engine
 
 END, NEWLINE = "<|end|>", "\n"

@@ -28,10 +28,10 @@ from typing import TypeAlias
 
 from niwaki.runtime import bundled
 from niwaki.runtime.api import ConstraintError, JsonSchema
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.constraints import CompiledConstraint, ConstraintCompiler, Matcher, Vocabulary
 from niwaki.runtime.constraints.schema import normalise
 from niwaki.runtime.constraints.schema.keywords import KEYWORDS
-from niwaki.runtime.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("NIWAKI_TEST_DATA", ROOT.parent / "shared" / "data"))

@@ -21,8 +21,8 @@ from pathlib import Path
 import httpx2
 
 from niwaki.runtime.api import Segment
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.tokenizer import Tokenizer
 from tests.benchmarks.bench_server import our_server
 from tests.benchmarks.harness import MIN_PAIRS, Comparison, compare, table, write_json
 from tests.benchmarks.shapes import RANDOM, model_folder

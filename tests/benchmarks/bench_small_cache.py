@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from niwaki.runtime.runner import Row, Runner
+from niwaki.runtime.forward.runner import Row, Runner
 from tests.benchmarks.bench_weights import medians, scores_of, step_of
 from tests.benchmarks.shapes import RANDOM
 

@@ -26,9 +26,9 @@ import numpy as np
 import torch
 
 from niwaki.runtime.api import Constraint, ConstraintError, JsonSchema, Regex
-from niwaki.runtime.core import EngineCore
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.runner import Batch, Row, Runner
+from niwaki.runtime.forward.runner import Batch, Row, Runner
+from niwaki.runtime.loop.core import EngineCore
 from tests.runtime.test_hostile_kinds import HOSTILE
 
 AIM_MS = 5.0

@@ -23,8 +23,8 @@ from niwaki.kernels.ops import NumbaOps
 from niwaki.kernels.plan import Span, make_plan
 from niwaki.kernels.shared_prefix import costs_for
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.forward.runner import Row, Runner
 from niwaki.runtime.models.config import ModelConfig
-from niwaki.runtime.runner import Row, Runner
 from tests.benchmarks.bench_prefix import NUM_RESERVED, SEED, Workload, few_shot, machine, unique
 from tests.benchmarks.harness import Comparison, compare, table, write_json
 from tests.benchmarks.shapes import SHAPES

@@ -21,9 +21,9 @@ from tokenizers import Tokenizer
 from niwaki.runtime.bundled import MODEL_DIR
 from niwaki.runtime.bundled.evaluate import Marker
 from niwaki.runtime.bundled.trials import BEYOND, TRIALS
-from niwaki.runtime.config import WEIGHTS
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.runner import Row, Runner
+from niwaki.runtime.forward.runner import Row, Runner
+from niwaki.runtime.options.config import WEIGHTS
 from tests.benchmarks.shapes import RANDOM
 
 ROUNDS = 9

@@ -23,12 +23,12 @@ from niwaki.kernels.triton.case import TINY as TINY_SIZE
 from niwaki.kernels.triton.ops import TritonOps
 from niwaki.kernels.triton.paged_attention import paged_attention
 from niwaki.runtime import bundled
-from niwaki.runtime.ahead import Drawing, drawing_of
 from niwaki.runtime.api import SamplingParams
+from niwaki.runtime.forward.runner import Batch, Row, Runner
+from niwaki.runtime.loop.ahead import Drawing, drawing_of
 from niwaki.runtime.models.config import ModelConfig
 from niwaki.runtime.models.weights import expected_tensors
-from niwaki.runtime.runner import Batch, Row, Runner
-from niwaki.runtime.sampler import PlainDraws
+from niwaki.runtime.sampling.sampler import PlainDraws
 
 PAGE = 16
 SHAPES = {

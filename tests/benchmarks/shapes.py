@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from niwaki.runtime import bundled
-from niwaki.runtime.loader import read_model_folder
+from niwaki.runtime.checkpoint.loader import read_model_folder
 from niwaki.runtime.models.config import ModelConfig
 from tests.toy import make_model
 

@@ -70,7 +70,7 @@ class Lacking:
 
 sys.meta_path.insert(0, Lacking())
 import tests.benchmarks.bench_gpu
-import niwaki.runtime.device_sampler, niwaki.runtime.graphs, niwaki.runtime.pieces
+import niwaki.runtime.sampling.device_sampler, niwaki.runtime.forward.graphs, niwaki.runtime.forward.pieces
 from tests.benchmarks.gpu_lines import greedy_tokens
 print(greedy_tokens("cpu", 1))
 """

@@ -10,9 +10,9 @@ from tests.kernels.triton_setup import DEVICE, randn
 
 import niwaki.kernels.triton.sample as kernel
 from niwaki.runtime.api import GenerationError, SamplingParams
-from niwaki.runtime.device_sampler import sample_on_device
+from niwaki.runtime.sampling.device_sampler import sample_on_device
 from niwaki.kernels.sample import uniform
-from niwaki.runtime.sampler import Sampled, SampleRow, sample
+from niwaki.runtime.sampling.sampler import Sampled, SampleRow, sample
 
 VOCAB = 203  # no multiple of a block or of a mask's word
 

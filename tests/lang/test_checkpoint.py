@@ -21,7 +21,7 @@ from niwaki.lang.backends import model_identity
 from niwaki.lang.batch import JournalError
 from niwaki.lang.state import State
 from niwaki.runtime import bundled
-from niwaki.runtime.weights_digest import weights_fingerprint
+from niwaki.runtime.checkpoint.weights_digest import weights_fingerprint
 
 ROOT = Path(__file__).parent.parent.parent
 ROWS = [{"n": n} for n in range(5)]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import niwaki as nw
 from niwaki.lang.state import State
 from niwaki.runtime.api import Score, Segment, TokenLogprob
-from niwaki.runtime.choices import ChoicesMethod, choice_logprobs, method_of
+from niwaki.runtime.api.choices import ChoicesMethod, choice_logprobs, method_of
 from tests.toy import make_model
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import niwaki as nw
 from niwaki.lang.nodes import MAX_SCORED_VALUES
 from niwaki.lang.state import State
 from niwaki.runtime.api import SamplingParams, Score, TokenLogprob
-from niwaki.runtime.choices import decided, draws, exact
+from niwaki.runtime.api.choices import decided, draws, exact
 
 if TYPE_CHECKING:
     from niwaki.runtime.engine import Engine

@@ -11,7 +11,7 @@ import pytest
 
 import niwaki as nw
 from niwaki.lang.state import State
-from niwaki.runtime.choices import ChoicesMethod
+from niwaki.runtime.api.choices import ChoicesMethod
 from tests.lang.waiting import PATIENCE, wait_until
 
 BROKEN = "the kernel is on fire"

@@ -19,7 +19,7 @@ from niwaki.lang.picture import SHOWN_LIMBS, _folded, picture_of
 from niwaki.lang.state import State
 from niwaki.lang.tree import Generated, Tree
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.picture import LOOK
+from niwaki.runtime.pictures.picture import LOOK
 from tests.runtime.server.browser import DRIVER, browsing
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -9,7 +9,7 @@ import pytest
 import niwaki as nw
 from niwaki.lang.state import State
 from niwaki.runtime.api import Score, TokenLogprob
-from niwaki.runtime.choices import Decision, mean_logprob
+from niwaki.runtime.api.choices import Decision, mean_logprob
 
 
 def score(text: str, *logprobs: float | None) -> Score:

@@ -10,7 +10,7 @@ import pytest
 import niwaki as nw
 from niwaki.lang.state import State
 from niwaki.runtime.api import Segment
-from niwaki.runtime.choices import METHODS
+from niwaki.runtime.api.choices import METHODS
 from tests.toy import make_model
 
 if TYPE_CHECKING:

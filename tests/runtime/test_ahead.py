@@ -12,8 +12,6 @@ import pytest
 import torch
 
 from niwaki.kernels.sample import Longs, Words
-from niwaki.runtime import ahead
-from niwaki.runtime.ahead import Flight
 from niwaki.runtime.api import (
     Cancelled,
     ConstraintError,
@@ -23,12 +21,14 @@ from niwaki.runtime.api import (
     Regex,
     SamplingParams,
 )
-from niwaki.runtime.decoding import Decoding
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.request import Request
-from niwaki.runtime.runner import Batch
-from niwaki.runtime.sampler import NO_ROWS
-from niwaki.runtime.untold import Taken
+from niwaki.runtime.forward.runner import Batch
+from niwaki.runtime.loop import ahead
+from niwaki.runtime.loop.ahead import Flight
+from niwaki.runtime.loop.decoding import Decoding
+from niwaki.runtime.loop.untold import Taken
+from niwaki.runtime.requests.request import Request
+from niwaki.runtime.sampling.sampler import NO_ROWS
 from tests.formula import Host, mixed
 from tests.toy import make_model
 

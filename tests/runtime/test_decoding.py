@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from niwaki.runtime import scheduler
 from niwaki.runtime.api import (
     Cancelled,
     Choices,
@@ -24,7 +23,8 @@ from niwaki.runtime.api import (
 )
 from niwaki.runtime.constraints.matcher import AutomatonMatcher
 from niwaki.runtime.constraints.protocol import MaskRow
-from niwaki.runtime.runner import Batch
+from niwaki.runtime.forward.runner import Batch
+from niwaki.runtime.loop import scheduler
 from tests.formula import Host, mixed
 from tests.toy import make_model
 

@@ -13,11 +13,11 @@ import torch
 from niwaki.kernels import jit, paged_decode
 from niwaki.kernels.fixed import TILE, FixedOps
 from niwaki.kernels.operand import Operand
-from niwaki.runtime import runner
 from niwaki.runtime.api import ConfigError
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.forward import runner
+from niwaki.runtime.forward.runner import Row, Runner
 from niwaki.runtime.models.config import Experts, LayerKind, ModelConfig
-from niwaki.runtime.runner import Row, Runner
 from tests.toy import VOCAB_SIZE, make_model
 
 Told = list[tuple[list[int], list[float]]]

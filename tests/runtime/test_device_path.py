@@ -17,14 +17,14 @@ from niwaki.kernels.triton.coded import CodedProduct, E4m3Product
 from niwaki.kernels.triton.ops import TritonOps
 from niwaki.radix.pages import PageCopy
 from niwaki.runtime import bundled
-from niwaki.runtime.ahead import HostDrawing
+from niwaki.runtime.loop.ahead import HostDrawing
 from niwaki.runtime.api import ConfigError, SamplingParams, Segment
-from niwaki.runtime.device_sampler import DeviceDrawing
+from niwaki.runtime.sampling.device_sampler import DeviceDrawing
 from niwaki.runtime.models.config import Experts, Latent, LayerKind, LayerNames, ModelConfig, Temperature
 from niwaki.runtime.models.mlp import DenseMlp
-from niwaki.runtime.runner import Batch, Row, Runner, refuse_small_cache, refuse_wide_heads, resolve_device
-from niwaki.runtime.sampler import PlainDraws
-from niwaki.runtime.tokenizer import Tokenizer
+from niwaki.runtime.forward.runner import Batch, Row, Runner, refuse_small_cache, refuse_wide_heads, resolve_device
+from niwaki.runtime.sampling.sampler import PlainDraws
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PAGE = 16

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from niwaki.kernels.echo import last_echo
 from niwaki.runtime.api import Cancelled, ConfigError, JsonSchema, Output, Regex, SamplingParams
-from niwaki.runtime.drafts import DRAFT_ROWS, FIRST_GUESS, LONGEST_PAUSE, Guesser, Listener
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.limits import TokenIds
+from niwaki.runtime.options.limits import TokenIds
+from niwaki.runtime.requests.drafts import DRAFT_ROWS, FIRST_GUESS, LONGEST_PAUSE, Guesser, Listener
 from tests.toy import make_model
 
 ITEMS = '{"type": "array", "items": {"type": "string", "maxLength": 12}, "minItems": 2, "maxItems": 9}'

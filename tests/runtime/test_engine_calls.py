@@ -13,9 +13,9 @@ import torch
 from niwaki.runtime.api import CapacityError, GenerationError, RequestError
 from niwaki.runtime.constraints.protocol import MaskRow
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.request import Request
-from niwaki.runtime.runner import Batch, Runner
-from niwaki.runtime.sampler import SampleRow
+from niwaki.runtime.forward.runner import Batch, Runner
+from niwaki.runtime.requests.request import Request
+from niwaki.runtime.sampling.sampler import SampleRow
 from tests.toy import make_model
 
 PROMPT = list(range(5, 14))

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from niwaki.runtime.api import Cancelled, GenerationError, SamplingParams, Segment
-from niwaki.runtime.core import EngineCore
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.kv_pages import KVPages
+from niwaki.runtime.kv.kv_pages import KVPages
+from niwaki.runtime.loop.core import EngineCore
 from tests.toy import make_model
 
 IDS = np.arange(5, 14, dtype=np.int32)

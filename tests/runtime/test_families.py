@@ -14,13 +14,13 @@ import torch
 from niwaki.kernels.rope import LinearScaling, LongRopeScaling
 from niwaki.radix.pages import PageCopy
 from niwaki.runtime.api import ConfigError, ModelError
+from niwaki.runtime.checkpoint.loader import open_checkpoint, read_model_folder
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.loader import open_checkpoint, read_model_folder
+from niwaki.runtime.forward.runner import Row, Runner
 from niwaki.runtime.models import ARCHITECTURES, family_of
 from niwaki.runtime.models.config import Experts, Family, ModelConfig, parse_config
 from niwaki.runtime.models.positions import Rope
 from niwaki.runtime.models.weights import expected_tensors
-from niwaki.runtime.runner import Row, Runner
 from tests.families import FULL, MODELS, SLIDING, VOCAB, make_pair
 from tests.reference import Ids, Pair, Sequenced, difference, run
 from tests.toy import VOCAB_SIZE, make_tokenizer

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from niwaki.runtime.api import Choices, Constraint, Grammar, JsonSchema, Reasoned, Regex
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
 from niwaki.runtime.constraints.masks import MaskFiller
 from niwaki.runtime.constraints.protocol import Followed, follow
-from niwaki.runtime.tokenizer import Tokenizer
 from tests.toy import make_tokenizer
 
 CONSTRAINTS: list[Constraint] = [

@@ -26,15 +26,15 @@ from niwaki.runtime.api import (
     SamplingParams,
     Segment,
 )
-from niwaki.runtime.config import EngineConfig
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary, compile_constraint
 from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.constraints.protocol import ANY_BYTE, Forced
-from niwaki.runtime.core import EngineCore
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.options import options_from_dict
-from niwaki.runtime.request import GenerateJob, Request
-from niwaki.runtime.tokenizer import Tokenizer
+from niwaki.runtime.loop.core import EngineCore
+from niwaki.runtime.options.config import EngineConfig
+from niwaki.runtime.options.sampling import options_from_dict
+from niwaki.runtime.requests.request import GenerateJob, Request
 from tests.oracle import OracleRunner
 from tests.toy import make_model, make_tokenizer
 

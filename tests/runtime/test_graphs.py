@@ -16,11 +16,11 @@ pytest.importorskip("tests.kernels.triton_setup")  # skips where the kernels can
 from niwaki.kernels.plan import AttentionPlan, make_plan
 from niwaki.kernels.triton.launch import is_interpreted
 from niwaki.kernels.triton.ops import TritonOps
-from niwaki.runtime.graphs import DecodeGraphs
+from niwaki.runtime.forward.graphs import DecodeGraphs
+from niwaki.runtime.forward.runner import Batch, Row, Runner
 from niwaki.runtime.models.config import ModelConfig
 from niwaki.runtime.models.decoder import Decoder
 from niwaki.runtime.models.workspace import Buffers
-from niwaki.runtime.runner import Batch, Row, Runner
 
 if not is_interpreted():
     pytest.skip(

@@ -12,11 +12,11 @@ import pytest
 
 from niwaki.runtime import bundled
 from niwaki.runtime.api import RequestError, SamplingParams, Segment
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.constraints import Vocabulary
 from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.constraints.healing import Healing
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.tokenizer import Tokenizer
 from tests.benchmarks.bench_healing import agreement
 from tests.toy import make_model
 

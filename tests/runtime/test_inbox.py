@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import pytest
 
 from niwaki.runtime.api import EngineStopped
-from niwaki.runtime.inbox import MOST_GATHERED, Command, Inbox
+from niwaki.runtime.host.inbox import MOST_GATHERED, Command, Inbox
 
 
 def commands(count: int) -> list[Command]:

@@ -16,10 +16,10 @@ from safetensors.torch import save_file
 
 from niwaki.kernels.rope import LinearScaling, Llama3Scaling
 from niwaki.runtime.api import ConfigError, ModelError, SamplingOptions
-from niwaki.runtime.loader import Checkpoint, read_model_folder
+from niwaki.runtime.checkpoint.loader import Checkpoint, read_model_folder
+from niwaki.runtime.forward.runner import Row, Runner
 from niwaki.runtime.models.config import ModelConfig, parse_config
 from niwaki.runtime.models.weights import expected_tensors
-from niwaki.runtime.runner import Row, Runner
 
 CONFIG: dict[str, object] = {
     "architectures": ["LlamaForCausalLM"],
@@ -108,7 +108,7 @@ def test_on_the_way_to_a_gpu_each_file_is_opened_once(folder: Path, monkeypatch:
         opened.append(f"{file.name} for {device}")
         return safe_open(file, framework=framework, device="cpu")
 
-    monkeypatch.setattr("niwaki.runtime.loader.safe_open", opening)
+    monkeypatch.setattr("niwaki.runtime.checkpoint.loader.safe_open", opening)
     config = read_model_folder(folder).config
     there = Checkpoint(folder, expected_tensors(config), device=torch.device("cuda"))
     here = Checkpoint(folder, expected_tensors(config))

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from niwaki.runtime.api import Choices, Constraint, ConstraintError, JsonSchema, Regex
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
 from niwaki.runtime.constraints.masks import MaskFiller
-from niwaki.runtime.tokenizer import Tokenizer
 from tests.toy import make_tokenizer
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}, "required": ["a"]}

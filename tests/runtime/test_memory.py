@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from niwaki.runtime.api import ConfigError
-from niwaki.runtime.config import EngineConfig
-from niwaki.runtime.memory import KvMemory, bytes_beside_pool, chunk_tokens, pool_tokens
+from niwaki.runtime.forward.runner import Runner
+from niwaki.runtime.kv.memory import KvMemory, bytes_beside_pool, chunk_tokens, pool_tokens
 from niwaki.runtime.models.config import Experts, LayerKind, LayerNames, ModelConfig
-from niwaki.runtime.runner import Runner
+from niwaki.runtime.options.config import EngineConfig
 
 SMALL = ModelConfig(
     vocab_size=1000,

@@ -11,8 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from niwaki.radix.pages import PageCopy
 from niwaki.runtime.bundled import MODEL_DIR
+from niwaki.runtime.forward.runner import Row, Runner
 from niwaki.runtime.models.config import ModelConfig
-from niwaki.runtime.runner import Row, Runner
 from tests.reference import Ids, Pair, Sequenced, difference, open_reference, run
 
 VOCAB = 300

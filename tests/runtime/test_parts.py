@@ -13,10 +13,10 @@ import torch
 
 from niwaki.kernels.ops import NumbaOps
 from niwaki.kernels.plan import Span, Spans
-from niwaki.runtime import runner as module
+from niwaki.runtime.forward import runner as module
+from niwaki.runtime.forward.parts import divided
+from niwaki.runtime.forward.runner import TORCH_DTYPES, Row, Runner
 from niwaki.runtime.models.config import Experts, LayerKind, ModelConfig
-from niwaki.runtime.parts import divided
-from niwaki.runtime.runner import TORCH_DTYPES, Row, Runner
 from tests.lang.waiting import wait_until
 
 PAGE = 16

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.pause import Pause
-from niwaki.runtime.runner import Batch, Row
+from niwaki.runtime.forward.runner import Batch, Row
+from niwaki.runtime.loop.pause import Pause
 
 
 def test_others_wait_for_the_next_pause_but_not_for_ever() -> None:

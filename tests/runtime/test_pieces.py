@@ -23,10 +23,10 @@ from triton.runtime import interpreter
 from niwaki.kernels.plan import make_plan
 from niwaki.kernels.triton.launch import is_interpreted
 from niwaki.kernels.triton.ops import TritonOps
-from niwaki.runtime import pieces
+from niwaki.runtime.forward import pieces
+from niwaki.runtime.forward.pieces import PieceGraphs
+from niwaki.runtime.forward.runner import Row, Runner
 from niwaki.runtime.models.config import Experts, LayerKind, ModelConfig
-from niwaki.runtime.pieces import PieceGraphs
-from niwaki.runtime.runner import Row, Runner
 
 if not is_interpreted():
     pytest.skip(

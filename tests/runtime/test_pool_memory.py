@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from niwaki.runtime.pool_memory import AHEAD, PIECE, PoolMemory
+from niwaki.runtime.kv.pool_memory import AHEAD, PIECE, PoolMemory
 
 PAGE_BYTES = 4096
 AHEAD_PAGES = AHEAD // PAGE_BYTES

@@ -20,12 +20,12 @@ from niwaki.kernels.ops import NumbaOps, StackedCodes
 from niwaki.kernels.packed import PackedLinear
 from niwaki.kernels.tiles import has_matrix_unit, has_tiles
 from niwaki.runtime.api import ModelError
-from niwaki.runtime.loader import Checkpoint, read_model_folder
+from niwaki.runtime.checkpoint.loader import Checkpoint, read_model_folder
+from niwaki.runtime.forward.runner import Row, Runner
 from niwaki.runtime.models.config import ModelConfig
 from niwaki.runtime.models.experts import FusedSparseMlp, SparseMlp
 from niwaki.runtime.models.projection import Projection, Source, read_projection
 from niwaki.runtime.models.weights import expected_tensors
-from niwaki.runtime.runner import Row, Runner
 
 GROUP = 32
 LLAMA: dict[str, object] = {

@@ -10,8 +10,8 @@ import torch
 
 from niwaki.runtime.api import ConstraintError, SamplingParams
 from niwaki.runtime.constraints.protocol import Matcher
-from niwaki.runtime.redraw import MAX_REDRAWS, sample_within
-from niwaki.runtime.sampler import Sampled, SampleRow
+from niwaki.runtime.sampling.redraw import MAX_REDRAWS, sample_within
+from niwaki.runtime.sampling.sampler import Sampled, SampleRow
 
 SIZE = 64
 END = SIZE - 1

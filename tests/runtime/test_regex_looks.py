@@ -15,7 +15,7 @@ from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary, transitio
 from niwaki.runtime.constraints.automaton import ByteDfa
 from niwaki.runtime.constraints.matcher import AutomatonConstraint
 from niwaki.runtime.constraints.pattern import Pattern, all_of, first_match, parse, request_of
-from niwaki.runtime.stops import StopText
+from niwaki.runtime.requests.stops import StopText
 
 VOCABULARY = Vocabulary([*(bytes([byte]) for byte in range(256)), None, b"ab", b"ba"], {256})
 

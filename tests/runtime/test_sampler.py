@@ -14,7 +14,7 @@ from msgspec import structs
 
 from niwaki.kernels.sample import uniform
 from niwaki.runtime.api import GenerationError, SamplingParams
-from niwaki.runtime.sampler import Sampled, SampleRow, sample, token_logprobs
+from niwaki.runtime.sampling.sampler import Sampled, SampleRow, sample, token_logprobs
 
 GREEDY = SamplingParams(temperature=0.0)
 VOCABS = (1, 31, 33, 512, 700, 2048)

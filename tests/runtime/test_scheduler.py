@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from niwaki.radix import Cache, Lease, TokenIds
-from niwaki.runtime.scheduler import (
+from niwaki.runtime.loop.scheduler import (
     AGED_STEPS,
     PRIORITY_STEPS,
     Plan,

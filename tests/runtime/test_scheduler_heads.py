@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from niwaki.runtime.scheduler import Plan, Room, Waiting, plan
+from niwaki.runtime.loop.scheduler import Plan, Room, Waiting, plan
 
 PAGE = 4
 

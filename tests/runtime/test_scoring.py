@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from niwaki.runtime import sampler
 from niwaki.runtime.api import Score, Segment, TokenLogprob
-from niwaki.runtime.sampler import Sampled
-from niwaki.runtime.scoring import SharedBeginnings
+from niwaki.runtime.requests.scoring import SharedBeginnings
+from niwaki.runtime.sampling import sampler
+from niwaki.runtime.sampling.sampler import Sampled
 
 if TYPE_CHECKING:
     from niwaki.runtime.engine import Engine
@@ -89,7 +89,7 @@ def test_log_probabilities_are_told_once_for_a_common_beginning(
         asked.append(len(target_ids))
         return sampler.token_logprobs(logits, target_ids, top_n)
 
-    monkeypatch.setattr("niwaki.runtime.core.token_logprobs", token_logprobs)
+    monkeypatch.setattr("niwaki.runtime.loop.core.token_logprobs", token_logprobs)
     scores = bundled_engine.backend.score(bundled_engine.backend.open(), [Segment(HEAD)], NAMES).result(60)
     paths = {
         tuple(entry.token_id for entry in score.logprobs[:end])

@@ -12,7 +12,7 @@ from niwaki.radix.pages import PageCopy
 from niwaki.runtime import bundled
 from niwaki.runtime.api import ConfigError
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.runner import Row, Runner
+from niwaki.runtime.forward.runner import Row, Runner
 
 MODEL = Path(bundled.MODEL_DIR)
 PROMPT = "Text: Lena Fischer is a nurse from Dresden.\nFields: name, role, city\nJSON:"

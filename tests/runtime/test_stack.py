@@ -16,10 +16,10 @@ from niwaki.kernels import crew
 from niwaki.kernels.segments import Int32s
 from niwaki.kernels.tiles import has_matrix_unit, has_tiles
 from niwaki.kernels.vector_tiles import multiplies_pairs
+from niwaki.runtime.forward.runner import Row, Runner
 from niwaki.runtime.models import stack
 from niwaki.runtime.models.config import Experts, LayerKind, ModelConfig
 from niwaki.runtime.models.stack import Stack
-from niwaki.runtime.runner import Row, Runner
 from tests.lang.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not has_tiles(), reason="this processor has no kernels for whole steps")

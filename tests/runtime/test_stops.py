@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from niwaki.runtime.stops import StopText
+from niwaki.runtime.requests.stops import StopText
 
 
 def test_without_stops_all_text_is_shown_at_once() -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from niwaki.runtime.api import ConfigError, GenerationError
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.runner import Runner
-from niwaki.runtime.tiers import Bytes, DiskStore, MemoryStore, Tiers, page_keys
+from niwaki.runtime.forward.runner import Runner
+from niwaki.runtime.kv.tiers import Bytes, DiskStore, MemoryStore, Tiers, page_keys
 from tests.toy import VOCAB_SIZE, make_model
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 6, "ignore_eos": True}

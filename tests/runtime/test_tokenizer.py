@@ -18,7 +18,7 @@ from niwaki.runtime.api import (
     ToolCall,
     UnsupportedByBackend,
 )
-from niwaki.runtime.tokenizer import Tokenizer, byte_alphabet
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer, byte_alphabet
 from tests.toy import make_tokenizer
 
 

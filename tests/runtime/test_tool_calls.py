@@ -21,7 +21,7 @@ from niwaki.runtime.api import (
     Tool,
     ToolCalls,
 )
-from niwaki.runtime.calls import HERMES, LLAMA3, MISTRAL, NIWAKI, AnswerReader, answer_of, format_of, read_answer
+from niwaki.runtime.api.calls import HERMES, LLAMA3, MISTRAL, NIWAKI, AnswerReader, answer_of, format_of, read_answer
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
 
 END, CALL, CALL_END, LIST = 256, 257, 258, 259

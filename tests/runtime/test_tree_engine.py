@@ -10,11 +10,11 @@ import pytest
 
 from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.segments import Costs
-from niwaki.runtime import runner
 from niwaki.runtime.api import ConfigError
-from niwaki.runtime.config import EngineConfig
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.forward import runner
 from niwaki.runtime.models.decoder import Decoder
+from niwaki.runtime.options.config import EngineConfig
 from tests.toy import VOCAB_SIZE, make_model
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}

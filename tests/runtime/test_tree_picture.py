@@ -13,11 +13,11 @@ from rich.console import Console
 from niwaki.__main__ import main
 from niwaki.runtime.api import ConfigError, SamplingParams, Segment, TimedOut
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.pictures.tree_page import draw
+from niwaki.runtime.pictures.tree_terminal import Drawn, watching
+from niwaki.runtime.pictures.tree_view import TreeNode, TreeView
 from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.serve import serving
-from niwaki.runtime.tree_page import draw
-from niwaki.runtime.tree_terminal import Drawn, watching
-from niwaki.runtime.tree_view import TreeNode, TreeView
 from tests.lang.test_picture import NASTY, read
 from tests.toy import make_model
 

@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 
 from niwaki.runtime import bundled
 from niwaki.runtime.api import ConfigError
-from niwaki.runtime.config import EngineConfig
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.runner import Row, Runner
+from niwaki.runtime.forward.runner import Row, Runner
+from niwaki.runtime.options.config import EngineConfig
 
 PROMPT = (
     "<|bos|><|system|>You extract facts as JSON.<|end|><|user|>Lena Fischer is a nurse from Dresden."

@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 import niwaki
 from niwaki.lang import patterns
 from niwaki.lang.backends import Host
-from niwaki.runtime import choices
+from niwaki.runtime.api import choices
 
 
 @contextmanager

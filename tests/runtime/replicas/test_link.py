@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
+from niwaki.runtime.link import frames
+from niwaki.runtime.link.engine_client import EngineClient
+from niwaki.runtime.link.frames import Report
 from niwaki.runtime.replicas.engines import ReplicaLink
-from niwaki.runtime.server import frames
-from niwaki.runtime.server.engine_client import EngineClient
-from niwaki.runtime.server.frames import Report
 
 
 class Heard:

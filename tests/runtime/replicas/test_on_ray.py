@@ -18,7 +18,7 @@ import pytest
 
 from niwaki.runtime.api import Choices, Output, SamplingParams, Segment
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.limits import TokenIds
+from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.replicas.config import ReplicaConfig
 from niwaki.runtime.replicas.engines import RayEngines
 from niwaki.runtime.server.config import ServerConfig

@@ -9,12 +9,12 @@ import httpx2
 import pytest
 
 from niwaki.runtime.api import Message, ModelError, RequestError, Segment, Tool, ToolCall, UnsupportedByBackend
-from niwaki.runtime.calls import HERMES, LLAMA3
+from niwaki.runtime.api.calls import HERMES, LLAMA3
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server import chat
 from niwaki.runtime.server.errors import ApiError
 from niwaki.runtime.server.serve import serving
-from niwaki.runtime.tokenizer import Tokenizer
 from tests.toy import make_model, make_tokenizer
 
 LISTED = "{% for tool in tools %}{{ tool.function.name }}: {{ tool.function.description }}<|end|>{% endfor %}"

@@ -8,10 +8,10 @@ import pytest
 
 from niwaki.runtime.api import ConstraintError, EngineStopped, Regex, RequestError, SamplingParams, Segment
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.server import frames
-from niwaki.runtime.server.engine_client import EngineClient
-from niwaki.runtime.server.frames import Order, Report
-from niwaki.runtime.server.orders import Orders
+from niwaki.runtime.link import frames
+from niwaki.runtime.link.engine_client import EngineClient
+from niwaki.runtime.link.frames import Order, Report
+from niwaki.runtime.link.orders import Orders
 from tests.toy import make_model
 
 WEB = ["see http://www.cat.org and http://dog.org", "the cat sat on the mat"] * 3

@@ -12,8 +12,8 @@ import pytest
 from starlette.types import Message
 
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.link.wake import together, wake
 from niwaki.runtime.server.sse import EventStream
-from niwaki.runtime.server.wake import together, wake
 from tests.lang.waiting import wait_until
 from tests.runtime.server.conftest import held, nobody_waits, wait_until_idle
 

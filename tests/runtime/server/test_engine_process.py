@@ -30,10 +30,10 @@ from niwaki.runtime.api import (
     Segment,
 )
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.limits import TokenIds
-from niwaki.runtime.server import frames
+from niwaki.runtime.link import frames
+from niwaki.runtime.link.engine_process import EngineProcess
+from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.server.config import ServerConfig
-from niwaki.runtime.server.engine_process import EngineProcess
 from niwaki.runtime.server.serve import serving
 from tests.lang.waiting import PATIENCE, wait_until
 from tests.runtime.server.conftest import LONG_TOKENS
@@ -174,7 +174,7 @@ def test_when_it_is_killed_every_request_is_answered_and_it_comes_back(
     restart = process._restart
     monkeypatch.setattr(process, "_restart", lambda: may_restart.wait(PATIENCE) and restart())
     monkeypatch.setattr(process, "_hanging_seconds", 2 * PATIENCE)
-    monkeypatch.setattr("niwaki.runtime.server.engine_client.ALIVE_SECONDS", 2 * PATIENCE)
+    monkeypatch.setattr("niwaki.runtime.link.engine_client.ALIVE_SECONDS", 2 * PATIENCE)
     body = {"prompt": "the cat", "max_tokens": 480, "ignore_eos": True}
     answers: list[httpx2.Response] = []
     branch = process.backend.open()
@@ -228,7 +228,7 @@ def test_an_engine_that_dies_too_often_stays_away(toy_folder: Path) -> None:
 def test_one_that_is_stopped_is_not_healthy_and_one_that_hangs_is_replaced(
     process: EngineProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("niwaki.runtime.server.engine_client.ALIVE_SECONDS", 1.2)
+    monkeypatch.setattr("niwaki.runtime.link.engine_client.ALIVE_SECONDS", 1.2)
     pid = process.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
@@ -246,7 +246,7 @@ def test_without_its_parent_it_ends(toy_folder: Path) -> None:
     script = (
         "import os, sys, signal\n"
         "from pathlib import Path\n"
-        "from niwaki.runtime.server.engine_process import EngineProcess\n"
+        "from niwaki.runtime.link.engine_process import EngineProcess\n"
         f"with EngineProcess(Path({str(toy_folder)!r}), {{'kv_tokens': 1024}}) as process:\n"
         "    print(process.pid, 'torch' in sys.modules, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from niwaki.runtime.api import Choices, Constraint, Generation, Grammar, JsonSchema, Regex, SamplingParams
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.limits import TokenIds
+from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.server.other_servers import INSTEAD, ChatFieldsOfOthers, FieldsOfOthers, GenerateFieldsOfOthers
 
 PROMPTS: dict[str, dict[str, object]] = {

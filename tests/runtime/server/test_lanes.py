@@ -15,16 +15,16 @@ import niwaki as nw
 from niwaki.lang.program import Program
 from niwaki.lang.state import State
 from niwaki.runtime.api import Pending, SamplingParams
+from niwaki.runtime.api.script import Choose, Generate, Lane, Say, Script, Split
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.local_branch import LocalBranch
-from niwaki.runtime.script import Choose, Generate, Lane, Say, Script, Split
-from niwaki.runtime.server import frames
-from niwaki.runtime.server import lanes as lanes_module
-from niwaki.runtime.server.engine_client import EngineClient
-from niwaki.runtime.server.engine_process import EngineProcess
-from niwaki.runtime.server.frames import Order, Report, ScriptReport
-from niwaki.runtime.server.lanes import Lanes
-from niwaki.runtime.server.orders import Orders
+from niwaki.runtime.host.local_branch import LocalBranch
+from niwaki.runtime.link import frames
+from niwaki.runtime.link import lanes as lanes_module
+from niwaki.runtime.link.engine_client import EngineClient
+from niwaki.runtime.link.engine_process import EngineProcess
+from niwaki.runtime.link.frames import Order, Report, ScriptReport
+from niwaki.runtime.link.lanes import Lanes
+from niwaki.runtime.link.orders import Orders
 from niwaki.runtime.server.serve import serving
 from tests.lang.waiting import PATIENCE
 from tests.runtime.server.conftest import LONG_TOKENS

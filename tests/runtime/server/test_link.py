@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import pytest
 
-from niwaki.runtime.server.link import CHUNK_BYTES, LENGTH, Link
+from niwaki.runtime.link.link import CHUNK_BYTES, LENGTH, Link
 
 
 class Reader:

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.runner import Batch, Runner
+from niwaki.runtime.forward.runner import Batch, Runner
+from niwaki.runtime.kv.tiers import Tiers
 from niwaki.runtime.server.serve import serving
-from niwaki.runtime.tiers import Tiers
 from tests.lang.waiting import wait_until
 from tests.runtime.server.conftest import held
 

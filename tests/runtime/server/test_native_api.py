@@ -12,8 +12,8 @@ import httpx2
 import pytest
 
 from niwaki.runtime.api import Segment
+from niwaki.runtime.checkpoint.loader import read_model_folder
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.loader import read_model_folder
 from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.serve import serving
 from tests.runtime.server.conftest import held

@@ -17,9 +17,9 @@ import pytest
 from niwaki.__main__ import add_serve_options, main
 from niwaki.runtime import bundled
 from niwaki.runtime.api import ConfigError
-from niwaki.runtime.config import EngineConfig
-from niwaki.runtime.loader import read_model_folder
+from niwaki.runtime.checkpoint.loader import read_model_folder
 from niwaki.runtime.models.config import ModelConfig
+from niwaki.runtime.options.config import EngineConfig
 from niwaki.runtime.replicas.config import ReplicaConfig
 from niwaki.runtime.server.cache_secret import kept_secret
 from niwaki.runtime.server.config import ServerConfig

@@ -173,7 +173,7 @@ def test_what_a_server_takes_no_script_of_is_interpreted(
         needs_unconditional = False
 
         def decide(self, scores: object, unconditional: object = ()) -> object:
-            from niwaki.runtime.choices import Decision
+            from niwaki.runtime.api.choices import Decision
 
             return Decision(len(scores) - 1, {})  # type: ignore[arg-type]  # a sequence
 

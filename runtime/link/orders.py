@@ -1,0 +1,232 @@
+"""Orders from the server's side, carried out on an engine; what becomes of them is reported."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from niwaki.runtime.api import Generation, NiwakiError, Pending, SamplingParams, Score
+from niwaki.runtime.api.script import Generate, Script
+from niwaki.runtime.host.local import LocalBackend
+from niwaki.runtime.host.local_branch import LocalBranch
+from niwaki.runtime.link import frames
+from niwaki.runtime.link.frames import Order, Report
+from niwaki.runtime.link.lanes import Lanes
+from niwaki.runtime.options.limits import TokenIds
+
+COMPILERS = 2  # constraints that compile at once, each for up to a second
+
+
+class Outlet(Protocol):
+    """Where reports go; on any thread."""
+
+    def post(self, message: Report, *, flush: bool = True) -> None:
+        """Send it soon; without `flush`, with the next one that has it."""
+        ...
+
+    def flush(self) -> None:
+        """Send what was posted."""
+        ...
+
+
+class Running(Protocol):
+    def cancel(self) -> None: ...
+
+
+Work = TypeVar("Work", bound=Running)
+Value = TypeVar("Value")
+
+
+class Orders:
+    """Carries out orders on an engine and reports what becomes of them, once for each step. `take` has one user."""
+
+    def __init__(self, engine: LocalBackend, outlet: Outlet) -> None:
+        self._engine = engine
+        self._outlet = outlet
+        self._branches: dict[int, LocalBranch] = {}
+        self._lock = threading.Lock()  # the field below
+        self._running: dict[int, Running | None] = {}  # None: its constraint is being compiled
+        self._compiling = ThreadPoolExecutor(COMPILERS, thread_name_prefix="niwaki-constrain")
+        engine.after_step = outlet.flush
+
+    def close(self) -> None:
+        self._compiling.shutdown(wait=False, cancel_futures=True)
+
+    def take(self, order: Order) -> None:
+        match order:
+            case frames.Load():
+                raise AssertionError("read by whoever starts the engine")
+            case frames.Start():
+                self._start(order)
+            case frames.Weigh():
+                self._weigh(order)
+            case frames.Fork(branch, twin):
+                if branch in self._branches:
+                    self._branches[twin] = self._engine.fork(self._branches[branch])
+            case frames.Demote(branch):
+                if branch in self._branches:
+                    self._engine.demote(self._branches[branch])
+            case frames.Close(branch):
+                closed = self._branches.pop(branch, None)
+                if closed is not None:
+                    self._engine.close(closed)
+            case frames.Cancel(id):
+                with self._lock:
+                    running = self._running.pop(id, None)
+                if running is not None:
+                    running.cancel()
+            case frames.Flush(id):
+                self._compiling.submit(self._flush, id)
+            case frames.Look():
+                self._compiling.submit(self._look, order)
+            case frames.RunScript():
+                self._run_script(order)
+
+    def _start(self, order: frames.Start) -> None:
+        branch = self._branch(order.branch, order.namespace) if order.branch else None
+        ids = _prompt(branch, order.keep, order.tail)
+        with self._lock:
+            self._running[order.id] = None
+        params = frames.meant(order.params)
+        assert isinstance(params, SamplingParams)
+        start = partial(self._start_on, order, branch, ids, params)
+        if not params.compiles:
+            start()
+        else:
+            self._compiling.submit(start)
+
+    def _start_on(self, order: frames.Start, branch: LocalBranch | None, ids: TokenIds, params: SamplingParams) -> None:
+        def work() -> Generation:
+            if branch is not None:
+                branch.move(ids, order.settled)
+            generation = self._engine.start(
+                ids, params, order.namespace, branch, logits_from=order.logits_from, num_settled=order.settled
+            )
+            if params.compiles:
+                self._outlet.post(frames.Accepted(order.id))
+            return generation
+
+        generation = self._begin(order.id, work)
+        if generation is None:
+            return
+
+        def end() -> None:
+            outputs = self._ended(order.id, generation)
+            if outputs is not None:
+                same, behind = (len(ids), b"") if branch is None else _changed(ids, branch.ids)
+                self._outlet.post(frames.Ended(order.id, outputs, same, behind), flush=False)
+            self._flush_outside_steps()
+
+        if order.streams:
+            generation.add_delta_callback(lambda delta: self._outlet.post(frames.Piece(order.id, delta), flush=False))
+        generation.add_done_callback(end)
+
+    def _weigh(self, order: frames.Weigh) -> None:
+        branch = self._branch(order.branch, order.namespace)
+        branch.move(_prompt(branch, order.keep, order.tail), order.settled)
+        with self._lock:
+            self._running[order.id] = None
+        score = partial(self._engine.score, heal=order.heal, unconditional=order.unconditional)
+        pending = self._begin(order.id, lambda: score(branch, [], order.continuations))
+        if pending is None:
+            return
+
+        def end() -> None:
+            scores: tuple[Score, ...] | None = self._ended(order.id, pending)
+            if scores is not None:
+                self._outlet.post(frames.Weighed(order.id, scores, branch.num_open), flush=False)
+            self._flush_outside_steps()
+
+        pending.add_done_callback(end)
+
+    def _run_script(self, order: frames.RunScript) -> None:
+        script = frames.meant(order.script)
+        assert isinstance(script, Script)
+
+        def tell(report: frames.ScriptReport) -> None:
+            if isinstance(report, frames.LaneEnded):
+                branch = lanes.take(report.lane)
+                assert isinstance(branch, LocalBranch)
+                self._branches[order.branches[report.lane]] = branch
+            self._outlet.post(report, flush=False)
+            self._flush_outside_steps()
+
+        lanes = Lanes(self._engine, script, order.namespace, tell, id=order.id, apart=self._compiling.submit)
+        with self._lock:
+            self._running[order.id] = lanes
+        calls = (op for lane in script.branches for op in lane if isinstance(op, Generate))
+        if any(call.params.compiles for call in calls):
+            self._compiling.submit(lanes.start)
+        else:
+            lanes.start()
+
+    def _flush(self, request_id: int) -> None:
+        try:
+            self._outlet.post(frames.Flushed(request_id, self._engine.flush()))
+        except NiwakiError as error:
+            self._outlet.post(frames.failed(request_id, error))
+
+    def _look(self, order: frames.Look) -> None:
+        try:
+            self._outlet.post(frames.Seen(order.id, self._engine.outline(order.limit, order.namespace)))
+        except NiwakiError as error:
+            self._outlet.post(frames.failed(order.id, error))
+
+    def _branch(self, number: int, namespace: str) -> LocalBranch:
+        """The branch of that number; a new, empty one when it was never named before."""
+        found = self._branches.get(number)
+        if found is None:
+            found = self._branches[number] = self._engine.open(namespace=namespace)
+        return found
+
+    # -- reports, on any thread -------------------------------------------------------------------------------------
+
+    def _begin(self, request_id: int, work: Callable[[], Work]) -> Work | None:
+        """Do it and remember what runs; None where it failed, which is reported, or was cancelled meanwhile."""
+        try:
+            begun = work()
+        except Exception as error:  # whatever it is, somebody waits for it
+            with self._lock:
+                self._running.pop(request_id, None)
+            self._outlet.post(frames.failed(request_id, error))
+            return None
+        with self._lock:
+            is_wanted = request_id in self._running
+            if is_wanted:
+                self._running[request_id] = begun
+        if not is_wanted:
+            begun.cancel()
+        return begun
+
+    def _ended(self, request_id: int, pending: Pending[Value]) -> Value | None:
+        """The value of what has ended, or None where it failed, which is reported."""
+        with self._lock:
+            self._running.pop(request_id, None)
+        error = pending.error()
+        if error is not None:
+            self._outlet.post(frames.failed(request_id, error), flush=False)
+            return None
+        return pending.result()
+
+    def _flush_outside_steps(self) -> None:
+        """What ends on the engine's thread goes out with its step; elsewhere nobody else would send it."""
+        if threading.current_thread().name != "niwaki-engine":
+            self._outlet.flush()
+
+
+def _changed(before: TokenIds, after: TokenIds) -> tuple[int, bytes]:
+    """How many tokens both begin with, and the others of `after`."""
+    size = min(len(before), len(after))
+    differ = np.flatnonzero(before[:size] != after[:size])
+    same = int(differ[0]) if len(differ) else size
+    return same, frames.packed(after[same:])
+
+
+def _prompt(branch: LocalBranch | None, keep: int, tail: bytes) -> TokenIds:
+    ids: TokenIds = np.frombuffer(tail, dtype=np.int32)
+    return ids if branch is None or not keep else np.concatenate([branch.ids[:keep], ids])

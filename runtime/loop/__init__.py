@@ -1,0 +1,1 @@
+"""The engine's loop: who waits and who runs, what the next step computes, what its tokens mean. No threads."""

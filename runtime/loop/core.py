@@ -1,0 +1,500 @@
+"""The engine core: one plain object with `step()`. Owns the requests (roster.py), the pages of keys and values
+(kv_pages.py) and the model runner; no threads.
+
+A step reads: plan, make room, run the model, take what it says. Its host (`engine.Engine`) calls it from one thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from msgspec.structs import replace
+
+from niwaki.kernels.sample import Longs
+from niwaki.runtime.api import Cancelled, CapacityError, FinishReason, GenerationError, NiwakiError
+from niwaki.runtime.api.faults import told
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
+from niwaki.runtime.constraints.boundaries import Boundaries
+from niwaki.runtime.constraints.kernels import Words
+from niwaki.runtime.constraints.masks import MaskFiller
+from niwaki.runtime.constraints.protocol import Matcher
+from niwaki.runtime.forward.runner import Batch, Row, Runner
+from niwaki.runtime.kv.kv_pages import KVPages
+from niwaki.runtime.kv.tiers import Tiers
+from niwaki.runtime.loop import scheduler
+from niwaki.runtime.loop.counters import Counters
+from niwaki.runtime.loop.decoding import Decoding
+from niwaki.runtime.loop.forced import force
+from niwaki.runtime.loop.pause import Pause
+from niwaki.runtime.loop.roster import Roster, pages_of
+from niwaki.runtime.options.config import EngineConfig
+from niwaki.runtime.requests.drafts import DRAFT_ROWS
+from niwaki.runtime.requests.request import GenerateJob, Job, Request, ScoreJob, TokenIds
+from niwaki.runtime.sampling.redraw import sample_within
+from niwaki.runtime.sampling.sampler import PlainDraws, Sampled, SampleRow, rows_of, token_logprobs
+
+log = logging.getLogger("niwaki.engine")
+
+FilledMasks = Mapping[int, Words | NiwakiError]  # by request
+Computed = tuple[torch.Tensor, Sequence[Words | NiwakiError]]  # the logits, and the masks that were filled meanwhile
+
+
+class EngineCore:
+    """Runs requests to their end, one ragged batch a step."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        config: EngineConfig,
+        num_pages: int,
+        tiers: Tiers | None = None,
+        boundaries: Boundaries | None = None,
+        *,
+        runs_ahead: bool = False,
+    ) -> None:
+        """Without `boundaries` no token is forced: every one is drawn under its mask. With `runs_ahead` a steady batch
+        of requests that are drawn plainly has its next step launched before the tokens of the last one are read."""
+        self._runner = runner
+        self._boundaries = boundaries if config.force_tokens else None
+        self._tokenizer = tokenizer
+        self._config = config
+        self._end_ids = frozenset(runner.config.eos_ids)
+        self.counters = Counters()
+        self.pause = Pause()
+        self.pages = KVPages(runner, config, num_pages, tiers)
+        self._cache = self.pages.cache
+        self._roster = Roster(self.pages, config, self.counters)
+        self._decoding: Decoding | None = None  # while the batch is steady
+        self._draft_rows = DRAFT_ROWS if config.draft_tokens else 0
+        self._runs_ahead = runs_ahead
+        self._masks = MaskFiller((runner.config.vocab_size + 31) // 32)
+
+    # -- what a host may do -----------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._roster.waiting or self._roster.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._roster.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._roster.running)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Take in the requests of one job."""
+        self._land_and_settle()
+        for request in requests:
+            try:
+                reason = self._force(request)
+                if reason is None:
+                    self._roster.waiting.append(request)
+                self._tell(request, reason)
+            except Exception as error:
+                self.abort(request.job, told(error))
+                return
+
+    def abort(self, job: Job, error: NiwakiError | None = None) -> None:
+        """End every request of the job. What it had computed stays in the tree, as far as it was fully written."""
+        try:
+            self._land_and_settle()
+            for request in [r for r in self._roster.waiting if r.job is job]:
+                self._roster.wait_no_more(request)
+            for request in [r for r in self._roster.running.values() if r.job is job]:
+                self._roster.leave(request)
+        finally:  # whatever it is, somebody waits
+            end = job.generation if isinstance(job, GenerateJob) else job.pending
+            end.fail(error or Cancelled("the request was cancelled"))
+
+    def close(self) -> None:
+        """End the threads that it made."""
+        self._masks.close()
+
+    def abort_all(self, error: NiwakiError) -> None:
+        for job in {id(r.job): r.job for r in (*self._roster.waiting, *self._roster.running.values())}.values():
+            try:
+                self.abort(job, error)
+            except Exception:
+                log.exception("a request could not be ended as it should")
+
+    def step(self) -> None:
+        """Run one ragged batch and tell whoever waits for its tokens."""
+        decoding = self._steady()
+        if decoding is not None and self._may_run_ahead(decoding):
+            self._run_ahead(decoding)
+            return
+        if decoding is not None:
+            rows = self._drafted(decoding)
+            if rows is not None:
+                self._run(rows)
+                if len(self._roster.running) == len(rows) or not self._roster.waiting:
+                    self._begin_decoding(decoding)
+                return
+            computed = self._compute(decoding.requests, decoding.batch, decoding.masked())
+            if computed is not None and decoding.take_quietly(computed[0]):
+                self.counters.generated_tokens += len(decoding.requests)
+            elif computed is not None and not self._go_on(decoding, decoding.draw(*computed), computed):
+                self._settle()
+            return
+        plan = self._roster.plan()
+        rows = self._roster.carry_out(plan)
+        if not rows:
+            self._refuse_the_impossible()
+            return
+        self._run(self._with_drafts(rows))
+        if scheduler.is_steady(plan, len(self._roster.running)):
+            self._begin_decoding()
+
+    def _run(self, rows: Sequence[tuple[Request, Row]]) -> None:
+        masked = [request for request, row in rows if request.is_masked and row.end >= request.length]
+        wanted = [(request.matcher, request.remaining_new) for request in masked if request.matcher is not None]
+        computed = self._compute([request for request, _ in rows], Batch.of([row for _, row in rows]), wanted)
+        if computed is not None:
+            self._commit(rows)
+            logits, filled = computed
+            self._take_logits(rows, logits, dict(zip((request.id for request in masked), filled, strict=True)))
+
+    def _compute(
+        self, requests: Sequence[Request], batch: Batch, wanted: Sequence[tuple[Matcher, int]]
+    ) -> Computed | None:
+        """Run the model, and fill masks meanwhile, for texts that may still have so many tokens. None where it failed:
+        the whole batch is lost, the engine is not."""
+        self.counters.steps += 1
+        masks = self._masks.start(wanted) if wanted else None
+        start = time.perf_counter()
+        try:
+            with self.pause:
+                logits = self._runner.forward(batch)
+        except Exception as error:
+            log.exception("a step failed")
+            if masks is not None:
+                masks.rows()  # nobody else may touch the matchers before
+            self._fail_batch(requests, error)
+            return None
+        self.pages.note_computed(len(batch.token_ids), time.perf_counter() - start)
+        return logits, () if masks is None else masks.rows()  # all at once, before any matcher moves on
+
+    # -- a steady batch ---------------------------------------------------------------------------------------------
+
+    def _begin_decoding(self, last: Decoding | None = None) -> None:
+        """After a step of which the next plan would be a repetition: keep the batch as arrays, where it decodes; those
+        of the last time where they can be."""
+        requests = list(self._roster.running.values())
+        if last is not None and last.requests == requests and last.resume():
+            self._decoding = last
+        elif requests and all(r.samples and r.num_pending == 1 for r in requests):
+            config = self._runner.config
+            self._decoding = Decoding(requests, self._end_ids, config.vocab_size, self._config.page_size)
+
+    def _steady(self) -> Decoding | None:
+        """The batch of the step before, where it goes on as it is."""
+        if self._decoding is not None and not self._may_run_ahead(self._decoding) and not self._land():
+            self._settle()
+        if self._decoding is not None and not self._decoding.reserve(self._cache):
+            self._land_and_settle()
+        return self._decoding
+
+    def _settle(self) -> None:
+        """Somebody comes or goes: from here on requests are looked at one by one. A step that is under way is lost; it
+        would be computed again."""
+        decoding, self._decoding = self._decoding, None
+        if decoding is not None:
+            decoding.settle()
+            self._roster.note_steps(decoding.num_steps)
+
+    def _go_on(self, decoding: Decoding, tokens: Longs | None, computed: Computed | None) -> bool:
+        """Take the tokens of a steady batch. False where it is one no more. `computed`: where some may have to be drawn
+        one by one."""
+        requests = decoding.requests
+        taken = decoding.take(tokens, has_logits=computed is not None)
+        self.counters.generated_tokens += len(requests) - len(taken.looked_at) - len(taken.one_by_one)
+        for place in taken.looked_at:
+            if requests[place].lease is not None:  # else it ended with another of its job
+                assert tokens is not None
+                self._take(requests[place], Sampled(int(tokens[place])), is_accepted=place in taken.accepted)
+        drawing = [(requests[place], place) for place in taken.one_by_one if requests[place].lease is not None]
+        if drawing and computed is None:  # to be computed again
+            self._settle()
+        elif computed is not None and drawing:
+            logits, masks = computed
+            rows = rows_of(logits, [row for _, row in drawing])
+            self._draw(drawing, rows, decoding.by_request(masks))
+        is_steady = decoding is self._decoding and decoding.keep([*taken.looked_at, *taken.one_by_one])
+        return is_steady and not (self._roster.waiting and len(decoding.requests) < len(requests))
+
+    # -- a step ahead -----------------------------------------------------------------------------------------------
+
+    def _may_run_ahead(self, decoding: Decoding) -> bool:
+        """Guesses are made from tokens that are read, so those who may guess do not run ahead."""
+        return self._runs_ahead and decoding.may_run_ahead and len(decoding.requests) > self._draft_rows
+
+    def _run_ahead(self, decoding: Decoding) -> None:
+        """Launch a step, then take the tokens of the one before. Under masks the step's own are drawn behind that."""
+        requests, batch = decoding.ahead()
+        before, is_late = decoding.flight, decoding.is_led
+        computed = self._compute(requests, batch, ()) if requests else None
+        launched = None if computed is None or is_late else decoding.launched(requests, computed[0], before)
+        goes_on = self._land()
+        if decoding is not self._decoding:
+            return
+        if computed is not None and is_late:
+            decoding.narrow(requests)
+            launched = decoding.launched(requests, computed[0], before, self._masks.start(decoding.masked()).rows())
+        decoding.flight = launched
+        if not goes_on or (is_late and launched is None):
+            self._land_and_settle()
+
+    def _land(self) -> bool:
+        """Take the tokens of the step that is under way, if there is one. False where the batch is steady no more."""
+        decoding = self._decoding
+        if decoding is None or decoding.flight is None or not decoding.requests:
+            return True
+        try:
+            tokens = decoding.land()
+        except Exception as error:  # what a device could not do shows where it is waited for
+            log.exception("a step failed")
+            self._fail_batch(decoding.requests, error)
+            return False
+        if tokens is None:  # computed again and drawn one by one, it is one request's fault alone
+            self._settle()
+            return False
+        return self._go_on(decoding, tokens, None)
+
+    def _land_and_settle(self) -> None:
+        self._land()
+        self._settle()
+
+    # -- drafts -----------------------------------------------------------------------------------------------------
+
+    def _drafted(self, decoding: Decoding) -> list[tuple[Request, Row]] | None:
+        """The rows of a steady batch where somebody has a guess to check; the batch is as arrays no more then."""
+        requests = decoding.requests
+        if len(requests) > self._draft_rows or not decoding.hears_echo():
+            return None
+        decoding.settle()
+        guesses = [self._roster.guess(request, len(requests)) for request in requests]
+        if not any(map(len, guesses)):
+            return None
+        decoding.num_steps += 1
+        self._settle()
+        last = [Row(request.ids[-1:], request.num_computed, pages_of(request)) for request in requests]
+        return list(zip(requests, map(Row.with_guess, last, guesses), strict=True))
+
+    def _with_drafts(self, rows: Sequence[tuple[Request, Row]]) -> Sequence[tuple[Request, Row]]:
+        """The rows behind which a token is drawn may be longer: by a guess of what follows."""
+        if len(rows) > self._draft_rows:
+            return rows
+        return [
+            (request, row.with_guess(self._roster.guess(request, len(rows))) if row.end >= request.length else row)
+            for request, row in rows
+        ]
+
+    def _check_draft(self, request: Request, guess: TokenIds, logits: torch.Tensor, masks: FilledMasks) -> None:
+        """Go on as long as the token that comes is the one that was guessed.
+
+        `logits`: [1 + guess, vocab]; `masks`: what a constraint allows at the first of them.
+        """
+        tokens = None
+        if request.matcher is None:  # else what is allowed depends on what comes
+            vocab = self._runner.config.vocab_size
+            ahead = PlainDraws.ahead(request.params, request.seed, request.num_generated, len(logits), vocab)
+            tokens = ahead.draw(logits)
+        right = 0
+        self.counters.guessed_tokens += len(guess)
+        while request.lease is not None:
+            while right < len(guess) and request.num_pending and request.ids[request.num_computed] == guess[right]:
+                request.confirm()
+                self.counters.drafted_tokens += 1
+                right += 1
+            if request.num_pending:
+                break
+            if tokens is not None:
+                self._take(request, Sampled(int(tokens[right])))
+                continue
+            if right and request.matcher is not None:
+                masks = {request.id: self._masks.start([(request.matcher, request.remaining_new)]).rows()[0]}
+            self._draw([(request, right)], logits[right : right + 1], masks)
+        request.guesser.learn(len(guess), right, request.length)
+
+    # -- what cannot go on ------------------------------------------------------------------------------------------
+
+    def _refuse_the_impossible(self) -> None:
+        """Nothing could run. With requests in the pool one is set back; alone, the first in line can never fit."""
+        if self._roster.running:
+            self._roster.preempt(next(reversed(self._roster.running.values())))
+        elif self._roster.waiting:
+            request = self._roster.waiting[0]
+            self.abort(
+                request.job,
+                CapacityError(
+                    f"{request.length} tokens do not fit in the KV pool beside what is pinned; raise kv_tokens"
+                ),
+            )
+
+    def _fail_batch(self, requests: Sequence[Request], cause: Exception) -> None:
+        if self._decoding is not None:
+            self._decoding.flight = None
+        for request in requests:
+            self._fail_request(request, GenerationError(f"the engine's step failed: {type(cause).__name__}: {cause}"))
+
+    def _fail_request(self, request: Request, error: NiwakiError) -> None:
+        self._roster.drop(request)
+        self.counters.failed += 1
+        self.abort(request.job, error)
+
+    # -- after the forward pass -------------------------------------------------------------------------------------
+
+    def _commit(self, batch: Sequence[tuple[Request, Row]]) -> None:
+        for request, row in batch:
+            assert request.lease is not None
+            num_left = request.num_prompt - request.num_computed
+            was_prefilling = num_left > 0
+            num_tokens = len(row.token_ids) - request.num_guessed(row.end)
+            request.num_computed += num_tokens
+            if request.was_preempted and was_prefilling:
+                self.counters.recomputed_tokens += num_tokens
+            if was_prefilling:
+                self.counters.prefilled_tokens += min(num_left, num_tokens)
+                # Share the prompt at once; generated tokens go into the tree when the request ends.
+                is_whole = request.num_computed >= request.num_prompt
+                if is_whole and request.prefilled is None:
+                    request.prefilled = time.perf_counter()
+                self._cache.commit(request.lease, request.ids, request.num_computed, share_tail=is_whole)
+
+    def _take_logits(self, batch: Sequence[tuple[Request, Row]], logits: torch.Tensor, masks: FilledMasks) -> None:
+        drawing: list[tuple[Request, int]] = []  # (request, its row in logits)
+        reading: list[tuple[Request, int, int, int]] = []  # (request, first row, first position, count)
+        drafts: list[tuple[Request, TokenIds, int]] = []  # (request, what was guessed, its first row)
+        at = 0
+        for request, row in batch:
+            if row.num_logits:
+                num_guessed = request.num_guessed(row.end)
+                num_logits = row.num_logits - num_guessed
+                first = request.num_computed - num_logits
+                last_is_new = request.num_computed == request.length
+                count = num_logits - last_is_new
+                if count:
+                    reading.append((request, at, first, count))
+                request.logits_from = request.num_computed - (1 if last_is_new else 0)
+                if num_guessed:
+                    drafts.append((request, row.token_ids[-num_guessed:], at + num_logits - 1))
+                elif last_is_new and request.samples:
+                    drawing.append((request, at + num_logits - 1))
+                at += row.num_logits
+        if reading:
+            self._read(reading, logits)
+            drawing = [(request, row) for request, row in drawing if request.id in self._roster.running]
+        if drawing:
+            self._draw(drawing, rows_of(logits, [row for _, row in drawing]), masks)
+        for request, guess, first in drafts:
+            try:
+                self._check_draft(request, guess, logits[first : first + 1 + len(guess)], masks)
+            except Exception as error:
+                self._fail_request(request, told(error))
+        for request, _ in batch:
+            if request.is_computed and not request.samples and request.id in self._roster.running:
+                try:
+                    self._finish(request, FinishReason("length"))
+                except Exception as error:
+                    self._fail_request(request, told(error))
+
+    def _read(self, reading: Sequence[tuple[Request, int, int, int]], logits: torch.Tensor) -> None:
+        """Log-probabilities of tokens that are known: those of the prompt, and forced ones."""
+        for request, first_row, first, count in reading:
+            if request.lease is None:  # another of its job has failed
+                continue
+            try:
+                self._note(request, first, logits[first_row : first_row + count])
+            except Exception as error:
+                self._fail_request(request, told(error))
+
+    def _note(self, request: Request, first: int, logits: torch.Tensor) -> None:
+        """`logits`: behind the tokens from `first` on."""
+        targets = request.ids[first + 1 : first + 1 + len(logits)]
+        read = token_logprobs(logits, targets, request.params.top_logprobs_num)
+        for position, entry in enumerate(read, start=first + 1):
+            if position < request.num_prompt:
+                request.note_prompt(position, entry)
+            elif request.num_unshown:
+                reason = request.show(replace(entry, allowed=1), self._end_ids)
+                if reason is not None:
+                    self._finish(request, reason)
+                    break
+
+    def _draw(self, drawing: Sequence[tuple[Request, int]], logits: torch.Tensor, masks: FilledMasks) -> None:
+        ready: list[Request] = []
+        rows: list[SampleRow] = []
+        texts: list[tuple[Matcher, int] | None] = []
+        kept: list[int] = []
+        for place, (request, _) in enumerate(drawing):
+            mask = masks.get(request.id)
+            if isinstance(mask, NiwakiError):  # a fault belongs to its request
+                self._fail_request(request, mask)
+                continue
+            try:
+                rows.append(request.sample_row(mask, self._end_ids))
+            except Exception as error:
+                self._fail_request(request, told(error))
+                continue
+            matcher = request.matcher
+            texts.append(None if matcher is None or mask is None else (matcher, request.remaining_new))
+            ready.append(request)
+            kept.append(place)
+        if not ready:
+            return
+        drawn = sample_within(rows_of(logits, kept), rows, texts, self._end_ids)
+        for request, row, sampled in zip(ready, rows, drawn, strict=True):
+            if isinstance(sampled, NiwakiError):
+                self._fail_request(request, sampled)
+            elif request.wants_logprobs and row.mask is not None:
+                self._take(request, replace(sampled, allowed=int(np.bitwise_count(row.mask).sum())))
+            else:
+                self._take(request, sampled)
+
+    def _take(self, request: Request, sampled: Sampled, *, is_accepted: bool = False) -> None:
+        if request.lease is None:  # another of its job has failed
+            return
+        try:
+            if request.healing is not None:
+                settled = request.healing.settled(sampled.token_id, request.matcher, request.remaining_new)
+                sampled = sampled if settled == sampled.token_id else Sampled(settled)
+            reason = request.take(sampled, self._end_ids, is_accepted=is_accepted) or self._force(request)
+            self.counters.generated_tokens += 1  # a healed one, too
+            self._tell(request, reason)
+        except Exception as error:
+            self._fail_request(request, told(error))
+
+    def _force(self, request: Request) -> FinishReason | None:
+        return force(request, self._boundaries, self._end_ids, self.counters)
+
+    def _tell(self, request: Request, reason: FinishReason | None) -> None:
+        if reason is not None:
+            self._finish(request, reason)
+        elif isinstance(request.job, GenerateJob) and request.index == 0:
+            delta = request.next_delta()
+            if delta is not None:
+                request.job.generation.push(delta)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        self._roster.leave(request)
+        request.drop_unshown()
+        self.counters.finished += 1
+        job = request.job
+        if isinstance(job, ScoreJob):
+            job.add(request.index, request.score())
+            return
+        delta = request.next_delta(is_last=True)
+        if delta is not None and request.index == 0:
+            job.generation.push(delta)
+        job.outputs[request.index] = request.output(reason)
+        if request.index == 0:
+            job.moved(request.kept_ids(reason))
+        if len(job.outputs) == job.num_outputs:
+            job.generation.succeed(tuple(job.outputs[i] for i in range(job.num_outputs)))

@@ -1,0 +1,204 @@
+"""Who waits and who runs: requests come in, get their pages, give them back.
+
+Owned by `core.EngineCore`. `scheduler.plan` decides, this carries it out.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import time
+from collections.abc import Sequence
+
+from niwaki.runtime.forward.runner import Row
+from niwaki.runtime.kv.kv_pages import KVPages
+from niwaki.runtime.loop import scheduler
+from niwaki.runtime.loop.counters import Counters
+from niwaki.runtime.options.config import EngineConfig
+from niwaki.runtime.requests.drafts import NOTHING, echo_tokens
+from niwaki.runtime.requests.request import Request, TokenIds
+
+log = logging.getLogger("niwaki.engine")
+
+# A waiting request's match is looked up every step for the first so many in line; the rest wait their turn anyway.
+MAX_MATCHED_WAITING = 256
+
+
+class Roster:
+    """A running request holds a lease of pages, a waiting one does not."""
+
+    def __init__(self, pages: KVPages, config: EngineConfig, counters: Counters) -> None:
+        self.waiting: list[Request] = []  # in order of arrival
+        self.running: dict[int, Request] = {}
+        self._pages = pages
+        self._cache = pages.cache
+        self._config = config
+        self._counters = counters
+        self._policy: scheduler.Policy = "fcfs" if config.schedule_policy == "fcfs" else "lpm"
+        self._since_aged = scheduler.AGED_STEPS
+
+    # -- a step -----------------------------------------------------------------------------------------------------
+
+    def plan(self) -> scheduler.Plan:
+        room = scheduler.Room(
+            free_pages=self._cache.num_free + self._cache.num_evictable,
+            page_size=self._config.page_size,
+            max_batch_tokens=self._config.step_tokens,
+            max_running=self._config.max_running_requests,
+            shares_prefixes=self._config.enable_prefix_cache,
+            since_aged=self._since_aged,
+        )
+        # Whom to preempt matters only when pages are short; measuring it for every row of every step would cost time.
+        is_short = room.free_pages < 2 * len(self.running)
+        line: Sequence[Request] = self.waiting
+        if line and len({request.params.priority for request in (*line, *self.running.values())}) > 1:
+            is_short, line = True, _by_priority(line)
+        running = [self._as_running(request, is_short=is_short) for request in self.running.values()]
+        waiting = [self._as_waiting(request) for request in line[:MAX_MATCHED_WAITING]]
+        return scheduler.plan(waiting, running, room, self._policy)
+
+    def carry_out(self, plan: scheduler.Plan) -> list[tuple[Request, Row]]:
+        """Preempt, admit, and give every row its pages."""
+        for request_id in plan.preempt:
+            self.preempt(self.running[request_id])
+        self._since_aged = 0 if plan.aged is not None else self._since_aged + 1
+        by_id = {request.id: request for request in self.waiting} if plan.admit else {}
+        for request_id in plan.admit:
+            self._admit(by_id[request_id])
+        for request in self.waiting:
+            request.waited_steps += 1
+        if len(plan.rows) < len(self.running):  # a prefill that a higher priority holds up waits, too
+            has_row = {step.id for step in plan.rows}
+            for request in self.running.values():
+                request.waited_steps += request.id not in has_row
+        page_size = self._config.page_size
+        batch: list[tuple[Request, Row]] = []
+        for step in plan.rows:
+            if step.id not in self.running:  # its admission failed for want of a page
+                continue
+            request = self.running[step.id]
+            assert request.lease is not None, "running requests hold a lease"
+            num_tokens = min(step.num_tokens, request.num_to_compute - request.num_computed)
+            end = request.num_computed + num_tokens
+            has_pages = end <= len(request.lease.page_ids) * page_size  # most rows do: no call for them
+            if num_tokens > 0 and (has_pages or self._cache.reserve(request.lease, end)):
+                num_logits = max(0, end - max(request.num_computed, request.logits_from))
+                ids = request.ids[request.num_computed : end]
+                batch.append((request, Row(ids, request.num_computed, request.lease.page_ids, num_logits)))
+        return batch
+
+    def guess(self, request: Request, num_rows: int) -> TokenIds:
+        """What may follow in a step of so many rows, as far as there are pages for it."""
+        if not (request.samples and request.is_drawn_plainly):
+            return NOTHING
+        try:
+            guess = request.guess(self._config.draft_tokens, echo_tokens(num_rows))
+        except Exception:  # it goes on without
+            log.exception("no guess can be made for a request")
+            request.guesser.be_quiet()
+            return NOTHING
+        assert request.lease is not None, "running requests hold a lease"
+        return guess if len(guess) and self._cache.reserve(request.lease, request.length + len(guess)) else NOTHING
+
+    def note_steps(self, count: int) -> None:
+        """So many steps went by without a plan."""
+        self._since_aged += count
+        for request in self.waiting:
+            request.waited_steps += count
+
+    def _as_running(self, request: Request, *, is_short: bool) -> scheduler.Running:
+        assert request.lease is not None, "running requests hold a lease"
+        num_tokens = request.num_to_compute
+        return scheduler.Running(
+            id=request.id,
+            num_tokens=num_tokens,
+            num_computed=request.num_computed,
+            num_pages=len(request.lease.page_ids),
+            max_new_tokens=request.remaining_new,
+            priority=request.params.priority,
+            num_exclusive_pages=self._cache.num_exclusive(request.lease) if is_short else None,
+            ids=request.ids[:num_tokens],
+            namespace=request.namespace,
+            waited_steps=request.waited_steps,
+        )
+
+    def _as_waiting(self, request: Request) -> scheduler.Waiting:
+        most = _max_cached(request)
+        match = self._cache.remembered.get(request.id)
+        if match is None:
+            match = self._cache.peek(request.ids[:most], request.namespace, request.id)
+        return scheduler.Waiting(
+            id=request.id,
+            ids=request.ids[: request.num_to_compute],
+            max_new_tokens=request.remaining_new,
+            priority=request.params.priority,
+            num_cached=match.num_cached,
+            num_locked_pages=match.num_locked_pages,
+            max_cached=most,
+            waited_steps=request.waited_steps,
+            namespace=request.namespace,
+        )
+
+    # -- coming and going -------------------------------------------------------------------------------------------
+
+    def _admit(self, request: Request) -> None:
+        found = self._pages.acquire(
+            request.ids,
+            request.namespace,
+            most=_max_cached(request),
+            room_for=request.num_to_compute,
+            priority=request.params.priority,
+        )
+        if found is None:
+            return
+        self.wait_no_more(request)
+        request.lease, request.num_computed = found
+        if request.num_cached is None:
+            request.admitted = time.perf_counter()
+            request.num_cached = min(request.num_computed, request.num_prompt)  # forced tokens behind it may be cached
+            self._counters.cached_tokens += request.num_cached
+        self.running[request.id] = request
+
+    def wait_no_more(self, request: Request) -> None:
+        self.waiting.remove(request)
+        self._cache.forget(request.id)
+
+    def preempt(self, request: Request) -> None:
+        """Give the pages back; the tokens stay known, and what the tree keeps need not be computed again."""
+        self.leave(request)
+        request.was_preempted = True
+        self._counters.preemptions += 1
+        bisect.insort(self.waiting, request, key=lambda waiting: waiting.id)  # its old place: ids ascend with arrival
+
+    def leave(self, request: Request) -> None:
+        """Out of the running ones. What it had computed goes into the tree."""
+        if request.lease is not None:
+            self._cache.release(request.lease, request.ids, request.num_computed)
+            request.lease = None
+            request.num_computed = 0
+        self.running.pop(request.id, None)
+
+    def drop(self, request: Request) -> None:
+        """Leave without giving the tree anything that was not committed before."""
+        if request.lease is not None:
+            self._cache.discard(request.lease)
+            request.lease = None
+        self.running.pop(request.id, None)
+
+
+def _by_priority(waiting: Sequence[Request]) -> Sequence[Request]:
+    """Where not all are looked at, the highest first; equals in order of arrival."""
+    if len(waiting) <= MAX_MATCHED_WAITING:
+        return waiting
+    return sorted(waiting, key=lambda request: -scheduler.rank(request.params.priority, request.waited_steps))
+
+
+def _max_cached(request: Request) -> int:
+    # Leave at least one token uncached: attention needs a query row to give logits. Where the prompt's own
+    # log-probabilities are asked for, all positions from `logits_from` on must run.
+    return max(0, min(request.logits_from, request.num_to_compute - 1))
+
+
+def pages_of(request: Request) -> list[int]:
+    assert request.lease is not None, "running requests hold a lease"
+    return request.lease.page_ids

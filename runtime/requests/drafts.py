@@ -1,0 +1,85 @@
+"""Drafts: what a text says again is guessed from where it said it before, and checked in one step (prompt lookup,
+Saxena 2023).
+
+The guess rides behind a request's last token, in the same row. At each of its places a token is drawn just as it would
+be without it, since what is drawn there depends on the seed and the position alone; the places behind the first token
+that was guessed wrong are thrown away. So a draft changes when tokens come, not which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from niwaki.kernels.echo import hear, last_echo
+from niwaki.runtime.options.limits import TokenIds
+
+DRAFT_ROWS = 2  # requests in a step above which nobody guesses: the wrong guesses of more cost too much
+FIRST_GUESS = 4  # tokens
+LONGEST_PAUSE = 64  # tokens
+NEVER = 1 << 62
+
+ROOM = 256  # tokens by which the texts of a batch may grow before they are laid out anew
+
+Longs = npt.NDArray[np.int64]
+NOTHING: TokenIds = np.empty(0, np.int32)
+
+
+def echo_tokens(num_rows: int) -> int:
+    """Of the end of a text, how many must have stood before. Where a wrong guess holds up others, one more."""
+    return 3 if num_rows == 1 else 4
+
+
+class Guesser:
+    """Guesses for one request: more after those that were right, none for a while after those that were wrong."""
+
+    __slots__ = ("_size", "_wrong", "quiet_until")
+
+    def __init__(self) -> None:
+        self.quiet_until = 0  # so many tokens
+        self._size = FIRST_GUESS  # of the next guess
+        self._wrong = 0  # guesses in a row of which nothing was right
+
+    def guess(self, ids: TokenIds, most: int, echo: int) -> TokenIds:
+        """Up to `most` tokens that may follow `ids`, where its last `echo` stood before; often none."""
+        at = 0 if len(ids) < self.quiet_until else last_echo(ids, echo)
+        if not at:
+            return NOTHING
+        size = min(most, self._size)
+        said = ids[at : at + size]
+        return said if len(said) == size else np.resize(said, size)  # at the end of the text it goes round
+
+    def be_quiet(self) -> None:
+        """For good."""
+        self.quiet_until = NEVER
+
+    def learn(self, guessed: int, right: int, length: int) -> None:
+        """So many tokens of the last guess were right. `length`: of the text by now."""
+        if right:
+            self._size = 2 * self._size if right == guessed else max(FIRST_GUESS, right)
+            self._wrong = 0
+        else:
+            self._size = FIRST_GUESS
+            self._wrong += 1
+            self.quiet_until = length + min(4**self._wrong, LONGEST_PAUSE)
+
+
+class Listener:
+    """The texts of a batch that goes on token by token, side by side: one call hears whether one of them repeats
+    itself."""
+
+    def __init__(self, texts: Sequence[TokenIds], guessers: Sequence[Guesser]) -> None:
+        self._texts = np.zeros((len(texts), max(map(len, texts)) + ROOM), np.int32)
+        for row, ids in enumerate(texts):
+            self._texts[row, : len(ids)] = ids
+        self._quiet = np.array([guesser.quiet_until for guesser in guessers], np.int64)
+
+    def has_room(self, lasts: Longs) -> bool:
+        return int(lasts.max()) < self._texts.shape[1]
+
+    def hears(self, lasts: Longs, newest: TokenIds) -> bool:
+        """Whether there is a guess of what follows somebody's text. `newest` [rows]: the token that stands at lasts
+        [rows]; those before it are known."""
+        return bool(hear(self._texts, lasts, newest, self._quiet, echo_tokens(len(lasts))))

@@ -1,0 +1,1 @@
+"""From logits to tokens, on the host or where the logits are."""
