@@ -13,8 +13,6 @@ from niwaki.runtime.api.choices import ChoicesMethod, exact
 if TYPE_CHECKING:
     from niwaki.lang.tools import Ask
 
-ROLES: Final = ("system", "user", "assistant")
-
 # Of a type with that many values each is scored; with more, one is generated under a mask. Measured on the bundled
 # model: 3, 10, 30, 100 and 300 values take 4.0, 8.2, 16, 47 and 166 ms, generating one of them about 6.
 MAX_SCORED_VALUES: Final = 32

@@ -67,8 +67,7 @@ class Cache:
         self._tree.on_begin = self._beginnings.written
         self._leases: dict[Lease, None] = {}
         self._pins = Pins()
-        self._clock = self._lookups = self._hits = 0
-        self._looked_up_tokens = self._cached_tokens = self._evicted_pages = 0
+        self._clock = self._lookups = self._hits = self._evicted_pages = 0
 
     # -- looking ----------------------------------------------------------------------------------------------------
 
@@ -96,8 +95,6 @@ class Cache:
             pins=len(self._pins),
             lookups=self._lookups,
             hits=self._hits,
-            looked_up_tokens=self._looked_up_tokens,
-            cached_tokens=self._cached_tokens,
             evicted_pages=self._evicted_pages,
         )
 
@@ -222,8 +219,6 @@ class Cache:
         self._leases[lease] = None
         self._lookups += 1
         self._hits += num_cached > 0
-        self._looked_up_tokens += len(query) // TOKEN_BYTES
-        self._cached_tokens += num_cached
         return lease
 
     def reserve(self, lease: Lease, num_tokens: int) -> bool:

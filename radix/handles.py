@@ -64,8 +64,6 @@ class CacheStats:
     pins: int
     lookups: int
     hits: int  # lookups that found at least one token
-    looked_up_tokens: int
-    cached_tokens: int
     evicted_pages: int
 
 

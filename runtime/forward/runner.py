@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from niwaki.runtime.forward.graphs import DecodeGraphs
     from niwaki.runtime.forward.pieces import PieceGraphs
 
-HOST = torch.device("cpu")
-
 # Multiply-adds of a step below which torch is held to one thread: 20 to 40 ms of work. Its threads wait for each other
 # actively, so on a machine that also does something else each of a step's 50 products may lose a time slice of 8 ms.
 MIN_PARALLEL_WORK = 2_000_000_000

@@ -112,7 +112,7 @@ def plan(waiting: Sequence[Waiting], running: Sequence[Running], room: Room, pol
 
     Progress: while anything runs, somebody gets a row, and the first admitted of the highest priority is never
     preempted, so requests end; when nothing runs, the first request that fits an empty pool is admitted. A plan without
-    rows means that there is nothing to do, or nothing that could ever fit (`fits_pool` tells that beforehand).
+    rows means that there is nothing to do, or nothing that could ever fit (`Limits.check_room` refuses that beforehand).
     """
     kept, preempted = _make_room(running, room)
     if preempted:  # what was just given up must not be taken by a newcomer
@@ -139,14 +139,6 @@ def is_steady(plan: Plan, num_running: int) -> bool:
 def is_decoding(request: Running, page_size: int) -> bool:
     """Whether its next row is short: the last sampled token, or a run of forced ones of at most a page."""
     return request.num_pending <= page_size
-
-
-def fits_pool(num_tokens: int, num_pages: int, page_size: int) -> bool:
-    """Whether the KV of `num_tokens` tokens fits an empty pool of `num_pages` pages.
-
-    A request writes len(prompt) + max_new_tokens - 1 tokens at most: the KV of the last one is never needed.
-    """
-    return pages_for(num_tokens, page_size) <= num_pages
 
 
 def rank(priority: int, waited_steps: int) -> int:

@@ -132,7 +132,6 @@ class ModelConfig:
     attention_bias: bool = False
     mlp_bias: bool = False
     dtype: Dtype = "float32"  # the checkpoint's own
-    bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     # What families vary
     activation: Activation = "silu"
@@ -266,7 +265,6 @@ def parse_config(raw: Fields) -> ModelConfig:
         attention_bias=flag(raw, "attention_bias"),
         mlp_bias=flag(raw, "mlp_bias"),
         dtype=STORED_DTYPES[stored],
-        bos_id=next(iter(token_ids(raw, "bos_token_id")), None),
         eos_ids=token_ids(raw, "eos_token_id"),
         activation=_activation(raw),
         quantization=read_scheme(raw),

@@ -19,7 +19,6 @@ from niwaki.runtime.loop.scheduler import (
     Row,
     Running,
     Waiting,
-    fits_pool,
     next_victim,
     plan,
 )
@@ -100,13 +99,11 @@ def test_who_does_not_fit_is_overtaken_until_it_has_aged() -> None:
 def test_a_lone_request_that_fills_the_whole_pool_is_admitted() -> None:
     room = replace(ROOM, free_pages=10)
     assert plan([Waiting(1, tokens(1, 160), max_new_tokens=1)], [], room).rows == (Row(1, 160),)
-    assert fits_pool(160, 10, 16)
 
 
 def test_one_that_can_never_fit_does_not_block_the_others() -> None:
     waiting = [Waiting(1, tokens(1, 161), max_new_tokens=1, waited_steps=10**6), Waiting(2, tokens(2, 30), 8)]
     assert plan(waiting, [], replace(ROOM, free_pages=10)).admit == (2,)
-    assert not fits_pool(161, 10, 16)
 
 
 def test_admission_leaves_room_for_those_who_run_to_grow() -> None:
