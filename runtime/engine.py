@@ -48,11 +48,11 @@ from niwaki.runtime.kv.memory import chunk_tokens, pool_tokens
 from niwaki.runtime.kv.tiers import DiskStore, MemoryStore, PageStore, Tiers
 from niwaki.runtime.loop.core import EngineCore
 from niwaki.runtime.options.config import EngineConfig
+from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.options.sampling import options_from_dict, spelling_of
 from niwaki.runtime.pictures.picture import Picture
 from niwaki.runtime.pictures.tree_page import draw
 from niwaki.runtime.pictures.tree_view import DEFAULT_NODES, TreeNode, TreeView
-from niwaki.runtime.requests.request import TokenIds
 from niwaki.runtime.requests.results import Result, result_of
 
 

@@ -46,8 +46,8 @@ from niwaki.runtime.host.inbox import Inbox
 from niwaki.runtime.host.local_branch import LocalBranch, SharedPin, first_loose, open_branch, own_branch
 from niwaki.runtime.kv.cache_file import CacheWriter, Layout, read_cache
 from niwaki.runtime.loop.core import EngineCore
-from niwaki.runtime.options.limits import Limits
-from niwaki.runtime.requests.request import GenerateJob, Job, Request, ScoreJob, TokenIds
+from niwaki.runtime.options.limits import Limits, TokenIds
+from niwaki.runtime.requests.request import GenerateJob, Job, Request, ScoreJob
 from niwaki.runtime.requests.scoring import SharedBeginnings
 
 T = TypeVar("T")

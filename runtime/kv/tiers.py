@@ -25,7 +25,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-TokenIds = npt.NDArray[np.int32]
+from niwaki.runtime.options.limits import TokenIds
+
 Bytes = npt.NDArray[np.uint8]
 
 log = logging.getLogger("niwaki.tiers")

@@ -6,7 +6,6 @@ again. Branches outlive such a restart, as their token ids stand here: the new e
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import threading
 import time
@@ -42,7 +41,7 @@ from niwaki.runtime.link import frames
 from niwaki.runtime.link.frames import Order, Rare, Report, ScriptReport
 from niwaki.runtime.link.lanes import Lanes, RunningScript
 from niwaki.runtime.link.link import READER
-from niwaki.runtime.link.wake import together
+from niwaki.runtime.link.wake import loop_here, together
 from niwaki.runtime.options.limits import Limits, TokenIds
 
 # Without a beat for so long the engine hangs or is stopped: beats come twice a second, from a thread of their own.
@@ -446,13 +445,7 @@ def _fail(asked: _Asked, error: Exception) -> None:
 
 def _must_not_wait() -> bool:
     """On an event loop it would stop every other task; there or on a thread of the link's, what is waited for."""
-    if threading.current_thread().name == READER:
-        return True
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+    return threading.current_thread().name == READER or loop_here() is not None
 
 
 def _own(branch: Branch) -> ClientBranch:

@@ -39,7 +39,7 @@ class _Together:
     def __exit__(self, *error: object) -> None:
         by_loop, _pending.by_loop = _pending.by_loop, None
         for loop, tells in (by_loop or {}).items():
-            if loop is _loop_here():
+            if loop is loop_here():
                 _tell_all(tells)
             else:
                 _call_soon(loop, tells)
@@ -48,7 +48,8 @@ class _Together:
 together = _Together()
 
 
-def _loop_here() -> asyncio.AbstractEventLoop | None:
+def loop_here() -> asyncio.AbstractEventLoop | None:
+    """The event loop that runs this code, if one does."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

@@ -1,5 +1,4 @@
-"""The engine core: one plain object with `step()`. Owns the requests (roster.py), the pages of keys and values
-(kv_pages.py) and the model runner; no threads.
+"""The engine core: one plain object with `step()`. Owns the roster, the KV pages and the model runner; no threads.
 
 A step reads: plan, make room, run the model, take what it says. Its host (`engine.Engine`) calls it from one thread.
 """
@@ -32,8 +31,9 @@ from niwaki.runtime.loop.forced import force
 from niwaki.runtime.loop.pause import Pause
 from niwaki.runtime.loop.roster import Roster, pages_of
 from niwaki.runtime.options.config import EngineConfig
+from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.requests.drafts import DRAFT_ROWS
-from niwaki.runtime.requests.request import GenerateJob, Job, Request, ScoreJob, TokenIds
+from niwaki.runtime.requests.request import GenerateJob, Job, Request, ScoreJob
 from niwaki.runtime.sampling.redraw import sample_within
 from niwaki.runtime.sampling.sampler import PlainDraws, Sampled, SampleRow, rows_of, token_logprobs
 

@@ -15,8 +15,9 @@ from niwaki.runtime.kv.kv_pages import KVPages
 from niwaki.runtime.loop import scheduler
 from niwaki.runtime.loop.counters import Counters
 from niwaki.runtime.options.config import EngineConfig
+from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.requests.drafts import NOTHING, echo_tokens
-from niwaki.runtime.requests.request import Request, TokenIds
+from niwaki.runtime.requests.request import Request
 
 log = logging.getLogger("niwaki.engine")
 

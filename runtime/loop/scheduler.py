@@ -15,13 +15,12 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
 from niwaki.radix.children import TOKEN_BYTES
 from niwaki.radix.tree import common_pages
+from niwaki.runtime.options.limits import TokenIds
 
-TokenIds = npt.NDArray[np.int32]
 Policy = Literal["lpm", "fcfs"]
 
 # Whoever has waited longest, and at least so many steps, goes before any longer prefix match of its priority: one every
@@ -112,7 +111,8 @@ def plan(waiting: Sequence[Waiting], running: Sequence[Running], room: Room, pol
 
     Progress: while anything runs, somebody gets a row, and the first admitted of the highest priority is never
     preempted, so requests end; when nothing runs, the first request that fits an empty pool is admitted. A plan without
-    rows means that there is nothing to do, or nothing that could ever fit (`Limits.check_room` refuses that beforehand).
+    rows means that there is nothing to do, or nothing that could ever fit, which `Limits.check_room` refuses
+    beforehand.
     """
     kept, preempted = _make_room(running, room)
     if preempted:  # what was just given up must not be taken by a newcomer

@@ -50,18 +50,18 @@ class EngineConfig:
         _one_of("weights", self.weights, WEIGHTS)
         _one_of("schedule_policy", self.schedule_policy, POLICIES)
         _one_of("eviction_policy", self.eviction_policy, EVICTIONS)
-        _whole("page_size", self.page_size, 1, 1024)
-        _whole("max_running_requests", self.max_running_requests, 1, 100_000)
-        _whole("draft_tokens", self.draft_tokens, 0, 256)
-        _whole("host_cache_bytes", self.host_cache_bytes, 0, 2**50)
-        _whole("disk_cache_bytes", self.disk_cache_bytes, 1, 2**50)
+        check_whole("page_size", self.page_size, 1, 1024)
+        check_whole("max_running_requests", self.max_running_requests, 1, 100_000)
+        check_whole("draft_tokens", self.draft_tokens, 0, 256)
+        check_whole("host_cache_bytes", self.host_cache_bytes, 0, 2**50)
+        check_whole("disk_cache_bytes", self.disk_cache_bytes, 1, 2**50)
         if self.chunked_prefill_size is not None:
-            _whole("chunked_prefill_size", self.chunked_prefill_size, 16, 1_000_000)
+            check_whole("chunked_prefill_size", self.chunked_prefill_size, 16, 1_000_000)
         if self.kv_tokens is not None:
-            _whole("kv_tokens", self.kv_tokens, self.page_size, 2**40)
+            check_whole("kv_tokens", self.kv_tokens, self.page_size, 2**40)
         _kv_memory(self.kv_memory, self.kv_tokens)
         if self.seed is not None:
-            _whole("seed", self.seed, 0, 2**63 - 1)
+            check_whole("seed", self.seed, 0, 2**63 - 1)
         for name in ("enable_prefix_cache", "tree_attention", "deterministic", "force_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
@@ -101,6 +101,7 @@ def _kv_memory(value: object, kv_tokens: int | None) -> None:
         raise ConfigError(f"kv_memory must be a share above 0.0 and up to 1.0, or bytes, got {value!r}")
 
 
-def _whole(name: str, value: object, low: int, high: int) -> None:
+def check_whole(name: str, value: object, low: int, high: int) -> None:
+    """Raises ConfigError, where an option is no whole number from `low` to `high`."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ConfigError(f"{name} must be a whole number from {low} to {high}, got {value!r}")

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from niwaki.radix.paths import TokenIds as TokenIds  # the runtime has it from here
 from niwaki.runtime.api import CapacityError, RequestError, SamplingParams
-
-TokenIds = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)

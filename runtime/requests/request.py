@@ -32,7 +32,7 @@ from niwaki.runtime.constraints.automaton import ByteDfa
 from niwaki.runtime.constraints.boundaries import TAIL_TOKENS
 from niwaki.runtime.constraints.healing import Healing
 from niwaki.runtime.constraints.protocol import MaskRow
-from niwaki.runtime.options.limits import TokenIds as TokenIds  # told on from here, too
+from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.requests.drafts import Guesser
 from niwaki.runtime.requests.scoring import SharedBeginnings
 from niwaki.runtime.requests.stops import StopText

@@ -38,7 +38,7 @@ from niwaki.kernels.sample import (
 from niwaki.runtime.api import GenerationError, SamplingParams
 from niwaki.runtime.constraints.protocol import MaskRow
 
-TokenIds = Sequence[int] | npt.NDArray[np.integer]
+Ids = Sequence[int] | npt.NDArray[np.integer]
 NO_ROWS: Final = np.empty(0, np.int64)
 WORD: Final = np.dtype(np.uint32)
 NO_WORDS: Final = np.empty((0, 0), np.uint32)
@@ -52,9 +52,9 @@ class SampleRow(msgspec.Struct, frozen=True, gc=False):  # as the plan's rows: o
     seed: int  # 0 <= seed < 2**63
     position: int  # index of the token among those generated: the random number is a function of (seed, position)
     mask: MaskRow | None = None  # [ceil(vocab / 32)]; bit t % 32 of word t // 32
-    prompt_ids: TokenIds | None = None  # for the repetition penalty; needed only where it is on
-    output_ids: TokenIds | None = None  # for all penalties; needed only where one is on
-    forbid: TokenIds = ()  # such as end tokens while min_tokens is not reached
+    prompt_ids: Ids | None = None  # for the repetition penalty; needed only where it is on
+    output_ids: Ids | None = None  # for all penalties; needed only where one is on
+    forbid: Ids = ()  # such as end tokens while min_tokens is not reached
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
@@ -107,7 +107,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled | Ge
     return results
 
 
-def token_logprobs(logits: torch.Tensor, target_ids: TokenIds, top_n: int = 0) -> list[Sampled]:
+def token_logprobs(logits: torch.Tensor, target_ids: Ids, top_n: int = 0) -> list[Sampled]:
     """The log-probability of target_ids[i] under logits[i] [tokens, vocab], and the top_n likeliest tokens there.
 
     Raises:
@@ -365,7 +365,7 @@ def changes_of(row: SampleRow, vocab: int) -> tuple[Ints, Ints, Ints, Floats] | 
     return tokens.astype(np.int32), count, is_seen, bias
 
 
-def _ids(ids: TokenIds | None, vocab: int) -> Longs:
+def _ids(ids: Ids | None, vocab: int) -> Longs:
     """As an array. Ids outside the vocabulary have no logit, so they are left out."""
     array = np.asarray(() if ids is None else ids, np.int64)
     return array[(array >= 0) & (array < vocab)]

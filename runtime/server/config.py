@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from niwaki.runtime.api import ConfigError
+from niwaki.runtime.options.config import check_whole
 from niwaki.runtime.replicas.config import ReplicaConfig
 from niwaki.runtime.server.keys import KeyLimits, digest_of
 
@@ -48,14 +49,14 @@ class ServerConfig:
     cache_secret: bytes | None = field(default=None, repr=False)  # keeps keys' caches apart; None: one of this process
 
     def __post_init__(self) -> None:
-        _whole("port", self.port, 0, 65535)
+        check_whole("port", self.port, 0, 65535)
         if self.metrics_port is not None:
-            _whole("metrics_port", self.metrics_port, 0, 65535)
+            check_whole("metrics_port", self.metrics_port, 0, 65535)
             if self.metrics_port == self.port != 0:
                 raise ConfigError(f"metrics_port and port are both {self.port}; give two")
-        _whole("max_queued", self.max_queued, 0, 1_000_000)
-        _whole("max_restarts", self.max_restarts, 0, 1_000_000)
-        _whole("max_body_bytes", self.max_body_bytes, 1024, 2**30)
+        check_whole("max_queued", self.max_queued, 0, 1_000_000)
+        check_whole("max_restarts", self.max_restarts, 0, 1_000_000)
+        check_whole("max_body_bytes", self.max_body_bytes, 1024, 2**30)
         check_certificate(self.tls_cert, self.tls_key)
         if self.cache_secret is not None and len(self.cache_secret) < MIN_SECRET:
             raise ConfigError(f"cache_secret needs at least {MIN_SECRET} bytes, got {len(self.cache_secret)}")
@@ -104,8 +105,3 @@ def _reason(error: OSError) -> str:
 def digests(keys: Sequence[str]) -> tuple[bytes, ...]:
     """SHA-256 of each key. Raises ConfigError for one that is too short."""
     return tuple(digest_of(key) for key in keys)
-
-
-def _whole(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ConfigError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
