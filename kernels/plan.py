@@ -50,15 +50,20 @@ class Spans:
 
     @classmethod
     def of(cls, spans: Sequence[Span]) -> Spans:
-        widest = max((len(span.page_ids) for span in spans), default=0)
-        table = np.zeros((len(spans), max(widest, 1)), np.int32)
-        held = np.empty(len(spans), np.int64)
-        for row, span in enumerate(spans):
-            held[row] = len(span.page_ids)
-            table[row, : held[row]] = span.page_ids
-        starts = np.fromiter([span.start for span in spans], np.int64, len(spans))
-        counts = np.fromiter([span.count for span in spans], np.int64, len(spans))
-        return cls(starts, counts, table, held)
+        return cls.of_columns(
+            [span.start for span in spans], [span.count for span in spans], [span.page_ids for span in spans]
+        )
+
+    @classmethod
+    def of_columns(
+        cls, starts: Sequence[int], counts: Sequence[int], page_ids: Sequence[Sequence[int] | Int32s]
+    ) -> Spans:
+        """Of what many `Span` would say, without making them."""
+        held = list(map(len, page_ids))
+        table = np.zeros((len(held), max(held, default=0) or 1), np.int32)
+        for row, ids in enumerate(page_ids):
+            table[row, : held[row]] = ids
+        return cls(np.array(starts, np.int64), np.array(counts, np.int64), table, np.array(held, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
