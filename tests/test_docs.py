@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import io
 import os
+import pkgutil
 import re
 import shlex
 import shutil
@@ -215,6 +216,15 @@ def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_module_and_file_that_a_page_names_is_there(page: Path) -> None:
+    text = page.read_text("utf-8")
+    for name in re.findall(r"\bniwaki\.(?:lang|runtime|radix|kernels)(?:\.\w+)*", text):
+        assert pkgutil.resolve_name(name), name
+    for path in re.findall(r"`((?:niwaki|lang|runtime|radix|kernels|tests)/[\w/.-]+)`", text):
+        assert (ROOT / path).exists(), path
 
 
 def test_the_readme_starts_with_the_two_commands() -> None:
