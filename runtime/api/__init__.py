@@ -3,7 +3,7 @@
 Knows the standard library only, so that importing the language never loads torch. Everything that crosses the
 seam between `lang` and a backend is defined here; nothing here does model work. Beside the names, to be imported from
 where they stand: how a choice is made (`choices`), how calls are written and read (`calls`), a program as data
-(`script`).
+(`script`), what a caller is told of an error (`faults`).
 """
 
 from niwaki.runtime.api.constraints import (

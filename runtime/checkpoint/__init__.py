@@ -1,1 +1,1 @@
-"""What a model's folder holds: its config and weights, its tokenizer and chat template, a digest of it."""
+"""What a model's folder holds: config and weights, tokenizer and chat template, a digest; where the bundled one is."""

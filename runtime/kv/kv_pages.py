@@ -1,6 +1,6 @@
 """The pages of keys and values wherever they are: in the pool, in the tiers below it, in a file.
 
-Owned by `core.EngineCore`, whose requests lease pages of `cache`; the rest of what a host may do with them is here.
+Owned by `loop.core`, whose requests lease pages of `cache`; the rest of what a host may do with them is here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Engines behind Ray Serve, for a server in this process: started or found there, asked order by order, counted.
 
-Stands where `engine_process` stands for one engine. Ray starts replicas, finds them machines and replaces the dead;
-this file brings orders to them, gives an order whose replica died to another one, and brings back what they say.
+Stands where `link.engine_process` stands for one engine. Ray starts replicas, finds them machines and replaces the
+dead; this file brings orders to them, gives an order whose replica died to another one, and brings back what they say.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whole programs in one request: POST /scripts takes what each branch says, calls and forks, and tells what came of it.
 
-A script runs beside the engine (`lanes`), so what follows a call is on its way before anybody is told. Its branches end
-with it, or are left open for a program that goes on call by call.
+A script runs beside the engine (`link.lanes`), so what follows a call is on its way before anybody is told. Its
+branches end with it, or are left open for a program that goes on call by call.
 """
 
 from __future__ import annotations
