@@ -48,8 +48,8 @@ from niwaki.runtime.kv.memory import chunk_tokens, pool_tokens
 from niwaki.runtime.kv.tiers import DiskStore, MemoryStore, PageStore, Tiers
 from niwaki.runtime.loop.core import EngineCore
 from niwaki.runtime.options.config import EngineConfig
+from niwaki.runtime.options.from_dict import options_from_dict, spelling_of
 from niwaki.runtime.options.limits import TokenIds
-from niwaki.runtime.options.sampling import options_from_dict, spelling_of
 from niwaki.runtime.pictures.picture import Picture
 from niwaki.runtime.pictures.tree_page import draw
 from niwaki.runtime.pictures.tree_view import DEFAULT_NODES, TreeNode, TreeView

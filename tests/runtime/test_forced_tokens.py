@@ -33,7 +33,7 @@ from niwaki.runtime.constraints.protocol import ANY_BYTE, Forced
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.loop.core import EngineCore
 from niwaki.runtime.options.config import EngineConfig
-from niwaki.runtime.options.sampling import options_from_dict
+from niwaki.runtime.options.from_dict import options_from_dict
 from niwaki.runtime.requests.request import GenerateJob, Request
 from tests.oracle import OracleRunner
 from tests.toy import make_model, make_tokenizer

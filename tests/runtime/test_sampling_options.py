@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.options.sampling import spelling_of
+from niwaki.runtime.options.from_dict import spelling_of
 from tests.toy import make_model
 
 Logits = npt.NDArray[np.float64]

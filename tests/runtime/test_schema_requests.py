@@ -11,7 +11,7 @@ import pytest
 
 import niwaki as nw
 from niwaki.runtime.api import AllOf, ConstraintError, Grammar, JsonSchema, Regex, RequestError
-from niwaki.runtime.options.sampling import options_from_dict
+from niwaki.runtime.options.from_dict import options_from_dict
 
 BOOKING = {
     "type": "object",

@@ -12,7 +12,7 @@ import pytest
 
 from niwaki.runtime.api import Reasoned, Regex, Segment
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.options.sampling import options_from_dict
+from niwaki.runtime.options.from_dict import options_from_dict
 from tests.toy import make_model
 
 PAIR = {

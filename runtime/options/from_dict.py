@@ -1,4 +1,4 @@
-"""Sampling options as dicts say them: our names and SGLang's, constraints among them."""
+"""Sampling options from a dict: our names and SGLang's, constraints among them."""
 
 from __future__ import annotations
 
