@@ -38,19 +38,18 @@ class _Listener(event.Listener):
         self._watch: threading.Thread | None = None
 
     def on_start(self, event: event.Event) -> None:
-        dispatcher = event.data["dispatcher"]
-        if not dispatcher.py_func.__module__.startswith("niwaki."):
+        if not _is_ours(event):
             return
         with self._lock:
             self._depth += 1
             if self._watch is None:
                 self._began = time.monotonic()
-                is_kept = dispatcher.stats.cache_path is not None
+                is_kept = event.data["dispatcher"].stats.cache_path is not None
                 self._watch = threading.Thread(target=self._tell, args=(is_kept,), name="niwaki-compiling", daemon=True)
                 self._watch.start()
 
     def on_end(self, event: event.Event) -> None:
-        if event.data["dispatcher"].py_func.__module__.startswith("niwaki."):
+        if _is_ours(event):
             with self._lock:
                 self._depth -= 1
                 self._ended = time.monotonic()
@@ -75,6 +74,11 @@ class _Listener(event.Listener):
                 if has_told:
                     _say(f"niwaki: kernels compiled in {lasts:.0f} s")
                 return
+
+
+def _is_ours(event: event.Event) -> bool:
+    module = event.data["dispatcher"].py_func.__module__  # None: made by `exec`, by somebody else
+    return module is not None and module.startswith("niwaki.")
 
 
 def _say(line: str) -> None:

@@ -23,11 +23,11 @@ class Screen(io.StringIO):
         return True
 
 
-def function_of(module: str) -> Callable[[int], int]:
+def function_of(module: str | None) -> Callable[[int], int]:
     def double(number: int) -> int:
         return number * 2
 
-    double.__module__ = module
+    double.__module__ = module  # type: ignore[assignment]  # None: as `exec` makes them
     return numba.njit()(double)
 
 
@@ -73,6 +73,7 @@ def test_what_is_no_terminal_gets_no_line_and_the_log_does(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_functions_of_others_are_not_told_of() -> None:
-    function_of("somebody.elses")(2)
+@pytest.mark.parametrize("module", ["somebody.elses", None])
+def test_functions_of_others_are_not_told_of(module: str | None) -> None:
+    assert function_of(module)(2) == 4
     assert not watches()
