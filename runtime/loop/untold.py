@@ -63,4 +63,4 @@ class Untold:
 
     def keep(self, places: Int64s) -> None:
         """Only these are left."""
-        self._tokens, self._first = self._tokens[:, places], self._first[places]
+        self._tokens, self._first = self._tokens.take(places, axis=1), self._first[places]  # `[:, places]` is by column
