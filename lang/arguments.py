@@ -186,7 +186,7 @@ def _mapping(options: object) -> dict[str, object]:
 def check_rows(rows: object, program: str) -> None:
     """Raises ProgramError: they are no rows, whatever stands in them."""
     if not isinstance(rows, str | bytes | Mapping) and (hasattr(rows, "__iter__") or hasattr(rows, "__getitem__")):
-        if not hasattr(rows, "to_dict"):
+        if not hasattr(rows, "iterrows"):
             return
         hint = "write rows.to_dict('records')"  # a table of pandas, which iterates over the names of its columns
     else:

@@ -125,13 +125,26 @@ def test_a_row_that_is_a_text_is_told_how_to_be_one() -> None:
         ("Ada", "takes a list of rows, got a str"),
         (5, "got a int"),
         ({"name": "Ada"}, "got a dict; write [{'name': 'Ada'}]"),
-        (type("DataFrame", (list,), {"to_dict": list})(), "write rows.to_dict('records')"),
+        (type("DataFrame", (list,), {"iterrows": list})(), "write rows.to_dict('records')"),
     ],
 )
 @pytest.mark.parametrize("batch", ["run_batch", "arun_batch"])
 def test_what_is_no_list_of_rows_is_refused_before_any_runs(batch: str, rows: object, message: str) -> None:
     with pytest.raises(nw.ProgramError, match=re.escape(message)):
         getattr(greet, batch)(rows, backend=nw.ScriptedBackend([]))
+
+
+class Table(list[dict[str, str]]):
+    """Has its columns as a dict, and iterates over its rows, as a dataset of Hugging Face does."""
+
+    def to_dict(self) -> dict[str, list[str]]:
+        return {name: [row[name] for row in self] for name in self[0]}
+
+
+def test_what_iterates_over_rows_is_a_list_of_rows_whatever_else_it_can() -> None:
+    (state,) = greet.run_batch(Table([{"name": "Ada"}]), backend=nw.ScriptedBackend(["hi"]))
+    assert isinstance(state, State)
+    assert state["answer"] == "hi"
 
 
 def test_the_decorator_may_have_parentheses_and_takes_no_options() -> None:
