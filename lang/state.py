@@ -175,9 +175,7 @@ class State:
 
     def _check_awaited(self, call: str, remedy: str) -> None:
         if self._executor.run.loop is None and running_loop() is None:
-            raise ProgramError(
-                f"{call} is awaited, and program {self._executor.run.program} is no async def program; {remedy}"
-            )
+            raise ProgramError(f"{call} is awaited, and no event loop runs here to await it; {remedy}")
 
     def get_meta_info(self, name: str) -> MetaInfo:
         """How the variable was generated or selected: finish reason, tokens, log-probabilities."""

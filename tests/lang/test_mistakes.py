@@ -244,7 +244,7 @@ def test_what_is_awaited_is_refused_where_nobody_can_await_it(read: Callable[[St
         s += nw.gen("x")
         return read(s)
 
-    refused(body, re.escape(remedy))
+    refused(body, re.escape(f"no event loop runs here to await it; {remedy}"))
 
 
 def test_a_state_of_a_plain_program_is_awaited_where_an_event_loop_runs() -> None:
