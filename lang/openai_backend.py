@@ -7,9 +7,12 @@ branches on the other side: each call sends its whole text.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from niwaki.lang.openai_wire import (
@@ -104,9 +107,10 @@ class OpenAI:
         except ModuleNotFoundError:
             raise ConfigError("OpenAI(...) needs the client openai; install niwaki[openai]") from None
         try:
-            self._client: AsyncOpenAI = openai.AsyncOpenAI(
-                api_key=api_key, base_url=base_url, timeout=timeout, max_retries=max_retries
+            self._new_client = partial(
+                openai.AsyncOpenAI, api_key=api_key, base_url=base_url, timeout=timeout, max_retries=max_retries
             )
+            self._client: AsyncOpenAI = self._new_client()
         except openai.OpenAIError as error:
             raise ConfigError(f"OpenAI(...): {error}") from None
         self._model = model
@@ -114,9 +118,15 @@ class OpenAI:
         self._extensions = extensions
         self._info = BackendInfo(model, context_length, knows_patterns=extensions, scores=False)
         self._used = dict.fromkeys(("prefilled_tokens", "cached_tokens", "generated_tokens", "requests"), 0.0)
+        self._is_shut_down = False
+        self._begin()
+        _all.add(self)
+
+    def _begin(self, *, is_in_child: bool = False) -> None:
+        """Also in a fork: the loop's thread and the client's connections are its parent's."""
         self._lock = threading.Lock()  # the loop, and the counters
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_shut_down = False
+        self._has_parents_client = is_in_child
 
     def __repr__(self) -> str:
         return f"OpenAI({self._model!r} at {self._client.base_url})"
@@ -229,6 +239,8 @@ class OpenAI:
             if self._is_shut_down:
                 raise EngineStopped(f"{self!r} was shut down")
             if self._loop is None:
+                if self._has_parents_client:
+                    self._client, self._has_parents_client = self._new_client(), False
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=_run, args=(self._loop,), name="niwaki-openai", daemon=True).start()
             return self._loop
@@ -397,3 +409,13 @@ def _dicts(told: object) -> list[Json]:
 
 def _str(told: object) -> str | None:
     return told if isinstance(told, str) else None
+
+
+def _begin_in_child() -> None:
+    for backend in tuple(_all):
+        backend._begin(is_in_child=True)
+
+
+_all: weakref.WeakSet[OpenAI] = weakref.WeakSet()
+if hasattr(os, "register_at_fork"):  # where processes can be forked
+    os.register_at_fork(after_in_child=_begin_in_child)

@@ -60,10 +60,30 @@ endpoint = nw.RuntimeEndpoint(sys.argv[1])
 first = endpoint.get_server_info()["port"]
 pid = os.fork()
 if not pid:
-    print(endpoint.get_server_info()["port"] == first, flush=True)
+    print(endpoint.get_server_info()["port"] != first, flush=True)
     os._exit(0)
 os.waitpid(pid, 0)
 print(endpoint.get_server_info()["port"] == first)
+"""
+
+CLIENTS = """
+import os, sys
+import niwaki as nw
+
+backend = nw.OpenAI("m", base_url=sys.argv[1] + "/v1", api_key="k")
+
+@nw.function
+def f(s):
+    s += nw.user("From where?") + nw.assistant(nw.gen("port"))
+
+first = f.run(backend=backend)["port"]
+pid = os.fork()
+if not pid:
+    state = f.run(backend=backend, timeout=60)
+    print(state.error() is None and state["port"] != first, flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+print(f.run(backend=backend).error() is None)
 """
 
 
@@ -91,16 +111,29 @@ class Answers(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        choice = {"index": 0, "finish_reason": "stop", "delta": {"content": str(self.client_address[1])}}
+        content = f"data: {json.dumps({'id': 'x', 'model': 'm', 'choices': [choice]})}\n\ndata: [DONE]\n\n".encode()
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
     def log_message(self, format: str, *args: object) -> None:
         """Not on stderr."""
 
 
-def test_a_fork_asks_a_server_on_connections_of_its_own() -> None:
+@pytest.mark.parametrize("code", [CONNECTIONS, CLIENTS])
+def test_a_fork_asks_a_server_on_connections_of_its_own(code: str) -> None:
+    if code is CLIENTS:
+        pytest.importorskip("openai")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            assert told_by(CONNECTIONS, f"http://127.0.0.1:{server.server_address[1]}") == ["False", "True"]
+            assert told_by(code, f"http://127.0.0.1:{server.server_address[1]}") == ["True", "True"]
         finally:
             server.shutdown()
             thread.join()
