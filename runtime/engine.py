@@ -389,7 +389,8 @@ class Engine:
         arrived: asyncio.Queue[Delta | None] = asyncio.Queue()
 
         def tell(item: Delta | None) -> None:
-            loop.call_soon_threadsafe(arrived.put_nowait, item)
+            with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+                loop.call_soon_threadsafe(arrived.put_nowait, item)
 
         generation.add_delta_callback(tell)
         generation.add_done_callback(lambda: tell(None))
@@ -480,7 +481,8 @@ async def _finished(generation: Generation) -> None:
     done = asyncio.Event()
 
     def tell() -> None:
-        loop.call_soon_threadsafe(done.set)
+        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            loop.call_soon_threadsafe(done.set)
 
     generation.add_done_callback(tell)
     await done.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -81,3 +82,18 @@ def test_when_one_of_many_fails_the_others_are_cancelled(engine: Engine, monkeyp
     goes_on.set()
     wait_until_idle(engine)
     assert engine.stats()["finished"] == 0
+
+
+def test_whose_event_loop_is_closed_before_the_engine_is_done_is_told_nothing(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    goes_on = stop_before_step(monkeypatch, 0)
+
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(engine.async_generate(input_ids=PROMPT, sampling_params=LONG), 0.01)
+
+    asyncio.run(give_up())
+    goes_on.set()
+    wait_until_idle(engine)
+    assert not caplog.messages
