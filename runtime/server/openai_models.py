@@ -160,8 +160,9 @@ class SamplingFields(FieldsOfOthers):
         """What one field alone cannot tell. Raises ApiError."""
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options")
-        found = self.constraints().values()
-        if self.json_spacing is not None and not any(isinstance(one, JsonSchema) for one in found):
+        if self.json_spacing is None:
+            return
+        if not any(isinstance(one, JsonSchema) for one in self.constraints().values()):
             raise ApiError(400, "json_spacing is about JSON: give json_schema or response_format", param="json_spacing")
 
     def token_ids(self) -> dict[str, list[int]]:

@@ -177,4 +177,5 @@ def _text_of(schema: str | dict[str, JsonValue]) -> str:
 
 def _grammar(text: str) -> Grammar:
     """Two notations share the field: only EBNF begins its rules with `name ::=`."""
-    return Grammar(text, "ebnf" if re.search(r"^\s*[\w.-]+\s*::=", text, re.MULTILINE) else "lark")
+    # Blanks of the rule's own line alone: over those of lines before it, each empty line would look through all others.
+    return Grammar(text, "ebnf" if re.search(r"^[^\S\n]*[\w.-]+\s*::=", text, re.MULTILINE) else "lark")
