@@ -7,18 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Protocol, TypeVar, cast
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import (
-    BaseModel,
-    Field,
-    JsonValue,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    create_model,
-)
+from pydantic import BaseModel, Field, JsonValue, PlainValidator, ValidationError, create_model
+from pydantic_core import to_json as json_of
 
 from niwaki.runtime.api import (
     Backend,
@@ -126,16 +120,18 @@ def programs_router(programs: Sequence[ServedProgram], backend: Backend) -> APIR
 
 
 def _batch_of(program: ServedProgram) -> type[BaseModel]:
-    row = Annotated[program.body, WrapValidator(_row_or_refusal)]  # type: ignore[name-defined]  # a class that is made at run time
+    reader = PlainValidator(partial(_row_or_refusal, program.body), json_schema_input_type=program.body)
+    row = Annotated[BaseModel | ApiError, reader]
     rows = Annotated[list[row], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     made: type[BaseModel] = create_model(f"{program.name}_rows", __base__=Strict, rows=(rows, ...))
     return made
 
 
-def _row_or_refusal(row: JsonValue, read: ValidatorFunctionWrapHandler) -> BaseModel | ApiError:
-    """A row, or what is wrong with it: that is its own result, and the others run."""
+def _row_or_refusal(body: type[BaseModel], row: JsonValue) -> BaseModel | ApiError:
+    """A row, or what is wrong with it: that is its own result, and the others run. It is read as JSON once more: as
+    Python's own, a text would be no date and a list no tuple."""
     try:
-        return cast("BaseModel", read(row))
+        return body.model_validate_json(json_of(row, inf_nan_mode="constants"))
     except ValidationError as error:
         return as_refusal(error, row)
 

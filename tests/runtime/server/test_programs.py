@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 import logging
 import threading
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -70,6 +72,11 @@ class Verdict(BaseModel):
 
 
 @nw.function
+def typed(s: State, day: datetime.date, point: tuple[int, float], price: Decimal, names: dict[int, str]) -> str:
+    return f"{day.year} {point} {price} {names}"
+
+
+@nw.function
 def judge(s: State, text: str) -> Verdict:
     s += text
     s += nw.gen("word", max_new_tokens=120, ignore_eos=True)
@@ -87,7 +94,7 @@ def events_of(lines: Iterable[str]) -> list[dict[str, object]]:
 
 @pytest.fixture(scope="module")
 def programs(engine: Engine) -> Iterator[httpx2.Client]:
-    served = [Endpoint(program) for program in (guess, total, breaks, endless, judge)]
+    served = [Endpoint(program) for program in (guess, total, breaks, endless, typed, judge)]
     config = ServerConfig(port=0, key_digests=digests(["a-key-of-ours"]))
     with serving(engine, config, served) as url, httpx2.Client(base_url=url, timeout=60, headers=KEY) as client:
         yield client
@@ -204,6 +211,17 @@ def test_a_row_that_cannot_be_read_is_refused_alone(programs: httpx2.Client) -> 
     bodies: list[dict[str, object]] = [{"rows": 5}, {"rows": []}, {}, {"rows": [{"text": "x"}], "more": 1}]
     for bad in bodies:
         assert programs.post("/programs/guess/batch", json=bad).status_code == 400
+
+
+def test_a_row_is_read_as_the_body_of_a_single_call_is(programs: httpx2.Client) -> None:
+    row = {"day": "2026-11-23", "point": [1, 2], "price": "0.10", "names": {"3": "c"}}
+    alone = programs.post("/programs/typed", json=row)
+    assert alone.json() == {"value": "2026 (1, 2.0) 0.10 {3: 'c'}"}
+    rows = f'{{"rows": [{json.dumps(row)}, {json.dumps(row | {"point": [1]})}, {{"price": 1e999}}]}}'
+    content = {"content-type": "application/json"}
+    first, *wrong = programs.post("/programs/typed/batch", content=rows, headers=content).json()["results"]
+    assert first == {"values": alone.json()}
+    assert {one["error"]["type"] for one in wrong} == {"invalid_request_error"}
 
 
 def test_what_a_program_returns_stands_in_the_description(programs: httpx2.Client) -> None:
