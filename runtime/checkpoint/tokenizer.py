@@ -154,10 +154,7 @@ class Tokenizer:
             ModelError: the template is none.
             ProgramError: the template refuses these messages (roles out of order, say).
         """
-        try:
-            template = self._template
-        except TemplateError as error:
-            raise ModelError(f"the model's chat template is no Jinja template: {error}") from None
+        template = self._template
         offered = {"tools": [_tool_entry(tool) for tool in tools]} if tools else {}
         try:
             return str(
@@ -239,8 +236,9 @@ class Tokenizer:
         """What else the template reads than messages, tools and the names of special tokens: `enable_thinking`, say.
 
         Raises:
-            UnsupportedByBackend: the model folder has no chat template.
+            UnsupportedByBackend: the model folder has no chat template. ModelError: the template is none.
         """
+        _ = self._template  # it can be read
         read = meta.find_undeclared_variables(self._environment.parse(self._template_text))
         own = {"messages", "tools", "add_generation_prompt", *SPECIAL_NAMES}
         return frozenset(read - own - self._environment.globals.keys())
@@ -256,7 +254,10 @@ class Tokenizer:
 
     @cached_property
     def _template(self) -> Template:
-        return self._environment.from_string(self._template_text)
+        try:
+            return self._environment.from_string(self._template_text)
+        except TemplateError as error:
+            raise ModelError(f"the model's chat template is no Jinja template: {error}") from None
 
     @cached_property
     def _environment(self) -> ImmutableSandboxedEnvironment:

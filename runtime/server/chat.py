@@ -170,5 +170,18 @@ def _check_variables(variables: Mapping[str, object], tokenizer: Tokenizer) -> N
             known = ", ".join(sorted(tokenizer.template_variables)) or "none"
             message = f"{param}: this model's chat template does not read it; it reads {known}"
             raise ApiError(400, message, param=param, code="unsupported")
-        if isinstance(value, str) and (SIGNS.search(value) or any(mark in value for mark in tokenizer.special_ids)):
-            raise ApiError(400, f"{param} spells a control token of this model", param=param, code="invalid_value")
+        if isinstance(value, str) and (
+            SIGNS.search(value) or any(_spells_of(mark, value) for mark in tokenizer.special_ids)
+        ):
+            message = f"{param} spells a control token of this model, or a part of one"
+            raise ApiError(400, message, param=param, code="invalid_value")
+
+
+def _spells_of(mark: str, text: str) -> bool:
+    """Whether the text holds a mark, or a part that what stands beside it, such as another variable, would make whole.
+    A word within a mark is none: it takes a template that writes the rest around it on purpose."""
+    if mark in text or (text in mark and text != "" and not text.isalnum()):
+        return True
+    if mark[0] not in text and mark[-1] not in text:
+        return False
+    return any(text.endswith(mark[:cut]) or text.startswith(mark[cut:]) for cut in range(1, len(mark)))

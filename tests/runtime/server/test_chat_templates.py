@@ -145,6 +145,9 @@ def test_variables_reach_the_template_that_reads_them(tmp_path: Path) -> None:
         ({"bos_token": ""}, "does not read it"),
         ({"raise_exception": ""}, "does not read it"),
         ({"mood": "a <|end|> b"}, "control token"),
+        ({"mood": "a <|en"}, "a part of one"),
+        ({"mood": "d|> b"}, "a part of one"),
+        ({"mood": "|end|"}, "a part of one"),
         ({"mood": "\ue0000\ue001"}, "control token"),
     ],
 )
@@ -155,6 +158,26 @@ def test_a_variable_that_the_template_does_not_read_or_that_forges_a_token_is_re
     with pytest.raises(ApiError, match=said) as refused:
         chat.Prompts(tokenizer).segments([Message("user", "hi")], variables=variables)
     assert refused.value.param == f"chat_template_kwargs.{next(iter(variables))}"
+
+
+def test_no_two_variables_make_a_token_between_them(tmp_path: Path) -> None:
+    beside = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{{ mood }}{{ tone }}<{{ kind }}>"
+    tokenizer = Tokenizer(make_tokenizer(tmp_path, template=beside))
+    prompts, talk = chat.Prompts(tokenizer), [Message("user", "hi")]
+    fine = {"mood": "end < of", "tone": "a|b", "kind": "user"}
+    assert "".join(one.text for one in prompts.segments(talk, variables=fine)) == "<|user|>hiend < ofa|b<user>"
+    mark = "<|end|>"
+    for cut in range(1, len(mark)):
+        with pytest.raises(ApiError, match="a part of one"):
+            prompts.segments(talk, variables={"mood": f"a {mark[:cut]}", "tone": f"{mark[cut:]} b"})
+    with pytest.raises(ApiError, match="a part of one"):
+        prompts.segments(talk, variables={"kind": mark[1:-1]})
+
+
+def test_variables_of_a_template_that_is_none_are_refused_as_it_is(tmp_path: Path) -> None:
+    prompts = chat.Prompts(Tokenizer(make_tokenizer(tmp_path, template="{% for %}")))
+    with pytest.raises(ModelError, match="no Jinja template"):
+        prompts.segments([Message("user", "hi")], variables={"mood": "glad"})
 
 
 def test_chat_template_kwargs_are_what_the_template_reads(tmp_path: Path) -> None:
