@@ -32,6 +32,7 @@ from niwaki.runtime.server.wire import Name, Strict, gives, json_response, read_
 
 MAX_SESSIONS = 10_000  # of one key
 MAX_KEY = 256
+MAX_BEGUN = 65_536  # messages, or turns, of one that is made of an export: its body's length bounds it before
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 Metadata = Annotated[dict[Name, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
@@ -60,8 +61,8 @@ class SessionBody(Strict):
 
     title: Name | None = None
     metadata: Metadata | None = None
-    messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
-    turns: Annotated[list[ExportedTurn], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
+    messages: Annotated[list[ChatMessage], Field(max_length=MAX_BEGUN, fail_fast=True)] | None = None
+    turns: Annotated[list[ExportedTurn], Field(max_length=MAX_BEGUN, fail_fast=True)] | None = None
     id: Name | None = None
     object: Literal["session"] | None = None
     created_at: Annotated[int, Field(ge=0, lt=2**53)] | None = None
@@ -128,7 +129,7 @@ def sessions_router(sessions: Sessions, branches: Branches) -> APIRouter:
         """A new session, or one that was exported, once more."""
         service, owner = service_of(request), owner_of(request)
         body = await read_body(request, SessionBody, service.config)
-        turns = body.opening(owner)
+        turns = await service.apart(lambda: body.opening(owner))
         await _check_room(service, store, owner)
         about: Json = {"title": body.title, "metadata": body.metadata or {}}
         session = _new_session(owner, turns[-1].id if turns else None, about)

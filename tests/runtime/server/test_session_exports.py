@@ -6,6 +6,7 @@ import httpx2
 import pytest
 
 from niwaki.runtime.server import store_sql
+from niwaki.runtime.server.openai_models import MAX_MESSAGES
 from niwaki.runtime.server.store import StoreFailed, Turn
 from tests.runtime.server.test_sessions import Json, history, made, said
 
@@ -38,6 +39,14 @@ def test_an_export_that_is_sent_back_whole_is_the_same_session_once_more(client:
     assert history(client, made(client, **empty)) == []
     wrong = client.post("/v1/sessions", json=exported | {"messages": exported["messages"][1:]})
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "messages")
+
+
+def test_an_export_of_more_messages_than_a_chat_may_have_is_a_session_once_more(client: httpx2.Client) -> None:
+    turn = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}
+    long = made(client, turns=[turn] * (MAX_MESSAGES // 2 + 1))
+    exported = client.get(f"/v1/sessions/{long}").json()
+    assert len(exported["messages"]) == MAX_MESSAGES + 2
+    assert len(history(client, made(client, **exported))) == MAX_MESSAGES + 2
 
 
 def without_ids(exported: Json) -> Json:
