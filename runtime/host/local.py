@@ -274,6 +274,7 @@ class LocalBackend:
         unsettled = None if logits_from is not None else self._unsettled(ids, params, num_settled)
         if branch is not None:
             job.moved = lambda kept: self._move(branch, kept)
+            self._track(branch, job)  # from here on: compiling may take a second, and the branch be closed meanwhile
 
         def compile_and_submit() -> None:
             matchers = self._compilations.matchers(params.constraint, params.n)
@@ -301,9 +302,11 @@ class LocalBackend:
 
         # On the engine's own thread compiling would stall every other request.
         stalls = threading.current_thread() is self._thread
-        self._compilations.start(compile_and_submit, params, generation, stalls=stalls)
-        if branch is not None:
-            self._track(branch, job)
+        try:
+            self._compilations.start(compile_and_submit, params, generation, stalls=stalls)
+        except BaseException as error:
+            generation.fail(error)  # which nobody has: it is none of the branch's any more
+            raise
         return generation
 
     def together(self) -> AbstractContextManager[None]:

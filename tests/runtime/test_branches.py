@@ -9,14 +9,18 @@ from collections.abc import Iterator
 import pytest
 
 from niwaki.runtime.api import (
+    Cancelled,
     CapacityError,
+    Constraint,
     ConstraintError,
     EngineStopped,
+    Generation,
     Regex,
     RequestError,
     SamplingParams,
     Segment,
 )
+from niwaki.runtime.constraints import Matcher
 from niwaki.runtime.engine import Engine
 from tests.toy import make_model
 
@@ -72,6 +76,29 @@ def test_a_request_that_was_refused_is_none_of_its_branchs(engine: Engine) -> No
     engine.backend.generate(branch, [Segment("the")], SHORT).result(60)
     engine.backend.check()  # behind the end of that
     assert branch.jobs == []
+
+
+def test_who_closes_a_branch_while_a_constraint_is_compiled_ends_its_request(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, branch = engine.backend, engine.backend.open()
+    begun, goes_on, started = threading.Event(), threading.Event(), list[Generation]()
+    matchers = backend._compilations.matchers
+
+    def held(constraint: Constraint | None, count: int) -> list[Matcher | None]:
+        begun.set()
+        goes_on.wait(60)
+        return matchers(constraint, count)
+
+    monkeypatch.setattr(backend._compilations, "matchers", held)
+    starting = threading.Thread(target=lambda: started.append(backend.generate(branch, [Segment("the")], LONG)))
+    starting.start()
+    assert begun.wait(60)
+    backend.close(branch)
+    goes_on.set()
+    starting.join(60)
+    with pytest.raises(Cancelled):
+        started[0].result(60)
 
 
 def test_a_branch_may_be_closed_while_its_engine_is_shut_down(engine: Engine) -> None:
