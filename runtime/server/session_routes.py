@@ -32,7 +32,8 @@ from niwaki.runtime.server.wire import Name, Strict, gives, json_response, read_
 
 MAX_SESSIONS = 10_000  # of one key
 MAX_KEY = 256
-MAX_BEGUN = 65_536  # messages, or turns, of one that is made of an export: its body's length bounds it before
+MAX_TURNS = 4096  # of an export: each is a row to store, and two to ask for when they go
+MAX_BEGUN = 65_536  # messages that one begins with: the length of a body bounds them before
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 Metadata = Annotated[dict[Name, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
@@ -62,7 +63,7 @@ class SessionBody(Strict):
     title: Name | None = None
     metadata: Metadata | None = None
     messages: Annotated[list[ChatMessage], Field(max_length=MAX_BEGUN, fail_fast=True)] | None = None
-    turns: Annotated[list[ExportedTurn], Field(max_length=MAX_BEGUN, fail_fast=True)] | None = None
+    turns: Annotated[list[ExportedTurn], Field(max_length=MAX_TURNS, fail_fast=True)] | None = None
     id: Name | None = None
     object: Literal["session"] | None = None
     created_at: Annotated[int, Field(ge=0, lt=2**53)] | None = None

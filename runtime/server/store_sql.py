@@ -80,8 +80,9 @@ class SqlStore:
         times = {"created": session.created, "updated": session.updated}
         with self._engine.begin() as connection:
             connection.execute(_sessions.insert().values(**values, **times))
-            for turn in turns:
-                connection.execute(_turns.insert().values(**_row(turn), session=session.id, is_kept=False))
+            rows = [{**_row(turn), "session": session.id, "is_kept": False} for turn in turns]
+            if rows:
+                connection.execute(_turns.insert(), rows)
             _demand(connection, session.head)
 
     def session(self, owner: str, session_id: str) -> Session | None:
