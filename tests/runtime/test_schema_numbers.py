@@ -192,3 +192,9 @@ def faults_of(seed: int, compiler: ConstraintCompiler) -> list[str]:
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
 def test_random_numbers_agree_with_digits_and_doubles_both_ways(compiler: ConstraintCompiler, seed: int) -> None:
     assert faults_of(seed, compiler) == []
+
+
+def test_what_is_not_whole_is_not_read_as_infinite_either(compiler: ConstraintCompiler) -> None:
+    matcher = compiler.compile(JsonSchema('{"type": "number", "not": {"type": "integer"}}')).matcher()
+    assert takes(matcher, "3" * 308 + ".5")
+    assert not takes(matcher, "3" * 309 + ".5")

@@ -31,6 +31,16 @@ def test_just_the_multiples_match(step: str) -> None:
     check()
 
 
-@pytest.mark.parametrize("step", ["3", "0.07", "7", "60", "1.1", "1e-300", "1024"])
+@pytest.mark.parametrize("step", ["1e10", "1e100", "1e307", "5e200", "100", "0.01", "0.25", "1"])
+def test_no_multiple_is_read_as_infinite_and_the_largest_are_taken(step: str) -> None:
+    found = step_of(Fraction(step))
+    assert found is not None
+    pattern = re.compile(step_regex(found))
+    assert pattern.fullmatch("9" * (308 - found.num_ends) + "0" * found.num_ends)
+    for length in (309, 320, 400, 600):
+        assert not pattern.fullmatch("1" + "0" * (length - 1)), length
+
+
+@pytest.mark.parametrize("step", ["3", "0.07", "7", "60", "1.1", "1e-300", "1024", "1e308"])
 def test_what_the_last_digits_do_not_tell_is_left_to_the_engine(step: str) -> None:
     assert step_of(Fraction(step)) is None

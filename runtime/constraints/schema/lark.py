@@ -35,7 +35,7 @@ NUMBER: Final = (
     r"|[1-9][0-9]{0,7}(?:\.[0-9]+)?(?:[eE](?:-[0-9]{1,3}|\+?[0-2]?[0-9]{1,2}))?)"
 )
 # As Python writes a number that is not whole: a fraction that does not end in 0, or a small one with an exponent.
-FRACTION: Final = r"-?(?:(?:0|[1-9][0-9]*)\.[0-9]*[1-9]|[1-9](?:\.[0-9]*[1-9])?e-[0-9]*[1-9][0-9]*)"
+FRACTION: Final = r"-?(?:(?:0|[1-9][0-9]{0,307})\.[0-9]*[1-9]|[1-9](?:\.[0-9]*[1-9])?e-[0-9]*[1-9][0-9]*)"
 # Each number in one way, of at most 15 digits where it is not whole: as many as a double keeps apart.
 ONCE_INTEGER: Final = "0|-?[1-9][0-9]*"
 ONCE_FRACTION: Final = (

@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Final, NamedTuple
 
 from niwaki.runtime.constraints.schema.document import Json, as_fraction
+from niwaki.runtime.constraints.schema.ranges import FINITE_DIGITS
 
 MOST_ENDS: Final = 100  # different last digits
 MOST_DECIMALS: Final = 40
@@ -28,7 +29,7 @@ def step_of(step: Fraction) -> Step | None:
         return None
     digits = int(step * 10**decimals)
     num_ends = next((count for count in range(len(str(digits)) * 4) if 10**count % digits == 0), None)
-    if num_ends is None or 10**num_ends // digits > MOST_ENDS:
+    if num_ends is None or 10**num_ends // digits > MOST_ENDS or num_ends - decimals >= FINITE_DIGITS:
         return None
     return Step(digits, decimals, num_ends)
 
@@ -58,11 +59,12 @@ def step_regex(step: Step) -> str:
 
 
 def _whole(ends: list[str]) -> str:
-    """The whole numbers that end in one of these, without leading zeros."""
+    """The whole numbers that end in one of these, all of a length, without leading zeros; none is read as infinite."""
+    front = f"[1-9][0-9]{{0,{FINITE_DIGITS - 1 - len(ends[0])}}}"
     if ends == [""]:
-        return "(?:0|[1-9][0-9]{0,299})"
+        return f"(?:0|{front})"
     short = [end.lstrip("0") or "0" for end in ends]
-    return f"(?:{'|'.join(short)}|[1-9][0-9]{{0,299}}(?:{'|'.join(ends)}))"
+    return f"(?:{'|'.join(short)}|{front}(?:{'|'.join(ends)}))"
 
 
 def _fraction(ends: tuple[str, ...], num_free: int) -> str:
