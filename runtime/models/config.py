@@ -215,6 +215,8 @@ class Family:
     head_dim: str = "head_dim"  # the field that says how many channels of a head are turned
     # The text model of one that also sees: its fields stand in `text_config`, of these model types.
     text_types: tuple[str, ...] = ()
+    # By type of the text model: what its fields mean where they are silent, before `defaults`.
+    text_defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
 def parse_config(raw: Fields) -> ModelConfig:
@@ -226,7 +228,9 @@ def parse_config(raw: Fields) -> ModelConfig:
     architecture = _architecture(raw)
     family = family_of(architecture)
     if family.text_types:
-        raw = {**raw, **_text_config(raw, family.text_types)}
+        found = _text_config(raw, family.text_types)
+        own = family.text_defaults.get(text(found, "model_type", family.text_types[0]), {})
+        raw = {**own, **raw, **found}
     raw = {**family.defaults, **raw}
     hidden_size = whole(raw, "hidden_size")
     num_heads = whole(raw, "num_attention_heads")

@@ -61,6 +61,9 @@ MINISTRAL3_DEFAULTS: dict[str, object] = {
 }
 MINISTRAL3 = Family(_ministral3, MINISTRAL3_DEFAULTS)
 MISTRAL_OF_VISION = Family(
-    _of_vision, {**MISTRAL.defaults, "sliding_window": None}, text_types=("mistral", "ministral3")
+    _of_vision,
+    {**MISTRAL.defaults, "sliding_window": None},
+    text_types=("mistral", "ministral3"),
+    text_defaults={"ministral3": MINISTRAL3_DEFAULTS},
 )
 MIXTRAL = Family(_mixtral, {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6})

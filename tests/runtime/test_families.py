@@ -251,6 +251,22 @@ def test_gemma_3_with_an_image_encoder_says_little_and_means_its_defaults() -> N
     assert "language_model.model.layers.33.mlp.down_proj.weight" in expected_tensors(config)
 
 
+def test_ministral_3_means_its_own_defaults_beside_an_image_encoder_too() -> None:
+    silent = {
+        "hidden_size": 3072,
+        "intermediate_size": 9216,
+        "vocab_size": 131_072,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 32,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "llama_4_scaling_beta": 0.1},
+    }
+    alone = parse_config({"architectures": ["Ministral3ForCausalLM"], **silent})
+    of_vision = {"architectures": ["Mistral3ForConditionalGeneration"], "tie_word_embeddings": False}
+    beside = parse_config({**of_vision, "text_config": {"model_type": "ministral3", **silent}})
+    assert (alone.head_dim, alone.rms_norm_eps, alone.context_length) == (128, 1e-5, 262_144)
+    assert replace(beside, architecture=alone.architecture, prefix=alone.prefix, ignored=alone.ignored) == alone
+
+
 def test_windows_follow_each_familys_own_rule_where_no_list_says_so() -> None:
     assert windows(parse("Gemma2ForCausalLM")) == [4096, None] * 3
     assert windows(parse("MistralForCausalLM", sliding_window=None)) == [None] * 6
