@@ -69,7 +69,8 @@ def test_what_is_no_terminal_gets_no_line_and_the_log_does(
         function_of("niwaki.kernels.some")(2)
         wait_for(lambda: len(caplog.messages) == 2)
     assert caplog.messages[0].startswith("compiling kernels")
-    assert file.getvalue() == ""
+    # Somebody's handler of an earlier test may complain there that its own stream is closed.
+    assert not any(line.startswith("niwaki: ") for line in file.getvalue().splitlines())
 
 
 @pytest.mark.usefixtures("impatient")
