@@ -8,8 +8,8 @@ a time:
     mixed = mixed + weights values
 
 Blocks begin at multiples of BLOCK and no query's sums see another query, so a result depends on nothing but the query
-and its keys. Keys that only some of a block's queries see score LEAST for the others: their weights are 2^-126 beside
-a largest of 1.
+and its keys. Keys that only some of a block's queries see score HIDDEN for the others: their weights are at most 2^-126
+beside a largest of 1.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ BLOCK = 64  # keys between two rescalings: four tiles of them
 RUN = 16  # keys that lie one behind the other: a tile of them
 SLICE = 32  # columns of a query or a key that a row of a tile holds
 TILE = 256  # words
+HIDDEN = np.float32(-math.inf)  # a finite score, times any factor, could be rounded to one above the highest
 STATE = 1 << 16  # words of queries and their sums that one pass over the keys may have: far from all of a core's cache
 LOG2_E = np.float32(math.log2(math.e))
 LN_2 = np.float32(math.log(2))
@@ -148,9 +149,9 @@ def attend_by_tiles(
                 if reach[block, 1] > first or min(reach[block, 2], last) < first + BLOCK:
                     for r in range(count):
                         for j in range(min(low[rows + r] - first, BLOCK)):
-                            scores[scores0 + r * BLOCK + j] = LEAST
+                            scores[scores0 + r * BLOCK + j] = HIDDEN
                         for j in range(max(min(high[rows + r], last) - first, 0), BLOCK):
-                            scores[scores0 + r * BLOCK + j] = LEAST
+                            scores[scores0 + r * BLOCK + j] = HIDDEN
                 if soft_cap < math.inf:
                     cap_scores(scores, scores0, count, np.float32(scale), np.float32(soft_cap))
                 sums = mixed0 + stack * columns * TILE
