@@ -39,6 +39,7 @@ from niwaki.kernels.simd import (
     zeros,
 )
 from niwaki.kernels.simd_memory import (
+    element_at,
     load16,
     store16,
     store_between,
@@ -83,7 +84,8 @@ def attend_by_pairs(
     hidden = splat(HIDDEN)
     queries = tokens.shape[0] * group
     blocks = (queries + ROWS - 1) // ROWS  # of queries
-    k, v, flat = k_pool.reshape(-1), v_pool.reshape(-1), partial_mixed.reshape(-1)
+    k, v = k_pool.reshape(-1), v_pool.reshape(-1)
+    flat, lses = partial_mixed.reshape(-1), partial_lse.reshape(-1)
     at_once = min(last_head - first_head, max(1, STATE // (blocks * ((slices + 1) * TILE + head_dim * LANES))))
     stacks = at_once * blocks
     # Of each block of queries: themselves, [slices] tiles of pairs of columns by queries, and their sums, [columns,
@@ -103,8 +105,13 @@ def attend_by_pairs(
     scores0, weights0, shrink0 = aligned(scores), aligned(weights), aligned(shrink)
     at = np.zeros(BLOCK // RUN, np.int64)  # where the runs of the block of keys begin in the pool
     reach = np.empty((blocks, 4), np.int64)  # of a block of queries: the lowest and highest of `low`, and of `high`
+    # Of each query, for the first of the group's heads in q, among all [tokens, heads], and in out.
+    source, line_of, target_of = np.empty(queries, np.int64), np.empty(queries, np.int64), np.empty(queries, np.int64)
+    to_head, to_out = q.strides[1] // 2, out.strides[1] // 2
     for r in range(queries):
-        block = r // ROWS
+        block, token, h = r // ROWS, np.int64(tokens[r // group]), r % group
+        source[r], line_of[r] = token * (q.strides[0] // 2) + h * to_head, token * heads + h
+        target_of[r] = token * (out.strides[0] // 2) + h * to_out
         behind = np.int64(ends[r // group])
         before = max(behind - window, (behind - 1) // chunk * chunk, first_key)
         low[r], high[r] = before, behind
@@ -116,28 +123,26 @@ def attend_by_pairs(
     for head in range(first_head, last_head, at_once):
         num_heads = min(at_once, last_head - head)
         for stack in range(num_heads * blocks):
-            own, block = stack // blocks, stack % blocks
-            rows = range(block * ROWS, min(block * ROWS + ROWS, queries))
+            own, rows = stack // blocks, stack % blocks * ROWS
+            count, first_own = min(ROWS, queries - rows), (head + own) * group
             gathered[:] = np.float32(0.0)
             for s in range(slices):
-                for r in rows:
-                    source = tokens[r // group] * (q.strides[0] // 2) + ((head + own) * group + r % group) * (
-                        q.strides[1] // 2
+                for r in range(count):
+                    store16(
+                        gathered, r * LANES, load16(q, element_at(source, rows + r) + first_own * to_head + s * SLICE)
                     )
-                    store16(gathered, r % ROWS * LANES, load16(q, source + s * SLICE))
                 transpose16(gathered, 0, LANES, asked, asked0 + (stack * slices + s) * TILE)
             # Weights that sum to e^lse, seen from e^lse, sum to 1.
             store16(total, stack * LANES, splat(np.float32(1.0 if first_key > 0 else 0.0)))
             highest[stack * LANES : (stack + 1) * LANES] = LEAST
             if first_key > 0:
-                for r in rows:
-                    lse = partial_lse[tokens[r // group], (head + own) * group + r % group]
-                    highest[stack * LANES + r % ROWS] = lse * LOG2_E
+                for r in range(count):
+                    highest[stack * LANES + r] = lses[line_of[rows + r] + first_own] * LOG2_E
             for c in range(0, head_dim, LANES):
                 if first_key > 0:
-                    for r in rows:
-                        line = np.int64(tokens[r // group]) * heads + (head + own) * group + r % group
-                        store16(gathered, r % ROWS * LANES, load16(flat, line * head_dim + c))
+                    for r in range(count):
+                        line = element_at(line_of, rows + r) + first_own
+                        store16(gathered, r * LANES, load16(flat, line * head_dim + c))
                     transpose16(gathered, 0, LANES, mixed, mixed0 + (stack * head_dim + c) * LANES)
                 else:
                     mixed[mixed0 + (stack * head_dim + c) * LANES : mixed0 + (stack * head_dim + c + LANES) * LANES] = 0
@@ -213,15 +218,14 @@ def attend_by_pairs(
                             )  # fmt: skip
             first = last
         for stack in range(num_heads * blocks):
-            own, block = stack // blocks, stack % blocks
-            rows = range(block * ROWS, min(block * ROWS + ROWS, queries))
-            for r in rows:
-                token, h = tokens[r // group], (head + own) * group + r % group
-                line = stack * LANES + r % ROWS
+            own, rows = stack // blocks, stack % blocks * ROWS
+            count, first_own = min(ROWS, queries - rows), (head + own) * group
+            for r in range(count):
+                line = stack * LANES + r
                 if is_partial:
-                    partial_lse[token, h] = highest[line] * LN_2 + np.log(total[line])
+                    lses[line_of[rows + r] + first_own] = highest[line] * LN_2 + np.log(total[line])
                 elif sinks.shape[0]:
-                    total[line] += exp_f32(sinks[h] - highest[line] * LN_2)
+                    total[line] += exp_f32(sinks[first_own + (rows + r) % group] - highest[line] * LN_2)
                 total[line] = np.float32(1.0) / total[line]
             inverse = load16(total, stack * LANES)
             for c in range(0, head_dim, LANES):
@@ -229,14 +233,13 @@ def attend_by_pairs(
                     place = mixed0 + (stack * head_dim + c + column) * LANES
                     store16(gathered, column * LANES, times(load16(mixed, place), inverse))
                 transpose16(gathered, 0, LANES, turned, 0)
-                for r in rows:
-                    token, h = tokens[r // group], (head + own) * group + r % group
-                    value = load16(turned, r % ROWS * LANES)
+                for r in range(count):
+                    value = load16(turned, r * LANES)
                     if is_partial:
-                        store16(flat, (np.int64(token) * heads + h) * head_dim + c, value)
+                        line = element_at(line_of, rows + r) + first_own
+                        store16(flat, line * head_dim + c, value)
                     else:
-                        target = token * (out.strides[0] // 2) + h * (out.strides[1] // 2) + c
-                        store_bfloat16(out, target, value)
+                        store_bfloat16(out, element_at(target_of, rows + r) + first_own * to_out + c, value)
 
 
 @jit()
