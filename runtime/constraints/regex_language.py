@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import pairwise
 from typing import Final, Literal, TypeAlias
 
@@ -318,7 +318,8 @@ class Languages:
         return None
 
 
-def _pleasant(ranges: Sequence[tuple[int, int]]) -> int:
+@lru_cache(maxsize=512)
+def _pleasant(ranges: Ranges) -> int:
     for char in PLEASANT:
         if any(low <= ord(char) <= high for low, high in ranges):
             return ord(char)

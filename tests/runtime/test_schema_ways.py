@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import product
 
+import jsonschema
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,3 +53,19 @@ def test_negations_that_share_a_way_to_fail_do_not_multiply() -> None:
     normal = normalise(json.dumps({"type": "object", "not": {"anyOf": one_of}}))
     branches = normal.schema["anyOf"]  # type: ignore[index,call-overload]  # an "or" of objects
     assert len(branches) <= 200  # type: ignore[arg-type]  # and not 3 ** 7, which is refused
+
+
+def test_conditions_on_one_key_do_not_multiply() -> None:
+    kinds = "abcdefghijkl"
+    conditions = [
+        {
+            "if": {"properties": {"kind": {"const": kind}}},
+            "then": {"anyOf": [{"required": [f"{kind}1"]}, {"required": [f"{kind}2"]}, {"required": [f"{kind}3"]}]},
+        }
+        for kind in kinds
+    ]
+    normal = normalise(json.dumps({"type": "object", "required": ["kind"], "allOf": conditions}))
+    assert len(normal.schema["anyOf"]) == 3 * len(kinds) + 1  # type: ignore[index,call-overload,arg-type]  # an "or"
+    validator = jsonschema.Draft202012Validator(normal.schema)  # type: ignore[arg-type]  # a schema
+    for kind, name in product((*kinds, "z"), ("a1", "l3", "z")):
+        assert validator.is_valid({"kind": kind, name: 0}) == (kind == "z" or name[0] == kind), (kind, name)

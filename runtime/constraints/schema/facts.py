@@ -138,6 +138,7 @@ FREE: Final = {kind: Way(kind) for kind in KINDS}  # every value of the kind; ha
 _HASHABLE: Final = attrgetter(*(field.name for field in fields(Way) if field.name not in ("values", "excluded")))
 CONTRADICTION: Final = object()  # whole and not whole
 _FACTS: Final = tuple((field.name, field.default) for field in fields(Way) if field.name != "kind")
+_VALUES: Final = attrgetter(*(name for name, _ in _FACTS))
 
 
 def both(one: Way, other: Way) -> Way | None:
@@ -145,12 +146,18 @@ def both(one: Way, other: Way) -> Way | None:
     free = FREE[one.kind]
     if one is free or other is free:
         return other if one is free else one
-    values: list[object] = [one.kind]
-    for name, default in _FACTS:
-        a, b = getattr(one, name), getattr(other, name)
-        values.append(a if b == default or a == b else b if a == default else _joined(name, a, b))
-    way = Way(*values)  # type: ignore[arg-type]  # each value is of its field's type
+    values = [
+        a if b is default or a is b else b if a is default else _both_of(fact, a, b)
+        for fact, a, b in zip(_FACTS, _VALUES(one), _VALUES(other), strict=True)
+        for default in (fact[1],)
+    ]
+    way = Way(one.kind, *values)
     return None if contradicts(way) else way
+
+
+def _both_of(fact: tuple[str, object], a: object, b: object) -> object:
+    name, default = fact
+    return a if b == default or a == b else b if a == default else _joined(name, a, b)
 
 
 def without_stricter(ways: Sequence[Way]) -> list[Way]:

@@ -30,11 +30,16 @@ from niwaki.runtime.constraints.schema.keywords import (
 from niwaki.runtime.constraints.schema.references import Document
 
 MAX_WAYS: Final = 1000  # of one schema, for one kind
+MANY_WAYS: Final = 64  # of more, those that no value satisfies are left out before they are joined with others
+MOST_COMPARED: Final = 200  # of more, those that ask for all that another does and more are left out
 MAX_STEPS: Final = 40_000  # of joining two ways, in one document: about a second
 MAX_EXACT_BRANCHES: Final = 6  # of anyOf under unevaluated*: every subset of them is a way of its own
 
-# Read after the others, so that keys are written in the order of `properties`, not in that of a condition on them.
-LAST: Final = frozenset("not if anyOf oneOf dependencies dependentSchemas dependentRequired".split())
+# Conditions are read after the others, so that keys are written in the order of `properties`, not in that of a
+# condition on them; which keys must be there first, since conditions on these have fewer ways.
+ORDER: Final = {"required": -1} | dict.fromkeys(
+    "not if anyOf oneOf dependencies dependentSchemas dependentRequired".split(), 1
+)
 MAX_HOPS: Final = 8  # over references, to see which kinds a schema admits
 # Keywords that apply other schemas in place -> the method of `Expander` that expands them. A table of an expander's own
 # methods would hold itself, and all that is known of a schema would stay until a collector comes.
@@ -136,7 +141,7 @@ class Expander:
         elif "type" in schema and holds and not type_(schema, pointer, kind, True, False):
             return []  # as below, for most kinds at once
         needs_all = exact or "unevaluatedProperties" in schema or "unevaluatedItems" in schema
-        keywords.sort(key=LAST.__contains__)
+        keywords.sort(key=lambda name: ORDER.get(name, 0))
         relevant = (name for name in keywords if name in self.asking and KIND_OF.get(name, kind) == kind)
         handlers = [found for found in dict.fromkeys(map(self._keyword, relevant)) if found is not None]
         if holds:
@@ -144,6 +149,9 @@ class Expander:
             for handler in handlers:
                 if not ways:
                     return []
+                if handler == self.all_of:  # each branch beside what is asked already, which leaves many ways out
+                    ways = self._with_all(ways, branches_at(schema, pointer, "allOf"), kind, needs_all, pointer)
+                    continue
                 ways = self._product(ways, handler(schema, pointer, kind, True, needs_all), pointer)
             ways = unevaluated_properties(schema, pointer, ways)
             return unevaluated_items(schema, pointer, ways, is_2019=self._document.is_2019)
@@ -180,16 +188,24 @@ class Expander:
         if any(way.is_free for way in ways) and not any(way.has_annotations for way in ways):
             return [FREE[ways[0].kind]]
         distinct = [*{way.key(): way for way in ways}.values()]
-        if len(distinct) > MAX_WAYS:  # only then: it takes longer than all else
+        if len(distinct) > MANY_WAYS:
+            self._watch.check()
+            distinct = [way for way in distinct if not self._is_surely_empty(way)]
+        if len(distinct) > MOST_COMPARED:  # only then: it takes longer than all else
             self._watch.check()
             distinct = without_stricter(distinct)
             self._watch.check()
         if len(distinct) > MAX_WAYS:
-            distinct = [way for way in distinct if not self.is_empty(way)]
-        if len(distinct) > MAX_WAYS:
             count = len(distinct)
             raise refused(pointer, f"it has {count} alternatives when written out, at most {MAX_WAYS}; simplify it")
         return distinct
+
+    def _is_surely_empty(self, way: Way) -> bool:
+        """False also where what it asks for cannot be enforced: joined with others it may yet be asked of nothing."""
+        try:
+            return self.is_empty(way)
+        except ConstraintError:
+            return False
 
     # -- applicators in place (core 10.2)
 
@@ -198,7 +214,9 @@ class Expander:
         places = branches_at(schema, pointer, "allOf")
         if not holds:
             return [way for place in places for way in self.of(place, kind, False, False)]
-        ways = [FREE[kind]]
+        return self._with_all([FREE[kind]], places, kind, exact, pointer)
+
+    def _with_all(self, ways: Ways, places: Sequence[str], kind: str, exact: bool, pointer: str) -> Ways:
         for place in places:
             ways = self._product(ways, self.of(place, kind, True, exact), pointer)
         return ways
