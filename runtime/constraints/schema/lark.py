@@ -15,6 +15,7 @@ from typing import Final
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.regex_language import ANY_CHARACTER, Languages, TooManyTerms
 from niwaki.runtime.constraints.regex_lark import in_json, terminal
+from niwaki.runtime.constraints.schema import constants
 from niwaki.runtime.constraints.schema.arrays import read_automaton
 from niwaki.runtime.constraints.schema.distinct import DISTINCT, Layout
 from niwaki.runtime.constraints.schema.document import Json, json_text
@@ -144,7 +145,7 @@ class _Writer:
             return [self.part(branch, once=once) for branch in branches]
         if isinstance(values := schema.get("enum"), list):
             plain = [_literal(json_text(value)) for value in values if not isinstance(value, list | dict)]
-            others = [_constant(value) for value in values if isinstance(value, list | dict)]
+            others = self._constants([value for value in values if isinstance(value, list | dict)])
             return others + (plain if len(plain) <= MAX_LITERALS else [self._terminal(" | ".join(plain))])
         kinds = schema.get("type")
         return [
@@ -152,6 +153,11 @@ class _Writer:
             for kind in (kinds if isinstance(kinds, list) else [kinds])
             for option in self._of_kind(str(kind), schema, once)
         ]
+
+    def _constants(self, values: list[Json]) -> list[str]:
+        if len(values) <= MAX_LITERALS:
+            return [_constant(value) for value in values]
+        return constants.written(values, _literal, self._rule, self._terminal)
 
     def _of_kind(self, kind: str, schema: dict[str, Json], once: bool) -> list[str]:
         match kind:

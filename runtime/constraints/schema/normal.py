@@ -15,17 +15,11 @@ from typing import Final
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.regex_language import Term
 from niwaki.runtime.constraints.schema.arrays import MAX_STATES, Step, Wanted, automaton
+from niwaki.runtime.constraints.schema.constants import are_too_many
 from niwaki.runtime.constraints.schema.cost import cost_of
 from niwaki.runtime.constraints.schema.distinct import DISTINCT, check_distinct
 from niwaki.runtime.constraints.schema.document import Json, Watch, canonical, identity, json_text, read_schema, refused
-from niwaki.runtime.constraints.schema.facts import (
-    KINDS,
-    NEVER,
-    Atom,
-    Contains,
-    State,
-    Way,
-)
+from niwaki.runtime.constraints.schema.facts import KINDS, NEVER, Atom, Contains, State, Way
 from niwaki.runtime.constraints.schema.numbers import number_schemas, whole_numbers
 from niwaki.runtime.constraints.schema.presence import presences
 from niwaki.runtime.constraints.schema.reader import Reader
@@ -158,6 +152,8 @@ class _Writer:
                 branches += self._branches(way, place)
         if constants:
             distinct = list({identity(value): value for value in constants}.values())
+            if are_too_many(distinct):
+                raise refused(place, f"{len(distinct)} constants that share too little are too large; simplify it")
             branches.append({"enum": distinct})
         if not branches:
             return False
