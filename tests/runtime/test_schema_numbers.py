@@ -194,7 +194,30 @@ def test_random_numbers_agree_with_digits_and_doubles_both_ways(compiler: Constr
     assert faults_of(seed, compiler) == []
 
 
-def test_what_is_not_whole_is_not_read_as_infinite_either(compiler: ConstraintCompiler) -> None:
+def test_what_is_not_whole_is_not_read_as_whole_either(compiler: ConstraintCompiler) -> None:
     matcher = compiler.compile(JsonSchema('{"type": "number", "not": {"type": "integer"}}')).matcher()
-    assert takes(matcher, "3" * 308 + ".5")
-    assert not takes(matcher, "3" * 309 + ".5")
+    rng = random.Random(0)
+    digits = [1, 2, 5, 9, 17, 60]
+    texts = [
+        "3" * 308 + ".5",
+        "3" * 309 + ".5",
+        "688." + "0" * 22 + "1",
+        "0." + "9" * 17,
+        "1e-400",
+        "9.99e-1",
+        "0.5",
+        "5e-324",
+    ]
+    for _ in range(3000):
+        number = rng.choice(
+            [rng.random(), rng.uniform(-1e3, 1e3), rng.uniform(0, 2**52), 10.0 ** rng.uniform(-320, 15)]
+        )
+        whole = str(rng.randrange(10 ** rng.choice(range(1, 18))))
+        behind = rng.choice(["0", "9", "5", ""]) * rng.choice(range(18)) + str(rng.randrange(10 ** rng.choice(digits)))
+        texts += [json.dumps(number), f"{whole}.{behind}".rstrip("0") + "1", f"0.{behind}9", f"{whole}.{behind}5"]
+    for text in texts:
+        is_whole = math.isinf(float(text)) or float(text).is_integer()
+        if takes(matcher, text):
+            assert not is_whole, text
+        elif not is_whole and json.dumps(float(text)) == text:
+            assert len(text.partition("e")[0].lstrip("-0.").replace(".", "")) > 15, text

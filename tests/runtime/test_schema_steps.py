@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from niwaki.runtime.api import ConstraintError, JsonSchema
+from niwaki.runtime.constraints.guidance import build, byte_tokenizer
 from niwaki.runtime.constraints.schema.steps import step_of, step_regex
+from niwaki.runtime.constraints.sources import source_of
 
 STEPS = "0.01 0.25 0.5 2.5 5 10 100 1 0.1 0.05 12.5 0.001 50 25 0.125 2 4 0.2 1e-7 0.0025 20 1.25".split()
 
@@ -44,3 +48,27 @@ def test_no_multiple_is_read_as_infinite_and_the_largest_are_taken(step: str) ->
 @pytest.mark.parametrize("step", ["3", "0.07", "7", "60", "1.1", "1e-300", "1024", "1e308"])
 def test_what_the_last_digits_do_not_tell_is_left_to_the_engine(step: str) -> None:
     assert step_of(Fraction(step)) is None
+
+
+@pytest.mark.parametrize("step", "0.07 0.007 0.0003 0.28 0.3 1.1 1.21 0.013 33.3 7 0.35".split())
+def test_the_engine_takes_just_the_multiples_of_a_step_whose_double_is_not_exact(step: str) -> None:
+    start = build(
+        source_of(JsonSchema(f'{{"type": "number", "multipleOf": {step}}}'), 10, b"abc").text, byte_tokenizer()
+    )
+    decimals, rng, seen = len(step.partition(".")[2]), Random(0), set()
+    for _ in range(600):
+        count = rng.randrange(10 ** rng.randrange(1, 12))
+        number = Fraction(step) * count if rng.random() < 0.5 else Fraction(count, 10**decimals)
+        digits = str(int(number * 10**decimals)).rjust(decimals + 1, "0")
+        text = f"{digits[:-decimals]}.{digits[-decimals:]}".rstrip("0").rstrip(".") if decimals else digits
+        place = start.deep_copy()
+        is_taken = place.try_consume_tokens([*text.encode()]) == len(text) and place.is_accepting()
+        assert is_taken == ((Fraction(text) / Fraction(step)).denominator == 1), text
+        seen.add(is_taken)
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize("step", ["1.13", "0.12345678901", "1e-300", "99999999977"])
+def test_a_step_that_the_engine_takes_for_another_is_refused_with_its_place(step: str) -> None:
+    with pytest.raises(ConstraintError, match=r"^schema at .*: multipleOf .* cannot be enforced exactly"):
+        source_of(JsonSchema(f'{{"properties": {{"a": {{"type": "number", "multipleOf": {step}}}}}}}'), 10, b"abc")

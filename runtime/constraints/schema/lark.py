@@ -18,10 +18,10 @@ from niwaki.runtime.constraints.regex_lark import in_json, terminal
 from niwaki.runtime.constraints.schema import constants
 from niwaki.runtime.constraints.schema.arrays import read_automaton
 from niwaki.runtime.constraints.schema.distinct import DISTINCT, Layout
-from niwaki.runtime.constraints.schema.document import Json, json_text
+from niwaki.runtime.constraints.schema.document import Json, as_fraction, json_text
 from niwaki.runtime.constraints.schema.presence import witnesses
-from niwaki.runtime.constraints.schema.ranges import LOWER, UPPER, is_range, range_regex
-from niwaki.runtime.constraints.schema.steps import step_in, step_regex
+from niwaki.runtime.constraints.schema.ranges import LOWER, UPPER, fraction_regex, is_range, range_regex
+from niwaki.runtime.constraints.schema.steps import as_engine_reads, step_in, step_regex
 from niwaki.runtime.constraints.schema.strings import anywhere, language_of
 
 _HEX: Final = "[0-9a-fA-F]"
@@ -35,8 +35,6 @@ NUMBER: Final = (
     r"-?(?:(?:0|[1-9][0-9]{8,307})(?:\.[0-9]+)?"
     r"|[1-9][0-9]{0,7}(?:\.[0-9]+)?(?:[eE](?:-[0-9]{1,3}|\+?[0-2]?[0-9]{1,2}))?)"
 )
-# As Python writes a number that is not whole: a fraction that does not end in 0, or a small one with an exponent.
-FRACTION: Final = r"-?(?:(?:0|[1-9][0-9]{0,307})\.[0-9]*[1-9]|[1-9](?:\.[0-9]*[1-9])?e-[0-9]*[1-9][0-9]*)"
 # Each number in one way, of at most 15 digits where it is not whole: as many as a double keeps apart.
 ONCE_INTEGER: Final = "0|-?[1-9][0-9]*"
 ONCE_FRACTION: Final = (
@@ -177,7 +175,7 @@ class _Writer:
 
     def _number(self, kind: str, schema: dict[str, Json], once: bool) -> list[str]:
         if "not" in schema:
-            return ["ONCE_FRACTION" if once else self._terminal(f"/{FRACTION}/")]
+            return ["ONCE_FRACTION" if once else self._terminal(f"/{fraction_regex()}/")]
         bounds = {key: schema[key] for key in NUMBER_KEYWORDS if key in schema}
         if not bounds:
             if once:
@@ -192,6 +190,8 @@ class _Writer:
             regex = range_regex(schema, is_whole=kind == "integer")
             is_spelled_once = kind == "integer" or not once
             return [self._terminal(f"/{regex}/" if is_spelled_once else f"/{regex}/ & (ONCE_INTEGER | ONCE_FRACTION)")]
+        if isinstance(step_number := schema.get("multipleOf"), int | float):
+            bounds["multipleOf"] = as_engine_reads(as_fraction(step_number))
         return [self._rule([f"%json {json.dumps({'type': kind, **bounds, **ENGINE_OPTIONS})}"])]
 
     def _string(self, schema: dict[str, Json], once: bool) -> str:

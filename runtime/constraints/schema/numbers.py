@@ -11,7 +11,7 @@ from typing import Final
 from niwaki.runtime.constraints.schema.document import AsDouble, Json, as_bound, as_fraction, refused
 from niwaki.runtime.constraints.schema.facts import Way, both
 from niwaki.runtime.constraints.schema.ranges import EXACT_WHOLE, LARGEST, LOWER, UPPER, is_range, range_regex
-from niwaki.runtime.constraints.schema.steps import step_of
+from niwaki.runtime.constraints.schema.steps import as_engine_reads, step_of
 
 MAX_EXCLUDED_NUMBERS: Final = 16
 MAX_LISTED_NUMBERS: Final = 32
@@ -100,6 +100,8 @@ def _range_schema(way: Way, place: str) -> dict[str, Json] | None:
     if way.multiples:
         if not _has_multiple(step, low, high):
             return None
+        if not is_exact and as_engine_reads(step) is None:
+            raise refused(place, f"multipleOf {_shown(step)} cannot be enforced exactly")
         if not (way.is_whole and step == 1):
             schema["multipleOf"] = _as_number(step, "multipleOf", place, is_exact=is_exact)
     if is_range(schema) and not range_regex(schema, is_whole=bool(way.is_whole)):
@@ -114,6 +116,10 @@ def _has_multiple(step: Fraction, low: tuple[Fraction, bool] | None, high: tuple
     first += low[1] and first * step == low[0]
     last -= high[1] and last * step == high[0]
     return first <= last
+
+
+def _shown(step: Fraction) -> str:
+    return str(step if step.denominator == 1 else float(step))[:40]
 
 
 def _as_number(value: Fraction, keyword: str, place: str, *, is_exact: bool) -> Json:

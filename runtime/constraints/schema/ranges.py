@@ -23,11 +23,40 @@ EXPONENTS: Final = ((-324, -5), (16, 308))
 LARGEST: Final = Fraction(repr(sys.float_info.max))
 SMALLEST: Final = Fraction("5e-324")
 FINITE_DIGITS: Final = 308  # so many digits before the point are surely a finite double
+MOST_TOLD: Final = 16  # digits of a number that tell surely whether its double is whole
 SHORT_DECIMALS: Final = 4
 SHORT_DIGITS: Final = 15
 ENDING_IN_LARGEST: Final = rf"1(?:\.(?:[0-6][0-9]*|{repr(sys.float_info.max)[2:18]}))?e\+{EXPONENTS[1][1]}"
 SOME: Final = r"(?:\.[0-9]+)?"
 Options: TypeAlias = list[str]  # regexes, of which one is matched
+
+
+def fraction_regex() -> str:
+    """The numbers that are not whole, and whose double is not: as Python writes them, so none ends in 0.
+
+    Of a number with n digits before its point the first 16 - n behind it tell surely that its double is not whole
+    where they are not all 0, and not all 9 before more of them. All of at most 15 digits are among these.
+    """
+    more = "(?:[0-9]*[1-9])?"
+
+    def behind(num_told: int, num_zeros: int) -> str:
+        options = [f"[1-8]{more}"]
+        if num_zeros:
+            options.append(f"0{{1,{num_zeros}}}[1-9]{more}")
+        if num_told > 1:
+            options.append(f"9{{1,{num_told - 1}}}(?:[1-8]|[0-8][0-9]*[1-9])?")
+        options.append(f"9{{{num_told}}}")
+        return "|".join(options)
+
+    options = [rf"0\.(?:{behind(MOST_TOLD, -EXPONENTS[0][0] - 24)})"]
+    options += [
+        rf"[1-9][0-9]{{{count - 1}}}\.(?:{behind(MOST_TOLD - count, MOST_TOLD - count - 1)})"
+        for count in range(1, MOST_TOLD)
+    ]
+    options.append(rf"[1-3][0-9]{{{MOST_TOLD - 1}}}\.[3-7]{more}")  # below 2 ** 52 there are halves
+    mantissa = r"(?:\.[0-9]*[1-9])?"
+    options.append(rf"[1-9]{mantissa}e-(?:0?[2-9]|[1-9][0-9]|[12][0-9]{{2}}|3[01][0-9]|32[0-3])|[3-9]{mantissa}e-324")
+    return f"-?(?:{'|'.join(options)})"
 
 
 def is_range(schema: dict[str, Json]) -> bool:

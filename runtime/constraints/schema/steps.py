@@ -1,8 +1,10 @@
 """Multiples of a step as regexes, where the last digits of a number tell them: of 0.01, 0.25, 2.5, 5 or 100, whose
-digits divide a power of ten. Exact whatever the number's size."""
+digits divide a power of ten. Exact whatever the number's size. Of other steps the engine knows the multiples."""
 
 from __future__ import annotations
 
+import math
+from decimal import Decimal
 from fractions import Fraction
 from typing import Final, NamedTuple
 
@@ -11,6 +13,7 @@ from niwaki.runtime.constraints.schema.ranges import FINITE_DIGITS
 
 MOST_ENDS: Final = 100  # different last digits
 MOST_DECIMALS: Final = 40
+LARGEST_READ: Final = 2**32 - 1  # the digits of a step that the engine takes
 
 
 class Step(NamedTuple):
@@ -84,3 +87,29 @@ def _fraction(ends: tuple[str, ...], num_free: int) -> str:
         return ""
     is_optional = any(not end.strip("0") for end in ends)
     return rf"(?:\.(?:{'|'.join(options)})){'?' if is_optional else ''}"
+
+
+def as_engine_reads(step: Fraction) -> float | None:
+    """A double near the step whose text llguidance takes for just the step; None where none is found.
+
+    It multiplies by ten until nothing is left behind the point, each time rounded: 0.07 becomes 7.000000000000001, and
+    only the double below it 7 of two decimals. A step that it takes for another has too many digits, and is refused.
+    """
+    value = math.nextafter(math.nextafter(float(step), 0.0), 0.0)
+    for _ in range(5):
+        digits, decimals = _as_parsed(repr(value)), 0
+        while not digits.is_integer() and decimals <= MOST_DECIMALS:
+            digits, decimals = digits * 10.0, decimals + 1
+        if digits.is_integer() and digits <= LARGEST_READ and Fraction(int(digits), 10**decimals) == step:
+            return value
+        value = math.nextafter(value, math.inf)
+    return None
+
+
+def _as_parsed(text: str) -> float:
+    """The number as serde_json reads it: its digits as a double, divided by a power of ten."""
+    number = Decimal(text)
+    exponent = number.as_tuple().exponent
+    assert isinstance(exponent, int), "a number"
+    digits = float(number.scaleb(-exponent))
+    return digits / float(f"1e{-exponent}") if exponent < 0 else digits * float(f"1e{exponent}")
