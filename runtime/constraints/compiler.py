@@ -39,8 +39,10 @@ from niwaki.runtime.constraints.sources import (
     named,
     quick_source,
     read_answer,
+    refusal,
     request_for,
     texts_of,
+    too_complex,
 )
 from niwaki.runtime.constraints.tools import calls_piece, reasoned_piece
 from niwaki.runtime.constraints.transitions import Transitions
@@ -90,10 +92,8 @@ class ConstraintCompiler:
             return known
         try:
             compiled: CompiledConstraint = self._compiled(constraint)
-        except TookTooLong:  # not remembered: it says as much about the machine's load as about the constraint
-            raise ConstraintError(
-                f"{named(constraint)} is too complex to compile within {self._seconds:g} s; simplify it"
-            ) from None
+        except TookTooLong as error:  # not remembered: it says as much about the machine's load
+            raise too_complex(constraint, self._seconds, error) from None
         except ConstraintError as error:
             self._remember(constraint, str(error))
             raise
@@ -171,7 +171,7 @@ class ConstraintCompiler:
                 self.wait_for_pause()
                 return GrammarConstraint(found, words)
         except ConstraintError as error:
-            raise ConstraintError(f"{named(constraint)} cannot be enforced: {error}") from None
+            raise refusal(constraint, f"cannot be enforced: {error}") from None
 
     def _source(self, constraint: Compilable, word: bytes = b"") -> Source:
         """Worked out here where that is surely quick, else where it can be killed. Raises as `source_of`."""

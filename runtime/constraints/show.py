@@ -23,7 +23,7 @@ from niwaki.runtime.constraints.regex_parser import parsed
 from niwaki.runtime.constraints.schema import TookTooLong, examples, normalise
 from niwaki.runtime.constraints.schema.document import Json, unescaped
 from niwaki.runtime.constraints.schema.lark import lark_of
-from niwaki.runtime.constraints.sources import named, quick_source, read_answer, request_for
+from niwaki.runtime.constraints.sources import named, quick_source, read_answer, request_for, too_complex
 
 COMPILE_SECONDS: Final = 1.0  # as an engine gives it
 LETTER: Final = b"a"  # for texts of a least length
@@ -93,8 +93,8 @@ def _refusal(constraint: JsonSchema | Regex) -> str | None:
     try:
         if quick_source(constraint, COMPILE_SECONDS, LETTER) is None:
             read_answer(pool.ask(request_for(constraint, LETTER)))
-    except TookTooLong:
-        return f"{named(constraint)} is too complex to compile within {COMPILE_SECONDS:g} s; simplify it"
+    except TookTooLong as error:
+        return str(too_complex(constraint, COMPILE_SECONDS, error))
     except ConstraintError as error:
         return str(error)
     finally:

@@ -35,7 +35,7 @@ from niwaki.runtime.constraints.grammar_source import (
 )
 from niwaki.runtime.constraints.pattern import Pattern, all_of, first_match, one_of, parse, request_of, shown
 from niwaki.runtime.constraints.schema import TookTooLong
-from niwaki.runtime.constraints.schema.document import MAX_SCHEMA_BYTES
+from niwaki.runtime.constraints.schema.document import MAX_SCHEMA_BYTES, most_counted, read_schema, refused
 from niwaki.runtime.constraints.transitions import Transitions, automaton_of
 
 MAX_COST: Final = 12_000  # states before making deterministic; about 10,000 a second are built
@@ -50,6 +50,7 @@ _SLOW_WORDS = re.compile(
     r'|\$dynamic\w*|\$recursive\w*)"\s*:(?<!"additionalProperties":)'
 )
 QUICK_SECONDS: Final = 0.003  # of processor time for rewriting: nine of ten schemas with references take below 2 ms
+WATCHED: Final = 0.9  # of the limit of the process
 AUTOMATON, GRAMMAR, REFUSED, TOO_LONG = (bytes([status]) for status in range(4))
 
 Compilable: TypeAlias = Regex | Choices | StopRegex | AllOf | JsonSchema | Grammar
@@ -141,6 +142,18 @@ def named(constraint: Constraint) -> str:
             assert_never(constraint)
 
 
+def too_complex(constraint: Constraint, seconds: float, error: TookTooLong) -> ConstraintError:
+    """The error for what took too long."""
+    return refusal(constraint, f"is too complex to compile within {seconds:g} s; simplify it", error.place)
+
+
+def refusal(constraint: Constraint, reason: str, place: str | None = None) -> ConstraintError:
+    """The error for what could not be compiled; for a schema with the pointer of why, or of what is most probably."""
+    if place is None and isinstance(constraint, JsonSchema):
+        place = most_counted(read_schema(constraint.schema))
+    return refused(place, f"it {reason}") if place is not None else ConstraintError(f"{named(constraint)} {reason}")
+
+
 @contextmanager
 def _refusals_of(constraint: Compilable) -> Iterator[None]:
     try:
@@ -148,7 +161,7 @@ def _refusals_of(constraint: Compilable) -> Iterator[None]:
     except RecursionError:
         raise ConstraintError(f"{named(constraint)} is nested too deeply; nest it less") from None
     except NoText as error:
-        raise ConstraintError(f"{named(constraint)} cannot be enforced: {error}") from None
+        raise refusal(constraint, f"cannot be enforced: {error}") from None
 
 
 def _automaton(pattern: Pattern, constraint: Compilable) -> Transitions:
@@ -194,11 +207,12 @@ def answer(request: bytes, seconds: float) -> bytes:
     """In the process."""
     word, written = json.loads(request)
     try:
-        found = source_of(_read(written), seconds, word.encode())
+        # A little before the process is killed, so that it tells what it was about.
+        found = source_of(_read(written), WATCHED * seconds, word.encode())
     except (ConstraintError, MemoryError) as error:
         return REFUSED + (str(error) or "out of memory").encode()
-    except TookTooLong:
-        return TOO_LONG
+    except TookTooLong as error:
+        return TOO_LONG + (error.place or "").encode()
     return (AUTOMATON if isinstance(found, Transitions) else GRAMMAR) + found.to_bytes()
 
 
@@ -211,7 +225,7 @@ def read_answer(body: bytes) -> Source:
         return GrammarSource.from_bytes(rest)
     if status == REFUSED:
         raise ConstraintError(rest.decode())
-    raise TookTooLong
+    raise TookTooLong(rest.decode() or None)
 
 
 def _written(constraint: Compilable) -> list[Any]:

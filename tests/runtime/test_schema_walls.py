@@ -11,7 +11,9 @@ import pytest
 
 from niwaki.runtime.api import ConstraintError, JsonSchema
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary, compile_constraint
-from niwaki.runtime.constraints.schema import normalise
+from niwaki.runtime.constraints.schema import TookTooLong, normalise
+from niwaki.runtime.constraints.schema.document import Json, Watch, most_counted
+from niwaki.runtime.constraints.sources import answer, read_answer, request_for, too_complex
 
 BYTES = Vocabulary([*(bytes([byte]) for byte in range(256)), None], {256})
 SECONDS = 1.0
@@ -160,3 +162,39 @@ def test_a_size_that_is_no_count_is_refused_at_its_place(keyword: str, count: st
 @pytest.mark.parametrize("keyword", SIZES)
 def test_a_size_may_be_written_with_a_point(keyword: str) -> None:
     assert normalise(f'{{"{keyword}": 1.0}}').schema == normalise(f'{{"{keyword}": 1}}').schema
+
+
+def test_what_takes_too_long_is_refused_at_the_keyword_that_counts_furthest(compiler: ConstraintCompiler) -> None:
+    parts = {"b": {"maxItems": 300}, "a/b": {"type": "integer", "multipleOf": 999_999_937}}
+    with pytest.raises(
+        ConstraintError, match=r"^schema at /properties/a~1b/multipleOf: it (is too complex|cannot be enforced)"
+    ):
+        compiler.compile(JsonSchema(json.dumps({"properties": parts})))
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"items": {"pattern": "^a{3,900}b{20}$", "minLength": 2000}}, "/items/pattern"),
+        ({"properties": {"a": {"minItems": 5000}, "b": {"enum": [1] * 300}}}, "/properties/a/minItems"),
+        ({"anyOf": [{}, {"patternProperties": {"^b{70}{80}": {}, "a": {}}}]}, "/anyOf/1/patternProperties/^b{70}{80}"),
+        ({"properties": {"oneOf": {"oneOf": [{}] * 201}}}, "/properties/oneOf/oneOf"),
+        ({"properties": {f"p{i}": {"maximum": 10**9} for i in range(300)}}, None),
+    ],
+)
+def test_the_keyword_that_counts_furthest_is_found(schema: dict[str, Json], place: str | None) -> None:
+    assert most_counted(schema) == place
+
+
+def test_a_watch_tells_what_was_worked_on() -> None:
+    watch = Watch(-1)
+    watch.place = "/items"
+    with pytest.raises(TookTooLong) as raised:
+        watch.check()
+    asked = request_for(JsonSchema("{}"), b"a")
+    assert raised.value.place == "/items"
+    with pytest.raises(ConstraintError, match=r"^schema at /items: it is too complex to compile within 2 s"):
+        raise too_complex(JsonSchema("{}"), 2, raised.value)
+    with pytest.raises(TookTooLong) as raised:
+        read_answer(answer(asked, -1))
+    assert raised.value.place is None  # the whole schema

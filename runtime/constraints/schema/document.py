@@ -23,29 +23,37 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 _TO_BRACKET = re.compile(r'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*+([\[\]{}])', re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")  # two of them may be one character
+_COUNT = re.compile(r"\d{2,9}(?=[,}])")
+MUCH: Final = 200
 _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 _sorted = json.JSONEncoder(sort_keys=True).encode
 
 
 class TookTooLong(Exception):
-    """A limit of time was reached: it says as much about the machine as about what was asked."""
+    """A limit of time was reached: it says as much about the machine as about what was asked. `place`: the pointer of
+    the part of a schema that was worked on, where that is known."""
+
+    def __init__(self, place: str | None = None) -> None:
+        super().__init__(place)
+        self.place = place
 
 
 class Watch:
-    """Ends what takes this thread more than some seconds of processor time."""
+    """Ends what takes this thread more than some seconds of processor time. `place`: what is worked on, for whoever
+    knows to tell."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.thread_time() + seconds
+        self.place: str | None = None
 
     def check(self) -> None:
         """Raises TookTooLong once the time is over."""
-        if time.thread_time() > self._end:
-            raise TookTooLong
+        self.expect(0)
 
     def expect(self, seconds: float) -> None:
         """Before what may take so long and is not watched itself. Raises TookTooLong where less is left."""
         if time.thread_time() + seconds > self._end:
-            raise TookTooLong
+            raise TookTooLong(self.place)
 
 
 def refused(pointer: str, reason: str) -> ConstraintError:
@@ -114,6 +122,36 @@ def as_bound(value: float) -> Fraction:
     """As `as_fraction`, an `AsDouble` where it is one."""
     number = as_fraction(value)
     return AsDouble(number) if isinstance(value, float) and value.is_integer() and int(value) != number else number
+
+
+def most_counted(schema: Json) -> str | None:
+    """The pointer of the keyword that asks for the most by a count, a step or alternatives: of what takes long it is
+    mostly the reason. None where none asks for much."""
+    most, found = MUCH, None
+    stack: list[tuple[str, str, Json]] = [("", "", schema)]
+    while stack:
+        pointer, key, value = stack.pop()
+        size = _counted(key, value)
+        if size > most:
+            most, found = size, pointer
+        if isinstance(value, dict):
+            stack += [(f"{pointer}/{escaped(name)}", name, inner) for name, inner in value.items()]
+            if key == "patternProperties":
+                size, heaviest = max((_counted("pattern", name), name) for name in ("", *value))
+                most, found = (size, f"{pointer}/{escaped(heaviest)}") if size > most else (most, found)
+        elif isinstance(value, list):
+            stack += [(f"{pointer}/{index}", "", inner) for index, inner in enumerate(value)]
+    return found
+
+
+def _counted(key: str, value: Json) -> int:
+    if key == "pattern" and isinstance(value, str):
+        return math.prod(min(int(count), MAX_SCHEMA_BYTES) for count in _COUNT.findall(value)) + len(value)
+    if key == "multipleOf" and isinstance(value, int | float):
+        return as_fraction(value).numerator
+    if isinstance(value, int) and key[:3] in ("min", "max") and key not in ("minimum", "maximum"):
+        return value
+    return len(value) if isinstance(value, list | dict) and key not in ("properties", "$defs", "definitions") else 0
 
 
 def escaped(token: str) -> str:

@@ -115,10 +115,11 @@ class _Writer:
             return self._shared(state)
         if len(self._reader.being_written) >= MAX_LEVELS:
             raise _too_deep()
+        self._watch.place = state[-1][0]
         self._watch.check()
         self.num_nodes += 1
         if self.num_nodes > MAX_NODES:
-            raise ConstraintError(f"the schema has more than {MAX_NODES} parts when written out; simplify it")
+            raise refused(state[-1][0], f"the schema has more than {MAX_NODES} parts when written out; simplify it")
         self._reader.being_written.add(state)
         try:
             schema = self._reader.plain.written(state, self.schema_of)
