@@ -48,7 +48,8 @@ class Watch:
 
     def check(self) -> None:
         """Raises TookTooLong once the time is over."""
-        self.expect(0)
+        if time.thread_time() > self._end:
+            raise TookTooLong(self.place)
 
     def expect(self, seconds: float) -> None:
         """Before what may take so long and is not watched itself. Raises TookTooLong where less is left."""

@@ -26,6 +26,7 @@ class Document:
     def __init__(self, root: Json) -> None:
         self._nodes: dict[str, Json] = {"": root}
         self._bases: dict[str, str] = {}
+        self._targets: dict[tuple[str, str, str], str] = {}  # of references: by base, keyword and text
         self._resources: dict[str, str] = {ROOT_BASE: ""}
         self._anchors: dict[tuple[str, str], str] = {}
         self._dynamic: dict[str, dict[str, str]] = {}  # resource -> dynamic anchor -> its pointer
@@ -48,6 +49,15 @@ class Document:
         Raises:
             ConstraintError: it leads out of the document, or nowhere.
         """
+        if self._scopes is not None or not isinstance(reference, str):
+            return self._found_target(pointer, keyword, reference)
+        key = (self._base(pointer), keyword, reference)
+        known = self._targets.get(key)
+        if known is None:
+            known = self._targets[key] = self._found_target(pointer, keyword, reference)
+        return known
+
+    def _found_target(self, pointer: str, keyword: str, reference: Json) -> str:
         place = f"{pointer}/{keyword}"
         if not isinstance(reference, str):
             raise refused(place, f"a reference must be a string, got {reference!r}")
