@@ -221,3 +221,38 @@ def test_what_is_not_whole_is_not_read_as_whole_either(compiler: ConstraintCompi
             assert not is_whole, text
         elif not is_whole and json.dumps(float(text)) == text:
             assert len(text.partition("e")[0].lstrip("-0.").replace(".", "")) > 15, text
+
+
+def test_what_is_not_whole_is_between_its_bounds(compiler: ConstraintCompiler) -> None:
+    rng = random.Random(0)
+    num_taken = 0
+    for _ in range(40):
+        low = rng.choice([None, 0, 1, -3, 0.5, rng.uniform(-50, 50), rng.randrange(-(10**9), 10**9)])
+        width = rng.choice([None, 1, 2, 0.75, rng.uniform(1, 1e6)])
+        bounds: dict[str, Json] = {} if low is None else {rng.choice(BOUNDS[::2]): low}
+        if width is not None:
+            bounds[rng.choice(BOUNDS[1::2])] = (low or 0) + width
+        if rng.random() < 0.3:
+            bounds["not"] = {"anyOf": [{"type": "integer"}, {"enum": [0.5, 2, -1.25]}]}
+        schema = {"type": "number", "not": {"type": "integer"}, **bounds}
+        matcher = compiler.compile(JsonSchema(json.dumps(schema))).matcher()
+        near = (low or 0) + (width or 1) * np.array([rng.uniform(-0.3, 1.3) for _ in range(40)])
+        numbers = [*map(float, near), *(round(float(one), rng.randrange(4)) for one in near), 0.5, -1.25, 2.25]
+        texts = [json.dumps(number) for number in numbers]
+        texts += [f"{int(number)}.{rng.choice('09') * rng.randrange(18)}1" for number in numbers]
+        for text in texts:
+            is_valid_text = is_valid(bounds | {"not": {"enum": [0.5, -1.25] if "not" in bounds else []}}, text)
+            is_meant = is_valid_text and not float(text).is_integer()
+            if takes(matcher, text):
+                num_taken += 1
+                assert is_meant, (schema, text)
+            elif is_meant and json.dumps(float(text)) == text:
+                assert len(text.lstrip("-0.").replace(".", "")) > 15, (schema, text)
+    assert num_taken > 500
+
+
+def test_no_number_that_is_not_whole_is_one_whole_number(compiler: ConstraintCompiler) -> None:
+    schema = {"anyOf": [{"type": "number", "not": {"type": "integer"}, "minimum": 3, "maximum": 3}, {"const": "a"}]}
+    assert takes(compiler.compile(JsonSchema(json.dumps(schema))).matcher(), '"a"')
+    with pytest.raises(ConstraintError, match="not whole"):
+        compiler.compile(JsonSchema('{"type": "number", "not": {"type": "integer"}, "minimum": 1e300}'))

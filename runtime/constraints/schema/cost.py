@@ -125,7 +125,7 @@ class _Measure:
             case "null" | "boolean":
                 return 4
             case "integer" | "number":
-                if "not" in schema:
+                if "not" in schema and not schema.keys() & {*LOWER, *UPPER}:
                     return 3
                 if schema.keys() & {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}:
                     size = max(NUMBER_BYTES, widest_bound(schema)) if schema.keys() & {*LOWER, *UPPER} else NUMBER_BYTES

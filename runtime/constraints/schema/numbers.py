@@ -10,7 +10,15 @@ from typing import Final
 
 from niwaki.runtime.constraints.schema.document import AsDouble, Json, as_bound, as_fraction, refused
 from niwaki.runtime.constraints.schema.facts import Way, both
-from niwaki.runtime.constraints.schema.ranges import EXACT_WHOLE, LARGEST, LOWER, UPPER, is_range, range_regex
+from niwaki.runtime.constraints.schema.ranges import (
+    EXACT_WHOLE,
+    LARGEST,
+    LOWER,
+    UPPER,
+    is_range,
+    range_regex,
+    short_decimals,
+)
 from niwaki.runtime.constraints.schema.steps import as_engine_reads, step_of
 
 MAX_EXCLUDED_NUMBERS: Final = 16
@@ -39,20 +47,28 @@ def whole_numbers(way: Way) -> list[Json] | None:
 
 def number_schemas(way: Way, place: str) -> list[dict[str, Json]]:
     """Bounds, with the excluded numbers cut out of the range."""
-    if way.is_whole is False:
-        if way.low is not None or way.high is not None or way.multiples or way.excluded:
-            raise refused(place, "that a number is not whole cannot be enforced together with bounds")
-        return [{"type": "number", "not": {"type": "integer"}}]
+    if way.is_whole is False and way.multiples:
+        raise refused(place, "that a number is not whole cannot be enforced together with multipleOf")
     numbers = sorted(as_bound(value) for value in way.excluded if isinstance(value, int | float))
+    if way.is_whole is False:
+        numbers = [number for number in numbers if number.denominator > 1]
     if len(numbers) > MAX_EXCLUDED_NUMBERS:
         raise refused(place, f"{len(numbers)} excluded numbers are too many: at most {MAX_EXCLUDED_NUMBERS}")
     pieces = [way]
     for number in numbers:
         cuts = [Way("number", high=(number, True)), Way("number", low=(number, True))]
         pieces = [found for piece in pieces for cut in cuts if (found := both(piece, cut)) is not None]
-    return [
-        schema for piece in pieces for part in _by_decimals(piece) if (schema := _range_schema(part, place)) is not None
-    ]
+    parts = [part for piece in pieces for part in _by_decimals(piece)]
+    if way.is_whole is False:
+        parts = [part for part in parts if part.low is None or part.low != part.high or part.low[0].denominator > 1]
+    found = [schema for part in parts if (schema := _range_schema(part, place)) is not None]
+    return found if way.is_whole is not False else [_not_whole(schema, place) for schema in found]
+
+
+def _not_whole(schema: dict[str, Json], place: str) -> dict[str, Json]:
+    if next(short_decimals(schema), None) is None:
+        raise refused(place, "that a number is not whole cannot be enforced between bounds so near or so large")
+    return {**schema, "not": {"type": "integer"}}
 
 
 def _by_decimals(way: Way) -> list[Way]:

@@ -125,7 +125,7 @@ class _Texts:
                 return b"null" if kind == "null" else b"true"
             case "integer" | "number":
                 if "not" in schema:
-                    return b"0.1"
+                    return next(short_decimals(schema)).encode()
                 if is_range(schema):
                     text = shortest_number(schema, is_whole=kind == "integer")
                     return None if text is None else text.encode()
