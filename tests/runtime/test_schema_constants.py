@@ -9,10 +9,11 @@ from typing import Final, TypeAlias
 import pytest
 
 from niwaki.runtime.api import ConstraintError, JsonSchema, Spacing
+from niwaki.runtime.constraints.grammar_source import source_of_schema
 from niwaki.runtime.constraints.guidance import build, byte_tokenizer
 from niwaki.runtime.constraints.schema import normalise
 from niwaki.runtime.constraints.schema.constants import END, MAX_EDGES, automaton_of
-from niwaki.runtime.constraints.sources import quick_source, source_of
+from niwaki.runtime.constraints.sources import quick_source
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 SEPARATORS: Final[dict[Spacing, tuple[str, str]]] = {"compact": (",", ":"), "spaced": (", ", ": ")}
@@ -36,7 +37,7 @@ def some_values(rng: random.Random, count: int) -> list[Json]:
 
 
 def accepted(schema: Json, values: list[Json], spacing: Spacing) -> list[bool]:
-    text = source_of(JsonSchema(json.dumps(schema), spacing), 10, b"abc").text
+    text = source_of_schema(JsonSchema(json.dumps(schema), spacing), 10, b"abc").text
     start = build(text, byte_tokenizer())
     found = []
     for value in values:
@@ -69,7 +70,7 @@ def test_what_constants_share_is_written_once() -> None:
 
 
 def test_twenty_thousand_constants_that_differ_in_one_value_are_a_small_grammar() -> None:
-    found = source_of(JsonSchema(json.dumps({"enum": [[i] for i in range(20_000)]})), 60, b"abc")
+    found = source_of_schema(JsonSchema(json.dumps({"enum": [[i] for i in range(20_000)]})), 60, b"abc")
     assert found.text.count("\n") < 8
     assert found.shortest == b"[0]"
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niwaki.runtime.api import ConstraintError, JsonSchema
+from niwaki.runtime.constraints.grammar_source import source_of_schema
 from niwaki.runtime.constraints.guidance import build, byte_tokenizer
 from niwaki.runtime.constraints.schema.steps import step_of, step_regex
-from niwaki.runtime.constraints.sources import source_of
 
 STEPS = "0.01 0.25 0.5 2.5 5 10 100 1 0.1 0.05 12.5 0.001 50 25 0.125 2 4 0.2 1e-7 0.0025 20 1.25".split()
 
@@ -53,7 +53,7 @@ def test_what_the_last_digits_do_not_tell_is_left_to_the_engine(step: str) -> No
 @pytest.mark.parametrize("step", "0.07 0.007 0.0003 0.28 0.3 1.1 1.21 0.013 33.3 7 0.35".split())
 def test_the_engine_takes_just_the_multiples_of_a_step_whose_double_is_not_exact(step: str) -> None:
     start = build(
-        source_of(JsonSchema(f'{{"type": "number", "multipleOf": {step}}}'), 10, b"abc").text, byte_tokenizer()
+        source_of_schema(JsonSchema(f'{{"type": "number", "multipleOf": {step}}}'), 10, b"abc").text, byte_tokenizer()
     )
     decimals, rng, seen = len(step.partition(".")[2]), Random(0), set()
     for _ in range(600):
@@ -71,4 +71,6 @@ def test_the_engine_takes_just_the_multiples_of_a_step_whose_double_is_not_exact
 @pytest.mark.parametrize("step", ["1.13", "0.12345678901", "1e-300", "99999999977"])
 def test_a_step_that_the_engine_takes_for_another_is_refused_with_its_place(step: str) -> None:
     with pytest.raises(ConstraintError, match=r"^schema at .*: multipleOf .* cannot be enforced exactly"):
-        source_of(JsonSchema(f'{{"properties": {{"a": {{"type": "number", "multipleOf": {step}}}}}}}'), 10, b"abc")
+        source_of_schema(
+            JsonSchema(f'{{"properties": {{"a": {{"type": "number", "multipleOf": {step}}}}}}}'), 10, b"abc"
+        )

@@ -151,7 +151,7 @@ def both(one: Way, other: Way) -> Way | None:
         for fact, a, b in zip(_FACTS, _VALUES(one), _VALUES(other), strict=True)
         for default in (fact[1],)
     ]
-    way = Way(one.kind, *values)
+    way = Way(one.kind, *values)  # type: ignore[arg-type]  # each value is of its field's type
     return None if contradicts(way) else way
 
 

@@ -174,7 +174,7 @@ class _Writer:
                 return [self._object(schema, once and self._layout.spells_once(schema))]
 
     def _number(self, kind: str, schema: dict[str, Json], once: bool) -> list[str]:
-        bounds = {key: schema[key] for key in NUMBER_KEYWORDS if key in schema}
+        bounds: dict[str, Json] = {key: schema[key] for key in NUMBER_KEYWORDS if key in schema}
         if "not" in schema:
             within = f" & /{range_regex(bounds, is_whole=False)}/" if bounds else ""
             return [self._terminal(f"{'ONCE_FRACTION' if once else f'/{fraction_regex()}/'}{within}")]

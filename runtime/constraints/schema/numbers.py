@@ -61,8 +61,8 @@ def number_schemas(way: Way, place: str) -> list[dict[str, Json]]:
     parts = [part for piece in pieces for part in _by_decimals(piece)]
     if way.is_whole is False:
         parts = [part for part in parts if part.low is None or part.low != part.high or part.low[0].denominator > 1]
-    found = [schema for part in parts if (schema := _range_schema(part, place)) is not None]
-    return found if way.is_whole is not False else [_not_whole(schema, place) for schema in found]
+    schemas = [schema for part in parts if (schema := _range_schema(part, place)) is not None]
+    return schemas if way.is_whole is not False else [_not_whole(schema, place) for schema in schemas]
 
 
 def _not_whole(schema: dict[str, Json], place: str) -> dict[str, Json]:
