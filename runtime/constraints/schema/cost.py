@@ -17,7 +17,7 @@ from niwaki.runtime.constraints.schema.arrays import least_path
 from niwaki.runtime.constraints.schema.document import Json, Watch, json_text
 from niwaki.runtime.constraints.schema.formats import FORMAT_PATTERNS
 from niwaki.runtime.constraints.schema.presence import witnesses
-from niwaki.runtime.constraints.schema.ranges import LOWER, UPPER, widest_bound
+from niwaki.runtime.constraints.schema.ranges import LOWER, UPPER, is_range, widest_bound
 from niwaki.runtime.constraints.schema.steps import step_in
 
 NUMBER_BYTES: Final = 48  # a bounded number: its digits
@@ -31,6 +31,7 @@ SMALL_LENGTH: Final = 1 << 16  # at most, beside a pattern: counted as a text is
 SMALL_LOOKED_COUNT: Final = 99  # where looks stand beside counts, each place of the one is met with each of the other
 SMALL_PATTERN: Final = 6000  # characters
 SMALL_INSIDE: Final = 3000  # bytes of one text
+WITNESS: Final = "x-witness"
 TAME_PATTERNS: Final = 32  # of keys, in one object: 0.1 to 0.5 ms each
 TAME_DECIMALS: Final = 6  # of a step
 _COUNT = re.compile(r"\{(\d*)(?:,(\d*))?\}")
@@ -69,6 +70,9 @@ class _Measure:
         self._is_settled = True
         self._settled: dict[int, int | None] = {}  # of the parts that no open definition is in; the root holds them all
         self._unsettled: set[str] = set()  # definitions that lead to themselves, or to such: their lengths may yet fall
+        # An object at the root is begun before anything else, and all that it needs is needed from the start: no byte
+        # inside asks for it again.
+        self._begun: dict[str, Json] | None = None
         names, changed = list(self._definitions), True
         while names and changed:
             changed = False
@@ -82,6 +86,8 @@ class _Measure:
                 if not self._is_settled:
                     self._unsettled.add(name)
             names = [name for name in names if name in self._unsettled]
+        if isinstance(root, dict) and root.get("type") == "object" and not root.keys() & {"minProperties", WITNESS}:
+            self._begun = root
         self.shortest = self._of(root)
 
     def _of(self, schema: Json) -> int | None:
@@ -92,7 +98,7 @@ class _Measure:
             return self._settled[id(schema)]
         outside, self._is_settled = self._is_settled, True
         found = self._shortest_of(schema)
-        if found is not None and found + 4 > self.value:
+        if found is not None and found + 4 > self.value and schema is not self._begun:
             self.value = found + 4
         if self._is_settled:
             self._settled[id(schema)] = found
@@ -118,6 +124,8 @@ class _Measure:
         kinds = names if isinstance(names, list) else [names]
         lengths = [length for kind in kinds if (length := self._of_kind(str(kind), schema)) is not None]
         self.widest = max(self.widest, *lengths, 0)
+        if schema is not self._begun:  # any of its kinds may be begun
+            self.value = max([self.value, *(length + 4 for length in lengths)])
         return min(lengths, default=None)
 
     def _of_kind(self, kind: str, schema: dict[str, Json]) -> int | None:
@@ -128,7 +136,9 @@ class _Measure:
                 if "not" in schema and not schema.keys() & {*LOWER, *UPPER}:
                     return 3
                 if schema.keys() & {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}:
-                    size = max(NUMBER_BYTES, widest_bound(schema)) if schema.keys() & {*LOWER, *UPPER} else NUMBER_BYTES
+                    size = widest_bound(schema) if schema.keys() & {*LOWER, *UPPER} else NUMBER_BYTES
+                    if kind == "number" or not is_range(schema):  # of a whole one nothing but its digits are asked
+                        size = max(NUMBER_BYTES, size)
                     self.inside = max(self.inside, size)
                     is_told = step_in(schema, is_whole=kind == "integer") is not None
                     self.is_tame &= is_told or _is_small_step(schema.get("multipleOf"))
@@ -187,7 +197,7 @@ class _Measure:
                     self._of(value)
             else:
                 self._of(inner)
-        if "x-witness" in schema:
+        if WITNESS in schema:
             lengths = [self._of_pair(pair) for pair in (*witnesses(schema), *witnesses(schema, "behind"))]
             least = min((length for length in lengths if length is not None), default=None)
             total = None if total is None or least is None else total + least
