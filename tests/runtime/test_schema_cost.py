@@ -12,7 +12,7 @@ import pytest
 
 from niwaki.runtime.api import JsonSchema
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
-from niwaki.runtime.constraints.schema import normalise
+from niwaki.runtime.constraints.schema import normalise, shortest_text
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 PIECES: Final = [b'{"', b'":', b'","', b'":"', b'":[', b'["', b'"]', b'"}', b"},", b"],", b"ab", b"12", b'":{"']
@@ -114,3 +114,30 @@ def test_texts_end_within_any_budget_that_the_shortest_fits(compiler: Constraint
             matcher.accept(chosen)
             left -= 1
         assert matcher.can_end, (schema, shortest, spare)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"minProperties": 1}, b'{"":0}'),
+        ({"minProperties": 1, "properties": {"a": {"type": "string"}, "": {"type": "null"}}}, b'{"0":0}'),
+        ({"minProperties": 2, "required": ["a"], "additionalProperties": {"minimum": 7, "type": "integer"}}, None),
+        (
+            {"minProperties": 1, "maxProperties": 1, "additionalProperties": {"minItems": 1, "type": "array"}},
+            b'{"":[0]}',
+        ),
+    ],
+)
+def test_a_key_of_any_name_is_written_without_a_search(
+    compiler: ConstraintCompiler, schema: dict[str, Json], text: bytes | None
+) -> None:
+    def solve(part: dict[str, Json]) -> bytes:
+        raise AssertionError(part)
+
+    text = text or b'{"a":7,"":7}'
+    whole = json.dumps({"type": "object", **schema})
+    assert shortest_text(normalise(whole).schema, solve, lambda size: b"a" * size) == text
+    matcher = compiler.compile(JsonSchema(whole)).matcher()
+    for byte in text:
+        matcher.accept(byte)
+    assert matcher.is_done

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from fractions import Fraction
-from itertools import count, product
+from itertools import chain, count, product
 from typing import Final
 
 from niwaki.runtime.api import ConstraintError
@@ -234,8 +234,21 @@ class _Texts:
                 return None
             return b"{" + b",".join([*pairs, *[witness] * (1 + self._shows_witness)]) + b"}"
         if isinstance(least, int) and least > len(pairs):  # one key of any name, see presence.py
-            return self._solution("object", schema) if least == len(pairs) + 1 else None
+            if least > len(pairs) + 1:
+                return None
+            other = self._unknown_pair(schema, known)
+            if other is None:
+                return self._solution("object", schema)
+            pairs.append(other)
         return b"{" + b",".join(pairs) + b"}"
+
+    def _unknown_pair(self, schema: dict[str, Json], known: Collection[str]) -> bytes | None:
+        """With a key that the schema does not name; None where patterns say more of such keys."""
+        if "patternProperties" in schema or schema.get("additionalProperties") is False:
+            return None
+        value = self.of(schema.get("additionalProperties", True))
+        key = next(name for name in chain([""], map(str, count())) if name not in known)
+        return None if value is None else json_text(key).encode() + b":" + value
 
     def _pair(self, pair: tuple[str, Json]) -> bytes | None:
         value = self.of(pair[1])
