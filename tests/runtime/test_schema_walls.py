@@ -11,8 +11,11 @@ import pytest
 
 from niwaki.runtime.api import ConstraintError, JsonSchema
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary, compile_constraint
+from niwaki.runtime.constraints.compile_worker import learn_format
 from niwaki.runtime.constraints.schema import TookTooLong, normalise
 from niwaki.runtime.constraints.schema.document import Json, Watch, most_counted
+from niwaki.runtime.constraints.schema.formats import FORMAT_PATTERNS
+from niwaki.runtime.constraints.schema.lark import text_terminal
 from niwaki.runtime.constraints.sources import answer, read_answer, request_for, too_complex
 
 BYTES = Vocabulary([*(bytes([byte]) for byte in range(256)), None], {256})
@@ -198,3 +201,11 @@ def test_a_watch_tells_what_was_worked_on() -> None:
     with pytest.raises(TookTooLong) as raised:
         read_answer(answer(asked, -1))
     assert raised.value.place is None  # the whole schema
+
+
+def test_a_process_that_nobody_asks_learns_what_formats_mean() -> None:
+    text_terminal.cache_clear()
+    learn_format("date-time")
+    known = text_terminal.cache_info()
+    assert text_terminal(FORMAT_PATTERNS["date-time"], 0, None)
+    assert text_terminal.cache_info().misses == known.misses
