@@ -183,6 +183,8 @@ class Boundaries:
         """What tokens that begin with `end` write behind it, where it may follow."""
         texts = self._vocabulary.sorted_texts
         first = bisect_right(texts, end)
+        if first == len(texts) or not texts[first].startswith(end):
+            return []
         last = bisect_left(texts, _behind_all(end), lo=first)
         if len(follow) == 256:
             return [text[len(end) :] for text in texts[first:last]]
