@@ -14,6 +14,16 @@ ROOT_BASE: Final = "https://schema.invalid/"  # never fetched: what references i
 DATA_KEYWORDS: Final = frozenset({"enum", "const", "default", "examples", "example"})
 NAMING: Final = frozenset({"$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"})
 RECURSIVE: Final = "#"  # 2019-09's one dynamic anchor, under a name that no other can have
+# What `$schema` holds, and the words that came later: under it they would say nothing.
+SINCE_2020: Final = frozenset({"prefixItems", "$dynamicRef"})
+SINCE_2019: Final = SINCE_2020 | {
+    "dependentRequired", "dependentSchemas", "minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties",
+}  # fmt: skip
+SINCE_7: Final = SINCE_2019 | {"if"}
+SINCE_6: Final = SINCE_7 | {"const", "contains", "propertyNames"}
+LATER: Final = {
+    "draft-03": SINCE_6, "draft-04": SINCE_6, "draft-06": SINCE_7, "draft-07": SINCE_2019, "2019-09": SINCE_2020,
+}  # fmt: skip
 
 
 class Document:
@@ -30,10 +40,12 @@ class Document:
         self._resources: dict[str, str] = {ROOT_BASE: ""}
         self._anchors: dict[tuple[str, str], str] = {}
         self._dynamic: dict[str, dict[str, str]] = {}  # resource -> dynamic anchor -> its pointer
-        dialect = root.get("$schema") if isinstance(root, dict) else None
-        self.is_old = isinstance(dialect, str) and any(f"draft-0{number}" in dialect for number in (3, 4, 6, 7))
-        self.is_2019 = "2019-09" in str(dialect)
-        self.is_recursive = not self.is_old and "2020-12" not in str(dialect)  # it may have $recursiveRef
+        said = str(root.get("$schema")) if isinstance(root, dict) else ""
+        dialect = next((name for name in LATER if name in said), "")
+        self.is_old = dialect.startswith("draft")
+        self.is_2019 = dialect == "2019-09"
+        self.is_recursive = not self.is_old and "2020-12" not in said  # it may have $recursiveRef
+        self._dialect, self._later = dialect, LATER.get(dialect, frozenset())
         if isinstance(root, dict):
             self._index("", root, ROOT_BASE)
         names = [name for anchors in self._dynamic.values() for name in anchors]
@@ -42,6 +54,14 @@ class Document:
 
     def node(self, pointer: str) -> Json:
         return self._nodes[plain(pointer) if pointer[:1] == "~" else pointer]
+
+    def check_words(self, pointer: str, schema: dict[str, Json]) -> None:
+        """Raises ConstraintError: a keyword that `$schema` does not know. To enforce it would not be what a validator
+        does, to leave it out not what was meant."""
+        for keyword in schema if self._later else ():
+            if keyword in self._later:
+                reason = f"{self._dialect} does not know it; name a later $schema, or leave it out"
+                raise refused(f"{pointer}/{keyword}", reason)
 
     def target(self, pointer: str, keyword: str, reference: Json) -> str:
         """The pointer that a `$ref`, `$dynamicRef` or `$recursiveRef` in the schema at `pointer` leads to.

@@ -138,7 +138,9 @@ class Expander:
         keywords = ["type", *schema] if "type" in schema else list(schema)
         if "$ref" in schema and self._document.is_old:
             keywords = ["$ref"]  # up to draft 7 whatever stands beside a $ref is ignored
-        elif "type" in schema and holds and not type_(schema, pointer, kind, True, False):
+        else:
+            self._document.check_words(pointer, schema)
+        if "type" in keywords and holds and not type_(schema, pointer, kind, True, False):
             return []  # as below, for most kinds at once
         needs_all = exact or "unevaluatedProperties" in schema or "unevaluatedItems" in schema
         keywords.sort(key=lambda name: ORDER.get(name, 0))

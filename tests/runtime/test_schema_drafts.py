@@ -1,0 +1,114 @@
+"""Schemas that say in `$schema` which draft they are of mean what a validator of that draft takes them for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]  # ships no types
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from niwaki.runtime.api import ConstraintError, JsonSchema
+from niwaki.runtime.constraints import ConstraintCompiler
+from tests.runtime.test_schema_normal import VALUES, VOCABULARY, Json, admits
+
+DRAFTS = {
+    "http://json-schema.org/draft-04/schema#": jsonschema.Draft4Validator,
+    "http://json-schema.org/draft-06/schema#": jsonschema.Draft6Validator,
+    "http://json-schema.org/draft-07/schema#": jsonschema.Draft7Validator,
+    "https://json-schema.org/draft/2019-09/schema": jsonschema.Draft201909Validator,
+    "https://json-schema.org/draft/2020-12/schema": jsonschema.Draft202012Validator,
+}
+KEYS = st.sampled_from(["a", "b", "c"])
+TYPED = st.sampled_from(["integer", "string", "array", "object", "number"]).map(lambda name: {"type": name})
+SMALL = st.integers(0, 2)
+PART: st.SearchStrategy[Any] = st.one_of(
+    TYPED,
+    st.fixed_dictionaries({"minimum": SMALL}, optional={"exclusiveMinimum": st.booleans()}),
+    st.fixed_dictionaries({"maximum": SMALL}, optional={"exclusiveMaximum": st.booleans()}),
+    st.fixed_dictionaries({"exclusiveMinimum": SMALL}),
+    st.just({"$ref": "#/definitions/d"}),
+    TYPED.map(lambda typed: {"$ref": "#/definitions/d", **typed}),
+)
+WORDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "properties": st.dictionaries(KEYS, PART, max_size=2),
+        "additionalProperties": st.one_of(st.booleans(), PART),
+        "items": st.one_of(PART, st.lists(PART, min_size=1, max_size=2)),
+        "additionalItems": st.one_of(st.booleans(), PART),
+        "prefixItems": st.lists(PART, min_size=1, max_size=2),
+        "contains": PART,
+        "minContains": SMALL,
+        "maxContains": SMALL,
+        "const": st.sampled_from(VALUES),
+        "propertyNames": st.just({"maxLength": 1}),
+        "dependencies": st.dictionaries(KEYS, st.one_of(st.lists(KEYS, min_size=1, max_size=1), PART), max_size=1),
+        "dependentRequired": st.dictionaries(KEYS, st.lists(KEYS, min_size=1, max_size=1), max_size=1),
+        "if": PART,
+        "then": PART,
+        "not": PART,
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[ConstraintCompiler]:
+    compiler = ConstraintCompiler(VOCABULARY, seconds=20, max_bytes=1)
+    yield compiler
+    compiler.close()
+
+
+@pytest.mark.parametrize("dialect", [dialect for dialect in DRAFTS if "draft-0" in dialect])
+@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(words=WORDS, definition=TYPED)
+def test_what_is_enforced_is_what_a_validator_of_the_draft_says(
+    dialect: str, words: dict[str, Json], definition: Json, compiler: ConstraintCompiler
+) -> None:
+    schema = {"$schema": dialect, **words, "definitions": {"d": definition}}
+    try:
+        DRAFTS[dialect].check_schema(schema)
+    except jsonschema.SchemaError:
+        return
+    validator = DRAFTS[dialect](schema)
+    valid = [validator.is_valid(value) for value in VALUES]
+    try:
+        matcher = compiler.compile(JsonSchema(json.dumps(schema))).matcher()
+    except ConstraintError as error:
+        if "admits no text" in str(error) and any(valid):
+            pytest.fail(f"{schema} admits values, but was refused: {error}")
+        return
+    for value, is_valid in zip(VALUES, valid, strict=True):
+        assert admits(matcher, value) == is_valid, (schema, value)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "schema", "place"),
+    [
+        ("draft-04", {"properties": {"a": {"const": 1}}}, "/properties/a/const"),
+        ("draft-06", {"if": {"type": "integer"}, "then": {"minimum": 3}}, "/if"),
+        ("draft-07", {"type": "array", "contains": {"const": 1}, "minContains": 0}, "/minContains"),
+        ("draft-07", {"not": {"dependentRequired": {"a": ["b"]}}}, "/not/dependentRequired"),
+        ("2019-09", {"prefixItems": [{"type": "integer"}]}, "/prefixItems"),
+    ],
+)
+def test_a_word_of_a_later_draft_is_refused_at_its_place(
+    dialect: str, schema: dict[str, Json], place: str, compiler: ConstraintCompiler
+) -> None:
+    (said,) = (uri for uri in DRAFTS if dialect in uri)
+    with pytest.raises(ConstraintError) as caught:
+        compiler.compile(JsonSchema(json.dumps({"$schema": said, **schema})))
+    assert str(caught.value).startswith(f"schema at {place}: {dialect} does not know it")
+    assert compiler.compile(JsonSchema(json.dumps(schema))).num_states > 0
+
+
+def test_what_only_looks_like_a_later_word_is_none(compiler: ConstraintCompiler) -> None:
+    """A property's name, and what stands beside a reference that draft 7 alone looks at."""
+    said = {"$schema": "http://json-schema.org/draft-07/schema#"}
+    named = {**said, "properties": {"prefixItems": {"type": "integer"}}, "required": ["prefixItems"], "type": "object"}
+    assert admits(compiler.compile(JsonSchema(json.dumps(named))).matcher(), {"prefixItems": 3})
+    beside = {**said, "$ref": "#/definitions/d", "prefixItems": [], "definitions": {"d": {"type": "integer"}}}
+    assert admits(compiler.compile(JsonSchema(json.dumps(beside))).matcher(), 12)
