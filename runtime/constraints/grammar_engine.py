@@ -75,7 +75,7 @@ class GrammarConstraint:
         self.costs: npt.NDArray[np.int64] = (
             np.maximum(words.plain_costs, commitments.inside) + words.openings * commitments.value
         )
-        self.value = commitments.value
+        self.value, self.closings = commitments.value, source.closings
         self.highest_cost = int(self.costs.max()) + self.value
 
     @property
@@ -448,7 +448,8 @@ class GrammarMatcher:
         return None
 
     def _straight(self, place: Native, ending: Ending | None) -> bytes | None:
-        return straight_text(place, self._constraint.words, self._effort, self._leading_to(ending))
+        constraint = self._constraint
+        return straight_text(place, constraint.words, self._effort, self._leading_to(ending), constraint.closings)
 
     def _searched(self, place: Native, ending: Ending | None) -> bytes | None:
         num_before = TOKEN_BYTES * len(self._bounds)

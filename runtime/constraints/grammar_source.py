@@ -10,7 +10,7 @@ from typing import Final
 from niwaki.runtime.api import ConstraintError, Grammar, JsonSchema, Spacing
 from niwaki.runtime.constraints.grammar_ebnf import lark_of_ebnf
 from niwaki.runtime.constraints.guidance import tried
-from niwaki.runtime.constraints.schema import NormalSchema, normalise, shortest_text, text_with_witness
+from niwaki.runtime.constraints.schema import NormalSchema, closings, normalise, shortest_text, text_with_witness
 from niwaki.runtime.constraints.schema.document import Json, json_text
 from niwaki.runtime.constraints.schema.lark import lark_of
 from niwaki.runtime.constraints.schema.spacing import spaced_grammar, spaced_text
@@ -21,7 +21,7 @@ TAME_TEXT: Final = 64 * 1024  # bytes of a grammar of ours, about a millisecond 
 # Masks hold every token that fits, not only those of the canonical tokenization (which also keeps long forced texts
 # from costing seconds a mask).
 HEADER: Final = '%llguidance {"no_forcing": true}\n'
-NUMBERS = Struct("<qqq?III")
+NUMBERS = Struct("<qqq?IIII")
 
 
 class NoText(ValueError):
@@ -49,7 +49,7 @@ class GrammarSource:
     """A Lark grammar in llguidance's dialect, tried where it might take for ever to build, and a text of it, as short
     as was found. `is_small`: it is provably quick to build. `other` is a text whose ends may be needed where those of
     the shortest do not fit, or empty. `layout` is the normal schema as JSON where arrays allow no item twice beside the
-    grammar (`distinct.py`), else empty."""
+    grammar (`distinct.py`), else empty. `closings`: see `schema.closings`."""
 
     text: str
     shortest: bytes
@@ -58,19 +58,22 @@ class GrammarSource:
     is_small: bool
     other: bytes = b""
     layout: str = ""
+    closings: tuple[bytes, ...] = ()
 
     def to_bytes(self) -> bytes:
         numbers = (self.commitments.value, self.commitments.inside, self.num_states, self.is_small)
-        texts = (self.shortest, self.other, self.layout.encode())
+        # JSON of one line each: the control characters of patterns are escaped in it.
+        texts = (self.shortest, self.other, self.layout.encode(), b"\n".join(self.closings))
         return NUMBERS.pack(*numbers, *map(len, texts)) + b"".join(texts) + self.text.encode()
 
     @classmethod
     def from_bytes(cls, body: bytes) -> GrammarSource:
         value, inside, num_states, is_small, *sizes = NUMBERS.unpack_from(body)
         starts = [*accumulate(sizes, initial=NUMBERS.size), len(body)]
-        shortest, other, layout, text = (body[start:end] for start, end in pairwise(starts))
+        shortest, other, layout, lines, text = (body[start:end] for start, end in pairwise(starts))
+        found = tuple(lines.split(b"\n")) if lines else ()
         commitments = Commitments(value, inside)
-        return cls(text.decode(), shortest, commitments, num_states, bool(is_small), other, layout.decode())
+        return cls(text.decode(), shortest, commitments, num_states, bool(is_small), other, layout.decode(), found)
 
 
 def source_of_schema(constraint: JsonSchema, seconds: float, word: bytes) -> GrammarSource:
@@ -112,6 +115,7 @@ def _source_of(normal: NormalSchema, spacing: Spacing, word: bytes) -> GrammarSo
         normal.is_small,
         spaced_text(other, spacing),
         json_text(normal.schema) if normal.is_distinct else "",
+        closings(normal.schema),
     )
 
 

@@ -30,6 +30,7 @@ FEW: Final = 12
 STRAIGHT: Final = b'}]",:1234567890.-ntfa [{'
 STRAIGHT_BYTES: Final = 600
 CLOSING: Final = b'"}],'
+QUOTE: Final = CLOSING[0]
 MASKS_COMPARED: Final = 8  # one mask is too little: after `,` and after `:` a quote may be all that follows
 NICENESS: Final = 5  # of threads and processes that compile: the engine's steps go first
 _deep_lock = threading.Lock()
@@ -177,11 +178,15 @@ def short_text(
 
 
 def straight_text(
-    matcher: Native, byte_tokens: ByteTokens, effort: Effort, known_end: KnownEnd = accepted
+    matcher: Native,
+    byte_tokens: ByteTokens,
+    effort: Effort,
+    known_end: KnownEnd = accepted,
+    closings: Sequence[bytes] = (),
 ) -> bytes | None:
     """A continuation after which the text may end, closing at every place what can be closed: some tens of steps where
     a search looks at thousands of places. Often the shortest; None where it does not end within STRAIGHT_BYTES or the
-    effort."""
+    effort. `closings`: what strings may have to end with, their quotes included."""
     place = matcher.deep_copy()
     text = b""
     tried: set[int] = set()  # since something closed or was forced: these are taken again when no other byte may follow
@@ -190,14 +195,26 @@ def straight_text(
         if end is not None:
             return text + end
         forced = place.compute_ff_bytes()
-        follow = forced or _nearest(place, byte_tokens, tried)
+        closing = b"" if forced else _closing(place, byte_tokens, closings)
+        follow = forced or closing or _nearest(place, byte_tokens, tried)
         if not follow or place.try_consume_tokens([byte_tokens.ids[byte] for byte in follow]) < len(follow):
             return None
-        if forced or follow in CLOSING or follow[0] in tried:
+        if forced or closing or follow in CLOSING or follow[0] in tried:
             tried.clear()
         tried.update(() if forced else follow)
         text += follow
     return None
+
+
+def _closing(place: Native, byte_tokens: ByteTokens, closings: Sequence[bytes]) -> bytes:
+    """The one that ends the string here, which a quote alone does not; none where no string is open, or none does."""
+    quote = byte_tokens.ids[QUOTE]
+    if not closings or place.validate_tokens([quote]):
+        return b""
+    for closing in closings:
+        if place.validate_tokens([byte_tokens.ids[byte] for byte in closing]) == len(closing):
+            return closing
+    return b""
 
 
 def _nearest(place: Native, byte_tokens: ByteTokens, tried: set[int]) -> bytes:

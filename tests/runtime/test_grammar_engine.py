@@ -210,6 +210,20 @@ def test_objects_of_any_keys_end_within_their_budget_however_long_their_values_a
         assert matcher.can_end
 
 
+@pytest.mark.parametrize(
+    "wanted",
+    [{"items": {"type": "string", "pattern": r"\.tar\.gz$"}}, {"propertyNames": {"pattern": "_id$|é"}}],
+    ids=str,
+)
+def test_what_strings_must_hold_is_written_in_time(wanted: dict[str, object], compiler: ConstraintCompiler) -> None:
+    """No shortest text shows what it is: the array and the object may be empty."""
+    compiled = compiler.compile(schema({"type": "array" if "items" in wanted else "object", **wanted}))
+    for seed in range(16):
+        matcher = compiled.matcher()
+        text = drawn(matcher, random.Random(seed), 12 + 2 * seed)
+        assert matcher.can_end, (seed, text)
+
+
 def test_the_shortest_ending_completes_the_text_from_everywhere(compiler: ConstraintCompiler) -> None:
     rng = random.Random(5)
     for constraint in (schema(PERSON), schema(TREE), Grammar(LARK)):

@@ -2,6 +2,6 @@
 
 from niwaki.runtime.constraints.schema.document import TookTooLong
 from niwaki.runtime.constraints.schema.normal import NormalSchema, normalise
-from niwaki.runtime.constraints.schema.shortest import examples, shortest_text, text_with_witness
+from niwaki.runtime.constraints.schema.shortest import closings, examples, shortest_text, text_with_witness
 
-__all__ = ["NormalSchema", "TookTooLong", "examples", "normalise", "shortest_text", "text_with_witness"]
+__all__ = ["NormalSchema", "TookTooLong", "closings", "examples", "normalise", "shortest_text", "text_with_witness"]

@@ -15,9 +15,11 @@ from niwaki.runtime.constraints.schema.distinct import DISTINCT
 from niwaki.runtime.constraints.schema.document import Json, as_fraction, json_text
 from niwaki.runtime.constraints.schema.presence import witnesses
 from niwaki.runtime.constraints.schema.ranges import is_range, short_decimals, shortest_number
-from niwaki.runtime.constraints.schema.strings import shortest_of
+from niwaki.runtime.constraints.schema.strings import shortest_of, witness_of
 
 VARIANTS: Final = 6  # how deep they are looked for
+MAX_CLOSINGS: Final = 24
+LONGEST_CLOSING: Final = 64  # bytes
 LETTERS: Final = b"abcdefghijklmnopqrstuvwxyz"
 LONGEST: Final = 4
 Solve = Callable[[dict[str, Json]], bytes]
@@ -44,6 +46,27 @@ def shortest_text(root: Json, solve: Solve, letters: Letters = _same_letter) -> 
 def text_with_witness(root: Json, solve: Solve, letters: Letters) -> bytes:
     """Likewise, with a key before the one that an `x-witness` asks for, to be found from within such a key."""
     return _Texts(root, solve, letters, shows_witness=True).of(root) or b""
+
+
+def closings(root: Json) -> tuple[bytes, ...]:
+    """What strings may have to end with before they can: a short text of each pattern, of values and of keys, and the
+    quote behind it. The short ones first; not of patterns that take long to look into."""
+    patterns: dict[str, None] = {}
+    parts: list[Json] = [root]
+    for part in parts:  # grows while we walk
+        if isinstance(part, list):
+            parts += part
+        elif isinstance(part, dict):
+            if isinstance(pattern := part.get("pattern"), str):
+                patterns[pattern] = None
+            if isinstance(keys := part.get("patternProperties"), dict):
+                patterns |= dict.fromkeys(keys)
+            if "x-witness" in part:
+                patterns |= dict.fromkeys(pattern for pattern, _ in witnesses(part))
+            parts += part.values()
+    texts = [text for pattern in [*patterns][:MAX_CLOSINGS] if (text := witness_of(pattern))]
+    found = {json_text(text).encode()[1:]: None for text in texts}
+    return tuple(sorted((closing for closing in found if len(closing) <= LONGEST_CLOSING), key=len))
 
 
 def examples(root: Json) -> tuple[str, str]:

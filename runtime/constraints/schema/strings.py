@@ -22,6 +22,7 @@ MAX_PATTERN: Final = 16 * 1024
 MAX_TRIED_PATTERN: Final = 2000
 _COUNT: Final = re.compile(r"\{\d*,?(\d{4,})")
 LANGUAGE_SECONDS: Final = 0.01  # that a question about languages may take, and far more: 50 to 300 ms at the worst
+QUICK_LOOKS: Final = 64  # of terms: for what is only a help
 QUICK_EXCLUDED: Final = 100  # characters of texts that a string must not be: 65 us for each text of 10
 
 
@@ -169,6 +170,16 @@ def shortest_of(pattern: str, least: int, most: int | None) -> str | None:
     languages = Languages()
     schema: dict[str, Json] = {"pattern": pattern, "minLength": least}
     return languages.shortest(language_of(languages, schema if most is None else {**schema, "maxLength": most}))
+
+
+@lru_cache(maxsize=512)
+def witness_of(pattern: str) -> str | None:
+    """A short text in which the pattern is found; None where none is found quickly."""
+    languages = Languages()
+    try:
+        return languages.shortest(read(languages, pattern), QUICK_LOOKS)
+    except (ConstraintError, TooManyTerms):
+        return None
 
 
 def language_of(languages: Languages, schema: dict[str, Json]) -> Term:
