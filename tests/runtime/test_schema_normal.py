@@ -373,6 +373,25 @@ def test_what_negates_keys_holds_both_ways(
         ({"type": "number", "not": {"type": "integer"}}, [0.5, -1.25, 1e-07], [1, 0, "a"]),
         ({"type": "object", "properties": {"a": {"type": "integer"}}}, [{"a": 1}, {"A": "x"}], [{"a": "x"}]),
         ({"const": {"a": [1, {"b": "x\u0000"}], "c": []}}, [{"a": [1, {"b": "x\u0000"}], "c": []}], [{}, []]),
+        (  # that no additional key is possible is seen late
+            {
+                "type": ["object", "null"],
+                "additionalProperties": {"type": "array", "items": {"type": "string"}, "contains": {"type": "integer"}},
+                "minProperties": 1,
+            },
+            [None],
+            [{}, {"a": [1]}],
+        ),
+        (
+            {
+                "anyOf": [
+                    {"type": "null"},
+                    {"type": "object", "additionalProperties": {"$ref": "#"}, "minProperties": 1},
+                ]
+            },
+            [None, {"a": None}, {"a": {"b": None}}],
+            [{}, {"a": {}}, 1],
+        ),
     ],
 )
 def test_schemas_by_example(compiler: ConstraintCompiler, schema: Json, yes: list[Json], no: list[Json]) -> None:

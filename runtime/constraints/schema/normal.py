@@ -226,6 +226,8 @@ class _Writer:
                 if regions:
                     schema["patternProperties"] = regions
                 additional = self.schema_of(rest)
+                if least > len(required) and additional is False and not any(regions.values()):
+                    continue  # what is asked of its keys no value satisfies, which was seen when it was written
                 if additional is not True:
                     schema["additionalProperties"] = additional
                 if least > len(required):

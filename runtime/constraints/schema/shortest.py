@@ -259,16 +259,16 @@ class _Texts:
         if isinstance(least, int) and least > len(pairs):  # one key of any name, see presence.py
             if least > len(pairs) + 1:
                 return None
+            if schema.get("patternProperties"):
+                return self._solution("object", {**schema, "$defs": self.definitions})
             other = self._unknown_pair(schema, known)
             if other is None:
-                return self._solution("object", schema)
+                return None
             pairs.append(other)
         return b"{" + b",".join(pairs) + b"}"
 
     def _unknown_pair(self, schema: dict[str, Json], known: Collection[str]) -> bytes | None:
-        """With a key that the schema does not name; None where patterns say more of such keys."""
-        if "patternProperties" in schema or schema.get("additionalProperties") is False:
-            return None
+        """With a key that the schema does not name; None where such a key can have no value."""
         value = self.of(schema.get("additionalProperties", True))
         key = next(name for name in chain([""], map(str, count())) if name not in known)
         return None if value is None else json_text(key).encode() + b":" + value
