@@ -127,51 +127,43 @@ class ConstraintCompiler:
     def _compiled(self, constraint: Constraint) -> CompiledConstraint:
         match constraint:
             case JsonSchema() | Grammar():
-                return self._grammar(constraint)
+                found = self._source(constraint, self._vocabulary_of_grammars().longest_word)
             case ToolCalls():
                 return ComposedConstraint(calls_piece(constraint, self.vocabulary, self.compile), self.vocabulary)
             case Reasoned():
                 return ComposedConstraint(reasoned_piece(constraint, self.vocabulary, self.compile), self.vocabulary)
             case Choices(choices):
-                dfa = from_texts(texts_of(choices))
+                return self._walked(constraint, from_texts(texts_of(choices)))
             case Regex() | StopRegex() | AllOf():
-                dfa = self._automaton(constraint)
+                found = self._source(constraint)
             case _:
                 assert_never(constraint)
+        if isinstance(found, GrammarSource):
+            return self._grammar(constraint, found)
+        return self._walked(constraint, _automaton(constraint, found))
+
+    def _walked(self, constraint: Constraint, dfa: ByteDfa) -> AutomatonConstraint:
         try:
             return AutomatonConstraint(dfa, self.vocabulary)
         except ConstraintError as error:
             raise ConstraintError(f"{named(constraint)} cannot be used: {error}") from None
 
-    def _automaton(self, constraint: Regex | StopRegex | AllOf) -> ByteDfa:
-        found = self._source(constraint)
-        assert isinstance(found, Transitions), "a regex has an automaton"
-        dfa = from_edges(
-            np.frombuffer(found.accepting, np.uint8).astype(np.bool_),
-            np.array(found.sources, np.int32),
-            np.frombuffer(found.labels, np.uint8),
-            np.array(found.targets, np.int32),
-        )
-        if dfa is None:
-            raise ConstraintError(f"{named(constraint)} matches no text")
-        if isinstance(constraint, StopRegex) and dfa.accepting[START]:
-            raise ConstraintError(f"{named(constraint)} matches the empty text: it would stop at once")
-        return dfa
-
-    def _grammar(self, constraint: JsonSchema | Grammar) -> GrammarConstraint:
-        try:
-            with self._lock:
-                words = self._words = self._words or GrammarVocabulary(self.vocabulary)
-        except ConfigError as error:
-            raise ConstraintError(str(error)) from None
-        found = self._source(constraint, words.longest_word)
-        assert isinstance(found, GrammarSource), "a schema has a grammar"
+    def _grammar(self, constraint: Compilable, found: GrammarSource) -> GrammarConstraint:
+        words = self._vocabulary_of_grammars()
         try:
             with self._here if found.is_small else contextlib.nullcontext():
                 self.wait_for_pause()
                 return GrammarConstraint(found, words)
         except ConstraintError as error:
             raise refusal(constraint, f"cannot be enforced: {error}") from None
+
+    def _vocabulary_of_grammars(self) -> GrammarVocabulary:
+        try:
+            with self._lock:
+                words = self._words = self._words or GrammarVocabulary(self.vocabulary)
+        except ConfigError as error:
+            raise ConstraintError(str(error)) from None
+        return words
 
     def _source(self, constraint: Compilable, word: bytes = b"") -> Source:
         """Worked out here where that is surely quick, else where it can be killed. Raises as `source_of`."""
@@ -196,6 +188,20 @@ class ConstraintCompiler:
         self._counted += size - self._sizes.get(constraint, 0)
         self._sizes[constraint] = size
         self._sizes.move_to_end(constraint)
+
+
+def _automaton(constraint: Compilable, found: Transitions) -> ByteDfa:
+    dfa = from_edges(
+        np.frombuffer(found.accepting, np.uint8).astype(np.bool_),
+        np.array(found.sources, np.int32),
+        np.frombuffer(found.labels, np.uint8),
+        np.array(found.targets, np.int32),
+    )
+    if dfa is None:
+        raise ConstraintError(f"{named(constraint)} matches no text")
+    if isinstance(constraint, StopRegex) and dfa.accepting[START]:
+        raise ConstraintError(f"{named(constraint)} matches the empty text: it would stop at once")
+    return dfa
 
 
 def _entry_bytes(outcome: CompiledConstraint | str, source_bytes: int) -> int:

@@ -10,6 +10,11 @@ from typing import Final
 from niwaki.runtime.api import ConstraintError, Grammar, JsonSchema, Spacing
 from niwaki.runtime.constraints.grammar_ebnf import lark_of_ebnf
 from niwaki.runtime.constraints.guidance import tried
+from niwaki.runtime.constraints.regex_growth import farthest_end, stands_once
+from niwaki.runtime.constraints.regex_language import Languages, TooManyTerms
+from niwaki.runtime.constraints.regex_lark import plain, terminal
+from niwaki.runtime.constraints.regex_meaning import matched_by
+from niwaki.runtime.constraints.regex_tree import Node
 from niwaki.runtime.constraints.schema import NormalSchema, closings, normalise, shortest_text, text_with_witness
 from niwaki.runtime.constraints.schema.document import Json, json_text
 from niwaki.runtime.constraints.schema.lark import lark_of
@@ -17,6 +22,7 @@ from niwaki.runtime.constraints.schema.spacing import spaced_grammar, spaced_tex
 
 MAX_GRAMMAR_BYTES: Final = 64 * 1024
 MAX_NESTING: Final = 64
+MAX_REGEX_END: Final = 400  # bytes from any place of a large regex to its end, so that one is found
 TAME_TEXT: Final = 64 * 1024  # bytes of a grammar of ours, about a millisecond each KiB
 # Masks hold every token that fits, not only those of the canonical tokenization (which also keeps long forced texts
 # from costing seconds a mask).
@@ -134,6 +140,24 @@ def source_of_grammar(grammar: Grammar) -> GrammarSource:
     text = HEADER + _lark_of(grammar) + "\n"
     num_rules = text.count("\n") - 1
     return GrammarSource(text, _tried(text, searches=True), GRAMMAR_COMMITMENTS, num_rules, False)
+
+
+def source_of_large_regex(node: Node, text: str, cost: int) -> GrammarSource | None:
+    """A regex that no automaton holds, as a grammar of one terminal, whose places llguidance works out as texts come to
+    them. None where these could be several at a time, which at some length are too many."""
+    if not stands_once(node) or farthest_end(node) > MAX_REGEX_END:
+        return None
+    try:
+        languages = Languages()
+        term = matched_by(languages, node, text)
+        shortest = languages.shortest(term)
+        grammar = f"{HEADER}start: TEXT\nTEXT: {terminal(languages, term, plain)}\n"
+    except (ConstraintError, TooManyTerms):
+        return None
+    if shortest is None:
+        return None
+    _tried(grammar, searches=False)
+    return GrammarSource(grammar, shortest.encode(), Commitments(0, farthest_end(node)), cost, False)
 
 
 def _tried(text: str, *, searches: bool) -> bytes:

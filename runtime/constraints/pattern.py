@@ -26,13 +26,15 @@ class Pattern:
 
     `expression` is the same language for `transitions.automaton_of`: in the Rust dialect where it does not look around.
     `cost` is about the number of states of its automaton before it is made deterministic; `is_harmless` means that it
-    provably stays as small when it is, so that it may be compiled without a process to kill.
+    provably stays as small when it is, so that it may be compiled without a process to kill. `node` is the regex itself
+    where it does not look around.
     """
 
     text: str
     expression: Expression
     cost: int
     is_harmless: bool
+    node: Node | None = None
 
 
 def parse(text: str) -> Pattern:
@@ -43,7 +45,7 @@ def parse(text: str) -> Pattern:
     """
     meaning = meaning_of(_read(text), text)
     is_harmless = meaning.node is not None and stays_small(meaning.node)
-    return Pattern(text, meaning.expression, meaning.cost, is_harmless)
+    return Pattern(text, meaning.expression, meaning.cost, is_harmless, meaning.node)
 
 
 def first_match(text: str) -> Pattern:

@@ -49,8 +49,47 @@ def stays_small(node: Node) -> bool:
     Then its deterministic automaton has a state for each position and those inside a character's bytes, no more
     (Brueggemann-Klein and Wood, "One-unambiguous regular languages", 1998). The others may grow exponentially.
     """
-    if cost_of(node) > MAX_HARMLESS_STATES:
-        return False
+    return cost_of(node) <= MAX_HARMLESS_STATES and _is_unambiguous(node)
+
+
+def stands_once(node: Node) -> bool:
+    """Whether the same holds of the pattern with whatever counts: then who reads a text stands at one place of the
+    regex at a time, however large its automaton would be. Two or three copies show what any number does."""
+    return _is_unambiguous(_with_few_copies(node))
+
+
+def farthest_end(node: Node) -> int:
+    """So many bytes are enough to end a text of a regex that stands once, from whatever place in it."""
+    match node:
+        case Anchor() | Look():
+            return 0
+        case Characters(superset=superset, classes=classes):  # whose characters are not listed
+            return 4 if classes or not superset else len(chr(superset[0][0]).encode("utf-8", "surrogatepass"))
+        case Concatenation(items):
+            return sum(map(farthest_end, items))
+        case Alternatives(items):
+            return max(map(farthest_end, items), default=0)
+        case Repeat(item, low, _):
+            return max(1, low) * farthest_end(item)
+        case _:
+            assert_never(node)
+
+
+def _with_few_copies(node: Node) -> Node:
+    match node:
+        case Concatenation(items):
+            return Concatenation(tuple(map(_with_few_copies, items)))
+        case Alternatives(items):
+            return Alternatives(tuple(map(_with_few_copies, items)))
+        case Repeat(item, low, high):
+            few = min(low, 2)
+            most = high if high is None else few if high == low else min(high, few + 1)
+            return Repeat(_with_few_copies(item), few, most)
+        case _:
+            return node
+
+
+def _is_unambiguous(node: Node) -> bool:
     positions = _Positions([], [])
     try:
         whole = _part(node, positions)

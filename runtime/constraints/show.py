@@ -23,7 +23,7 @@ from niwaki.runtime.constraints.regex_parser import parsed
 from niwaki.runtime.constraints.schema import TookTooLong, examples, normalise
 from niwaki.runtime.constraints.schema.document import Json, unescaped
 from niwaki.runtime.constraints.schema.lark import lark_of
-from niwaki.runtime.constraints.sources import named, quick_source, read_answer, request_for, too_complex
+from niwaki.runtime.constraints.sources import MAX_COST, named, quick_source, read_answer, request_for, too_complex
 
 COMPILE_SECONDS: Final = 1.0  # as an engine gives it
 LETTER: Final = b"a"  # for texts of a least length
@@ -162,6 +162,8 @@ def _regex(text: str) -> Shown:
     else:
         lines.append(f"Automaton over characters: more than {MAX_DRAWN} states")
     kind = "provably small" if pattern.is_harmless else "may grow: it is compiled in a process of its own"
+    if pattern.cost > MAX_COST:
+        kind = "more than an automaton may have: llguidance works them out as texts come to them"
     lines.append(f"Automaton over bytes: about {pattern.cost} states before it is made deterministic; {kind}")
     return Shown(tuple(lines), True, automaton)
 

@@ -30,6 +30,7 @@ from niwaki.runtime.constraints.grammar_source import (
     GrammarSource,
     NoText,
     source_of_grammar,
+    source_of_large_regex,
     source_of_schema,
     source_of_small_schema,
 )
@@ -70,6 +71,11 @@ def source_of(constraint: Compilable, seconds: float, word: bytes) -> Source:
                 return source_of_schema(constraint, seconds, word)
             case Grammar():
                 return source_of_grammar(constraint)
+            case Regex(text):
+                pattern = parse(text)
+                large = pattern.node if pattern.cost > MAX_COST else None
+                found = None if large is None else source_of_large_regex(large, text, pattern.cost)
+                return found or _automaton(pattern, constraint)
             case _:
                 return _automaton(_pattern(constraint), constraint)
 

@@ -85,7 +85,8 @@ def compiler() -> Iterator[ConstraintCompiler]:
         ("a" * 70_000, "a regex of 70000 bytes is too long: at most 65536"),
         ("(" * 65 + ")" * 65, "groups are nested deeper than 64"),
         ("(a{1,1000}){1,1000}", "is too large: about 1000000 states written out"),
-        (".{0,10000}", "is too large: about 70000 states written out"),
+        (".{0,10000}x", "is too large: about 70002 states written out"),
+        ("[^x]{3000,20000}", "is too large: about 140000 states written out"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused_with_its_place(
