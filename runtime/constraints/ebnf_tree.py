@@ -68,6 +68,57 @@ def names_in(node: Node) -> set[str]:
     return {node.name} if isinstance(node, Name) else set().union(*map(names_in, children(node)))
 
 
+def with_ends(rules: Rules) -> Rules:
+    """The rules that have a text, without the options that have none: from inside such a one no text ends."""
+    users: dict[str, list[str]] = {}
+    for name, node in rules.items():
+        for used in names_in(node):
+            users.setdefault(used, []).append(name)
+    ending: set[str] = set()
+    asked = set(rules)
+    while asked:
+        found = {name for name in asked if _ends(rules[name], ending)}
+        ending |= found
+        asked = {user for name in found for user in users.get(name, ())} - ending
+    return {name: kept for name, node in rules.items() if (kept := _with_end(node, ending)) is not None}
+
+
+def _ends(node: Node, ending: set[str]) -> bool:
+    match node:
+        case Name(name):
+            return name in ending
+        case Sequence(parts):
+            return all(_ends(part, ending) for part in parts)
+        case Either(options):
+            return any(_ends(option, ending) for option in options)
+        case Repeat(part, low, _):
+            return low == 0 or _ends(part, ending)
+        case Chars() | Terminal():
+            return True
+        case _:
+            assert_never(node)
+
+
+def _with_end(node: Node, ending: set[str]) -> Node | None:
+    match node:
+        case Name(name):
+            return node if name in ending else None
+        case Sequence(parts):
+            found = [_with_end(part, ending) for part in parts]
+            whole = tuple(part for part in found if part is not None)
+            return Sequence(whole) if len(whole) == len(parts) else None
+        case Either(options):
+            left = tuple(found for option in options if (found := _with_end(option, ending)) is not None)
+            return (left[0] if len(left) == 1 else Either(left)) if left else None
+        case Repeat(part, low, high):
+            once = _with_end(part, ending)
+            return Repeat(once, low, high) if once is not None else None if low else Sequence(())
+        case Chars() | Terminal():
+            return node
+        case _:
+            assert_never(node)
+
+
 def regex_of(node: Node) -> str:
     """As a regex; of a tree without names."""
     match node:

@@ -19,6 +19,7 @@ from niwaki.runtime.constraints.ebnf_tree import (
     Terminal,
     regex_of,
     sign_of,
+    with_ends,
 )
 from niwaki.runtime.constraints.regex_tree import complement, normalised
 
@@ -56,7 +57,9 @@ def lark_of_ebnf(source: str, *, joins: bool = True) -> str:
         if match["name"] and match["name"] not in names:
             raise _invalid(source, match.start(), f"there is no rule {match['name']!r}")
     _check_order(tokens, source)
-    rules = _Reader(tokens, names, source).rules()
+    rules = with_ends(_Reader(tokens, names, source).rules())
+    if "start" not in rules:
+        raise ConstraintError("the ebnf grammar admits no text: every way through its rule 'root' goes on for ever")
     rules = (with_terminals(rules, "start") if joins else None) or rules
     return "".join(f"\n{name}: {_written(node)}" for name, node in rules.items())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from struct import Struct
@@ -27,6 +28,7 @@ TAME_TEXT: Final = 64 * 1024  # bytes of a grammar of ours, about a millisecond 
 # Masks hold every token that fits, not only those of the canonical tokenization (which also keeps long forced texts
 # from costing seconds a mask).
 HEADER: Final = '%llguidance {"no_forcing": true}\n'
+_PLACE = re.compile(r"^at (\d+)\((\d+)\)")
 NUMBERS = Struct("<qqq?IIII")
 
 
@@ -139,7 +141,16 @@ def source_of_grammar(grammar: Grammar) -> GrammarSource:
     """
     text = HEADER + _lark_of(grammar) + "\n"
     num_rules = text.count("\n") - 1
-    return GrammarSource(text, _tried(text, searches=True), GRAMMAR_COMMITMENTS, num_rules, False)
+    try:
+        shortest = _tried(text, searches=True)
+    except NoText as error:
+        raise NoText(_PLACE.sub(_in_their_grammar, str(error))) from None
+    return GrammarSource(text, shortest, GRAMMAR_COMMITMENTS, num_rules, False)
+
+
+def _in_their_grammar(place: re.Match[str]) -> str:
+    """A place of the engine's, which counts our first line, too."""
+    return f"in line {int(place[1]) - HEADER.count(chr(10))} at {place[2]}"
 
 
 def source_of_large_regex(node: Node, text: str, cost: int) -> GrammarSource | None:

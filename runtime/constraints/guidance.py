@@ -149,6 +149,8 @@ def build(grammar: str, tokenizer: LLTokenizer, *, is_shallow: bool = False) -> 
 
 def short_reason(message: str) -> str:
     lines = [line.strip() for line in message.splitlines() if line.strip()]
+    if lines[:1] == ["NoExtensionBias"]:
+        return "no token may follow, and the text may not end here"
     return lines[0][:300] if lines else "unknown reason"
 
 
@@ -164,17 +166,19 @@ def short_text(
 ) -> bytes | None:
     """A short continuation, in bytes, after which the text may end: the shortest that the search meets.
 
-    Uniform-cost over bytes. Among places as far away and with the same last masks one is kept, and where very many
-    bytes may follow only the likely ones are tried first: both cost no correctness, only at times a byte.
+    Uniform-cost over bytes. Among places as far away and with the same last masks one is kept at first, and where very
+    many bytes may follow only the likely ones are tried: both cost no correctness, only at times a byte.
     None where the effort was in vain; behind `num_before` bytes and more a place counts as several, for its copies.
     """
     half = Effort(effort.left // 2)
     effort.left -= half.left
     found, has_pruned = _searched(matcher, byte_tokens, half, known_end, num_before, prunes=True)
     effort.left += max(0, half.left)
-    if found is not None or not has_pruned:
-        return found
-    return _searched(matcher, byte_tokens, effort, known_end, num_before, prunes=False)[0]
+    if found is None and has_pruned:
+        found, _ = _searched(matcher, byte_tokens, effort, known_end, num_before, prunes=False)
+    if found is None and effort.left > 0:  # one that was not kept may have been the way
+        found, _ = _searched(matcher, byte_tokens, effort, known_end, num_before, prunes=False, merges=False)
+    return found
 
 
 def straight_text(
@@ -234,7 +238,14 @@ def _nearest(place: Native, byte_tokens: ByteTokens, tried: set[int]) -> bytes:
 
 
 def _searched(
-    matcher: Native, byte_tokens: ByteTokens, effort: Effort, known_end: KnownEnd, num_before: int, *, prunes: bool
+    matcher: Native,
+    byte_tokens: ByteTokens,
+    effort: Effort,
+    known_end: KnownEnd,
+    num_before: int,
+    *,
+    prunes: bool,
+    merges: bool = True,
 ) -> tuple[bytes | None, bool]:
     """The text, and whether bytes were left out."""
     queue: list[tuple[int, int, bytes, tuple[int, ...], Native]] = [(0, 0, b"", (), matcher)]
@@ -251,7 +262,7 @@ def _searched(
         mask = place.compute_bitmask()
         masks = (*before[-MASKS_COMPARED:], hash(mask))
         key = (length, masks)
-        if place.is_error() or key in seen:
+        if place.is_error() or (merges and key in seen):
             continue
         seen.add(key)
         follow = byte_tokens.in_mask(mask)

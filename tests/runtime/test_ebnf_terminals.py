@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
+from niwaki.runtime.api import ConstraintError, Grammar
 from niwaki.runtime.constraints import Vocabulary
 from niwaki.runtime.constraints.grammar_ebnf import lark_of_ebnf
-from niwaki.runtime.constraints.grammar_source import HEADER
+from niwaki.runtime.constraints.grammar_source import HEADER, source_of_grammar
 from niwaki.runtime.constraints.grammar_vocabulary import GrammarVocabulary
 from niwaki.runtime.constraints.guidance import build
 
@@ -125,9 +126,25 @@ def test_what_holds_no_recursion_is_read_in_one_piece_and_conflicts_are_not() ->
     ).count(")+")
 
 
+def test_a_text_is_found_where_all_places_have_the_same_mask() -> None:
+    grammar = 'root ::= "b" x | root{1,2} | "b"{0,2} "ab" root{2}\nx ::= root{2,} y | "aa"\ny ::= root{2,} [ab]?'
+    assert source_of_grammar(Grammar(grammar, "ebnf")).shortest == b"baa"
+
+
+def test_ways_that_never_end_are_no_part_of_a_grammar() -> None:
+    """A model that took one would write on until its budget ends."""
+    dead = 'x ::= "c" x\ny ::= "(" y ")" | x x'
+    assert lark_of_ebnf(f'root ::= "b" | "a" x | y{{2}} "b"\n{dead}') == lark_of_ebnf('root ::= "b"')
+    left = lark_of_ebnf('root ::= "b" | "d" x* [e] | (y | "f")?\n' + dead)
+    assert left == lark_of_ebnf('root ::= "b" | "d" "" [e] | "f"?')
+    with pytest.raises(ConstraintError, match="its rule 'root' goes on for ever"):
+        lark_of_ebnf(f"root ::= x | y\n{dead}")
+
+
 def test_large_grammars_are_read_in_little_time_whatever_they_hold() -> None:
     """Beyond what is compared, characters are left alone; no rule is followed by calls."""
     chain = "\n".join(f'r{n} ::= "a" r{n + 1} | "b"' for n in range(2000))
+    assert "rule_2002" not in lark_of_ebnf(f'root ::= r0 | r2000 r2000 s\n{chain}\nr2000 ::= "c"\ns ::= "d" s')
     assert "rule_2000" in lark_of_ebnf(f'root ::= r0\n{chain}\nr2000 ::= "c"')
     many = "\n".join(f'r{n} ::= "({n}" [a-z]{{0,150}} root? ")"' for n in range(40))
     lark_of_ebnf(f"root ::= {' | '.join(f'r{n}' for n in range(40))}\n{many}")

@@ -452,8 +452,9 @@ def test_a_schema_that_is_none_is_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("grammar", "message"),
     [
-        (Grammar("start: x"), 'unknown name: "x"'),
+        (Grammar("start: b\nb: x"), 'in line 2 at 4: unknown name: "x"'),
         (Grammar('start: "a" start'), "no text that satisfies it"),
+        (Grammar("start: start"), "no token may follow"),
         (Grammar(""), "at least one rule"),
         (Grammar("start: " + "(" * 1000), "64 levels deep"),
         (Grammar('%llguidance {}\nstart: "a"'), "engine's own options"),
