@@ -3,15 +3,20 @@
     python -m tests.benchmarks.bench_exact --only regexes     # 500 regexes against Python's, all strings to length 8
     python -m tests.benchmarks.bench_exact --only forcing     # 1,000 sampled texts, forced and drawn, token by token
     python -m tests.benchmarks.bench_exact --only budgets     # 1,000 schemas of JSONSchemaBench, from 4 tokens up
+    python -m tests.benchmarks.bench_exact --only steps       # 1,000,000 random tokens under 500 of these
+    python -m tests.benchmarks.bench_exact --only cache       # 100,000 schemas, one after the other
 
 Budgets: tokens are drawn uniformly from the masks, which is harder on a budget than any model. Where the shortest text
-fits, the text has to end in time and to be valid in `jsonschema`'s eyes; where not, it is incomplete.
+fits, the text has to end in time and to be valid in `jsonschema`'s eyes; where not, it is incomplete. Steps: likewise,
+without a budget; from one place in a hundred an end is looked for, and a text that grows long is given the one found.
+Cache: it stays within its bytes, keeps what is asked for again and again, and no file is written.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import re
 import sys
@@ -39,6 +44,15 @@ from tests.toy import make_tokenizer
 
 ALPHABETS = ("ab", "aé")
 MAX_LENGTH = 8
+STEPS_A_SCHEMA = 2000
+LONGEST = 1_000_000
+CACHE_BYTES = 256 * 1024 * 1024
+KINDS_OF_SCHEMAS: Sequence[Callable[[int], dict[str, object]]] = (
+    lambda n: {"type": "object", "properties": {f"k{n}": {"type": "integer"}, "name": {"type": "string"}}},
+    lambda n: {"type": "array", "items": {"enum": [n, "x", str(n)]}, "maxItems": 5},
+    lambda n: {"type": "string", "maxLength": 5 + n % 50, "pattern": f"^a{n}"},
+    lambda n: {"anyOf": [{"type": "integer", "minimum": n}, {"const": f"v{n}"}]},
+)
 BUDGETS = (4, 40, 160)  # and what the shortest text takes, and one more and ten more
 
 
@@ -80,9 +94,7 @@ def forcing(count: int, first: int) -> Counter[str]:
 def budgets(count: int, first: int) -> Counter[str]:
     counts = Counter(FAULTS=0)
     draw = random.Random(first)
-    tokens = Tokenizer(Path(bundled.MODEL_DIR)).token_bytes
-    end = next(i for i, text in enumerate(tokens) if text is None)
-    vocabulary = Vocabulary(tokens, {end})
+    tokens, vocabulary = bundled_vocabulary()
     compiler = ConstraintCompiler(vocabulary, seconds=10, max_bytes=1)
     for case in islice(bench_cases(0, 0), first, None):
         if counts["schemas"] == count:
@@ -107,6 +119,85 @@ def budgets(count: int, first: int) -> Counter[str]:
                 print(f"{case.name} within {budget}: {text[:200]!r}", file=sys.stderr)
     compiler.close()
     return counts
+
+
+def steps(count: int, first: int) -> Counter[str]:
+    counts = Counter(FAULTS=0)
+    draw = random.Random(first)
+    tokens, vocabulary = bundled_vocabulary()
+    compiler = ConstraintCompiler(vocabulary, seconds=10, max_bytes=1)
+    for case in islice(bench_cases(0, 0), first, None):
+        if counts["schemas"] == count:
+            break
+        try:
+            compiled = compiler.compile(JsonSchema(json.dumps(case.schema)))
+        except ConstraintError:
+            counts["refused"] += 1
+            continue
+        counts["schemas"] += 1
+        schema = decimal(json.dumps(case.schema))
+        validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema)
+        before = counts["tokens"]
+        while counts["tokens"] < before + STEPS_A_SCHEMA:
+            matcher = compiled.matcher()
+            text, is_reachable = walked(matcher, draw, counts, tokens, vocabulary)
+            counts["texts"] += 1
+            if not is_reachable or not validator.is_valid(decimal(text)):
+                counts["FAULTS"] += 1
+                print(f"{case.name}: {text[:200]!r}", file=sys.stderr)
+    compiler.close()
+    return counts
+
+
+def walked(
+    matcher: Matcher, draw: random.Random, counts: Counter[str], tokens: Sequence[bytes | None], vocabulary: Vocabulary
+) -> tuple[bytes, bool]:
+    """A text of tokens of the masks, and whether an end was found from everywhere where one was looked for."""
+    text = b""
+    row = np.zeros(vocabulary.num_words, np.uint32)
+    for _ in range(draw.choice((20, 60, 150, 300))):
+        matcher.fill_mask(row)
+        allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+        token = int(draw.choice(allowed))
+        counts["tokens"] += 1
+        matcher.accept(token)
+        if token in vocabulary.eos_ids:
+            return text, True
+        text += tokens[token] or b""
+        if draw.random() < 0.01:
+            counts["ends looked for"] += 1
+            if matcher.clone().shortest_ending(LONGEST) is None:
+                return text, False
+    ending = matcher.shortest_ending(LONGEST)
+    return text + b"".join(tokens[token] or b"" for token in ending or ()), ending is not None
+
+
+def cache(count: int, first: int) -> Counter[str]:
+    counts = Counter(FAULTS=0)
+    _, vocabulary = bundled_vocabulary()
+    hot = JsonSchema('{"const": "hot"}')
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TMPDIR"] = folder
+        os.chdir(folder)
+        compiler = ConstraintCompiler(vocabulary, max_bytes=CACHE_BYTES)
+        kept = compiler.compile(hot)
+        for number in range(first, first + count):
+            compiler.compile(JsonSchema(json.dumps(KINDS_OF_SCHEMAS[number % len(KINDS_OF_SCHEMAS)](number))))
+            counts["schemas"] += 1
+            if number % 50 == 0:
+                counts["FAULTS"] += compiler.compile(hot) is not kept
+            if number % 1000 == 0:
+                counts["most MiB"] = max(counts["most MiB"], compiler.num_bytes >> 20)
+                counts["FAULTS"] += compiler.num_bytes > CACHE_BYTES
+        compiler.close()
+        counts["FAULTS"] += len(os.listdir(folder))
+        os.chdir("/")
+    return counts
+
+
+def bundled_vocabulary() -> tuple[Sequence[bytes | None], Vocabulary]:
+    tokens = Tokenizer(Path(bundled.MODEL_DIR)).token_bytes
+    return tokens, Vocabulary(tokens, {next(i for i, text in enumerate(tokens) if text is None)})
 
 
 def decimal(text: str | bytes) -> Any:
@@ -144,6 +235,8 @@ KINDS: dict[str, tuple[Callable[[int, int], Counter[str]], int]] = {
     "regexes": (regexes, 500),
     "forcing": (forcing, 1000),
     "budgets": (budgets, 1000),
+    "steps": (steps, 500),
+    "cache": (cache, 100_000),
 }
 
 
