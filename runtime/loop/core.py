@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import torch
-from msgspec.structs import replace
 
 from niwaki.kernels.sample import Longs
-from niwaki.runtime.api import Cancelled, CapacityError, FinishReason, GenerationError, NiwakiError
+from niwaki.runtime.api import Cancelled, CapacityError, GenerationError, NiwakiError
 from niwaki.runtime.api.faults import told
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.constraints.boundaries import Boundaries
@@ -27,19 +25,16 @@ from niwaki.runtime.kv.tiers import Tiers
 from niwaki.runtime.loop import scheduler
 from niwaki.runtime.loop.counters import Counters
 from niwaki.runtime.loop.decoding import Decoding
-from niwaki.runtime.loop.forced import force
+from niwaki.runtime.loop.delivery import Delivery
 from niwaki.runtime.loop.pause import Pause
 from niwaki.runtime.loop.roster import Roster, pages_of
 from niwaki.runtime.options.config import EngineConfig
-from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.requests.drafts import DRAFT_ROWS
-from niwaki.runtime.requests.request import GenerateJob, Job, Request, ScoreJob
-from niwaki.runtime.sampling.redraw import sample_within
-from niwaki.runtime.sampling.sampler import PlainDraws, Sampled, SampleRow, rows_of, token_logprobs
+from niwaki.runtime.requests.request import GenerateJob, Job, Request
+from niwaki.runtime.sampling.sampler import Sampled, rows_of
 
 log = logging.getLogger("niwaki.engine")
 
-FilledMasks = Mapping[int, Words | NiwakiError]  # by request
 Computed = tuple[torch.Tensor, Sequence[Words | NiwakiError]]  # the logits, and the masks that were filled meanwhile
 
 
@@ -60,8 +55,6 @@ class EngineCore:
         """Without `boundaries` no token is forced: every one is drawn under its mask. With `runs_ahead` a steady batch
         of requests that are drawn plainly has its next step launched before the tokens of the last one are read."""
         self._runner = runner
-        self._boundaries = boundaries if config.force_tokens else None
-        self._tokenizer = tokenizer
         self._config = config
         self._end_ids = frozenset(runner.config.eos_ids)
         self.counters = Counters()
@@ -72,7 +65,10 @@ class EngineCore:
         self._decoding: Decoding | None = None  # while the batch is steady
         self._draft_rows = DRAFT_ROWS if config.draft_tokens else 0
         self._runs_ahead = runs_ahead
-        self._masks = MaskFiller((runner.config.vocab_size + 31) // 32)
+        vocab_size = runner.config.vocab_size
+        self._masks = MaskFiller((vocab_size + 31) // 32)
+        forcing = boundaries if config.force_tokens else None
+        self._delivery = Delivery(self._roster, self._masks, self.counters, forcing, self._end_ids, vocab_size)
 
     # -- what a host may do -----------------------------------------------------------------------------------------
 
@@ -93,10 +89,8 @@ class EngineCore:
         self._land_and_settle()
         for request in requests:
             try:
-                reason = self._force(request)
-                if reason is None:
+                if self._delivery.begin(request):
                     self._roster.waiting.append(request)
-                self._tell(request, reason)
             except Exception as error:
                 self.abort(request.job, told(error))
                 return
@@ -118,9 +112,11 @@ class EngineCore:
         self._masks.close()
 
     def abort_all(self, error: NiwakiError) -> None:
-        for job in {id(r.job): r.job for r in (*self._roster.waiting, *self._roster.running.values())}.values():
+        failed, self._delivery.failed = self._delivery.failed, []
+        known = {id(r.job): r.job for r in (*self._roster.waiting, *self._roster.running.values())}
+        for job, cause in [*failed, *((job, error) for job in known.values())]:
             try:
-                self.abort(job, error)
+                self.abort(job, cause)
             except Exception:
                 log.exception("a request could not be ended as it should")
 
@@ -159,7 +155,8 @@ class EngineCore:
         if computed is not None:
             self._commit(rows)
             logits, filled = computed
-            self._take_logits(rows, logits, dict(zip((request.id for request in masked), filled, strict=True)))
+            self._delivery.take_logits(rows, logits, dict(zip((request.id for request in masked), filled, strict=True)))
+            self._end_failed()
 
     def _compute(
         self, requests: Sequence[Request], batch: Batch, wanted: Sequence[tuple[Matcher, int]]
@@ -180,6 +177,23 @@ class EngineCore:
             return None
         self.pages.note_computed(len(batch.token_ids), time.perf_counter() - start)
         return logits, () if masks is None else masks.rows()  # all at once, before any matcher moves on
+
+    def _commit(self, batch: Sequence[tuple[Request, Row]]) -> None:
+        for request, row in batch:
+            assert request.lease is not None
+            num_left = request.num_prompt - request.num_computed
+            was_prefilling = num_left > 0
+            num_tokens = len(row.token_ids) - request.num_guessed(row.end)
+            request.num_computed += num_tokens
+            if request.was_preempted and was_prefilling:
+                self.counters.recomputed_tokens += num_tokens
+            if was_prefilling:
+                self.counters.prefilled_tokens += min(num_left, num_tokens)
+                # Share the prompt at once; generated tokens go into the tree when the request ends.
+                is_whole = request.num_computed >= request.num_prompt
+                if is_whole and request.prefilled is None:
+                    request.prefilled = time.perf_counter()
+                self._cache.commit(request.lease, request.ids, request.num_computed, share_tail=is_whole)
 
     # -- a steady batch ---------------------------------------------------------------------------------------------
 
@@ -218,14 +232,15 @@ class EngineCore:
         for place in taken.looked_at:
             if requests[place].lease is not None:  # else it ended with another of its job
                 assert tokens is not None
-                self._take(requests[place], Sampled(int(tokens[place])), is_accepted=place in taken.accepted)
+                self._delivery.take(requests[place], Sampled(int(tokens[place])), is_accepted=place in taken.accepted)
         drawing = [(requests[place], place) for place in taken.one_by_one if requests[place].lease is not None]
         if drawing and computed is None:  # to be computed again
             self._settle()
         elif computed is not None and drawing:
             logits, masks = computed
             rows = rows_of(logits, [row for _, row in drawing])
-            self._draw(drawing, rows, decoding.by_request(masks))
+            self._delivery.draw(drawing, rows, decoding.by_request(masks))
+        self._end_failed()
         is_steady = decoding is self._decoding and decoding.keep([*taken.looked_at, *taken.one_by_one])
         return is_steady and not (self._roster.waiting and len(decoding.requests) < len(requests))
 
@@ -296,33 +311,6 @@ class EngineCore:
             for request, row in rows
         ]
 
-    def _check_draft(self, request: Request, guess: TokenIds, logits: torch.Tensor, masks: FilledMasks) -> None:
-        """Go on as long as the token that comes is the one that was guessed.
-
-        `logits`: [1 + guess, vocab]; `masks`: what a constraint allows at the first of them.
-        """
-        tokens = None
-        if request.matcher is None:  # else what is allowed depends on what comes
-            vocab = self._runner.config.vocab_size
-            ahead = PlainDraws.ahead(request.params, request.seed, request.num_generated, len(logits), vocab)
-            tokens = ahead.draw(logits)
-        right = 0
-        self.counters.guessed_tokens += len(guess)
-        while request.lease is not None:
-            while right < len(guess) and request.num_pending and request.ids[request.num_computed] == guess[right]:
-                request.confirm()
-                self.counters.drafted_tokens += 1
-                right += 1
-            if request.num_pending:
-                break
-            if tokens is not None:
-                self._take(request, Sampled(int(tokens[right])))
-                continue
-            if right and request.matcher is not None:
-                masks = {request.id: self._masks.start([(request.matcher, request.remaining_new)]).rows()[0]}
-            self._draw([(request, right)], logits[right : right + 1], masks)
-        request.guesser.learn(len(guess), right, request.length)
-
     # -- what cannot go on ------------------------------------------------------------------------------------------
 
     def _refuse_the_impossible(self) -> None:
@@ -342,159 +330,10 @@ class EngineCore:
         if self._decoding is not None:
             self._decoding.flight = None
         for request in requests:
-            self._fail_request(request, GenerationError(f"the engine's step failed: {type(cause).__name__}: {cause}"))
+            self._delivery.fail(request, GenerationError(f"the engine's step failed: {type(cause).__name__}: {cause}"))
+        self._end_failed()
 
-    def _fail_request(self, request: Request, error: NiwakiError) -> None:
-        self._roster.drop(request)
-        self.counters.failed += 1
-        self.abort(request.job, error)
-
-    # -- after the forward pass -------------------------------------------------------------------------------------
-
-    def _commit(self, batch: Sequence[tuple[Request, Row]]) -> None:
-        for request, row in batch:
-            assert request.lease is not None
-            num_left = request.num_prompt - request.num_computed
-            was_prefilling = num_left > 0
-            num_tokens = len(row.token_ids) - request.num_guessed(row.end)
-            request.num_computed += num_tokens
-            if request.was_preempted and was_prefilling:
-                self.counters.recomputed_tokens += num_tokens
-            if was_prefilling:
-                self.counters.prefilled_tokens += min(num_left, num_tokens)
-                # Share the prompt at once; generated tokens go into the tree when the request ends.
-                is_whole = request.num_computed >= request.num_prompt
-                if is_whole and request.prefilled is None:
-                    request.prefilled = time.perf_counter()
-                self._cache.commit(request.lease, request.ids, request.num_computed, share_tail=is_whole)
-
-    def _take_logits(self, batch: Sequence[tuple[Request, Row]], logits: torch.Tensor, masks: FilledMasks) -> None:
-        drawing: list[tuple[Request, int]] = []  # (request, its row in logits)
-        reading: list[tuple[Request, int, int, int]] = []  # (request, first row, first position, count)
-        drafts: list[tuple[Request, TokenIds, int]] = []  # (request, what was guessed, its first row)
-        at = 0
-        for request, row in batch:
-            if row.num_logits:
-                num_guessed = request.num_guessed(row.end)
-                num_logits = row.num_logits - num_guessed
-                first = request.num_computed - num_logits
-                last_is_new = request.num_computed == request.length
-                count = num_logits - last_is_new
-                if count:
-                    reading.append((request, at, first, count))
-                request.logits_from = request.num_computed - (1 if last_is_new else 0)
-                if num_guessed:
-                    drafts.append((request, row.token_ids[-num_guessed:], at + num_logits - 1))
-                elif last_is_new and request.samples:
-                    drawing.append((request, at + num_logits - 1))
-                at += row.num_logits
-        if reading:
-            self._read(reading, logits)
-            drawing = [(request, row) for request, row in drawing if request.id in self._roster.running]
-        if drawing:
-            self._draw(drawing, rows_of(logits, [row for _, row in drawing]), masks)
-        for request, guess, first in drafts:
-            try:
-                self._check_draft(request, guess, logits[first : first + 1 + len(guess)], masks)
-            except Exception as error:
-                self._fail_request(request, told(error))
-        for request, _ in batch:
-            if request.is_computed and not request.samples and request.id in self._roster.running:
-                try:
-                    self._finish(request, FinishReason("length"))
-                except Exception as error:
-                    self._fail_request(request, told(error))
-
-    def _read(self, reading: Sequence[tuple[Request, int, int, int]], logits: torch.Tensor) -> None:
-        """Log-probabilities of tokens that are known: those of the prompt, and forced ones."""
-        for request, first_row, first, count in reading:
-            if request.lease is None:  # another of its job has failed
-                continue
-            try:
-                self._note(request, first, logits[first_row : first_row + count])
-            except Exception as error:
-                self._fail_request(request, told(error))
-
-    def _note(self, request: Request, first: int, logits: torch.Tensor) -> None:
-        """`logits`: behind the tokens from `first` on."""
-        targets = request.ids[first + 1 : first + 1 + len(logits)]
-        read = token_logprobs(logits, targets, request.params.top_logprobs_num)
-        for position, entry in enumerate(read, start=first + 1):
-            if position < request.num_prompt:
-                request.note_prompt(position, entry)
-            elif request.num_unshown:
-                reason = request.show(replace(entry, allowed=1), self._end_ids)
-                if reason is not None:
-                    self._finish(request, reason)
-                    break
-
-    def _draw(self, drawing: Sequence[tuple[Request, int]], logits: torch.Tensor, masks: FilledMasks) -> None:
-        ready: list[Request] = []
-        rows: list[SampleRow] = []
-        texts: list[tuple[Matcher, int] | None] = []
-        kept: list[int] = []
-        for place, (request, _) in enumerate(drawing):
-            mask = masks.get(request.id)
-            if isinstance(mask, NiwakiError):  # a fault belongs to its request
-                self._fail_request(request, mask)
-                continue
-            try:
-                rows.append(request.sample_row(mask, self._end_ids))
-            except Exception as error:
-                self._fail_request(request, told(error))
-                continue
-            matcher = request.matcher
-            texts.append(None if matcher is None or mask is None else (matcher, request.remaining_new))
-            ready.append(request)
-            kept.append(place)
-        if not ready:
-            return
-        drawn = sample_within(rows_of(logits, kept), rows, texts, self._end_ids)
-        for request, row, sampled in zip(ready, rows, drawn, strict=True):
-            if isinstance(sampled, NiwakiError):
-                self._fail_request(request, sampled)
-            elif request.wants_logprobs and row.mask is not None:
-                self._take(request, replace(sampled, allowed=int(np.bitwise_count(row.mask).sum())))
-            else:
-                self._take(request, sampled)
-
-    def _take(self, request: Request, sampled: Sampled, *, is_accepted: bool = False) -> None:
-        if request.lease is None:  # another of its job has failed
-            return
-        try:
-            if request.healing is not None:
-                settled = request.healing.settled(sampled.token_id, request.matcher, request.remaining_new)
-                sampled = sampled if settled == sampled.token_id else Sampled(settled)
-            reason = request.take(sampled, self._end_ids, is_accepted=is_accepted) or self._force(request)
-            self.counters.generated_tokens += 1  # a healed one, too
-            self._tell(request, reason)
-        except Exception as error:
-            self._fail_request(request, told(error))
-
-    def _force(self, request: Request) -> FinishReason | None:
-        return force(request, self._boundaries, self._end_ids, self.counters)
-
-    def _tell(self, request: Request, reason: FinishReason | None) -> None:
-        if reason is not None:
-            self._finish(request, reason)
-        elif isinstance(request.job, GenerateJob) and request.index == 0:
-            delta = request.next_delta()
-            if delta is not None:
-                request.job.generation.push(delta)
-
-    def _finish(self, request: Request, reason: FinishReason) -> None:
-        self._roster.leave(request)
-        request.drop_unshown()
-        self.counters.finished += 1
-        job = request.job
-        if isinstance(job, ScoreJob):
-            job.add(request.index, request.score())
-            return
-        delta = request.next_delta(is_last=True)
-        if delta is not None and request.index == 0:
-            job.generation.push(delta)
-        job.outputs[request.index] = request.output(reason)
-        if request.index == 0:
-            job.moved(request.kept_ids(reason))
-        if len(job.outputs) == job.num_outputs:
-            job.generation.succeed(tuple(job.outputs[i] for i in range(job.num_outputs)))
+    def _end_failed(self) -> None:
+        """End the jobs of the requests that have failed."""
+        while self._delivery.failed:
+            self.abort(*self._delivery.failed.pop(0))

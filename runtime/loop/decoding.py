@@ -4,12 +4,12 @@ Owned by `core.EngineCore`, which makes one when a plan has shown that the batch
 comes or goes. In between, how far the requests have come is known here alone; `settle` tells them. A request is
 *watched* when each of its tokens must be looked at as it comes: for a stop string, for whoever reads the stream. The
 others are looked at where they may end or where tokens are forced, and their text is made in one go. One under a
-constraint is drawn with the others, under its mask; its matcher is told every token as it comes.
+constraint is drawn with the others, under its mask (`led.Led`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,11 @@ from niwaki.kernels.sample import NO_TOKEN
 from niwaki.kernels.steady import take_highest
 from niwaki.radix.cache import Cache
 from niwaki.runtime.api import Generation, NiwakiError
-from niwaki.runtime.api.faults import told
 from niwaki.runtime.constraints.kernels import Words
-from niwaki.runtime.constraints.protocol import FREE, REFUSED, Followed, Matcher
+from niwaki.runtime.constraints.protocol import Matcher
 from niwaki.runtime.forward.runner import Batch
 from niwaki.runtime.loop.ahead import Flight, drawing_of
+from niwaki.runtime.loop.led import Filled, Led
 from niwaki.runtime.loop.roster import pages_of
 from niwaki.runtime.loop.untold import Taken, Untold
 from niwaki.runtime.requests.drafts import Listener
@@ -35,7 +35,6 @@ SPARE_PAGES = 4  # columns by which the page table grows
 # Steps for which a batch under masks must have been steady before it runs ahead. Where something is forced in a text,
 # what was launched for it is in vain, so it waits for a step; who is steady for so long is forced seldom.
 STEADY_STEPS = 4
-EVERYWHERE = slice(None)
 
 
 class Decoding:
@@ -77,28 +76,13 @@ class Decoding:
         self._plain = None if len(plain) == len(self.requests) else plain
         self._special: list[int] = np.flatnonzero(~self._is_plain).tolist()
         matchers = [self.requests[place].matcher for place in plain.tolist()]
-        rows = [row for row, matcher in enumerate(matchers) if matcher is not None]
-        self._led = plain[rows]  # places of those that are drawn under a mask
-        self._led_rows = np.array(rows, np.int64)  # where they stand among the plain ones
-        is_all = len(rows) == len(self.requests)  # a view, then, instead of a copy
-        self._at_led = EVERYWHERE if is_all else self._led
-        self._at_led_rows = EVERYWHERE if is_all else self._led_rows
-        self._matchers = [matcher for matcher in matchers if matcher is not None]
-        self._steps = [matcher.step for matcher in self._matchers]
-        self._ask_all()
+        self._led = Led(plain, matchers, len(self.requests), self._vocab_size)
         self._find_unread()
         self._count_left()
         self._lay_out()
 
     def _count_left(self) -> None:
         self._steps_left = int((self._last - self._starts).min())  # before somebody's budget ends
-
-    def _ask_all(self) -> None:
-        """Nothing is known of the matchers' next masks."""
-        self._unsure = list(range(len(self._matchers)))  # those, of the led ones, whose mask may not be at hand
-        self._asked = self._unsure  # those whose masks this step has asked for
-        self._is_told = [False] * len(self._matchers)  # those whose matchers know the token of this step
-        self._failed: dict[int, NiwakiError] = {}  # those whose matchers have, in this step
 
     def _find_unread(self) -> None:
         """Those whom somebody may begin to read, and whether a token alone can make somebody look."""
@@ -107,7 +91,7 @@ class Decoding:
             for request, is_watched in zip(self.requests, self._is_watched.tolist(), strict=True)
             if not is_watched and isinstance(request.job, GenerateJob) and request.index == 0
         ]
-        self._is_quiet = not (self._special or self._matchers or self._is_watched.any())
+        self._is_quiet = not (self._special or self._led.matchers or self._is_watched.any())
 
     def _lay_out(self) -> None:
         spans = Spans(self._starts, np.ones(len(self.requests), np.int64), self._table, self._held)
@@ -152,18 +136,17 @@ class Decoding:
 
     def masked(self) -> list[tuple[Matcher, int]]:
         """The masks that this step needs: the matchers, each with the tokens that its text may still write."""
-        if not (self._matchers or self._special):
+        if not (self._led.matchers or self._special):
             return []
-        self._asked, self._is_told, self._failed = self._unsure, [False] * len(self._matchers), {}
         led: list[tuple[Matcher, int]] = []
-        if self._asked:
+        if rows := self._led.ask():
             left = self._left().tolist()
-            led = [(self._matchers[row], left[row]) for row in self._asked]
+            led = [(self._led.matchers[row], left[row]) for row in rows]
         return led + [(matcher, request.remaining_new) for request, matcher in self._masked_special()]
 
     def _left(self) -> npt.NDArray[np.int64]:
         """How many tokens the led ones may still write, the one that this step draws included."""
-        left: npt.NDArray[np.int64] = (self._last - self._starts)[self._at_led]
+        left: npt.NDArray[np.int64] = (self._last - self._starts)[self._led.at]
         return left
 
     def _masked_special(self) -> list[tuple[Request, Matcher]]:
@@ -172,24 +155,10 @@ class Decoding:
 
     def by_request(self, masks: Sequence[Words | NiwakiError]) -> dict[int, Words | NiwakiError]:
         """After `take`: the masks of this step of those that are drawn one by one, of `masked` and what was at hand."""
-        filled = dict(zip(self._asked, masks, strict=False))
-        left = (self._left() + 1).tolist()
-        going = [row for row, is_told in enumerate(self._is_told) if not is_told]
-        found = {self.requests[self._led[row]].id: self._mask(row, left[row], filled) for row in going}
+        filled, left = self._led.filled(masks), (self._left() + 1).tolist()
+        found = {self.requests[place].id: mask for place, mask in self._led.masks(left, filled)}
         special = [request.id for request, _ in self._masked_special()]
-        return found | dict(zip(special, masks[len(self._asked) :], strict=True))
-
-    def _mask(self, row: int, left: int, filled: Mapping[int, Words | NiwakiError]) -> Words | NiwakiError:
-        if (mask := self._failed.get(row) or filled.get(row)) is not None:
-            return mask
-        try:
-            if (known := self._matchers[row].known_mask(left)) is not None:
-                return known
-            made = np.zeros((self._vocab_size + 31) // 32, np.uint32)  # forgotten meanwhile, to save memory
-            self._matchers[row].fill_mask_within(made, left)
-        except Exception as error:
-            return told(error)
-        return made
+        return found | dict(zip(special, masks[self._led.num_asked :], strict=True))
 
     # -- after it -----------------------------------------------------------------------------------------------------
 
@@ -210,18 +179,17 @@ class Decoding:
         plain = self._plain
         if plain is not None and not len(plain):
             return np.zeros(len(self.requests), np.int64)
-        if plain is None and not self._matchers:
+        if plain is None and not self._led.matchers:
             return self._draws.draw(logits)
         draws = self._draws if plain is None else self._draws.of_rows(plain)
         values = logits if plain is None else rows_of(logits, plain)
-        filled = dict(zip(self._asked, masks, strict=False))
+        filled = self._led.filled(masks)
         best = draws.best(values)
         if best is None:
             return None
         if draws.all_greedy:  # what is known to follow needs no mask
             self._tell_known(best, filled)
-        going = [row for row, is_told in enumerate(self._is_told) if not is_told]
-        drawn = self._drawn_under(draws, values, best, going, filled)
+        drawn = self._drawn_under(draws, values, best, filled)
         if not draws.all_greedy:
             self._tell_known(drawn, filled)
         if plain is None:
@@ -235,18 +203,26 @@ class Decoding:
         draws: PlainDraws,
         logits: torch.Tensor,
         best: npt.NDArray[np.int64],
-        going: Sequence[int],
-        filled: Mapping[int, Words | NiwakiError],
+        filled: Filled,
     ) -> npt.NDArray[np.int64]:
-        """A token for each plain row, of the led ones those of `going` under their masks."""
+        """A token for each plain row, those of matchers that are told none yet under their masks."""
+        led = self._led
+        going = led.going()
         if not going:
             return draws.draw_under(logits, best, NO_ROWS, ())
         left = self._left().tolist()
-        found = [(self._led_rows[row], self._mask(row, left[row], filled)) for row in going]
+        found = [(led.plain_rows[row], led.mask(row, left[row], filled)) for row in going]
         under = [(row, mask) for row, mask in found if not isinstance(mask, NiwakiError)]
         drawn = draws.draw_under(logits, best, np.array([row for row, _ in under], np.int64), [m for _, m in under])
         drawn[[row for row, mask in found if isinstance(mask, NiwakiError)]] = NO_TOKEN
         return drawn
+
+    def _tell_known(self, tokens: npt.NDArray[np.int64], filled: Filled) -> None:
+        """Tell the matchers that know the tokens drawn, by plain row, from other texts; not where they may end one."""
+        led = self._led
+        token_ids, last = tokens[led.at_plain], self._last[led.at] - 1
+        looks = (self._is_watched[led.at] | self._may_end[token_ids] | (self._starts[led.at] >= last)).tolist()
+        led.tell_known(token_ids.tolist(), self._left().tolist(), looks, filled)
 
     def take(self, tokens: npt.NDArray[np.int64] | None, *, has_logits: bool = True) -> Taken:
         """Keep what `draw` gave, but for the places that are told, whose requests are settled. Where the logits are
@@ -292,56 +268,14 @@ class Decoding:
         if self._is_quiet and self._steps_left > 0 and not may_end.any():
             return Taken([], set(), [])
         must_look = self._is_plain & (self._is_watched | may_end | (self._starts >= self._last))
-        one_by_one = self._special.copy()
-        self._unsure = []
-        if all(self._is_told):  # what they were told ends none, but somebody may have begun to read meanwhile
-            accepted = set(self._led[must_look[self._at_led]].tolist())
-            return Taken(must_look.nonzero()[0].tolist(), accepted, one_by_one)
-        accepted = set()
-        left, looks = (self._left() + 1).tolist(), must_look[self._at_led].tolist()
-        token_ids = tokens[self._at_led].tolist()
-        for row, is_told in enumerate(self._is_told):
-            if is_told:
-                if looks[row]:  # somebody has begun to read meanwhile
-                    accepted.add(int(self._led[row]))
-                continue
-            self._unsure.append(row)
-            found = self._followed(row, token_ids[row], left[row], looks[row])
-            if found is FREE:
-                continue
-            place = int(self._led[row])
-            if found is REFUSED:
-                one_by_one.append(place)
-            else:
-                accepted.add(place)
-            must_look[place] = found is not REFUSED
-        return Taken(must_look.nonzero()[0].tolist(), accepted, sorted(one_by_one))
-
-    def _tell_known(self, tokens: npt.NDArray[np.int64], filled: Mapping[int, Words | NiwakiError]) -> None:
-        """Tell the matchers that know the tokens drawn, by plain row, from other texts; not where they may end one."""
-        at = self._at_led
-        token_ids, last = tokens[self._at_led_rows], self._last[at] - 1
-        looks = (self._is_watched[at] | self._may_end[token_ids] | (self._starts[at] >= last)).tolist()
-        for row, mask in filled.items():
-            looks[row] |= isinstance(mask, NiwakiError)
-        steps = zip(self._steps, token_ids.tolist(), self._left().tolist(), looks, strict=True)
-        for row, (step, token_id, left, looks_at) in enumerate(steps):
-            try:
-                self._is_told[row] = not looks_at and step(token_id, left)
-            except Exception as error:
-                self._failed[row] = told(error)
-
-    def _followed(self, row: int, token_id: int, left: int, looks_at: bool) -> Followed:
-        if token_id < 0 or row in self._failed:
-            return REFUSED
-        matcher = self._matchers[row]
-        try:
-            if looks_at:  # whoever takes it tells the matcher
-                return FREE if matcher.admits(token_id, left) else REFUSED
-            return matcher.follow(token_id, left)
-        except Exception as error:
-            self._failed[row] = told(error)
-            return REFUSED
+        led = self._led
+        looks = must_look[led.at]
+        if led.all_told():  # what they were told ends none, but somebody may have begun to read meanwhile
+            return Taken(must_look.nonzero()[0].tolist(), set(led.places[looks].tolist()), self._special.copy())
+        accepted, refused = led.follow(tokens[led.at].tolist(), (self._left() + 1).tolist(), looks.tolist())
+        must_look[accepted] = True
+        must_look[refused] = False
+        return Taken(must_look.nonzero()[0].tolist(), set(accepted), sorted([*self._special, *refused]))
 
     def settle(self) -> None:
         """Tell all requests how far they have come."""
@@ -380,7 +314,7 @@ class Decoding:
         self._steps_in_pages = self.num_steps = 0
         self._untold.clear()
         self._listener = None
-        self._ask_all()
+        self._led.ask_all()
         return True
 
     # -- a step ahead -------------------------------------------------------------------------------------------------
@@ -388,7 +322,7 @@ class Decoding:
     @property
     def is_led(self) -> bool:
         """Whether some are drawn under masks, which hang on the token before."""
-        return bool(self._matchers)
+        return bool(self._led.matchers)
 
     @property
     def may_run_ahead(self) -> bool:
@@ -436,22 +370,17 @@ class Decoding:
         if len(rows) < len(requests):
             requests = [requests[row] for row in rows.tolist()]
             logits = logits[on_device(rows, logits.device)]
-        under = self._masks_of_all(masks)
+        under = self._led.all_masks(self._left().tolist(), masks)
         if under is None:
             return None
         if before is not None and before.requests == requests:
-            return Flight.of(requests, before.drawing, logits, self._led_rows, under)
+            return Flight.of(requests, before.drawing, logits, self._led.plain_rows, under)
         draws = self._draws.of_rows(np.array([places[id(request)] for request in requests], np.int64))
         if self.flight is not None:
             draws.advance()
-        return Flight.of(requests, drawing_of(draws, self._vocab_size, logits.device), logits, self._led_rows, under)
-
-    def _masks_of_all(self, masks: Sequence[Words | NiwakiError]) -> list[Words] | None:
-        filled = dict(zip(self._asked, masks, strict=False))
-        left = self._left().tolist()
-        found = [self._mask(row, left[row], filled) for row in range(len(self._matchers))]
-        words = [mask for mask in found if not isinstance(mask, NiwakiError)]
-        return words if len(words) == len(found) else None
+        return Flight.of(
+            requests, drawing_of(draws, self._vocab_size, logits.device), logits, self._led.plain_rows, under
+        )
 
     def land(self) -> npt.NDArray[np.int64] | None:
         """The tokens of the step that is under way, which is then counted as computed. None where one could not be

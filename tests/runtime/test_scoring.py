@@ -89,7 +89,7 @@ def test_log_probabilities_are_told_once_for_a_common_beginning(
         asked.append(len(target_ids))
         return sampler.token_logprobs(logits, target_ids, top_n)
 
-    monkeypatch.setattr("niwaki.runtime.loop.core.token_logprobs", token_logprobs)
+    monkeypatch.setattr("niwaki.runtime.loop.delivery.token_logprobs", token_logprobs)
     scores = bundled_engine.backend.score(bundled_engine.backend.open(), [Segment(HEAD)], NAMES).result(60)
     paths = {
         tuple(entry.token_id for entry in score.logprobs[:end])

@@ -1,0 +1,228 @@
+"""What a step's logits say, brought to its requests one by one: tokens are drawn, forced and told, guesses checked,
+log-probabilities read, texts ended.
+
+Owned by `core.EngineCore`. A fault belongs to the job of the request that it befell, which leaves at once and is told
+by the core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from msgspec.structs import replace
+
+from niwaki.runtime.api import FinishReason, NiwakiError
+from niwaki.runtime.api.faults import told
+from niwaki.runtime.constraints.boundaries import Boundaries
+from niwaki.runtime.constraints.kernels import Words
+from niwaki.runtime.constraints.masks import MaskFiller
+from niwaki.runtime.constraints.protocol import Matcher
+from niwaki.runtime.forward.runner import Row
+from niwaki.runtime.loop.counters import Counters
+from niwaki.runtime.loop.forced import force
+from niwaki.runtime.loop.roster import Roster
+from niwaki.runtime.options.limits import TokenIds
+from niwaki.runtime.requests.request import GenerateJob, Job, Request, ScoreJob
+from niwaki.runtime.sampling.redraw import sample_within
+from niwaki.runtime.sampling.sampler import PlainDraws, Sampled, SampleRow, rows_of, token_logprobs
+
+FilledMasks = Mapping[int, Words | NiwakiError]  # by request
+
+
+class Delivery:
+    """Knows one request at a time; which of them stand in the next step is decided elsewhere."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        masks: MaskFiller,
+        counters: Counters,
+        boundaries: Boundaries | None,
+        end_ids: frozenset[int],
+        vocab_size: int,
+    ) -> None:
+        """Without `boundaries` no token is forced: every one is drawn under its mask."""
+        self._roster = roster
+        self._masks = masks
+        self._counters = counters
+        self._boundaries = boundaries
+        self._end_ids = end_ids
+        self._vocab_size = vocab_size
+        # Jobs of which a request has failed, to be ended by the core: a callback would be a cycle, and who drops an
+        # engine wants its memory back at once.
+        self.failed: list[tuple[Job, NiwakiError]] = []
+
+    def begin(self, request: Request) -> bool:
+        """Add what a constraint forces at once. False where that ends it."""
+        reason = self._force(request)
+        self._tell(request, reason)
+        return reason is None
+
+    def fail(self, request: Request, error: NiwakiError) -> None:
+        """It leaves with the others of its job; nothing that they have computed since the last commit is trusted."""
+        self._roster.drop(request)
+        for other in [running for running in self._roster.running.values() if running.job is request.job]:
+            self._roster.drop(other)
+        self._counters.failed += 1
+        self.failed.append((request.job, error))
+
+    def take_logits(self, batch: Sequence[tuple[Request, Row]], logits: torch.Tensor, masks: FilledMasks) -> None:
+        """Behind a step: `logits` are those that the rows of `batch` wanted, one below the other."""
+        drawing: list[tuple[Request, int]] = []  # (request, its row in logits)
+        reading: list[tuple[Request, int, int, int]] = []  # (request, first row, first position, count)
+        drafts: list[tuple[Request, TokenIds, int]] = []  # (request, what was guessed, its first row)
+        at = 0
+        for request, row in batch:
+            if row.num_logits:
+                num_guessed = request.num_guessed(row.end)
+                num_logits = row.num_logits - num_guessed
+                first = request.num_computed - num_logits
+                last_is_new = request.num_computed == request.length
+                count = num_logits - last_is_new
+                if count:
+                    reading.append((request, at, first, count))
+                request.logits_from = request.num_computed - (1 if last_is_new else 0)
+                if num_guessed:
+                    drafts.append((request, row.token_ids[-num_guessed:], at + num_logits - 1))
+                elif last_is_new and request.samples:
+                    drawing.append((request, at + num_logits - 1))
+                at += row.num_logits
+        if reading:
+            self._read(reading, logits)
+            drawing = [(request, row) for request, row in drawing if request.id in self._roster.running]
+        if drawing:
+            self.draw(drawing, rows_of(logits, [row for _, row in drawing]), masks)
+        for request, guess, first in drafts:
+            try:
+                self._check_draft(request, guess, logits[first : first + 1 + len(guess)], masks)
+            except Exception as error:
+                self.fail(request, told(error))
+        for request, _ in batch:
+            if request.is_computed and not request.samples and request.id in self._roster.running:
+                try:
+                    self._finish(request, FinishReason("length"))
+                except Exception as error:
+                    self.fail(request, told(error))
+
+    def draw(self, drawing: Sequence[tuple[Request, int]], logits: torch.Tensor, masks: FilledMasks) -> None:
+        """One token for each request, from the row of `logits` in its place, whatever its parameters are."""
+        ready: list[Request] = []
+        rows: list[SampleRow] = []
+        texts: list[tuple[Matcher, int] | None] = []
+        kept: list[int] = []
+        for place, (request, _) in enumerate(drawing):
+            mask = masks.get(request.id)
+            if isinstance(mask, NiwakiError):  # a fault belongs to its request
+                self.fail(request, mask)
+                continue
+            try:
+                rows.append(request.sample_row(mask, self._end_ids))
+            except Exception as error:
+                self.fail(request, told(error))
+                continue
+            matcher = request.matcher
+            texts.append(None if matcher is None or mask is None else (matcher, request.remaining_new))
+            ready.append(request)
+            kept.append(place)
+        if not ready:
+            return
+        drawn = sample_within(rows_of(logits, kept), rows, texts, self._end_ids)
+        for request, row, sampled in zip(ready, rows, drawn, strict=True):
+            if isinstance(sampled, NiwakiError):
+                self.fail(request, sampled)
+            elif request.wants_logprobs and row.mask is not None:
+                self.take(request, replace(sampled, allowed=int(np.bitwise_count(row.mask).sum())))
+            else:
+                self.take(request, sampled)
+
+    def take(self, request: Request, sampled: Sampled, *, is_accepted: bool = False) -> None:
+        if request.lease is None:  # another of its job has failed
+            return
+        try:
+            if request.healing is not None:
+                settled = request.healing.settled(sampled.token_id, request.matcher, request.remaining_new)
+                sampled = sampled if settled == sampled.token_id else Sampled(settled)
+            reason = request.take(sampled, self._end_ids, is_accepted=is_accepted) or self._force(request)
+            self._counters.generated_tokens += 1  # a healed one, too
+            self._tell(request, reason)
+        except Exception as error:
+            self.fail(request, told(error))
+
+    def _check_draft(self, request: Request, guess: TokenIds, logits: torch.Tensor, masks: FilledMasks) -> None:
+        """Go on as long as the token that comes is the one that was guessed.
+
+        `logits`: [1 + guess, vocab]; `masks`: what a constraint allows at the first of them.
+        """
+        tokens = None
+        if request.matcher is None:  # else what is allowed depends on what comes
+            ahead = PlainDraws.ahead(request.params, request.seed, request.num_generated, len(logits), self._vocab_size)
+            tokens = ahead.draw(logits)
+        right = 0
+        self._counters.guessed_tokens += len(guess)
+        while request.lease is not None:
+            while right < len(guess) and request.num_pending and request.ids[request.num_computed] == guess[right]:
+                request.confirm()
+                self._counters.drafted_tokens += 1
+                right += 1
+            if request.num_pending:
+                break
+            if tokens is not None:
+                self.take(request, Sampled(int(tokens[right])))
+                continue
+            if right and request.matcher is not None:
+                masks = {request.id: self._masks.start([(request.matcher, request.remaining_new)]).rows()[0]}
+            self.draw([(request, right)], logits[right : right + 1], masks)
+        request.guesser.learn(len(guess), right, request.length)
+
+    def _read(self, reading: Sequence[tuple[Request, int, int, int]], logits: torch.Tensor) -> None:
+        """Log-probabilities of tokens that are known: those of the prompt, and forced ones."""
+        for request, first_row, first, count in reading:
+            if request.lease is None:  # another of its job has failed
+                continue
+            try:
+                self._note(request, first, logits[first_row : first_row + count])
+            except Exception as error:
+                self.fail(request, told(error))
+
+    def _note(self, request: Request, first: int, logits: torch.Tensor) -> None:
+        """`logits`: behind the tokens from `first` on."""
+        targets = request.ids[first + 1 : first + 1 + len(logits)]
+        read = token_logprobs(logits, targets, request.params.top_logprobs_num)
+        for position, entry in enumerate(read, start=first + 1):
+            if position < request.num_prompt:
+                request.note_prompt(position, entry)
+            elif request.num_unshown:
+                reason = request.show(replace(entry, allowed=1), self._end_ids)
+                if reason is not None:
+                    self._finish(request, reason)
+                    break
+
+    def _force(self, request: Request) -> FinishReason | None:
+        return force(request, self._boundaries, self._end_ids, self._counters)
+
+    def _tell(self, request: Request, reason: FinishReason | None) -> None:
+        if reason is not None:
+            self._finish(request, reason)
+        elif isinstance(request.job, GenerateJob) and request.index == 0:
+            delta = request.next_delta()
+            if delta is not None:
+                request.job.generation.push(delta)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        self._roster.leave(request)
+        request.drop_unshown()
+        self._counters.finished += 1
+        job = request.job
+        if isinstance(job, ScoreJob):
+            job.add(request.index, request.score())
+            return
+        delta = request.next_delta(is_last=True)
+        if delta is not None and request.index == 0:
+            job.generation.push(delta)
+        job.outputs[request.index] = request.output(reason)
+        if request.index == 0:
+            job.moved(request.kept_ids(reason))
+        if len(job.outputs) == job.num_outputs:
+            job.generation.succeed(tuple(job.outputs[i] for i in range(job.num_outputs)))

@@ -1,0 +1,136 @@
+"""Those of a steady batch that are drawn under masks: what their matchers were asked in a step, and told.
+
+Owned by `decoding.Decoding`. A *place* is an index into the batch, a *row* one into those here. Where a token is known
+to follow, from other texts, the matcher is told without a mask; the masks of the others are filled beside the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from niwaki.kernels.segments import Int64s
+from niwaki.runtime.api import NiwakiError
+from niwaki.runtime.api.faults import told
+from niwaki.runtime.constraints.kernels import Words
+from niwaki.runtime.constraints.protocol import FREE, REFUSED, Followed, Matcher
+
+EVERYWHERE = slice(None)
+Filled = Mapping[int, Words | NiwakiError]  # the masks of this step that were asked for, by row
+
+
+class Led:
+    """`left`, everywhere: how many tokens each may still write, the one that is drawn included."""
+
+    def __init__(self, plain: Int64s, matchers: Sequence[Matcher | None], num_places: int, vocab_size: int) -> None:
+        """Of the places `plain`, those that have a matcher."""
+        rows = [row for row, matcher in enumerate(matchers) if matcher is not None]
+        self.places = plain[rows]
+        self.plain_rows = np.array(rows, np.int64)  # where they stand in `plain`
+        is_all = len(rows) == num_places  # a view, then, instead of a copy
+        self.at = EVERYWHERE if is_all else self.places
+        self.at_plain = EVERYWHERE if is_all else self.plain_rows
+        self.matchers = [matcher for matcher in matchers if matcher is not None]
+        self._steps = [matcher.step for matcher in self.matchers]
+        self._num_words = (vocab_size + 31) // 32
+        self.ask_all()
+
+    def ask_all(self) -> None:
+        """Nothing is known of the matchers' next masks."""
+        self._unsure = list(range(len(self.matchers)))  # those whose mask may not be at hand
+        self._asked = self._unsure  # those whose masks this step has asked for
+        self._is_told = [False] * len(self.matchers)  # those whose matchers know the token of this step
+        self._failed: dict[int, NiwakiError] = {}  # those whose matchers have, in this step
+
+    # -- masks --------------------------------------------------------------------------------------------------------
+
+    def ask(self) -> list[int]:
+        """A step begins: the rows whose masks it needs to be filled."""
+        self._asked, self._is_told, self._failed = self._unsure, [False] * len(self.matchers), {}
+        return self._asked
+
+    @property
+    def num_asked(self) -> int:
+        return len(self._asked)
+
+    def filled(self, masks: Sequence[Words | NiwakiError]) -> Filled:
+        """`masks`: those of `ask`, in order, and maybe more."""
+        return dict(zip(self._asked, masks, strict=False))
+
+    def going(self) -> list[int]:
+        """The rows whose matchers have not been told this step's token."""
+        return [row for row, is_told in enumerate(self._is_told) if not is_told]
+
+    def mask(self, row: int, left: int, filled: Filled) -> Words | NiwakiError:
+        """Of the token that this step draws: as it was filled, or known."""
+        if (mask := self._failed.get(row) or filled.get(row)) is not None:
+            return mask
+        try:
+            if (known := self.matchers[row].known_mask(left)) is not None:
+                return known
+            made = np.zeros(self._num_words, np.uint32)  # forgotten meanwhile, to save memory
+            self.matchers[row].fill_mask_within(made, left)
+        except Exception as error:
+            return told(error)
+        return made
+
+    def masks(self, left: Sequence[int], filled: Filled) -> Iterator[tuple[int, Words | NiwakiError]]:
+        """Those of the rows of `going`, each with its place."""
+        for row in self.going():
+            yield int(self.places[row]), self.mask(row, left[row], filled)
+
+    def all_masks(self, left: Sequence[int], masks: Sequence[Words | NiwakiError]) -> list[Words] | None:
+        """One for each row; None where one is an error."""
+        filled = self.filled(masks)
+        found = [self.mask(row, left[row], filled) for row in range(len(self.matchers))]
+        words = [mask for mask in found if not isinstance(mask, NiwakiError)]
+        return words if len(words) == len(found) else None
+
+    # -- tokens -------------------------------------------------------------------------------------------------------
+
+    def tell_known(self, token_ids: Sequence[int], left: Sequence[int], looks: Sequence[bool], filled: Filled) -> None:
+        """Tell the matchers that know their token from other texts, but where somebody looks at it."""
+        steps = zip(self._steps, token_ids, left, looks, strict=True)
+        for row, (step, token_id, may_write, looks_at) in enumerate(steps):
+            if isinstance(filled.get(row), NiwakiError):
+                looks_at = True
+            try:
+                self._is_told[row] = not looks_at and step(token_id, may_write)
+            except Exception as error:
+                self._failed[row] = told(error)
+
+    def all_told(self) -> bool:
+        """Whether all matchers know this step's token; then their next masks are known, too."""
+        self._unsure = []
+        return all(self._is_told)
+
+    def follow(
+        self, token_ids: Sequence[int], left: Sequence[int], looks: Sequence[bool]
+    ) -> tuple[list[int], list[int]]:
+        """Tell the other matchers theirs, but where `looks` says that somebody will. The places whose token must be
+        looked at, which is accepted, and those where it is refused."""
+        accepted: list[int] = []
+        refused: list[int] = []
+        for row, is_told in enumerate(self._is_told):
+            if is_told:
+                if looks[row]:  # somebody has begun to read meanwhile
+                    accepted.append(int(self.places[row]))
+                continue
+            self._unsure.append(row)
+            found = self._followed(row, token_ids[row], left[row], looks[row])
+            if found is not FREE:
+                (refused if found is REFUSED else accepted).append(int(self.places[row]))
+        return accepted, refused
+
+    def _followed(self, row: int, token_id: int, left: int, looks_at: bool) -> Followed:
+        if token_id < 0 or row in self._failed:
+            return REFUSED
+        matcher = self.matchers[row]
+        try:
+            if looks_at:  # whoever takes it tells the matcher
+                return FREE if matcher.admits(token_id, left) else REFUSED
+            return matcher.follow(token_id, left)
+        except Exception as error:
+            self._failed[row] = told(error)
+            return REFUSED
