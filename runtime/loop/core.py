@@ -145,7 +145,9 @@ class EngineCore:
             self._refuse_the_impossible()
             return
         self._run(self._with_drafts(rows))
-        if scheduler.is_steady(plan, len(self._roster.running)):
+        num_running, num_waiting = len(self._roster.running), len(self._roster.waiting)
+        most = self._config.step_tokens
+        if scheduler.is_steady(plan, num_running, num_waiting=num_waiting, max_batch_tokens=most):
             self._begin_decoding()
 
     def _run(self, rows: Sequence[tuple[Request, Row]]) -> None:

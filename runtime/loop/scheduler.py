@@ -127,12 +127,15 @@ def plan(waiting: Sequence[Waiting], running: Sequence[Running], room: Room, pol
     return _filled(waiting, kept, (), room, policy)
 
 
-def is_steady(plan: Plan, num_running: int) -> bool:
-    """Whether the plan says that every running request decodes one token, and nothing else.
+def is_steady(plan: Plan, num_running: int, *, num_waiting: int, max_batch_tokens: int) -> bool:
+    """Whether the next plan is that every running request decodes one token, and nothing else, where all have one.
 
-    The same plan then holds for the steps behind it, until somebody comes or goes or pages run short: what is promised
-    to running requests never shrinks while they decode, so whoever waits finds no more room than now.
+    That plan then holds for the steps behind it, until somebody comes or goes or pages run short: where nobody waits
+    there is nobody to admit; else this plan was the same, and what is promised to running requests never shrinks while
+    they decode, so whoever waits finds no more room than now.
     """
+    if not num_waiting:
+        return num_running <= max_batch_tokens
     return len(plan.rows) == num_running and plan.num_tokens == num_running and not (plan.admit or plan.preempt)
 
 

@@ -65,7 +65,7 @@ CONSTRAINED = [
 
 def one_by_one(monkeypatch: pytest.MonkeyPatch, work: Callable[[], list[Output]]) -> list[Output]:
     with monkeypatch.context() as patch:
-        patch.setattr(scheduler, "is_steady", lambda plan, num_running: False)
+        patch.setattr(scheduler, "is_steady", lambda plan, num_running, **others: False)
         return work()
 
 
@@ -83,6 +83,22 @@ def test_a_steady_batch_gives_what_single_steps_give(
     counters = [replace(each.core.counters, recomputed_tokens=0) for each in (host, single)]
     assert counters[0] == counters[1]
     assert (num_pages == 60) == (host.core.counters.preemptions > 0)
+
+
+def test_a_batch_is_steady_behind_its_prompts_where_nobody_waits(folder: Path) -> None:
+    host = Host(folder)
+    for length in (5, 9, 30):
+        host.submit(DRAWN, length)
+    host.step()
+    assert host.core._decoding is not None
+    host.run()
+
+
+def test_a_batch_that_does_not_fit_a_step_is_not_steady() -> None:
+    rows = tuple(scheduler.Row(index, 1) for index in range(4))
+    alone = {"num_waiting": 0, "max_batch_tokens": 4}
+    assert scheduler.is_steady(scheduler.Plan(rows), 4, **alone)
+    assert not scheduler.is_steady(scheduler.Plan(rows), 5, **alone)
 
 
 def test_who_begins_to_read_is_told_every_token_from_then_on(folder: Path) -> None:
