@@ -434,30 +434,42 @@ class _Prefilling:
 
 class _Heads:
     """What those who are admitted in this very plan found cached: full pages, packed and in order, so that who has most
-    in common with another stands beside it."""
+    in common with another stands beside it. Packed when somebody asks who may share more than is locked already."""
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
+        self._unpacked: list[Waiting] = []
         self._known: dict[str, list[bytes]] = {}  # by namespace
 
     def add(self, request: Waiting) -> None:
+        self._unpacked.append(request)
+
+    def num_shared(self, request: Waiting) -> int:
+        """How many of its cached pages are held already, by running requests or by these."""
+        shared, most = request.num_locked_pages, self._num_pages(request)
+        if shared >= most:
+            return most
+        for added in self._unpacked:
+            self._pack_in(added)
+        self._unpacked.clear()
+        known = self._known.get(request.namespace)
+        if known:
+            head = self._head_of(request)
+            at = bisect_left(known, head)
+            beside = known[max(0, at - 1) : at + 1]
+            page_bytes = self._page_size * TOKEN_BYTES
+            shared = max(shared, *(common_pages(other, head, 0, page_bytes) for other in beside))
+        return shared
+
+    def _pack_in(self, request: Waiting) -> None:
         head = self._head_of(request)
         known = self._known.setdefault(request.namespace, [])
         at = bisect_left(known, head)
         if head and known[at : at + 1] != [head]:
             known.insert(at, head)
 
-    def num_shared(self, request: Waiting) -> int:
-        """How many of its cached pages are held already, by running requests or by these."""
-        head, page_bytes = self._head_of(request), self._page_size * TOKEN_BYTES
-        shared, most = request.num_locked_pages, len(head) // page_bytes
-        known = self._known.get(request.namespace)
-        if shared < most and known:
-            at = bisect_left(known, head)
-            beside = known[max(0, at - 1) : at + 1]
-            shared = max(shared, *(common_pages(other, head, 0, page_bytes) for other in beside))
-        return min(shared, most)
+    def _num_pages(self, request: Waiting) -> int:
+        return min(request.num_cached, request.most_cached) // self._page_size
 
     def _head_of(self, request: Waiting) -> bytes:
-        num_cached = min(request.num_cached, request.most_cached)
-        return request.ids[: num_cached // self._page_size * self._page_size].tobytes()
+        return request.ids[: self._num_pages(request) * self._page_size].tobytes()
