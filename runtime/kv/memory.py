@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import psutil
 import torch
 
 from niwaki.runtime.api import ConfigError
+from niwaki.runtime.kv.host_memory import available_bytes
 from niwaki.runtime.models.config import DTYPE_BYTES, ModelConfig
 from niwaki.runtime.models.weights import expected_tensors
 from niwaki.runtime.options.config import LEAST_CHUNK
@@ -72,7 +72,7 @@ def pool_tokens(
             )
         budget = int((free - needed) * (kv_memory or DEVICE_SHARE))
     else:
-        budget = int(psutil.virtual_memory().available * (kv_memory or HOST_SHARE))
+        budget = int(available_bytes() * (kv_memory or HOST_SHARE))
     tokens = budget // config.kv_bytes_per_token(dtype, kv_dtype)
     if kv_memory is None and not is_gpu:
         tokens = min(tokens, max(MAX_HOST_TOKENS, config.context_length))

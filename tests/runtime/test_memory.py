@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import psutil
@@ -11,6 +12,8 @@ import torch
 
 from niwaki.runtime.api import ConfigError
 from niwaki.runtime.forward.runner import Runner
+from niwaki.runtime.kv import memory as memory_of_pool
+from niwaki.runtime.kv.host_memory import available_bytes
 from niwaki.runtime.kv.memory import KvMemory, bytes_beside_pool, chunk_tokens, pool_tokens
 from niwaki.runtime.models.config import Experts, LayerKind, LayerNames, ModelConfig
 from niwaki.runtime.options.config import EngineConfig
@@ -38,6 +41,39 @@ def test_bytes_and_shares_size_the_pool(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 8_000_000 * PER_TOKEN}))
     assert tokens_on("cpu", 0.5) == 4_000_000
     assert tokens_on("cpu", None) == 65_536, "a CPU's pool has a limit unless one asks for more"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_container_s_limit_counts_where_it_is_less_than_the_machine_has(
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 64 << 30}))
+    process, top = tmp_path / "cgroup", tmp_path / "groups"
+    process.write_text("0::/box/job\n" if version == 2 else "7:cpu,cpuacct:/box/job\n4:memory:/box/job\n0::/\n")
+    memory = top if version == 2 else top / "memory"
+    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    (memory / "box" / "job").mkdir(parents=True)
+
+    def put(group: Path, limit: str, used: int, files: int) -> None:
+        for name, text in zip(names, (limit, str(used)), strict=True):
+            (group / name).write_text(f"{text}\n")
+        (group / "memory.stat").write_text(f"anon 5\ninactive_file {files}\ntotal_inactive_file {files}\n")
+
+    put(memory / "box" / "job", "max" if version == 2 else str(2**63 - 4096), 3 << 30, 0)
+    assert available_bytes(process, top) == 64 << 30
+    put(memory / "box", str(8 << 30), 3 << 30, 1 << 30)
+    assert available_bytes(process, top) == 6 << 30, "the group above has a limit; what files take is given up"
+    put(memory / "box" / "job", str(4 << 30), 5 << 30, 0)
+    assert available_bytes(process, top) == 0
+    monkeypatch.setattr(memory_of_pool, "available_bytes", lambda: 1_000_000 * PER_TOKEN)
+    assert tokens_on("cpu", 0.5) == 500_000
+
+
+def test_where_there_are_no_groups_the_machine_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 1 << 30}))
+    assert available_bytes(tmp_path / "none", tmp_path) == 1 << 30
+    (tmp_path / "cgroup").write_text("0::/not/seen/from/here\nnonsense\n")
+    assert available_bytes(tmp_path / "cgroup", tmp_path) == 1 << 30
 
 
 def test_a_pool_on_a_cpu_takes_memory_as_it_is_written() -> None:
