@@ -2,7 +2,8 @@
 
 The file begins with a line of JSON: version, the model's fingerprint, page size, bytes of a page. Then, path by path,
 a line of JSON (namespace, tokens, index of the first page that is not an earlier path's, checksum) and the bytes: token
-ids, then pages. It is written beside and renamed; a damaged one is read up to the damage.
+ids, then pages. The checksum is over them and what the line says. It is written beside and renamed; a damaged one is
+read up to the damage.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from niwaki.runtime.kv.tiers import Bytes
 log = logging.getLogger("niwaki.tiers")
 
 FORMAT = "niwaki cache"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class CacheWriter:
                 "tokens": len(saved.ids),
                 "first": saved.first,
                 "pages": len(saved.pages),
-                "crc32": zlib.crc32(data),
+                "crc32": _checksum(saved.namespace, len(saved.ids), saved.first, data),
             }
         )
         self._file.write(data)
@@ -146,9 +147,15 @@ def _read_path(file: BinaryIO, fields: dict[str, object], layout: Layout) -> Sav
     if min(first, pages) < 0 or -(-tokens // layout.page_size) != first + pages:
         return None
     size = tokens * 4 + pages * layout.page_bytes
+    if size > os.fstat(file.fileno()).st_size - file.tell():  # nobody need find memory for what is not there
+        return None
     data = file.read(size)
-    if len(data) != size or zlib.crc32(data) != fields.get("crc32"):
+    if len(data) != size or _checksum(namespace, tokens, first, data) != fields.get("crc32"):
         return None
     ids = np.frombuffer(data[: tokens * 4], np.int32)
     content = np.frombuffer(data[tokens * 4 :], np.uint8).reshape(pages, layout.page_bytes)
     return SavedPath(namespace, ids, first, content)
+
+
+def _checksum(namespace: str, tokens: int, first: int, data: bytes) -> int:
+    return zlib.crc32(data, zlib.crc32(json.dumps([namespace, tokens, first]).encode()))

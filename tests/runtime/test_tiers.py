@@ -15,6 +15,7 @@ import pytest
 from niwaki.runtime.api import ConfigError, GenerationError
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.forward.runner import Runner
+from niwaki.runtime.kv.cache_file import CacheWriter, Layout, SavedPath, read_cache
 from niwaki.runtime.kv.tiers import Bytes, DiskStore, MemoryStore, Tiers, page_keys
 from tests.toy import VOCAB_SIZE, make_model
 
@@ -286,3 +287,33 @@ def test_a_saved_cache_of_other_weights_is_refused_and_a_damaged_one_is_used_up_
     other = make_model(tmp_path / "other", sharpness=3.0, seed=9)
     with Engine(other, kv_tokens=1024) as engine, pytest.raises(ConfigError, match="saved with another fingerprint"):
         engine.load_cache(file)
+
+
+@pytest.mark.parametrize("damage", [(b'"namespace": ""', b'"namespace": "x"'), (b'"tokens": 45', b'"tokens": 46')])
+def test_a_path_of_a_saved_cache_is_taken_up_only_as_it_was_written(
+    folder: Path, tmp_path: Path, damage: tuple[bytes, bytes]
+) -> None:
+    file = tmp_path / "cache.niwaki"
+    with Engine(folder, kv_tokens=1024) as engine:
+        run(engine, prompt(6, 40))
+        assert engine.save_cache(file) == 45
+    content = file.read_bytes()
+    assert content.count(damage[0]) == 1
+    file.write_bytes(content.replace(*damage))
+    with Engine(folder, kv_tokens=1024) as engine:
+        assert engine.load_cache(file) == 0
+        assert not engine.tree(namespace="x").nodes
+
+
+def test_a_saved_cache_that_says_to_hold_more_than_it_does_takes_no_memory_for_it(tmp_path: Path) -> None:
+    layout, file = Layout(b"m", PAGE, 64), tmp_path / "cache.niwaki"
+    with CacheWriter(file, layout) as writer:
+        writer.add(SavedPath("", np.arange(PAGE, dtype=np.int32), 0, page(1).reshape(1, 64)))
+    assert len(list(read_cache(file, layout))) == 1
+    content = file.read_bytes()
+    for zeros in (b"0" * 9, b"0" * 30):  # more than the machine has, more than a size can be
+        claimed = content.replace(b'"tokens": 16', b'"tokens": 16' + zeros).replace(
+            b'"pages": 1', b'"pages": 1' + zeros
+        )
+        file.write_bytes(claimed)
+        assert list(read_cache(file, layout)) == []
