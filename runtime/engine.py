@@ -44,7 +44,7 @@ from niwaki.runtime.forward.runner import Runner, resolve_device
 from niwaki.runtime.host.forked import check_not_forked
 from niwaki.runtime.host.local import LocalBackend
 from niwaki.runtime.kv.cache_file import Layout
-from niwaki.runtime.kv.memory import chunk_tokens, pool_tokens
+from niwaki.runtime.kv.memory import check_pool, chunk_tokens, pool_tokens
 from niwaki.runtime.kv.tiers import DiskStore, MemoryStore, PageStore, Tiers
 from niwaki.runtime.loop.core import EngineCore
 from niwaki.runtime.options.config import EngineConfig
@@ -99,6 +99,7 @@ class Engine:
             step_tokens=self.config.step_tokens + self.config.max_running_requests,
             step_logits=self.config.max_running_requests,
         )
+        check_pool(contents.config, device, self.config.dtype, self.config.kv_dtype, tokens)
         num_pages = -(-tokens // page_size)
         runner = Runner.load(
             folder,

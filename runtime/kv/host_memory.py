@@ -24,6 +24,11 @@ def available_bytes(process: Path = GROUPS_OF_PROCESS, groups: Path = GROUPS) ->
     return min([psutil.virtual_memory().available, *_left_in_groups(process, groups)])
 
 
+def total_bytes() -> int:
+    """What the machine has, what it swaps to included."""
+    return int(psutil.virtual_memory().total + psutil.swap_memory().total)
+
+
 def _left_in_groups(process: Path, groups: Path) -> Iterator[int]:
     """Of each group with a limit, from the process's own to the topmost that is seen."""
     try:

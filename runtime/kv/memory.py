@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 
 from niwaki.runtime.api import ConfigError
-from niwaki.runtime.kv.host_memory import available_bytes
+from niwaki.runtime.kv.host_memory import available_bytes, total_bytes
 from niwaki.runtime.models.config import DTYPE_BYTES, ModelConfig
 from niwaki.runtime.models.weights import expected_tensors
 from niwaki.runtime.options.config import LEAST_CHUNK
@@ -77,6 +77,17 @@ def pool_tokens(
     if kv_memory is None and not is_gpu:
         tokens = min(tokens, max(MAX_HOST_TOKENS, config.context_length))
     return max(tokens, min(config.context_length, 2048))
+
+
+def check_pool(config: ModelConfig, device: torch.device, dtype: str, kv_dtype: str, tokens: int) -> None:
+    """Raises ConfigError for a pool that a CPU's machine could never fill. One that is merely more than is left now may
+    never be filled."""
+    needed, there = tokens * config.kv_bytes_per_token(dtype, kv_dtype), total_bytes()
+    if device.type == "cpu" and needed > there:
+        raise ConfigError(
+            f"a pool of {tokens} tokens takes {needed / 2**30:.1f} GiB, this machine has {there / 2**30:.1f} GiB; "
+            f"lower kv_tokens or kv_memory to {there // config.kv_bytes_per_token(dtype, kv_dtype)} tokens at most"
+        )
 
 
 def chunk_tokens(config: ModelConfig, device: torch.device) -> int:

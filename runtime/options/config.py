@@ -55,6 +55,9 @@ class EngineConfig:
         check_whole("draft_tokens", self.draft_tokens, 0, 256)
         check_whole("host_cache_bytes", self.host_cache_bytes, 0, 2**50)
         check_whole("disk_cache_bytes", self.disk_cache_bytes, 1, 2**50)
+        folder = self.disk_cache_dir
+        if folder is not None and not (isinstance(folder, Path) or (isinstance(folder, str) and folder)):
+            raise ConfigError(f"disk_cache_dir must be the path of a folder, got {folder!r}")
         if self.chunked_prefill_size is not None:
             check_whole("chunked_prefill_size", self.chunked_prefill_size, 16, 1_000_000)
         if self.kv_tokens is not None:
@@ -65,6 +68,11 @@ class EngineConfig:
         for name in ("enable_prefix_cache", "tree_attention", "deterministic", "force_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if not self.enable_prefix_cache and (self.host_cache_bytes or folder is not None):
+            raise ConfigError(
+                "host_cache_bytes and disk_cache_dir keep what leaves the prefix cache, and with "
+                "enable_prefix_cache=False there is none; leave them out"
+            )
 
     @property
     def step_tokens(self) -> int:

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from niwaki.runtime.api import ConfigError
+from niwaki.runtime.engine import Engine
 from niwaki.runtime.forward.runner import Runner
 from niwaki.runtime.kv import memory as memory_of_pool
-from niwaki.runtime.kv.host_memory import available_bytes
-from niwaki.runtime.kv.memory import KvMemory, bytes_beside_pool, chunk_tokens, pool_tokens
+from niwaki.runtime.kv.host_memory import available_bytes, total_bytes
+from niwaki.runtime.kv.memory import KvMemory, bytes_beside_pool, check_pool, chunk_tokens, pool_tokens
 from niwaki.runtime.models.config import Experts, LayerKind, LayerNames, ModelConfig
 from niwaki.runtime.options.config import EngineConfig
 
@@ -74,6 +75,18 @@ def test_where_there_are_no_groups_the_machine_counts(tmp_path: Path, monkeypatc
     assert available_bytes(tmp_path / "none", tmp_path) == 1 << 30
     (tmp_path / "cgroup").write_text("0::/not/seen/from/here\nnonsense\n")
     assert available_bytes(tmp_path / "cgroup", tmp_path) == 1 << 30
+
+
+def test_a_pool_that_the_machine_could_never_fill_is_refused_with_what_could() -> None:
+    with pytest.raises(
+        ConfigError, match=r"takes [0-9.]+ GiB, this machine has [0-9.]+ GiB; lower kv_tokens"
+    ) as caught:
+        Engine(kv_tokens=2**39)
+    most = int(str(caught.value).split(" to ")[-1].split()[0])
+    check_pool(SMALL, torch.device("cpu"), "float32", "auto", total_bytes() // PER_TOKEN)
+    with pytest.raises(ConfigError, match="lower kv_tokens"):
+        check_pool(SMALL, torch.device("cpu"), "float32", "auto", total_bytes() // PER_TOKEN + 1)
+    assert 0 < most < 2**39
 
 
 def test_a_pool_on_a_cpu_takes_memory_as_it_is_written() -> None:

@@ -317,3 +317,15 @@ def test_a_saved_cache_that_says_to_hold_more_than_it_does_takes_no_memory_for_i
         )
         file.write_bytes(claimed)
         assert list(read_cache(file, layout)) == []
+
+
+@pytest.mark.parametrize("wrong", [5, "", b"pages"])
+def test_a_disk_tier_needs_the_path_of_a_folder(folder: Path, wrong: object) -> None:
+    with pytest.raises(ConfigError, match="disk_cache_dir must be the path of a folder"):
+        Engine(folder, kv_tokens=256, disk_cache_dir=wrong)
+
+
+@pytest.mark.parametrize("option", [{"host_cache_bytes": 1 << 20}, {"disk_cache_dir": "pages"}])
+def test_tiers_without_a_prefix_cache_are_refused(folder: Path, option: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="enable_prefix_cache=False"):
+        Engine(folder, kv_tokens=256, enable_prefix_cache=False, **option)
