@@ -4,7 +4,8 @@ make bench-peers    # or python -m tests.benchmarks.bench_peers --model L60 --pe
 
 Rounds go through all engines, each time beginning with another, so that what else the machine does meets all of them;
 what counts is the median of the rounds' ratios. Lengths are exact: end tokens are ignored. Every run begins with an
-empty cache. `niwaki-plain` is niwaki without its prefix cache.
+empty cache. `niwaki-plain` is niwaki without its prefix cache, `niwaki-serial` the same with the branches of each
+program in turn, where a workload has any.
 """
 
 from __future__ import annotations
@@ -25,13 +26,17 @@ import torch
 from niwaki.runtime.checkpoint.loader import read_model_folder
 from tests.benchmarks.bench_prefix import machine
 from tests.benchmarks.harness import Comparison, table, write_json
-from tests.benchmarks.peers.workloads import COUNTED, WORKLOADS, Limits, least_seconds, waves_of
+from tests.benchmarks.peers.workloads import BRANCHING, COUNTED, WORKLOADS, Limits, least_seconds, serial, waves_of
 from tests.benchmarks.shapes import RANDOM, model_folder
 
 PEER = Path(__file__).parent / "peers" / "peer.py"
 ROOT = Path(__file__).parent.parent.parent
 LOGS = ROOT / "build" / "peers"
-ONLY = {"ctranslate2": ("W0",)}  # static batches that share nothing: what it is good at
+ONLY = {
+    "ctranslate2": ("W0",),  # static batches that share nothing: what it is good at
+    "niwaki-serial": BRANCHING,
+}
+OWN = ("niwaki-plain", "niwaki-serial")
 
 
 class Peer:
@@ -100,7 +105,7 @@ def measure(peers: Sequence[Peer], workload: str, rounds: int, least: float) -> 
                 statistics.median(ratios),
                 min(ratios),
                 max(ratios),
-                "" if other.name == "niwaki-plain" else WORKLOADS[workload].aim,
+                "" if other.name in OWN else WORKLOADS[workload].aim,
                 notes if other is peers[1] else {},
             )
         )
@@ -108,15 +113,23 @@ def measure(peers: Sequence[Peer], workload: str, rounds: int, least: float) -> 
 
 
 def means(results: Sequence[Comparison]) -> str:
-    """The geometric means that have aims: over the best peer of each workload, and over niwaki without its cache."""
-    own = [one for one in results if one.b == "niwaki-plain" and one.workload in COUNTED]
-    others = [one for one in results if one.b != "niwaki-plain" and one.workload in COUNTED]
+    """The geometric means over the best peer of each workload, and over niwaki without its cache: with the branches of
+    a program in turn, and all at once."""
+    counted = [one for one in results if one.workload in COUNTED]
+    others = [one for one in counted if one.b not in OWN]
+    plain = [one for one in counted if one.b == "niwaki-plain"]
+    in_turn = [one for one in counted if one.b == "niwaki-serial"]
+    in_turn += [one for one in plain if one.workload not in BRANCHING]
     lines = []
-    for title, aim, found in (("the best peer", 2, others), ("niwaki without its prefix cache", 4, own)):
+    for title, aim, found in (
+        ("the best peer", "aim 2", others),
+        ("niwaki without its prefix cache, branches in turn", "aim 4", in_turn),
+        ("niwaki without its prefix cache", "no aim", plain),
+    ):
         least = {one.workload: min(it.ratio for it in found if it.workload == one.workload) for one in found}
         if least:
             mean = statistics.geometric_mean(least.values())
-            lines.append(f"geometric mean of {len(least)} workloads over {title}: {mean:.2f} (aim {aim})")
+            lines.append(f"geometric mean of {len(least)} workloads over {title}: {mean:.2f} ({aim})")
     return "\n".join(lines)
 
 
@@ -139,15 +152,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     LOGS.mkdir(parents=True, exist_ok=True)
     results: list[Comparison] = []
     peers: list[Peer] = []
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(waves, file)
-        file.flush()
-        for given in ("niwaki=" + sys.executable, "niwaki-plain=" + sys.executable, *options.peer):
+    in_turn = {name: serial(name, waves[name]) for name in names}
+    with tempfile.TemporaryDirectory() as folder:
+        files = {kind: Path(folder, f"{kind}.json") for kind in ("waves", "in-turn")}
+        files["waves"].write_text(json.dumps(waves), "utf-8")
+        files["in-turn"].write_text(json.dumps(in_turn), "utf-8")
+        for given in (*(f"{name}={sys.executable}" for name in ("niwaki", *OWN)), *options.peer):
             name, python = given.split("=", 1)
             if not set(names) & set(ONLY.get(name, names)):
                 continue
             with (LOGS / f"{name}.log").open("wb") as log:
-                peers.append(Peer(name, python, model, Path(file.name), options.threads, log))
+                file = files["in-turn" if name == "niwaki-serial" else "waves"]
+                peers.append(Peer(name, python, model, file, options.threads, log))
             print(f"{name} is ready", flush=True)
         for workload in names:
             found = measure(peers, workload, options.rounds, least_seconds(waves[workload], config, limits))

@@ -11,6 +11,7 @@ import pytest
 from niwaki.runtime.engine import Engine
 from tests.benchmarks.bench_prefix import Workload, few_shot, unique
 from tests.benchmarks.harness import compare, table, write_json
+from tests.benchmarks.peers.workloads import BRANCHING, serial, waves_of
 
 
 @pytest.fixture(scope="module")
@@ -62,3 +63,19 @@ def test_the_cache_computes_a_shared_prefix_once_and_without_it_every_time(engin
         assert plain.counts["prefilled_tokens"] == 6 * (128 + 8)
         assert cached.counts["prefilled_tokens"] <= 128 + 6 * 8 + 16
         assert cached.counts["prefilled_tokens"] + cached.counts["cached_tokens"] == 6 * (128 + 8)
+
+
+def test_branches_in_turn_are_the_same_requests_and_never_two_of_one_program() -> None:
+    for name in BRANCHING:
+        waves = waves_of([name], 1000)[name]
+        in_turn = serial(name, waves)
+        assert len(in_turn) > len(waves)
+        assert sorted(request for wave in in_turn for request in wave) == sorted(
+            request for wave in waves for request in wave
+        )
+        shared = min(len(ids) for wave in waves for ids, _ in wave) // 2
+        for wave in in_turn:
+            trunks = [tuple(ids[:shared]) for ids, _ in wave]
+            assert len(set(trunks)) == len(trunks) or name == "W2", name  # of W2 all questions share their head
+    waves = waves_of(["W13"], 1000)["W13"]
+    assert serial("W13", waves) == waves

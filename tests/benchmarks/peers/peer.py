@@ -131,6 +131,7 @@ def ctranslate2(model: str) -> tuple[Run, Forget]:
 ENGINES: dict[str, Callable[[str], tuple[Run, Forget]]] = {
     "niwaki": niwaki,
     "niwaki-plain": niwaki_plain,
+    "niwaki-serial": niwaki_plain,  # asked for branches in turn
     "vllm": vllm,
     "vllm-compiled": vllm_compiled,
     "transformers": transformers,

@@ -15,7 +15,7 @@ matplotlib.use("svg")
 from matplotlib import pyplot
 from matplotlib.ticker import FuncFormatter
 
-COLORS = ["#2e8b62", "#4a6fa5", "#c98a2b", "#8a5a9e", "#7a7a7a"]
+COLORS = ["#2e8b62", "#4a6fa5", "#c98a2b", "#8a5a9e", "#7a7a7a", "#b5524a"]
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 import numpy as np
 import torch
@@ -43,6 +44,7 @@ class Workload:
     shape: str
     waves: Callable[[Draw], list[Wave]]
     aim: str = ""
+    branches: tuple[int, ...] = ()  # of one program, which stand side by side: in the first wave, the next, and again
 
 
 def plain(draw: Draw) -> list[Wave]:
@@ -90,15 +92,15 @@ def judged(draw: Draw) -> list[Wave]:
 WORKLOADS: Mapping[str, Workload] = {
     "W0": Workload("32 x (64-256 in, 64-256 out)", plain),
     "W1": Workload("200 x (512 shared + 48), 1 out", lambda draw: few_shot(draw, 512, 48, 200, 1), ">= 2"),
-    "W2": Workload("64 x 4 x (768 shared + 48 + 12), 1 out", scored, ">= 4"),
+    "W2": Workload("64 x 4 x (768 shared + 48 + 12), 1 out", scored, ">= 4", (4,)),
     "W3": Workload(
         "16 x 6 steps, 512 shared + 64 a step, 24 out",
         lambda draw: turns(draw, [draw.ids(512)] * 16, [(64, 64)] * 6, (24, 24)),
         ">= 2.5",
     ),
-    "W5": Workload("8 x branch 4 x depth 3, 256 in, 32 out", thoughts, ">= 3"),
-    "W6": Workload("1 x 8 branches, 256 shared + 8, 48 out", lambda draw: few_shot(draw, 256, 8, 8, 48)),
-    "W7": Workload("32 x (5 judges + 1), 384 + 24, 32 out", judged, ">= 2.5"),
+    "W5": Workload("8 x branch 4 x depth 3, 256 in, 32 out", thoughts, ">= 3", (4,)),
+    "W6": Workload("1 x 8 branches, 256 shared + 8, 48 out", lambda draw: few_shot(draw, 256, 8, 8, 48), branches=(8,)),
+    "W7": Workload("32 x (5 judges + 1), 384 + 24, 32 out", judged, ">= 2.5", (5, 1)),
     "W11": Workload(
         "32 x 4 turns, 64-128 in, 4-8 out", lambda draw: turns(draw, [[]] * 32, [(64, 128)] * 4, (4, 8)), ">= 2.5"
     ),
@@ -113,12 +115,19 @@ WORKLOADS: Mapping[str, Workload] = {
     "W13": Workload("64 x 256 unique, 32 out", lambda draw: few_shot(draw, 0, 256, 64, 32)),
     "W14": Workload("32 x (512 shared + 1), 64 out", lambda draw: few_shot(draw, 512, 1, 32, 64)),
 }
+BRANCHING = tuple(name for name, workload in WORKLOADS.items() if workload.branches)
 COUNTED = ("W1", "W2", "W3", "W5", "W6", "W7", "W11", "W12")  # of which the geometric mean is taken
 
 
 def waves_of(names: Sequence[str], vocab_size: int) -> dict[str, list[Wave]]:
     """The same for the same vocabulary, whichever names are asked for."""
     return {name: WORKLOADS[name].waves(Draw(name, vocab_size)) for name in names}
+
+
+def serial(name: str, waves: Sequence[Wave]) -> list[Wave]:
+    """The same requests with the branches of each program in turn: what it asks for that forks nothing."""
+    counts = cycle(WORKLOADS[name].branches or (1,))
+    return [wave[first::count] for wave, count in zip(waves, counts, strict=False) for first in range(count)]
 
 
 # -- the limit --------------------------------------------------------------------------------------------------------
