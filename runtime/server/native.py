@@ -88,6 +88,8 @@ class NativeSampling(Strict):
     sampling_seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    # The text ends where the first match of one of them ends.
+    stop_regex: Pattern | Annotated[list[Pattern], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     regex: Pattern | None = None
     json_schema: Pattern | None = None
@@ -99,9 +101,12 @@ class NativeSampling(Strict):
     no_stop_trim: Off | None = None
     # not yet
     structural_tag: Unsupported = None
-    stop_regex: Unsupported = None
 
-    def options(self, return_logprob: bool, top_logprobs_num: int) -> SamplingOptions:
+    @property
+    def compiles(self) -> bool:
+        return bool(self.stop_regex) or self.constraint() is not None
+
+    def options(self, return_logprob: bool, top_logprobs_num: int, priority: int | None) -> SamplingOptions:
         return SamplingOptions(
             max_new_tokens=self.max_new_tokens,
             min_tokens=self.min_new_tokens,
@@ -117,9 +122,11 @@ class NativeSampling(Strict):
             seed=self.sampling_seed,
             stop=self.stop,
             stop_token_ids=self.stop_token_ids,
+            stop_regex=_any_of(self.stop_regex),
             ignore_eos=self.ignore_eos,
             return_logprob=return_logprob or None,
             top_logprobs_num=top_logprobs_num or None,
+            priority=priority,
             constraint=self.constraint(),
         )
 
@@ -137,6 +144,12 @@ class NativeSampling(Strict):
         if len(found) > 1:
             raise RequestError("at most one of regex, json_schema and ebnf")
         return found[0] if found else None
+
+
+def _any_of(patterns: str | list[str] | None) -> str | None:
+    if isinstance(patterns, list):
+        return "|".join(f"(?:{one})" for one in patterns) if len(patterns) > 1 else next(iter(patterns), None)
+    return patterns
 
 
 class GenerateRequest(GenerateFieldsOfOthers):
@@ -157,6 +170,7 @@ class GenerateRequest(GenerateFieldsOfOthers):
     return_text_in_logprobs: bool | None = None
     cache_salt: Name | None = None
     extra_key: Name | None = None
+    priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None  # higher goes first
 
     @property
     def given(self) -> str | list[str] | list[int] | list[list[int]]:
@@ -193,14 +207,14 @@ async def generate(request: Request) -> Response:
     def prepare() -> Sequence[Work]:
         for prompt, one in zip(prompts, sampling, strict=True):
             ids = service.model.encode(prompt) if isinstance(prompt, str) else service.model.ids(prompt, "input_ids")
-            options = one.options(bool(body.return_logprob), body.top_logprobs_num or 0)
-            writer.works += works_of(ids, service.resolve(options), namespace, writer.logits_from(ids))
+            options = one.options(bool(body.return_logprob), body.top_logprobs_num or 0, body.priority)
+            writer.works += works_of(ids, service.resolve(options), namespace, writer.logits_from(ids, one))
         return writer.works
 
     try:
         # One that has a name may be aborted, and is then answered with what there is.
         streams = bool(body.stream) or body.rid is not None
-        compiles = any(one.constraint() is not None for one in sampling)
+        compiles = any(one.compiles for one in sampling)
         feed = await service.begin(size, prepare, compiles=compiles, streams=streams)
     except Exception as error:
         param = "text" if body.input_ids is None else "input_ids"
@@ -234,9 +248,15 @@ class _Writer:
         self._ids: defaultdict[int, list[int]] = defaultdict(list)
         self._ended: set[int] = set()
 
-    def logits_from(self, ids: TokenIds) -> int | None:
-        """The first position whose logits are wanted. Raises RequestError when it is behind the prompt."""
+    def logits_from(self, ids: TokenIds, sampling: NativeSampling) -> int | None:
+        """The first position whose logits are wanted. Raises RequestError when it is behind the prompt.
+
+        Who wants log-probabilities and generates nothing can only mean the prompt's: so the frontend's
+        `unconditional_likelihood_normalized` asks for those of its choices.
+        """
         start = self._body.logprob_start_len
+        if start is None and sampling.max_new_tokens == 0:
+            start = 0
         if not self._body.return_logprob or start is None or start < 0:
             return None
         if start > len(ids):

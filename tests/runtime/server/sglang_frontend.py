@@ -30,6 +30,7 @@ def main(folder: str, url: str) -> None:
     api = importlib.import_module("sglang.lang.api")
     endpoint = importlib.import_module("sglang.lang.backend.runtime_endpoint").RuntimeEndpoint(url)
     api.set_default_backend(endpoint)
+    methods = importlib.import_module("sglang.lang.choices")
 
     def questions(s, animal):  # type: ignore[no-untyped-def]  # sglang has no types
         s += "the " + animal + " is "
@@ -41,6 +42,9 @@ def main(folder: str, url: str) -> None:
         for index, fork in enumerate(forks):
             fork += f" fork {index}: " + api.gen("more", max_tokens=3, temperature=0)
         s += "|".join(fork["more"] for fork in forks)
+        s += " so " + api.gen("letters", max_tokens=40, ignore_eos=True, stop_regex="[a-z]")
+        for method in ("greedy_token_selection", "unconditional_likelihood_normalized"):
+            s += " is " + api.select(method, ["small", "large"], choices_method=getattr(methods, method))
 
     program = api.function(questions)
     state = program.run(animal="cat")
@@ -54,7 +58,9 @@ def main(folder: str, url: str) -> None:
         "number": state["number"],
         "code": state["code"],
         "size": state["size"],
-        "end": state.text().rpartition("It is ")[2],
+        "letters": state["letters"],
+        "sizes": [state["greedy_token_selection"], state["unconditional_likelihood_normalized"]],
+        "end": state.text().rpartition(" It is ")[2],
         "completion_tokens": info["completion_tokens"],
         "streamed": streamed,
         "batch": [one["size"] for one in batch],

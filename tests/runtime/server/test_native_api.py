@@ -81,6 +81,31 @@ def test_what_the_frontend_sends_for_a_select_is_understood(client: httpx2.Clien
     assert first["text"] == ""
 
 
+def test_who_generates_nothing_is_told_the_log_probabilities_of_the_prompt(client: httpx2.Client) -> None:
+    """So the frontend asks for choices by themselves, in `unconditional_likelihood_normalized`."""
+    body: dict[str, object] = {"input_ids": [[5, 6, 7], [9]], "return_logprob": True}
+    nothing = {"max_new_tokens": 0}
+    told = [one["meta_info"] for one in client.post("/generate", json=body | {"sampling_params": nothing}).json()]
+    assert [[token_id for _, token_id, _ in one["input_token_logprobs"]] for one in told] == [[5, 6, 7], [9]]
+    assert told[0]["input_token_logprobs"][0][0] is None
+    assert all(value < 0 for value, _, _ in told[0]["input_token_logprobs"][1:])
+    for more in ({"sampling_params": nothing, "logprob_start_len": -1}, {"sampling_params": GREEDY}):
+        assert all(
+            "input_token_logprobs" not in one["meta_info"] for one in client.post("/generate", json=body | more).json()
+        )
+
+
+def test_a_text_ends_with_the_first_match_of_any_of_its_patterns(client: httpx2.Client) -> None:
+    free = GREEDY | {"ignore_eos": True}
+    whole = client.post("/generate", json={"text": "the cat", "sampling_params": free}).json()["text"]
+    letter = next(one for one in whole[1:] if one.isalpha())
+    cut = client.post(
+        "/generate", json={"text": "the cat", "sampling_params": free | {"stop_regex": ["Q{9}", letter]}}
+    ).json()
+    assert cut["text"] == whole[: whole.index(letter) + 1]
+    assert cut["meta_info"]["finish_reason"]["type"] == "stop"
+
+
 def test_texts_of_logprobs_come_only_when_asked(client: httpx2.Client) -> None:
     body = {"text": "the", "sampling_params": GREEDY, "return_logprob": True}
     assert {
@@ -103,7 +128,7 @@ def test_a_regex_holds_on_the_wire(client: httpx2.Client) -> None:
         ({"text": "a", "input_ids": [5]}, "text"),
         ({"text": "a", "image_data": "x"}, "image_data"),
         ({"text": "a", "sampling_params": {"max_tokens": 5}}, "sampling_params.max_tokens"),
-        ({"text": "a", "sampling_params": {"stop_regex": ["a"]}}, "sampling_params.stop_regex"),
+        ({"text": "a", "sampling_params": {"stop_regex": ["a", "a{3"]}}, "sampling_params"),
         ({"text": "a", "sampling_params": {"json_schema": "{"}}, "sampling_params"),
         ({"text": "a", "sampling_params": {"json_spacing": "spaced"}}, "text"),
         ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
