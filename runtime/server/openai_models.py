@@ -60,6 +60,7 @@ class StreamOptions(Strict):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: Off | None = None  # no chunk is padded
 
 
 class SamplingFields(FieldsOfOthers):
@@ -281,6 +282,9 @@ class ChatRequest(SamplingFields, ChatFieldsOfOthers):
     functions: Unsupported = None
     function_call: Unsupported = None
     audio: Unsupported = None
+    moderation: Unsupported = None
+    prompt_cache_options: Unsupported = None
+    prompt_cache_retention: Unsupported = None
     prediction: Unsupported = None
     reasoning_effort: Unsupported = None
     verbosity: Unsupported = None

@@ -158,6 +158,10 @@ class TextOptions(Strict):
     verbosity: Unsupported = None
 
 
+class ResponseStreamOptions(Strict):
+    include_obfuscation: Off | None = None  # no event is padded
+
+
 class ResponseRequest(Strict):
     """POST /v1/responses"""
 
@@ -183,13 +187,19 @@ class ResponseRequest(Strict):
     truncation: Literal["disabled"] | None = None
     background: Off | None = None
     include: Annotated[list[Literal["reasoning.encrypted_content"]], Field(max_length=8)] | None = None
+    stream_options: ResponseStreamOptions | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None  # none are told here
     # not here
+    access_programs: Unsupported = None
+    context_management: Unsupported = None
     conversation: Unsupported = None
-    prompt: Unsupported = None
-    reasoning: Unsupported = None
+    image: Unsupported = None
     max_tool_calls: Unsupported = None
-    top_logprobs: Unsupported = None
-    stream_options: Unsupported = None
+    moderation: Unsupported = None
+    prompt: Unsupported = None
+    prompt_cache_options: Unsupported = None
+    prompt_cache_retention: Unsupported = None
+    reasoning: Unsupported = None
 
     def input_messages(self) -> list[Json]:
         """As messages of a chat. Calls that stand side by side are made by one message."""

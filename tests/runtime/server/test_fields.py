@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 
 import httpx2
+import openai
 import pytest
 from pydantic import BaseModel
 
@@ -74,10 +76,14 @@ def test_what_openais_pages_are_told_the_engine_is_asked(asked: Asked, page: str
 
 
 def test_what_generate_is_told_the_engine_is_asked(asked: Asked) -> None:
-    told = {OF_SGLANG.get(name, name): said for name, (said, _) in SAMPLING.items()}
-    params = asked("/generate", {"sampling_params": told | {"max_new_tokens": 3}})
-    assert {name: getattr(params, name) for name in SAMPLING} == {name: meant for name, (_, meant) in SAMPLING.items()}
+    expected = SAMPLING | OF_OPENAI
+    told = {OF_SGLANG.get(name, name): said for name, (said, _) in expected.items()}
+    body: dict[str, object] = {"priority": told.pop("priority"), "sampling_params": told | {"max_new_tokens": 3}}
+    params = asked("/generate", body)
+    assert {name: getattr(params, name) for name in expected} == {name: meant for name, (_, meant) in expected.items()}
     assert params.max_new_tokens == 3
+    for patterns, meant in (([], None), (["zq+"], "zq+"), (["zq", "z|y"], "(?:zq)|(?:z|y)")):
+        assert asked("/generate", {"sampling_params": {"stop_regex": patterns}}).stop_regex == meant
 
 
 def test_constraints_of_generate_are_those_of_its_names(asked: Asked, client: httpx2.Client) -> None:
@@ -244,3 +250,40 @@ def test_offsets_say_where_each_token_of_the_text_begins(client: httpx2.Client) 
     chunks = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines if line.startswith("data: {")]
     streamed = [at for chunk in chunks if chunk["logprobs"] for at in chunk["logprobs"]["text_offset"]]
     assert streamed == whole["logprobs"]["text_offset"]
+
+
+@pytest.mark.parametrize("page", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+def test_every_field_of_openais_client_may_be_null(client: httpx2.Client, page: str) -> None:
+    """Also those that are not here, which a frame around the client may write out."""
+    with openai.OpenAI(api_key="none") as ai:
+        resource = {"/v1/completions": ai.completions, "/v1/chat/completions": ai.chat.completions}.get(
+            page, ai.responses
+        )
+        names = set(inspect.signature(resource.create).parameters) - {"timeout"}
+    body = {"input": "the", "max_output_tokens": 3} if page == "/v1/responses" else PROMPTS[page]
+    fields = {name: None for name in names if not name.startswith("extra_")}
+    assert len(fields) > 15
+    answer = client.post(page, json=fields | body)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    ("page", "asks", "refused"),
+    [
+        ("/v1/chat/completions", {"stream": True, "stream_options": {"include_obfuscation": False}}, False),
+        ("/v1/chat/completions", {"stream": True, "stream_options": {"include_obfuscation": True}}, True),
+        ("/v1/responses", {"stream": True, "stream_options": {"include_obfuscation": False}}, False),
+        ("/v1/responses", {"stream": True, "stream_options": {"include_obfuscation": True}}, True),
+        ("/v1/responses", {"top_logprobs": 0}, False),
+        ("/v1/responses", {"top_logprobs": 1}, True),
+        ("/v1/responses", {"prompt_cache_retention": "24h"}, True),
+    ],
+)
+def test_a_field_that_asks_for_what_is_here_is_taken(
+    client: httpx2.Client, page: str, asks: dict[str, object], refused: bool
+) -> None:
+    body = {"input": "the", "max_output_tokens": 3} if page == "/v1/responses" else PROMPTS[page]
+    answer = client.post(page, json=body | asks)
+    assert answer.status_code == (400 if refused else 200), answer.text
+    if refused:
+        assert answer.json()["error"]["param"].startswith(list(asks)[-1])
