@@ -1,7 +1,7 @@
-"""`niwaki run`: what comes out, what goes wrong in one line, and a kill that costs nothing.
+"""`niwaki run`: what comes out, and what goes wrong in one line.
 
 The programs here set variables and generate nothing, so an engine that is only counted stands in for the real one.
-The demo itself, on the real engine, is in test_examples.py.
+Kills and the like are in test_cli_processes.py; the demo itself, on the real engine, is in test_examples.py.
 """
 
 from __future__ import annotations
@@ -10,121 +10,20 @@ import csv
 import io
 import itertools
 import json
-import os
-import random
-import resource
-import signal
-import subprocess
 import sys
-import textwrap
 import time
 import types
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
 
 import pytest
 
 from niwaki.__main__ import main
-from niwaki.lang.scripted import ScriptedBackend
-from niwaki.runtime.api import ModelError
-
-ROOT = Path(__file__).parent.parent
-
-PROGRAM = """
-import datetime, enum, time
-from pydantic import BaseModel
-import niwaki as nw
-from niwaki.runtime.api import CapacityError, EngineStopped
-
-class Color(enum.Enum):
-    RED = "red"
-
-class Person(BaseModel):
-    name: str
-    born: datetime.date | None
-
-@nw.function
-def shout(s, text):
-    if "slow" in text:
-        time.sleep(0.02)
-    if "fail" in text:
-        raise ValueError("refused:\\n" + text)
-    if len(text) > 100_000:
-        raise CapacityError(f"{len(text)} characters do not fit")
-    if "die" in text:
-        raise EngineStopped("the engine died")
-    s["loud"] = text.upper()
-
-@nw.function
-def typed(s, name, day="2024-02-29"):
-    s["person"] = Person(name=name, born=datetime.date.fromisoformat(day))
-    s["color"] = Color.RED
-
-@nw.function
-def returning(s, text):
-    s["ignored"] = 1
-    return Person(name=text, born=None)
-
-@nw.function
-def number(s, text):
-    return float(text)
-
-@nw.function
-def reserved(s, text):
-    s["index"] = text
-
-@nw.function
-def two(s, text, other):
-    pass
-
-not_a_program = 3
-"""
-
-
-class CountedEngine:
-    """Owns a backend that no program here asks for anything; refuses a model folder without weights."""
-
-    def __init__(self, model: Path | None = None) -> None:
-        if model is not None and not any(model.glob("*.safetensors")):
-            raise ModelError(f"{model} has no weights")
-        self.backend = ScriptedBackend({})
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def stats(self) -> Mapping[str, float]:
-        return {"prefilled_tokens": 1000.0, "cached_tokens": 3000.0, "generated_tokens": 500.0}
+from tests.counted_engine import PROGRAM, make_folder, one_line, rows, run
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the program, and the counted engine in place of the real one (which would load torch)."""
-    engine = types.ModuleType("niwaki.runtime.engine")
-    engine.Engine = CountedEngine  # type: ignore[attr-defined]  # a module made here
-    monkeypatch.setitem(sys.modules, "niwaki.runtime.engine", engine)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "program.py").write_text(PROGRAM)
-    return tmp_path
-
-
-def run(function: str, source: str, *more: str, output: str = "out.jsonl") -> int:
-    return main(["run", f"program.py:{function}", "--input", source, "--output", output, *more])
-
-
-def rows(path: str = "out.jsonl") -> list[dict[str, object]]:
-    found = [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
-    assert [row["index"] for row in found] == list(range(len(found)))
-    return found
-
-
-def one_line(captured: str) -> str:
-    [line] = captured.splitlines()
-    assert line.startswith("niwaki: ")
-    return line
+    return make_folder(tmp_path, monkeypatch)
 
 
 # -- what comes out -------------------------------------------------------------------------------------------------
@@ -401,97 +300,6 @@ def test_a_full_device_fails_the_run_in_one_line(folder: Path, capsys: pytest.Ca
     Path("in.txt").write_text("a\nb\n")
     assert run("shout", "in.txt", output="/dev/full") == 1
     assert "No space left on device: /dev/full; 0 rows were written" in one_line(capsys.readouterr().err)
-
-
-def test_the_output_may_be_a_pipe(folder: Path) -> None:
-    Path("in.txt").write_text("a\nfail\n")
-    done = command("run", "program.py:shout", "--input", "in.txt", "--output", "/dev/stdout")
-    text, _ = done.communicate(timeout=60)
-    assert done.returncode == 0
-    assert [json.loads(line)["index"] for line in text.splitlines()] == [0, 1]
-
-
-# -- kills ----------------------------------------------------------------------------------------------------------
-
-# `niwaki` in a process of its own, with the counted engine; arguments: those of the command.
-LAUNCHER = """
-import sys, types
-sys.path.insert(0, {root!r})
-engine = types.ModuleType("niwaki.runtime.engine")
-from tests.test_cli import CountedEngine
-engine.Engine = CountedEngine
-sys.modules["niwaki.runtime.engine"] = engine
-from niwaki.__main__ import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def command(*arguments: str, max_file_bytes: int | None = None) -> subprocess.Popen[str]:
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes or 0, max_file_bytes or 0))
-
-    launcher = textwrap.dedent(LAUNCHER.format(root=str(ROOT)))
-    return subprocess.Popen(
-        [sys.executable, "-c", launcher, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=None if max_file_bytes is None else limit,
-    )
-
-
-def wait_for_lines(process: subprocess.Popen[str], path: Path, count: int) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists() or path.read_bytes().count(b"\n") < count:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def test_killed_again_and_again_a_run_loses_and_repeats_no_row(folder: Path) -> None:
-    texts = [f"slow record {index}" for index in range(200)]
-    Path("in.txt").write_text("\n".join(texts))
-    run_it = ("run", "program.py:shout", "--input", "in.txt", "--output", "out.jsonl", "--concurrency", "4")
-    pause = random.Random(3)
-    for at_least in (1, 60, 120):
-        process = command(*run_it)
-        wait_for_lines(process, Path("out.jsonl"), at_least)
-        time.sleep(pause.random() * 0.02)
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
-        assert at_least <= len(Path("out.jsonl").read_bytes().splitlines()) < len(texts)
-    finished = command(*run_it)
-    out, error = finished.communicate(timeout=60)
-    assert finished.returncode == 0, error
-    assert "stood there already" in out
-    assert [row["loud"] for row in rows()] == [text.upper() for text in texts]
-
-
-def test_control_c_says_how_to_go_on_and_exits_with_130(folder: Path) -> None:
-    Path("in.txt").write_text("\n".join(f"slow {index}" for index in range(400)))
-    process = command("run", "program.py:shout", "--input", "in.txt", "--output", "out.jsonl", "--concurrency", "2")
-    wait_for_lines(process, Path("out.jsonl"), 3)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "give the same command again to continue" in one_line(error)
-    assert len(rows()) >= 3
-
-
-def test_a_disk_that_fills_up_fails_the_run_and_keeps_whole_lines(folder: Path) -> None:
-    Path("in.txt").write_text("\n".join(f"record {index}" for index in range(200)))
-    run_it = ("run", "program.py:shout", "--input", "in.txt", "--output", "out.jsonl")
-    process = command(*run_it, max_file_bytes=1000)  # what a file may grow to: stands for a disk that is full
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "File too large: out.jsonl" in one_line(error)
-    held = len(rows())
-    assert 0 < held < 200
-    assert main(list(run_it)) == 0
-    assert [row["loud"] for row in rows()] == [f"RECORD {index}" for index in range(200)]
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(

@@ -38,7 +38,8 @@ from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
 from niwaki.runtime.constraints.matcher import AutomatonConstraint
 from niwaki.runtime.sampling.redraw import MAX_REDRAWS
 from tests.benchmarks.bench_schemas import bench_cases
-from tests.runtime.test_constraints_masks import BYTES_AND_WORDS, random_regex
+from tests.runtime.derivatives import random_regex
+from tests.runtime.test_constraints_masks import BYTES_AND_WORDS
 from tests.runtime.test_forced_tokens import TEXTS, runs
 from tests.toy import make_tokenizer
 
