@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 
-from niwaki.runtime.api import Segment
+from niwaki.runtime.api import Branch, ProgramError, Segment
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.options.limits import TokenIds
+
+Own = TypeVar("Own", bound="BranchTokens")
 
 
 class BranchTokens:
     """`ids`, the first `num_settled` of which a model or a template wrote: those are never taken back. The last
     `num_open` are tokenized again with the text that comes next, as choices were scored that would merge with them."""
 
-    __slots__ = ("ids", "num_open", "num_settled")
+    __slots__ = ("ids", "is_closed", "namespace", "num_open", "num_settled")
 
-    def __init__(self, ids: TokenIds, num_settled: int = 0) -> None:
+    def __init__(self, ids: TokenIds, namespace: str, num_settled: int = 0) -> None:
+        self.namespace = namespace
+        self.is_closed = False
         self.move(ids, num_settled)
 
     @property
@@ -26,6 +32,17 @@ class BranchTokens:
 
     def move(self, ids: TokenIds, num_settled: int, num_open: int = 0) -> None:
         self.ids, self.num_settled, self.num_open = ids, num_settled, num_open
+
+    @contextmanager
+    def moved_behind(self, delta: Sequence[Segment], tokenizer: Tokenizer) -> Iterator[None]:
+        """Stands behind the delta from here on; where it stood, if what is done inside fails."""
+        before = self.ids, self.num_settled, self.num_open
+        self.move(*self.extended(delta, tokenizer))
+        try:
+            yield
+        except BaseException:
+            self.move(*before)
+            raise
 
     def extended(self, delta: Sequence[Segment], tokenizer: Tokenizer) -> tuple[TokenIds, int]:
         """`ids` and `num_settled` with the delta behind them. The branch itself stays until it is moved there."""
@@ -44,3 +61,18 @@ class BranchTokens:
                 return ids, len(ids) - len(tokenizer.plain_ids(text))
             text = segment.text + text
         return ids, self.num_settled
+
+
+def own_branch(branch: Branch, kind: type[Own]) -> Own:
+    """As one of the backend's own. Raises ProgramError: it is another backend's."""
+    if not isinstance(branch, kind):
+        raise ProgramError(f"this branch belongs to another backend: {type(branch).__name__}")
+    return branch
+
+
+def open_branch(branch: Branch, kind: type[Own]) -> Own:
+    """As `own_branch`. Raises ProgramError: it is closed, too."""
+    own = own_branch(branch, kind)
+    if own.is_closed:
+        raise ProgramError("the branch is closed")
+    return own

@@ -22,17 +22,14 @@ from niwaki.radix.outline import OutlineNode
 from niwaki.runtime.api import (
     BackendInfo,
     Branch,
-    CallFormat,
     EngineStopped,
     Generation,
     GenerationError,
-    Message,
     Pending,
     RequestError,
     SamplingParams,
     Score,
     Segment,
-    Tool,
 )
 from niwaki.runtime.api.faults import told
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
@@ -40,10 +37,12 @@ from niwaki.runtime.constraints import ConstraintCompiler, Matcher
 from niwaki.runtime.constraints.automaton import ByteDfa
 from niwaki.runtime.constraints.boundaries import TAIL_TOKENS, Boundaries, Unsettled
 from niwaki.runtime.constraints.healing import Healing
+from niwaki.runtime.host.branch_tokens import open_branch, own_branch
 from niwaki.runtime.host.compilations import Compilations
 from niwaki.runtime.host.forked import check_not_forked, engine_starts, is_forked
 from niwaki.runtime.host.inbox import Inbox
-from niwaki.runtime.host.local_branch import LocalBranch, SharedPin, first_loose, open_branch, own_branch
+from niwaki.runtime.host.local_branch import LocalBranch, SharedPin, first_loose
+from niwaki.runtime.host.templates import Templates
 from niwaki.runtime.kv.cache_file import CacheWriter, Layout, read_cache
 from niwaki.runtime.loop.core import EngineCore
 from niwaki.runtime.options.limits import Limits, TokenIds
@@ -59,7 +58,7 @@ log = logging.getLogger("niwaki.engine")
 SWITCH_SECONDS = 0.0005
 
 
-class LocalBackend:
+class LocalBackend(Templates):
     """The `Backend` protocol on an `EngineCore`. Thread-safe, except that one branch has one user at a time."""
 
     def __init__(
@@ -74,9 +73,9 @@ class LocalBackend:
         boundaries: Boundaries | None = None,
     ) -> None:
         """Without `boundaries` no prompt is healed."""
+        super().__init__(tokenizer)
         self._core = core
         self._boundaries = boundaries
-        self._tokenizer = tokenizer
         self._compilations = Compilations(compiler)
         compiler.wait_for_pause = core.pause.wait
         self._info = info
@@ -103,7 +102,7 @@ class LocalBackend:
 
     def fork(self, branch: Branch) -> LocalBranch:
         """A second handle on the same tokens: no token is copied, the tree is not touched."""
-        own = open_branch(branch)
+        own = open_branch(branch, LocalBranch)
         with self._lock:
             if own.pin is not None:
                 own.pin.holders += 1
@@ -112,7 +111,7 @@ class LocalBackend:
         return twin
 
     def close(self, branch: Branch) -> None:
-        own = own_branch(branch)
+        own = own_branch(branch, LocalBranch)
         if own.is_closed:
             return
         own.is_closed = True
@@ -123,7 +122,7 @@ class LocalBackend:
     def demote(self, branch: Branch) -> None:
         """Have its KV copied to the tiers below the pool, a little between any two steps: nobody will go on from here
         for a while. Where there are none, nothing happens."""
-        own = open_branch(branch)
+        own = open_branch(branch, LocalBranch)
         self._demote(own.ids, own.namespace, 0)
 
     def _demote(self, ids: TokenIds, namespace: str, first: int) -> None:
@@ -140,21 +139,16 @@ class LocalBackend:
         self._inbox.post(copy)
 
     def append(self, branch: Branch, delta: Sequence[Segment]) -> None:
-        own = open_branch(branch)
+        own = open_branch(branch, LocalBranch)
         own.move(*own.extended(delta, self._tokenizer))
 
     def generate(
         self, branch: Branch, delta: Sequence[Segment], params: SamplingParams, *, streams: bool = True
     ) -> Generation:
         """`streams`: as for `start`."""
-        own = open_branch(branch)
-        before = own.ids, own.num_settled, own.num_open
-        own.move(*own.extended(delta, self._tokenizer))
-        try:
+        own = open_branch(branch, LocalBranch)
+        with own.moved_behind(delta, self._tokenizer):
             return self.start(own.ids, params, own.namespace, own, num_settled=own.num_settled, streams=streams)
-        except BaseException:
-            own.move(*before)
-            raise
 
     def score(
         self,
@@ -166,14 +160,9 @@ class LocalBackend:
         unconditional: bool = False,
     ) -> Pending[tuple[Score, ...]]:
         check_not_forked()
-        own = open_branch(branch)
-        before = own.ids, own.num_settled, own.num_open
-        own.move(*own.extended(delta, self._tokenizer))
-        try:
+        own = open_branch(branch, LocalBranch)
+        with own.moved_behind(delta, self._tokenizer):
             return self._start_scoring(own, continuations, heal=heal, unconditional=unconditional)
-        except BaseException:
-            own.move(*before)
-            raise
 
     def _start_scoring(
         self, own: LocalBranch, continuations: Sequence[str], *, heal: bool, unconditional: bool
@@ -207,21 +196,6 @@ class LocalBackend:
         self._track(own, job)
         self._inbox.post(lambda: self._submit(job, requests))
         return pending
-
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        return self._tokenizer.render(messages, add_generation_prompt=add_generation_prompt)
-
-    def call_format(self) -> CallFormat:
-        return self._tokenizer.call_format
-
-    def reasoning_markers(self) -> tuple[str, str] | None:
-        return self._tokenizer.reasoning_markers
-
-    def render_with_tools(
-        self, messages: Sequence[Message], tools: Sequence[Tool], *, add_generation_prompt: bool
-    ) -> str:
-        self._tokenizer.check_tools(tools)
-        return self._tokenizer.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
 
     def usage(self) -> Mapping[str, float]:
         """Counters since the start, and the pool and the queues as they stand."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from niwaki.radix.handles import Pin
-from niwaki.runtime.api import Branch, ProgramError
 from niwaki.runtime.host.branch_tokens import BranchTokens
 from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.requests.request import Job
@@ -14,14 +13,12 @@ MAX_HEALED = 32  # tokens of a prompt's end that are looked at
 class LocalBranch(BranchTokens):
     """A place in this engine: token ids, and a share of a pin on their path in the tree. Made by `LocalBackend`."""
 
-    __slots__ = ("is_closed", "jobs", "namespace", "pin")
+    __slots__ = ("jobs", "pin")
 
     def __init__(self, ids: TokenIds, namespace: str, pin: SharedPin | None, num_settled: int = 0) -> None:
-        super().__init__(ids, num_settled)
+        super().__init__(ids, namespace, num_settled)
         self.pin = pin
         self.jobs: list[Job] = []
-        self.namespace = namespace
-        self.is_closed = False
 
     @property
     def num_tokens(self) -> int:
@@ -41,16 +38,3 @@ class SharedPin:
 def first_loose(ids: TokenIds, num_settled: int) -> int:
     """The first token that may be taken back. One must stay: the model needs one to begin."""
     return max(1, num_settled, len(ids) - MAX_HEALED)
-
-
-def own_branch(branch: Branch) -> LocalBranch:
-    if not isinstance(branch, LocalBranch):
-        raise ProgramError(f"this branch belongs to another backend: {type(branch).__name__}")
-    return branch
-
-
-def open_branch(branch: Branch) -> LocalBranch:
-    own = own_branch(branch)
-    if own.is_closed:
-        raise ProgramError("the branch is closed")
-    return own

@@ -20,23 +20,20 @@ from niwaki.radix.outline import OutlineNode
 from niwaki.runtime.api import (
     BackendInfo,
     Branch,
-    CallFormat,
     Delta,
     EngineStopped,
     Generation,
-    Message,
     Pending,
-    ProgramError,
     RequestError,
     SamplingOptions,
     SamplingParams,
     Score,
     Segment,
-    Tool,
 )
 from niwaki.runtime.api.script import Script
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
-from niwaki.runtime.host.branch_tokens import BranchTokens
+from niwaki.runtime.host.branch_tokens import BranchTokens, open_branch, own_branch
+from niwaki.runtime.host.templates import Templates
 from niwaki.runtime.link import frames
 from niwaki.runtime.link.frames import Order, Rare, Report, ScriptReport
 from niwaki.runtime.link.lanes import Lanes, RunningScript
@@ -60,18 +57,16 @@ class EngineLink(Protocol):
 class ClientBranch(BranchTokens):
     """A place in the engine. `num_there` of its tokens stand in the engine of link number `epoch` already."""
 
-    __slots__ = ("epoch", "is_closed", "namespace", "num_there", "number", "running")
+    __slots__ = ("epoch", "num_there", "number", "running")
 
     def __init__(
         self, number: int, ids: TokenIds, namespace: str, num_settled: int = 0, num_there: int = 0, epoch: int = 0
     ) -> None:
-        super().__init__(ids, num_settled)
+        super().__init__(ids, namespace, num_settled)
         self.number = number
-        self.namespace = namespace
         self.num_there = num_there
         self.epoch = epoch
         self.running: set[int] = set()
-        self.is_closed = False
 
 
 @dataclass(slots=True, eq=False)
@@ -82,15 +77,16 @@ class _Asked:
     branch: ClientBranch | None = None
     accepted: Pending[None] | None = None
     push: Callable[[Delta], None] | None = None  # of a generation: looked up once, called for each of its tokens
+    undo: Callable[[], None] | None = None  # before a failure is told
 
 
-class EngineClient:
+class EngineClient(Templates):
     """The `Backend` protocol, and what the server asks beside it, on a link that comes and goes. Thread-safe, except
     that one branch has one user at a time. Results are handed over where the link is read."""
 
     def __init__(self, tokenizer: Tokenizer, first_number: int = 1) -> None:
         """Its orders and branches are numbered from `first_number` on."""
-        self._tokenizer = tokenizer
+        super().__init__(tokenizer)
         self._lock = threading.Lock()  # all below
         self._link: EngineLink | None = None
         self._keeps_branches = True
@@ -263,7 +259,7 @@ class EngineClient:
         return ClientBranch(next(self._numbers), np.empty(0, dtype=np.int32), namespace)
 
     def fork(self, branch: Branch) -> ClientBranch:
-        own = _open_branch(branch)
+        own = open_branch(branch, ClientBranch)
         keep, number = self._kept(own)
         twin = ClientBranch(next(self._numbers), own.ids, own.namespace, own.num_settled, keep, own.epoch)
         twin.num_open = own.num_open
@@ -272,7 +268,7 @@ class EngineClient:
         return twin
 
     def close(self, branch: Branch) -> None:
-        own = _own(branch)
+        own = own_branch(branch, ClientBranch)
         if own.is_closed:
             return
         own.is_closed = True
@@ -282,25 +278,20 @@ class EngineClient:
 
     def demote(self, branch: Branch) -> None:
         """As `LocalBackend.demote`. One that stands in no engine stays as it is."""
-        own = _open_branch(branch)
+        own = open_branch(branch, ClientBranch)
         if self._kept(own)[0]:
             self.post(frames.Demote(own.number))
 
     def append(self, branch: Branch, delta: Sequence[Segment]) -> None:
-        own = _open_branch(branch)
+        own = open_branch(branch, ClientBranch)
         own.move(*own.extended(delta, self._tokenizer))
 
     def generate(
         self, branch: Branch, delta: Sequence[Segment], params: SamplingParams, *, streams: bool = True
     ) -> Generation:
-        own = _open_branch(branch)
-        before = own.ids, own.num_settled, own.num_open
-        own.move(*own.extended(delta, self._tokenizer))
-        try:
+        own = open_branch(branch, ClientBranch)
+        with own.moved_behind(delta, self._tokenizer):
             return self.start(own.ids, params, own.namespace, own, streams=streams)
-        except BaseException:
-            own.move(*before)
-            raise
 
     def score(
         self,
@@ -311,23 +302,26 @@ class EngineClient:
         heal: bool = False,
         unconditional: bool = False,
     ) -> Pending[tuple[Score, ...]]:
-        own = _open_branch(branch)
+        own = open_branch(branch, ClientBranch)
         if not continuations:
             raise RequestError("score needs at least one continuation")
-        before = own.ids, own.num_settled, own.num_open
-        own.move(*own.extended(delta, self._tokenizer))
         number = next(self._numbers)
         pending: Pending[tuple[Score, ...]] = Pending(lambda: self.post(frames.Cancel(number)))
-        keep, branch_number = self._kept(own)
-        tail = frames.packed(own.ids[keep:])
-        order = frames.Weigh(
-            number, branch_number, keep, tail, own.namespace, own.num_settled, tuple(continuations), heal, unconditional
-        )  # fmt: skip
-        try:
-            self._ask(number, _Asked(pending, own), order)
-        except BaseException:
-            own.move(*before)
-            raise
+        before = own.ids, own.num_settled, own.num_open
+
+        def undo() -> None:
+            if own.ids is scored:
+                own.move(*before)
+
+        with own.moved_behind(delta, self._tokenizer):
+            scored = own.ids
+            keep, branch_number = self._kept(own)
+            tail = frames.packed(own.ids[keep:])
+            order = frames.Weigh(
+                number, branch_number, keep, tail, own.namespace, own.num_settled, tuple(continuations), heal,
+                unconditional,
+            )  # fmt: skip
+            self._ask(number, _Asked(pending, own, undo=undo), order)
         return pending
 
     def run_script(self, script: Script, namespace: str, tell: Callable[[ScriptReport], None]) -> RunningScript:
@@ -341,21 +335,6 @@ class EngineClient:
         there = _ScriptThere(self, number, namespace, branches, epoch, tell)
         self._ask(number, _Asked(there), frames.RunScript(number, frames.plain(script), namespace, branches))
         return there
-
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        return self._tokenizer.render(messages, add_generation_prompt=add_generation_prompt)
-
-    def call_format(self) -> CallFormat:
-        return self._tokenizer.call_format
-
-    def reasoning_markers(self) -> tuple[str, str] | None:
-        return self._tokenizer.reasoning_markers
-
-    def render_with_tools(
-        self, messages: Sequence[Message], tools: Sequence[Tool], *, add_generation_prompt: bool
-    ) -> str:
-        self._tokenizer.check_tools(tools)
-        return self._tokenizer.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
 
     # -- helpers ----------------------------------------------------------------------------------------------------
 
@@ -438,6 +417,8 @@ class _ScriptThere:
 
 
 def _fail(asked: _Asked, error: Exception) -> None:
+    if asked.undo is not None:
+        asked.undo()
     if asked.accepted is not None:
         asked.accepted.fail(error)
     asked.pending.fail(error)
@@ -446,16 +427,3 @@ def _fail(asked: _Asked, error: Exception) -> None:
 def _must_not_wait() -> bool:
     """On an event loop it would stop every other task; there or on a thread of the link's, what is waited for."""
     return threading.current_thread().name == READER or loop_here() is not None
-
-
-def _own(branch: Branch) -> ClientBranch:
-    if not isinstance(branch, ClientBranch):
-        raise ProgramError(f"this branch belongs to another backend: {type(branch).__name__}")
-    return branch
-
-
-def _open_branch(branch: Branch) -> ClientBranch:
-    own = _own(branch)
-    if own.is_closed:
-        raise ProgramError("the branch is closed")
-    return own

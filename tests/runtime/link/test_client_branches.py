@@ -49,6 +49,9 @@ def test_a_branch_whose_continuations_are_refused_stands_where_it_stood(client: 
     stood = list(branch.token_ids)
     with pytest.raises(RequestError):
         client.score(branch, [Segment(" sat")], [])
+    with pytest.raises(RequestError, match="continuation 1 is empty"):  # the engine finds that
+        client.score(branch, [Segment(" sat")], ["a", ""]).result(60)
+    assert list(branch.token_ids) == stood
     client.disconnect(EngineStopped("gone"))
     with pytest.raises(EngineStopped):
         client.score(branch, [Segment(" sat")], ["a"])

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 # In a process of its own: in this one other tests have used the kernels. Signatures are there once they were called.
 CODE = """
