@@ -295,14 +295,14 @@ def test_streaming_and_async_calls_say_the_same_as_plain_ones(engine: Engine) ->
 def test_async_calls_take_lists_and_tell_log_probabilities_as_plain_ones_do(engine: Engine) -> None:
     prompts = ["the cat sat", "the dog"]
     options = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2}
-    plain = engine.generate(prompts, GREEDY, **options)  # type: ignore[arg-type]  # by their names
-    told = asyncio.run(engine.async_generate(prompts, GREEDY, **options))  # type: ignore[arg-type]  # the same
+    plain = engine.generate(prompts, GREEDY, **options)  # type: ignore[call-overload]  # by their names
+    told = asyncio.run(engine.async_generate(prompts, GREEDY, **options))  # type: ignore[call-overload]  # the same
     assert isinstance(plain, list)
     assert isinstance(told, list)
     for here, there in zip(plain, told, strict=True):
         assert here["text"] == there["text"]
         for key in ("input_token_logprobs", "output_token_logprobs", "output_top_logprobs"):
-            assert len(here["meta_info"][key]) == len(there["meta_info"][key]) > 0  # type: ignore[index]  # dicts of lists
+            assert len(here["meta_info"][key]) == len(there["meta_info"][key]) > 0
 
 
 def test_a_cancelled_request_ends_and_its_neighbours_go_on(engine: Engine) -> None:
@@ -373,7 +373,7 @@ def test_bad_requests_are_refused_at_the_door(
     engine: Engine, call: dict[str, object], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        engine.generate(**call)  # type: ignore[arg-type]
+        engine.generate(**call)  # type: ignore[call-overload]
 
 
 def test_bad_options_and_folders_are_one_clear_line(folder: Path, tmp_path: Path) -> None:

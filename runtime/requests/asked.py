@@ -1,0 +1,80 @@
+"""What a call of `Engine.generate` asks for: prompts as token ids, options as params. Raises RequestError only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from niwaki.runtime.api import RequestError, SamplingOptions, SamplingParams, Segment
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
+from niwaki.runtime.options.from_dict import options_from_dict, spelling_of
+from niwaki.runtime.options.limits import TokenIds
+
+
+def prompts_of(
+    prompt: str | Sequence[str] | None,
+    input_ids: Sequence[int] | Sequence[Sequence[int]] | None,
+    tokenizer: Tokenizer,
+    vocab_size: int,
+) -> tuple[list[TokenIds], bool]:
+    """The prompts, and whether they were given as a list."""
+    if (prompt is None) == (input_ids is None):
+        raise RequestError("give either a prompt or input_ids")
+    if prompt is not None:
+        is_list = isinstance(prompt, Sequence) and all(isinstance(text, str) for text in prompt)
+        if not is_list:
+            raise RequestError("a prompt must be a string or a list of strings; token ids are given as input_ids=")
+        texts = [prompt] if isinstance(prompt, str) else list(prompt)
+        encoded = [tokenizer.encode([Segment(text)], at_start=True) for text in texts]
+        return [np.array(ids, dtype=np.int32) for ids in encoded], not isinstance(prompt, str)
+    assert input_ids is not None
+    is_batch = len(input_ids) > 0 and not isinstance(input_ids[0], int | np.integer)
+    try:
+        rows = [np.array(ids) for ids in (input_ids if is_batch else [input_ids])]
+    except (TypeError, ValueError, OverflowError):
+        raise RequestError("input_ids must be a list of whole numbers, or a list of such lists") from None
+    return [_token_ids(row, vocab_size) for row in rows], is_batch
+
+
+def _token_ids(given: npt.NDArray[np.generic], vocab_size: int) -> TokenIds:
+    if given.ndim == 1 and (given.dtype.kind in "iu" or not len(given)):
+        ids = given.astype(np.int64, copy=False)
+        if not len(ids) or ids.view(np.uint64).max() < vocab_size:  # below 0 is above all without a sign
+            return ids.astype(np.int32)
+    raise RequestError(f"input_ids must be whole numbers from 0 to {vocab_size - 1}")
+
+
+def params_of(
+    given: Mapping[str, object] | Sequence[Mapping[str, object]] | None,
+    count: int,
+    asked: SamplingOptions,
+    defaults: SamplingOptions,
+) -> list[SamplingParams]:
+    """Of each of `count` prompts: what is `asked` of all of them, over what is given, over the model's defaults."""
+    if given is None or isinstance(given, Mapping):
+        given = [given or {}] * count
+    if not isinstance(given, Sequence) or not all(isinstance(one, Mapping) for one in given):
+        raise RequestError(f"sampling_params must be a mapping or a list of them, got {given!r}")
+    if len(given) != count:
+        raise RequestError(f"{len(given)} sampling_params for {count} prompts; give one, or one a prompt")
+    known: dict[object, SamplingParams] = {}  # many prompts mostly ask for few kinds of answers
+    found = []
+    for one in given:
+        key = spelling_of(one)
+        params = known.get(key)
+        if params is None:
+            params = asked.over(options_from_dict(one)).over(defaults).resolve()
+            if key is not None:
+                known[key] = params
+        found.append(params)
+    return found
+
+
+def first_position(return_logprob: bool, logprob_start_len: int, prompts: Sequence[TokenIds]) -> int | None:
+    """The first whose next-token log-probability is wanted; None where none is."""
+    shortest = min((len(ids) for ids in prompts), default=0)
+    if logprob_start_len > shortest:
+        raise RequestError(f"logprob_start_len {logprob_start_len} is behind the end of a prompt of {shortest} tokens")
+    return max(0, logprob_start_len - 1) if return_logprob and logprob_start_len >= 0 else None

@@ -1,0 +1,125 @@
+"""What a call of `Engine.generate` started: waits for it, on a thread or an event loop, and makes the results."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from niwaki.runtime.api import Delta, EngineStopped, Generation, SamplingParams
+from niwaki.runtime.requests.results import Result, result_of
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A generation and its params for each prompt."""
+
+    generations: list[Generation]
+    params: Sequence[SamplingParams]
+    logits_from: int | None
+    is_batch: bool
+
+    def cancel(self) -> None:
+        for generation in self.generations:
+            with suppress(EngineStopped):
+                generation.cancel()
+
+    def results(self) -> Result | list[Result]:
+        """Waits for all. Raises what one failed with; the others are cancelled then, and where the waiting ends."""
+        try:
+            self._wait()
+            failed = next((one.error() for one in self.generations if one.error() is not None), None)
+            if failed is not None:
+                raise failed
+        except BaseException:
+            self.cancel()
+            raise
+        results = [
+            result_of(output, one, self.logits_from)
+            for generation, one in zip(self.generations, self.params, strict=True)
+            for output in generation.result()
+        ]
+        return results if self.is_batch or self.params[0].n > 1 else results[0]
+
+    async def results_async(self) -> Result | list[Result]:
+        """`results` without blocking the event loop. Cancelling the task ends what was started."""
+        try:
+            for generation in self.generations:
+                await _finished(generation)
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        return self.results()
+
+    def stream(self) -> Iterator[Result]:
+        """Of the one prompt: results whose text grows, and the whole one at last."""
+        text, ids = "", list[int]()
+        (generation,) = self.generations
+        try:
+            for delta in generation.deltas():
+                text += delta.text
+                ids += delta.token_ids
+                yield _grown(text, ids)
+            yield self._first()
+        finally:
+            generation.cancel()  # a reader that stops early stops the generation; after the end this does nothing
+
+    async def stream_async(self) -> AsyncIterator[Result]:
+        """`stream` without blocking the event loop."""
+        loop = asyncio.get_running_loop()
+        (generation,) = self.generations
+        arrived: asyncio.Queue[Delta | None] = asyncio.Queue()
+
+        def tell(item: Delta | None) -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+                loop.call_soon_threadsafe(arrived.put_nowait, item)
+
+        generation.add_delta_callback(tell)
+        generation.add_done_callback(lambda: tell(None))
+        text, ids = "", list[int]()
+        try:
+            while (delta := await arrived.get()) is not None:
+                text += delta.text
+                ids += delta.token_ids
+                yield _grown(text, ids)
+            yield self._first()
+        finally:
+            generation.cancel()
+
+    def _first(self) -> Result:
+        return result_of(self.generations[0].result()[0], self.params[0], self.logits_from)
+
+    def _wait(self) -> None:
+        """Until all are done, or one has failed. To wait for each in turn is to be woken, and to want the interpreter
+        while the engine has it, for many of them."""
+        done: list[Generation] = []
+        is_over = threading.Event()
+
+        def tell(generation: Generation) -> None:
+            done.append(generation)
+            if len(done) == len(self.generations) or generation.error() is not None:
+                is_over.set()
+
+        for generation in self.generations:
+            generation.add_done_callback(partial(tell, generation))
+        if self.generations:
+            is_over.wait()
+
+
+def _grown(text: str, ids: Sequence[int]) -> Result:
+    return {"text": text, "output_ids": list(ids), "meta_info": {"completion_tokens": len(ids)}}
+
+
+async def _finished(generation: Generation) -> None:
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+
+    def tell() -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            loop.call_soon_threadsafe(done.set)
+
+    generation.add_done_callback(tell)
+    await done.wait()
