@@ -20,8 +20,8 @@ LOOK_SECONDS = 0.1
 
 
 def announce_compiling() -> None:
-    """From now on tell, on stderr where that is a terminal or a notebook's, else to the logger at INFO. Calling it
-    twice is allowed."""
+    """From now on tell: the logger at INFO where somebody set up logging and stderr is neither a terminal nor a
+    notebook's, else stderr, which in a container is its log. Calling it twice is allowed."""
     with _lock:
         if not _listeners:
             _listeners.append(_Listener())
@@ -83,10 +83,11 @@ def _is_ours(event: event.Event) -> bool:
 
 def _say(line: str) -> None:
     # A notebook's stderr is no terminal, but somebody looks at it.
-    if sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules):
-        print(line, file=sys.stderr, flush=True)
-    else:
+    is_looked_at = sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+    if sys.stderr is None or (log.hasHandlers() and not is_looked_at):
         log.info(line.removeprefix("niwaki: "))
+    else:
+        print(line, file=sys.stderr, flush=True)
 
 
 _lock = threading.Lock()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import logging
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numba
 import pytest
@@ -16,6 +18,7 @@ from niwaki.kernels import compile_notice
 from niwaki.kernels.compile_notice import announce_compiling
 
 PATIENCE = 60.0
+ROOT = Path(__file__).parents[2]
 
 
 class Screen(io.StringIO):
@@ -61,7 +64,7 @@ def test_a_terminal_is_told_of_compiling_and_of_its_end(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("impatient")
-def test_what_is_no_terminal_gets_no_line_and_the_log_does(
+def test_where_logging_is_set_up_and_no_terminal_there_the_log_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "stderr", file := io.StringIO())
@@ -71,6 +74,32 @@ def test_what_is_no_terminal_gets_no_line_and_the_log_does(
     assert caplog.messages[0].startswith("compiling kernels")
     # Somebody's handler of an earlier test may complain there that its own stream is closed.
     assert not any(line.startswith("niwaki: ") for line in file.getvalue().splitlines())
+
+
+def test_a_process_without_a_terminal_or_a_log_is_told_on_stderr() -> None:
+    """As an engine's process in a container, or `niwaki run` in a pipe."""
+    code = """
+import time
+import numba
+from niwaki.kernels import compile_notice
+
+compile_notice.TELL_SECONDS = compile_notice.QUIET_SECONDS = 0.0
+compile_notice.announce_compiling()
+
+def double(number):
+    return number * 2
+
+double.__module__ = "niwaki.kernels.some"
+assert numba.njit()(double)(2) == 4
+while compile_notice._listeners[0]._watch is not None:
+    time.sleep(0.01)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    begin, end = done.stderr.splitlines()
+    assert begin.startswith("niwaki: compiling kernels for this processor (in each process")
+    assert end.startswith("niwaki: kernels compiled in ")
+    assert not done.stdout
 
 
 @pytest.mark.usefixtures("impatient")

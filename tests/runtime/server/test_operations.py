@@ -281,7 +281,7 @@ def test_niwaki_serve_answers_until_sigterm_and_exits_with_0(toy_folder: Path) -
             assert rest[-1] == "data: [DONE]"
             assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
             assert server.wait(timeout=60) == 0
-            assert server.stderr.read() == ""
+            assert not [line for line in server.stderr if "kernels" not in line], "of compiling alone, the first time"
         finally:
             guard.cancel()
             server.kill()  # nothing where it has ended; where the test failed, leaving the block would wait for it
