@@ -7,10 +7,12 @@ them fails here too. A token is a word with the blank before it, a run of blanks
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
@@ -104,7 +106,8 @@ class ScriptedBackend:
     - a function from the prompt to the answer.
 
     An answer is a text, a value (a model, a dict, a number), which stands for its compact JSON, a function from the
-    prompt to either, or an exception, which fails that call. A value that is a list stands in a list of answers. A
+    prompt to either, or an exception, which fails that call. A value that is a list stands in a list of answers. Where
+    tools are offered, a dict of one's `name` and its `arguments`, or a list of such, stands for calls. A
     select is answered with the choice that the script names. An answer that the call's constraint excludes is an error.
 
     `defaults` are the options that stand behind a program's own, as a model's generation_config would. With
@@ -125,12 +128,19 @@ class ScriptedBackend:
         self._script = _Script(script)
         self._info = BackendInfo("scripted", context_length, defaults or SamplingOptions())
         self._delay = delay
-        self._lock = threading.Lock()  # calls, vocabulary, branches, counters
+        self._num_threads = threads
         self._vocabulary: dict[str, int] = {}
         self._open: set[ScriptedBranch] = set()
         self._usage = {"prefilled_tokens": 0.0, "cached_tokens": 0.0, "generated_tokens": 0.0}
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="niwaki-scripted") if threads else None
         self._is_stopped = False
+        self._begin()
+        _all.add(self)
+
+    def _begin(self) -> None:
+        """Also in a fork, which has no threads of its parent: what those were to answer, nobody answers there."""
+        self._lock = threading.Lock()  # calls, vocabulary, branches, counters
+        count = self._num_threads
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="niwaki-scripted") if count else None
 
     # -- the protocol -------------------------------------------------------------------------------------------------
 
@@ -330,7 +340,7 @@ class ScriptedBackend:
     def _answer(self, prompt: str, params: SamplingParams, num_prompt: int, num_cached: int) -> Output:
         text = ""
         if params.max_new_tokens:  # else it was asked to read the prompt
-            text = self._script.answer(prompt)
+            text = self._script.answer(prompt, _offered(params))
             _check_constraint(text, params)
         stop = min((s for s in params.stop if s in text), key=text.index, default=None)
         reason = FinishReason("stop", stop)
@@ -374,12 +384,13 @@ class _Script:
         self._lock = threading.Lock()
         self._num_used: dict[str | re.Pattern[str], int] = {}
 
-    def answer(self, prompt: str) -> str:
-        """The text that answers the prompt. Raises an answer that is an exception."""
+    def answer(self, prompt: str, tools: Collection[str] = ()) -> str:
+        """The text that answers the prompt, where tools of these names are offered. Raises an answer that is an
+        exception."""
         answer = self._script if callable(self._script) else self._find(self._script, prompt)
         if isinstance(answer, BaseException):
             raise answer
-        return _text_of(answer(prompt) if callable(answer) else answer)
+        return _text_of(answer(prompt) if callable(answer) else answer, tools)
 
     def _find(self, script: Mapping[str | re.Pattern[str], object], prompt: str) -> object:
         for key, answer in script.items():
@@ -401,15 +412,27 @@ class _Script:
         raise GenerationError(f"the script has no answer to a prompt that ends with {prompt[-80:]!r}; it knows: {keys}")
 
 
-def _text_of(answer: object) -> str:
+def _offered(params: SamplingParams) -> list[str]:
+    """The names of the tools that the answer may call."""
+    return [tool.name for tool in params.constraint.tools] if isinstance(params.constraint, ToolCalls) else []
+
+
+def _text_of(answer: object, tools: Collection[str]) -> str:
     """What a model would write for the value."""
     value = answer.value if isinstance(answer, Enum) else answer
     if isinstance(value, str):
         return value
+    several = value if isinstance(value, list) and value else [value]
+    if all(isinstance(one, dict) and one.keys() == {"name", "arguments"} and one["name"] in tools for one in several):
+        return "".join(f"{NIWAKI.begin}{_json_of(one)}{NIWAKI.end}" for one in several)
+    return _json_of(value)
+
+
+def _json_of(value: object) -> str:
     try:
         return as_json(value)
     except (TypeError, ValueError) as error:
-        raise GenerationError(f"a scripted answer must be a text, or have JSON, got {answer!r}: {error}") from error
+        raise GenerationError(f"a scripted answer must be a text, or have JSON, got {value!r}: {error}") from error
 
 
 def _check_constraint(text: str, params: SamplingParams) -> None:
@@ -433,3 +456,13 @@ def _check_constraint(text: str, params: SamplingParams) -> None:
                 raise ConstraintError(f"the scripted answer {text!r} is not JSON") from None
         case _:
             pass
+
+
+def _begin_in_child() -> None:
+    for backend in tuple(_all):
+        backend._begin()
+
+
+_all: weakref.WeakSet[ScriptedBackend] = weakref.WeakSet()
+if hasattr(os, "register_at_fork"):  # where processes can be forked
+    os.register_at_fork(after_in_child=_begin_in_child)

@@ -69,7 +69,10 @@ class Call:
             ProgramError: the result was not awaited, or has no JSON.
         """
         if inspect.isawaitable(result):
-            raise ProgramError(f"the result of tool {self.name!r} is still to come; write await call.run()")
+            raise ProgramError(
+                f"the result of tool {self.name!r} is still to come; write await call.run(), or "
+                "asyncio.run(call.run()) in a program that is no async def"
+            )
         try:
             text = result if isinstance(result, str) else as_json(result)
         except (TypeError, ValueError) as error:

@@ -52,6 +52,24 @@ if not pid:
 os.waitpid(pid, 0)
 """
 
+SCRIPTED = """
+import os
+import niwaki as nw
+
+@nw.function
+def f(s):
+    s += "go " + nw.gen("x")
+
+backend = nw.ScriptedBackend(lambda prompt: "word", threads=2)
+print(f.run(backend=backend)["x"], flush=True)
+pid = os.fork()
+if not pid:
+    print(f.run(backend=backend, timeout=60)["x"], flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+print(f.run(backend=backend)["x"])
+"""
+
 CONNECTIONS = """
 import os, sys
 import niwaki as nw
@@ -98,6 +116,10 @@ def told_by(code: str, *words: str) -> list[str]:
 
 def test_in_a_fork_branches_are_closed_and_time_outs_kept_and_what_is_the_parents_stays() -> None:
     assert told_by(PROGRAMS) == ["closed True", "ended TimedOut", "the parent's False"]
+
+
+def test_a_scripted_backend_answers_in_a_fork_by_threads_of_its_own() -> None:
+    assert told_by(SCRIPTED) == ["word"] * 3
 
 
 class Answers(http.server.BaseHTTPRequestHandler):

@@ -55,6 +55,20 @@ def agent(s: State, asked: dict[str, object]) -> object:
     return s["x"]
 
 
+def test_a_script_may_answer_with_calls_as_values() -> None:
+    one, two = {"name": "add", "arguments": {"a": 12, "b": 31}}, {"name": "add", "arguments": {"a": 1}}
+    call = agent.run({}, backend=nw.ScriptedBackend([one]))["x"]
+    assert isinstance(call, Call)
+    assert call.run() == 43
+    both = agent.run({"parallel_tool_calls": True}, backend=nw.ScriptedBackend([[one, two]]))["x"]
+    assert isinstance(both, list)
+    assert [call.arguments for call in both] == [one["arguments"], two["arguments"]]
+    other = {"name": "nobody", "arguments": {}}
+    assert agent.run({}, backend=nw.ScriptedBackend([other]))["x"] == '{"name":"nobody","arguments":{}}'
+    with pytest.raises(nw.ConstraintError, match="makes no call of the tools"):
+        agent.run({"tool_choice": "required"}, backend=nw.ScriptedBackend([other]))
+
+
 def test_a_call_is_a_value_that_runs_and_answers() -> None:
     backend = nw.ScriptedBackend([ADD, "It is 43."])
 
