@@ -119,7 +119,22 @@ class Arguments:
 
     @property
     def shown(self) -> str:
-        return "(" + ", ".join(str(parameter) for parameter in self.parameters) + ")"
+        return "(" + ", ".join(str(_unquoted(parameter)) for parameter in self.parameters) + ")"
+
+
+def _unquoted(parameter: inspect.Parameter) -> inspect.Parameter:
+    """As it was written also under `from __future__ import annotations`, which makes every type a text."""
+    said = parameter.annotation
+    return parameter.replace(annotation=_Bare(said)) if isinstance(said, str) else parameter
+
+
+class _Bare(str):
+    """A type's name that shows without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def _signature(func: Callable[..., object], name: str) -> inspect.Signature:

@@ -31,7 +31,23 @@ def here() -> Origin:
     return Origin(frame.f_code.co_filename, frame.f_lineno)
 
 
+def note_of_body(error: BaseException) -> str:
+    """What `add_origin` says, where a program's own code raised the error; empty where it was said, or none did."""
+    name, place = "", None if _has_note(error) else error.__traceback__
+    while place is not None:
+        caller, name = name, str(place.tb_frame.f_globals.get("__name__", ""))
+        if caller == "niwaki.lang.program" and not name.startswith("niwaki.lang"):
+            code = place.tb_frame.f_code
+            return f"{_NOTE}{code.co_name}, {Origin(code.co_filename, place.tb_lineno)}"
+        place = place.tb_next
+    return ""
+
+
+def _has_note(error: BaseException) -> bool:
+    return any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ()))
+
+
 def add_origin(error: BaseException, program: str, origin: Origin) -> None:
     """Tell the error which line of the program it comes from. The first to know the line is the one that says it."""
-    if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
+    if not _has_note(error):
         error.add_note(f"{_NOTE}{program}, {origin}")

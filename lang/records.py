@@ -173,7 +173,7 @@ def _json_object(text: str) -> Mapping[str, object]:
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
-        raise RecordError(f"is not valid JSON: {error.msg} at character {error.pos}") from None
+        raise RecordError(f"is not valid JSON: {error.msg.removesuffix(' at')} at character {error.pos}") from None
     except RecursionError:
         raise RecordError("is JSON nested too deeply") from None
     if not isinstance(value, dict):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TextIO
 
+from niwaki.lang.origin import note_of_body
 from niwaki.lang.progress import hit_rate, speed
 from niwaki.runtime.api import EngineStopped
 
@@ -25,7 +26,8 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception) -> Self:
-        return cls(type(error).__name__, one_line(error))
+        where = note_of_body(error)  # who runs a program sees a traceback; a record has this line alone
+        return cls(type(error).__name__, one_line(error) + (f" ({where})" if where else ""))
 
     @classmethod
     def unless_whole(cls, result: Mapping[str, object] | Failure | Exception) -> Mapping[str, object] | Failure:

@@ -138,8 +138,21 @@ def test_a_bad_record_is_an_error_line_and_the_others_go_on(folder: Path) -> Non
     errors = [row["error"] for row in found[1:5]]
     assert errors[0] == {"type": "RecordError", "message": "line 2 of in.txt is empty"}
     assert errors[1] == {"type": "RecordError", "message": "line 3 of in.txt is not valid UTF-8 at byte 3"}
-    assert errors[2] == {"type": "CapacityError", "message": "1000000 characters do not fit"}
-    assert errors[3] == {"type": "ValueError", "message": "refused: please fail"}
+    raised = 'raise CapacityError(f"{len(text)} characters do not fit")'
+    assert errors[2] == raised_in_shout("CapacityError", "1000000 characters do not fit", raised)
+    assert errors[3] == raised_in_shout("ValueError", "refused: please fail", 'raise ValueError("refused:\\n" + text)')
+
+
+def raised_in_shout(kind: str, message: str, code: str) -> dict[str, str]:
+    line = [each.strip() for each in PROGRAM.splitlines()].index(code) + 1
+    return {"type": kind, "message": f"{message} (in program shout, program.py:{line}: {code})"}
+
+
+def test_a_half_line_of_json_is_told_with_its_place(folder: Path) -> None:
+    Path("in.jsonl").write_text('{"name": "a"}\n{"name": "b\n')
+    assert run("typed", "in.jsonl") == 0
+    message = "line 2 of in.jsonl is not valid JSON: Unterminated string starting at character 9"
+    assert rows()[1]["error"] == {"type": "RecordError", "message": message}
 
 
 def test_strict_turns_a_failed_record_into_a_failed_run(folder: Path) -> None:

@@ -37,6 +37,11 @@ def refused(body: Callable[[State], object], message: str) -> None:
         nw.function(body).run(backend=nw.ScriptedBackend(["x"] * 9)).sync()
 
 
+def test_a_program_is_shown_as_it_was_written_where_types_are_texts() -> None:
+    with pytest.raises(nw.ProgramError, match=re.escape("program greet(name: str) has no parameter 'nam'")):
+        greet.run(nam="Ada")
+
+
 # -- adding up ---------------------------------------------------------------------------------------------------------
 
 
