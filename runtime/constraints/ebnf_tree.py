@@ -108,7 +108,7 @@ def _with_end(node: Node, ending: set[str]) -> Node | None:
             whole = tuple(part for part in found if part is not None)
             return Sequence(whole) if len(whole) == len(parts) else None
         case Either(options):
-            left = tuple(found for option in options if (found := _with_end(option, ending)) is not None)
+            left = tuple(one for option in options if (one := _with_end(option, ending)) is not None)
             return (left[0] if len(left) == 1 else Either(left)) if left else None
         case Repeat(part, low, high):
             once = _with_end(part, ending)
