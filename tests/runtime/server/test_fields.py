@@ -256,10 +256,12 @@ def test_offsets_say_where_each_token_of_the_text_begins(client: httpx2.Client) 
 def test_every_field_of_openais_client_may_be_null(client: httpx2.Client, page: str) -> None:
     """Also those that are not here, which a frame around the client may write out."""
     with openai.OpenAI(api_key="none") as ai:
-        resource = {"/v1/completions": ai.completions, "/v1/chat/completions": ai.chat.completions}.get(
-            page, ai.responses
-        )
-        names = set(inspect.signature(resource.create).parameters) - {"timeout"}
+        create: dict[str, Callable[..., object]] = {
+            "/v1/completions": ai.completions.create,
+            "/v1/chat/completions": ai.chat.completions.create,
+            "/v1/responses": ai.responses.create,
+        }
+        names = set(inspect.signature(create[page]).parameters) - {"timeout"}
     body = {"input": "the", "max_output_tokens": 3} if page == "/v1/responses" else PROMPTS[page]
     fields = {name: None for name in names if not name.startswith("extra_")}
     assert len(fields) > 15
