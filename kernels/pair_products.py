@@ -58,15 +58,16 @@ def _sum_of_tall(typing, sums, at, apart, weight, place, stride, laid, laid_at, 
 
 
 @intrinsic
-def _add_to_two(typing, sums, at, apart, weight, place, stride, laid, laid_at, slices, factors, factor):
-    """As `sum_of_two`, added to what is there times factors[factor:], a line for each group."""
-    return _call(2, OUTPUTS, sums, at, apart, weight, place, stride, laid, laid_at, slices, factors, factor)
+def _add_to_two(typing, sums, at, apart, weight, place, step, laid, laid_at, slices, factors, factor):
+    """As `sum_of_two`, added to what is there times factors[factor:], a line for each group. The first words of all
+    outputs lie side by side, the next ones `step` bytes behind them."""
+    return _call(2, OUTPUTS, sums, at, apart, weight, place, step, laid, laid_at, slices, factors, factor)
 
 
 @intrinsic
-def _add_to_tall(typing, sums, at, apart, weight, place, stride, laid, laid_at, slices, factors, factor):
+def _add_to_tall(typing, sums, at, apart, weight, place, step, laid, laid_at, slices, factors, factor):
     """As `add_to_two`, of sixteen outputs and one group: bit for bit the same sums."""
-    return _call(1, 2 * OUTPUTS, sums, at, apart, weight, place, stride, laid, laid_at, slices, factors, factor)
+    return _call(1, 2 * OUTPUTS, sums, at, apart, weight, place, step, laid, laid_at, slices, factors, factor)
 
 
 def _call(groups: int, outputs: int, *kinds):
@@ -87,7 +88,7 @@ def _call(groups: int, outputs: int, *kinds):
 
 
 def _function(module, groups: int, outputs: int, goes_on: bool):
-    """The function (sums, apart, weight, stride, laid, slices, ahead or factors); one in each module."""
+    """The function (sums, apart, weight, stride or step, laid, slices, ahead or factors); one in each module."""
     name, chains = f"niwaki_{'add' if goes_on else 'sum'}_of_pairs_{groups}_{outputs}", SUMS // (groups * outputs)
     if name in module.globals:
         return module.globals[name]
@@ -95,7 +96,8 @@ def _function(module, groups: int, outputs: int, goes_on: bool):
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), name)
     function.linkage = "internal"
     function.attributes.add("noinline")  # kernels get shorter, and are as quick
-    sums, apart, weight, stride, laid, slices, last = function.args
+    sums, apart, weight, distance, laid, slices, last = function.args
+    stride, step = (LONG(4), distance) if goes_on else (distance, LONG(4))  # from output to output, word to word
     entry, outer, inner, following, done = (
         function.append_basic_block(each) for each in ("entry", "slices", "words", "following", "done")
     )
@@ -129,7 +131,7 @@ def _function(module, groups: int, outputs: int, goes_on: bool):
         here = builder.add(word, LONG(chain))
         line = builder.gep(pairs, [builder.mul(here, LONG(LINE))], inbounds=True)
         own = [_load(builder, builder.gep(line, [builder.mul(behind, LONG(group))])) for group in range(groups)]
-        rows = RowsOf(builder, builder.gep(words, [builder.mul(here, LONG(4))], inbounds=True), stride)
+        rows = RowsOf(builder, builder.gep(words, [builder.mul(here, step)], inbounds=True), stride)
         if groups == 1:
             of_chain = totals[chain * outputs : (chain + 1) * outputs]
             after += [_multiplied_from(builder, rows.of(r), own[0], total) for r, total in enumerate(of_chain)]
@@ -150,9 +152,9 @@ def _function(module, groups: int, outputs: int, goes_on: bool):
 
     builder.position_at_end(following)
     next_number = builder.add(number, LONG(1))
-    for here, start, step in ((words, weight, WORDS * 4), (pairs, laid, TILE)):
+    for here, start, length in ((words, weight, builder.mul(step, LONG(WORDS))), (pairs, laid, LONG(TILE))):
         here.add_incoming(start, entry)
-        here.add_incoming(builder.gep(here, [LONG(step)], inbounds=True), following)
+        here.add_incoming(builder.gep(here, [length], inbounds=True), following)
     number.add_incoming(LONG(0), entry)
     number.add_incoming(next_number, following)
     for total, first, latest in zip(so_far, before, after, strict=True):

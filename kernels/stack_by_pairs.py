@@ -7,9 +7,9 @@ one word of a key serves both groups:
     weights = 2^(scores - top)                        top [queries], in units of ln 2
     mixed [columns, queries] = 2^(top before - top) mixed + values^T weights
 
-Only the values of a block are laid out anew, in pairs of keys by columns. Blocks and what hidden keys weigh are those
-of stack_by_tiles.py. One core of an EPYC, 23 November 2026, ns for sixteen queries of 64 columns and 64 keys: 930 by
-that, 680 by this, of 148 tokens and 4,000 keys; its products alone 500, the weights alone 85.
+Only the values of a block are laid out anew, those of two keys into each other. Blocks and what hidden keys weigh are
+those of stack_by_tiles.py. One core of an EPYC, 23 November 2026, ns for sixteen queries of 64 columns and 64 keys: 930
+by that, 680 by this, of 148 tokens and 4,000 keys; its products alone 500, the weights alone 85.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ from niwaki.kernels.simd_memory import (
     store_bfloat16,
     store_pairs,
     transpose16,
-    transpose16_apart,
 )
 from niwaki.kernels.stack_by_tiles import (
     BLOCK,
@@ -64,7 +63,6 @@ from niwaki.kernels.tiles import ROWS, Bytes, aligned
 
 LINE = 4 * LANES  # bytes
 PAIRS = BLOCK // 2  # of keys
-HALVES = PAIRS // LANES
 SCORES = BLOCK * LANES  # words of a group's scores
 
 
@@ -96,11 +94,11 @@ def attend_by_pairs(
     highest = np.empty(stacks * LANES, np.float32)
     low = np.zeros(blocks * LANES, np.float32)  # the first key that each query sees
     high = np.zeros(blocks * LANES, np.float32)  # behind the last
-    values = np.empty(at_once * head_dim * PAIRS + LANES, np.float32)  # of heads: [columns, pairs of keys]
+    values = np.empty(PAIRS * at_once * head_dim + LANES, np.float32)  # [pairs of keys, heads, columns]
     scores = np.empty(2 * SCORES + LANES, np.float32)  # [two blocks of queries, keys, queries]
     weights = np.empty(2 * PAIRS * LANES + LANES, np.float32)  # [two blocks of queries, pairs of keys, queries]
     shrink = np.empty(3 * LANES, np.float32)
-    gathered, turned = np.empty(TILE, np.float32), np.empty(2 * TILE, np.float32)
+    gathered, turned = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
     asked0, mixed0, values0 = aligned(asked), aligned(mixed), aligned(values)
     scores0, weights0, shrink0 = aligned(scores), aligned(weights), aligned(shrink)
     at = np.zeros(BLOCK // RUN, np.int64)  # where the runs of the block of keys begin in the pool
@@ -122,6 +120,7 @@ def attend_by_pairs(
     start, end = reach[:, 0].min(), reach[:, 3].max()
     for head in range(first_head, last_head, at_once):
         num_heads = min(at_once, last_head - head)
+        to_pair = num_heads * head_dim * 4
         for stack in range(num_heads * blocks):
             own, rows = stack // blocks, stack % blocks * ROWS
             count, first_own = min(ROWS, queries - rows), (head + own) * group
@@ -152,7 +151,7 @@ def attend_by_pairs(
             for run in range((last - first + RUN - 1) // RUN):
                 key = first - first_key + run * RUN
                 at[run] = (np.int64(pages[key // page_size]) * page_size + key % page_size) * width + head * head_dim
-            _lay_out(v, at, last - first, width, num_heads * slices, turned, values, values0)
+            _lay_out(v, at, last - first, width, num_heads * slices, values, values0)
             ask_for_block(
                 k, v, pages, last - first_key, min(last + BLOCK, end) - first_key, page_size, width, head * head_dim,
                 num_heads * head_dim
@@ -203,18 +202,18 @@ def attend_by_pairs(
                             scores, here, halves, factor, highest, total, (stack + side) * LANES, shrink,
                             shrink0 + side * LANES, weights, weights0 + side * halves * TILE
                         )  # fmt: skip
-                    sums, pairs = mixed0 + stack * head_dim * LANES, values0 + own * head_dim * PAIRS
+                    sums, pairs = mixed0 + stack * head_dim * LANES, values0 + own * head_dim
                     step = OUTPUTS * (3 - sides)
                     for c in range(0, head_dim, step):
-                        target, place = sums + c * LANES, pairs + c * PAIRS
+                        target, place = sums + c * LANES, pairs + c
                         if sides == 2:
                             add_to_two(
-                                mixed, target, head_dim * LINE, values, place, PAIRS * 4, weights, weights0, halves,
+                                mixed, target, head_dim * LINE, values, place, to_pair, weights, weights0, halves,
                                 shrink, shrink0
                             )  # fmt: skip
                         else:
                             add_to_tall(
-                                mixed, target, 0, values, place, PAIRS * 4, weights, weights0, halves, shrink, shrink0
+                                mixed, target, 0, values, place, to_pair, weights, weights0, halves, shrink, shrink0
                             )  # fmt: skip
             first = last
         for stack in range(num_heads * blocks):
@@ -243,25 +242,19 @@ def attend_by_pairs(
 
 
 @jit()
-def _lay_out(
-    v: Array, at: Int64s, count: int, width: int, slices: int, laid: Float32s, values: Float32s, values0: int
-) -> None:
+def _lay_out(v: Array, at: Int64s, count: int, width: int, slices: int, values: Float32s, values0: int) -> None:
     """The values of `count` keys, of so many slices of columns side by side, runs of them from `at` on; zeros, which
     spoil no product, for the rest of the block."""
-    for half in range(HALVES):
+    for pair in range(PAIRS):
+        key = 2 * pair
+        place = element_at(at, key // RUN) + key % RUN * width
         for s in range(slices):
-            for pair in range(LANES):
-                key = half * 2 * LANES + 2 * pair
-                a, b = zeros(), zeros()
-                if key < count:
-                    place = at[key // RUN] + key % RUN * width + s * SLICE
-                    a = load16(v, place)
-                    if key + 1 < count:
-                        b = load16(v, place + width)
-                store_between(laid, pair * LANES, TILE, a, b)
-            place = values0 + (s * SLICE * HALVES + half) * LANES
-            transpose16_apart(laid, 0, LANES, values, place, PAIRS)
-            transpose16_apart(laid, TILE, LANES, values, place + LANES * PAIRS, PAIRS)
+            a, b = zeros(), zeros()
+            if key < count:
+                a = load16(v, place + s * SLICE)
+                if key + 1 < count:
+                    b = load16(v, place + width + s * SLICE)
+            store_between(values, values0 + (pair * slices + s) * SLICE, LANES, a, b)
 
 
 @jit()
