@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -150,6 +150,8 @@ def _remedy(content: object) -> str:
             return "; write str(...) around it"
         case {"role": _, "content": _}:
             return "; write a turn as system(...), user(...) or assistant(...)"
+        case Awaitable():
+            return "; await it first"
         case Iterator():
             return "; make a list of it"
         case _:

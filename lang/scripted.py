@@ -333,8 +333,8 @@ class ScriptedBackend:
     def _play(self, generation: Generation, output: Output, stopping: threading.Event) -> None:
         """Push the text token by token."""
         self._wait(stopping)
-        for piece in _TOKEN.findall(output.text):
-            generation.push(Delta(piece, self._ids(piece)))
+        for i, piece in enumerate(_TOKEN.findall(output.text)):
+            generation.push(Delta(piece, self._ids(piece), output.logprobs[i : i + 1]))
             self._wait(stopping)
 
     def _answer(self, prompt: str, params: SamplingParams, num_prompt: int, num_cached: int) -> Output:

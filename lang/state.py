@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, NoReturn, Self, SupportsIndex, TypeAlias, overload
 
+from niwaki.lang.awaited import Awaited
 from niwaki.lang.executor import Executor
 from niwaki.lang.expressions import role
 from niwaki.lang.meta import MetaInfo, Usage, meta_info
@@ -162,7 +163,8 @@ class State:
             ProgramError: no event loop runs here, so nobody could await it. At once.
         """
         self._check_awaited("get(...)", 'write s["x"]')
-        return self._executor.variable_async(_variable_name(name), outside=self._is_outside)
+        value = self._executor.variable_async(_variable_name(name), outside=self._is_outside)
+        return Awaited(value, f"s.get({name!r})")
 
     def wait(self) -> Coroutine[object, object, None]:
         """`await state.wait()` is `sync()` in an async program. After it every other read answers at once.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import dataclasses
 import datetime
@@ -250,6 +251,45 @@ def test_what_is_awaited_is_refused_where_nobody_can_await_it(read: Callable[[St
         return read(s)
 
     refused(body, re.escape(f"no event loop runs here to await it; {remedy}"))
+
+
+@pytest.mark.parametrize(
+    ("text_of", "remedy"),
+    [
+        (lambda value: f"and {value}", "s.get('x') is still to come; write (await s.get('x'))"),
+        (lambda value: "and " + value, "s.get('x') is still to come; write (await s.get('x'))"),
+        (lambda value: "and " + str(value), "s.get('x') is still to come; write (await s.get('x'))"),
+        (lambda value: value + "!", "s.get('x') is still to come; write (await s.get('x'))"),
+    ],
+)
+def test_a_forgotten_await_never_becomes_text(text_of: Callable[[object], str], remedy: str) -> None:
+    async def body(s: State) -> None:
+        s += nw.gen("x")
+        s += text_of(s.get("x"))
+
+    refused(body, re.escape(remedy))
+
+
+def test_what_is_to_be_awaited_is_no_content() -> None:
+    async def body(s: State) -> None:
+        s += nw.gen("x")
+        with contextlib.closing(s.get("x")) as value:  # else Python warns that nobody awaited it
+            s += value  # type: ignore[arg-type]  # the mistake
+
+    refused(body, re.escape("got <s.get('x'), still to come>; await it first"))
+
+
+def test_what_is_awaited_may_be_a_task_wait_with_others_and_be_cancelled() -> None:
+    async def main() -> tuple[object, ...]:
+        state = greet.stream("Ada", backend=nw.ScriptedBackend(["hi"]))
+        together = await asyncio.gather(state.get("answer"), state.get("answer"))
+        given_up = asyncio.create_task(state.get("nothing"))
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        return await asyncio.create_task(state.get("answer")), *together
+
+    assert asyncio.run(main()) == ("hi",) * 3
 
 
 def test_a_state_of_a_plain_program_is_awaited_where_an_event_loop_runs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 
@@ -157,3 +158,16 @@ def test_a_backend_that_was_shut_down_says_so() -> None:
     backend.shutdown()
     with pytest.raises(nw.EngineStopped):
         generate(backend, "x")
+
+
+def test_a_stream_tells_log_probabilities_where_they_were_asked_for() -> None:
+    @nw.function
+    async def tell(s: State) -> None:
+        s += nw.gen("x", return_logprob=True)
+
+    async def main() -> list[object]:
+        state = tell.stream(backend=nw.ScriptedBackend(["one two three"]))
+        return [info async for _, info in state.text_async_iter("x", return_meta_data=True)]
+
+    told = asyncio.run(main())
+    assert sum(len(info["output_token_logprobs"]) for info in told) == 3  # type: ignore[index]  # a dict
