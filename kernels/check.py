@@ -14,12 +14,14 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import platform
 import re
 import statistics
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,7 +56,9 @@ class Ceilings:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="also write everything here")
-    parser.add_argument("--tune", action="store_true", help="measure block sizes first, and keep the best (GPU)")
+    parser.add_argument(
+        "--tune", action="store_true", help="measure block sizes first, of what --only names, and keep the best (GPU)"
+    )
     parser.add_argument("--compile", type=int, metavar="CAPABILITY", help="compile only, for example for 90")
     parser.add_argument("--only", default="", help="cases whose name holds this")
     chosen = parser.parse_args(arguments)
@@ -62,12 +66,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["TRITON_INTERPRET"] = "0"  # before the first kernel is defined
         results, is_right = compile_all(chosen.compile, chosen.only)
     else:
-        results, is_right = check_all(chosen.only, tunes=chosen.tune)
+        found: list[Json] = []
+
+        def tell(line: Json) -> None:
+            """A run that is cut off leaves what it had."""
+            found.append(line)
+            print(", ".join(f"{name} {_cell(value)}" for name, value in line.items()), flush=True)
+            write(chosen.json, found)
+
+        results, is_right = check_all(chosen.only, tunes=chosen.tune, tell=tell)
+        print()
     print(table(results))
-    if chosen.json:
-        chosen.json.parent.mkdir(parents=True, exist_ok=True)
-        chosen.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=2) + "\n", "utf-8")
+    write(chosen.json, results)
     return 0 if is_right else 1
+
+
+def write(path: Path | None, results: Sequence[Json]) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"machine": machine(), "results": results}, indent=2) + "\n", "utf-8")
 
 
 def machine() -> Json:
@@ -90,9 +107,11 @@ def machine() -> Json:
 # ---------------------------------------------------------------------------------------------------------------
 
 
-def check_all(only: str, *, tunes: bool, tell: Callable[[Json], object] = lambda line: None) -> tuple[list[Json], bool]:
+def check_all(
+    only: str, *, tunes: bool, tell: Callable[[Json], object] = lambda line: None, ends: float = math.inf
+) -> tuple[list[Json], bool]:
     """A line for each case, told as it comes; whether all were right. A case that fails is a line, too, and the others
-    go on, unless it took the device with it."""
+    go on, unless it took the device with it. None is begun behind `ends` of `time.monotonic`."""
     from niwaki.kernels.triton.case import REAL, TINY
     from niwaki.kernels.triton.cases import cases
 
@@ -106,18 +125,19 @@ def check_all(only: str, *, tunes: bool, tell: Callable[[Json], object] = lambda
         if tunes:
             from niwaki.kernels.triton.tune import tune_all
 
-            tune_all(device, median_seconds)
+            tune_all(device, median_seconds, only=only)
     results: list[Json] = []
     size, dtype = (REAL, torch.bfloat16) if has_gpu else (TINY, torch.float32)
     for name, make in cases(size, device, dtype, only).items():
-        line = check_made(name, make, ceilings)
+        is_late = time.monotonic() > ends
+        line = {"case": name, "left out": "no time left"} if is_late else check_made(name, make, ceilings)
         results.append(line)
         tell(line)
         gc.collect()
-        if not line["right"] and is_lost(device):
+        if line.get("right") is False and is_lost(device):
             print(f"the GPU answers no more after {name!r}: what comes behind it was not run")
             break
-    return results, all(line["right"] is True for line in results)
+    return results, all(line.get("right", True) is True for line in results)
 
 
 def check_made(name: str, make: Callable[[], Case], ceilings: Ceilings | None) -> Json:

@@ -13,7 +13,7 @@ from niwaki.kernels.rule import AttentionRule
 from niwaki.kernels.small_kv import KINDS, narrowed_torch, widened_torch
 from niwaki.kernels.triton.case import PAGE, Case, Run, Size, randn, tolerance_of
 from niwaki.kernels.triton.paged_attention import paged_attention
-from niwaki.kernels.triton.peers import decode_peers, prefill_peers
+from niwaki.kernels.triton.peers import decode_peers, made_late, prefill_peers
 from niwaki.kernels.triton.plan import SPLIT, DevicePlan, device_plan
 from niwaki.kernels.triton.tree_attention import tree_attention
 
@@ -148,7 +148,7 @@ def prefill_case(size: Size, device: torch.device, dtype: torch.dtype) -> Case:
     cache = Cache(size, [0, 0], [size.prompt] * 2, device, dtype)
     peers: dict[str, Run] = {"SDPA": cache.sdpa(), **prefill_peers(cache)}
     if device.type == "cuda":
-        peers["FlexAttention"] = _flex(cache)
+        peers["FlexAttention"] = made_late(_flex, cache)
     return Case(
         "prefill",
         f"2 x {size.prompt} tokens, {size.heads}/{size.kv_heads} x {size.head_dim}",

@@ -78,6 +78,10 @@ def compiling(shared: int = 227 << 10) -> Iterator[list[object]]:
         _stages.clear()  # they were for another GPU
 
 
+def is_compiling() -> bool:
+    return _compiling.get() is not None
+
+
 def is_interpreted() -> bool:
     return bool(knobs.runtime.interpret)
 

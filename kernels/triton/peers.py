@@ -37,13 +37,13 @@ def prefill_peers(cache: Cache) -> dict[str, Run]:
 
 
 def _present(cache: Cache, makers: Mapping[str, Callable[[Cache], Run]]) -> dict[str, Run]:
-    """Made when first run: what fails then is told as that peer's fault."""
     if cache.device.type != "cuda":
         return {}
-    return {name: _made_late(make, cache) for name, make in makers.items() if find_spec(MODULES[name])}
+    return {name: made_late(make, cache) for name, make in makers.items() if find_spec(MODULES[name])}
 
 
-def _made_late(make: Callable[[Cache], Run], cache: Cache) -> Run:
+def made_late(make: Callable[[Cache], Run], cache: Cache) -> Run:
+    """Made when first run: what fails then is told as that peer's fault."""
     made: list[Run] = []
 
     def run() -> torch.Tensor:

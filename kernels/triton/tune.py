@@ -13,11 +13,13 @@ from itertools import product
 import torch
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from niwaki.kernels.coded import coded
+from niwaki.kernels.coded import Coded, coded
 from niwaki.kernels.small_kv import KINDS, narrowed_torch
 from niwaki.kernels.triton.attention_cases import Cache
 from niwaki.kernels.triton.case import HEADS, REAL, Size
 from niwaki.kernels.triton.coded import FEW_ROWS, CodedProduct, coded_linear, coded_product
+from niwaki.kernels.triton.coded_experts import grouped_coded_linear, stacked_codes
+from niwaki.kernels.triton.launch import ceil_div
 from niwaki.kernels.triton.moe import grouped_linear, sorted_choices
 from niwaki.kernels.triton.paged_attention import paged_attention
 from niwaki.kernels.triton.plan import SPLIT
@@ -26,18 +28,22 @@ from niwaki.kernels.triton.tuning import DEFAULTS, Tuning, key_of, load, save, t
 Seconds = Callable[[Callable[[], object]], float]
 Tuned = Callable[[Tuning], object]
 
-# (inputs, outputs) of the products of Qwen3-30B-A3B's experts.
+# (inputs, outputs) of the products of Qwen3-30B-A3B's experts, and of GPT-OSS's, which come in MXFP4.
 EXPERTS = ((2048, 1536), (768, 2048))
+MXFP4_EXPERTS = ((2880, 5760), (2880, 2880))
+MX_GROUP = 32  # numbers that share a power of two
 # Of Llama 8B's products.
 PRODUCTS = ((4096, 6144), (4096, 4096), (4096, 28_672), (14_336, 4096))
 
 
-def tune_all(device: torch.device, seconds: Seconds, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tuning]:
-    """Measure the shapes that are not kept yet, and keep each as it is measured, so that a run that was cut off goes
-    on. All that is kept then."""
+def tune_all(
+    device: torch.device, seconds: Seconds, dtype: torch.dtype = torch.bfloat16, only: str = ""
+) -> dict[str, Tuning]:
+    """Measure the shapes whose key holds `only` and that are not kept yet, and keep each as it is measured, so that a
+    run that was cut off goes on. All that is kept then."""
     path = tuning_file(device)
     for key, kind, make in shapes(device, dtype):
-        if key not in load(path):
+        if only in key and key not in load(path):
             save(path, {key: best_of(candidates(kind), make(), seconds)})
     return load(path)
 
@@ -55,6 +61,11 @@ def shapes(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, str,
             key = key_of(kind, {"inputs": inputs, "outputs": outputs})
             operands = tokens, REAL.experts, REAL.per_token, inputs, outputs, device, dtype
             yield key, kind, partial(product_run, *operands)
+    for inputs, outputs in MXFP4_EXPERTS:
+        for kind, tokens in (("moe_coded_few", 64), ("moe_coded", 4096)):
+            key = key_of(kind, {"inputs": inputs, "outputs": outputs, "bits": 4})
+            operands = tokens, REAL.experts, REAL.per_token, inputs, outputs, device, dtype
+            yield key, kind, partial(mxfp4_run, *operands)
     for (inputs, outputs), codes in product(PRODUCTS, ("int8", "int4")):
         for kind, rows in (("coded_few", FEW_ROWS), ("coded", REAL.prompt)):
             key = key_of(kind, {"inputs": inputs, "outputs": outputs, "bits": 8 if codes == "int8" else 4})
@@ -65,7 +76,7 @@ def candidates(kind: str) -> Iterator[Tuning]:
     """The default, then others near it."""
     default = DEFAULTS[kind]
     yield default
-    rows = (default.block_m,) if kind in ("decode", "moe_few", "coded_few") else (64, 128)
+    rows = (default.block_m,) if kind == "decode" or kind.endswith("_few") else (64, 128)
     for block_m, block_n, num_warps, num_stages in product(rows, (32, 64, 128), (4, 8), (2, 3, 4)):
         tuning = replace(default, block_m=block_m, block_n=block_n, num_warps=num_warps, num_stages=num_stages)
         if tuning != default:
@@ -118,6 +129,26 @@ def product_run(
 
     def run(tuning: Tuning) -> torch.Tensor:
         grouped_linear(x, weight, order, bounds, out, per_row=per_token, tuning=tuning)
+        return out
+
+    return run
+
+
+def mxfp4_run(
+    tokens: int, experts: int, per_token: int, inputs: int, outputs: int, device: torch.device, dtype: torch.dtype
+) -> Callable[[Tuning], object]:
+    """As `product_run`, over random codes in MXFP4."""
+    chosen = torch.randint(experts, (tokens, per_token), device=device).int()
+    order, bounds = sorted_choices(chosen, experts)
+    x = torch.randn(tokens, inputs, device=device).to(dtype)
+    numbers = torch.randint(16, (outputs, inputs), device=device).to(torch.uint8)
+    scales = torch.full((outputs, ceil_div(inputs, MX_GROUP)), 2.0**-6, device=device)
+    weight = stacked_codes([Coded(numbers, scales, None, MX_GROUP, 4)] * experts)
+    assert weight is not None, "such scales have a kernel"
+    out = torch.empty(tokens * per_token, outputs, device=device, dtype=dtype)
+
+    def run(tuning: Tuning) -> torch.Tensor:
+        grouped_coded_linear(x, weight, order, bounds, out, per_row=per_token, tuning=tuning)
         return out
 
     return run

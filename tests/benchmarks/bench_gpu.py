@@ -52,6 +52,7 @@ from tests.benchmarks.gpu_lines import (
 )
 
 QUICK_MINUTES = 7.0
+KERNEL_MINUTES = 4.0  # of them
 
 # Tokens a second that were set as a mark for W0 on an H200, of whose bandwidth (bytes a second) they hang.
 MARKS = {"0.6B": 36_200.0, "1B": 70_000.0, "8B": 13_300.0}
@@ -78,6 +79,7 @@ class Report:
 
     def add_kernel(self, line: Json) -> None:
         self.kernels.append(line)
+        print(f"kernel {line['case']}: {line.get('failed') or line.get('left out') or 'done'}", flush=True)
         self.write()
 
     def run(self, part: str, lines: Callable[[], Iterator[Json]], device: torch.device) -> None:
@@ -118,11 +120,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     folder = os.environ.get("OUT")
     report = Report(chosen.json or (Path(folder) / "bench_gpu.json" if folder else None))
+    kernels_end = math.inf
     if chosen.quick:
         report.ends = time.monotonic() + 60 * QUICK_MINUTES
+        kernels_end = time.monotonic() + 60 * KERNEL_MINUTES
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     work = TINY if chosen.dry_run else QUICK if chosen.quick else FULL
-    kernels, report.is_right = check.check_all("", tunes=chosen.tune, tell=report.add_kernel)
+    kernels, report.is_right = check.check_all("", tunes=chosen.tune, tell=report.add_kernel, ends=kernels_end)
     print(check.table(kernels), flush=True)
     if check.is_lost(device):
         return 1

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import tests.no_msgspec  # noqa: F401  # before the runtime
 from niwaki.kernels import check
 from niwaki.kernels.ops import Ops
 from niwaki.kernels.triton.attention_cases import Cache

@@ -48,7 +48,7 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_dry_run_takes_every_path_of_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other parts have tests of their own."""
-    monkeypatch.setattr("niwaki.kernels.check.check_all", lambda only, tunes, tell: ([], True))
+    monkeypatch.setattr("niwaki.kernels.check.check_all", lambda only, tunes, tell, ends: ([], True))
     monkeypatch.setattr("tests.benchmarks.gpu_lines.greedy_tokens", lambda device, steps, ops=None: [])
     assert main(["--dry-run", "--json", str(tmp_path / "out.json")]) == 0
     report = json.loads((tmp_path / "out.json").read_text())
@@ -65,10 +65,11 @@ import sys
 
 class Lacking:
     def find_spec(self, name, path=None, target=None):
-        if name in ("llguidance", "outlines_core", "pydantic", "starlette", "uvicorn"):
+        if name in ("llguidance", "msgspec", "outlines_core", "pydantic", "starlette", "uvicorn"):
             raise ModuleNotFoundError(name, name=name)
 
 sys.meta_path.insert(0, Lacking())
+import tests.kernels.test_triton_sample
 import tests.benchmarks.bench_gpu
 import niwaki.runtime.sampling.device_sampler, niwaki.runtime.forward.graphs, niwaki.runtime.forward.pieces
 from tests.benchmarks.gpu_lines import greedy_tokens

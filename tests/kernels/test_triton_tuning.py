@@ -77,6 +77,7 @@ def test_every_shape_is_measured_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(tune, "REAL", TINY)
     monkeypatch.setattr(tune, "HEADS", ((4, 2, 16),))
     monkeypatch.setattr(tune, "EXPERTS", ((16, 32),))
+    monkeypatch.setattr(tune, "MXFP4_EXPERTS", ((64, 48),))
     monkeypatch.setattr(tune, "PRODUCTS", ((64, 32),))
     monkeypatch.setattr(tune, "candidates", lambda kind: [DEFAULTS[kind]])
     monkeypatch.setattr(tune, "tuning_file", lambda device: tmp_path / "tunings.json")
@@ -88,12 +89,19 @@ def test_every_shape_is_measured_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
 
     save(tmp_path / "tunings.json", {"coded(bits=8, inputs=64, outputs=32)": Tuning(16, 16, 4, 2)})
     measured = tune.tune_all(DEVICE, seconds, torch.float32)
-    assert len(measured) == 4 + 2 + 4
+    assert len(measured) == 4 + 2 + 2 + 4
     assert len(runs) == len(measured) - 1, "a run that was cut off goes on"
     assert measured["coded(bits=8, inputs=64, outputs=32)"] == Tuning(16, 16, 4, 2)
     assert load(tmp_path / "tunings.json") == measured
     assert measured["decode(bits=8, group=2, head_dim=16)"] == DEFAULTS["decode"]
     assert measured["coded(bits=4, inputs=64, outputs=32)"] == DEFAULTS["coded"]
+    again = tmp_path / "more.json"
+    monkeypatch.setattr(tune, "tuning_file", lambda device: again)
+    assert set(tune.tune_all(DEVICE, seconds, torch.float32, "decode(")) == {
+        "decode(bits=32, group=2, head_dim=16)",
+        "decode(bits=8, group=2, head_dim=16)",
+    }
+    assert measured["moe_coded_few(bits=4, inputs=64, outputs=48)"] == DEFAULTS["moe_coded_few"]
 
 
 def test_the_check_says_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -105,6 +113,33 @@ def test_the_check_says_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_pa
     assert check.main(["--only", "SiLU", "--json", str(tmp_path / "out.json")]) == 0
     assert "SiLU gate" in capsys.readouterr().out
     assert json.loads((tmp_path / "out.json").read_text("utf-8"))["results"][0]["right"] is True
+
+
+def test_a_check_that_is_cut_off_leaves_what_it_had(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def check_made(name: str, make: object, ceilings: object) -> check.Json:
+        if made:
+            raise KeyboardInterrupt
+        made.append(name)
+        return {"case": name, "right": True}
+
+    monkeypatch.setattr(check, "check_made", check_made)
+    with pytest.raises(KeyboardInterrupt):
+        check.main(["--only", "gate", "--json", str(tmp_path / "out.json")])
+    assert "case SiLU gate, right yes" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out.json").read_text("utf-8"))["results"] == [{"case": "SiLU gate", "right": True}]
+
+
+def test_nothing_is_begun_when_the_time_is_over() -> None:
+    told: list[check.Json] = []
+    lines, is_right = check.check_all("gate", tunes=False, tell=told.append, ends=0.0)
+    assert (
+        lines == told == [{"case": f"{kind} gate", "left out": "no time left"} for kind in ("SiLU", "GELU", "clamped")]
+    )
+    assert is_right, "what was not run was not wrong"
 
 
 def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:

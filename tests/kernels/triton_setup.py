@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+import tests.no_msgspec  # noqa: F401  # before the runtime
+
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")[:2])
