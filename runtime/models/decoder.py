@@ -126,7 +126,7 @@ class Decoder:
         num_wanted = tokens if wanted is None else len(wanted)
         b = self._whole.body.of_size(tokens)
         tail = self._whole.tail.of_size(num_wanted) if 0 < num_wanted < tokens else None
-        lines = stack.lines(b, tail, num_wanted, threads)
+        lines = stack.lines(plan, b, tail, num_wanted, threads)
         if lines is None:
             return None
         self._embed(token_ids, b)

@@ -1,8 +1,9 @@
 """The layers of a plain decoder as the lines of kernels/layers.py, so that a small step is one native call.
 
 Plain: each layer normalises, attends to all keys by scores as they are, and gates by SiLU; weights, activations and
-cache are bfloat16. That is Llama, Mistral, Qwen 2 and 3, Phi 3 and what else is built like them. Other models go from
-kernel to kernel as decoder.py tells; so do steps of many tokens where torch does their products best.
+cache are bfloat16. That is Llama, Mistral, Qwen 2 and 3, Phi 3 and what else is built like them, Ministral 3 where its
+queries do not grow yet. Other models go from kernel to kernel as decoder.py tells; so do steps of many tokens where
+torch does their products best.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class Stack:
         self._width = config.hidden_size
         self._q_width = config.num_heads * config.head_dim
         self._num_positions = len(plain[0].attention.rope.cos.tensor)
+        self._num_plain_positions = min(_plain_positions(one.attention, self._num_positions) for one in plain)
         pool = plain[0].attention.pools.k.tensor
         geometry = Geometry(
             config.num_heads,
@@ -84,9 +86,9 @@ class Stack:
         self._work = sum(math.prod(_shape(each)) for each in products)  # multiply-adds of a token
         self._crew = Crew(geometry, 13 * len(plain) + 2)
         projections = [each for each in (*products, head) if isinstance(each, Projection)]
-        self.has_any_size = len(projections) > len(products) and all(
-            takes(_many_rows(each), array_of(each.weight)) for each in projections
-        )
+        takes_all = all(takes(_many_rows(each), array_of(each.weight)) for each in projections)
+        self._is_plain_everywhere = self._num_plain_positions == self._num_positions
+        self.has_any_size = len(projections) > len(products) and takes_all and self._is_plain_everywhere
         self._kept: dict[tuple[int, int, bool], _Lines] = {}
 
     @classmethod
@@ -105,9 +107,13 @@ class Stack:
             return None
         return cls(config, found, first_norm, head, len(pool))
 
-    def lines(self, body: Buffers, tail: Buffers | None, num_wanted: int, threads: int) -> Int64s | None:
+    def lines(
+        self, plan: AttentionPlan, body: Buffers, tail: Buffers | None, num_wanted: int, threads: int
+    ) -> Int64s | None:
         """The table of a step of these buffers; None where it must go from kernel to kernel."""
         tokens = len(body.x.tensor)
+        if not self._is_plain_everywhere and int(plan.positions.max()) >= self._num_plain_positions:
+            return None
         if not self.has_any_size and tokens > (MAX_TOKENS if threads > 1 else MAX_TOKENS_ALONE):
             return None
         places = _places(body) if tail is None else _places(body) + _places(tail)
@@ -176,8 +182,7 @@ def _plain(layer: Layer, ops: object) -> PlainLayer | None:
         return None
     rule = attention.rule
     is_plain = (
-        attention.temperatures is None
-        and not rule.has_window
+        not rule.has_window
         and rule.soft_cap == NO_CAP
         and rule.sinks is None
         and mlp.gate == ops.silu_mul
@@ -188,6 +193,14 @@ def _plain(layer: Layer, ops: object) -> PlainLayer | None:
     if not is_plain or layer.mlp_norm is None or layer.next_norm is None:
         return None
     return PlainLayer(attention, layer.mlp_norm, mlp, layer.next_norm)
+
+
+def _plain_positions(attention: HeadAttention, positions: int) -> int:
+    """Before the first one at which queries are multiplied by something else than 1."""
+    if attention.temperatures is None:
+        return positions
+    scaled = (attention.temperatures.flatten() != 1.0).nonzero()
+    return int(scaled[0]) if len(scaled) else positions
 
 
 def _is_one_kind(linear: Linear) -> bool:

@@ -18,7 +18,7 @@ from niwaki.kernels.tiles import has_matrix_unit, has_tiles
 from niwaki.kernels.vector_tiles import multiplies_pairs
 from niwaki.runtime.forward.runner import Row, Runner
 from niwaki.runtime.models import stack
-from niwaki.runtime.models.config import Experts, LayerKind, ModelConfig
+from niwaki.runtime.models.config import Experts, LayerKind, ModelConfig, Temperature
 from niwaki.runtime.models.stack import Stack
 from tests.lang.waiting import wait_until
 
@@ -42,6 +42,7 @@ PLAIN = {
     "biases, tied": replace(LLAMA, qkv_bias=True, tie_embeddings=True),
     "norms of heads": replace(LLAMA, qk_norm="head"),
     "wide heads": replace(LLAMA, head_dim=128, num_layers=1),
+    "queries that do not grow yet": replace(LLAMA, temperature=Temperature(0.3, 600, 0.0, is_everywhere=True)),
 }
 OTHERS = {
     "float32": replace(LLAMA, dtype="float32"),
@@ -180,6 +181,22 @@ def test_weights_of_the_matrix_unit_are_read_too(monkeypatch: pytest.MonkeyPatch
     for rows in script(3):
         torch.testing.assert_close(at_once.forward(rows), apart.forward(rows), atol=0.06, rtol=0.05)
     assert steps
+
+
+def test_steps_before_the_position_where_queries_grow_are_one_call(steps: list[int]) -> None:
+    growing = replace(LLAMA, temperature=Temperature(3.0, 128, 0.0, is_everywhere=True))
+    at_once, apart, other = runner_of(growing), kernel_by_kernel(growing), kernel_by_kernel(LLAMA)
+    for number, rows in enumerate(script(8)):
+        got, wanted = at_once.forward(rows), apart.forward(rows)
+        torch.testing.assert_close(got, wanted, atol=0.06, rtol=0.05)
+        grows = max(row.end for row in rows) > 128
+        if len(got):
+            assert (got - other.forward(rows)).abs().max() > 0.1 or not grows, number
+        else:
+            other.forward(rows)
+    assert steps == [
+        sum(len(row.token_ids) for row in rows) for rows in script(8) if max(row.end for row in rows) <= 128
+    ]
 
 
 @pytest.mark.parametrize("config", OTHERS.values(), ids=OTHERS)
