@@ -51,6 +51,10 @@ GEMMA3_ROPES = {
 
 # Architecture -> its configuration class in transformers, where that has another name.
 CONFIG_CLASSES = {
+    "Qwen2VLForConditionalGeneration": "Qwen2VLConfig",
+    "Qwen2_5_VLForConditionalGeneration": "Qwen2_5_VLConfig",
+    "Qwen3VLForConditionalGeneration": "Qwen3VLConfig",
+    "Qwen3VLMoeForConditionalGeneration": "Qwen3VLMoeConfig",
     "Llama4ForCausalLM": "Llama4TextConfig",
     "Llama4ForConditionalGeneration": "Llama4Config",
     "Gemma3ForCausalLM": "Gemma3TextConfig",
@@ -72,6 +76,11 @@ GEMMA3: dict[str, object] = {
     "layer_types": [SLIDING, FULL, SLIDING],
     "rope_parameters": GEMMA3_ROPES,
 }
+
+
+def in_three(*channels: int) -> dict[str, object]:
+    return {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": list(channels)}
+
 
 LLAMA4: dict[str, object] = {
     "intermediate_size_mlp": 56,
@@ -101,6 +110,20 @@ LATENT: dict[str, object] = {
     "num_key_value_heads": None,
 }
 
+GRANITE: dict[str, object] = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.4,
+    "logits_scaling": 0.5,
+}
+GRANITE4: dict[str, object] = {
+    **GRANITE,
+    "shared_intermediate_size": 56,
+    "num_local_experts": 0,
+    "layer_types": [FULL] * 3,
+    "mamba_n_heads": 4,
+}
+
 # Test name -> (architecture, what differs from COMMON).
 MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "mistral": ("MistralForCausalLM", {"sliding_window": None}),
@@ -116,15 +139,27 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "qwen3": ("Qwen3ForCausalLM", {"head_dim": 16}),
     "qwen3-yarn": ("Qwen3ForCausalLM", {"head_dim": 16, "rope_parameters": YARN}),
-    "granite": (
-        "GraniteForCausalLM",
+    "qwen2-vl": ("Qwen2VLForConditionalGeneration", {"rope_parameters": in_three(2, 2, 2)}),
+    "qwen2.5-vl": ("Qwen2_5_VLForConditionalGeneration", {"rope_parameters": in_three(2, 2, 2)}),
+    "qwen3-vl": ("Qwen3VLForConditionalGeneration", {"head_dim": 16, "rope_parameters": in_three(4, 2, 2)}),
+    "qwen3-vl-moe": (
+        "Qwen3VLMoeForConditionalGeneration",
         {
-            "embedding_multiplier": 12.0,
-            "residual_multiplier": 0.22,
-            "attention_multiplier": 0.4,
-            "logits_scaling": 0.5,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "mlp_only_layers": [1],
+            "head_dim": 16,
+            "rope_parameters": in_three(4, 2, 2),
         },
     ),
+    "seed-oss": ("SeedOssForCausalLM", {"head_dim": 16}),
+    "seed-oss-biased": ("SeedOssForCausalLM", {"head_dim": 16, "attention_out_bias": True}),
+    "exaone4": ("Exaone4ForCausalLM", {"sliding_window": WINDOW, "num_hidden_layers": 4}),
+    "exaone4-full": ("Exaone4ForCausalLM", {"sliding_window": None, "layer_types": [FULL] * 3}),
+    "granite": ("GraniteForCausalLM", GRANITE),
+    "granite4": ("GraniteMoeHybridForCausalLM", {**GRANITE4, "position_embedding_type": "rope"}),
+    "granite4-no-positions": ("GraniteMoeHybridForCausalLM", GRANITE4),
     "olmo2": ("Olmo2ForCausalLM", {}),
     "olmo3": (
         "Olmo3ForCausalLM",
@@ -146,6 +181,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
         "Phi3ForCausalLM",
         {"rope_parameters": LONGROPE, "original_max_position_embeddings": 128, "tie_word_embeddings": True},
     ),
+    "gemma": ("GemmaForCausalLM", {"head_dim": 16, "hidden_act": "gelu"}),
     "gemma2": (
         "Gemma2ForCausalLM",
         {
@@ -239,6 +275,20 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
         },
     ),
     "deepseek-v3": ("DeepseekV3ForCausalLM", {**LATENT, "q_lora_rank": 20, "norm_topk_prob": True}),
+    "glm4-moe-lite": (
+        "Glm4MoeLiteForCausalLM",
+        {**LATENT, "q_lora_rank": 20, "n_group": 1, "topk_group": 1, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+    ),
+    "minimax-m2": (
+        "MiniMaxM2ForCausalLM",
+        {
+            "head_dim": 16,
+            "intermediate_size": 40,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
     "deepseek-biased": (
         "DeepseekV3ForCausalLM",
         {**LATENT, "q_lora_rank": 20, "attention_bias": True, "rope_interleave": False, "n_group": 1, "topk_group": 1},

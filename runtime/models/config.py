@@ -25,7 +25,9 @@ DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2}
 STORED_DTYPES: dict[str, Dtype] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}
 
 Activation = Literal["silu", "gelu_tanh", "clamped"]
-VISION = ("vision_tower.", "vision_model.", "multi_modal_projector.")  # tensors of what a text model sees with
+TRUNK = "model."  # what the names of all tensors of a text model begin with but that of its head
+# Tensors of what a text model sees with.
+VISION = ("vision_tower.", "vision_model.", "multi_modal_projector.", "visual.", "model.visual.")
 
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
@@ -55,6 +57,7 @@ class LayerNames:
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
+    correction: str = "mlp.gate.e_score_correction_bias"
     expert_gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
     expert_down: str = "mlp.experts.{}.down_proj"
     shared: str = "mlp.shared_expert"
@@ -156,7 +159,7 @@ class ModelConfig:
     experts: Experts | None = None
     layers: tuple[LayerKind, ...] = ()  # empty: all of the plain kind
     names: LayerNames = field(default_factory=LayerNames)
-    prefix: str = ""  # before the names of all tensors
+    prefix: str = ""  # see `stored_name`
     quantization: Scheme | None = None  # how the checkpoint stores weights
     ignored: tuple[str, ...] = ()  # what the names of tensors begin with that are no part of the text model
 
@@ -213,8 +216,11 @@ class Family:
     defaults: Mapping[str, object] = field(default_factory=dict)
     may_turn_part: bool = False  # partial_rotary_factor may be below 1
     head_dim: str = "head_dim"  # the field that says how many channels of a head are turned
+    # What older files say otherwise, as newer ones say it.
+    translate: Callable[[Fields], Fields] = lambda raw: raw
     # The text model of one that also sees: its fields stand in `text_config`, of these model types.
     text_types: tuple[str, ...] = ()
+    text_prefix: str = "language_model."  # of its tensors
     # By type of the text model: what its fields mean where they are silent, before `defaults`.
     text_defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
@@ -227,6 +233,7 @@ def parse_config(raw: Fields) -> ModelConfig:
     """
     architecture = _architecture(raw)
     family = family_of(architecture)
+    raw = family.translate(raw)
     if family.text_types:
         found = _text_config(raw, family.text_types)
         own = family.text_defaults.get(text(found, "model_type", family.text_types[0]), {})
@@ -274,8 +281,16 @@ def parse_config(raw: Fields) -> ModelConfig:
         quantization=read_scheme(raw),
     )
     if family.text_types:
-        config = replace(config, prefix="language_model.", ignored=VISION)
+        config = replace(config, prefix=family.text_prefix, ignored=VISION)
     return family.read(raw, config)
+
+
+def stored_name(prefix: str, name: str) -> str:
+    """What a file calls a tensor of the text model. A prefix that names the trunk takes its place and leaves the head
+    alone; any other stands before all names."""
+    if not prefix.startswith(TRUNK):
+        return prefix + name
+    return prefix + name.removeprefix(TRUNK) if name.startswith(TRUNK) else name
 
 
 def with_windows(config: ModelConfig, windows: tuple[int | None, ...]) -> ModelConfig:

@@ -2,6 +2,8 @@
 
 V2 scores experts by a softmax and a group by its best expert; V3 by a sigmoid, corrected where experts are chosen, and
 a group by its best two. Layers that predict further tokens, which V3 has behind the others, are left on disk.
+
+GLM 4.7 Flash is a small V3.
 """
 
 from __future__ import annotations
@@ -35,16 +37,26 @@ def _deepseek(raw: Fields, llama: ModelConfig, experts: Experts) -> ModelConfig:
 
 def with_experts(raw: Fields, config: ModelConfig, experts: Experts) -> ModelConfig:
     """The config with experts behind its first layers; what predicts further tokens stays on disk."""
-    first_sparse = raw.get("first_k_dense_replace")
-    if isinstance(first_sparse, bool) or not isinstance(first_sparse, int) or first_sparse < 0:
-        raise ModelError(f"first_k_dense_replace must be a whole number of layers, got {first_sparse!r}")
+    kinds = zip(config.layer_kinds, _sparse_layers(raw, config.num_layers), strict=True)
     return replace(
         config,
         experts=experts,
-        layers=tuple(replace(kind, is_sparse=index >= first_sparse) for index, kind in enumerate(config.layer_kinds)),
+        layers=tuple(replace(kind, is_sparse=is_sparse) for kind, is_sparse in kinds),
         names=LayerNames(shared="mlp.shared_experts"),
         ignored=(*config.ignored, *_predicting_layers(raw, config.num_layers)),
     )
+
+
+def _sparse_layers(raw: Fields, count: int) -> tuple[bool, ...]:
+    types = raw.get("mlp_layer_types")
+    if types is not None:
+        if not isinstance(types, list) or len(types) != count or not set(types) <= {"dense", "sparse"}:
+            raise ModelError(f"mlp_layer_types must list dense or sparse for {count} layers, got {types!r}")
+        return tuple(one == "sparse" for one in types)
+    first = raw.get("first_k_dense_replace")
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        raise ModelError(f"first_k_dense_replace must be a whole number of layers, got {first!r}")
+    return tuple(index >= first for index in range(count))
 
 
 def _deepseek_v2(raw: Fields, llama: ModelConfig) -> ModelConfig:
@@ -135,3 +147,22 @@ V3_DEFAULTS: dict[str, object] = {
 }
 DEEPSEEK_V2 = Family(_deepseek_v2, V2_DEFAULTS, head_dim="qk_rope_head_dim")
 DEEPSEEK_V3 = Family(_deepseek_v3, V3_DEFAULTS, head_dim="qk_rope_head_dim")
+GLM4_MOE_LITE = Family(
+    _deepseek_v3,
+    {
+        **V3_DEFAULTS,
+        "first_k_dense_replace": 1,
+        "max_position_embeddings": 202_752,
+        "moe_intermediate_size": 1536,
+        "n_group": 1,
+        "n_routed_experts": 64,
+        "num_experts_per_tok": 4,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 192,
+        "rms_norm_eps": 1e-5,
+        "routed_scaling_factor": 1.8,
+        "topk_group": 1,
+        "v_head_dim": 256,
+    },
+    head_dim="qk_rope_head_dim",
+)

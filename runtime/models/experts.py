@@ -160,7 +160,7 @@ def read_experts(ops: Ops, gate: Gate, config: ModelConfig, rule: Experts, prefi
     names = config.names
     weight = Operand.of(read(f"{prefix}{names.router}.weight"))
     bias = Operand.of(read(f"{prefix}{names.router}.bias")) if rule.has_router_bias else None
-    correction = read(f"{prefix}{names.router}.e_score_correction_bias").float() if rule.has_correction else None
+    correction = read(f"{prefix}{names.correction}").float() if rule.has_correction else None
     router = Router(ops, weight, bias, correction, rule)
     shared = None
     if rule.shared_width is not None:
@@ -261,7 +261,7 @@ def _read_whole(
 
     def product(name: str, order: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Whole, torch.Tensor | None]:
         bias = torch.stack([order(one) for one in read(f"{prefix}{name}_bias")]) if rule.has_bias else None
-        stored = read.stored(read.prefix + prefix + name)
+        stored = read.found(prefix + name)
         if isinstance(stored, Coded):
             return partial(_matrices, stored, order), bias
         whole = read.plain(stored)

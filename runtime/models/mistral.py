@@ -33,16 +33,19 @@ def _of_vision(raw: Fields, llama: ModelConfig) -> ModelConfig:
 
 
 def _mixtral(raw: Fields, llama: ModelConfig) -> ModelConfig:
-    mistral = _mistral(raw, llama)
+    return with_mixtral_experts(raw, _mistral(raw, llama))
+
+
+def with_mixtral_experts(raw: Fields, dense: ModelConfig) -> ModelConfig:
     return replace(
-        mistral,
+        dense,
         experts=Experts(
             count=whole(raw, "num_local_experts", 8),
             per_token=whole(raw, "num_experts_per_tok", 2),
-            width=llama.intermediate_size,
+            width=dense.intermediate_size,
             renormalise=True,
         ),
-        layers=tuple(replace(kind, is_sparse=True) for kind in mistral.layer_kinds),
+        layers=tuple(replace(kind, is_sparse=True) for kind in dense.layer_kinds),
         names=LayerNames(
             router="block_sparse_moe.gate",
             expert_gate_up=("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),

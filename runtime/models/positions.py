@@ -56,7 +56,7 @@ def _rope(raw: Fields, name: str, found: Fields, context_length: int, rotary_dim
         found, "original_max_position_embeddings", whole(raw, "original_max_position_embeddings", context_length)
     )
     match text(found, "rope_type", text(found, "type", "default")):
-        case "default":
+        case "default" | "mrope":  # three positions a token, which in text are one
             return Rope(theta)
         case "linear":
             return Rope(theta, LinearScaling(number(found, "factor")))

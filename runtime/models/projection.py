@@ -10,6 +10,7 @@ import torch
 from niwaki.kernels.coded import Coded, coded, stacked_codes
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import Linear, Ops, Weight
+from niwaki.runtime.models.config import stored_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +21,19 @@ class Source:
     device: torch.device
     dtype: torch.dtype
     kind: str = "auto"  # of the codes that products keep, unless theirs come in codes; "auto": as they are
-    prefix: str = ""  # before all names
+    prefix: str = ""  # of all names, as `stored_name` has it
 
     def __call__(self, name: str) -> torch.Tensor:
         """The tensor, in the dtype and on the device of the model."""
-        return self.plain(self.stored(self.prefix + name))
+        return self.plain(self.found(name))
+
+    def found(self, name: str) -> Weight:
+        """The tensor as it is stored."""
+        return self.stored(stored_name(self.prefix, name))
 
     def weight(self, name: str) -> Weight:
         """A product's weights, as they are to be kept."""
-        stored = self.stored(self.prefix + name)
+        stored = self.found(name)
         return stored if isinstance(stored, Coded) else self.kept(self.plain(stored))
 
     def kept(self, weight: torch.Tensor) -> Weight:
@@ -44,7 +49,7 @@ class Source:
         return whole.to(device=self.device, dtype=self.dtype)
 
     def behind(self, prefix: str) -> Source:
-        return replace(self, prefix=self.prefix + prefix)
+        return replace(self, prefix=prefix)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from niwaki.runtime.models.config import Experts, Latent, LayerKind, ModelConfig
+from niwaki.runtime.models.config import Experts, Latent, LayerKind, ModelConfig, stored_name
 
 Shape = tuple[int, ...]
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
     """Every tensor of the checkpoint, by its name in the file, with its shape."""
-    return {config.prefix + name: shape for name, shape in _text_tensors(config).items()}
+    return {stored_name(config.prefix, name): shape for name, shape in _text_tensors(config).items()}
 
 
 def _text_tensors(config: ModelConfig) -> dict[str, Shape]:
@@ -74,7 +74,7 @@ def _experts(config: ModelConfig, experts: Experts) -> Iterator[tuple[str, Shape
     names, hidden, width = config.names, config.hidden_size, experts.width
     yield from _linear((names.router,), (experts.count,), hidden, experts.has_router_bias)
     if experts.has_correction:
-        yield f"{names.router}.e_score_correction_bias", (experts.count,)
+        yield names.correction, (experts.count,)
     if experts.storage == "each":
         for number in range(experts.count):
             gate_up = tuple(name.format(number) for name in names.expert_gate_up)

@@ -267,6 +267,69 @@ def test_ministral_3_means_its_own_defaults_beside_an_image_encoder_too() -> Non
     assert replace(beside, architecture=alone.architecture, prefix=alone.prefix, ignored=alone.ignored) == alone
 
 
+def test_qwen_2_vl_has_the_fields_of_its_text_beside_those_of_the_whole() -> None:
+    """As Qwen2.5-VL-3B was published."""
+    flat: dict[str, object] = {
+        "eos_token_id": 151_645,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "intermediate_size": 11_008,
+        "max_position_embeddings": 128_000,
+        "max_window_layers": 70,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 36,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        "rope_theta": 1e6,
+        "sliding_window": 32_768,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_sliding_window": False,
+        "vocab_size": 151_936,
+    }
+    architecture = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "vision_config": {"depth": 32}}
+    config = parse_config({**architecture, "model_type": "qwen2_5_vl", **flat})
+    assert (config.head_dim, config.num_kv_heads, config.rope_scaling, config.tie_embeddings) == (128, 2, None, True)
+    assert config.qkv_bias
+    assert not config.attention_bias
+    names = expected_tensors(config)
+    assert "model.layers.35.self_attn.q_proj.bias" in names
+    assert "lm_head.weight" not in names
+    assert config.ignored[-2:] == ("visual.", "model.visual.")
+    of_text = {key: value for key, value in flat.items() if key != "tie_word_embeddings"}
+    nested = {"text_config": {"model_type": "qwen2_5_vl_text", **of_text}, "tie_word_embeddings": True}
+    assert parse_config({**architecture, **nested}) == config
+
+
+def test_qwen_3_vl_has_its_head_beside_the_trunk() -> None:
+    text = {
+        "model_type": "qwen3_vl_text",
+        **PLAIN,
+        "rope_scaling": {"rope_type": "default", "mrope_section": [24, 20, 20]},
+    }
+    names = expected_tensors(parse_config({"architectures": ["Qwen3VLForConditionalGeneration"], "text_config": text}))
+    assert {"model.language_model.norm.weight", "lm_head.weight"} <= names.keys()
+    assert names["model.language_model.layers.0.self_attn.q_norm.weight"] == (8,)
+
+
+def test_older_files_say_the_same_otherwise() -> None:
+    assert parse("GemmaForCausalLM", hidden_act="gelu", hidden_activation=None).activation == "gelu_tanh"
+    assert parse("GemmaForCausalLM").activation == "gelu_tanh"
+    minimax = parse("MiniMaxM2ForCausalLM", head_dim=128, rotary_dim=64, num_local_experts=8)
+    assert minimax.rotary_dim == 64
+    assert minimax == parse("MiniMaxM2ForCausalLM", head_dim=128, partial_rotary_factor=0.5, num_local_experts=8)
+    first_dense = parse("Glm4MoeLiteForCausalLM", first_k_dense_replace=1)
+    assert first_dense == parse("Glm4MoeLiteForCausalLM", mlp_layer_types=["dense"] + ["sparse"] * 5)
+    assert [kind.is_sparse for kind in first_dense.layer_kinds] == [False] + [True] * 5
+    for pattern in (3, "LLG"):
+        exaone = parse("Exaone4ForCausalLM", sliding_window=64, sliding_window_pattern=pattern)
+        assert windows(exaone) == [64, 64, None] * 2
+        assert [kind.rope for kind in exaone.layer_kinds] == ["main", "main", "none"] * 2
+    plain = parse("Exaone4ForCausalLM", sliding_window=None, sliding_window_pattern=None)
+    assert {(kind.window, kind.rope) for kind in plain.layer_kinds} == {(None, "main")}
+
+
 def test_windows_follow_each_familys_own_rule_where_no_list_says_so() -> None:
     assert windows(parse("Gemma2ForCausalLM")) == [4096, None] * 3
     assert windows(parse("MistralForCausalLM", sliding_window=None)) == [None] * 6
@@ -303,6 +366,16 @@ def test_longrope_is_kept_to_the_context_that_its_short_factors_serve() -> None:
         ("MinistralForCausalLM", {"layer_types": ["chunked_attention"] * 6}, "'chunked_attention' is not supported"),
         ("MinistralForCausalLM", {"layer_types": [FULL]}, "a type for each of 6 layers"),
         ("MistralForCausalLM", {"sliding_window": 0}, "sliding_window must be a whole number of at least 1, got 0"),
+        ("GraniteMoeHybridForCausalLM", {"layer_types": ["mamba"] * 6}, "must list attention for each of 6 layers"),
+        ("GraniteMoeHybridForCausalLM", {"layer_types": ["attention"] * 6}, "num_local_experts must be 0 in Granite 4"),
+        ("GemmaForCausalLM", {"hidden_act": "relu"}, "hidden_activation 'relu' is not supported"),
+        (
+            "SeedOssForCausalLM",
+            {"attention_bias": False, "attention_out_bias": True},
+            "attention_out_bias must be false",
+        ),
+        ("Exaone4ForCausalLM", {"sliding_window_pattern": "LX"}, "must be a number of layers, or L and G, got 'LX'"),
+        ("Glm4MoeLiteForCausalLM", {"mlp_layer_types": ["dense"]}, "must list dense or sparse for 6 layers"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 2]}, "no_rope_layers must list 0 or 1 for each of 6 layers"),
         ("MixtralForCausalLM", {"num_experts_per_tok": 9}, "9 experts a token cannot be chosen from 8"),
         ("Qwen3MoeForCausalLM", {"mlp_only_layers": 3}, "mlp_only_layers must be a list of layers, got 3"),
