@@ -70,11 +70,11 @@ class Host:
         self.jobs: list[GenerateJob] = []
         self.steady_steps = 0
 
-    def submit(self, params: SamplingParams, length: int) -> Generation:
+    def submit(self, params: SamplingParams, length: int, program: int | None = None) -> Generation:
         index = len(self.generations)
         ids = np.random.default_rng(index).integers(5, 60, length, dtype=np.int32)
         generation = Generation()
-        job = GenerateJob(generation, 1)
+        job = GenerateJob(generation, 1, program=program)
         matcher = None if params.constraint is None else self.compiler.compile(params.constraint).matcher()
         self.core.submit([Request(index, job, 0, ids, params, self._tokenizer, seed=index, matcher=matcher)])
         self.generations.append(generation)

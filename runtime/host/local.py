@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
@@ -84,6 +85,7 @@ class LocalBackend(Templates):
         self.after_step: Callable[[], None] = lambda: None
         self._random = random.Random(seed)
         self._next_id = 0
+        self._programs = count(1)
         self._lock = threading.Lock()  # request ids, random seeds, holders of pins
         self._inbox = Inbox()
         if sys.getswitchinterval() > SWITCH_SECONDS:
@@ -98,7 +100,7 @@ class LocalBackend(Templates):
         return self._info
 
     def open(self, *, namespace: str = "") -> LocalBranch:
-        return LocalBranch(np.empty(0, dtype=np.int32), namespace, None)
+        return LocalBranch(np.empty(0, dtype=np.int32), namespace, None, program=next(self._programs))
 
     def fork(self, branch: Branch) -> LocalBranch:
         """A second handle on the same tokens: no token is copied, the tree is not touched."""
@@ -106,7 +108,7 @@ class LocalBackend(Templates):
         with self._lock:
             if own.pin is not None:
                 own.pin.holders += 1
-            twin = LocalBranch(own.ids, own.namespace, own.pin, own.num_settled)
+            twin = LocalBranch(own.ids, own.namespace, own.pin, own.num_settled, program=own.program)
         twin.num_open = own.num_open
         return twin
 
@@ -183,6 +185,7 @@ class LocalBackend(Templates):
         shared = SharedBeginnings.of(tails)
         pending: Pending[tuple[Score, ...]] = Pending(lambda: self.cancel(job))
         job = ScoreJob(pending, [len(head) + count for head in heads for count in shared.counts], shared)
+        job.program = own.program
         params = SamplingParams(max_new_tokens=0)
         (seed,) = self._seeds(params)
         requests = []
@@ -247,6 +250,7 @@ class LocalBackend(Templates):
             logits_from = max(0, params.logprob_start_len - 1)
         unsettled = None if logits_from is not None else self._unsettled(ids, params, num_settled)
         if branch is not None:
+            job.program = branch.program
             job.moved = lambda kept: self._move(branch, kept)
             self._track(branch, job)  # from here on: compiling may take a second, and the branch be closed meanwhile
 

@@ -13,12 +13,16 @@ MAX_HEALED = 32  # tokens of a prompt's end that are looked at
 class LocalBranch(BranchTokens):
     """A place in this engine: token ids, and a share of a pin on their path in the tree. Made by `LocalBackend`."""
 
-    __slots__ = ("jobs", "pin")
+    __slots__ = ("jobs", "pin", "program")
 
-    def __init__(self, ids: TokenIds, namespace: str, pin: SharedPin | None, num_settled: int = 0) -> None:
+    def __init__(
+        self, ids: TokenIds, namespace: str, pin: SharedPin | None, num_settled: int = 0, *, program: int
+    ) -> None:
+        """`program`: the same for all that were forked from one another."""
         super().__init__(ids, namespace, num_settled)
         self.pin = pin
         self.jobs: list[Job] = []
+        self.program = program
 
     @property
     def num_tokens(self) -> int:

@@ -9,10 +9,11 @@ import bisect
 import logging
 import time
 from collections.abc import Sequence
+from itertools import groupby
 
 from niwaki.runtime.forward.runner import Row
 from niwaki.runtime.kv.kv_pages import KVPages
-from niwaki.runtime.loop import scheduler
+from niwaki.runtime.loop import fairness, scheduler
 from niwaki.runtime.loop.counters import Counters
 from niwaki.runtime.options.config import EngineConfig
 from niwaki.runtime.options.limits import TokenIds
@@ -55,7 +56,9 @@ class Roster:
         if line and len({request.params.priority for request in (*line, *self.running.values())}) > 1:
             is_short, line = True, _by_priority(line)
         running = [self._as_running(request, is_short=is_short) for request in self.running.values()]
-        waiting = [self._as_waiting(request) for request in line[:MAX_MATCHED_WAITING]]
+        if len(line) > MAX_MATCHED_WAITING:
+            line = _seen(line)
+        waiting = [self._as_waiting(request) for request in line]
         return scheduler.plan(waiting, running, room, self._policy)
 
     def carry_out(self, plan: scheduler.Plan) -> list[tuple[Request, Row]]:
@@ -121,6 +124,7 @@ class Roster:
             ids=request.ids[:num_tokens],
             namespace=request.namespace,
             waited_steps=request.waited_steps,
+            program=request.job.program,
         )
 
     def _as_waiting(self, request: Request) -> scheduler.Waiting:
@@ -138,6 +142,7 @@ class Roster:
             max_cached=most,
             waited_steps=request.waited_steps,
             namespace=request.namespace,
+            program=request.job.program,
         )
 
     # -- coming and going -------------------------------------------------------------------------------------------
@@ -192,6 +197,18 @@ def _by_priority(waiting: Sequence[Request]) -> Sequence[Request]:
     if len(waiting) <= MAX_MATCHED_WAITING:
         return waiting
     return sorted(waiting, key=lambda request: -scheduler.rank(request.params.priority, request.waited_steps))
+
+
+def _seen(line: Sequence[Request]) -> Sequence[Request]:
+    """Of more than are looked at, the first of each priority and each program."""
+    first: list[Request] = []
+    for _, equals in groupby(line, lambda request: scheduler.rank(request.params.priority, request.waited_steps)):
+        alike = list(equals)
+        places = fairness.seen([request.job.program for request in alike], MAX_MATCHED_WAITING - len(first))
+        first += [alike[place] for place in places]
+        if len(first) == MAX_MATCHED_WAITING:
+            break
+    return first
 
 
 def _max_cached(request: Request) -> int:

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from niwaki.radix.children import TOKEN_BYTES
 from niwaki.radix.tree import common_pages
+from niwaki.runtime.loop.fairness import over_share
 from niwaki.runtime.options.limits import TokenIds
 
 Policy = Literal["lpm", "fcfs"]
@@ -45,6 +46,7 @@ class Waiting(msgspec.Struct, frozen=True, gc=False):  # one of each in every pl
     waited_steps: int = 0
     namespace: str = ""
     max_cached: int | None = None  # tokens that it may take from the cache; None: all but the last
+    program: int | None = None  # `fairness`
 
     @property
     def most_cached(self) -> int:
@@ -66,6 +68,7 @@ class Running(msgspec.Struct, frozen=True, gc=False):
     ids: TokenIds | None = None  # known tokens; while it prefills, others wait for them instead of repeating it
     namespace: str = ""
     waited_steps: int = 0  # before it was admitted, and without a row
+    program: int | None = None
 
     @property
     def num_pending(self) -> int:
@@ -338,7 +341,7 @@ def _admit(
         if prefill.num_pending > 1 and prefill.ids is not None:
             prefilling.add(prefill.ids, prefill.namespace)
     shares = step.shares_prefixes
-    for request in _in_order(waiting, policy, aged):
+    for request in _in_order(waiting, running, step.slots_left, policy, aged):
         if step.slots_left <= 0 or step.tokens_left <= 0:
             break
         if shares and prefilling.helps(request):
@@ -371,11 +374,18 @@ def _aged(waiting: Sequence[Waiting], room: Room) -> int | None:
     return max(old, key=lambda request: (_effective_priority(request), request.waited_steps)).id
 
 
-def _in_order(waiting: Sequence[Waiting], policy: Policy, aged: int | None) -> list[Waiting]:
+def _in_order(
+    waiting: Sequence[Waiting], running: Sequence[Running], slots_left: int, policy: Policy, aged: int | None
+) -> list[Waiting]:
     """Who is considered first. Sorting is stable: equals stay in order of arrival."""
     if policy == "fcfs":
         return sorted(waiting, key=lambda request: -_effective_priority(request))
-    return sorted(waiting, key=lambda request: (-_effective_priority(request), request.id != aged, -request.num_cached))
+    line = sorted(waiting, key=lambda request: (-_effective_priority(request), request.id != aged, -request.num_cached))
+    programs = [(request.id, request.program) for request in line]
+    over = over_share(programs, (request.program for request in running), slots_left + len(running))
+    if over:
+        line.sort(key=lambda request: (-_effective_priority(request), request.id != aged, request.id in over))
+    return line
 
 
 def _wanted_pages(request: Waiting, admitted: _Heads, page_size: int) -> tuple[int, int]:

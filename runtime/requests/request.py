@@ -50,6 +50,7 @@ class GenerateJob:
     num_outputs: int
     moved: Callable[[TokenIds], None] = lambda kept: None
     outputs: dict[int, Output] = field(default_factory=dict)
+    program: int | None = None  # whose branch it goes on from
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ class ScoreJob:
     starts: Sequence[int]
     shared: SharedBeginnings
     scores: dict[int, Score] = field(default_factory=dict)
+    program: int | None = None
 
     def add(self, index: int, score: Score) -> None:
         self.scores[index] = score

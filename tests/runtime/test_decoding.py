@@ -101,6 +101,20 @@ def test_a_batch_that_does_not_fit_a_step_is_not_steady() -> None:
     assert not scheduler.is_steady(scheduler.Plan(rows), 5, **alone)
 
 
+@pytest.mark.parametrize("most_seen", [256, 10])
+def test_a_program_of_many_branches_does_not_hold_up_another_s_only_one(
+    folder: Path, most_seen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("niwaki.runtime.loop.roster.MAX_MATCHED_WAITING", most_seen)
+    host = Host(folder)
+    for program in [1] * 40 + [2]:
+        host.submit(GREEDY, 9, program)
+    while not host.generations[-1].is_done:
+        host.step()
+    assert sum(generation.is_done for generation in host.generations[:-1]) <= 8, "as many as may run at once"
+    host.run()
+
+
 def test_who_begins_to_read_is_told_every_token_from_then_on(folder: Path) -> None:
     host = Host(folder)
     generation, other = host.submit(DRAWN, 5), host.submit(DRAWN, 9)

@@ -1,0 +1,74 @@
+"""Programs share the places: who has many branches takes no more than his share while others wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from niwaki.runtime.api import SamplingParams, Segment
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.loop.fairness import over_share, seen
+from niwaki.runtime.loop.scheduler import Plan, Policy, Room, Running, Waiting, plan
+
+PAGE = 4
+
+
+def line_of(programs: Sequence[int | None], cached: dict[int | None, int]) -> list[Waiting]:
+    """In order of arrival; of each program's prompts so many tokens are cached."""
+    return [
+        Waiting(
+            number, np.arange(40, dtype=np.int32) + 100 * number, 1, num_cached=cached.get(program, 0), program=program
+        )
+        for number, program in enumerate(programs)
+    ]
+
+
+def planned(waiting: list[Waiting], running: list[Running], places: int, policy: Policy = "lpm") -> Plan:
+    return plan(waiting, running, Room(1000, PAGE, max_batch_tokens=10_000, max_running=places), policy)
+
+
+def test_the_longest_match_goes_first_within_the_share_of_its_program() -> None:
+    line = line_of([1] * 8 + [2, 2], {1: 36})
+    assert planned(line, [], 4).admit == (0, 1, 8, 9)
+    assert planned(line, [], 4, "fcfs").admit == (0, 1, 2, 3)
+
+
+def test_what_others_leave_of_their_share_is_taken() -> None:
+    assert planned(line_of([1] * 8 + [2], {1: 36}), [], 4).admit == (0, 1, 8, 2)
+
+
+def test_who_runs_counts() -> None:
+    running = [Running(100 + number, 20, 19, 5, 10, program=1) for number in range(2)]
+    assert planned(line_of([1, 1, 2, 2], {1: 36}), running, 4).admit == (2, 3)
+
+
+@pytest.mark.parametrize("programs", [[1] * 6, [None] * 6])
+def test_one_program_and_requests_of_none_have_all_places(programs: list[int | None]) -> None:
+    assert planned(line_of(programs, {}), [], 4).admit == (0, 1, 2, 3)
+
+
+def test_more_programs_than_places_have_one_each_at_most() -> None:
+    assert over_share([(number, number // 2) for number in range(20)], [], 4) == set(range(1, 20, 2))
+
+
+def test_of_a_long_line_the_first_of_each_program_are_seen() -> None:
+    assert list(seen([1, 1, 1, 2], 9)) == [0, 1, 2, 3]
+    assert list(seen([1] * 10 + [2] + [3] * 5, 6)) == [0, 1, 2, 10, 11, 12], "what the second leaves is the first one's"
+    assert list(seen([None] * 10, 4)) == [0, 1, 2, 3]
+
+
+def test_what_was_forked_is_of_the_same_program(bundled_engine: Engine) -> None:
+    backend = bundled_engine.backend
+    trunk, other = backend.open(), backend.open()
+    twin = backend.fork(backend.fork(trunk))
+    running = [
+        backend.generate(branch, [Segment("Hello")], SamplingParams(max_new_tokens=200, ignore_eos=True))
+        for branch in (trunk, twin, other)
+    ]
+    programs = [branch.jobs[0].program for branch in (trunk, twin, other)]
+    for generation in running:
+        generation.cancel()
+    assert None not in programs
+    assert programs[0] == programs[1] != programs[2]
