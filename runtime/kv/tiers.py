@@ -35,6 +35,8 @@ KEY_BYTES = 16
 MAGIC = b"niwakiKV"
 VERSION = 1
 HEADER = struct.Struct("<8sHxx16sII")  # magic, version, key, bytes of the page, their CRC-32
+UNFINISHED = ("niwaki-", ".new")  # how the name of a file begins and ends that is being written
+ABANDONED_SECONDS = 3600.0  # after which whoever wrote it is gone
 
 
 class PageStore(Protocol):
@@ -138,6 +140,7 @@ class DiskStore:
                 continue  # not ours
             self._sizes[key] = status.st_size
             self._bytes += status.st_size
+        self._delete_abandoned()
 
     def get(self, key: bytes) -> Bytes | None:
         if key not in self._sizes:
@@ -168,7 +171,8 @@ class DiskStore:
         if len(content) > self._max_bytes:
             return []
         try:
-            with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".new", delete=False) as file:
+            prefix, suffix = UNFINISHED
+            with tempfile.NamedTemporaryFile(dir=self._folder, prefix=prefix, suffix=suffix, delete=False) as file:
                 try:
                     file.write(content)
                     file.close()
@@ -203,6 +207,14 @@ class DiskStore:
             with contextlib.suppress(FileNotFoundError):
                 return os.stat(self._folder / name)
         return None
+
+    def _delete_abandoned(self) -> None:
+        """What processes left that died as they wrote: it takes room that nobody counts."""
+        prefix, suffix = UNFINISHED
+        for path in self._folder.glob(f"{prefix}*{suffix}"):
+            with contextlib.suppress(OSError):  # somebody else did, or may not
+                if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+                    path.unlink()
 
     def _forget(self, key: bytes) -> None:
         self._bytes -= self._sizes.pop(key)

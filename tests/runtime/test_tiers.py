@@ -319,6 +319,23 @@ def test_a_saved_cache_that_says_to_hold_more_than_it_does_takes_no_memory_for_i
         assert list(read_cache(file, layout)) == []
 
 
+def test_what_a_killed_process_left_half_written_is_deleted_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *_: None)  # as if killed before it had its name
+        DiskStore(tmp_path, 1 << 20).put(key(1), page(1))
+    (left,) = tmp_path.iterdir()
+    DiskStore(tmp_path, 1 << 20)
+    assert left.exists(), "it may be another process's that is writing now"
+    other = tmp_path / "notes.new"
+    other.write_text("not ours")
+    for path in (left, other):
+        os.utime(path, (0, 0))
+    DiskStore(tmp_path, 1 << 20)
+    assert list(tmp_path.iterdir()) == [other]
+
+
 @pytest.mark.parametrize("wrong", [5, "", b"pages"])
 def test_a_disk_tier_needs_the_path_of_a_folder(folder: Path, wrong: object) -> None:
     with pytest.raises(ConfigError, match="disk_cache_dir must be the path of a folder"):
