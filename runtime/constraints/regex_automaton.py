@@ -64,7 +64,8 @@ def drawn(automaton: CharacterAutomaton) -> str:
     }
     bends = [_bend(depths[target] - depths[source]) // 2 for source, _, target in automaton.edges]
     above, below = max([LOOP, *bends]), max([0, *(-bend for bend in bends)])
-    width, height = 2 * MARGIN + COLUMN * (len(columns) - 1), above + MARGIN + ROW * tallest + below
+    beside = max([0, *(abs(_sideways(places[source], places[target])) // 2 for source, _, target in automaton.edges)])
+    width, height = 2 * MARGIN + COLUMN * (len(columns) - 1) + beside, above + MARGIN + ROW * tallest + below
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 {MARGIN - above} {width} {height}" '
         f'width="{width}" height="{height}" '
@@ -113,6 +114,12 @@ def _bend(forward: int) -> int:
     return 40 * (forward - 1) if forward else 0
 
 
+def _sideways(start: tuple[float, float], end: tuple[float, float]) -> float:
+    """Edges in a column lead beside it: down on the right, up on the left, around the states between."""
+    rows = (end[1] - start[1]) / ROW if start[0] == end[0] else 0.0
+    return (60 * abs(rows) - 20) * (1 if rows > 0 else -1) if rows else 0.0
+
+
 def _beside(start: float, control: float, end: float) -> float:
     """On the curve, nearer to its start: edges that cross do so in their middle."""
     return 0.42 * start + 0.46 * control + 0.12 * end
@@ -126,7 +133,7 @@ def _edge(start: tuple[float, float], end: tuple[float, float], text: str, forwa
         )
         place = (x, y - 51)
     else:
-        control = ((x + u) / 2 + (0 if forward else 40), (y + v) / 2 - _bend(forward))
+        control = ((x + u) / 2 + _sideways(start, end), (y + v) / 2 - _bend(forward))
         one, other = atan2(control[1] - y, control[0] - x), atan2(control[1] - v, control[0] - u)
         x, y = x + RADIUS * cos(one), y + RADIUS * sin(one)
         u, v = u + RADIUS * cos(other), v + RADIUS * sin(other)

@@ -8,7 +8,8 @@
 
 Budgets: tokens are drawn uniformly from the masks, which is harder on a budget than any model. Where the shortest text
 fits, the text has to end in time and to be valid in `jsonschema`'s eyes; where not, it is incomplete. Steps: likewise,
-without a budget; from one place in a hundred an end is looked for, and a text that grows long is given the one found.
+without a budget; from one place in a hundred an end is looked for, and a text that grows long is given the one found
+(where none is found with the effort of one place, the text is given up: counted, no fault).
 Cache: it stays within its bytes, keeps what is asked for again and again, and no file is written.
 """
 
@@ -143,7 +144,8 @@ def steps(count: int, first: int) -> Counter[str]:
             matcher = compiled.matcher()
             text, is_reachable = walked(matcher, draw, counts, tokens, vocabulary)
             counts["texts"] += 1
-            if not is_reachable or not validator.is_valid(decimal(text)):
+            counts["no end found"] += not is_reachable
+            if is_reachable and not validator.is_valid(decimal(text)):
                 counts["FAULTS"] += 1
                 print(f"{case.name}: {text[:200]!r}", file=sys.stderr)
     compiler.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -90,7 +92,7 @@ def test_what_an_engine_refuses_is_not_shown_as_enforced(
     assert reason in out
 
 
-@pytest.mark.parametrize("regex", ["(a|b)*abb", "(a|b)?abb(c[0-9])*x{0,3}", "(ab?){9}"])
+@pytest.mark.parametrize("regex", ["(a|b)*abb", "(a|b)?abb(c[0-9])*x{0,3}", "(ab?){9}", "(?:ab|c){1,3}[0-9]?-x*"])
 def test_no_two_signs_of_a_drawing_lie_on_each_other_or_outside(
     regex: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,6 +107,15 @@ def test_no_two_signs_of_a_drawing_lie_on_each_other_or_outside(
         assert y + 12 < base < y + height
         for other_left, other_base in places[:number]:
             assert abs(left - other_left) > 8 or abs(base - other_base) > 8
+    rings = [(float(e.attrib["cx"]), float(e.attrib["cy"])) for e in root.iter() if e.tag.endswith("circle")]
+    for e in root.iter():
+        if e.tag.endswith("path") and "Q" in e.attrib["d"]:
+            ends = [tuple(map(float, point.split())) for point in re.split("[MQ]", e.attrib["d"])[1:]]
+            (x, y), (a, b, u, v) = ends
+            for step in (number / 20 for number in range(1, 20)):
+                p, q, r = (1 - step) ** 2, 2 * step * (1 - step), step**2
+                at = p * x + q * a + r * u, p * y + q * b + r * v
+                assert all(math.dist(at, ring) > 21 for ring in rings), "through a state"
 
 
 @pytest.mark.parametrize(
