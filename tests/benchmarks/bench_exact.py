@@ -52,7 +52,7 @@ CACHE_BYTES = 256 * 1024 * 1024
 KINDS_OF_SCHEMAS: Sequence[Callable[[int], dict[str, object]]] = (
     lambda n: {"type": "object", "properties": {f"k{n}": {"type": "integer"}, "name": {"type": "string"}}},
     lambda n: {"type": "array", "items": {"enum": [n, "x", str(n)]}, "maxItems": 5},
-    lambda n: {"type": "string", "maxLength": 5 + n % 50, "pattern": f"^a{n}"},
+    lambda n: {"type": "string", "maxLength": 10 + n % 50, "pattern": f"^a{n}"},
     lambda n: {"anyOf": [{"type": "integer", "minimum": n}, {"const": f"v{n}"}]},
 )
 BUDGETS = (4, 40, 160)  # and what the shortest text takes, and one more and ten more
