@@ -64,8 +64,8 @@ def make_app(service: Service, version: str, *more: APIRouter, tracing: Tracing 
         app.add_middleware(
             CORSMiddleware,
             allow_origins=service.config.cors_origins,
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["authorization", "content-type", "x-request-id"],
+            allow_methods=["GET", "POST", "PUT", "DELETE"],
+            allow_headers=["*"],  # OpenAI's client for browsers sends some of its own
             expose_headers=["x-request-id", "retry-after"],
         )
     app.add_middleware(_Door, service=service, tracing=tracing or Tracing())

@@ -72,6 +72,11 @@ def test_only_pages_of_origins_that_were_named_may_ask(engine: Engine, client: h
         assert preflight.status_code == 200  # a browser sends no key with it
         assert preflight.headers["access-control-allow-origin"] == "https://team.example"
         assert open_client.get("/v1/models", headers=asking).status_code == 401
+        ahead = {
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "authorization,content-type,idempotency-key,traceparent,x-stainless-lang",
+        }
+        assert open_client.options("/v1/chat/completions", headers=asking | ahead).status_code == 200
         foreign = open_client.options("/v1/models", headers=asking | {"origin": "https://evil.example"})
         assert foreign.status_code == 400
         assert "access-control-allow-origin" not in foreign.headers
