@@ -49,6 +49,7 @@ def make_app(service: Service, version: str, *more: APIRouter, tracing: Tracing 
 
     # The documentation pages of FastAPI load scripts from elsewhere; /openapi.json is a route of ours, behind the key.
     app = FastAPI(title="niwaki", version=version, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.router.redirect_slashes = False  # it would tell which pages there are without the key
     app.state.service = service
     for public in (_public, pages.public_router):
         app.include_router(public)

@@ -50,6 +50,7 @@ def test_without_a_good_key_every_page_but_health_is_closed(guarded: httpx2.Clie
         "//v1/models",
         "/V1/models",
         "/v1/models/",
+        "/openapi.json/",
         "/v1//models",
         "/v1/%6dodels",
         "/v1/../v1/models",
@@ -60,7 +61,7 @@ def test_no_spelling_of_a_page_goes_around_the_key(guarded: httpx2.Client, path:
     request = guarded.build_request("GET", "/")
     request.url = request.url.copy_with(raw_path=path.encode())
     answer = guarded.send(request)
-    assert answer.status_code in (307, 401, 404)
+    assert answer.status_code in (401, 404)
     assert "toy" not in answer.text
 
 
