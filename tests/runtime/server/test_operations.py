@@ -15,7 +15,7 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx2
@@ -255,6 +255,26 @@ def test_who_is_told_a_second_time_to_end_waits_no_longer(engine: Engine) -> Non
     assert (error["code"], error["message"]) == ("overloaded", "the server is shutting down; try again")
 
 
+def family(pid: int) -> Iterator[int]:
+    """A process and all below it."""
+    yield pid
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            yield from family(int(child))
+
+
+def tcp_sockets(pid: int) -> list[tuple[int, int, bool]]:
+    """(its port, the other side's, does it listen) of each socket of these processes that a network reaches."""
+    held = {os.readlink(link) for one in family(pid) for link in Path(f"/proc/{one}/fd").iterdir() if link.is_symlink()}
+    found = []
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            _, own, other, state, *_, inode = line.split()[:10]
+            if f"socket:[{inode}]" in held:
+                found.append((int(own[-4:], 16), int(other[-4:], 16), state == "0A"))
+    return found
+
+
 def test_niwaki_serve_answers_until_sigterm_and_exits_with_0(toy_folder: Path) -> None:
     command = [
         sys.executable,
@@ -281,6 +301,12 @@ def test_niwaki_serve_answers_until_sigterm_and_exits_with_0(toy_folder: Path) -
             with httpx2.stream("POST", f"{url}/v1/completions", json=LONG | {"stream": True}, timeout=120) as answer:
                 lines = answer.iter_lines()
                 next(lines)
+                if Path("/proc/self/net/tcp").exists():
+                    port = int(url.rpartition(":")[2])
+                    assert len(list(family(server.pid))) > 1, "the engine is a process of its own"
+                    sockets = tcp_sockets(server.pid)
+                    assert [one[:2] for one in sockets if one[2]] == [(port, 0)], "one door"
+                    assert {own for own, _, _ in sockets} == {port}, "nobody was called up"
                 server.send_signal(signal.SIGTERM)
                 rest = [line for line in lines if line]
             assert rest[-1] == "data: [DONE]"
@@ -312,6 +338,23 @@ def test_the_body_of_a_small_answer_waits_for_nobody() -> None:
             return is_set
 
     assert asyncio.run(is_sent_at_once())
+
+
+def test_no_address_in_a_body_is_asked_for_anything(client: httpx2.Client) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as canary:
+        canary.setblocking(False)
+        there = f"http://127.0.0.1:{canary.getsockname()[1]}/x.png"
+        part = {"type": "image_url", "image_url": {"url": there}}
+        for page, body in (
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": [part]}]}),
+            ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": there}]}]}),
+            ("/v1/responses", {"input": "x", "tools": [{"type": "mcp", "server_label": "x", "server_url": there}]}),
+            ("/generate", {"text": "x", "image_data": there}),
+            ("/generate", {"text": "x", "sampling_params": {"json_schema": json.dumps({"$ref": there})}}),
+        ):
+            assert client.post(page, json=body).status_code == 400, page
+        with pytest.raises(BlockingIOError):
+            canary.accept()
 
 
 def test_a_taken_port_is_one_line_before_any_model_is_loaded() -> None:
