@@ -21,7 +21,8 @@ async function listSessions() {
   const { data } = await get("v1/sessions?limit=100");
   $("sessions").replaceChildren(...data.map((one) => {
     const item = element("li");
-    const button = element("button", "", one.title || "Untitled");
+    const button = element("button");
+    button.append(element("span", "", one.title || "Untitled"));
     button.type = "button";
     button.dataset.session = one.id;
     button.title = button.textContent; // which may be cut off

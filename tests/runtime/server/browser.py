@@ -57,6 +57,14 @@ class Browser:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.ask("goog/cdp/execute", cmd="Emulation.setEmulatedMedia", params={"features": features})
 
+    def be_phone(self) -> None:
+        """From now on the screen is a phone's: a window has a least width that is more."""
+        params = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+        self.ask("goog/cdp/execute", cmd="Emulation.setDeviceMetricsOverride", params=params)
+
+    def be_window(self) -> None:
+        self.ask("goog/cdp/execute", cmd="Emulation.clearDeviceMetricsOverride", params={})
+
     def type(self, selector: str, text: str) -> None:
         self.ask(f"element/{self._find(selector)}/value", text=text)
 

@@ -213,6 +213,27 @@ def test_both_themes_can_be_had_and_everything_has_a_name(page: Browser) -> None
 
 
 @needs_browser
+def test_on_a_phone_nothing_is_cut_off_and_a_branch_can_be_told_from_its_trunk(page: Browser) -> None:
+    page.be_phone()
+    try:
+        said(page, "the cat sat on the mat with a dog and another dog", 1)
+        page.click(".turn:first-child .told button:first-of-type")
+        page.wait("document.querySelectorAll('#sessions button').length === 2")
+        assert page.run("return document.documentElement.scrollWidth") == 390
+        cut = page.run(
+            "return [...document.querySelectorAll('#sessions button, #sessions span, #model')].filter((one) =>"
+            " one.scrollWidth > one.clientWidth || one.scrollHeight > one.clientHeight).map((one) => one.textContent)"
+        )
+        assert cut == []
+        assert page.texts("#sessions button")[0].endswith("(branch)")
+        heights = page.run("return [...document.querySelectorAll('.told button')].map((one) => one.clientHeight)")
+        assert isinstance(heights, list)
+        assert 0 < max(heights) < 30, "of one line"
+    finally:
+        page.be_window()
+
+
+@needs_browser
 def test_a_key_is_asked_for_once(browser: Browser, engine: Engine) -> None:
     with serving(engine, ServerConfig(port=0, key_digests=digests(["first-key"]))) as address:
         browser.open(address)
