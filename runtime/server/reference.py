@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from html import escape
 from typing import TypeAlias, cast
@@ -33,7 +34,8 @@ def reference_page(document: Document) -> str:
     parts = "".join(part for route in routes for part in _route(*route, schemas))
     title = escape(str(_at(document, "info").get("title", "")))
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}: every page</title><style>{STYLE}</style>'
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{title}: every page</title><style>{STYLE}</style>"
         f'<h1>{title}</h1><p>Every page of this server; for programs <a href="/openapi.json">openapi.json</a>.'
         f"{parts}</html>\n"
     )
@@ -53,9 +55,25 @@ def _route(method: str, path: str, operation: Document, schemas: Document) -> It
 
 def _shape(what: str, schema: Document, schemas: Document) -> Iterator[str]:
     name = str(schema.get("$ref", "")).rpartition("/")[2]
-    if name:
-        text = json.dumps(schemas.get(name), indent=2, ensure_ascii=False)
-        yield f"<details><summary>{what}: {escape(name)}</summary><pre>{escape(text)}</pre></details>"
+    if not name:
+        return
+    own, *parts = _with_parts(name, schemas).items()
+    yield f"<details><summary>{what}: {escape(name)}</summary><pre>{escape(own[1])}</pre>"
+    for part, text in parts:
+        yield f"<p><code>{escape(part)}</code></p><pre>{escape(text)}</pre>"
+    yield "</details>"
+
+
+def _with_parts(name: str, schemas: Document) -> Mapping[str, str]:
+    """The text of a schema, and of those that it names, and so on."""
+    found: dict[str, str] = {}
+    names = [name]
+    while names:
+        one = names.pop(0)
+        if one not in found:
+            found[one] = json.dumps(schemas.get(one), indent=2, ensure_ascii=False)
+            names += re.findall('"#/components/schemas/([^"]+)"', found[one])
+    return found
 
 
 def _at(document: Document, *names: str) -> Document:
