@@ -111,9 +111,10 @@ class _Effects:
             pass
         elif isinstance(value, types.FunctionType):
             self.check(value)
-        elif isinstance(value, type):
+        elif isinstance(value, type) or _is_of_typing(value):
             # As a dtype it is only looked at; called, its author's code would run.
-            is_named = isinstance(parent, ast.Attribute) and not issubclass(value, enum.Enum)
+            is_enum = isinstance(value, type) and issubclass(value, enum.Enum)
+            is_named = isinstance(parent, ast.Attribute) and not is_enum
             if is_named or (isinstance(parent, ast.Call) and parent.func is node):
                 self._refuse(f"it uses {name}, whose methods may do anything", func, node)
         elif not is_plain(value) and not isinstance(value, re.Pattern):
@@ -191,3 +192,8 @@ def _only_reads(node: ast.Name, parent: ast.AST | None) -> bool:
             return True
         case _:
             return False
+
+
+def _is_of_typing(value: object) -> bool:
+    """`Literal`, `Optional[int]`, `list[int]`, `int | None`."""
+    return type(value).__module__ == "typing" or isinstance(value, types.GenericAlias | types.UnionType)

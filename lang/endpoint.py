@@ -15,6 +15,7 @@ from niwaki.lang.backends import Host
 from niwaki.lang.export import exported
 from niwaki.lang.program import Program
 from niwaki.lang.state import State
+from niwaki.lang.trace import Placeholder
 from niwaki.runtime.api import ConfigError
 
 
@@ -97,10 +98,31 @@ def _answer_of(program: Program) -> type[BaseModel] | None:
     returned = typing.get_type_hints(program.func, include_extras=True).get("return", type(None))
     if isinstance(returned, type) and issubclass(returned, BaseModel):
         return returned
-    if returned in (type(None), object, typing.Any) or issubclass(typing.get_origin(returned) or returned, Mapping):
-        return None  # its variables, or keys that no annotation tells
+    if returned is type(None):
+        return _variables_of(program)
+    if returned in (object, typing.Any) or issubclass(typing.get_origin(returned) or returned, Mapping):
+        return None  # keys that no annotation tells
+    return _answer_with(program, {"value": returned})
+
+
+def _variables_of(program: Program) -> type[BaseModel] | None:
+    """The model of its variables, where the body tells them by itself: it has no effects, and whatever is given and
+    generated, each run sets the same ones."""
+    if program.is_async:
+        return None
+    names = list(inspect.signature(program.func).parameters)[1:]
     try:
-        answer: type[BaseModel] = create_model(f"{program.name}_answer", value=(returned, ...))
+        variables = program.trace(**{name: Placeholder(name) for name in names}).variables
+    except Exception:  # what the body may raise over placeholders is the author's
+        return None
+    return _answer_with(program, variables) if variables else None
+
+
+def _answer_with(program: Program, types: Mapping[str, object]) -> type[BaseModel] | None:
+    """A model with values of these types, by names that need not be Python's."""
+    fields = {f"v{index}": (kind, Field(alias=name)) for index, (name, kind) in enumerate(types.items())}
+    try:
+        answer: type[BaseModel] = create_model(f"{program.name}_answer", **fields)  # type: ignore[call-overload]  # as below
         answer.model_json_schema()
     except PydanticUserError:  # a type that pydantic knows nothing of: the answer is told by its values alone
         return None

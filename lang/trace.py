@@ -10,12 +10,13 @@ import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import GenericAlias
 from typing import NoReturn, Self, TypeAlias, cast
 
 from niwaki.lang.effects import check_free_of_effects, is_plain
 from niwaki.lang.executor import Executor
 from niwaki.lang.history import History
-from niwaki.lang.nodes import Gen, RoleBegin, RoleEnd, Select, Text
+from niwaki.lang.nodes import Gen, RoleBegin, RoleEnd, ScopeEnd, Select, SetVariable, Text
 from niwaki.lang.origin import Origin, here
 from niwaki.lang.run import Run
 from niwaki.lang.state import State
@@ -63,13 +64,16 @@ class Trace:
     """What a program will do, whatever the model says. `print` it.
 
     `beginning` stands before the first argument and the first call: all runs have it in common. `stopped` says where
-    the graph ends early, because the rest depends on a value that only a run has.
+    the graph ends early, because the rest depends on a value that only a run has. `variables` has the Python type of
+    each variable that every run ends with (`object`: not known); it is None where that is not known of all of them, or
+    the body returns something else.
     """
 
     program: str
     graph: Graph
     beginning: tuple[Beginning, ...]
     stopped: str | None
+    variables: Mapping[str, object] | None = None
 
     @property
     def shared(self) -> str:
@@ -106,15 +110,17 @@ def trace(
     run = Run(name, SamplingOptions())
     tracer = _Tracer(run, _Budget(MAX_STEPS))
     stopped: str | None = None
+    returned: object = None
     try:
-        func(State(cast("Executor", tracer)), *copy.deepcopy(tuple(args)), **copy.deepcopy(dict(kwargs)))
+        returned = func(State(cast("Executor", tracer)), *copy.deepcopy(tuple(args)), **copy.deepcopy(dict(kwargs)))
     except _Stop as stop:
         stopped = stop.why
     except ProgramError as error:
         if _OPEN not in str(error):
             raise
         stopped = f"an argument that was not given: {str(error).replace(_OPEN, '{').replace(_CLOSE, '}')}"
-    return Trace(shown, tracer.graph(), tuple(tracer.beginning), stopped)
+    variables = tracer.variables if stopped is None and returned is None else None
+    return Trace(shown, tracer.graph(), tuple(tracer.beginning), stopped, variables)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -222,6 +228,8 @@ class _Tracer:
     run: Run
     budget: _Budget
     role: str | None = None
+    variables: dict[str, object] = field(default_factory=dict)  # their types, of those that were made here
+    marked: dict[Pending[Snapshot], Mapping[str, object]] = field(default_factory=dict)  # of all branches
     parts: list[Part | tuple[_Tracer, ...]] = field(default_factory=list)
     known: set[str] = field(default_factory=set)
     beginning: list[Beginning] = field(default_factory=list)
@@ -248,17 +256,23 @@ class _Tracer:
                     self.parts.append(Line(str.__str__(text), self.role))
                 case Gen(name=name, type=type_):
                     kind = "" if type_ is None else f": {type_.name}"
-                    self._call(name, f"gen {name or ''}{kind}".strip())
-                case Select(name=name, choices=choices):
-                    self._call(name, f"select {name or ''} of {len(choices)}")
+                    self._call(name, f"gen {name or ''}{kind}".strip(), _type_of(step))
+                case Select(name=name, choices=choices, gen=gen):
+                    self._call(name, f"select {name or ''} of {len(choices)}", str if gen is None else _type_of(gen))
+                case ScopeEnd(name=name):
+                    self.variables[name] = str
+                case SetVariable(name=name):
+                    self.variables[name] = object
                 case RoleBegin(role=role):
                     self.role = role
                 case RoleEnd():
                     self.role = None
-                case Join(appends=appends):
+                case Join(marks=marks, appends=appends):
                     self.parts.append(Home(appends))
+                    if not appends:
+                        self._gather([self.marked[mark] for mark in marks])
                 case _:
-                    pass  # variables and scopes change no text
+                    pass  # the beginning of a scope changes no text
         return True
 
     def _begin(self, step: Step) -> None:
@@ -277,20 +291,31 @@ class _Tracer:
             case _:
                 pass
 
-    def _call(self, name: str | None, text: str) -> None:
+    def _call(self, name: str | None, text: str, kind: object) -> None:
         self.parts.append(Line(text, self.role, calls=True))
         if name is not None:
             self.known.add(name)
+            self.variables[name] = kind
+
+    def _gather(self, branches: Sequence[Mapping[str, object]]) -> None:
+        for name in dict.fromkeys(name for variables in branches for name in variables):
+            first = branches[0].get(name)
+            is_in_all = all(name in variables and variables[name] == first for variables in branches)
+            self.variables.setdefault(name, GenericAlias(list, (first if is_in_all else object,)))
 
     def fork(self, count: int, origin: Origin) -> tuple[_Tracer, ...]:
         self.budget.spend(count)
         self.is_beginning = False
-        children = tuple(_Tracer(self.run, self.budget, self.role, known=set(self.known)) for _ in range(count))
+        children = tuple(
+            _Tracer(self.run, self.budget, self.role, marked=self.marked, known=set(self.known)) for _ in range(count)
+        )
         self.parts.append(children)
         return children
 
     def mark(self, origin: Origin) -> Pending[Snapshot]:
-        return Pending()
+        mark: Pending[Snapshot] = Pending()
+        self.marked[mark] = dict(self.variables)
+        return mark
 
     def sync(self, *, outside: bool = False) -> None:
         """Waiting changes nothing."""
@@ -302,6 +327,15 @@ class _Tracer:
         if name.startswith("__"):
             raise AttributeError(name)
         raise _Stop(f"what the run has done so far ({here()})")
+
+
+def _type_of(gen: Gen) -> object:
+    """The Python type of its value."""
+    if gen.ask is not None or (gen.options.n or 1) > 1:
+        return object
+    if gen.dtype is not None:
+        return gen.dtype
+    return str if gen.type is None or gen.type.parse is str else object
 
 
 # ---------------------------------------------------------------------------------------------------------------

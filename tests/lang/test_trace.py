@@ -6,6 +6,7 @@ import enum
 import json
 import logging
 from collections.abc import Callable
+from typing import Annotated, Literal
 
 import pytest
 
@@ -33,6 +34,8 @@ class Client:
 
 
 client = Client()
+Aliased = Annotated[Client, "x"]
+Scores = list[int]
 
 
 def quoted(text: str) -> str:
@@ -219,6 +222,10 @@ def writes_a_file(s: State) -> None:
     json.__loader__.set_data("x", b"")  # type: ignore[union-attr]
 
 
+def calls_what_it_names_as_a_type(s: State) -> None:
+    s += Aliased().get("x")  # type: ignore[operator]  # what is tested
+
+
 async def awaits(s: State) -> None:
     s += "x"
 
@@ -228,7 +235,7 @@ async def awaits(s: State) -> None:
     [
         calls_a_method, calls_a_helper_with_effects, changes_a_global, stores_into_a_global, opens_a_file, prints,
         writes_a_global, imports, logs, makes_an_object, hides_in_a_lambda, renames, reaches_inside, runs_another,
-        uses_the_backend, writes_a_file, awaits,
+        uses_the_backend, writes_a_file, calls_what_it_names_as_a_type, awaits,
     ],
 )  # fmt: skip
 def test_a_body_that_may_have_effects_is_refused_and_not_run(body: Callable[..., object]) -> None:
@@ -326,3 +333,38 @@ def test_a_body_with_effects_has_no_beginning_that_could_be_found() -> None:
 
     with pytest.raises(nw.ProgramError, match="trace"):
         noting.cache(backend=nw.ScriptedBackend([]))
+
+
+def test_the_types_of_its_variables_are_those_of_a_run() -> None:
+    @nw.function
+    def f(s: State, text: str) -> None:
+        s += nw.user(text) + nw.assistant(nw.gen("free", max_tokens=3))
+        s += nw.gen("mood", dtype=Mood) + nw.gen("word", dtype=Literal["a", "b"]) + nw.gen("one", choices=LABELS)
+        s += nw.gen("scores", dtype=Scores) + nw.gen("age", dtype=int | None) + nw.select("label", choices=LABELS)
+        s += nw.gen("number", choices=[1, 2]) + nw.gen("json", json_schema={"type": "boolean"})
+        with s.user():
+            s += "ok"
+        forks = s.fork(2)
+        forks += nw.gen("more", max_tokens=2) + nw.gen("free", dtype=int)
+        forks[0] += nw.gen("own", dtype=int)
+        forks.join()
+        s["seen"] = 3
+
+    assert f.trace().variables == {
+        "free": str, "mood": Mood, "word": Literal["a", "b"], "one": str, "scores": list[int], "age": int | None,
+        "label": str, "number": object, "json": str, "more": list[str], "own": list[object], "seen": object,
+    }  # fmt: skip
+
+
+def test_variables_that_not_every_run_has_have_no_types() -> None:
+    def decides(s: State) -> None:
+        s += nw.gen("x", max_tokens=3)
+        if s["x"] == "a":
+            s += nw.gen("y", max_tokens=3)
+
+    def returns(s: State) -> str:
+        s += nw.gen("x", max_tokens=3)
+        return "x"
+
+    assert nw.function(decides).trace().variables is None
+    assert nw.function(returns).trace().variables is None

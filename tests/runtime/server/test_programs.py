@@ -86,6 +86,16 @@ def judge(s: State, text: str) -> Verdict:
     return Verdict(word=str(s["word"]))
 
 
+@nw.function
+def fills(s: State, text: str, times: int = 1) -> None:
+    s += text
+    s += nw.gen("schema", dtype=Literal["cat", "dog"]) + nw.gen("_number", dtype=int, max_new_tokens=4)
+    forks = s.fork(2)
+    forks += nw.gen("more", max_new_tokens=2)
+    forks.join()
+    s["seen"] = True
+
+
 def events_of(lines: Iterable[str]) -> list[dict[str, object]]:
     told = [line.removeprefix("data: ") for line in lines if line]
     assert told[-1] == "[DONE]"
@@ -94,7 +104,7 @@ def events_of(lines: Iterable[str]) -> list[dict[str, object]]:
 
 @pytest.fixture(scope="module")
 def programs(engine: Engine) -> Iterator[httpx2.Client]:
-    served = [Endpoint(program) for program in (guess, total, breaks, endless, typed, judge)]
+    served = [Endpoint(program) for program in (guess, total, breaks, endless, typed, judge, fills)]
     config = ServerConfig(port=0, key_digests=digests(["a-key-of-ours"]))
     with serving(engine, config, served) as url, httpx2.Client(base_url=url, timeout=60, headers=KEY) as client:
         yield client
@@ -238,12 +248,23 @@ def test_what_a_program_returns_stands_in_the_description(programs: httpx2.Clien
         ("judge", {"text": "the"}),
         ("judge/batch", {"rows": [{"text": "the"}, {"text": "a" * 10_000}]}),
         ("breaks", {"how": "badly"}),
+        ("fills", {"text": "the"}),
+        ("fills/batch", {"rows": [{"text": "the", "times": 3}]}),
     ):
         described.check(programs.post(f"/programs/{path}", json=body))
+    filled = document["components"]["schemas"]["fills_answer"]
+    assert filled["required"] == ["schema", "_number", "more", "seen"], "what the body tells by itself"
+    assert filled["properties"]["schema"]["enum"] == ["cat", "dog"]
+    assert filled["properties"]["_number"]["type"] == "integer"
+    assert filled["properties"]["more"]["items"] == {"type": "string"}
+    answer = document["paths"]["/programs/guess"]["post"]["responses"]["200"]["content"]["application/json"]
+    assert answer["schema"] == {"$ref": "#/components/schemas/Variables"}, "it asks what it was given"
     page = programs.get("/docs").text
     assert "POST /programs/judge" in page
     assert "body: guess_parameters" in page
     assert "answer: Verdict" in page
+    body = page.partition("body: ChatRequest")[2].partition("</details>")[0]
+    assert "<code>ChatMessage</code>" in body, "what a body is made of stands with it"
     assert "<script" not in page
     assert programs.get("/docs", headers={"authorization": ""}).status_code == 401
 
