@@ -47,8 +47,7 @@ class Sessions:
         known = None if last is None else self.conversations.past(last)
         if known is not None:
             return known
-        path = await self.path(service, owner, last)
-        return Past(tuple(message for turn in path for message in said(turn)), len(path))
+        return Past() if last is None else await stored(service, lambda: past_of(self.store.path(owner, last)))
 
     async def path_to(self, service: Service, session: Session, turn_id: str) -> list[Turn]:
         """The turns up to one of a session. Raises ApiError: 404."""
@@ -161,6 +160,11 @@ class SessionTurn:
                 await stored(self._service, lambda: self._sessions.store.move(moved, self._asked.session.head))
         finally:
             self._sessions.give_back(self._asked.session.owner, self._asked.session.id)
+
+
+def past_of(path: Sequence[Turn]) -> Past:
+    """What turns said, each of which stands on the one before it."""
+    return Past(tuple(message for turn in path for message in said(turn)), len(path))
 
 
 def said(turn: Turn) -> tuple[Message, ...]:
