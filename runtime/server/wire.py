@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from niwaki.runtime.server.access import service_of
 from niwaki.runtime.server.config import ServerConfig
 from niwaki.runtime.server.errors import ApiError, ClientGone
 from niwaki.runtime.server.service import body_bytes
@@ -135,10 +136,17 @@ async def read_body(request: Request, model: type[Body], config: ServerConfig) -
     except ClientDisconnect:
         raise ClientGone from None
     body_bytes.set(len(body))
+    given = bytes(body)
+    body.clear()
+    return await service_of(request).read(lambda: _validated(model, given))
+
+
+def _validated(model: type[Body], given: bytes) -> Body:
+    """Raises ApiError: 400."""
     try:
-        return model.model_validate_json(bytes(body))
+        return model.model_validate_json(given)
     except ValidationError as error:
-        raise as_refusal(error, bytes(body)) from None
+        raise as_refusal(error, given) from None
 
 
 def _is_empty(request: Request) -> bool:

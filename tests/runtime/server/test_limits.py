@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +17,7 @@ import pytest
 
 from niwaki.runtime.api import ConfigError, Generation, Segment
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.server import service
 from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.errors import ApiError
 from niwaki.runtime.server.keys import KeyLimits, digest_of, read_keys
@@ -218,3 +221,33 @@ def test_long_bodies_are_prepared_beside_all_others(
             gate.set()
         refusals = [one.result().json()["error"]["code"] for one in long]
     assert refusals == ["context_length_exceeded"] * 8
+
+
+MEMORY = """
+import psutil
+from niwaki.runtime import bundled
+from niwaki.runtime.api import Segment
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
+from niwaki.runtime.server.service import give_memory_back
+
+tokenizer, process = Tokenizer(bundled.MODEL_DIR), psutil.Process()
+tokenizer.encode([Segment("The cat sat on the mat. ")])
+before = process.memory_info().rss
+tokenizer.encode([Segment("The cat sat on the mat. " * 40_000)])
+after = process.memory_info().rss
+give_memory_back()
+print(after - before, process.memory_info().rss - before)
+"""
+
+
+@pytest.mark.skipif(service._TRIM is None, reason="this C library cannot give memory back when it is told to")
+def test_the_memory_of_a_long_text_is_given_back(client: httpx2.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, kept = subprocess.run(
+        [sys.executable, "-c", MEMORY], check=True, capture_output=True, text=True
+    ).stdout.split()
+    assert int(kept) < int(taken) / 2
+    told: list[str] = []
+    monkeypatch.setattr(service, "give_memory_back", lambda: told.append(threading.current_thread().name))
+    for size in (10, LONG_BODY + 1):
+        client.post("/v1/completions", json={"prompt": "a" * size, "max_tokens": 1}, timeout=PATIENCE)
+    assert [name.startswith("niwaki-prepare-long") for name in told] == [True]

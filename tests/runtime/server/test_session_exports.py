@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import httpx2
 import pytest
+from pydantic import BaseModel
 
-from niwaki.runtime.server import store_sql
+from niwaki.runtime.server import store_sql, wire
 from niwaki.runtime.server.openai_models import MAX_MESSAGES
 from niwaki.runtime.server.store import StoreFailed, Turn
 from tests.runtime.server.test_sessions import Json, history, made, said
@@ -47,6 +50,26 @@ def test_an_export_of_more_messages_than_a_chat_may_have_is_a_session_once_more(
     exported = client.get(f"/v1/sessions/{long}").json()
     assert len(exported["messages"]) == MAX_MESSAGES + 2
     assert len(history(client, made(client, **exported))) == MAX_MESSAGES + 2
+
+
+def test_a_long_export_is_read_beside_the_event_loop(client: httpx2.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its messages are checked one by one: half a second of 4 MiB, in which nobody else would be answered."""
+    threads: list[str] = []
+    validate = wire._validated
+
+    def noting(model: type[BaseModel], given: bytes) -> BaseModel:
+        threads.append(threading.current_thread().name)
+        return validate(model, given)
+
+    monkeypatch.setattr(wire, "_validated", noting)
+    turn = {"messages": [{"role": "user", "content": "x" * 1000}]}
+    made(client, turns=[turn])
+    long = made(client, turns=[turn] * 300)
+    wrong = client.post("/v1/sessions", json={"turns": [turn] * 300 + [{"messages": [{"role": "user"}]}]})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "turns[300].messages[0].content")
+    assert len(history(client, long)) == 300
+    beside = [name.startswith("niwaki-read") for name in threads]
+    assert beside == [False, True, True]
 
 
 def without_ids(exported: Json) -> Json:
