@@ -11,6 +11,7 @@ const EXAMPLE = {
   additionalProperties: false,
 };
 const TITLE_LENGTH = 40;
+const OF_SESSIONS = ["rename", "export", "delete"]; // buttons that do something to the open one
 
 let session = null; // the id of the open one; null: it is made with its first message
 let running = null; // the AbortController of the answer that is being written
@@ -39,7 +40,7 @@ async function open(id) {
   const found = id === null ? { title: "New session", turns: [] } : await get(`v1/sessions/${id}`);
   if (session !== id) return; // another one was clicked meanwhile
   $("talk-title").textContent = found.title || "Untitled";
-  for (const name of ["export", "delete"]) $(name).disabled = id === null;
+  for (const name of OF_SESSIONS) $(name).disabled = id === null;
   $("turns").replaceChildren(...found.turns.map(turnElement));
   scrollDown();
   await listSessions();
@@ -115,6 +116,27 @@ async function deleteSession() {
   await open(null);
 }
 
+async function renameSession() {
+  const title = prompt("Title of this session:", $("talk-title").textContent);
+  if (title === null) return;
+  const changed = await post(`v1/sessions/${session}`, { title: title.trim() || null });
+  $("talk-title").textContent = changed.title || "Untitled";
+  await listSessions();
+}
+
+async function importSession() {
+  const [file] = $("import-file").files;
+  $("import-file").value = ""; // so that the same file may be chosen once more
+  if (file === undefined) return;
+  let found;
+  try {
+    found = JSON.parse(await file.text());
+  } catch (error) {
+    throw new Error(`${file.name} is not an exported session: ${error.message}`);
+  }
+  await open((await post("v1/sessions", found)).id);
+}
+
 async function exportSession() {
   const found = await get(`v1/sessions/${session}`);
   const link = element("a");
@@ -130,7 +152,7 @@ async function ask(text) {
   if (session === null) {
     session = (await post("v1/sessions", { title: text.slice(0, TITLE_LENGTH) })).id;
     $("talk-title").textContent = text.slice(0, TITLE_LENGTH);
-    for (const name of ["export", "delete"]) $(name).disabled = false;
+    for (const name of OF_SESSIONS) $(name).disabled = false;
   }
   $("draft").value = "";
   const here = session;
@@ -253,6 +275,9 @@ $("schema").value = JSON.stringify(EXAMPLE, null, 1);
 $("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
 $("schema").addEventListener("input", checkSchema);
 $("new").addEventListener("click", guarded(async () => { await open(null); $("draft").focus(); }));
+$("import").addEventListener("click", () => $("import-file").click());
+$("import-file").addEventListener("change", guarded(importSession));
+$("rename").addEventListener("click", guarded(renameSession));
 $("export").addEventListener("click", guarded(exportSession));
 $("delete").addEventListener("click", guarded(deleteSession));
 $("stop").addEventListener("click", () => running?.abort());

@@ -88,6 +88,44 @@ def test_a_conversation_is_had_branched_rewound_and_deleted(page: Browser) -> No
 
 
 @needs_browser
+def test_a_session_is_renamed_and_an_export_is_read_back(page: Browser, tmp_path: Path) -> None:
+    said(page, "the cat", 1)
+    page.click("#rename")
+    page.ask("alert/dismiss")
+    assert page.texts("#talk-title") == ["the cat"]
+    page.click("#rename")
+    page.ask("alert/text", text="cats and dogs")
+    page.ask("alert/accept")
+    page.wait("document.querySelector('#sessions button').textContent === 'cats and dogs'")
+    assert page.texts("#talk-title") == ["cats and dogs"]
+    shown = page.texts(".said .body")
+
+    page.run(
+        "fetch(`v1/sessions/${arguments[0]}`).then(async (one) => { window.exported = await one.text(); })",
+        *open_session(page),
+    )
+    page.wait("window.exported")
+    exported, wrong = tmp_path / "exported.json", tmp_path / "wrong.json"
+    exported.write_text(str(page.run("return window.exported")))
+    wrong.write_text("{")
+    page.type("#import-file", str(wrong))
+    page.wait("document.querySelector('#problem').textContent.startsWith('wrong.json is not an exported session: ')")
+    page.click("#new")
+    page.wait("document.querySelectorAll('.turn').length === 0")
+    assert page.run("return document.querySelector('#rename').disabled") is True
+    page.type("#import-file", str(exported))
+    page.wait("document.querySelectorAll('.turn').length === 1")
+    assert page.texts("#sessions button") == ["cats and dogs", "cats and dogs"]
+    assert (page.texts("#talk-title"), page.texts(".said .body")) == (["cats and dogs"], shown)
+    assert page.run("return document.querySelector('#problem').hidden") is True
+    said(page, "the dog", 2)
+
+
+def open_session(page: Browser) -> list[object]:
+    return [page.run("return document.querySelector('#sessions [aria-current=true]').dataset.session")]
+
+
+@needs_browser
 def test_an_answer_of_a_schema_is_drawn_while_it_grows(page: Browser, engine: Engine) -> None:
     schema = {
         "type": "object",
