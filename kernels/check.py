@@ -130,7 +130,7 @@ def check_all(
     size, dtype = (REAL, torch.bfloat16) if has_gpu else (TINY, torch.float32)
     for name, make in cases(size, device, dtype, only).items():
         is_late = time.monotonic() > ends
-        line = {"case": name, "left out": "no time left"} if is_late else check_made(name, make, ceilings)
+        line: Json = {"case": name, "left out": "no time left"} if is_late else check_made(name, make, ceilings)
         results.append(line)
         tell(line)
         gc.collect()

@@ -20,7 +20,7 @@ class Awaited(Coroutine[object, object, T]):
         self._written = written
 
     def __await__(self) -> Generator[object, object, T]:
-        return self._coroutine.__await__()  # type: ignore[return-value]  # what an event loop sends is its own affair
+        return self._coroutine.__await__()  # what an event loop sends is its own affair
 
     def send(self, value: object) -> object:
         return self._coroutine.send(value)

@@ -170,4 +170,4 @@ def test_a_stream_tells_log_probabilities_where_they_were_asked_for() -> None:
         return [info async for _, info in state.text_async_iter("x", return_meta_data=True)]
 
     told = asyncio.run(main())
-    assert sum(len(info["output_token_logprobs"]) for info in told) == 3  # type: ignore[index]  # a dict
+    assert sum(len(info["output_token_logprobs"]) for info in told) == 3  # type: ignore[index,misc]

@@ -263,8 +263,8 @@ def test_what_a_program_returns_stands_in_the_description(programs: httpx2.Clien
     assert "POST /programs/judge" in page
     assert "body: guess_parameters" in page
     assert "answer: Verdict" in page
-    body = page.partition("body: ChatRequest")[2].partition("</details>")[0]
-    assert "<code>ChatMessage</code>" in body, "what a body is made of stands with it"
+    shown = page.partition("body: ChatRequest")[2].partition("</details>")[0]
+    assert "<code>ChatMessage</code>" in shown, "what a body is made of stands with it"
     assert "<script" not in page
     assert programs.get("/docs", headers={"authorization": ""}).status_code == 401
 
