@@ -223,7 +223,7 @@ def writes_a_file(s: State) -> None:
 
 
 def calls_what_it_names_as_a_type(s: State) -> None:
-    s += Aliased().get("x")  # what is tested
+    s += Aliased().get("x")
 
 
 async def awaits(s: State) -> None:
@@ -341,7 +341,7 @@ def test_the_types_of_its_variables_are_those_of_a_run() -> None:
         s += nw.user(text) + nw.assistant(nw.gen("free", max_tokens=3))
         s += nw.gen("mood", dtype=Mood) + nw.gen("word", dtype=Literal["a", "b"]) + nw.gen("one", choices=LABELS)
         s += nw.gen("scores", dtype=Scores) + nw.gen("age", dtype=int | None) + nw.select("label", choices=LABELS)
-        s += nw.gen("number", choices=[1, 2]) + nw.gen("json", json_schema={"type": "boolean"})  # type: ignore[list-item]
+        s += nw.gen("number", dtype=Literal[1, 2]) + nw.gen("json", json_schema={"type": "boolean"})
         with s.user():
             s += "ok"
         forks = s.fork(2)
@@ -352,7 +352,7 @@ def test_the_types_of_its_variables_are_those_of_a_run() -> None:
 
     assert f.trace().variables == {
         "free": str, "mood": Mood, "word": Literal["a", "b"], "one": str, "scores": list[int], "age": int | None,
-        "label": str, "number": object, "json": str, "more": list[str], "own": list[object], "seen": object,
+        "label": str, "number": Literal[1, 2], "json": str, "more": list[str], "own": list[object], "seen": object,
     }  # fmt: skip
 
 
