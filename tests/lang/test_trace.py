@@ -60,7 +60,7 @@ def compare(s: State, reviews: list[str], topic: str) -> None:
 def test_a_trace_shows_texts_calls_forks_and_what_all_runs_share() -> None:
     traced = compare.trace(["I liked it.", "Cold."])
     assert str(traced).splitlines() == [
-        "compare(reviews: 'list[str]', topic: 'str')",
+        "compare(reviews: list[str], topic: str)",
         "├ 'Reviews are good or bad.\\nThe topic is {topic}. '",
         "├ fork into 2, on one shared prefix",
         "│ ├ 0",
