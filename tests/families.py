@@ -54,7 +54,6 @@ CONFIG_CLASSES = {
     "Qwen2VLForConditionalGeneration": "Qwen2VLConfig",
     "Qwen2_5_VLForConditionalGeneration": "Qwen2_5_VLConfig",
     "Qwen3VLForConditionalGeneration": "Qwen3VLConfig",
-    "Qwen3VLMoeForConditionalGeneration": "Qwen3VLMoeConfig",
     "Llama4ForCausalLM": "Llama4TextConfig",
     "Llama4ForConditionalGeneration": "Llama4Config",
     "Gemma3ForCausalLM": "Gemma3TextConfig",
@@ -142,17 +141,6 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "qwen2-vl": ("Qwen2VLForConditionalGeneration", {"rope_parameters": in_three(2, 2, 2)}),
     "qwen2.5-vl": ("Qwen2_5_VLForConditionalGeneration", {"rope_parameters": in_three(2, 2, 2)}),
     "qwen3-vl": ("Qwen3VLForConditionalGeneration", {"head_dim": 16, "rope_parameters": in_three(4, 2, 2)}),
-    "qwen3-vl-moe": (
-        "Qwen3VLMoeForConditionalGeneration",
-        {
-            "num_experts": 6,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 40,
-            "mlp_only_layers": [1],
-            "head_dim": 16,
-            "rope_parameters": in_three(4, 2, 2),
-        },
-    ),
     "seed-oss": ("SeedOssForCausalLM", {"head_dim": 16}),
     "seed-oss-biased": ("SeedOssForCausalLM", {"head_dim": 16, "attention_out_bias": True}),
     "exaone4": ("Exaone4ForCausalLM", {"sliding_window": WINDOW, "num_hidden_layers": 4}),
@@ -277,7 +265,14 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "deepseek-v3": ("DeepseekV3ForCausalLM", {**LATENT, "q_lora_rank": 20, "norm_topk_prob": True}),
     "glm4-moe-lite": (
         "Glm4MoeLiteForCausalLM",
-        {**LATENT, "q_lora_rank": 20, "n_group": 1, "topk_group": 1, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+        {
+            **LATENT,
+            "q_lora_rank": 20,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_key_value_heads": 4,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
     ),
     "minimax-m2": (
         "MiniMaxM2ForCausalLM",

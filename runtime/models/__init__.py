@@ -22,7 +22,6 @@ ARCHITECTURES: dict[str, str] = {
     "Qwen2VLForConditionalGeneration": "niwaki.runtime.models.qwen:QWEN2_VL",
     "Qwen2_5_VLForConditionalGeneration": "niwaki.runtime.models.qwen:QWEN2_5_VL",
     "Qwen3VLForConditionalGeneration": "niwaki.runtime.models.qwen:QWEN3_VL",
-    "Qwen3VLMoeForConditionalGeneration": "niwaki.runtime.models.qwen:QWEN3_VL_MOE",
     "GraniteForCausalLM": "niwaki.runtime.models.granite:GRANITE",
     "GraniteMoeHybridForCausalLM": "niwaki.runtime.models.granite:GRANITE4",
     "Olmo2ForCausalLM": "niwaki.runtime.models.olmo:OLMO2",

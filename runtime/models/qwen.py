@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from niwaki.runtime.models.config import Experts, Family, LayerNames, ModelConfig, with_windows
+from niwaki.runtime.models.config import Experts, Family, ModelConfig, with_windows
 from niwaki.runtime.models.fields import Fields, flag, layer_indices, whole
 from niwaki.runtime.models.positions import read_windows
 
@@ -30,14 +30,6 @@ def _qwen3_moe(raw: Fields, llama: ModelConfig) -> ModelConfig:
     # transformers 5 writes num_local_experts, its forerunners num_experts.
     count = whole(raw, "num_experts", whole(raw, "num_local_experts", 128))
     return _sparse(raw, _qwen3(raw, llama), count, None)
-
-
-def _qwen3_vl_moe(raw: Fields, llama: ModelConfig) -> ModelConfig:
-    """Its experts are stored in one."""
-    mixture = _qwen3_moe(raw, llama)
-    assert mixture.experts is not None, "just put in"
-    names = LayerNames(expert_gate_up=("mlp.experts.gate_up_proj",), expert_down="mlp.experts.down_proj")
-    return replace(mixture, experts=replace(mixture.experts, renormalise=True, storage="stacked"), names=names)
 
 
 def _nested(raw: Fields) -> Fields:
@@ -84,16 +76,9 @@ QWEN2_VL_DEFAULTS: dict[str, object] = {
 }
 QWEN2_VL = Family(_qwen2, QWEN2_VL_DEFAULTS, translate=_nested, text_types=("qwen2_vl_text",), text_prefix="")
 QWEN2_5_VL = Family(_qwen2, QWEN2_VL_DEFAULTS, translate=_nested, text_types=("qwen2_5_vl_text",), text_prefix="")
-QWEN3_VL_DEFAULTS: dict[str, object] = {"max_position_embeddings": 128_000, "rope_theta": 500_000.0}
 QWEN3_VL = Family(
     _qwen3,
-    {**QWEN3_VL_DEFAULTS, "head_dim": 128},
+    {"head_dim": 128, "max_position_embeddings": 128_000, "rope_theta": 500_000.0},
     text_types=("qwen3_vl_text",),
-    text_prefix="model.language_model.",
-)
-QWEN3_VL_MOE = Family(
-    _qwen3_vl_moe,
-    {**QWEN3_VL_DEFAULTS, "num_local_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408},
-    text_types=("qwen3_vl_moe_text",),
     text_prefix="model.language_model.",
 )
