@@ -37,6 +37,7 @@ def main() -> None:
     axes.set_yticks(range(len(workloads)), [f"{name}\n{shapes[name]}" for name in workloads], fontsize=7)
     axes.invert_yaxis()
     axes.set_xscale("log", base=2)
+    axes.set_xlim(right=1.5 * max(one["high"] for one in results))  # room for the longest bar's figure
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.axvline(1.0, color="black", linewidth=0.8)
     machine = report["machine"]
