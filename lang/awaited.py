@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Coroutine, Generator
 from types import TracebackType
 from typing import NoReturn, TypeVar
@@ -51,5 +52,7 @@ class Awaited(Coroutine[object, object, T]):
     __radd__ = __add__
 
     def _refuse(self) -> NoReturn:
-        self.close()  # or Python warns that nobody awaited it, which is said here
+        is_awaited = inspect.getcoroutinestate(self._coroutine) != inspect.CORO_CREATED
+        if not is_awaited:  # else another task waits in it, and would wait for ever
+            self.close()  # or Python warns that nobody awaited it, which is said here
         raise ProgramError(f"{self._written} is still to come; write (await {self._written})")

@@ -11,6 +11,7 @@ import decimal
 import enum
 import pickle
 import re
+import threading
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, cast
 
@@ -290,6 +291,21 @@ def test_what_is_awaited_may_be_a_task_wait_with_others_and_be_cancelled() -> No
         return await asyncio.create_task(state.get("answer")), *together
 
     assert asyncio.run(main()) == ("hi",) * 3
+
+
+def test_what_another_task_awaits_goes_on_where_it_was_to_become_text() -> None:
+    async def main() -> object:
+        state = greet.stream("Ada", backend=nw.ScriptedBackend(lambda prompt: "hi" if held.wait(60) else "", threads=1))
+        value = state.get("answer")
+        task = asyncio.create_task(value)
+        await asyncio.sleep(0)  # it waits inside
+        with pytest.raises(nw.ProgramError, match="still to come"):
+            str(value)
+        held.set()
+        return await asyncio.wait_for(task, 60)
+
+    held = threading.Event()
+    assert asyncio.run(main()) == "hi"
 
 
 def test_a_state_of_a_plain_program_is_awaited_where_an_event_loop_runs() -> None:
