@@ -33,9 +33,15 @@ def is_free_of_effects(func: Callable[..., object]) -> bool:
     return True
 
 
-def check_free_of_effects(func: Callable[..., object], program: str) -> None:
-    """Raises ProgramError: the body may have effects beyond its state, or cannot be looked at."""
-    _Effects(program).check(func)
+def check_free_of_effects(func: Callable[..., object], program: str) -> bool:
+    """Whether the body has a branch, so that not every run need do the same.
+
+    Raises:
+        ProgramError: it may have effects beyond its state, or cannot be looked at.
+    """
+    effects = _Effects(program)
+    effects.check(func)
+    return effects.has_branch
 
 
 def is_plain(value: object) -> bool:
@@ -58,6 +64,7 @@ _REFUSED: dict[type[ast.AST], str] = {
     ast.Yield: "yields",
     ast.YieldFrom: "yields",
 }
+_BRANCHES = ast.If, ast.IfExp, ast.While, ast.Match, ast.Try, ast.BoolOp, ast.Is, ast.IsNot
 
 
 class _Effects:
@@ -66,6 +73,7 @@ class _Effects:
     def __init__(self, program: str) -> None:
         self._program = program
         self._seen: set[types.CodeType] = set()
+        self.has_branch = False
 
     def check(self, func: Callable[..., object]) -> None:
         if not isinstance(func, types.FunctionType):
@@ -81,6 +89,7 @@ class _Effects:
         bound = {name for node in ast.walk(tree) if (name := _bound_by(node)) is not None}
         parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
         for node in _body(tree):
+            self.has_branch |= isinstance(node, _BRANCHES) or bool(getattr(node, "ifs", ()))
             refused = _REFUSED.get(type(node))
             if refused is not None:
                 self._refuse(f"it {refused}", func, node)

@@ -100,7 +100,7 @@ def trace(
         ProgramError: the body may have effects beyond its state, or cannot be looked at. It was not run.
         What the body raises.
     """
-    check_free_of_effects(func, name)
+    has_branch = check_free_of_effects(func, name)
     for value in (*args, *kwargs.values()):
         if not isinstance(value, Placeholder) and not is_plain(value):
             raise ProgramError(
@@ -119,7 +119,9 @@ def trace(
         if _OPEN not in str(error):
             raise
         stopped = f"an argument that was not given: {str(error).replace(_OPEN, '{').replace(_CLOSE, '}')}"
-    variables = tracer.variables if stopped is None and returned is None else None
+    # No placeholder stops `is None` or isinstance, and one in a name makes another name in each run.
+    is_known = stopped is None and returned is None and not has_branch and not any(map(_is_open, tracer.variables))
+    variables = tracer.variables if is_known else None
     return Trace(shown, tracer.graph(), tuple(tracer.beginning), stopped, variables)
 
 
@@ -128,6 +130,10 @@ def trace(
 # ---------------------------------------------------------------------------------------------------------------
 
 _OPEN, _CLOSE = "\ue002", "\ue003"  # of Unicode's private use area: no author's text holds them
+
+
+def _is_open(text: str) -> bool:
+    return _OPEN in str.__str__(text)
 
 
 class _Stop(BaseException):

@@ -13,6 +13,7 @@ import pytest
 import niwaki as nw
 from niwaki.lang.effects import check_free_of_effects
 from niwaki.lang.state import State
+from niwaki.lang.trace import Placeholder
 from niwaki.runtime.api import Choices, ProgramError
 from niwaki.runtime.engine import Engine
 
@@ -121,7 +122,7 @@ def test_a_trace_ends_where_the_program_reads_a_value() -> None:
 )
 def test_a_value_that_only_a_run_has_ends_the_trace(use: Callable[[State, str], object]) -> None:
     from niwaki.lang.run import Run
-    from niwaki.lang.trace import Placeholder, _Budget, _Stop, _Tracer
+    from niwaki.lang.trace import _Budget, _Stop, _Tracer
     from niwaki.runtime.api import SamplingOptions
 
     state = State(_Tracer(Run("f", SamplingOptions()), _Budget(10)))  # type: ignore[arg-type]  # as trace() does
@@ -366,5 +367,21 @@ def test_variables_that_not_every_run_has_have_no_types() -> None:
         s += nw.gen("x", max_tokens=3)
         return "x"
 
+    def asks_what_is_given(s: State, hint: str | None = None) -> None:
+        if hint is not None:
+            s += hint
+            s += nw.gen("hinted", max_tokens=3)
+
+    def asks_for_a_type(s: State, hint: str | int) -> None:
+        s += nw.gen("word" if isinstance(hint, str) else "number", max_tokens=3)
+
+    def asks_in_another(s: State, hint: str | None) -> None:
+        asks_what_is_given(s, hint)
+
+    def names_by_what_is_given(s: State, hint: str) -> None:
+        s += nw.gen("a_" + hint, max_tokens=3)
+
+    for body in (asks_what_is_given, asks_for_a_type, asks_in_another, names_by_what_is_given):
+        assert nw.function(body).trace(hint=Placeholder("hint")).variables is None
     assert nw.function(decides).trace().variables is None
     assert nw.function(returns).trace().variables is None
