@@ -139,6 +139,7 @@ class ScriptedBackend:
     def _begin(self) -> None:
         """Also in a fork, which has no threads of its parent: what those were to answer, nobody answers there."""
         self._lock = threading.Lock()  # calls, vocabulary, branches, counters
+        self._script.begin()
         count = self._num_threads
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="niwaki-scripted") if count else None
 
@@ -381,8 +382,12 @@ class _Script:
             self._script = {"": script}  # every prompt ends with nothing
         else:
             raise ProgramError(f"a script is a mapping, a list of answers or a function, got {script!r}")
-        self._lock = threading.Lock()
         self._num_used: dict[str | re.Pattern[str], int] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Also in a fork: who held the lock is not there."""
+        self._lock = threading.Lock()  # the counts
 
     def answer(self, prompt: str, tools: Collection[str] = ()) -> str:
         """The text that answers the prompt, where tools of these names are offered. Raises an answer that is an

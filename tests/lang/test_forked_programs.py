@@ -53,16 +53,26 @@ os.waitpid(pid, 0)
 """
 
 SCRIPTED = """
-import os
+import os, threading
 import niwaki as nw
 
 @nw.function
 def f(s):
     s += "go " + nw.gen("x")
 
-backend = nw.ScriptedBackend(lambda prompt: "word", threads=2)
+backend = nw.ScriptedBackend(["word"] * 3, threads=2)
 print(f.run(backend=backend)["x"], flush=True)
+held, forked = threading.Event(), threading.Event()
+
+def hold():
+    with backend._lock, backend._script._lock:
+        held.set()
+        forked.wait()
+
+threading.Thread(target=hold).start()  # it is not there in the fork
+held.wait()
 pid = os.fork()
+forked.set()
 if not pid:
     print(f.run(backend=backend, timeout=60)["x"], flush=True)
     os._exit(0)
