@@ -99,8 +99,10 @@ class LocalBackend(Templates):
     def info(self) -> BackendInfo:
         return self._info
 
-    def open(self, *, namespace: str = "") -> LocalBranch:
-        return LocalBranch(np.empty(0, dtype=np.int32), namespace, None, program=next(self._programs))
+    def open(self, *, namespace: str = "", program: int | None = None) -> LocalBranch:
+        """`program`: below 0, where others count them; None for one of its own."""
+        program = next(self._programs) if program is None else program
+        return LocalBranch(np.empty(0, dtype=np.int32), namespace, None, program=program)
 
     def fork(self, branch: Branch) -> LocalBranch:
         """A second handle on the same tokens: no token is copied, the tree is not touched."""

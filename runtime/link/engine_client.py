@@ -55,17 +55,27 @@ class EngineLink(Protocol):
 
 
 class ClientBranch(BranchTokens):
-    """A place in the engine. `num_there` of its tokens stand in the engine of link number `epoch` already."""
+    """A place in the engine. `num_there` of its tokens stand in the engine of link number `epoch` already. `program` is
+    the same for all that were forked from one another: an engine that has none of their tokens could not tell."""
 
-    __slots__ = ("epoch", "num_there", "number", "running")
+    __slots__ = ("epoch", "num_there", "number", "program", "running")
 
     def __init__(
-        self, number: int, ids: TokenIds, namespace: str, num_settled: int = 0, num_there: int = 0, epoch: int = 0
+        self,
+        number: int,
+        ids: TokenIds,
+        namespace: str,
+        num_settled: int = 0,
+        num_there: int = 0,
+        epoch: int = 0,
+        *,
+        program: int,
     ) -> None:
         super().__init__(ids, namespace, num_settled)
         self.number = number
         self.num_there = num_there
         self.epoch = epoch
+        self.program = program
         self.running: set[int] = set()
 
 
@@ -225,7 +235,7 @@ class EngineClient(Templates):
             _Asked(generation, branch, accepted, generation.push),
             frames.Start(
                 number, branch_number, keep, frames.packed(ids[keep:]), frames.plain(params), namespace, logits_from,
-                0 if branch is None else branch.num_settled, streams,
+                0 if branch is None else branch.num_settled, streams, 0 if branch is None else branch.program,
             ),
         )  # fmt: skip
         if accepted is not None:
@@ -256,12 +266,15 @@ class EngineClient(Templates):
         return self._info
 
     def open(self, *, namespace: str = "") -> ClientBranch:
-        return ClientBranch(next(self._numbers), np.empty(0, dtype=np.int32), namespace)
+        number = next(self._numbers)
+        return ClientBranch(number, np.empty(0, dtype=np.int32), namespace, program=number)
 
     def fork(self, branch: Branch) -> ClientBranch:
         own = open_branch(branch, ClientBranch)
         keep, number = self._kept(own)
-        twin = ClientBranch(next(self._numbers), own.ids, own.namespace, own.num_settled, keep, own.epoch)
+        twin = ClientBranch(
+            next(self._numbers), own.ids, own.namespace, own.num_settled, keep, own.epoch, program=own.program
+        )
         twin.num_open = own.num_open
         if keep:
             self.post(frames.Fork(number, twin.number))
@@ -319,7 +332,7 @@ class EngineClient(Templates):
             tail = frames.packed(own.ids[keep:])
             order = frames.Weigh(
                 number, branch_number, keep, tail, own.namespace, own.num_settled, tuple(continuations), heal,
-                unconditional,
+                unconditional, own.program,
             )  # fmt: skip
             self._ask(number, _Asked(pending, own, undo=undo), order)
         return pending
@@ -390,7 +403,8 @@ class _ScriptThere:
         if isinstance(report, frames.LaneEnded):
             ids = np.frombuffer(report.ids, dtype=np.int32)
             branch = ClientBranch(
-                self._numbers[report.lane], ids, self._namespace, report.settled, len(ids), self._epoch
+                self._numbers[report.lane], ids, self._namespace, report.settled, len(ids), self._epoch,
+                program=self._number,
             )  # fmt: skip
             branch.num_open = report.num_open
             with self._lock:

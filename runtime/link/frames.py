@@ -44,6 +44,7 @@ class Start(msgspec.Struct, tag=1, array_like=True, frozen=True):
     logits_from: int | None
     settled: int
     streams: bool
+    program: int  # of the branch: the number of that from which it was forked first
 
 
 class Weigh(msgspec.Struct, tag=2, array_like=True, frozen=True):
@@ -58,6 +59,7 @@ class Weigh(msgspec.Struct, tag=2, array_like=True, frozen=True):
     continuations: tuple[str, ...]
     heal: bool
     unconditional: bool
+    program: int  # as of `Start`
 
 
 class Fork(msgspec.Struct, tag=3, array_like=True, frozen=True):

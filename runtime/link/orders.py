@@ -88,7 +88,7 @@ class Orders:
                 self._run_script(order)
 
     def _start(self, order: frames.Start) -> None:
-        branch = self._branch(order.branch, order.namespace) if order.branch else None
+        branch = self._branch(order) if order.branch else None
         ids = _prompt(branch, order.keep, order.tail)
         with self._lock:
             self._running[order.id] = None
@@ -127,7 +127,7 @@ class Orders:
         generation.add_done_callback(end)
 
     def _weigh(self, order: frames.Weigh) -> None:
-        branch = self._branch(order.branch, order.namespace)
+        branch = self._branch(order)
         branch.move(_prompt(branch, order.keep, order.tail), order.settled)
         with self._lock:
             self._running[order.id] = None
@@ -177,11 +177,12 @@ class Orders:
         except NiwakiError as error:
             self._outlet.post(frames.failed(order.id, error))
 
-    def _branch(self, number: int, namespace: str) -> LocalBranch:
-        """The branch of that number; a new, empty one when it was never named before."""
-        found = self._branches.get(number)
+    def _branch(self, order: frames.Start | frames.Weigh) -> LocalBranch:
+        """Its branch; a new, empty one when that was never named before."""
+        found = self._branches.get(order.branch)
         if found is None:
-            found = self._branches[number] = self._engine.open(namespace=namespace)
+            program = -order.program  # the engine's own count from 1 up
+            found = self._branches[order.branch] = self._engine.open(namespace=order.namespace, program=program)
         return found
 
     # -- reports, on any thread -------------------------------------------------------------------------------------

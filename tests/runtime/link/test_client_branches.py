@@ -58,6 +58,23 @@ def test_a_branch_whose_continuations_are_refused_stands_where_it_stood(client: 
     assert list(branch.token_ids) == stood
 
 
+def test_branches_forked_before_the_engine_has_any_of_them_are_one_program_there(client: EngineClient) -> None:
+    first, other = client.open(), client.open()
+    for each in (first, other):
+        client.append(each, [Segment("the cat")])
+    twins = [client.fork(first) for _ in range(2)]
+    client.generate(twins[0], [], SamplingParams(max_new_tokens=1)).result(60)
+    client.score(twins[1], [], [" sat"]).result(60)
+    for each in (first, client.fork(twins[0]), other):
+        client.generate(each, [], SamplingParams(max_new_tokens=1)).result(60)
+    there = client._link
+    assert isinstance(there, Loop)
+    programs = [branch.program for branch in there.orders._branches.values()]
+    assert len(programs) == 5
+    assert programs[:4] == [programs[0]] * 4
+    assert programs[4] != programs[0]
+
+
 def test_what_stands_open_behind_choices_stays_open_for_forks_and_after_an_error(client: EngineClient) -> None:
     branch = client.open()
     client.append(branch, [Segment("see http:")])
