@@ -124,7 +124,8 @@ class _Effects:
             # As a dtype it is only looked at; called, its author's code would run.
             is_enum = isinstance(value, type) and issubclass(value, enum.Enum)
             is_named = isinstance(parent, ast.Attribute) and not is_enum
-            if is_named or (isinstance(parent, ast.Call) and parent.func is node):
+            is_lent = _is_lent(func, node, parents) and not is_enum
+            if is_named or is_lent or (isinstance(parent, ast.Call) and parent.func is node):
                 self._refuse(f"it uses {name}, whose methods may do anything", func, node)
         elif not is_plain(value) and not isinstance(value, re.Pattern):
             self._refuse(f"it uses {name}, a {type(value).__name__} from outside", func, node)
@@ -133,7 +134,8 @@ class _Effects:
 
     def _parsed(self, func: types.FunctionType) -> ast.FunctionDef:
         try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(func)))
+            # Of the code: the source of a function that says what it wraps would be that of the wrapped one.
+            tree = ast.parse(textwrap.dedent(inspect.getsource(func.__code__)))
         except (OSError, SyntaxError, TypeError):
             self._refuse(f"the source of {func.__name__} is not there to be looked at")
         if len(tree.body) != 1 or not isinstance(tree.body[0], ast.FunctionDef):
@@ -181,6 +183,21 @@ def _lookup(func: types.FunctionType, name: str) -> tuple[bool, object]:
     if name in func.__globals__:
         return True, func.__globals__[name]
     return hasattr(builtins, name), getattr(builtins, name, None)
+
+
+def _is_lent(func: types.FunctionType, node: ast.AST, parents: _Parents) -> bool:
+    """Whether it is given to somebody of Python's who may call it: `map`, `sorted`, `re.sub`."""
+    call = parents.get(node)
+    call = parents.get(call) if isinstance(call, ast.keyword) else call
+    match call:
+        case ast.Call(func=ast.Name(id=name)):
+            found, value = _lookup(func, name)
+            return found and value is not isinstance and getattr(builtins, name, None) is value
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=name))):
+            found, value = _lookup(func, name)
+            return found and isinstance(value, types.ModuleType) and value.__name__ != "niwaki"
+        case _:
+            return False
 
 
 def _is_of_the_language(value: object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import json
 import logging
 from collections.abc import Callable
@@ -34,6 +35,13 @@ class Client:
         return question
 
 
+class Loud(str):
+    __slots__ = ()
+
+    def __init__(self, text: str) -> None:
+        log.append(text)
+
+
 client = Client()
 Aliased = Annotated[Client, "x"]
 Scores = list[int]
@@ -45,6 +53,20 @@ def quoted(text: str) -> str:
 
 def noted(text: str) -> str:
     log.append(text)
+    return text
+
+
+def logged(func: Callable[[str], str]) -> Callable[[str], str]:
+    @functools.wraps(func)
+    def wrapper(text: str) -> str:
+        log.append(text)
+        return func(text)
+
+    return wrapper
+
+
+@logged
+def wrapped(text: str) -> str:
     return text
 
 
@@ -227,6 +249,14 @@ def calls_what_it_names_as_a_type(s: State) -> None:
     s += Aliased().get("x")
 
 
+def calls_a_function_that_is_wrapped(s: State) -> None:
+    s += wrapped("x")
+
+
+def makes_objects_of_all(s: State) -> None:
+    s += str(list(map(Loud, ["x"])))
+
+
 async def awaits(s: State) -> None:
     s += "x"
 
@@ -236,7 +266,8 @@ async def awaits(s: State) -> None:
     [
         calls_a_method, calls_a_helper_with_effects, changes_a_global, stores_into_a_global, opens_a_file, prints,
         writes_a_global, imports, logs, makes_an_object, hides_in_a_lambda, renames, reaches_inside, runs_another,
-        uses_the_backend, writes_a_file, calls_what_it_names_as_a_type, awaits,
+        uses_the_backend, writes_a_file, calls_what_it_names_as_a_type,
+        calls_a_function_that_is_wrapped, makes_objects_of_all, awaits,
     ],
 )  # fmt: skip
 def test_a_body_that_may_have_effects_is_refused_and_not_run(body: Callable[..., object]) -> None:
