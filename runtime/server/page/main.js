@@ -119,8 +119,9 @@ async function deleteSession() {
 async function renameSession() {
   const title = prompt("Title of this session:", $("talk-title").textContent);
   if (title === null) return;
-  const changed = await post(`v1/sessions/${session}`, { title: title.trim() || null });
-  $("talk-title").textContent = changed.title || "Untitled";
+  const here = session;
+  const changed = await post(`v1/sessions/${here}`, { title: title.trim() || null });
+  if (session === here) $("talk-title").textContent = changed.title || "Untitled"; // else another one was clicked meanwhile
   await listSessions();
 }
 

@@ -121,6 +121,29 @@ def test_a_session_is_renamed_and_an_export_is_read_back(page: Browser, tmp_path
     said(page, "the dog", 2)
 
 
+@needs_browser
+def test_a_new_title_stands_over_the_session_that_it_is_of(page: Browser) -> None:
+    """Whatever is opened before the server answers."""
+    said(page, "the cat", 1)
+    page.run(
+        "const send = window.fetch;"
+        "window.fetch = async (path, how) => {"
+        "  const answer = await send(path, how);"
+        "  if (how.method === 'POST') await new Promise((go) => { window.letGo = go; });"
+        "  return answer;"
+        "};"
+    )
+    page.click("#rename")
+    page.ask("alert/text", text="cats")
+    page.ask("alert/accept")
+    page.wait("window.letGo")
+    page.click("#new")
+    page.wait("document.querySelectorAll('.turn').length === 0")
+    page.run("window.letGo()")
+    page.wait("document.querySelector('#sessions button').textContent === 'cats'")
+    assert page.texts("#talk-title") == ["New session"]
+
+
 def open_session(page: Browser) -> list[object]:
     return [page.run("return document.querySelector('#sessions [aria-current=true]').dataset.session")]
 
