@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
@@ -69,6 +70,8 @@ from niwaki.runtime.server.wire import (
 
 router = APIRouter()
 admin_router = APIRouter(dependencies=[Depends(administrative)])
+
+_FLAGS = re.compile(r"\(\?([a-z]+)\)")  # for the whole of a pattern
 
 
 class NativeSampling(Strict):
@@ -148,8 +151,14 @@ class NativeSampling(Strict):
 
 def _any_of(patterns: str | list[str] | None) -> str | None:
     if isinstance(patterns, list):
-        return "|".join(f"(?:{one})" for one in patterns) if len(patterns) > 1 else next(iter(patterns), None)
+        return "|".join(map(_grouped, patterns)) if len(patterns) > 1 else next(iter(patterns), None)
     return patterns
+
+
+def _grouped(pattern: str) -> str:
+    """As a part of another one: what stands as (?i) at its start holds for it alone."""
+    flags = _FLAGS.match(pattern)
+    return f"(?:{pattern})" if flags is None else f"(?{flags[1]}:{pattern[flags.end() :]})"
 
 
 class GenerateRequest(GenerateFieldsOfOthers):

@@ -82,7 +82,8 @@ def test_what_generate_is_told_the_engine_is_asked(asked: Asked) -> None:
     params = asked("/generate", body)
     assert {name: getattr(params, name) for name in expected} == {name: meant for name, (_, meant) in expected.items()}
     assert params.max_new_tokens == 3
-    for patterns, meant in (([], None), (["zq+"], "zq+"), (["zq", "z|y"], "(?:zq)|(?:z|y)")):
+    both = (["(?i)zq", "z|y"], "(?i:zq)|(?:z|y)")  # flags of one hold for it alone
+    for patterns, meant in (([], None), (["(?i)zq+"], "(?i)zq+"), (["zq", "z|y"], "(?:zq)|(?:z|y)"), both):
         assert asked("/generate", {"sampling_params": {"stop_regex": patterns}}).stop_regex == meant
 
 
