@@ -402,7 +402,8 @@ def _and_tidy_up(function: Callable[[], Result]) -> Result:
 
 def give_memory_back() -> None:
     """Let the system have what was freed: of a text of 4 MiB the tokenizer leaves 450 MiB with the C library. Takes up
-    to a tenth of a second, in which other threads run on."""
+    to a tenth of a second. Other threads run on, but for one that asks for memory of the arena at hand: it waits,
+    0.14 s where 350 MiB lie there in small pieces."""
     if _TRIM is not None:
         _TRIM(0)
 
