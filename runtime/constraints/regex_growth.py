@@ -83,7 +83,7 @@ def _with_few_copies(node: Node) -> Node:
             return Alternatives(tuple(map(_with_few_copies, items)))
         case Repeat(item, low, high):
             few = min(low, 2)
-            most = high if high is None else few if high == low else min(high, few + 1)
+            most = high if high is None else min(high, max(2, few + (high > low)))
             return Repeat(_with_few_copies(item), few, most)
         case _:
             return node

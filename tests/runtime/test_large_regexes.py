@@ -120,6 +120,7 @@ def test_within_a_budget_they_end_and_match(pattern: str, compiler: ConstraintCo
         (".{0,10000}", True), ("[^.]{20,}\\.", True), ("(ab{1,300}){1,400}", True), ("(a{1,9}b){3,3}a", True),
         (".{0,10000}a", False), ("(a{1,1000}){1,1000}", False), ("(a|b)*a(a|b){20}", False), ("(a?b?){4000}", False),
         ("a{2,4000}a", False), ("a{4000}a", True), ("(a|ab){0,4000}c", False),
+        ("(a{1,2}){0,9000}", False), ("(- [^\n]{1,500}){0,40}", False), ("(- [^\n]{1,500}\n){0,40}", True),
     ],
 )  # fmt: skip
 def test_which_stand_once(pattern: str, is_one: bool) -> None:
