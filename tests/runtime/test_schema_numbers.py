@@ -207,6 +207,7 @@ def test_what_is_not_whole_is_not_read_as_whole_either(compiler: ConstraintCompi
         "9.99e-1",
         "0.5",
         "5e-324",
+        *(f"{whole}.{behind}" for whole in (2**51 + 1, 3 * 10**15) for behind in ("7", "75", "76", "79", "699")),
     ]
     for _ in range(3000):
         number = rng.choice(

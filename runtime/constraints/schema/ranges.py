@@ -53,7 +53,7 @@ def fraction_regex() -> str:
         rf"[1-9][0-9]{{{count - 1}}}\.(?:{behind(MOST_TOLD - count, MOST_TOLD - count - 1)})"
         for count in range(1, MOST_TOLD)
     ]
-    options.append(rf"[1-3][0-9]{{{MOST_TOLD - 1}}}\.[3-7]{more}")  # below 2 ** 52 there are halves
+    options.append(rf"[1-3][0-9]{{{MOST_TOLD - 1}}}\.(?:[3-6]{more}|7)")  # below 2 ** 52 there are halves
     mantissa = r"(?:\.[0-9]*[1-9])?"
     options.append(rf"[1-9]{mantissa}e-(?:0?[2-9]|[1-9][0-9]|[12][0-9]{{2}}|3[01][0-9]|32[0-3])|[3-9]{mantissa}e-324")
     return f"-?(?:{'|'.join(options)})"
