@@ -142,3 +142,16 @@ def test_a_key_of_any_name_is_written_without_a_search(
     for byte in text:
         matcher.accept(byte)
     assert matcher.is_done
+
+
+def test_a_quote_behind_a_comma_that_strings_must_hold_opens_none(compiler: ConstraintCompiler) -> None:
+    held: dict[str, Json] = {"a": {"type": "string", "pattern": ","}}
+    schema = {"type": "object", "properties": held, "required": ["x1"], "minProperties": 2}
+    matcher = compiler.compile(JsonSchema(json.dumps(schema))).matcher()
+    for byte in b'{"x1":15,".ba7{b}{]xa[}72":{"x2:2,,a{{x5':
+        matcher.accept(byte)
+    ending = matcher.shortest_ending(40)
+    assert ending is not None
+    for token_id in ending:
+        matcher.accept(token_id)
+    assert matcher.can_end

@@ -23,6 +23,7 @@ MAX_TRIED_PATTERN: Final = 2000
 _COUNT: Final = re.compile(r"\{\d*,?(\d{4,})")
 LANGUAGE_SECONDS: Final = 0.01  # that a question about languages may take, and far more: 50 to 300 ms at the worst
 QUICK_LOOKS: Final = 64  # of terms: for what is only a help
+OPENING: Final = frozenset(",:[{ ")  # behind these a quote may begin a string as well as end one
 QUICK_EXCLUDED: Final = 100  # characters of texts that a string must not be: 65 us for each text of 10
 
 
@@ -174,12 +175,18 @@ def shortest_of(pattern: str, least: int, most: int | None) -> str | None:
 
 @lru_cache(maxsize=512)
 def witness_of(pattern: str) -> str | None:
-    """A short text in which the pattern is found; None where none is found quickly."""
+    """A short text in which the pattern is found, and behind which a quote ends a string, wherever both may stand; None
+    where none is found quickly."""
     languages = Languages()
     try:
-        return languages.shortest(read(languages, pattern), QUICK_LOOKS)
+        term = read(languages, pattern)
+        text = languages.shortest(term, QUICK_LOOKS)
     except (ConstraintError, TooManyTerms):
         return None
+    if text and text[-1] in OPENING:
+        text += "a"
+        return text if languages.holds(term, text) else None
+    return text
 
 
 def language_of(languages: Languages, schema: dict[str, Json]) -> Term:
