@@ -17,7 +17,7 @@ from niwaki.runtime.constraints import ConstraintCompiler
 from niwaki.runtime.constraints.grammar_source import source_of_schema
 from niwaki.runtime.constraints.schema import normalise
 from niwaki.runtime.constraints.schema.plain import Plain
-from tests.runtime.test_schema_normal import VOCABULARY, check_both_ways
+from tests.runtime.test_schema_normal import VOCABULARY, admits, check_both_ways
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -96,6 +96,26 @@ def test_references_among_plain_schemas_lead_where_they_say(
 def test_references_in_a_circle_are_refused() -> None:
     with pytest.raises(ConstraintError, match="refers to itself without anything in between"):
         normalise('{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}')
+
+
+IMPOSSIBLE: dict[str, Json] = {"type": "object", "required": ["b"], "maxProperties": 0}
+
+
+@pytest.mark.parametrize(
+    ("schema", "yes", "no"),
+    [
+        ({"prefixItems": [{"type": "integer"}, IMPOSSIBLE]}, [[], [1]], [[1, {}], [1, 2]]),
+        ({"prefixItems": [{"type": "integer"}, IMPOSSIBLE], "items": {"type": "null"}}, [[], [1]], [[1, None]]),
+        ({"type": ["array", "null"], "prefixItems": [IMPOSSIBLE], "minItems": 1}, [None], [[], [{}]]),
+        ({"type": ["array", "null"], "items": IMPOSSIBLE, "minItems": 1}, [None], [[], [{}]]),
+    ],
+)
+def test_an_array_ends_before_a_place_that_is_seen_late_to_take_no_value(
+    compiler: ConstraintCompiler, schema: dict[str, Json], yes: list[Json], no: list[Json]
+) -> None:
+    matcher = compiler.compile(JsonSchema(json.dumps({"type": "array"} | schema))).matcher()
+    assert [admits(matcher, value) for value in yes] == [True] * len(yes)
+    assert [admits(matcher, value) for value in no] == [False] * len(no)
 
 
 def test_equal_places_by_reference_are_written_once() -> None:

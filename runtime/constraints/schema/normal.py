@@ -367,7 +367,6 @@ class _Writer:
         if way.excluded:
             raise refused(place, "that an array is not a certain one cannot be enforced")
         length = max([0, *(len(group.prefix) for group in way.items), *(found.start for found in way.others)])
-        rest = self._reader.item_state(way, length)
         most = way.most
         for index in range(length + 1):
             if (most is None or index < most) and self._reader.is_impossible(self._reader.item_state(way, index)):
@@ -384,16 +383,17 @@ class _Writer:
         if is_unique or contains or way.others:
             described = self._array_automaton(way, contains, is_unique, length)
             return [] if described is None else [{**described, **distinct}]
-        prefix = [self.schema_of(self._reader.item_state(way, index)) for index in range(length)]
-        if most is not None:
-            prefix = prefix[:most]
+        count = length + 1 if most is None else min(most, length + 1)  # the last: all behind the others
+        written = [self.schema_of(self._reader.item_state(way, index)) for index in range(count)]
+        if False in written:  # that no value is in it was seen when it was written
+            most = written.index(False)
+            if way.least > most:
+                return []
         schema: dict[str, Json] = {"type": "array"}
-        if prefix:
+        if prefix := written[: length if most is None else min(most, length)]:
             schema["prefixItems"] = prefix
-        if most is None or most > len(prefix):
-            items = self.schema_of(rest)
-            if items is not True:
-                schema["items"] = items
+        if (most is None or most > length) and written[length] is not True:
+            schema["items"] = written[length]
         if way.least:
             schema["minItems"] = way.least
         if most is not None:
