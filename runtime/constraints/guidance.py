@@ -227,8 +227,8 @@ def _nearest(place: Native, byte_tokens: ByteTokens, tried: set[int]) -> bytes:
     def may_follow(byte: int) -> bool:
         return place.validate_tokens([byte_tokens.ids[byte]]) == 1
 
-    # Inside a string all of these may stand, elsewhere never: there a bracket would close nothing.
-    if all(map(may_follow, b'",}')):
+    # Inside a string several of these may stand where a quote may, elsewhere at most the bracket that closes.
+    if may_follow(QUOTE) and sum(map(may_follow, b",:}]a")) > 1:
         return b'"'
     for byte in STRAIGHT:
         if byte not in tried and may_follow(byte):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from typing import Final, TypeAlias
 
@@ -155,3 +156,12 @@ def test_a_quote_behind_a_comma_that_strings_must_hold_opens_none(compiler: Cons
     for token_id in ending:
         matcher.accept(token_id)
     assert matcher.can_end
+
+
+@pytest.mark.parametrize("missing", [",", "}", "]", ":}"])
+def test_a_string_that_must_not_hold_a_sign_is_closed_at_once(compiler: ConstraintCompiler, missing: str) -> None:
+    schema = {"type": "array", "items": {"type": "string", "not": {"pattern": f"[{re.escape(missing)}]"}}}
+    matcher = compiler.compile(JsonSchema(json.dumps(schema))).matcher()
+    for byte in b'["ab':
+        matcher.accept(byte)
+    assert matcher.distance == 1  # `"]` is one token
