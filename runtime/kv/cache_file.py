@@ -144,7 +144,7 @@ def _read_path(file: BinaryIO, fields: dict[str, object], layout: Layout) -> Sav
         return None
     if not isinstance(first, int) or not isinstance(pages, int):
         return None
-    if min(first, pages) < 0 or -(-tokens // layout.page_size) != first + pages:
+    if min(tokens, first, pages) < 0 or -(-tokens // layout.page_size) != first + pages:
         return None
     size = tokens * 4 + pages * layout.page_bytes
     if size > os.fstat(file.fileno()).st_size - file.tell():  # nobody need find memory for what is not there

@@ -319,6 +319,15 @@ def test_a_saved_cache_that_says_to_hold_more_than_it_does_takes_no_memory_for_i
         assert list(read_cache(file, layout)) == []
 
 
+def test_a_saved_cache_that_says_to_hold_less_than_nothing_is_damaged(tmp_path: Path) -> None:
+    layout, file = Layout(b"m", PAGE, 64), tmp_path / "cache.niwaki"
+    with CacheWriter(file, layout) as writer:
+        writer.add(SavedPath("", np.arange(PAGE, dtype=np.int32), 0, page(1).reshape(1, 64)))
+    claimed = file.read_bytes().replace(b'"tokens": 16', b'"tokens": -1').replace(b'"pages": 1', b'"pages": 0')
+    file.write_bytes(claimed)
+    assert list(read_cache(file, layout)) == []
+
+
 def test_what_a_killed_process_left_half_written_is_deleted_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
