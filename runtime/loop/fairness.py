@@ -7,7 +7,7 @@ stand for themselves.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 
 def over_share(line: Sequence[tuple[int, int | None]], running: Iterable[int | None], num_places: int) -> set[int]:
@@ -30,14 +30,29 @@ def over_share(line: Sequence[tuple[int, int | None]], running: Iterable[int | N
     return over
 
 
-def seen(programs: Sequence[int | None], most: int) -> Sequence[int]:
-    """The places in line of those who are looked at, where at most so many are: of each program as many, in order."""
+def seen(
+    programs: Sequence[int | None], priorities: Sequence[int], rank_of: Callable[[int], int], most: int
+) -> Sequence[int]:
+    """The places in line of those who are looked at, where at most so many are. `rank_of` a place: the priority there
+    with what was waited for; the line stands in its order.
+
+    The highest first, and of equals of each program as many. Who is beyond that has not waited for them: a program that
+    came first would hold up all others until its last one is admitted.
+    """
     if len(programs) <= most:
         return range(len(programs))
     share = max(1, most // len(set(programs)))
-    counts: Counter[int | None] = Counter()
-    within, beyond = list[int](), list[int]()
-    for place, program in enumerate(programs):
-        counts[program] += 1
-        (within if counts[program] <= share else beyond).append(place)
-    return sorted((within + beyond)[:most])
+    counts: dict[int | None, int] = {}
+    alike: dict[tuple[int, bool], list[int]] = {}  # the first places of a priority, within shares and beyond
+    for place, (program, priority) in enumerate(zip(programs, priorities, strict=True)):
+        count = counts.get(program, 0)
+        counts[program] = count + 1
+        kept = alike.setdefault((priority, count >= share), [])
+        if len(kept) < most:
+            kept.append(place)
+    order = [
+        (-(priority if is_over else rank_of(place)), is_over, place)
+        for (priority, is_over), places in alike.items()
+        for place in places
+    ]
+    return sorted(place for _, _, place in sorted(order)[:most])

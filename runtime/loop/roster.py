@@ -9,7 +9,6 @@ import bisect
 import logging
 import time
 from collections.abc import Sequence
-from itertools import groupby
 
 from niwaki.runtime.forward.runner import Row
 from niwaki.runtime.kv.kv_pages import KVPages
@@ -57,7 +56,7 @@ class Roster:
             is_short, line = True, _by_priority(line)
         running = [self._as_running(request, is_short=is_short) for request in self.running.values()]
         if len(line) > MAX_MATCHED_WAITING:
-            line = _seen(line)
+            line = _seen(line) if self._policy == "lpm" else line[:MAX_MATCHED_WAITING]
         waiting = [self._as_waiting(request) for request in line]
         return scheduler.plan(waiting, running, room, self._policy)
 
@@ -201,14 +200,15 @@ def _by_priority(waiting: Sequence[Request]) -> Sequence[Request]:
 
 def _seen(line: Sequence[Request]) -> Sequence[Request]:
     """Of more than are looked at, the first of each priority and each program."""
-    first: list[Request] = []
-    for _, equals in groupby(line, lambda request: scheduler.rank(request.params.priority, request.waited_steps)):
-        alike = list(equals)
-        places = fairness.seen([request.job.program for request in alike], MAX_MATCHED_WAITING - len(first))
-        first += [alike[place] for place in places]
-        if len(first) == MAX_MATCHED_WAITING:
-            break
-    return first
+
+    def rank_of(place: int) -> int:
+        return scheduler.rank(line[place].params.priority, line[place].waited_steps)
+
+    programs = [request.job.program for request in line]
+    if len(set(programs)) == 1:
+        return line[:MAX_MATCHED_WAITING]
+    priorities = [request.params.priority for request in line]
+    return [line[place] for place in fairness.seen(programs, priorities, rank_of, MAX_MATCHED_WAITING)]
 
 
 def _max_cached(request: Request) -> int:

@@ -384,8 +384,13 @@ def _in_order(
     programs = [(request.id, request.program) for request in line]
     over = over_share(programs, (request.program for request in running), slots_left + len(running))
     if over:
-        line.sort(key=lambda request: (-_effective_priority(request), request.id != aged, request.id in over))
+        line.sort(key=lambda request: _behind_shares(request, request.id in over, aged))
     return line
+
+
+def _behind_shares(request: Waiting, is_over: bool, aged: int | None) -> tuple[int, bool, bool]:
+    """Waiting raises nobody who is over his program's share: as the others of it end, he is within."""
+    return -(request.priority if is_over else _effective_priority(request)), request.id != aged, is_over
 
 
 def _wanted_pages(request: Waiting, admitted: _Heads, page_size: int) -> tuple[int, int]:

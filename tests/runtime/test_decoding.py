@@ -101,17 +101,34 @@ def test_a_batch_that_does_not_fit_a_step_is_not_steady() -> None:
     assert not scheduler.is_steady(scheduler.Plan(rows), 5, **alone)
 
 
+@pytest.mark.parametrize("waited_steps", [0, 3 * scheduler.PRIORITY_STEPS])
 @pytest.mark.parametrize("most_seen", [256, 10])
 def test_a_program_of_many_branches_does_not_hold_up_another_s_only_one(
-    folder: Path, most_seen: int, monkeypatch: pytest.MonkeyPatch
+    folder: Path, most_seen: int, waited_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("niwaki.runtime.loop.roster.MAX_MATCHED_WAITING", most_seen)
     host = Host(folder)
-    for program in [1] * 40 + [2]:
-        host.submit(GREEDY, 9, program)
+    for _ in range(40):
+        host.submit(GREEDY, 9, 1)
+    for request in host.core._roster.waiting:
+        request.waited_steps = waited_steps
+    host.submit(GREEDY, 9, 2)
     while not host.generations[-1].is_done:
         host.step()
     assert sum(generation.is_done for generation in host.generations[:-1]) <= 8, "as many as may run at once"
+    host.run()
+
+
+def test_in_order_of_arrival_no_program_is_looked_at_before_its_turn(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("niwaki.runtime.loop.roster.MAX_MATCHED_WAITING", 4)
+    host = Host(folder)
+    host.core._roster._policy = "fcfs"
+    for program in [1] * 6 + [2]:
+        host.submit(DRAWN, 9, program)
+    host.step()
+    assert list(host.core._roster.running) == [0, 1, 2, 3]
     host.run()
 
 

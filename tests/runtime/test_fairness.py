@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from niwaki.runtime.api import SamplingParams, Segment
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.loop.fairness import over_share, seen
-from niwaki.runtime.loop.scheduler import Plan, Policy, Room, Running, Waiting, plan
+from niwaki.runtime.loop.scheduler import PRIORITY_STEPS, Plan, Policy, Room, Running, Waiting, plan
 
 PAGE = 4
 
@@ -54,9 +55,27 @@ def test_more_programs_than_places_have_one_each_at_most() -> None:
 
 
 def test_of_a_long_line_the_first_of_each_program_are_seen() -> None:
-    assert list(seen([1, 1, 1, 2], 9)) == [0, 1, 2, 3]
-    assert list(seen([1] * 10 + [2] + [3] * 5, 6)) == [0, 1, 2, 10, 11, 12], "what the second leaves is the first one's"
-    assert list(seen([None] * 10, 4)) == [0, 1, 2, 3]
+    def seen_of(programs: Sequence[int | None], most: int) -> list[int]:
+        return list(seen(programs, [0] * len(programs), lambda place: 0, most))
+
+    assert seen_of([1, 1, 1, 2], 9) == [0, 1, 2, 3]
+    assert seen_of([1] * 10 + [2] + [3] * 5, 6) == [0, 1, 2, 10, 11, 12], "what the second leaves is the first one's"
+    assert seen_of([None] * 10, 4) == [0, 1, 2, 3]
+
+
+def test_of_a_long_line_a_higher_priority_is_seen_first() -> None:
+    priorities = [5] * 4 + [0] * 4
+    assert list(seen([1] * 4 + [2] * 4, priorities, priorities.__getitem__, 4)) == [0, 1, 2, 3]
+    ranks = [6, 5, 5, 5, 5, 0, 0, 0]
+    assert list(seen([2] + [1] * 4 + [2] * 3, [0, *priorities[:4], 0, 0, 0], ranks.__getitem__, 4)) == [0, 1, 2, 3]
+
+
+def test_waiting_long_before_another_program_came_raises_nobody_over_its_share() -> None:
+    old = [replace(request, waited_steps=3 * PRIORITY_STEPS) for request in line_of([1] * 8, {1: 36})]
+    line = [*old, replace(line_of([2] * 9, {})[8], waited_steps=5)]
+    assert planned(line, [], 4).admit == (0, 1, 8, 2)
+    ranks = [3] * 10 + [0]
+    assert list(seen([1] * 10 + [2], [0] * 11, ranks.__getitem__, 4)) == [0, 1, 2, 10]
 
 
 def test_what_was_forked_is_of_the_same_program(bundled_engine: Engine) -> None:
