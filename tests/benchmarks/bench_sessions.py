@@ -108,12 +108,12 @@ def consume(engine: Engine, ids: list[int]) -> None:
     engine.generate(input_ids=ids, sampling_params={"max_new_tokens": 1, "ignore_eos": True})
 
 
-def roomy(model: Path, folder: Path) -> Path:
-    """The model with POSITIONS positions, in a new folder."""
+def roomy(model: Path, folder: Path, positions: int = POSITIONS) -> Path:
+    """The model with so many positions, in a new folder."""
     folder.mkdir()
     for file in model.iterdir():
         (folder / file.name).symlink_to(file.resolve())
-    config = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": POSITIONS}
+    config = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": positions}
     (folder / "config.json").unlink()
     (folder / "config.json").write_text(json.dumps(config))
     return folder

@@ -14,18 +14,22 @@ from collections.abc import Callable, Coroutine
 
 import psutil
 
-from tests.benchmarks.scorecard import faults, load, walls
+from tests.benchmarks.scorecard import faults, load, pressure, walls
 from tests.benchmarks.scorecard.load import Line
 
 Test = Callable[[int], Coroutine[None, None, list[Line]]]
 
-# By name: how it is done, and how many requests, connections, seconds, kills or sessions it is.
+# By name: how it is done, and how many requests, connections, rounds, seconds, kills or sessions it is.
 TESTS: dict[str, tuple[Test, int]] = {
     "L1": (load.l1, 10_000),
+    "L2": (pressure.l2, 2_000),
+    "L3": (pressure.l3, 5),
+    "L6": (load.l6, 200_000),
     "L7": (load.l7, 60),
     "F1": (faults.f1, 20),
     "F2": (faults.f2, 5),
     "F3": (faults.f3, 2),
+    "F4": (faults.f4, 10),
     "F5": (load.f5, 100),
     "B4": (walls.b4, 1_000),
     "I4": (walls.i4, 1_000),

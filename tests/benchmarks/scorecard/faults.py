@@ -1,4 +1,4 @@
-"""Signals: F1 to F3 of the scorecard. Each gives lines of (what, figure, whether it holds)."""
+"""Signals: F1 to F4 of the scorecard. Each gives lines of (what, figure, whether it holds)."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
+from tests.benchmarks.bench_sessions import roomy
 from tests.benchmarks.scorecard.load import Line, asked, new_ids
 from tests.benchmarks.scorecard.wire import COMPLETIONS, Answer, Gone, Server, Wire, ms, server
+from tests.benchmarks.shapes import model_folder
 
 IN_FLIGHT = 200
 LONG = 3500  # tokens: more than any of them gets before it is cut off
 DRAIN_SECONDS = 3.0
+PREFILL_TOKENS = 60_000  # a minute of L60
 
 
 class Asker:
@@ -178,3 +183,71 @@ async def f3(amount: int) -> list[Line]:
     )
     lines.append(("what it said", said_all, "Traceback" not in said_all))
     return lines
+
+
+async def f4(amount: int) -> list[Line]:
+    """The engine is stopped for `amount` seconds, and goes on; a prefill of a minute is honest work."""
+    return [*await _stopped(amount), *await _long_prefill()]
+
+
+async def _stopped(seconds: int) -> list[Line]:
+    with server() as host:
+        engine = host.engine
+        expected = (await host.ask("POST", COMPLETIONS, asked("The cat", 1000))).text
+        in_flight = asyncio.ensure_future(host.ask("POST", COMPLETIONS, asked("The cat", 1000)))
+        await asyncio.sleep(0.2)
+        began = time.perf_counter()
+        engine.suspend()
+        assert not in_flight.done()
+        noticed = await _until_health_is(host, 503)
+        refused = await host.ask("POST", COMPLETIONS, asked("The cat", 4))
+        await asyncio.sleep(max(0.0, began + seconds - time.perf_counter()))
+        engine.resume()
+        again = await _until_health_is(host, 200)
+        is_right = (await in_flight).text == expected
+        is_same = host.engine.pid == engine.pid
+        await host.idle()
+        after = await host.standing()
+    return [
+        (f"stopped for {seconds} s: unhealthy after", f"{noticed:.2f} s", noticed <= 5),
+        ("who asks then is told", str(refused.status), refused.status == 503),
+        (f"goes on, the same process: {is_same}; healthy after", f"{again:.2f} s", is_same and again <= 2),
+        ("the text that was on its way is right", str(is_right), is_right),
+        ("behind it", str(after), after.running == 0),
+    ]
+
+
+async def _until_health_is(host: Server, status: int) -> float:
+    """Seconds until then; at most 15."""
+    began = time.perf_counter()
+    while (await host.ask("GET", "/health")).status != status and time.perf_counter() - began < 15:
+        await asyncio.sleep(0.05)
+    return time.perf_counter() - began
+
+
+async def _long_prefill() -> list[Line]:
+    prompt = new_ids(random.Random(14), PREFILL_TOKENS)
+    states: Counter[int] = Counter()
+    slowest = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        size = PREFILL_TOKENS + 1024
+        model = roomy(model_folder("L60"), Path(folder) / "L60", positions=size)
+        with server("--model", str(model), "--kv-tokens", str(size)) as host:
+            began = time.perf_counter()
+            working = asyncio.ensure_future(host.ask("POST", COMPLETIONS, asked(prompt, 1)))
+            while not working.done():
+                asked_at = time.perf_counter()
+                states[(await host.ask("GET", "/health")).status] += 1
+                slowest = max(slowest, time.perf_counter() - asked_at)
+                await asyncio.sleep(0.1)
+            took = time.perf_counter() - began
+            status = (await working).status
+    return [
+        (
+            f"a prefill of {PREFILL_TOKENS} tokens, answered with {status}",
+            f"{took:.0f} s",
+            status == 200 and took >= 60,
+        ),
+        ("/health meanwhile", str(dict(states)), set(states) == {200}),
+        ("the slowest of them", ms(slowest), slowest <= 1),
+    ]

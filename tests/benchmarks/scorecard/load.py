@@ -1,4 +1,4 @@
-"""Many clients: L1, L7 and F5 of the scorecard. Each gives lines of (what, figure, whether it holds)."""
+"""Many clients: L1, L6, L7 and F5 of the scorecard. Each gives lines of (what, figure, whether it holds)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import random
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from tests.benchmarks.scorecard.wire import (
@@ -125,6 +125,58 @@ async def l1(amount: int) -> list[Line]:
         ("pages, running, descriptors, threads before and after", f"{before} {after}", before == after),
         ("answers with 500", str(numbers.get("500", 0)), not numbers.get("500", 0)),
     ]
+
+
+# -- L6 ---------------------------------------------------------------------------------------------------------------
+
+NUM_SAMPLES = 400  # of memory, along a soak
+
+
+async def l6(amount: int) -> list[Line]:
+    """A soak: `amount` requests of 1 to 4 tokens, from 16 clients."""
+    draw = random.Random(6)
+    took: list[float] = []
+    memory: list[tuple[int, int]] = []  # bytes after so many requests
+    num_asked = 0
+    with server("--kv-tokens", "16384") as host:
+
+        async def one() -> None:
+            nonlocal num_asked
+            wire = await Wire.open(host)
+            while num_asked < amount:
+                num_asked += 1
+                body = asked(f"{draw.choice(PROMPTS)}{draw.randrange(10**6)}", draw.randrange(1, 5))
+                began = time.perf_counter()
+                answer = await wire.ask("POST", COMPLETIONS, body)
+                took.append(time.perf_counter() - began)
+                assert answer.status == 200, answer
+                if len(took) % (amount // NUM_SAMPLES) == 0:
+                    memory.append((len(took), host.memory()))
+            wire.close()
+
+        began = time.perf_counter()
+        await asyncio.gather(*(one() for _ in range(16)))
+        rate = len(took) / (time.perf_counter() - began)
+        await host.idle()
+        after = await host.standing()
+    # Behind a third of them the pool, the tree and the C library's own reserves are as large as they get.
+    slope = slope_of([one for one in memory if one[0] > amount // 3])
+    tenth = len(took) // 10
+    p99s = [percentile(took[start : start + tenth], 99) for start in range(0, 10 * tenth, tenth)]
+    return [
+        (f"{len(took)} requests, {rate:.0f} a second; bytes more a request", f"{slope:.1f}", slope < 20),
+        ("MiB along them", str([round(size / 2**20) for _, size in memory[:: NUM_SAMPLES // 10]]), True),
+        ("p99 of the last tenth over the first", f"{p99s[-1] / p99s[0]:.2f}", p99s[-1] <= 1.1 * p99s[0]),
+        ("p99 of each tenth", ", ".join(map(ms, p99s)), True),
+        ("behind it", str(after), after.running == 0),
+    ]
+
+
+def slope_of(points: Sequence[tuple[int, int]]) -> float:
+    """Of the line that fits them best."""
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
 
 
 # -- L7 ---------------------------------------------------------------------------------------------------------------
