@@ -138,7 +138,7 @@ async def l2(amount: int) -> list[Line]:
 
 # -- L3 ---------------------------------------------------------------------------------------------------------------
 
-NUM_STREAMS = 4  # in a row, alone and then beside the others, in each round
+NUM_STREAMS = 2  # in a row, alone and then beside the others, in each round
 LONG_PROMPT = 3000
 
 
