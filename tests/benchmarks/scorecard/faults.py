@@ -24,7 +24,7 @@ from tests.benchmarks.shapes import model_folder
 IN_FLIGHT = 200
 LONG = 3500  # tokens: more than any of them gets before it is cut off
 DRAIN_SECONDS = 3.0
-PREFILL_TOKENS = 60_000  # a minute of L60
+PREFILL_TOKENS = 60_000  # of L60: more than a minute
 
 
 class Asker:
