@@ -23,7 +23,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from itertools import islice, product
 from pathlib import Path
@@ -35,7 +35,7 @@ import numpy as np
 from niwaki.runtime import bundled
 from niwaki.runtime.api import ConstraintError, JsonSchema, Regex
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
-from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
+from niwaki.runtime.constraints import CompiledConstraint, ConstraintCompiler, Matcher, Vocabulary
 from niwaki.runtime.constraints.matcher import AutomatonConstraint
 from niwaki.runtime.sampling.redraw import MAX_REDRAWS
 from tests.benchmarks.bench_schemas import bench_cases
@@ -93,40 +93,10 @@ def forcing(count: int, first: int) -> Counter[str]:
     return counts
 
 
-def budgets(count: int, first: int) -> Counter[str]:
-    counts = Counter(FAULTS=0)
-    draw = random.Random(first)
-    tokens, vocabulary = bundled_vocabulary()
-    compiler = ConstraintCompiler(vocabulary, seconds=10, max_bytes=1)
-    for case in islice(bench_cases(0, 0), first, None):
-        if counts["schemas"] == count:
-            break
-        try:
-            start = compiler.compile(JsonSchema(json.dumps(case.schema))).matcher()
-        except ConstraintError:
-            counts["refused"] += 1
-            continue
-        counts["schemas"] += 1
-        schema = decimal(json.dumps(case.schema))
-        validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema)
-        shortest = start.distance
-        for budget in (*BUDGETS, shortest, shortest + 1, shortest + 10):
-            matcher = start.clone()
-            text = b"".join(tokens[token] or b"" for token in drawn_tokens(matcher, draw, budget, vocabulary))
-            counts["texts"] += 1
-            counts["complete"] += matcher.can_end
-            counts["too little for any text"] += shortest > budget
-            if matcher.can_end < (shortest <= budget) or (matcher.can_end and not validator.is_valid(decimal(text))):
-                counts["FAULTS"] += 1
-                print(f"{case.name} within {budget}: {text[:200]!r}", file=sys.stderr)
-    compiler.close()
-    return counts
-
-
-def steps(count: int, first: int) -> Counter[str]:
-    counts = Counter(FAULTS=0)
-    draw = random.Random(first)
-    tokens, vocabulary = bundled_vocabulary()
+def compiled_schemas(
+    vocabulary: Vocabulary, counts: Counter[str], count: int, first: int
+) -> Iterator[tuple[str, CompiledConstraint, Any]]:
+    """So many that are not refused, from case `first` on: its name, itself, a validator of exact numbers."""
     compiler = ConstraintCompiler(vocabulary, seconds=10, max_bytes=1)
     for case in islice(bench_cases(0, 0), first, None):
         if counts["schemas"] == count:
@@ -138,7 +108,38 @@ def steps(count: int, first: int) -> Counter[str]:
             continue
         counts["schemas"] += 1
         schema = decimal(json.dumps(case.schema))
-        validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema)
+        yield (
+            case.name,
+            compiled,
+            jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema),
+        )
+    compiler.close()
+
+
+def budgets(count: int, first: int) -> Counter[str]:
+    counts = Counter(FAULTS=0)
+    draw = random.Random(first)
+    tokens, vocabulary = bundled_vocabulary()
+    for name, compiled, validator in compiled_schemas(vocabulary, counts, count, first):
+        start = compiled.matcher()
+        shortest = start.distance
+        for budget in (*BUDGETS, shortest, shortest + 1, shortest + 10):
+            matcher = start.clone()
+            text = b"".join(tokens[token] or b"" for token in drawn_tokens(matcher, draw, budget, vocabulary))
+            counts["texts"] += 1
+            counts["complete"] += matcher.can_end
+            counts["too little for any text"] += shortest > budget
+            if matcher.can_end < (shortest <= budget) or (matcher.can_end and not validator.is_valid(decimal(text))):
+                counts["FAULTS"] += 1
+                print(f"{name} within {budget}: {text[:200]!r}", file=sys.stderr)
+    return counts
+
+
+def steps(count: int, first: int) -> Counter[str]:
+    counts = Counter(FAULTS=0)
+    draw = random.Random(first)
+    tokens, vocabulary = bundled_vocabulary()
+    for name, compiled, validator in compiled_schemas(vocabulary, counts, count, first):
         before = counts["tokens"]
         while counts["tokens"] < before + STEPS_A_SCHEMA:
             matcher = compiled.matcher()
@@ -147,8 +148,7 @@ def steps(count: int, first: int) -> Counter[str]:
             counts["no end found"] += not is_reachable
             if is_reachable and not validator.is_valid(decimal(text)):
                 counts["FAULTS"] += 1
-                print(f"{case.name}: {text[:200]!r}", file=sys.stderr)
-    compiler.close()
+                print(f"{name}: {text[:200]!r}", file=sys.stderr)
     return counts
 
 

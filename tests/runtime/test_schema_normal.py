@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from itertools import permutations
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -187,18 +187,27 @@ def test_a_mask_admits_exactly_the_values_that_a_validator_accepts(compiler: Con
     check_both_ways(compiler, schema, (4,))
 
 
-def check_both_ways(compiler: ConstraintCompiler, schema: Json, budgets: Sequence[int]) -> None:
-    """Values against a validator, and texts drawn at random from the masks with so many tokens more than the least."""
-    validator = Draft202012Validator(schema)
+def admitting_as(compiler: ConstraintCompiler, schema: Json, validator: Any) -> Matcher | None:
+    """What admits of VALUES those that `validator` accepts; None where the schema is refused, as it may be unless it is
+    said to admit nothing."""
     valid = [validator.is_valid(value) for value in VALUES]
     try:
         matcher = compiler.compile(JsonSchema(json.dumps(schema))).matcher()
     except ConstraintError as error:
         if "admits no text" in str(error) and any(valid):
             pytest.fail(f"{schema} admits values, but was refused: {error}")
-        return
+        return None
     for value, is_valid in zip(VALUES, valid, strict=True):
         assert admits(matcher, value) == is_valid, (schema, value)
+    return matcher
+
+
+def check_both_ways(compiler: ConstraintCompiler, schema: Json, budgets: Sequence[int]) -> None:
+    """Values against a validator, and texts drawn at random from the masks with so many tokens more than the least."""
+    validator = Draft202012Validator(schema)
+    matcher = admitting_as(compiler, schema, validator)
+    if matcher is None:
+        return
     rng = random.Random(0)
     for extra in budgets:
         text = drawn(matcher.clone(), rng, matcher.distance + extra)

@@ -102,12 +102,7 @@ async def chunked(host: Server, body: bytes) -> str:
     wire = await Wire.open(host)
     head = wire.request("POST", COMPLETIONS, b"").replace(b"content-length: 0", b"transfer-encoding: chunked")
     wire.writer.write(head + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n")
-    try:
-        return str((await wire.answer()).status)
-    except Gone:
-        return "closed"
-    finally:
-        wire.close()
+    return await end_of(wire)
 
 
 async def end_of(wire: Wire) -> str:
