@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from niwaki.runtime.forward.runner import Row
 from niwaki.runtime.kv.kv_pages import KVPages
-from niwaki.runtime.loop import fairness, scheduler
+from niwaki.runtime.loop import fairness, plans, scheduler
 from niwaki.runtime.loop.counters import Counters
 from niwaki.runtime.options.config import EngineConfig
 from niwaki.runtime.options.limits import TokenIds
@@ -36,12 +36,12 @@ class Roster:
         self._config = config
         self._counters = counters
         self._policy: scheduler.Policy = "fcfs" if config.schedule_policy == "fcfs" else "lpm"
-        self._since_aged = scheduler.AGED_STEPS
+        self._since_aged = plans.AGED_STEPS
 
     # -- a step -----------------------------------------------------------------------------------------------------
 
-    def plan(self) -> scheduler.Plan:
-        room = scheduler.Room(
+    def plan(self) -> plans.Plan:
+        room = plans.Room(
             free_pages=self._cache.num_free + self._cache.num_evictable,
             page_size=self._config.page_size,
             max_batch_tokens=self._config.step_tokens,
@@ -60,7 +60,7 @@ class Roster:
         waiting = [self._as_waiting(request) for request in line]
         return scheduler.plan(waiting, running, room, self._policy)
 
-    def carry_out(self, plan: scheduler.Plan) -> list[tuple[Request, Row]]:
+    def carry_out(self, plan: plans.Plan) -> list[tuple[Request, Row]]:
         """Preempt, admit, and give every row its pages."""
         for request_id in plan.preempt:
             self.preempt(self.running[request_id])
@@ -109,10 +109,10 @@ class Roster:
         for request in self.waiting:
             request.waited_steps += count
 
-    def _as_running(self, request: Request, *, is_short: bool) -> scheduler.Running:
+    def _as_running(self, request: Request, *, is_short: bool) -> plans.Running:
         assert request.lease is not None, "running requests hold a lease"
         num_tokens = request.num_to_compute
-        return scheduler.Running(
+        return plans.Running(
             id=request.id,
             num_tokens=num_tokens,
             num_computed=request.num_computed,
@@ -126,12 +126,12 @@ class Roster:
             program=request.job.program,
         )
 
-    def _as_waiting(self, request: Request) -> scheduler.Waiting:
+    def _as_waiting(self, request: Request) -> plans.Waiting:
         most = _max_cached(request)
         match = self._cache.remembered.get(request.id)
         if match is None:
             match = self._cache.peek(request.ids[:most], request.namespace, request.id)
-        return scheduler.Waiting(
+        return plans.Waiting(
             id=request.id,
             ids=request.ids[: request.num_to_compute],
             max_new_tokens=request.remaining_new,

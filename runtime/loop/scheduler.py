@@ -7,104 +7,24 @@ token each, or a short run of forced ones), then chunks of prefills that are und
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Literal
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from niwaki.radix.children import TOKEN_BYTES
-from niwaki.radix.tree import common_pages
+from niwaki.runtime.loop.common import Heads, Prefilling
 from niwaki.runtime.loop.fairness import over_share
-from niwaki.runtime.options.limits import TokenIds
+from niwaki.runtime.loop.plans import AGED_STEPS, Plan, Room, Row, Running, Waiting
 
 Policy = Literal["lpm", "fcfs"]
 
-# Whoever has waited longest, and at least so many steps, goes before any longer prefix match of its priority: one every
-# so many steps. All at once, they would drive out of a short pool what the others are about to continue.
-AGED_STEPS = 64
-# ... and after this many more it counts as one priority higher, again and again: nothing waits for ever.
+# For every so many steps without a row a request counts as one priority higher: nothing waits for ever.
 PRIORITY_STEPS = 1024
 # Of the tokens that a running request may still generate, this share has its pages kept free when others are admitted.
 # 0 would admit until decoding itself preempts; 1 would leave most of the pool idle, since few use all their budget.
 GROWTH_SHARE = 0.3
-
-
-class Waiting(msgspec.Struct, frozen=True, gc=False):  # one of each in every plan: a dataclass takes 20 times as long
-    """A request that holds no pages. Equal ones are in order of arrival; a preempted one keeps its place."""
-
-    id: int
-    ids: TokenIds  # all known tokens: the prompt, and what it had generated before a preemption
-    max_new_tokens: int  # still to come
-    num_cached: int = 0  # of `ids`, by `Cache.peek`; at most `most_cached` are used
-    num_locked_pages: int = 0  # of these, full pages that running requests hold already (`Cache.peek`)
-    priority: int = 0  # higher goes first
-    waited_steps: int = 0
-    namespace: str = ""
-    max_cached: int | None = None  # tokens that it may take from the cache; None: all but the last
-    program: int | None = None  # `fairness`
-
-    @property
-    def most_cached(self) -> int:
-        """All but the last at most: that one is computed in any case, for its logits."""
-        last = len(self.ids) - 1
-        return last if self.max_cached is None else min(last, self.max_cached)
-
-
-class Running(msgspec.Struct, frozen=True, gc=False):
-    """A request that holds pages. `running` lists stand in order of admission."""
-
-    id: int
-    num_tokens: int  # known
-    num_computed: int  # of these, whose KV is written; less than num_tokens: the newest has always yet to be computed
-    num_pages: int  # held
-    max_new_tokens: int  # still to come
-    num_exclusive_pages: int | None = None  # pages that preempting it gives back (`Cache.num_exclusive`); None: all
-    priority: int = 0
-    ids: TokenIds | None = None  # known tokens; while it prefills, others wait for them instead of repeating it
-    namespace: str = ""
-    waited_steps: int = 0  # before it was admitted, and without a row
-    program: int | None = None
-
-    @property
-    def num_pending(self) -> int:
-        return self.num_tokens - self.num_computed
-
-
-class Room(msgspec.Struct, frozen=True, gc=False):
-    """What a step may use."""
-
-    free_pages: int  # free and evictable
-    page_size: int
-    max_batch_tokens: int  # rows of one step, all together
-    max_running: int
-    shares_prefixes: bool = True  # off: the prefix cache is, and nobody waits for what another computes
-    since_aged: int = AGED_STEPS  # steps since one was last admitted for its long wait (`Plan.aged`)
-
-
-class Row(msgspec.Struct, frozen=True, gc=False):
-    """Compute the next `num_tokens` tokens of request `id`."""
-
-    id: int
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Preempt, then admit, then run the rows. Admitted requests have a row, preempted ones have none."""
-
-    rows: tuple[Row, ...] = ()
-    admit: tuple[int, ...] = ()
-    preempt: tuple[int, ...] = ()
-    aged: int | None = None  # who of `admit` goes first because it waited so long
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(row.num_tokens for row in self.rows)
 
 
 def plan(waiting: Sequence[Waiting], running: Sequence[Running], room: Room, policy: Policy = "lpm") -> Plan:
@@ -190,7 +110,7 @@ def _place_for(first: Waiting, running: Sequence[Running], room: Room) -> list[R
     lower.sort(key=lambda each: (_effective_priority(each), _gain(each)))
     victims: list[Running] = []
     while True:
-        num_pages, growth_pages = _wanted_pages(first, _Heads(page_size), page_size)
+        num_pages, growth_pages = _wanted_pages(first, Heads(page_size), page_size)
         is_alone = len(victims) == len(running)
         if free_slots > 0 and num_pages + (0 if is_alone else growth_pages) <= free_pages:
             return victims
@@ -334,9 +254,9 @@ def _admit(
 ) -> tuple[int, ...]:
     """Admit in order while there are slots, tokens and pages. Adds the rows to `step`."""
     admitted: list[int] = []
-    heads = _Heads(step.page_size)
+    heads = Heads(step.page_size)
     # Whose prefill goes on after this step, and whoever is admitted in it: a request with the same prefix waits.
-    prefilling = _Prefilling(step.page_size)
+    prefilling = Prefilling(step.page_size)
     for prefill in running:
         if prefill.num_pending > 1 and prefill.ids is not None:
             prefilling.add(prefill.ids, prefill.namespace)
@@ -393,7 +313,7 @@ def _behind_shares(request: Waiting, is_over: bool, aged: int | None) -> tuple[i
     return -(request.priority if is_over else _effective_priority(request)), request.id != aged, is_over
 
 
-def _wanted_pages(request: Waiting, admitted: _Heads, page_size: int) -> tuple[int, int]:
+def _wanted_pages(request: Waiting, admitted: Heads, page_size: int) -> tuple[int, int]:
     """New pages that its tokens take, and those that are kept free for its growth."""
     num_pages = pages_for(len(request.ids), page_size)
     growth = growth_tokens(request.max_new_tokens, page_size)
@@ -403,88 +323,3 @@ def _wanted_pages(request: Waiting, admitted: _Heads, page_size: int) -> tuple[i
 
 def _effective_priority(request: Waiting | Running) -> int:
     return rank(request.priority, request.waited_steps)
-
-
-class _Prefilling:
-    """The prefills under way, and those just admitted: known tokens, each with its namespace."""
-
-    def __init__(self, page_size: int) -> None:
-        self._page_size = page_size
-        self._all: list[tuple[TokenIds, str]] = []
-        # By a place in the text: those that reach beyond it, by the token that stands there.
-        self._by_token: dict[int, dict[int, list[tuple[TokenIds, str]]]] = {}
-
-    def add(self, ids: TokenIds, namespace: str) -> None:
-        self._all.append((ids, namespace))
-        for place, known in self._by_token.items():
-            if place < len(ids):
-                known.setdefault(int(ids[place]), []).append((ids, namespace))
-
-    def helps(self, request: Waiting) -> bool:
-        """Whether one of them will soon have computed what `request` would compute again.
-
-        The gain must be a page at least, or else the whole prompt, as for many samples of a short one.
-        """
-        most = request.most_cached
-        start = min(request.num_cached, most)
-        stop = min(start + self._page_size, most)
-        if not self._all or start == most:
-            return False
-        least = stop if stop == start + self._page_size else len(request.ids)
-        wanted = request.ids[:stop]
-        return any(
-            namespace == request.namespace and len(ids) >= least and np.array_equal(ids[:stop], wanted)
-            for ids, namespace in self._at(start).get(int(wanted[start]), ())
-        )
-
-    def _at(self, place: int) -> dict[int, list[tuple[TokenIds, str]]]:
-        known = self._by_token.get(place)
-        if known is None:
-            known = self._by_token[place] = {}
-            for ids, namespace in self._all:
-                if place < len(ids):
-                    known.setdefault(int(ids[place]), []).append((ids, namespace))
-        return known
-
-
-class _Heads:
-    """What those who are admitted in this very plan found cached: full pages, packed and in order, so that who has most
-    in common with another stands beside it. Packed when somebody asks who may share more than is locked already."""
-
-    def __init__(self, page_size: int) -> None:
-        self._page_size = page_size
-        self._unpacked: list[Waiting] = []
-        self._known: dict[str, list[bytes]] = {}  # by namespace
-
-    def add(self, request: Waiting) -> None:
-        self._unpacked.append(request)
-
-    def num_shared(self, request: Waiting) -> int:
-        """How many of its cached pages are held already, by running requests or by these."""
-        shared, most = request.num_locked_pages, self._num_pages(request)
-        if shared >= most:
-            return most
-        for added in self._unpacked:
-            self._pack_in(added)
-        self._unpacked.clear()
-        known = self._known.get(request.namespace)
-        if known:
-            head = self._head_of(request)
-            at = bisect_left(known, head)
-            beside = known[max(0, at - 1) : at + 1]
-            page_bytes = self._page_size * TOKEN_BYTES
-            shared = max(shared, *(common_pages(other, head, 0, page_bytes) for other in beside))
-        return shared
-
-    def _pack_in(self, request: Waiting) -> None:
-        head = self._head_of(request)
-        known = self._known.setdefault(request.namespace, [])
-        at = bisect_left(known, head)
-        if head and known[at : at + 1] != [head]:
-            known.insert(at, head)
-
-    def _num_pages(self, request: Waiting) -> int:
-        return min(request.num_cached, request.most_cached) // self._page_size
-
-    def _head_of(self, request: Waiting) -> bytes:
-        return request.ids[: self._num_pages(request) * self._page_size].tobytes()

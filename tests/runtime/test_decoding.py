@@ -24,7 +24,7 @@ from niwaki.runtime.api import (
 from niwaki.runtime.constraints.matcher import AutomatonMatcher
 from niwaki.runtime.constraints.protocol import MaskRow
 from niwaki.runtime.forward.runner import Batch
-from niwaki.runtime.loop import scheduler
+from niwaki.runtime.loop import plans, scheduler
 from tests.formula import Host, mixed
 from tests.toy import make_model
 
@@ -95,10 +95,10 @@ def test_a_batch_is_steady_behind_its_prompts_where_nobody_waits(folder: Path) -
 
 
 def test_a_batch_that_does_not_fit_a_step_is_not_steady() -> None:
-    rows = tuple(scheduler.Row(index, 1) for index in range(4))
+    rows = tuple(plans.Row(index, 1) for index in range(4))
     alone = {"num_waiting": 0, "max_batch_tokens": 4}
-    assert scheduler.is_steady(scheduler.Plan(rows), 4, **alone)
-    assert not scheduler.is_steady(scheduler.Plan(rows), 5, **alone)
+    assert scheduler.is_steady(plans.Plan(rows), 4, **alone)
+    assert not scheduler.is_steady(plans.Plan(rows), 5, **alone)
 
 
 @pytest.mark.parametrize("waited_steps", [0, 3 * scheduler.PRIORITY_STEPS])

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from niwaki.runtime.api import SamplingParams, Segment
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.loop.fairness import over_share, seen
-from niwaki.runtime.loop.scheduler import PRIORITY_STEPS, Plan, Policy, Room, Running, Waiting, plan
+from niwaki.runtime.loop.plans import Plan, Room, Running, Waiting
+from niwaki.runtime.loop.scheduler import PRIORITY_STEPS, Policy, plan
 
 PAGE = 4
 

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from niwaki.radix import Cache
 from niwaki.runtime.api import SamplingParams
 from niwaki.runtime.loop import scheduler
+from niwaki.runtime.loop.plans import Row, Running, Waiting
 from niwaki.runtime.loop.roster import MAX_MATCHED_WAITING
-from niwaki.runtime.loop.scheduler import Row, Running, Waiting, plan
+from niwaki.runtime.loop.scheduler import plan
 from tests.formula import Host
 from tests.runtime.test_scheduler import ROOM, FakeEngine, Request, decoding, tokens
 from tests.toy import make_model

@@ -10,18 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from niwaki.radix import Cache, Lease, TokenIds
-from niwaki.runtime.loop.scheduler import (
-    AGED_STEPS,
-    PRIORITY_STEPS,
-    Plan,
-    Policy,
-    Room,
-    Row,
-    Running,
-    Waiting,
-    next_victim,
-    plan,
-)
+from niwaki.runtime.loop.plans import AGED_STEPS, Plan, Room, Row, Running, Waiting
+from niwaki.runtime.loop.scheduler import PRIORITY_STEPS, Policy, next_victim, plan
 
 ROOM = Room(free_pages=1000, page_size=16, max_batch_tokens=512, max_running=64)
 

@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from niwaki.runtime.loop.scheduler import Plan, Room, Waiting, plan
+from niwaki.runtime.loop.plans import Plan, Room, Waiting
+from niwaki.runtime.loop.scheduler import plan
 
 PAGE = 4
 

@@ -1,0 +1,86 @@
+"""Who waits and who runs, the room that there is, and the plan of a step: what the scheduler is told and answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from niwaki.runtime.options.limits import TokenIds
+
+# Whoever has waited longest, and at least so many steps, goes before any longer prefix match of its priority: one every
+# so many steps. All at once, they would drive out of a short pool what the others are about to continue.
+AGED_STEPS = 64
+
+
+class Waiting(msgspec.Struct, frozen=True, gc=False):  # one of each in every plan: a dataclass takes 20 times as long
+    """A request that holds no pages. Equal ones are in order of arrival; a preempted one keeps its place."""
+
+    id: int
+    ids: TokenIds  # all known tokens: the prompt, and what it had generated before a preemption
+    max_new_tokens: int  # still to come
+    num_cached: int = 0  # of `ids`, by `Cache.peek`; at most `most_cached` are used
+    num_locked_pages: int = 0  # of these, full pages that running requests hold already (`Cache.peek`)
+    priority: int = 0  # higher goes first
+    waited_steps: int = 0
+    namespace: str = ""
+    max_cached: int | None = None  # tokens that it may take from the cache; None: all but the last
+    program: int | None = None  # `fairness`
+
+    @property
+    def most_cached(self) -> int:
+        """All but the last at most: that one is computed in any case, for its logits."""
+        last = len(self.ids) - 1
+        return last if self.max_cached is None else min(last, self.max_cached)
+
+
+class Running(msgspec.Struct, frozen=True, gc=False):
+    """A request that holds pages. `running` lists stand in order of admission."""
+
+    id: int
+    num_tokens: int  # known
+    num_computed: int  # of these, whose KV is written; less than num_tokens: the newest has always yet to be computed
+    num_pages: int  # held
+    max_new_tokens: int  # still to come
+    num_exclusive_pages: int | None = None  # pages that preempting it gives back (`Cache.num_exclusive`); None: all
+    priority: int = 0
+    ids: TokenIds | None = None  # known tokens; while it prefills, others wait for them instead of repeating it
+    namespace: str = ""
+    waited_steps: int = 0  # before it was admitted, and without a row
+    program: int | None = None
+
+    @property
+    def num_pending(self) -> int:
+        return self.num_tokens - self.num_computed
+
+
+class Room(msgspec.Struct, frozen=True, gc=False):
+    """What a step may use."""
+
+    free_pages: int  # free and evictable
+    page_size: int
+    max_batch_tokens: int  # rows of one step, all together
+    max_running: int
+    shares_prefixes: bool = True  # off: the prefix cache is, and nobody waits for what another computes
+    since_aged: int = AGED_STEPS  # steps since one was last admitted for its long wait (`Plan.aged`)
+
+
+class Row(msgspec.Struct, frozen=True, gc=False):
+    """Compute the next `num_tokens` tokens of request `id`."""
+
+    id: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Preempt, then admit, then run the rows. Admitted requests have a row, preempted ones have none."""
+
+    rows: tuple[Row, ...] = ()
+    admit: tuple[int, ...] = ()
+    preempt: tuple[int, ...] = ()
+    aged: int | None = None  # who of `admit` goes first because it waited so long
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.rows)
