@@ -24,8 +24,8 @@ from niwaki.runtime.server.options import add_options, config_of
 
 ENGINE = EngineConfig()
 ENGINE_OPTIONS = (
-    "weights", "kv_dtype", "kv_tokens", "max_running_requests", "host_cache_bytes", "disk_cache_dir",
-    "disk_cache_bytes", "deterministic",
+    "weights", "kv_dtype", "kv_tokens", "max_running_requests", "chunked_prefill_size", "streaming_prefill_size",
+    "host_cache_bytes", "disk_cache_dir", "disk_cache_bytes", "deterministic",
 )  # fmt: skip
 SERVER_PACKAGES = ("fastapi", "msgspec", "prometheus_client", "sqlalchemy", "starlette", "uvicorn")
 
@@ -169,6 +169,13 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
         default=ENGINE.max_running_requests,
         metavar="N",
         help="sequences in a step (%(default)s)",
+    )
+    add("--chunked-prefill-size", type=_positive, metavar="N", help="tokens of a step; else by model and device")
+    add(
+        "--streaming-prefill-size",
+        type=_positive,
+        metavar="N",
+        help="of prompts, beside streams; else so, too",
     )
     add("--host-cache-bytes", type=_positive, metavar="N", help="of memory for KV that leaves the cache; else none")
     add("--disk-cache-dir", metavar="DIR", help="for KV that leaves even that; kept for the next start")

@@ -17,7 +17,7 @@ from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.forward.runner import Runner, resolve_device
 from niwaki.runtime.host.local import LocalBackend
 from niwaki.runtime.kv.cache_file import Layout
-from niwaki.runtime.kv.memory import check_pool, chunk_tokens, pool_tokens
+from niwaki.runtime.kv.memory import check_pool, chunk_tokens, pool_tokens, streaming_tokens
 from niwaki.runtime.kv.tiers import DiskStore, MemoryStore, PageStore, Tiers
 from niwaki.runtime.loop.core import EngineCore
 from niwaki.runtime.options.config import EngineConfig
@@ -45,6 +45,8 @@ def load(config: EngineConfig) -> LoadedEngine:
     device = resolve_device(config.device)
     if config.chunked_prefill_size is None:
         config = replace(config, chunked_prefill_size=chunk_tokens(contents.config, device))
+    if config.streaming_prefill_size is None:
+        config = replace(config, streaming_prefill_size=streaming_tokens(contents.config, device))
     tokens = _wanted_tokens(config, contents)
     check_pool(contents.config, device, config.dtype, config.kv_dtype, tokens)
     num_pages = -(-tokens // config.page_size)

@@ -35,6 +35,10 @@ NONE: Mapping[str, int] = {}
 # fewer and larger ones are sooner done: see docs/benchmarks.md.
 STEP_WORK = 32_000_000_000
 MOST_CHUNK = 2048
+# While somebody reads a stream, a step takes this share of it in prompts, but no fewer tokens than this: a step is then
+# some three times as long as one that only decodes, and prompts take 15 % longer (docs/benchmarks.md).
+STREAMING_SHARE = 16
+LEAST_STREAMING = 64
 
 KvMemory = float | int | None  # a share of what is left (float), bytes (int), or the default share
 
@@ -96,6 +100,14 @@ def chunk_tokens(config: ModelConfig, device: torch.device) -> int:
         return LEAST_CHUNK
     num_weights = sum(math.prod(shape) for shape in expected_tensors(config).values())
     return max(LEAST_CHUNK, min(STEP_WORK // num_weights // 256 * 256, MOST_CHUNK))
+
+
+def streaming_tokens(config: ModelConfig, device: torch.device) -> int:
+    """Tokens of prompts in a step while a stream is read. A GPU computes the least chunk in little more time than it
+    takes to read the weights, which a token costs anyhow."""
+    if device.type != "cpu":
+        return LEAST_CHUNK
+    return max(LEAST_STREAMING, chunk_tokens(config, device) // STREAMING_SHARE)
 
 
 def bytes_beside_pool(

@@ -63,6 +63,7 @@ class Room(msgspec.Struct, frozen=True, gc=False):
     max_running: int
     shares_prefixes: bool = True  # off: the prefix cache is, and nobody waits for what another computes
     since_aged: int = AGED_STEPS  # steps since one was last admitted for its long wait (`Plan.aged`)
+    max_prompt_tokens: int | None = None  # of a step's, in rows of prefills and admissions; None: all that is left
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):

@@ -17,12 +17,14 @@ from niwaki.runtime.loop.counters import Counters
 from niwaki.runtime.options.config import EngineConfig
 from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.requests.drafts import NOTHING, echo_tokens
-from niwaki.runtime.requests.request import Request
+from niwaki.runtime.requests.request import GenerateJob, Request
 
 log = logging.getLogger("niwaki.engine")
 
 # A waiting request's match is looked up every step for the first so many in line; the rest wait their turn anyway.
 MAX_MATCHED_WAITING = 256
+# Prompts come in small pieces while somebody reads a stream, and so much longer: for whoever comes next.
+READING_SECONDS = 10.0
 
 
 class Roster:
@@ -37,6 +39,7 @@ class Roster:
         self._counters = counters
         self._policy: scheduler.Policy = "fcfs" if config.schedule_policy == "fcfs" else "lpm"
         self._since_aged = plans.AGED_STEPS
+        self._read_until = 0.0
 
     # -- a step -----------------------------------------------------------------------------------------------------
 
@@ -46,6 +49,7 @@ class Roster:
             page_size=self._config.page_size,
             max_batch_tokens=self._config.step_tokens,
             max_running=self._config.max_running_requests,
+            max_prompt_tokens=self._prompt_tokens(),
             shares_prefixes=self._config.enable_prefix_cache,
             since_aged=self._since_aged,
         )
@@ -59,6 +63,13 @@ class Roster:
             line = _seen(line) if self._policy == "lpm" else line[:MAX_MATCHED_WAITING]
         waiting = [self._as_waiting(request) for request in line]
         return scheduler.plan(waiting, running, room, self._policy)
+
+    def _prompt_tokens(self) -> int | None:
+        """The bound on prompts in a step, where streams are read or were a while ago."""
+        now = time.perf_counter()
+        if any(map(_is_read, self.running.values())) or any(map(_is_read, self.waiting)):
+            self._read_until = now + READING_SECONDS
+        return self._config.streaming_tokens if now <= self._read_until else None
 
     def carry_out(self, plan: plans.Plan) -> list[tuple[Request, Row]]:
         """Preempt, admit, and give every row its pages."""
@@ -209,6 +220,11 @@ def _seen(line: Sequence[Request]) -> Sequence[Request]:
         return line[:MAX_MATCHED_WAITING]
     priorities = [request.params.priority for request in line]
     return [line[place] for place in fairness.seen(programs, priorities, rank_of, MAX_MATCHED_WAITING)]
+
+
+def _is_read(request: Request) -> bool:
+    """Whether somebody reads its text as it comes."""
+    return isinstance(request.job, GenerateJob) and request.job.generation.is_streamed
 
 
 def _max_cached(request: Request) -> int:

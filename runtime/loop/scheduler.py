@@ -2,12 +2,14 @@
 
 Knows token counts and page counts. Never touches the cache, a tensor or the clock: the engine core asks, then acts.
 Every step is one ragged batch: a row is a request and how many tokens it contributes. Rows that decode come first (one
-token each, or a short run of forced ones), then chunks of prefills that are under way, then admissions.
+token each, or a short run of forced ones), then chunks of prefills that are under way, then admissions. Where one
+prefill would fill the step, half of it is for those who have much less left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Literal
 
@@ -22,6 +24,8 @@ Policy = Literal["lpm", "fcfs"]
 
 # For every so many steps without a row a request counts as one priority higher: nothing waits for ever.
 PRIORITY_STEPS = 1024
+# Who has this many times less to compute than the prefill that is under way need not wait for its end.
+MUCH_LESS = 4
 # Of the tokens that a running request may still generate, this share has its pages kept free when others are admitted.
 # 0 would admit until decoding itself preempts; 1 would leave most of the pool idle, since few use all their budget.
 GROWTH_SHARE = 0.3
@@ -157,17 +161,34 @@ def _filled(
     """The rows of those who run, of a higher priority first, and admissions. `first`: for whose tokens prefills of a
     lower priority leave room."""
     step = _Step(room)
-    prefilling: list[Running] = []
+    prefills: list[Running] = []
     for request in running:
         if is_decoding(request, room.page_size):
             step.add_running(request)
         else:
-            prefilling.append(request)
-    wanted = 0 if first is None else len(first.ids) - min(first.num_cached, first.most_cached)
-    for request in sorted(prefilling, key=lambda each: -_effective_priority(each)):
-        step.add_running(request, leaving=wanted if first is not None and _gives_way(request, first) else 0)
+            prefills.append(request)
+    if room.max_prompt_tokens is not None:
+        step.tokens_left = min(step.tokens_left, room.max_prompt_tokens)
+    # Whose prefill goes on after this step, and whoever is admitted in it: a request with the same prefix waits.
+    under_way = Prefilling(room.page_size)
+    for prefill in running:
+        if prefill.num_pending > 1 and prefill.ids is not None:
+            under_way.add(prefill.ids, prefill.namespace)
+    prefills.sort(key=lambda each: -_effective_priority(each))
+    passing = _NOBODY
+    if policy == "lpm" and first is None and prefills and prefills[0].num_pending > step.tokens_left:
+        passing = _passing(waiting, running, prefills, step, under_way if room.shares_prefixes else None)
+        prefills.sort(key=lambda each: each.id not in passing.parts)
+    for request in prefills:
+        if request.id in passing.parts:
+            leaving = step.tokens_left - passing.parts[request.id]
+        elif first is not None and _gives_way(request, first):
+            leaving = _num_new(first)
+        else:
+            leaving = passing.num_kept
+        step.add_running(request, leaving=leaving)
     aged = _aged(waiting, room) if policy == "lpm" else None
-    admitted = _admit(waiting, running, step, policy, aged)
+    admitted = _admit(waiting, running, step, policy, aged, passing.admit, under_way)
     left = tuple(request.id for request in preempted)
     return Plan(tuple(step.rows), admitted, left, aged if aged in admitted else None)
 
@@ -198,6 +219,51 @@ class _Step:
         new_pages = _missing_pages(request, request.num_computed + num_tokens, self.page_size)
         self.free_pages -= new_pages
         self.promised_pages += _expected_pages(request, self.page_size) - new_pages
+
+
+@dataclass(frozen=True, slots=True)
+class _Passing:
+    """Who goes before a long prefill."""
+
+    parts: Mapping[int, int] = field(default_factory=dict)  # tokens of prefills that are under way, by id
+    admit: frozenset[int] = frozenset()  # who wait
+    num_kept: int = 0  # tokens for these
+
+
+_NOBODY = _Passing()
+
+
+def _passing(
+    waiting: Sequence[Waiting], running: Sequence[Running], prefills: Sequence[Running], step: _Step,
+    under_way: Prefilling | None
+) -> _Passing:  # fmt: skip
+    """Who has much less left than the first of `prefills`, which would fill the step: as many as take half of it, and
+    find places and pages."""
+    long = prefills[0]
+    most = long.num_pending // MUCH_LESS
+    rank_of_long = _effective_priority(long)
+    tokens = step.tokens_left // 2
+    parts: dict[int, int] = {}
+    for each in sorted(prefills, key=lambda each: each.num_pending):
+        if tokens and each.num_pending <= most and _effective_priority(each) == rank_of_long:
+            parts[each.id] = min(tokens, each.num_pending)
+            tokens -= parts[each.id]
+    slots = step.slots_left - len(prefills)
+    pages = step.free_pages - step.promised_pages - sum(_expected_pages(each, step.page_size) for each in prefills)
+    heads = Heads(step.page_size)
+    kept, admit = 0, set[int]()
+    for request in waiting:
+        if kept == tokens or len(admit) >= slots:
+            break
+        if _num_new(request) > most or _effective_priority(request) < rank_of_long:
+            continue
+        num_pages = sum(_wanted_pages(request, heads, step.page_size))
+        if num_pages > pages or (under_way is not None and under_way.helps(request)):
+            continue
+        pages -= num_pages
+        kept += min(_num_new(request), tokens - kept)
+        admit.add(request.id)
+    return _Passing(parts, frozenset(admit), kept)
 
 
 def growth_tokens(max_new_tokens: int, page_size: int) -> int:
@@ -250,23 +316,18 @@ def _demand(running: list[Running], room: Room) -> int:
 
 
 def _admit(
-    waiting: Sequence[Waiting], running: Sequence[Running], step: _Step, policy: Policy, aged: int | None
-) -> tuple[int, ...]:
+    waiting: Sequence[Waiting], running: Sequence[Running], step: _Step, policy: Policy, aged: int | None,
+    passing: Collection[int], under_way: Prefilling
+) -> tuple[int, ...]:  # fmt: skip
     """Admit in order while there are slots, tokens and pages. Adds the rows to `step`."""
     admitted: list[int] = []
     heads = Heads(step.page_size)
-    # Whose prefill goes on after this step, and whoever is admitted in it: a request with the same prefix waits.
-    prefilling = Prefilling(step.page_size)
-    for prefill in running:
-        if prefill.num_pending > 1 and prefill.ids is not None:
-            prefilling.add(prefill.ids, prefill.namespace)
     shares = step.shares_prefixes
-    for request in _in_order(waiting, running, step.slots_left, policy, aged):
+    for request in _in_order(waiting, running, step.slots_left, policy, aged, passing):
         if step.slots_left <= 0 or step.tokens_left <= 0:
             break
-        if shares and prefilling.helps(request):
+        if shares and under_way.helps(request):
             continue
-        num_cached = min(request.num_cached, request.most_cached)
         new_pages, growth_pages = _wanted_pages(request, heads, step.page_size)
         is_alone = not running and not admitted
         wanted = new_pages if is_alone else new_pages + growth_pages + step.promised_pages
@@ -274,7 +335,7 @@ def _admit(
             if not is_alone and (policy == "fcfs" or request.id == aged):
                 break  # let the pool drain for it: overtaking would starve it
             continue
-        num_tokens = min(len(request.ids) - num_cached, step.tokens_left)
+        num_tokens = min(_num_new(request), step.tokens_left)
         step.rows.append(Row(request.id, num_tokens))
         step.tokens_left -= num_tokens
         step.slots_left -= 1
@@ -282,7 +343,7 @@ def _admit(
         step.promised_pages += growth_pages
         admitted.append(request.id)
         heads.add(request)
-        prefilling.add(request.ids, request.namespace)
+        under_way.add(request.ids, request.namespace)
     return tuple(admitted)
 
 
@@ -295,12 +356,18 @@ def _aged(waiting: Sequence[Waiting], room: Room) -> int | None:
 
 
 def _in_order(
-    waiting: Sequence[Waiting], running: Sequence[Running], slots_left: int, policy: Policy, aged: int | None
-) -> list[Waiting]:
+    waiting: Sequence[Waiting], running: Sequence[Running], slots_left: int, policy: Policy, aged: int | None,
+    passing: Collection[int]
+) -> list[Waiting]:  # fmt: skip
     """Who is considered first. Sorting is stable: equals stay in order of arrival."""
     if policy == "fcfs":
         return sorted(waiting, key=lambda request: -_effective_priority(request))
-    line = sorted(waiting, key=lambda request: (-_effective_priority(request), request.id != aged, -request.num_cached))
+
+    def place(request: Waiting) -> tuple[int, bool, bool, int]:
+        goes_first = -_effective_priority(request), request.id != aged
+        return *goes_first, request.id not in passing, -request.num_cached
+
+    line = sorted(waiting, key=place)
     programs = [(request.id, request.program) for request in line]
     over = over_share(programs, (request.program for request in running), slots_left + len(running))
     if over:
@@ -319,6 +386,11 @@ def _wanted_pages(request: Waiting, admitted: Heads, page_size: int) -> tuple[in
     growth = growth_tokens(request.max_new_tokens, page_size)
     growth_pages = pages_for(len(request.ids) + growth, page_size) - num_pages
     return num_pages - admitted.num_shared(request), growth_pages
+
+
+def _num_new(request: Waiting) -> int:
+    """Tokens that it must compute itself."""
+    return len(request.ids) - min(request.num_cached, request.most_cached)
 
 
 def _effective_priority(request: Waiting | Running) -> int:

@@ -31,6 +31,7 @@ class EngineConfig:
     page_size: int = 16  # tokens of a page, the unit in which the cache is shared
     max_running_requests: int = 256  # sequences in a step at most; others wait
     chunked_prefill_size: int | None = None  # tokens a step at most; None: 512, and up to 2048 of a small model
+    streaming_prefill_size: int | None = None  # of these, of prompts while a stream is read; None: by model and device
     schedule_policy: str = "lpm"  # who goes first: the longest cached prefix, or "fcfs": who came first
     eviction_policy: str = "lru"  # which leaves of the prefix cache go first: least recently, least often used, ...
     host_cache_bytes: int = 0  # of memory for pages that were evicted from the pool; 0: none
@@ -58,8 +59,9 @@ class EngineConfig:
         folder = self.disk_cache_dir
         if folder is not None and not (isinstance(folder, Path) or (isinstance(folder, str) and folder)):
             raise ConfigError(f"disk_cache_dir must be the path of a folder, got {folder!r}")
-        if self.chunked_prefill_size is not None:
-            check_whole("chunked_prefill_size", self.chunked_prefill_size, 16, 1_000_000)
+        for name in ("chunked_prefill_size", "streaming_prefill_size"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), 16, 1_000_000)
         if self.kv_tokens is not None:
             check_whole("kv_tokens", self.kv_tokens, self.page_size, 2**40)
         _kv_memory(self.kv_memory, self.kv_tokens)
@@ -78,6 +80,11 @@ class EngineConfig:
     def step_tokens(self) -> int:
         """Tokens of a step at most: longer prompts are split, so that decoding rows never wait long."""
         return self.chunked_prefill_size or LEAST_CHUNK
+
+    @property
+    def streaming_tokens(self) -> int:
+        """Tokens of prompts in a step while somebody reads a stream: each of its tokens waits for a whole step."""
+        return self.streaming_prefill_size or LEAST_CHUNK
 
     @classmethod
     def of(cls, model: str | Path | None, options: dict[str, object]) -> EngineConfig:

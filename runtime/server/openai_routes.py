@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -231,7 +232,10 @@ async def _answer(
 
     async def whole() -> Json:
         outputs = await feed.outputs()
-        choices = [shape.whole(index, output) for index, output in enumerate(outputs)]
+        choices: list[Json] = []
+        for index, output in enumerate(outputs):
+            choices.append(shape.whole(index, output))
+            await asyncio.sleep(0)  # with log-probabilities each takes so long that streams are to have a turn between
         used = usage_of(outputs, n, shape)
         kept = {} if keeper is None else await keeper.keep(choices[0], outputs[0], used)
         return head.around(shape.object_name, choices, usage=used, **kept)

@@ -222,9 +222,10 @@ class CompletionShape:
 
     def _name(self, entry: TokenLogprob) -> str:
         """The token as text; as its bytes where they are no text alone, so that two tokens have two names."""
-        piece = self._tokenizer.bytes_of(entry.token_id)
-        if piece is None or "\ufffd" not in (entry.text or ""):
-            return entry.text or ""
+        text = entry.text or ""
+        piece = self._tokenizer.bytes_of(entry.token_id) if "\ufffd" in text else None
+        if piece is None:
+            return text
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, WithJsonSchema
 from pydantic.json_schema import models_json_schema
 from pydantic_core import ErrorDetails, PydanticCustomError, from_json
@@ -188,7 +188,9 @@ def json_response(content: Mapping[str, object] | Sequence[object], status: int 
 
 
 def to_json(content: Mapping[str, object] | Sequence[object]) -> bytes:
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    """As msgspec writes it, ten times as fast as the standard library: an answer of 10,000 log-probabilities would hold
+    every stream up. NaN and infinity, which JSON does not have, are null."""
+    return msgspec.json.encode(content)
 
 
 def as_refusal(error: ValidationError, given: JsonValue | bytes = None) -> ApiError:

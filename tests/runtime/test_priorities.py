@@ -54,7 +54,7 @@ def test_a_long_prefill_leaves_the_tokens_of_a_step_to_a_higher_priority() -> No
     assert (set(made.rows), made.preempt) == ({Row(1, 480), Row(9, 32)}, ())
     begun = Running(9, 1000, 100, 7, max_new_tokens=8, priority=1, ids=tokens(9, 1000))
     assert plan([], [prefill, begun], ROOM).rows == (Row(9, 512),)
-    assert plan([replace(URGENT, priority=0)], [prefill], ROOM).rows == (Row(1, 512),)
+    assert plan([replace(URGENT, priority=-1)], [prefill], ROOM).rows == (Row(1, 512),)
 
 
 def test_a_high_priority_does_not_wait_for_the_prefill_of_a_low_one() -> None:

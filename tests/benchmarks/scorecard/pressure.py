@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import time
+from asyncio.subprocess import PIPE
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from tests.benchmarks.scorecard.load import Line, asked, new_ids, timed_stream
-from tests.benchmarks.scorecard.wire import COMPLETIONS, Json, Server, Wire, ms, percentile, server
+from tests.benchmarks.scorecard.wire import COMPLETIONS, Server, Wire, ms, percentile, server
 
 # -- L2 ---------------------------------------------------------------------------------------------------------------
 
@@ -139,7 +141,6 @@ async def l2(amount: int) -> list[Line]:
 # -- L3 ---------------------------------------------------------------------------------------------------------------
 
 NUM_STREAMS = 2  # in a row, alone and then beside the others, in each round
-LONG_PROMPT = 3000
 
 
 async def l3(amount: int) -> list[Line]:
@@ -147,25 +148,16 @@ async def l3(amount: int) -> list[Line]:
     draw = random.Random(3)
     lines: list[Line] = []
 
-    def long_prefill() -> Json:
-        return asked(new_ids(draw, LONG_PROMPT), 1)
-
-    def short() -> Json:
-        return asked(new_ids(draw, 20), 16)
-
-    def wide() -> Json:
-        return asked(new_ids(draw, 20), 64, n=8, temperature=1, logprobs=20)
-
     with server("--kv-tokens", "131072") as host:
-        for name, bodies in (
-            ("18 long prefills and 11 short requests", [long_prefill] * 18 + [short] * 11),
-            ("4 requests of n=8, logprobs=20", [wide] * 4),
+        for name, kinds in (
+            ("18 long prefills and 11 short requests", ["long"] * 18 + ["short"] * 11),
+            ("4 requests of n=8, logprobs=20", ["wide"] * 4),
         ):
             await streams(host, draw)
             alone, beside = Times(), Times()
             for _ in range(amount):
                 alone.add(await streams(host, draw))
-                async with asking(host, bodies):
+                async with asking(host, kinds):
                     beside.add(await streams(host, draw))
             gap = percentile(beside.gaps, 99) / percentile(alone.gaps, 99)
             said = f"{ms(percentile(alone.gaps, 99))} to {ms(percentile(beside.gaps, 99))}: {gap:.1f}x"
@@ -204,19 +196,15 @@ async def streams(host: Server, draw: random.Random) -> Times:
 
 
 @asynccontextmanager
-async def asking(host: Server, bodies: Sequence[Callable[[], Json]]) -> AsyncIterator[None]:
-    """A client for each of them, which asks again as soon as it was answered."""
-    is_over = asyncio.Event()
-
-    async def one(body: Callable[[], Json]) -> None:
-        wire = await Wire.open(host)
-        while not is_over.is_set():
-            answer = await wire.ask("POST", COMPLETIONS, body())
-            assert answer.status == 200, answer
-        wire.close()
-
-    clients = [asyncio.ensure_future(one(body)) for body in bodies]
+async def asking(host: Server, kinds: Sequence[str]) -> AsyncIterator[None]:
+    """A client for each of them, which asks again as soon as it was answered: in a process of its own, as what they
+    write and read would keep the stream's own client from looking."""
+    command = [sys.executable, "-m", "tests.benchmarks.scorecard.neighbours", str(host.port), *kinds]
+    started = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+    assert started.stdin is not None
+    assert started.stdout is not None
+    assert await started.stdout.readline() == b"asking\n"
     await asyncio.sleep(0.5)
     yield
-    is_over.set()
-    await asyncio.gather(*clients)
+    started.stdin.close()
+    assert await started.wait() == 0

@@ -138,8 +138,8 @@ def test_every_option_of_the_command_line_is_taken(tmp_path: Path, monkeypatch: 
     make_certificate(cert, key)
     said = {
         "--model": str(tmp_path), "--weights": "int8", "--kv-dtype": "fp8", "--kv-tokens": "4096",
-        "--max-running-requests": "7", "--host-cache-bytes": "11", "--disk-cache-dir": str(pages),
-        "--disk-cache-bytes": "13",
+        "--max-running-requests": "7", "--chunked-prefill-size": "96", "--streaming-prefill-size": "48",
+        "--host-cache-bytes": "11", "--disk-cache-dir": str(pages), "--disk-cache-bytes": "13",
         "--deterministic": None, "--host": "0.0.0.0", "--port": "0",
         "--metrics-port": "8", "--tls-cert": str(cert), "--tls-key": str(key),
         "--api-key": "a-good-key", "--api-key-file": str(keys), "--admin-key": "the-admin-key",
@@ -175,7 +175,8 @@ def test_every_option_of_the_command_line_is_taken(tmp_path: Path, monkeypatch: 
         ),
         "model": tmp_path,
         "options": {
-            "weights": "int8", "kv_dtype": "fp8", "kv_tokens": 4096, "max_running_requests": 7, "host_cache_bytes": 11,
+            "weights": "int8", "kv_dtype": "fp8", "kv_tokens": 4096, "max_running_requests": 7,
+                "chunked_prefill_size": 96, "streaming_prefill_size": 48, "host_cache_bytes": 11,
             "disk_cache_dir": str(pages), "disk_cache_bytes": 13, "deterministic": True,
         },
         "logs": ("info", "json"),

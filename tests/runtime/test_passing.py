@@ -1,0 +1,120 @@
+"""Short prompts beside long ones, and prompts beside streams that are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+
+from niwaki.radix import TokenIds
+from niwaki.runtime.api import SamplingParams
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.forward.runner import Batch, Runner
+from niwaki.runtime.loop import roster
+from niwaki.runtime.loop.plans import AGED_STEPS, Room, Row, Running, Waiting
+from niwaki.runtime.loop.scheduler import plan
+from tests.toy import VOCAB_SIZE, make_model
+
+ROOM = Room(free_pages=1000, page_size=16, max_batch_tokens=512, max_running=64)
+
+
+def tokens(seed: int, size: int) -> TokenIds:
+    return np.random.default_rng(seed).integers(0, VOCAB_SIZE, size, dtype=np.int32)
+
+
+def prefill(id: int, size: int, num_computed: int = 0) -> Running:
+    return Running(id, size, num_computed, -(-size // 16), max_new_tokens=10, ids=tokens(id, size))
+
+
+def asks(id: int, size: int, *, priority: int = 0, waited_steps: int = 0) -> Waiting:
+    return Waiting(id, tokens(id, size), max_new_tokens=8, priority=priority, waited_steps=waited_steps)
+
+
+LONG = prefill(1, 5000)
+
+
+def test_who_waits_with_a_short_prompt_is_computed_beside_a_long_prefill() -> None:
+    made = plan([asks(2, 3000), asks(3, 20), asks(4, 30)], [LONG], ROOM)
+    assert made.rows == (Row(1, 462), Row(3, 20), Row(4, 30))
+    assert made.admit == (3, 4)
+
+
+def test_the_long_one_keeps_half_of_the_step() -> None:
+    made = plan([asks(id, 100) for id in range(2, 12)], [LONG], ROOM)
+    assert made.rows == (Row(1, 256), Row(2, 100), Row(3, 100), Row(4, 56))
+    under_way = [LONG, prefill(4, 1000, 56), *(prefill(id, 1000) for id in range(5, 8))]
+    assert plan([], under_way, ROOM).rows == (Row(4, 256), Row(1, 256)), "who has least left goes first"
+
+
+def test_one_that_was_begun_goes_before_others_that_wait() -> None:
+    begun = prefill(4, 100, 56)
+    assert plan([asks(5, 100)], [LONG, begun], ROOM).rows == (Row(4, 44), Row(1, 368), Row(5, 100))
+
+
+def test_first_come_first_served_keeps_its_word() -> None:
+    assert plan([asks(2, 20)], [LONG], ROOM, "fcfs").rows == (Row(1, 512),)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "room"),
+    [
+        (asks(2, 1300), ROOM),  # not much shorter
+        (asks(2, 20, priority=-1), ROOM),
+        (asks(2, 20), replace(ROOM, max_running=1)),
+        (asks(2, 20), replace(ROOM, free_pages=2)),  # the long one's answer takes one of them
+        (Waiting(2, LONG.ids[:40], 8), ROOM),  # type: ignore[index]  # what the long one computes is its prompt, too
+    ],
+)
+def test_nothing_is_kept_for_who_may_not_come_in(waiting: Waiting, room: Room) -> None:
+    assert plan([waiting], [LONG], room).rows == (Row(1, 512),)
+
+
+def test_a_prefill_that_leaves_room_anyway_is_passed_by_nobody() -> None:
+    assert plan([asks(2, 20), asks(3, 60)], [prefill(1, 400)], ROOM).rows == (Row(1, 400), Row(2, 20), Row(3, 60))
+
+
+def test_streams_bound_the_prompts_of_a_step_and_nothing_else() -> None:
+    room = replace(ROOM, max_prompt_tokens=128)
+    decoding = [Running(id, 33, 32, 3, max_new_tokens=10) for id in range(10, 210)]
+    made = plan([asks(2, 300), asks(3, 20)], decoding, replace(room, max_running=300))
+    assert made.rows == (*(Row(id, 1) for id in range(10, 210)), Row(2, 128))
+    assert plan([asks(3, 20)], [LONG], room).rows == (Row(1, 108), Row(3, 20))
+    assert plan([asks(3, 90)], [LONG], room).rows == (Row(1, 64), Row(3, 64))
+
+
+def test_who_waited_long_goes_before_short_ones() -> None:
+    made = plan([asks(2, 5000, waited_steps=AGED_STEPS), asks(3, 20)], [LONG], ROOM)
+    assert made.admit[0] == 2
+
+
+def test_prompts_come_in_small_pieces_while_a_stream_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster, "READING_SECONDS", 0.0)
+    sizes: list[int] = []
+    plain = Runner.forward
+
+    def forward(self: Runner, batch: Batch) -> torch.Tensor:
+        sizes.append(len(batch.token_ids))
+        return plain(self, batch)
+
+    monkeypatch.setattr(Runner, "forward", forward)
+    answer = SamplingParams(max_new_tokens=400, temperature=0.0, ignore_eos=True)
+    options = {"max_new_tokens": 1}
+    with Engine(make_model(tmp_path), kv_tokens=4096, chunked_prefill_size=64, streaming_prefill_size=16) as engine:
+        unread = engine.backend.start(tokens(1, 8), answer)
+        engine.generate(input_ids=tokens(2, 200).tolist(), sampling_params=options)
+        assert max(sizes) == 64, "nobody reads a stream"
+        stream = engine.backend.start(tokens(3, 8), answer)
+        reading = stream.deltas()
+        next(reading)
+        sizes.clear()
+        engine.generate(input_ids=tokens(4, 200).tolist(), sampling_params=options)
+        assert not stream.is_done
+        assert max(sizes) <= 16 + 2
+        unread.cancel()
+        stream.cancel()
+        sizes.clear()
+        engine.generate(input_ids=tokens(5, 200).tolist(), sampling_params=options)
+        assert max(sizes) == 64
