@@ -36,8 +36,7 @@ class FinishReason:
     matched: str | int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):  # as `Delta`: there may be 20 for each token
     """The log-probability of one token. `logprob` is None for the first token of a prompt."""
 
     logprob: float | None
