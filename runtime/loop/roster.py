@@ -25,6 +25,8 @@ log = logging.getLogger("niwaki.engine")
 MAX_MATCHED_WAITING = 256
 # Prompts come in small pieces while somebody reads a stream, and so much longer: for whoever comes next.
 READING_SECONDS = 10.0
+# With so many streams more such a piece is as much longer: their own step is, and many are served by long batches.
+READERS = 2
 
 
 class Roster:
@@ -67,9 +69,10 @@ class Roster:
     def _prompt_tokens(self) -> int | None:
         """The bound on prompts in a step, where streams are read or were a while ago."""
         now = time.perf_counter()
-        if any(map(_is_read, self.running.values())) or any(map(_is_read, self.waiting)):
+        num_read = sum(map(_is_read, self.running.values()))
+        if num_read or any(map(_is_read, self.waiting)):
             self._read_until = now + READING_SECONDS
-        return self._config.streaming_tokens if now <= self._read_until else None
+        return self._config.streaming_tokens * (1 + num_read // READERS) if now <= self._read_until else None
 
     def carry_out(self, plan: plans.Plan) -> list[tuple[Request, Row]]:
         """Preempt, admit, and give every row its pages."""
