@@ -47,7 +47,8 @@ from niwaki.runtime.host.templates import Templates
 from niwaki.runtime.kv.cache_file import CacheWriter, Layout, read_cache
 from niwaki.runtime.loop.core import EngineCore
 from niwaki.runtime.options.limits import Limits, TokenIds
-from niwaki.runtime.requests.request import GenerateJob, Job, Request, ScoreJob
+from niwaki.runtime.requests.jobs import GenerateJob, Job, ScoreJob
+from niwaki.runtime.requests.request import Request
 from niwaki.runtime.requests.scoring import SharedBeginnings
 
 T = TypeVar("T")
@@ -333,7 +334,13 @@ class LocalBackend(Templates):
         return done.result(timeout=600)
 
     def outline(self, limit: int, namespace: str = "") -> tuple[OutlineNode, ...]:
-        """The shape of a namespace's tree between two steps, at most `limit` nodes of it."""
+        """The shape of a namespace's tree between two steps, at most `limit` nodes of it.
+
+        Raises:
+            RequestError: `limit` is below 1.
+        """
+        if limit < 1:
+            raise RequestError(f"limit must be at least 1, got {limit}")
         return self._between_steps(lambda: self._core.pages.outline(limit, namespace))
 
     def summary(self, limit: int) -> list[bytes]:

@@ -5,7 +5,6 @@ Owned by `loop.core`, whose requests lease pages of `cache`; the rest of what a 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -19,8 +18,6 @@ from niwaki.runtime.kv.pool_memory import PoolMemory
 from niwaki.runtime.kv.tiers import Tiers
 from niwaki.runtime.options.config import EngineConfig
 from niwaki.runtime.options.limits import TokenIds
-
-log = logging.getLogger("niwaki.tiers")
 
 DEMOTED_PAGES = 16  # between two steps: those who run wait for them
 LEAST_TIMED_PAGES = 4  # of the tokens of a step: how long fewer take says little of what computing a page costs
@@ -114,15 +111,19 @@ class KVPages:
         if not pages:
             return lease.num_cached
         stop = first + len(pages)
-        self._runner.write_pages(lease.page_ids[first:stop], np.stack(pages))
+        try:
+            self._runner.write_pages(lease.page_ids[first:stop], np.stack(pages))
+        except Exception as error:  # what was copied into the first of them says the same, whole or half written over
+            self._tiers.fault(error)
+            return lease.num_cached
         return stop * self._page_size
 
     def _keep_evicted(self, namespace: str, ids: TokenIds, first: int, page_ids: list[int]) -> None:
         assert self._tiers is not None
         try:
             self._tiers.keep(namespace, ids, first, self._runner.read_pages(page_ids))
-        except Exception:  # the eviction goes on: half done, it would lose the pages that it has
-            log.exception("evicted pages could not be kept")
+        except Exception as error:  # the eviction goes on: half done, it would lose the pages that it has
+            self._tiers.fault(error)
 
     # -- files --------------------------------------------------------------------------------------------------------
 

@@ -18,9 +18,11 @@ import tempfile
 import time
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +30,7 @@ import numpy.typing as npt
 from niwaki.runtime.options.limits import TokenIds
 
 Bytes = npt.NDArray[np.uint8]
+T = TypeVar("T")
 
 log = logging.getLogger("niwaki.tiers")
 
@@ -35,13 +38,15 @@ KEY_BYTES = 16
 MAGIC = b"niwakiKV"
 VERSION = 1
 HEADER = struct.Struct("<8sHxx16sII")  # magic, version, key, bytes of the page, their CRC-32
+LOOKED_AT = 16  # files of a folder for each page that is written
 UNFINISHED = ("niwaki-", ".new")  # how the name of a file begins and ends that is being written
 ABANDONED_SECONDS = 3600.0  # after which whoever wrote it is gone
 
 
 class PageStore(Protocol):
-    """Keeps pages by key, up to a size of its own. Called by one thread, in the middle of an eviction, too: so nothing
-    here raises; what goes wrong is counted and costs pages."""
+    """Keeps pages by key, up to a size of its own. Called by one thread, in the middle of an eviction, too: what goes
+    wrong is counted and costs pages. What is raised all the same, `Tiers` counts as a page that is not there.
+    """
 
     name: str
 
@@ -116,6 +121,10 @@ class DiskStore:
 
     Files are written beside and renamed, so that a process that dies leaves no torn one; one that is torn all the same,
     or another version's, is deleted and counts as missing. After a failed write (a full disk) nothing more is written.
+
+    Several engines may share a folder, and find each other's pages. All files count, whoever wrote them: with each page
+    that is written a few names of the folder are looked at, again and again from its beginning. So where several write
+    at once the folder may hold more than it should, by what the others wrote since it was last gone through.
     """
 
     name = "disk"
@@ -132,25 +141,26 @@ class DiskStore:
         self._sizes: OrderedDict[bytes, int] = OrderedDict()
         self._bytes = self._hits = self._faults = 0
         self._is_full = False
+        self._names = self._seen()
         found = [(status, name) for name in os.listdir(folder) if (status := self._status(name)) is not None]
         for status, name in sorted(found, key=lambda one: one[0].st_mtime):
-            try:
-                key = bytes.fromhex(name.removesuffix(".page"))
-            except ValueError:
-                continue  # not ours
-            self._sizes[key] = status.st_size
-            self._bytes += status.st_size
+            self._count(name, status)
         self._delete_abandoned()
 
     def get(self, key: bytes) -> Bytes | None:
-        if key not in self._sizes:
+        if not self.holds(key):
             return None
         try:
             content = self._path(key).read_bytes()
         except OSError as error:
-            self._fault(f"cannot read a cached page: {error}")
-            self._forget(key)
+            if key in self._sizes:
+                if not isinstance(error, FileNotFoundError):  # else another engine has deleted it
+                    self._fault(f"cannot read a cached page: {error}")
+                self._forget(key)
             return None
+        if key not in self._sizes:
+            self._sizes[key] = len(content)
+            self._bytes += len(content)
         page = _page_of(key, content)
         if page is None:
             self._fault(f"{self._path(key).name} is damaged or of another version; it is deleted")
@@ -164,6 +174,7 @@ class DiskStore:
         """What leaves for it is deleted: nothing stands behind a disk."""
         if self._is_full or key in self._sizes:
             return []
+        self._look_at_others()
         data = page.tobytes()
         content = HEADER.pack(MAGIC, VERSION, key, len(data), zlib.crc32(data)) + data
         while self._sizes and self._bytes + len(content) > self._max_bytes:
@@ -184,12 +195,13 @@ class DiskStore:
             self._is_full = True
             self._fault(f"cannot write to {self._folder}: {error}; no more pages go there")
             return []
-        self._sizes[key] = len(content)
-        self._bytes += len(content)
+        if key not in self._sizes:
+            self._sizes[key] = len(content)
+            self._bytes += len(content)
         return []
 
     def holds(self, key: bytes) -> bool:
-        return key in self._sizes
+        return key in self._sizes or os.path.exists(f"{self._folder}/{key.hex()}.page")  # quicker than a path's own
 
     def clear(self) -> None:
         for key in list(self._sizes):
@@ -197,6 +209,30 @@ class DiskStore:
 
     def counts(self) -> Mapping[str, float]:
         return {"pages": len(self._sizes), "bytes": self._bytes, "hits": self._hits, "faults": self._faults}
+
+    def _look_at_others(self) -> None:
+        """Count some of the pages that other engines have written since."""
+        for name in islice(self._names, LOOKED_AT):
+            if name is None:  # that was all
+                break
+            status = None if _key_of(name) in self._sizes else self._status(name)
+            if status is not None:
+                self._count(name, status)
+
+    def _seen(self) -> Iterator[str | None]:
+        """The names in the folder, None at their end, and from the beginning."""
+        while True:
+            with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
+                for entry in entries:
+                    yield entry.name
+            yield None
+
+    def _count(self, name: str, status: os.stat_result) -> None:
+        """As the one used last. Another's file counts nothing."""
+        key = _key_of(name)
+        if key is not None:
+            self._sizes[key] = status.st_size
+            self._bytes += status.st_size
 
     def _path(self, key: bytes) -> Path:
         return self._folder / f"{key.hex()}.page"
@@ -230,6 +266,14 @@ class DiskStore:
         self._faults += 1
 
 
+def _key_of(name: str) -> bytes | None:
+    """Whose page a file is; None where it is not ours."""
+    try:
+        return bytes.fromhex(name[:-5]) if name.endswith(".page") else None
+    except ValueError:
+        return None
+
+
 def _page_of(key: bytes, content: bytes) -> Bytes | None:
     """The page of a file, None where it is not whole or not of this key and version."""
     if len(content) < HEADER.size:
@@ -256,7 +300,7 @@ class Tiers:
         self._page_size = page_size
         self._seconds_per_token: float | None = None  # of the model, in prefill
         self._seconds_per_page: dict[str, float] = {}  # of each store
-        self._lookups = 0
+        self._lookups = self._faults = 0
         self.restored_tokens = 0
 
     def keep(self, namespace: str, ids: TokenIds, first: int, pages: Bytes) -> None:
@@ -265,7 +309,7 @@ class Tiers:
         for key, page in zip(keys, pages, strict=True):
             moving = [(key, page)]
             for store in self._stores:
-                moving = [left for one in moving for left in store.put(*one)]
+                moving = [left for one in moving for left in self._put(store, *one)]
 
     def find(self, namespace: str, ids: TokenIds, first: int) -> list[Bytes]:
         """The pages from `first` on that some store has, without a gap; [] where reading them does not pay."""
@@ -284,14 +328,14 @@ class Tiers:
         """The first of the full pages of the sequence, from `first` on, that no store has; behind the last one if none
         is missing."""
         keys = page_keys(self._fingerprint, namespace, ids, self._page_size)
-        while first < len(keys) and any(store.holds(keys[first]) for store in self._stores):
+        while first < len(keys) and self._holder(keys[first]) is not None:
             first += 1
         return first
 
     def holder(self, namespace: str, ids: TokenIds, page: int) -> str | None:
         """The name of the first store that has this page of the sequence, to be looked at."""
         key = page_keys(self._fingerprint, namespace, ids[: (page + 1) * self._page_size], self._page_size)[-1]
-        return next((store.name for store in self._stores if store.holds(key)), None)
+        return self._holder(key)
 
     def computed(self, num_tokens: int, seconds: float) -> None:
         """The model took so long for a step of so many prompt tokens."""
@@ -301,24 +345,49 @@ class Tiers:
 
     def clear(self) -> None:
         for store in self._stores:
-            store.clear()
+            self._guarded(store.clear, None)
+
+    def fault(self, error: Exception) -> None:
+        """Pages could not be kept or fetched, and are computed again: told once, with where it happened."""
+        if not self._faults:
+            log.warning("a store of pages failed: %s (told once; the count goes on)", error, exc_info=error)
+        self._faults += 1
 
     def counts(self) -> Mapping[str, float]:
-        told = {f"{store.name}_{name}": value for store in self._stores for name, value in store.counts().items()}
-        return {"restored_tokens": self.restored_tokens, **told}
+        nothing: Mapping[str, float] = {}
+        told = {
+            f"{store.name}_{name}": value
+            for store in self._stores
+            for name, value in self._guarded(store.counts, nothing).items()
+        }
+        return {"restored_tokens": self.restored_tokens, "faults": self._faults, **told}
 
     def _get(self, key: bytes) -> Bytes | None:
         for store in self._stores:
             if not self._pays(store.name):
                 continue
-            start = time.perf_counter()
-            page = store.get(key)
-            if page is not None:
+            start, num_faults = time.perf_counter(), self._faults
+            page = self._guarded(partial(store.get, key), None)
+            if page is not None or self._faults > num_faults:  # a fault that takes long is worth as little
                 spent = time.perf_counter() - start
                 old = self._seconds_per_page.get(store.name, spent)
                 self._seconds_per_page[store.name] = 0.9 * old + 0.1 * spent
+            if page is not None:
                 return page
         return None
+
+    def _put(self, store: PageStore, key: bytes, page: Bytes) -> list[tuple[bytes, Bytes]]:
+        return self._guarded(partial(store.put, key, page), [])
+
+    def _holder(self, key: bytes) -> str | None:
+        return next((store.name for store in self._stores if self._guarded(partial(store.holds, key), False)), None)
+
+    def _guarded(self, ask: Callable[[], T], otherwise: T) -> T:
+        try:
+            return ask()
+        except Exception as error:
+            self.fault(error)
+            return otherwise
 
     def _pays(self, name: str) -> bool:
         page, token = self._seconds_per_page.get(name), self._seconds_per_token

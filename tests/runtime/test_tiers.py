@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from niwaki.runtime.api import ConfigError, GenerationError
+from niwaki.runtime.api import ConfigError, GenerationError, Segment
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.forward.runner import Runner
 from niwaki.runtime.kv.cache_file import CacheWriter, Layout, SavedPath, read_cache
-from niwaki.runtime.kv.tiers import Bytes, DiskStore, MemoryStore, Tiers, page_keys
+from niwaki.runtime.kv.tiers import HEADER, LOOKED_AT, Bytes, DiskStore, MemoryStore, Tiers, page_keys
 from tests.toy import VOCAB_SIZE, make_model
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 6, "ignore_eos": True}
@@ -189,6 +189,116 @@ def test_a_page_that_another_process_has_just_deleted_is_not_there(tmp_path: Pat
     again = DiskStore(tmp_path, 1 << 20)
     assert again.counts()["pages"] == 1
     assert again.get(key(1)) is None
+
+
+def test_engines_that_share_a_folder_find_each_others_pages_and_keep_its_size_together(tmp_path: Path) -> None:
+    size = HEADER.size + page(0).nbytes
+    stores = [DiskStore(tmp_path, 100 * size) for _ in range(2)]
+    for number in range(600):
+        stores[number % 2].put(key(number), page(number % 256))
+        # A page that is there while the folder is gone through is seen. So those of two rounds may not be.
+        assert len(list(tmp_path.iterdir())) <= 100 + 2 * (120 // LOOKED_AT + 3)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == size * len(list(tmp_path.iterdir()))
+    for store in stores:
+        for number in range(590, 600):
+            found = store.get(key(number))
+            assert store.holds(key(number))
+            assert found is not None
+            assert found.tolist() == page(number % 256).tolist()
+        assert store.counts()["faults"] == 0
+
+
+def test_a_page_that_another_engine_deleted_is_no_fault(tmp_path: Path) -> None:
+    store, other = DiskStore(tmp_path, 1 << 20), DiskStore(tmp_path, 1 << 20)
+    store.put(key(0), page(0))
+    assert other.get(key(0)) is not None
+    other.clear()
+    assert store.get(key(0)) is None
+    assert store.counts() == {"pages": 0, "bytes": 0, "hits": 0, "faults": 0}
+
+
+class Broken(MemoryStore):
+    """A store whose other end is gone: what is named in `raising` does not answer."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 24)
+        self.raising: set[str] = set()
+
+    def get(self, key: bytes) -> Bytes | None:
+        self._answer("get")
+        return super().get(key)
+
+    def put(self, key: bytes, page: Bytes) -> list[tuple[bytes, Bytes]]:
+        self._answer("put")
+        return super().put(key, page)
+
+    def holds(self, key: bytes) -> bool:
+        self._answer("holds")
+        return super().holds(key)
+
+    def clear(self) -> None:
+        self._answer("clear")
+        super().clear()
+
+    def _answer(self, name: str) -> None:
+        if name in self.raising:
+            raise ConnectionError(f"nobody answers to {name}")
+
+
+@pytest.mark.usefixtures("reading_pays")
+def test_a_store_that_raises_costs_computing_again_one_warning_and_a_count(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = prompt(1, 100), prompt(2, 110)
+    with Engine(folder, kv_tokens=128, host_cache_bytes=1 << 24) as engine:
+        broken = Broken()
+        tiers = engine.backend._core.pages._tiers
+        assert tiers is not None
+        tiers._stores = (broken,)
+        expected = [run(engine, ids)[0] for ids in (first, second)]
+        assert run(engine, first) == (expected[0], 96)
+        with caplog.at_level(logging.WARNING, "niwaki.tiers"):
+            broken.raising = {"get", "put", "holds", "clear"}
+            for _ in range(3):
+                for ids, tokens in ((second, expected[1]), (first, expected[0])):
+                    found, num_cached = run(engine, ids)
+                    assert found == tokens
+                    assert num_cached <= PAGE, "but for one page the pool has room for the other alone"
+            assert engine.tree().nodes
+            branch = engine.backend.open()
+            engine.backend.append(branch, [Segment("a")])
+            engine.backend.demote(branch)
+            engine.flush_cache()
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert "nobody answers" in caplog.records[0].getMessage()
+        faults = engine.stats()["tier_faults"]
+        assert faults >= 3 * 2 * 2 + 1, "a lookup and a page for each prompt, and the flush"
+        broken.raising = set()
+        run(engine, second)
+        run(engine, first)
+        assert run(engine, second) == (expected[1], 96), "who answers again is asked again"
+        assert engine.stats()["tier_faults"] == faults
+        engine.backend.check()
+
+
+@pytest.mark.usefixtures("reading_pays")
+def test_a_page_of_another_size_costs_computing_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Shortened(MemoryStore):
+        def get(self, key: bytes) -> Bytes | None:
+            page = super().get(key)
+            return None if page is None else page[: next(sizes)]
+
+    sizes = iter(range(1, 1000))
+    first, second = prompt(1, 100), prompt(2, 110)
+    with Engine(folder, kv_tokens=128, host_cache_bytes=1 << 24) as engine:
+        tiers = engine.backend._core.pages._tiers
+        assert tiers is not None
+        tiers._stores = (Shortened(1 << 24),)
+        expected = run(engine, first)
+        run(engine, second)
+        assert run(engine, first) == expected
+        assert engine.stats()["tier_faults"] == 1
+        engine.backend.check()
 
 
 @pytest.mark.usefixtures("reading_pays")

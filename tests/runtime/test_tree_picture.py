@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from niwaki.__main__ import main
-from niwaki.runtime.api import ConfigError, SamplingParams, Segment, TimedOut
+from niwaki.runtime.api import ConfigError, RequestError, SamplingParams, Segment, TimedOut
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.pictures.tree_page import draw
 from niwaki.runtime.pictures.tree_terminal import Drawn, watching
@@ -172,3 +172,9 @@ def test_what_is_no_tree_is_refused_by_name() -> None:
         TreeView.from_json({"nodes": []})
     with pytest.raises(ConfigError, match="other things"):
         TreeView.from_json({"model": "m", "nodes": [{"text": "a"}], "usage": {}})
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_tree_of_no_nodes_is_refused(engine: Engine, limit: int) -> None:
+    with pytest.raises(RequestError, match=f"limit must be at least 1, got {limit}"):
+        engine.tree(limit=limit)
