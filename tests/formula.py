@@ -18,7 +18,8 @@ from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.forward.runner import Batch
 from niwaki.runtime.loop.core import EngineCore
 from niwaki.runtime.options.config import EngineConfig
-from niwaki.runtime.requests.request import GenerateJob, Request
+from niwaki.runtime.requests.jobs import GenerateJob
+from niwaki.runtime.requests.request import Request
 
 PAGE_SIZE = 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from niwaki.radix.handles import Pin
 from niwaki.runtime.host.branch_tokens import BranchTokens
 from niwaki.runtime.options.limits import TokenIds
-from niwaki.runtime.requests.request import Job
+from niwaki.runtime.requests.jobs import Job
 
 MAX_HEALED = 32  # tokens of a prompt's end that are looked at
 

@@ -30,7 +30,8 @@ from niwaki.runtime.loop.pause import Pause
 from niwaki.runtime.loop.roster import Roster, pages_of
 from niwaki.runtime.options.config import EngineConfig
 from niwaki.runtime.requests.drafts import DRAFT_ROWS
-from niwaki.runtime.requests.request import GenerateJob, Job, Request
+from niwaki.runtime.requests.jobs import GenerateJob, Job
+from niwaki.runtime.requests.request import Request
 from niwaki.runtime.sampling.sampler import Sampled, rows_of
 
 log = logging.getLogger("niwaki.engine")

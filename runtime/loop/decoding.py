@@ -28,7 +28,8 @@ from niwaki.runtime.loop.led import Filled, Led
 from niwaki.runtime.loop.roster import pages_of
 from niwaki.runtime.loop.untold import Taken, Untold
 from niwaki.runtime.requests.drafts import Listener
-from niwaki.runtime.requests.request import GenerateJob, Request
+from niwaki.runtime.requests.jobs import GenerateJob
+from niwaki.runtime.requests.request import Request
 from niwaki.runtime.sampling.sampler import NO_ROWS, PlainDraws, on_device, rows_of
 
 SPARE_PAGES = 4  # columns by which the page table grows

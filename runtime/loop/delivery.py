@@ -24,7 +24,8 @@ from niwaki.runtime.loop.counters import Counters
 from niwaki.runtime.loop.forced import force
 from niwaki.runtime.loop.roster import Roster
 from niwaki.runtime.options.limits import TokenIds
-from niwaki.runtime.requests.request import GenerateJob, Job, Request, ScoreJob
+from niwaki.runtime.requests.jobs import GenerateJob, Job, ScoreJob
+from niwaki.runtime.requests.request import Request
 from niwaki.runtime.sampling.redraw import sample_within
 from niwaki.runtime.sampling.sampler import PlainDraws, Sampled, SampleRow, rows_of, token_logprobs
 

@@ -17,7 +17,8 @@ from niwaki.runtime.loop.counters import Counters
 from niwaki.runtime.options.config import EngineConfig
 from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.requests.drafts import NOTHING, echo_tokens
-from niwaki.runtime.requests.request import GenerateJob, Request
+from niwaki.runtime.requests.jobs import GenerateJob
+from niwaki.runtime.requests.request import Request
 
 log = logging.getLogger("niwaki.engine")
 

@@ -7,8 +7,7 @@ scheduler and the model runner read slices of it without copying.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,9 +16,7 @@ from niwaki.runtime.api import (
     ConstraintError,
     Delta,
     FinishReason,
-    Generation,
     Output,
-    Pending,
     Reasoned,
     SamplingParams,
     Score,
@@ -34,43 +31,12 @@ from niwaki.runtime.constraints.healing import Healing
 from niwaki.runtime.constraints.protocol import MaskRow
 from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.requests.drafts import Guesser
-from niwaki.runtime.requests.scoring import SharedBeginnings
+from niwaki.runtime.requests.jobs import GenerateJob, Job, ScoreJob
 from niwaki.runtime.requests.stops import StopText
 from niwaki.runtime.sampling.sampler import Sampled, SampleRow, is_plain
 
 MAX_ROOM = 256  # tokens
 HEALED_FROM = 1 << 40  # where the random numbers of a prompt's healed tokens stand, far from those of the answer
-
-
-@dataclass(slots=True)
-class GenerateJob:
-    """n generations from one prompt. `moved` is told the tokens that stay on the branch, before the result is set."""
-
-    generation: Generation
-    num_outputs: int
-    moved: Callable[[TokenIds], None] = lambda kept: None
-    outputs: dict[int, Output] = field(default_factory=dict)
-    program: int | None = None  # whose branch it goes on from
-
-
-@dataclass(slots=True)
-class ScoreJob:
-    """Continuations, each scored in a request of its own, from token `starts[index]` on: what it shares with another
-    is that one's."""
-
-    pending: Pending[tuple[Score, ...]]
-    starts: Sequence[int]
-    shared: SharedBeginnings
-    scores: dict[int, Score] = field(default_factory=dict)
-    program: int | None = None
-
-    def add(self, index: int, score: Score) -> None:
-        self.scores[index] = score
-        if len(self.scores) == len(self.starts):
-            self.pending.succeed(self.shared.whole([self.scores[i] for i in range(len(self.starts))]))
-
-
-Job = GenerateJob | ScoreJob
 
 
 class Request:

@@ -22,7 +22,8 @@ from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.loop.core import EngineCore
 from niwaki.runtime.options.config import EngineConfig
 from niwaki.runtime.options.limits import TokenIds
-from niwaki.runtime.requests.request import GenerateJob, Request
+from niwaki.runtime.requests.jobs import GenerateJob
+from niwaki.runtime.requests.request import Request
 from tests.benchmarks.bench_host import PAGE_SIZE, StubRunner
 
 AGENTS, TURNS = 32, 8

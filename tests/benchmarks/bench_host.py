@@ -33,7 +33,8 @@ from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.forward.runner import Batch
 from niwaki.runtime.loop.core import EngineCore
 from niwaki.runtime.options.config import EngineConfig
-from niwaki.runtime.requests.request import GenerateJob, Request
+from niwaki.runtime.requests.jobs import GenerateJob
+from niwaki.runtime.requests.request import Request
 
 PAGE_SIZE = 16
 BUDGETS = {1: 53.0, 32: 156.0, 256: 522.0}

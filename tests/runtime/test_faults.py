@@ -14,7 +14,8 @@ from niwaki.runtime.api import Generation, GenerationError, Grammar, Output, Reg
 from niwaki.runtime.constraints.grammar_engine import GrammarMatcher
 from niwaki.runtime.constraints.matcher import AutomatonMatcher
 from niwaki.runtime.options.limits import TokenIds
-from niwaki.runtime.requests.request import GenerateJob, Request
+from niwaki.runtime.requests.jobs import GenerateJob
+from niwaki.runtime.requests.request import Request
 from niwaki.runtime.sampling.sampler import Sampled
 from tests.formula import Host
 from tests.toy import make_model

@@ -34,7 +34,8 @@ from niwaki.runtime.engine import Engine
 from niwaki.runtime.loop.core import EngineCore
 from niwaki.runtime.options.config import EngineConfig
 from niwaki.runtime.options.from_dict import options_from_dict
-from niwaki.runtime.requests.request import GenerateJob, Request
+from niwaki.runtime.requests.jobs import GenerateJob
+from niwaki.runtime.requests.request import Request
 from tests.oracle import OracleRunner
 from tests.toy import make_model, make_tokenizer
 
