@@ -277,6 +277,7 @@ class Request:
             self.healing = None
         if not over:
             self.num_prompt += 1
+            self.logits_from = self._length - 1  # else, set back now, it would be told this token's log-probability
             return None
         self._num_healed = len(self._tokenizer.bytes_of(sampled.token_id) or b"") - len(over)
         if self.matcher is not None:

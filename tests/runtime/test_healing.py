@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +153,35 @@ def test_no_cut_of_a_real_text_is_healed_to_bytes_that_cannot_be() -> None:
         found = agreement(engine, 40, seed=3)
     assert found.inside > 0
     assert (found.impossible_healed, found.impossible_plain) == (0, 0)
+
+
+def test_who_is_set_back_behind_a_healed_token_tells_no_more_of_the_prompt_than_was_asked(engine: Engine) -> None:
+    backend, core = engine.backend, engine.backend._core
+    set_back: list[int] = []
+
+    def set_all_back() -> None:
+        for request in list(core._roster.running.values()):
+            if request.num_generated == 0 and request.num_pending == 1:  # its last token is the prompt's, healed
+                set_back.append(request.id)
+                core._roster.preempt(request)
+
+    params = SamplingParams(max_new_tokens=4, ignore_eos=True, heal=True, seed=3)
+    ids = [np.array(engine.tokenizer.plain_ids(text), np.int32) for text in ("see http:", "see http://www", "the {")]
+    backend.after_step = set_all_back
+    try:
+        outputs = [backend.start(prompt, params).result(timeout=60)[0] for prompt in ids]
+    finally:
+        backend.after_step = lambda: None
+    assert set_back
+    assert [output.prompt_logprobs for output in outputs] == [()] * 3
+    assert outputs == [
+        replace(
+            output,
+            seconds=was.seconds,
+            queued_seconds=was.queued_seconds,
+            first_seconds=was.first_seconds,
+            cached_tokens=was.cached_tokens,
+        )
+        for prompt, was in zip(ids, outputs, strict=True)
+        for output in backend.start(prompt, params).result(timeout=60)
+    ], "and the same as who was not"
