@@ -18,7 +18,6 @@ from itertools import pairwise
 from niwaki.radix.children import PAIR_BYTES, TOKEN_BYTES, Children, common_tokens
 from niwaki.radix.eviction import MOST, Eviction, least_recently_used
 
-
 NO_PAGES: list[int] = []  # of nodes that have left, which nothing is added to
 
 

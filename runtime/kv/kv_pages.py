@@ -143,6 +143,8 @@ class KVPages:
         before = self.cache.stats().tree_tokens
         for path in saved:
             have = self.cache.match(path.ids, path.namespace) // self._page_size
+            if len(path.ids) <= have * self._page_size:
+                continue  # it is all there
             if len(path.ids) > (self.cache.num_free + have) * self._page_size:
                 break
             lease = self.cache.acquire(path.ids, path.namespace, room_for=len(path.ids))
@@ -151,7 +153,11 @@ class KVPages:
             if first < path.first:  # what it continues was not loaded
                 self.cache.discard(lease)
                 continue
-            self._runner.copy_pages(lease.copies)
-            self._runner.write_pages(lease.page_ids[first:], path.pages[first - path.first :])
+            try:
+                self._runner.copy_pages(lease.copies)
+                self._runner.write_pages(lease.page_ids[first:], path.pages[first - path.first :])
+            except BaseException:
+                self.cache.discard(lease)  # nobody else knows of it
+                raise
             self.cache.release(lease, path.ids, len(path.ids))
         return self.cache.stats().tree_tokens - before

@@ -252,6 +252,8 @@ class Request:
         """Add a sampled token and its text; returns why the request ends, if it does. `is_accepted`: the matcher knows
         the token already."""
         self.append(sampled.token_id)
+        # All before are read: set back now, it would else be told this token's log-probability as that of the next.
+        self.logits_from = self._length - 1
         if self.healing is not None:
             return self._heal(self.healing, sampled, end_ids)
         if self.matcher is not None and not is_accepted and not self._ends(sampled.token_id, end_ids):
@@ -277,7 +279,6 @@ class Request:
             self.healing = None
         if not over:
             self.num_prompt += 1
-            self.logits_from = self._length - 1  # else, set back now, it would be told this token's log-probability
             return None
         self._num_healed = len(self._tokenizer.bytes_of(sampled.token_id) or b"") - len(over)
         if self.matcher is not None:

@@ -336,6 +336,37 @@ def test_an_output_says_where_its_forced_text_stands(prompt: str, engine: Engine
     assert all(text in key or text in "-ab-" for text in told)
 
 
+def test_who_is_set_back_inside_a_forced_run_says_the_same(engine: Engine) -> None:
+    backend, core = engine.backend, engine.backend._core
+    set_back: list[int] = []
+
+    def set_all_back() -> None:
+        for request in list(core._roster.running.values()):
+            if request.num_unshown and request.length not in set_back:
+                set_back.append(request.length)
+                core._roster.preempt(request)
+
+    ids = np.array(engine.tokenizer.plain_ids("the dog sat on"), np.int32)
+    params = SamplingParams(
+        max_new_tokens=30, seed=1, return_logprob=True, constraint=Regex("(the cat sat on the (mat|log)!){2}")
+    )
+
+    def told() -> tuple[tuple[object, ...], list[float | None]]:
+        (output,) = backend.start(ids, params).result(timeout=60)
+        said = (output.text, output.token_ids, output.forced, output.allowed)
+        return said, [entry.logprob for entry in output.logprobs]
+
+    said, logprobs = told()
+    backend.after_step = set_all_back
+    try:
+        again, others = told()
+        assert again == said
+        assert others == pytest.approx(logprobs, abs=1e-3)
+    finally:
+        backend.after_step = lambda: None
+    assert set_back
+
+
 @pytest.mark.parametrize("forces", [True, False])
 def test_an_output_says_how_many_tokens_were_allowed_at_each(forces: bool, folder: Path) -> None:
     constraint = Regex("ab-[a-z]{2}-(?:yes|no)")

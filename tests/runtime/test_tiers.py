@@ -15,7 +15,6 @@ import pytest
 from niwaki.runtime.api import ConfigError, GenerationError, Segment
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.forward.runner import Runner
-from niwaki.runtime.kv.cache_file import CacheWriter, Layout, SavedPath, read_cache
 from niwaki.runtime.kv.tiers import HEADER, LOOKED_AT, Bytes, DiskStore, MemoryStore, Tiers, page_keys
 from tests.toy import VOCAB_SIZE, make_model
 
@@ -346,96 +345,6 @@ def test_a_store_that_is_slower_than_computing_is_left_alone() -> None:
     assert tiers.find("", ids, 0) == []
     found = [len(tiers.find("", ids, 0)) for _ in range(Tiers.RETRY)]
     assert sorted(found)[-2:] == [0, 2], "tried again now and then"
-
-
-def test_a_saved_cache_warms_another_engine(folder: Path, tmp_path: Path) -> None:
-    shared = prompt(3, 48)
-    asked = [shared + prompt(seed, 30) for seed in (4, 5)]
-    file = tmp_path / "cache.niwaki"
-    with Engine(folder, kv_tokens=1024) as engine:
-        expected = [run(engine, ids)[0] for ids in asked]
-        saved = engine.save_cache(file)
-        assert saved == 48 + 2 * (30 + 5), "each page once; the KV of the last token was never needed"
-    with Engine(folder, kv_tokens=1024) as warm:
-        assert warm.load_cache(file) == saved
-        warm.backend.check()
-        assert [run(warm, ids) for ids in asked] == [(tokens, 77) for tokens in expected]
-        assert warm.load_cache(file) == 0, "it is all there"
-    with Engine(folder, kv_tokens=64) as small:
-        assert small.load_cache(file) <= 64
-        small.backend.check()
-        run(small, asked[0][:40])
-
-
-def test_a_cache_that_cannot_get_its_name_leaves_no_file(folder: Path, tmp_path: Path) -> None:
-    taken = tmp_path / "taken"
-    taken.mkdir()
-    with Engine(folder, kv_tokens=256) as engine, pytest.raises(OSError, match="directory"):
-        engine.save_cache(taken)
-    assert list(tmp_path.iterdir()) == [taken]
-
-
-def test_a_saved_cache_of_other_weights_is_refused_and_a_damaged_one_is_used_up_to_the_damage(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    file = tmp_path / "cache.niwaki"
-    with Engine(folder, kv_tokens=1024) as engine:
-        for seed in (6, 7):
-            run(engine, prompt(seed, 40))
-        saved = engine.save_cache(file)
-        with pytest.raises(FileNotFoundError):
-            engine.save_cache(tmp_path / "nowhere" / "cache")
-        with pytest.raises(ConfigError, match="is not a saved cache"):
-            engine.load_cache(folder / "config.json")
-    content = file.read_bytes()
-    file.write_bytes(content[:-3] + b"xyz")
-    with Engine(folder, kv_tokens=1024) as engine, caplog.at_level(logging.WARNING, "niwaki.tiers"):
-        assert 0 < engine.load_cache(file) < saved
-        assert "is damaged behind byte" in caplog.text
-        engine.backend.check()
-    (tmp_path / "other").mkdir()
-    other = make_model(tmp_path / "other", sharpness=3.0, seed=9)
-    with Engine(other, kv_tokens=1024) as engine, pytest.raises(ConfigError, match="saved with another fingerprint"):
-        engine.load_cache(file)
-
-
-@pytest.mark.parametrize("damage", [(b'"namespace": ""', b'"namespace": "x"'), (b'"tokens": 45', b'"tokens": 46')])
-def test_a_path_of_a_saved_cache_is_taken_up_only_as_it_was_written(
-    folder: Path, tmp_path: Path, damage: tuple[bytes, bytes]
-) -> None:
-    file = tmp_path / "cache.niwaki"
-    with Engine(folder, kv_tokens=1024) as engine:
-        run(engine, prompt(6, 40))
-        assert engine.save_cache(file) == 45
-    content = file.read_bytes()
-    assert content.count(damage[0]) == 1
-    file.write_bytes(content.replace(*damage))
-    with Engine(folder, kv_tokens=1024) as engine:
-        assert engine.load_cache(file) == 0
-        assert not engine.tree(namespace="x").nodes
-
-
-def test_a_saved_cache_that_says_to_hold_more_than_it_does_takes_no_memory_for_it(tmp_path: Path) -> None:
-    layout, file = Layout(b"m", PAGE, 64), tmp_path / "cache.niwaki"
-    with CacheWriter(file, layout) as writer:
-        writer.add(SavedPath("", np.arange(PAGE, dtype=np.int32), 0, page(1).reshape(1, 64)))
-    assert len(list(read_cache(file, layout))) == 1
-    content = file.read_bytes()
-    for zeros in (b"0" * 9, b"0" * 30):  # more than the machine has, more than a size can be
-        claimed = content.replace(b'"tokens": 16', b'"tokens": 16' + zeros).replace(
-            b'"pages": 1', b'"pages": 1' + zeros
-        )
-        file.write_bytes(claimed)
-        assert list(read_cache(file, layout)) == []
-
-
-def test_a_saved_cache_that_says_to_hold_less_than_nothing_is_damaged(tmp_path: Path) -> None:
-    layout, file = Layout(b"m", PAGE, 64), tmp_path / "cache.niwaki"
-    with CacheWriter(file, layout) as writer:
-        writer.add(SavedPath("", np.arange(PAGE, dtype=np.int32), 0, page(1).reshape(1, 64)))
-    claimed = file.read_bytes().replace(b'"tokens": 16', b'"tokens": -1').replace(b'"pages": 1', b'"pages": 0')
-    file.write_bytes(claimed)
-    assert list(read_cache(file, layout)) == []
 
 
 def test_what_a_killed_process_left_half_written_is_deleted_and_nothing_else(
