@@ -55,8 +55,7 @@ class Decoding:
             self._table[place, : len(own)] = own
         self._starts = np.array([request.num_computed for request in requests], np.int64)
         self._token_ids = np.array([request.ids[-1] for request in requests], np.int32)
-        # So many tokens are computed when the last one that the request may generate is drawn.
-        self._last = np.array([request.length - 1 + request.remaining_new for request in requests], np.int64)
+        self._last = np.array([_last_of(request) for request in requests], np.int64)
         self._may_end = np.zeros(vocab_size, np.bool_)
         self._may_end[[*end_ids, *(end for request in requests for end in request.params.stop_token_ids)]] = True
         self._untold = Untold(count)
@@ -309,6 +308,7 @@ class Decoding:
         for place, request in enumerate(self.requests):
             self._starts[place] = request.num_computed
             self._token_ids[place] = request.ids[-1]
+            self._last[place] = _last_of(request)
             self._hold(place, pages_of(request))
         self._count_left()
         self._draws.move_to(np.array([request.num_generated for request in self.requests], np.int64))
@@ -410,6 +410,8 @@ class Decoding:
                 return False
             else:
                 self._token_ids[place] = request.ids[-1]
+                if not self._is_plain[place]:  # a healed token is none of its budget
+                    self._last[place] = _last_of(request)
         if len(ended) == len(self.requests):
             self.requests = []
             return False
@@ -426,3 +428,8 @@ class Decoding:
         self._is_plain, self._is_watched = self._is_plain[left], self._is_watched[left]
         self._listener = None
         self._look_at_kinds()
+
+
+def _last_of(request: Request) -> int:
+    """How many of its tokens are computed when the last one that it may generate is drawn."""
+    return request.length - 1 + request.remaining_new

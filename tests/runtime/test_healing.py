@@ -185,3 +185,16 @@ def test_who_is_set_back_behind_a_healed_token_tells_no_more_of_the_prompt_than_
         for prompt, was in zip(ids, outputs, strict=True)
         for output in backend.start(prompt, params).result(timeout=60)
     ], "and the same as who was not"
+
+
+def test_a_healed_prompt_that_fills_its_page_finds_another_for_its_last_token(engine: Engine) -> None:
+    """What is healed is the prompt's: it takes a page, and nothing of the budget."""
+    tokenizer = engine.tokenizer
+    params = SamplingParams(max_new_tokens=1, ignore_eos=True, heal=True, seed=3)
+    lengths = set()
+    for padding in range(16):
+        ids = np.array(tokenizer.plain_ids("a" + " b" * padding + " the {"), np.int32)
+        lengths.add(len(ids) % 16)
+        (output,) = engine.backend.start(ids, params).result(timeout=60)
+        assert len(output.token_ids) == 1
+    assert len(lengths) == 16, "the prompts end at every place of a page"
