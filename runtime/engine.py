@@ -285,10 +285,12 @@ class Engine:
         params = params_of(sampling_params, len(prompts), asked, self._loaded.info.defaults)
         logits_from = first_position(return_logprob, logprob_start_len, prompts)
         running = Running([], params, logits_from, is_batch)
+        program = self.backend.new_program()
         try:
             with self.backend.together():
                 for ids, one in zip(prompts, params, strict=True):
-                    running.generations.append(self.backend.start(ids, one, logits_from=logits_from))
+                    started = self.backend.start(ids, one, logits_from=logits_from, program=program)
+                    running.generations.append(started)
         except BaseException:  # the first of them may run already
             running.cancel()
             raise

@@ -100,9 +100,13 @@ class LocalBackend(Templates):
     def info(self) -> BackendInfo:
         return self._info
 
+    def new_program(self) -> int:
+        """A number for requests that share their places with each other, before they share them with others'."""
+        return next(self._programs)
+
     def open(self, *, namespace: str = "", program: int | None = None) -> LocalBranch:
         """`program`: below 0, where others count them; None for one of its own."""
-        program = next(self._programs) if program is None else program
+        program = self.new_program() if program is None else program
         return LocalBranch(np.empty(0, dtype=np.int32), namespace, None, program=program)
 
     def fork(self, branch: Branch) -> LocalBranch:
@@ -230,10 +234,12 @@ class LocalBackend(Templates):
         logits_from: int | None = None,
         num_settled: int = 0,
         streams: bool = True,
+        program: int | None = None,
     ) -> Generation:
         """Generate from token ids. `logits_from`: the first position whose next-token log-probability is wanted; then
         the prompt stays as it is. Else, with `params.heal`, tokens behind the first `num_settled` may be taken back.
         `streams` changes nothing here: pieces that nobody reads cost nothing where there is no other process.
+        `program`: whose places it takes without a branch, by `new_program` or below 0; None: it stands for itself.
 
         Raises:
             CapacityError: the tokens can never fit. RequestError: a token id, stop or bias is outside the vocabulary.
@@ -243,7 +249,7 @@ class LocalBackend(Templates):
         check_not_forked()
         self._limits.check(ids, params)
         generation = Generation(lambda: self.cancel(job))
-        job = GenerateJob(generation, params.n)
+        job = GenerateJob(generation, params.n, program=program if branch is None else branch.program)
         seeds = self._seeds(params)
         if logits_from is None and params.return_logprob and params.logprob_start_len >= 0:
             if params.logprob_start_len > len(ids):
@@ -253,7 +259,6 @@ class LocalBackend(Templates):
             logits_from = max(0, params.logprob_start_len - 1)
         unsettled = None if logits_from is not None else self._unsettled(ids, params, num_settled)
         if branch is not None:
-            job.program = branch.program
             job.moved = lambda kept: self._move(branch, kept)
             self._track(branch, job)  # from here on: compiling may take a second, and the branch be closed meanwhile
 

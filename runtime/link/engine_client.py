@@ -218,9 +218,11 @@ class EngineClient(Templates):
         *,
         logits_from: int | None = None,
         streams: bool = True,
+        program: int = 0,
     ) -> Generation:
         """Generate from token ids. A constraint is waited for until it is compiled, except where nobody may wait.
-        Without `streams` there will be no deltas: each costs both processes something, read or not.
+        Without `streams` there will be no deltas: each costs both processes something, read or not. `program`: above 0,
+        the same for all requests without a branch that share their places; 0: it stands for itself.
 
         Raises:
             CapacityError, RequestError, ConstraintError: where it can be told at once. EngineStopped: no engine.
@@ -235,7 +237,7 @@ class EngineClient(Templates):
             _Asked(generation, branch, accepted, generation.push),
             frames.Start(
                 number, branch_number, keep, frames.packed(ids[keep:]), frames.plain(params), namespace, logits_from,
-                0 if branch is None else branch.num_settled, streams, 0 if branch is None else branch.program,
+                0 if branch is None else branch.num_settled, streams, program if branch is None else branch.program,
             ),
         )  # fmt: skip
         if accepted is not None:

@@ -44,7 +44,7 @@ class Start(msgspec.Struct, tag=1, array_like=True, frozen=True):
     logits_from: int | None
     settled: int
     streams: bool
-    program: int  # of the branch: the number of that from which it was forked first
+    program: int  # of the branch: the number of that from which it was forked first; 0: it stands for itself
 
 
 class Weigh(msgspec.Struct, tag=2, array_like=True, frozen=True):

@@ -105,8 +105,9 @@ class Orders:
             if branch is not None:
                 branch.move(ids, order.settled)
             generation = self._engine.start(
-                ids, params, order.namespace, branch, logits_from=order.logits_from, num_settled=order.settled
-            )
+                ids, params, order.namespace, branch,
+                logits_from=order.logits_from, num_settled=order.settled, program=-order.program or None,
+            )  # fmt: skip
             if params.compiles:
                 self._outlet.post(frames.Accepted(order.id))
             return generation

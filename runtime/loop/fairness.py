@@ -1,7 +1,7 @@
 """Places for all programs: one that forks a thousand branches does not hold up another's only one. Pure functions.
 
-A program is a number, that of the branch from which its branches were forked; None for requests of no branch, which
-stand for themselves.
+A program is a number: that of the branch from which its branches were forked, or of a call with many prompts. None
+stands for itself.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 def over_share(line: Sequence[tuple[int, int | None]], running: Iterable[int | None], num_places: int) -> set[int]:
     """Who of `line` (ids, each with its program, in the order of admission) should let others go first: whose program
     has an equal share of the places, with those that run and those before it in line."""
-    programs = {program for _, program in line if program is not None}
-    if not programs:
-        return set()
-    counts = Counter(program for program in running if program is not None)
-    programs |= counts.keys()
-    if len(programs) == 1:
+    counts = Counter(running)
+    programs = {program for _, program in line} | counts.keys()
+    programs.discard(None)
+    if len(programs) < 2:
         return set()
     share = max(1, num_places // len(programs))
     over: set[int] = set()

@@ -18,7 +18,7 @@ class GenerateJob:
     num_outputs: int
     moved: Callable[[TokenIds], None] = lambda kept: None
     outputs: dict[int, Output] = field(default_factory=dict)
-    program: int | None = None  # whose branch it goes on from
+    program: int | None = None  # whose places it takes (`loop.fairness`)
 
 
 @dataclass(slots=True)

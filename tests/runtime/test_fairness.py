@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +15,7 @@ from niwaki.runtime.engine import Engine
 from niwaki.runtime.loop.fairness import over_share, seen
 from niwaki.runtime.loop.plans import Plan, Room, Running, Waiting
 from niwaki.runtime.loop.scheduler import PRIORITY_STEPS, Policy, plan
+from niwaki.runtime.requests.request import Request
 
 PAGE = 4
 
@@ -92,3 +95,37 @@ def test_what_was_forked_is_of_the_same_program(bundled_engine: Engine) -> None:
         generation.cancel()
     assert None not in programs
     assert programs[0] == programs[1] != programs[2]
+
+
+def test_a_call_with_many_prompts_does_not_hold_up_another_call(bundled_engine: Engine) -> None:
+    backend, roster = bundled_engine.backend, bundled_engine.backend._core._roster
+    admitted: list[int | None] = []
+    admit, config = roster._admit, roster._config
+
+    def note(request: Request) -> None:
+        admitted.append(request.job.program)
+        admit(request)
+
+    may_begin = threading.Event()
+
+    def hold() -> None:
+        assert may_begin.wait(60)
+
+    backend._inbox.post(hold)
+    once: tuple[object, ...] = ({"max_new_tokens": 1}, None, False, -1, 0)
+    roster._admit, roster._config = note, dataclasses.replace(config, max_running_requests=2)  # type: ignore[method-assign]
+    try:
+        calls = [
+            bundled_engine._start(prompt, *once, stream=False)  # type: ignore[arg-type]
+            for prompt in ([f"{number} and more" for number in range(6)], "Hello everybody there")
+        ]
+        may_begin.set()
+        for call in calls:
+            call.results()
+    finally:
+        del roster._admit
+        roster._config = config
+    assert len(admitted) == 7
+    assert len(set(admitted)) == 2
+    assert admitted[0] != admitted[1], "who has one is among the first two"
+    assert None not in admitted

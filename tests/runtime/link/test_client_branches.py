@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
-from niwaki.runtime.api import ConstraintError, EngineStopped, Regex, RequestError, SamplingParams, Segment
+from niwaki.runtime.api import ConstraintError, EngineStopped, Generation, Regex, RequestError, SamplingParams, Segment
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.host.local import LocalBackend
 from niwaki.runtime.link import frames
 from niwaki.runtime.link.engine_client import EngineClient
 from niwaki.runtime.link.frames import Order, Report
@@ -88,3 +91,31 @@ def test_what_stands_open_behind_choices_stays_open_for_forks_and_after_an_error
     whole = client.open()
     client.append(whole, [Segment("see http://www")])
     assert list(branch.token_ids) == list(twin.token_ids) == list(whole.token_ids)
+
+
+@pytest.mark.parametrize("keeps_branches", [True, False])
+def test_what_belongs_together_takes_its_places_together_there(
+    client: EngineClient, keeps_branches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs: list[int | None] = []
+    start = LocalBackend.start
+
+    def noted(self: LocalBackend, *args: Any, **options: Any) -> Generation:
+        generation = start(self, *args, **options)
+        programs.append(options["program"] if args[3] is None else args[3].program)
+        return generation
+
+    monkeypatch.setattr(LocalBackend, "start", noted)
+    if not keeps_branches:
+        client._keeps_branches = False
+    ids, params = np.array([5, 6, 7], np.int32), SamplingParams(max_new_tokens=1)
+    trunk = client.open()
+    client.append(trunk, [Segment("the cat")])
+    running = [client.generate(branch, [], params) for branch in (trunk, client.fork(trunk), client.fork(trunk))]
+    running += [client.start(ids, params, program=program) for program in (7, 7, 8)]
+    running += [client.start(ids, params) for _ in range(2)]
+    for generation in running:
+        generation.result(60)
+    assert programs[0] == programs[1] == programs[2] != programs[3] == programs[4] != programs[5]
+    assert None not in programs[:6]
+    assert programs[6:] == [None, None]
