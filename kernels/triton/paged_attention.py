@@ -96,7 +96,7 @@ def paged_attention(
     try:
         launch(
             _paged_attention,
-            (rows.num_tokens // tile + (len(rows.row) if tile > 1 else 0), kv_heads, num_splits),
+            (rows.num_tokens // tile + (0 if one_each else len(rows.row)), kv_heads, num_splits),
             q, numbers_of(k_pool), numbers_of(v_pool), target, lse, page_table, length, rows.row, rows.first,
             rows.token, scales_of(k_pool), scales_of(v_pool), sinks, len(rows.row), rule.scale_for(head_dim),
             rule.window, rule.chunk, rule.soft_cap, k_pool.stride(1), page_table.stride(0), q.stride(0),
@@ -106,6 +106,7 @@ def paged_attention(
             HEAD_DIM=head_dim,
             BLOCK_D=block_of(head_dim, 16),
             TILE=tile,
+            IS_SINGLE=one_each,
             BLOCK_M=block_m,
             BLOCK_N=chosen.block_n,
             SPLIT=split if num_splits > 1 else 0,
@@ -196,6 +197,7 @@ def _paged_attention(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     TILE: tl.constexpr,
+    IS_SINGLE: tl.constexpr,  # every row has one token
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -207,7 +209,7 @@ def _paged_attention(
     PRECISION: tl.constexpr,
 ):
     kv_head = tl.program_id(1)
-    if TILE == 1:
+    if IS_SINGLE:
         index = tl.program_id(0)
         tile_token = 0
     else:

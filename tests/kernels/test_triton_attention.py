@@ -16,6 +16,7 @@ from niwaki.kernels.rule import NO_WINDOW, PLAIN, AttentionRule
 from niwaki.kernels.segments import Int32s, Int64s, Segments
 from niwaki.kernels.small_kv import KINDS, narrowed_torch, widened_torch
 from niwaki.kernels.triton import plan as plans
+from niwaki.kernels.triton.attend import AttentionCall
 from niwaki.kernels.triton.merge import merge_parts, merge_parts_torch
 from niwaki.kernels.triton.paged_attention import RaggedRows, paged_attention
 from niwaki.kernels.triton.plan import (
@@ -114,6 +115,18 @@ def test_wide_heads_and_rows_left_out() -> None:
     paged_attention(batch.q, batch.k_pool, batch.v_pool, *batch.on_device(), batch.ragged([1]), out, tuning=SMALL)
     assert_close(out[3:], batch.expected()[3:], 4)
     assert out[:3].isnan().all(), "tokens of other rows stay as they are"
+
+
+@pytest.mark.parametrize("heads", [12, 24, 48])
+def test_heads_that_leave_room_for_one_token_at_a_time_attend_in_rows_of_several(heads: int) -> None:
+    batch = Batch([(150, 3), (5, 2), (0, 1), (300, 16), (20, 30)], heads, 1)
+    out, expected = batch.out(), batch.expected()
+    AttentionCall(batch.q, batch.k_pool, batch.v_pool, out, PLAIN).launch(batch.plan())
+    assert_close(out, expected, 20)
+    out = batch.out()
+    for rows in ([0, 3], [1, 2, 4]):
+        paged_attention(batch.q, batch.k_pool, batch.v_pool, *batch.on_device(), batch.ragged(rows), out, tuning=SMALL)
+    assert_close(out, expected, 20)
 
 
 WINDOW, CAP = AttentionRule(window=20), AttentionRule(soft_cap=3.0, scale=0.3)
