@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch.nn.functional import pad
 
-from niwaki.kernels.coded import Coded
+from niwaki.kernels.coded import MAX_EXPONENT, Coded
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import Linear
 from niwaki.kernels.small_kv import FP8, LARGEST, TINY, knows_e4m3, narrowed_torch
@@ -43,7 +43,6 @@ MIN_SPAN = 32  # half of it is the least inner side of a product
 FEW_ROWS = 16
 MULTIPLE = 16  # sides of a product of e4m3
 E2M1_SPAN = 64
-MAX_EXPONENT = 128  # plus 127, of the scales of e2m1, so of weights up to 12: see `of_e2m1`
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,10 +288,11 @@ def of_e2m1(
     exponents,  # uint8 [BLOCK_N], plus 127
 ):
     """What the codes mean times 2^exponent, float32. Their bits, put in place, are the number times 2^-126, also where
-    it is 0.5, which has no exponent: a subnormal. So it is multiplied by 2^(126 + exponent)."""
+    it is 0.5, which has no exponent: a subnormal. That and the power are two factors, for 2^(126 + exponent) is more
+    than a float32 where the exponent is above 1."""
     placed = ((codes & 8).to(tl.uint32) << 28) | ((codes & 7).to(tl.uint32) << 22)
-    power = ((exponents.to(tl.uint32) + 126) << 23).to(tl.float32, bitcast=True)
-    return placed.to(tl.float32, bitcast=True) * power[None, :]
+    power = (exponents.to(tl.uint32) << 23).to(tl.float32, bitcast=True)
+    return placed.to(tl.float32, bitcast=True) * 8.507059173023462e37 * power[None, :]  # 2^126
 
 
 @triton.jit

@@ -60,8 +60,20 @@ def test_powers_of_two_take_a_byte_and_other_scales_are_left_to_others() -> None
     product = coded_product(weight, None)
     assert isinstance(product, CodedProduct)
     assert (product.codes.nbytes, product.scales.nbytes) == (16 * 128 // 2, 16 * 4), "filled up to spans of 64"
-    for scales in (weight.scales * 3, -weight.scales, torch.full_like(weight.scales, 4.0)):
+    for scales in (weight.scales * 3, -weight.scales, torch.full_like(weight.scales, 2.0**126)):
         assert coded_product(replace(weight, scales=scales), None) is None
+
+
+@pytest.mark.parametrize("power", [-40, 1, 2, 9, 90])
+def test_powers_of_two_may_be_large_and_small(power: int) -> None:
+    weight = on_device(drawn("e2m1", 33, 200, 32))
+    weight = replace(weight, scales=weight.scales * 2.0**power)
+    product = coded_product(weight, None)
+    assert isinstance(product, CodedProduct)
+    x = randn(0, 3, 200)
+    out = torch.empty(3, 33, device=DEVICE)
+    product.forward(Operand.of(x), Operand.of(out))
+    assert_close(out * 2.0**-power, expected_of(x, weight, None) * 2.0**-power, 20)
 
 
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 16, 16), (5, 80, 48)])
