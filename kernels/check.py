@@ -5,8 +5,8 @@ run, and its share of what this device copies and multiplies, measured first. Wi
 interpreter, correctness alone. `--compile 90` needs no GPU either: it compiles all kernels to machine code of that
 compute capability, and tells their registers, shared memory and spills.
 
-Exits 1 where a kernel is wrong, or fits no such GPU. Needs torch, NumPy, Numba and Triton, and nothing of niwaki but
-its kernels.
+Exits 1 where a kernel is wrong, or fits no such GPU, and 3 where none is, but some were left out. Needs torch, NumPy,
+Numba and Triton, and nothing of niwaki but its kernels.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ SECONDS = 0.1  # for which a case is timed
 SHARED_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}
 LEAST_SHARED_KIB = 64
 
+ALL_RIGHT, SOME_WRONG, SOME_LEFT_OUT = 0, 1, 3  # what it exits with; 2 is for options that are not there
+
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
@@ -64,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.compile:
         os.environ["TRITON_INTERPRET"] = "0"  # before the first kernel is defined
-        results, is_right = compile_all(chosen.compile, chosen.only)
+        results = compile_all(chosen.compile, chosen.only)
     else:
         found: list[Json] = []
 
@@ -74,11 +76,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(", ".join(f"{name} {_cell(value)}" for name, value in line.items()), flush=True)
             write(chosen.json, found)
 
-        results, is_right = check_all(chosen.only, tunes=chosen.tune, tell=tell)
+        results = check_all(chosen.only, tunes=chosen.tune, tell=tell)
         print()
     print(table(results))
     write(chosen.json, results)
-    return 0 if is_right else 1
+    return exit_status(results)
+
+
+def exit_status(lines: Sequence[Json]) -> int:
+    """Of these lines of a check; what was not run was not found right."""
+    if any("failed" in line or line.get("right") is False or line.get("same tokens") == "NO" for line in lines):
+        return SOME_WRONG
+    return SOME_LEFT_OUT if any("left out" in line for line in lines) else ALL_RIGHT
 
 
 def write(path: Path | None, results: Sequence[Json]) -> None:
@@ -109,9 +118,9 @@ def machine() -> Json:
 
 def check_all(
     only: str, *, tunes: bool, tell: Callable[[Json], object] = lambda line: None, ends: float = math.inf
-) -> tuple[list[Json], bool]:
-    """A line for each case, told as it comes; whether all were right. A case that fails is a line, too, and the others
-    go on, unless it took the device with it. None is begun behind `ends` of `time.monotonic`."""
+) -> list[Json]:
+    """A line for each case, told as it comes. A case that fails is a line, too, and the others go on, unless it took
+    the device with it. None is begun behind `ends` of `time.monotonic`; such lines say that they were left out."""
     from niwaki.kernels.triton.case import REAL, TINY
     from niwaki.kernels.triton.cases import cases
 
@@ -128,17 +137,19 @@ def check_all(
             tune_all(device, median_seconds, only=only)
     results: list[Json] = []
     size, dtype = (REAL, torch.bfloat16) if has_gpu else (TINY, torch.float32)
+    lost_after = ""
     for name, make in cases(size, device, dtype, only).items():
-        line: Json = {"case": name, "left out": "no time left"}
-        if time.monotonic() < ends:
+        if lost_after:
+            line: Json = {"case": name, "left out": f"the GPU answers no more after {lost_after!r}"}
+        elif time.monotonic() >= ends:
+            line = {"case": name, "left out": "no time left"}
+        else:
             line = check_made(name, make, ceilings)
+            lost_after = name if line.get("right") is False and is_lost(device) else ""
         results.append(line)
         tell(line)
         gc.collect()
-        if line.get("right") is False and is_lost(device):
-            print(f"the GPU answers no more after {name!r}: what comes behind it was not run")
-            break
-    return results, all(line.get("right", True) is True for line in results)
+    return results
 
 
 def check_made(name: str, make: Callable[[], Case], ceilings: Ceilings | None) -> Json:
@@ -243,8 +254,8 @@ class AbsentGpu:
         return self._target
 
 
-def compile_all(capability: int, only: str) -> tuple[list[Json], bool]:
-    """A line for each kernel that the cases start, at real widths; whether all of them fit such a GPU."""
+def compile_all(capability: int, only: str) -> list[Json]:
+    """A line for each kernel that the cases start, at real widths, or why it fits no such GPU."""
     from triton.runtime.driver import driver
 
     from niwaki.kernels.triton.case import COMPILED
@@ -264,7 +275,7 @@ def compile_all(capability: int, only: str) -> tuple[list[Json], bool]:
         for line in map(resources, kernels):
             if {"case": name, **line} not in results:
                 results.append({"case": name, **line})
-    return results, not any("failed" in line for line in results)
+    return results
 
 
 def resources(kernel: Any) -> Json:

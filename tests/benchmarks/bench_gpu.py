@@ -70,7 +70,6 @@ class Report:
     kernels: list[Json] = field(default_factory=list)
     lines: list[Json] = field(default_factory=list)
     aims: list[Json] = field(default_factory=list)
-    is_right: bool = True
 
     def add(self, line: Json) -> None:
         self.lines.append(line)
@@ -94,7 +93,6 @@ class Report:
             self.add({"part": part, "left out": f"{error.name} is not installed"})
         except Exception as error:
             traceback.print_exc()
-            self.is_right = False
             self.add({"part": part, "failed": check.in_short(error)})
             if check.is_lost(device):
                 self.ends = -math.inf
@@ -126,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kernels_end = time.monotonic() + 60 * KERNEL_MINUTES
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     work = TINY if chosen.dry_run else QUICK if chosen.quick else FULL
-    kernels, report.is_right = check.check_all("", tunes=chosen.tune, tell=report.add_kernel, ends=kernels_end)
+    kernels = check.check_all("", tunes=chosen.tune, tell=report.add_kernel, ends=kernels_end)
     print(check.table(kernels), flush=True)
     if check.is_lost(device):
         return 1
@@ -138,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report.aims = aims(kernels, report.lines, bandwidth)
     report.write()
     print("\n" + check.table(report.aims))
-    return 0 if report.is_right and all(line.get("same tokens") != "NO" for line in report.lines) else 1
+    return check.exit_status([*kernels, *report.lines])
 
 
 def parts(

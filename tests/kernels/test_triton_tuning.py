@@ -135,11 +135,26 @@ def test_a_check_that_is_cut_off_leaves_what_it_had(
 
 def test_nothing_is_begun_when_the_time_is_over() -> None:
     told: list[check.Json] = []
-    lines, is_right = check.check_all("gate", tunes=False, tell=told.append, ends=0.0)
+    lines = check.check_all("gate", tunes=False, tell=told.append, ends=0.0)
     assert (
         lines == told == [{"case": f"{kind} gate", "left out": "no time left"} for kind in ("SiLU", "GELU", "clamped")]
     )
-    assert is_right, "what was not run was not wrong"
+    assert check.exit_status(lines) == check.SOME_LEFT_OUT, "what was not run was neither wrong nor right"
+    right: check.Json = {"case": "run", "right": True}
+    assert check.exit_status([right]) == check.exit_status([]) == check.ALL_RIGHT
+    for wrong in ({"right": False}, {"failed": "MemoryError"}, {"same tokens": "NO"}):
+        assert check.exit_status([*lines, right, {"case": "other", **wrong}]) == check.SOME_WRONG
+
+
+def test_behind_a_case_that_took_the_gpu_with_it_the_others_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "is_lost", lambda device: True)
+    monkeypatch.setattr(
+        check, "check_made", lambda name, make, ceilings: {"case": name, "right": not name.startswith("GELU")}
+    )
+    lines = check.check_all("gate", tunes=False)
+    assert [line.get("right") for line in lines] == [True, False, None]
+    assert lines[2]["left out"] == "the GPU answers no more after 'GELU gate'"
+    assert check.exit_status(lines) == check.SOME_WRONG
 
 
 def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
