@@ -10,7 +10,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,11 +22,12 @@ from niwaki.kernels.coded import Coded
 from niwaki.kernels.ops import Weight
 from niwaki.kernels.small_kv import knows_e4m3
 from niwaki.runtime.api import ModelError, RequestError, SamplingOptions
-from niwaki.runtime.models.config import ModelConfig, parse_config
+from niwaki.runtime.models.config import ModelConfig, parse_config, with_prefix
 from niwaki.runtime.models.fields import token_ids
 from niwaki.runtime.models.quantized import Scheme, stem
 from niwaki.runtime.models.weights import expected_tensors
 
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_JSON_BYTES = 64 << 20  # the index of a checkpoint of 100,000 tensors is below 16 MB
 FLOAT_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 # Of parts of weights that are stored in fewer bits.
@@ -62,7 +63,7 @@ class ModelFolder:
 
 
 def read_model_folder(path: Path) -> ModelFolder:
-    """Read config.json and, where there is one, generation_config.json.
+    """Read config.json and, where there is one, generation_config.json; of weights no more than their names.
 
     Raises:
         ModelError: in one line, with the file's name.
@@ -85,7 +86,7 @@ def read_model_folder(path: Path) -> ModelFolder:
     for token_id in eos_ids:
         if token_id >= config.vocab_size:
             raise ModelError(f"{path}: eos_token_id {token_id} is outside the vocabulary of {config.vocab_size}")
-    return ModelFolder(path, replace(config, eos_ids=eos_ids), defaults)
+    return ModelFolder(path, replace(with_prefix(config, _tensor_names(path)), eos_ids=eos_ids), defaults)
 
 
 def open_checkpoint(folder: ModelFolder, device: torch.device) -> Checkpoint:
@@ -268,13 +269,13 @@ def _stored_tensor(file: Path, name: str, entry: object, data_start: int) -> Sto
 
 def _shards(path: Path) -> dict[Path, list[str] | None]:
     """Each weight file, with the tensors that the index places there (None: no index)."""
-    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    single, index = path / SINGLE, path / INDEX
     if single.exists():
         return {single: None}
     if not index.exists():
         others = sorted(file.name for file in path.glob("*.bin"))
         hint = f"; {others[0]} holds pickled code, convert it to safetensors" if others else ""
-        raise ModelError(f"{path} has neither model.safetensors nor model.safetensors.index.json{hint}")
+        raise ModelError(f"{path} has neither {SINGLE} nor {INDEX}{hint}")
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index} has no weight_map")
@@ -292,6 +293,15 @@ def _shards(path: Path) -> dict[Path, list[str] | None]:
         assert names is not None, "all files of an index have name lists"
         names.append(name)
     return files
+
+
+def _tensor_names(path: Path) -> Container[str]:
+    """What the index lists, or the file has; nothing where there is neither."""
+    single, index = path / SINGLE, path / INDEX
+    if single.exists():
+        return read_safetensors_header(single)
+    weight_map = read_json_object(index).get("weight_map") if index.exists() else None
+    return weight_map if isinstance(weight_map, dict) else ()
 
 
 def _compare(

@@ -6,7 +6,7 @@ defaults are Llama's: a family (`Family`) fills in what it does differently, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
@@ -26,8 +26,13 @@ STORED_DTYPES: dict[str, Dtype] = {"float32": "float32", "bfloat16": "bfloat16",
 
 Activation = Literal["silu", "gelu_tanh", "clamped"]
 TRUNK = "model."  # what the names of all tensors of a text model begin with but that of its head
+EMBEDDING = f"{TRUNK}embed_tokens.weight"  # which every text model has
 # Tensors of what a text model sees with.
-VISION = ("vision_tower.", "vision_model.", "multi_modal_projector.", "visual.", "model.visual.")
+SEEING = ("vision_tower.", "vision_model.", "multi_modal_projector.", "visual.")
+VISION = (*SEEING, *(TRUNK + name for name in SEEING))
+# What the names of a text model that also sees may begin with, see `stored_name`: published folders have other names
+# than transformers has in memory, and writes where it is told not to translate them back.
+PREFIXES = ("", "language_model.", "model.language_model.")
 
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
@@ -220,7 +225,7 @@ class Family:
     translate: Callable[[Fields], Fields] = lambda raw: raw
     # The text model of one that also sees: its fields stand in `text_config`, of these model types.
     text_types: tuple[str, ...] = ()
-    text_prefix: str = "language_model."  # of its tensors
+    text_prefix: str = "language_model."  # of its tensors, as published
     # By type of the text model: what its fields mean where they are silent, before `defaults`.
     text_defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
@@ -291,6 +296,14 @@ def stored_name(prefix: str, name: str) -> str:
     if not prefix.startswith(TRUNK):
         return prefix + name
     return prefix + name.removeprefix(TRUNK) if name.startswith(TRUNK) else name
+
+
+def with_prefix(config: ModelConfig, names: Container[str]) -> ModelConfig:
+    """The config with the prefix that the files have, whose tensors have these names; as it is where they have none."""
+    if stored_name(config.prefix, EMBEDDING) in names:
+        return config
+    found = next((prefix for prefix in PREFIXES if stored_name(prefix, EMBEDDING) in names), config.prefix)
+    return replace(config, prefix=found)
 
 
 def with_windows(config: ModelConfig, windows: tuple[int | None, ...]) -> ModelConfig:

@@ -23,7 +23,7 @@ from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.rope import rope_tables, unrotated_tables
 from niwaki.kernels.small_kv import KINDS
 from niwaki.runtime.models.attention import Attention, Pools, RopeTables, read_attention
-from niwaki.runtime.models.config import LayerKind, ModelConfig
+from niwaki.runtime.models.config import EMBEDDING, LayerKind, ModelConfig
 from niwaki.runtime.models.experts import read_experts
 from niwaki.runtime.models.latent import read_latent_attention
 from niwaki.runtime.models.layer import Layer
@@ -72,7 +72,7 @@ class Decoder:
         # No sequence can be longer than the pool, and a table for 131,072 positions takes 64 MB.
         self._ropes = self._rope_tables(min(config.context_length, num_pages * page_size))
         read = read.behind(config.prefix)
-        self._embedding = read("model.embed_tokens.weight")  # [vocab, hidden]
+        self._embedding = read(EMBEDDING)  # [vocab, hidden]
         self._first_norm = self._read_norm(read, 0, config.names.attention_norm)
         self._norm = Operand.of(read("model.norm.weight"))
         self._layers = tuple(self._read_layer(index, kind, read) for index, kind in enumerate(config.layer_kinds))

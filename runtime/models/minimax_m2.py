@@ -5,14 +5,19 @@ and half of each head turned.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
+from niwaki.runtime.api import ModelError
 from niwaki.runtime.models.config import Family, ModelConfig
-from niwaki.runtime.models.fields import Fields, whole
+from niwaki.runtime.models.fields import Fields, flag, text, whole
 from niwaki.runtime.models.mistral import with_mixtral_experts
 
 
 def _minimax_m2(raw: Fields, llama: ModelConfig) -> ModelConfig:
-    mixture = with_mixtral_experts(raw, replace(llama, attention_bias=False, mlp_bias=False, qk_norm="whole"))
+    if (kind := text(raw, "qk_norm_type", "per_layer")) != "per_layer":
+        raise ModelError(f"qk_norm_type {kind!r} is not supported; supported: per_layer")
+    qk_norm: Literal["whole"] | None = "whole" if flag(raw, "use_qk_norm", True) else None
+    mixture = with_mixtral_experts(raw, replace(llama, attention_bias=False, mlp_bias=False, qk_norm=qk_norm))
     assert mixture.experts is not None, "just put in"
     experts = replace(mixture.experts, score="sigmoid", has_correction=True)
     names = replace(mixture.names, correction="block_sparse_moe.e_score_correction_bias")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from niwaki.runtime.models.config import Experts, Latent, LayerKind, ModelConfig, stored_name
+from niwaki.runtime.models.config import EMBEDDING, Experts, Latent, LayerKind, ModelConfig, stored_name
 
 Shape = tuple[int, ...]
 
@@ -16,7 +16,7 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
 
 def _text_tensors(config: ModelConfig) -> dict[str, Shape]:
     hidden = config.hidden_size
-    shapes: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, hidden)}
     for index, kind in enumerate(config.layer_kinds):
         for name, shape in _layer(config, kind):
             shapes[f"model.layers.{index}.{name}"] = shape
