@@ -1,15 +1,11 @@
 """Opens a Hugging Face model folder: its config, its generation defaults, and its safetensors files, all checked.
 
-Reads data only: no code comes from the folder, and every offset is checked against the file's size before a byte of
-weights is read. Knows nothing of how a model computes.
+Reads data only: no code comes from the folder. Knows nothing of how a model computes.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import re
-import struct
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,35 +18,29 @@ from niwaki.kernels.coded import Coded
 from niwaki.kernels.ops import Weight
 from niwaki.kernels.small_kv import knows_e4m3
 from niwaki.runtime.api import ModelError, RequestError, SamplingOptions
-from niwaki.runtime.models.config import ModelConfig, parse_config, with_prefix
+from niwaki.runtime.checkpoint.stored import (
+    FLOAT_DTYPES,
+    NAMES,
+    StoredTensor,
+    are_same,
+    float_dtype,
+    has_weights,
+    read_json_object,
+    stored_tensors,
+    unsupported_dtype,
+)
+from niwaki.runtime.models.config import (
+    EMBEDDING,
+    HEAD,
+    PREFIXES,
+    ModelConfig,
+    parse_config,
+    stored_name,
+    with_prefix,
+)
 from niwaki.runtime.models.fields import token_ids
 from niwaki.runtime.models.quantized import Scheme, stem
 from niwaki.runtime.models.weights import expected_tensors
-
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-MAX_JSON_BYTES = 64 << 20  # the index of a checkpoint of 100,000 tensors is below 16 MB
-FLOAT_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-# Of parts of weights that are stored in fewer bits.
-PACKED_DTYPES = {
-    "F8_E4M3": torch.float8_e4m3fn,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "I32": torch.int32,
-    "I64": torch.int64,
-}
-TENSOR_DTYPES = FLOAT_DTYPES | PACKED_DTYPES
-NAMES = {dtype: name for name, dtype in TENSOR_DTYPES.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """Where one tensor lies: `size` bytes from `offset` on in `file`."""
-
-    file: Path
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    offset: int
-    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +53,8 @@ class ModelFolder:
 
 
 def read_model_folder(path: Path) -> ModelFolder:
-    """Read config.json and, where there is one, generation_config.json; of weights no more than their names.
+    """Read config.json and, where there is one, generation_config.json; and of weights, where there are some, what they
+    are called, and what config.json does not say of them or says wrongly.
 
     Raises:
         ModelError: in one line, with the file's name.
@@ -75,10 +66,11 @@ def read_model_folder(path: Path) -> ModelFolder:
         raise ModelError(f"model folder {path} {what}; give a folder with config.json and model.safetensors{hint}")
     config_file = path / "config.json"
     raw = read_json_object(config_file)
+    tensors = stored_tensors(path) if has_weights(path) else {}
     generation_file = path / "generation_config.json"
     generation = read_json_object(generation_file) if generation_file.exists() else {}
     with _naming(config_file):
-        config = parse_config(raw)
+        config = _as_stored(parse_config(raw, float_dtype(tensors) or "float32"), tensors)
     with _naming(generation_file):
         defaults = _generation_defaults(generation)
         # generation_config.json wins, as in transformers: chat models list their end-of-turn token only there.
@@ -86,7 +78,26 @@ def read_model_folder(path: Path) -> ModelFolder:
     for token_id in eos_ids:
         if token_id >= config.vocab_size:
             raise ModelError(f"{path}: eos_token_id {token_id} is outside the vocabulary of {config.vocab_size}")
-    return ModelFolder(path, replace(with_prefix(config, _tensor_names(path)), eos_ids=eos_ids), defaults)
+    return ModelFolder(path, replace(config, eos_ids=eos_ids), defaults)
+
+
+def _as_stored(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> ModelConfig:
+    """The config with what the files know better: how they begin their names, and whether the head is the embedding.
+    (One that is stored beside it and is another is not, as in transformers from 5.0 on.)"""
+    config = with_prefix(config, tensors)
+    embedding, head = (tensors.get(stored_name(config.prefix, name)) for name in (EMBEDDING, HEAD))
+    if not config.tie_embeddings or embedding is None or head is None or are_same(embedding, head):
+        return config
+    return replace(config, tie_embeddings=False)
+
+
+def with_tied(tensors: dict[str, StoredTensor], expected: Container[str]) -> dict[str, StoredTensor]:
+    """Where the embedding is the head, a file may have it under the name of the head alone."""
+    for prefix in PREFIXES:
+        embedding, head = (stored_name(prefix, name) for name in (EMBEDDING, HEAD))
+        if embedding in expected and embedding not in tensors and head in tensors and head not in expected:
+            return tensors | {embedding: tensors[head]}
+    return tensors
 
 
 def open_checkpoint(folder: ModelFolder, device: torch.device) -> Checkpoint:
@@ -115,18 +126,7 @@ class Checkpoint:
         Raises:
             ModelError: a file is missing, truncated or malformed, or a tensor is missing, superfluous or misshapen.
         """
-        self._tensors: dict[str, StoredTensor] = {}
-        for file, names in _shards(path).items():
-            found = read_safetensors_header(file)
-            for name in names or ():
-                if name not in found:
-                    raise ModelError(f"{file} lacks the tensor {name} that the index places there")
-            for name, tensor in found.items():
-                if name in self._tensors:
-                    raise ModelError(
-                        f"tensor {name} is in both {self._tensors[name].file.name} and {file.name} of {path}"
-                    )
-                self._tensors[name] = tensor
+        self._tensors = with_tied(stored_tensors(path), expected)
         self._quantization = quantization
         self._expected = expected
         self._parts: dict[str, Mapping[str, tuple[int, ...] | None]] = {}  # of the weights that do not stand as such
@@ -141,7 +141,7 @@ class Checkpoint:
         _compare(path, self._tensors, stored, ignored)
         for name in stored.keys() & expected.keys() - self._parts.keys():
             if self._tensors[name].dtype not in FLOAT_DTYPES.values():
-                raise ModelError(f"{path}: {_unsupported_dtype(name, NAMES[self._tensors[name].dtype])}")
+                raise ModelError(f"{path}: {unsupported_dtype(name, NAMES[self._tensors[name].dtype])}")
         self._device = device or torch.device("cpu")
         self._opened: dict[Path, safe_open] = {}  # for a GPU: opening one reads its header
 
@@ -182,7 +182,7 @@ class Checkpoint:
         if self._device.type == "cuda":
             if stored.file not in self._opened:
                 self._opened[stored.file] = safe_open(stored.file, framework="pt", device=str(self._device))
-            on_device: torch.Tensor = self._opened[stored.file].get_tensor(name)  # type: ignore[no-untyped-call]
+            on_device: torch.Tensor = self._opened[stored.file].get_tensor(stored.name)  # type: ignore[no-untyped-call]
             return on_device
         data = torch.empty(stored.size, dtype=torch.uint8)
         with stored.file.open("rb") as file:
@@ -190,118 +190,6 @@ class Checkpoint:
             if file.readinto(data.numpy().data) != stored.size:
                 raise ModelError(f"{stored.file} was cut short while {name} was read")
         return data.view(stored.dtype).view(stored.shape)
-
-
-def read_safetensors_header(file: Path) -> dict[str, StoredTensor]:
-    """The tensors of one safetensors file, whose bytes they cover exactly, without gap or overlap.
-
-    Format: 8 bytes little-endian header size, the header as JSON (name -> dtype, shape, data_offsets), the data.
-
-    Raises:
-        ModelError: naming the file and what is wrong with it.
-    """
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            start = stream.read(8)
-            length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-            if not 2 <= length <= min(MAX_JSON_BYTES, size - 8):
-                raise ModelError(f"{file} is no safetensors file, or is cut short: {size} bytes, header of {length}")
-            text = stream.read(length)
-    except OSError as error:
-        raise ModelError(f"cannot read {file}: {error.strerror}") from error
-    tensors: dict[str, StoredTensor] = {}
-    for name, entry in _json_object(text, file).items():
-        if name != "__metadata__":
-            tensors[name] = _stored_tensor(file, name, entry, 8 + length)
-    end = 8 + length
-    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].size)):
-        if tensor.offset != end:
-            raise ModelError(f"{file}: tensor {name} starts at byte {tensor.offset}, expected {end}")
-        end += tensor.size
-    if end != size:
-        raise ModelError(f"{file} has {size} bytes but its header describes {end}; the download may be incomplete")
-    return tensors
-
-
-def read_json_object(file: Path) -> dict[str, object]:
-    """A JSON file that holds one object.
-
-    Raises:
-        ModelError: it is missing, too large, not JSON, or not an object.
-    """
-    try:
-        if file.stat().st_size > MAX_JSON_BYTES:
-            raise ModelError(f"{file} is larger than {MAX_JSON_BYTES} bytes")
-        text = file.read_bytes()
-    except FileNotFoundError as error:
-        raise ModelError(f"{file.name} is missing in {file.parent}; is this a Hugging Face model folder?") from error
-    except OSError as error:
-        raise ModelError(f"cannot read {file}: {error.strerror}") from error
-    return _json_object(text, file)
-
-
-def _json_object(text: bytes, file: Path) -> dict[str, object]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested thousands deep
-        raise ModelError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{file} must hold a JSON object, got {type(value).__name__}")
-    return value
-
-
-def _stored_tensor(file: Path, name: str, entry: object, data_start: int) -> StoredTensor:
-    match entry:
-        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if all(
-            isinstance(side, int) and not isinstance(side, bool) and side >= 0 for side in shape
-        ):
-            pass
-        case _:
-            raise ModelError(f"{file}: the header's entry of {name} is malformed: {str(entry)[:200]}")
-    if dtype not in TENSOR_DTYPES:
-        raise ModelError(f"{file}: {_unsupported_dtype(name, dtype)}")
-    size = math.prod(shape) * TENSOR_DTYPES[dtype].itemsize
-    if begin < 0 or end - begin != size:
-        raise ModelError(f"{file}: {name} of {dtype} {shape} takes {size} bytes, its offsets say {begin} to {end}")
-    return StoredTensor(file, TENSOR_DTYPES[dtype], tuple(shape), data_start + begin, size)
-
-
-def _shards(path: Path) -> dict[Path, list[str] | None]:
-    """Each weight file, with the tensors that the index places there (None: no index)."""
-    single, index = path / SINGLE, path / INDEX
-    if single.exists():
-        return {single: None}
-    if not index.exists():
-        others = sorted(file.name for file in path.glob("*.bin"))
-        hint = f"; {others[0]} holds pickled code, convert it to safetensors" if others else ""
-        raise ModelError(f"{path} has neither {SINGLE} nor {INDEX}{hint}")
-    weight_map = read_json_object(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelError(f"{index} has no weight_map")
-    files: dict[Path, list[str] | None] = {}
-    for name, file_name in weight_map.items():
-        if (
-            not isinstance(file_name, str)
-            or Path(file_name).name != file_name
-            or not file_name.endswith(".safetensors")
-        ):
-            raise ModelError(f"{index} places {name} in {file_name!r}, which is no safetensors file of this folder")
-        if not (path / file_name).exists():
-            raise ModelError(f"{path / file_name}, named by {index.name}, is missing")
-        names = files.setdefault(path / file_name, [])
-        assert names is not None, "all files of an index have name lists"
-        names.append(name)
-    return files
-
-
-def _tensor_names(path: Path) -> Container[str]:
-    """What the index lists, or the file has; nothing where there is neither."""
-    single, index = path / SINGLE, path / INDEX
-    if single.exists():
-        return read_safetensors_header(single)
-    weight_map = read_json_object(index).get("weight_map") if index.exists() else None
-    return weight_map if isinstance(weight_map, dict) else ()
 
 
 def _compare(
@@ -321,10 +209,6 @@ def _compare(
             raise ModelError(
                 f"{path}: tensor {name} has the shape {list(found[name].shape)}, config.json calls for {list(shape)}"
             )
-
-
-def _unsupported_dtype(name: str, dtype: str) -> str:
-    return f"{name} has the dtype {dtype}; supported: {', '.join(FLOAT_DTYPES)}"
 
 
 def _is_ignorable(name: str, ignored: tuple[str, ...]) -> bool:

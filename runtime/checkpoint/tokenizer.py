@@ -43,6 +43,8 @@ class Tokenizer:
 
     def __init__(self, folder: Path) -> None:
         path = folder / "tokenizer.json"
+        if not path.exists():
+            raise ModelError(f"{folder} has no tokenizer.json{_other_tokenizer(folder)}")
         try:
             self._control = tokenizers.Tokenizer.from_file(str(path))
             self._content = tokenizers.Tokenizer.from_file(str(path))
@@ -54,10 +56,7 @@ class Tokenizer:
         told = json.loads(path.read_text(encoding="utf-8"))
         self._decoder = told.get("decoder")
         self._added_tokens: list[dict[str, object]] = told.get("added_tokens", [])
-        template_file = folder / "chat_template.jinja"
-        self._template_source = (
-            template_file.read_text(encoding="utf-8") if template_file.exists() else self._config.get("chat_template")
-        )
+        self._template_source = _template_source(folder, self._config)
         self._tables: dict[tuple[str, ...], Sequence[bytes | None]] = {}
         self.bos_ids: tuple[int, ...] = tuple(self._control.encode("", add_special_tokens=True).ids)
 
@@ -309,6 +308,27 @@ class Detokenizer:
     def finish(self) -> str:
         """What an unfinished character at the very end is shown as."""
         return self._decoder.decode(b"", final=True)
+
+
+def _template_source(folder: Path, config: Mapping[str, object]) -> object:
+    """A file of its own, else what tokenizer_config.json holds, else the JSON file that models with image encoders had
+    before there were files of its own."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    inside = config.get("chat_template")
+    return _read_json(folder / "chat_template.json").get("chat_template") if inside is None else inside
+
+
+def _other_tokenizer(folder: Path) -> str:
+    """What stands there in its place, and what to do about it."""
+    for name in ("tokenizer.model", "vocab.json", "tekken.json"):
+        if (folder / name).exists():
+            return (
+                f"; {name} is not read: AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained(OTHER) of "
+                "transformers may make one of it"
+            )
+    return ""
 
 
 def _merged(segments: Sequence[Segment]) -> list[tuple[str, bool]]:

@@ -26,7 +26,9 @@ STORED_DTYPES: dict[str, Dtype] = {"float32": "float32", "bfloat16": "bfloat16",
 
 Activation = Literal["silu", "gelu_tanh", "clamped"]
 TRUNK = "model."  # what the names of all tensors of a text model begin with but that of its head
-EMBEDDING = f"{TRUNK}embed_tokens.weight"  # which every text model has
+EMBEDDING = f"{TRUNK}embed_tokens.weight"
+FINAL_NORM = f"{TRUNK}norm.weight"
+HEAD = "lm_head.weight"
 # Tensors of what a text model sees with.
 SEEING = ("vision_tower.", "vision_model.", "multi_modal_projector.", "visual.")
 VISION = (*SEEING, *(TRUNK + name for name in SEEING))
@@ -230,8 +232,8 @@ class Family:
     text_defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
-def parse_config(raw: Fields) -> ModelConfig:
-    """The config of a Hugging Face folder.
+def parse_config(raw: Fields, stored: str = "float32") -> ModelConfig:
+    """The config of a Hugging Face folder. `stored`: the dtype of its tensors, for where config.json is silent.
 
     Raises:
         ModelError: naming the field, its value and what is supported. Without the folder's name; the loader adds it.
@@ -259,7 +261,7 @@ def parse_config(raw: Fields) -> ModelConfig:
         raise ModelError(f"partial_rotary_factor must be 1 for {architecture}, got {ropes.rotary_dim / head_dim}")
     if isinstance(ropes.main.scaling, LongRopeScaling):  # see there: beyond it, cached keys would have to change
         context_length = min(context_length, ropes.main.scaling.original_context)
-    stored = text(raw, "dtype", text(raw, "torch_dtype", "float32")).removeprefix("torch.")
+    stored = text(raw, "dtype", text(raw, "torch_dtype", stored)).removeprefix("torch.")
     if stored not in STORED_DTYPES:
         raise ModelError(f"dtype must be one of {', '.join(STORED_DTYPES)}, got {stored!r}")
     config = ModelConfig(
@@ -300,10 +302,9 @@ def stored_name(prefix: str, name: str) -> str:
 
 def with_prefix(config: ModelConfig, names: Container[str]) -> ModelConfig:
     """The config with the prefix that the files have, whose tensors have these names; as it is where they have none."""
-    if stored_name(config.prefix, EMBEDDING) in names:
-        return config
-    found = next((prefix for prefix in PREFIXES if stored_name(prefix, EMBEDDING) in names), config.prefix)
-    return replace(config, prefix=found)
+    prefixes = (config.prefix, *PREFIXES)
+    found = (prefix for prefix in prefixes if stored_name(prefix, FINAL_NORM) in names)
+    return replace(config, prefix=next(found, config.prefix))
 
 
 def with_windows(config: ModelConfig, windows: tuple[int | None, ...]) -> ModelConfig:

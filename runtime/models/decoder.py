@@ -23,7 +23,7 @@ from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.rope import rope_tables, unrotated_tables
 from niwaki.kernels.small_kv import KINDS
 from niwaki.runtime.models.attention import Attention, Pools, RopeTables, read_attention
-from niwaki.runtime.models.config import EMBEDDING, LayerKind, ModelConfig
+from niwaki.runtime.models.config import EMBEDDING, FINAL_NORM, HEAD, LayerKind, ModelConfig
 from niwaki.runtime.models.experts import read_experts
 from niwaki.runtime.models.latent import read_latent_attention
 from niwaki.runtime.models.layer import Layer
@@ -74,9 +74,9 @@ class Decoder:
         read = read.behind(config.prefix)
         self._embedding = read(EMBEDDING)  # [vocab, hidden]
         self._first_norm = self._read_norm(read, 0, config.names.attention_norm)
-        self._norm = Operand.of(read("model.norm.weight"))
+        self._norm = Operand.of(read(FINAL_NORM))
         self._layers = tuple(self._read_layer(index, kind, read) for index, kind in enumerate(config.layer_kinds))
-        head = self._embedding if config.tie_embeddings else read("lm_head.weight")  # [vocab, hidden]
+        head = self._embedding if config.tie_embeddings else read(HEAD)  # [vocab, hidden]
         self._head = projection_of(self._ops, read, [read.head(head)], [])
         self._whole = self.new_part(lambda: None)
         self._stack = Stack.of(config, self._ops, self._layers, self._first_norm, self._head)

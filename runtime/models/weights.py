@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from niwaki.runtime.models.config import EMBEDDING, Experts, Latent, LayerKind, ModelConfig, stored_name
+from niwaki.runtime.models.config import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    Experts,
+    Latent,
+    LayerKind,
+    ModelConfig,
+    stored_name,
+)
 
 Shape = tuple[int, ...]
 
@@ -20,9 +29,9 @@ def _text_tensors(config: ModelConfig) -> dict[str, Shape]:
     for index, kind in enumerate(config.layer_kinds):
         for name, shape in _layer(config, kind):
             shapes[f"model.layers.{index}.{name}"] = shape
-    shapes["model.norm.weight"] = (hidden,)
+    shapes[FINAL_NORM] = (hidden,)
     if not config.tie_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+        shapes[HEAD] = (config.vocab_size, hidden)
     return shapes
 
 

@@ -120,9 +120,9 @@ def test_on_the_way_to_a_gpu_each_file_is_opened_once(folder: Path, monkeypatch:
 def test_a_tied_checkpoint_may_keep_its_head_and_old_ones_their_frequencies(folder: Path) -> None:
     rewrite(folder, tie_word_embeddings=True)
     tensors = weights(parse_config(CONFIG)) | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, folder / "model.safetensors")
     tied = logits(load(folder))
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     rewrite(folder, tie_word_embeddings=False)
     del tensors["model.layers.0.self_attn.rotary_emb.inv_freq"]
     save_file(tensors, folder / "model.safetensors")
