@@ -92,9 +92,23 @@ class Arguments:
         except TypeError as error:
             hint = ""
             if any(isinstance(value, State) for value in args):
-                hint = "; no state is passed: the program makes one of its own, which the call returns"
+                hint = f"; a run makes a state of its own, and {self._program}(state, ...) goes on with one"
             raise ProgramError(f"program {self._program}{self.shown}: {error}{hint}") from None
         return Call(bound.args[1:], bound.kwargs, *_run_options(options))
+
+    def call_inside(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Call:
+        """A call that goes on with somebody's state: arguments of the program only, for options are of a run.
+
+        Raises:
+            ProgramError: an option is given, or bound.
+        """
+        call = self.call(args, kwargs)
+        if call != Call(call.args, call.kwargs, *_run_options({})):
+            raise ProgramError(
+                f"{self._program}(state, ...) goes on with the run of that state, and takes no options of its own; "
+                "put them on its gens, or on that run"
+            )
+        return call
 
     def _takes(self, name: str, *, is_option: bool = False) -> bool:
         """Is it an argument of the program? One that takes **anything leaves options to the run."""

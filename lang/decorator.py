@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import overload
+from collections.abc import Callable, Coroutine
+from typing import Protocol, TypeVar, overload
 
 from niwaki.lang.program import Program
 from niwaki.runtime.api import ProgramError
 
+R = TypeVar("R")
+
+
+class Decorator(Protocol):
+    """What `@function()` gives."""
+
+    @overload
+    def __call__(self, func: Callable[..., Coroutine[object, object, R]], /) -> Program[R]: ...
+    @overload
+    def __call__(self, func: Callable[..., R], /) -> Program[R]: ...
+
 
 @overload
-def function(func: Callable[..., object], /) -> Program: ...
+def function(func: Callable[..., Coroutine[object, object, R]], /) -> Program[R]: ...
 @overload
-def function() -> Callable[[Callable[..., object]], Program]: ...
-def function(
-    func: Callable[..., object] | None = None, /, **options: object
-) -> Program | Callable[[Callable[..., object]], Program]:
+def function(func: Callable[..., R], /) -> Program[R]: ...
+@overload
+def function() -> Decorator: ...
+def function(func: Callable[..., object] | None = None, /, **options: object) -> Program | Decorator:
     """Make a program of a function whose first parameter is the state. `@function` and `@function()` are the same.
 
     Raises:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial, update_wrapper
 from pathlib import Path
-from typing import Literal, cast, overload
+from typing import Generic, Literal, cast, overload
 
 from niwaki.lang.arguments import Arguments, Call, Row, batch_options, check_rows, row_arguments
 from niwaki.lang.async_batch import DEFAULT_ASYNC_CONCURRENCY, Batch, iterate_on_a_loop, run_rows_async
@@ -23,10 +21,10 @@ from niwaki.lang.lazy import LazyExecutor, Shared
 from niwaki.lang.nodes import Gen, Text
 from niwaki.lang.origin import here
 from niwaki.lang.progress import with_async_progress_bar, with_progress_bar
-from niwaki.lang.run import Run, running_loop, start_task
+from niwaki.lang.run import Run, running_loop, start_task, start_thread
 from niwaki.lang.sessions import Visit
 from niwaki.lang.sites import sites_of
-from niwaki.lang.state import State
+from niwaki.lang.state import R_co, State
 from niwaki.lang.trace import Placeholder, Trace, trace
 from niwaki.lang.under_way import UnderWay
 from niwaki.runtime.api import NiwakiError, ProgramError, SamplingOptions
@@ -35,8 +33,11 @@ from niwaki.runtime.api import NiwakiError, ProgramError, SamplingOptions
 _current_run: contextvars.ContextVar[Run | None] = contextvars.ContextVar("niwaki_current_run", default=None)
 
 
-class Program:
-    """A function whose first parameter is the state. Made by `@function`; calling it runs it."""
+class Program(Generic[R_co]):
+    """A function whose first parameter is the state. Made by `@function`; calling it runs it.
+
+    R_co is what the function returns, an `async def` when it is awaited.
+    """
 
     def __init__(
         self,
@@ -55,13 +56,23 @@ class Program:
         self._only_plain = only_plain
         update_wrapper(self, func)
 
-    def __call__(self, *args: object, **kwargs: object) -> State:
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # only where a State is taken for a mere object
+        self, state: State, *args: object, **kwargs: object
+    ) -> R_co: ...
+    @overload
+    def __call__(self, *args: object, **kwargs: object) -> State[R_co]: ...
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """`run`. With a state as the first argument: go on with that one, as a plain function would."""
+        if args and isinstance(args[0], State):
+            call = self._arguments.call_inside(args[1:], kwargs)
+            return self.func(args[0], *call.args, **call.kwargs)
         return self.run(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<program {self.name}{self._arguments.signature}>"
 
-    def run(self, *args: object, **kwargs: object) -> State:
+    def run(self, *args: object, **kwargs: object) -> State[R_co]:
         """Run the program and return its state when the body has returned; generations may go on, and reads wait.
 
         Takes the program's own arguments, and the options of the run: any field of `SamplingOptions` (temperature,
@@ -89,7 +100,7 @@ class Program:
             self._run_on_a_loop(self._arun_body(executor, call), "arun")
         return State(executor)
 
-    async def arun(self, *args: object, **kwargs: object) -> State:
+    async def arun(self, *args: object, **kwargs: object) -> State[R_co]:
         """Run the program and return its state when everything in it has run, without blocking the event loop.
 
         Takes what `run` takes. The body of an `async def` program runs on this loop, that of a `def` program on a
@@ -107,14 +118,14 @@ class Program:
             if self.is_async:
                 await self._arun_body(executor, call)
             else:
-                self._start_thread(partial(self._run_body, executor, call))
+                start_thread(partial(self._run_body, executor, call), self.name)
             await executor.sync_async(outside=True)
         except asyncio.CancelledError:
             executor.cancel()
             raise
         return State(executor)
 
-    def stream(self, *args: object, **kwargs: object) -> State:
+    def stream(self, *args: object, **kwargs: object) -> State[R_co]:
         """Start the program and return its state at once: for `text_iter` and `text_async_iter` while it runs.
 
         An `async def` program runs on the event loop that runs here; any other on a thread of its own.
@@ -132,7 +143,7 @@ class Program:
         checkpoint: None = None,
         on_error: Literal["return", "raise"] = "return",
         **kwargs: object,
-    ) -> list[State | Exception]: ...
+    ) -> list[State[R_co] | Exception]: ...
     @overload
     def run_batch(
         self,
@@ -144,7 +155,7 @@ class Program:
         checkpoint: None = None,
         on_error: Literal["return", "raise"] = "return",
         **kwargs: object,
-    ) -> Iterator[State | Exception]: ...
+    ) -> Iterator[State[R_co] | Exception]: ...
     @overload
     def run_batch(
         self,
@@ -179,7 +190,7 @@ class Program:
         checkpoint: str | Path | None = None,
         on_error: Literal["return", "raise"] = "return",
         **kwargs: object,
-    ) -> Sequence[State | StoredRow | Exception] | Iterator[State | StoredRow | Exception]:
+    ) -> Sequence[State[R_co] | StoredRow | Exception] | Iterator[State[R_co] | StoredRow | Exception]:
         """Run the program once for each row: a mapping of arguments, or a tuple of them in order.
 
         Returns the finished states in the order of the rows, and in the place of a row that failed its exception;
@@ -199,7 +210,7 @@ class Program:
         """
         check_rows(rows, self.name)
         options = batch_options(kwargs)
-        results: Iterator[State | StoredRow | Exception]
+        results: Iterator[State[R_co] | StoredRow | Exception]
         if checkpoint is None:
             results = self._run_batch(rows, num_threads, options, on_error=on_error)
         else:
@@ -221,7 +232,7 @@ class Program:
         options: Mapping[str, object],
         *,
         on_error: Literal["return", "raise"],
-    ) -> Iterator[State | Exception]:
+    ) -> Iterator[State[R_co] | Exception]:
         if self.is_async:
             self._check_no_loop("arun_batch")
             return iterate_on_a_loop(self._arun_batch(rows, num_threads, options, on_error=on_error))
@@ -230,7 +241,7 @@ class Program:
         under_way = UnderWay()
         program = self.for_rows()
 
-        def run_one(row: Row) -> State:
+        def run_one(row: Row) -> State[R_co]:
             args, named = row_arguments(row, self.name)
             call = self._arguments.call(args, {**named, "options": options})
             executor = program._new_executor(call)
@@ -252,7 +263,7 @@ class Program:
         checkpoint: None = None,
         on_error: Literal["return", "raise"] = "return",
         **kwargs: object,
-    ) -> Batch[State]: ...
+    ) -> Batch[State[R_co]]: ...
     @overload
     def arun_batch(
         self,
@@ -273,7 +284,7 @@ class Program:
         checkpoint: str | Path | None = None,
         on_error: Literal["return", "raise"] = "return",
         **kwargs: object,
-    ) -> Batch[State] | Batch[StoredRow]:
+    ) -> Batch[State[R_co]] | Batch[StoredRow]:
         """`run_batch` on the event loop that runs here: `await` it for the list, or `async for` in constant memory.
 
         Results come in the order of the rows, an exception in the place of a row that failed; on_error="raise" raises
@@ -328,7 +339,7 @@ class Program:
         executor.sync()
         return State(executor)
 
-    def bind(self, **arguments: object) -> Program:
+    def bind(self, **arguments: object) -> Program[R_co]:
         """The same program with defaults for some of its arguments or options; a call may override them.
 
         Raises:
@@ -337,7 +348,7 @@ class Program:
         bound = self._arguments.bound_with(arguments)
         return Program(self.func, bound, is_compiled=self.is_compiled, only_plain=self._only_plain)
 
-    def compile(self) -> Program:
+    def compile(self) -> Program[R_co]:
         """The same program, whose body need not wait for what it only writes on: `s += "So: " + s["x"]`.
 
         The body runs once, as ever, to its end or to the first value that it decides by; what it appended runs without
@@ -353,7 +364,7 @@ class Program:
             )
         return Program(self.func, self._arguments.bound, is_compiled=True)
 
-    def for_rows(self) -> Program:
+    def for_rows(self) -> Program[R_co]:
         """The same program as `run_batch` and `niwaki run` run it: compiled where nobody could tell but by the clock.
 
         That is where its body does nothing but append, fork, join and compute on plain data, its arguments included.
@@ -368,25 +379,16 @@ class Program:
 
     # -- one call -----------------------------------------------------------------------------------------------------
 
-    def _stream(self, call: Call) -> State:
+    def _stream(self, call: Call) -> State[R_co]:
         executor = self._new_executor(call)
         if not self.is_async:
-            self._start_thread(partial(self._run_body, executor, call, is_streamed=True))
+            start_thread(partial(self._run_body, executor, call, is_streamed=True), self.name)
         elif (loop := running_loop()) is None:
-            self._start_thread(lambda: asyncio.run(self._arun_body(executor, call)))
+            start_thread(lambda: asyncio.run(self._arun_body(executor, call)), self.name)
         else:
             executor.run.loop = loop  # what would block it is refused from now on: the body has not begun
             start_task(self._arun_body(executor, call))
         return State(executor, is_outside=True)
-
-    def _start_thread(self, body: Callable[[], object]) -> None:
-        context = contextvars.copy_context()
-
-        def run() -> None:
-            with suppress(BaseException):  # the state holds it, and every read raises it
-                context.run(body)
-
-        threading.Thread(target=run, name=f"niwaki-{self.name}", daemon=True).start()
 
     def _run_body(self, executor: Executor, call: Call, *, is_streamed: bool = False) -> None:
         visit = Visit(call.session, executor)
@@ -439,10 +441,10 @@ class Program:
         options: Mapping[str, object],
         *,
         on_error: Literal["return", "raise"],
-    ) -> AsyncGenerator[State | Exception, None]:
+    ) -> AsyncGenerator[State[R_co] | Exception, None]:
         program = self.for_rows()
 
-        async def run_one(row: Row) -> State:
+        async def run_one(row: Row) -> State[R_co]:
             args, named = row_arguments(row, self.name)
             state = await program.arun(*args, **named, options=options)
             state._executor.release()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import cached_property
 
 from niwaki.lang.backends import Host, backend_of, default_host, is_default_ready
@@ -93,6 +96,17 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+def start_thread(body: Callable[[], object], program: str) -> None:
+    """Run it on a thread of its own. Its error is the state's, which every read raises."""
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        with suppress(BaseException):
+            context.run(body)
+
+    threading.Thread(target=run, name=f"niwaki-{program}", daemon=True).start()
 
 
 def start_task(body: Coroutine[object, object, None]) -> None:

@@ -6,7 +6,7 @@ import enum
 import os
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, NoReturn, Self, SupportsIndex, TypeAlias, overload
+from typing import TYPE_CHECKING, Generic, Literal, NoReturn, Self, SupportsIndex, TypeAlias, cast, overload
 
 from niwaki.lang.awaited import Awaited
 from niwaki.lang.executor import Executor
@@ -19,8 +19,19 @@ from niwaki.lang.run import running_loop
 from niwaki.lang.steps import Join
 from niwaki.lang.streams import AsyncPieces, AsyncStream, AsyncTexts, ValueStream, iterate
 from niwaki.lang.tree import Tree, tree_of
+from niwaki.lang.typed import as_type
 from niwaki.runtime.api import ProgramError
 from niwaki.runtime.pictures.picture import Picture
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm, TypeVar
+
+    T = TypeVar("T")
+    R_co = TypeVar("R_co", default=object, covariant=True)
+else:  # no type variable of Python 3.11 has a default
+    from typing import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True)
 
 MAX_FORKS = 10_000
 
@@ -31,8 +42,8 @@ class _Held(enum.Enum):
     OPEN = enum.auto()
 
 
-class State:
-    """A text in the making, and its variables.
+class State(Generic[R_co]):
+    """A text in the making, and its variables. R_co is what the body returns, for type checkers.
 
     `state += content` returns at once. Every read waits for what it reads; when the state has failed, every read
     raises the original error. Safe to use from several threads.
@@ -120,9 +131,17 @@ class State:
     def __getitem__(self, name: str) -> object:
         return self._executor.variable(_variable_name(name), outside=self._is_outside)
 
-    def get_var(self, name: str) -> object:
-        """The same as `state[name]`."""
-        return self[name]
+    @overload
+    def get_var(self, name: str) -> object: ...
+    @overload
+    def get_var(self, name: str, dtype: TypeForm[T]) -> T: ...
+    def get_var(self, name: str, dtype: TypeForm[T] | None = None) -> object:
+        """`state[name]`, as what a type checker then takes it for; without `dtype` that is any object.
+
+        Raises:
+            ProgramError: the value is not of that type.
+        """
+        return self[name] if dtype is None else as_type(self[name], dtype, name)
 
     def __contains__(self, name: object) -> bool:
         """Is the variable set, or will something that was appended set it? Does not wait for generations."""
@@ -155,16 +174,20 @@ class State:
         """Wait, and return the error that the state failed with, or None."""
         return self._executor.error(outside=self._is_outside)
 
-    def get(self, name: str) -> Coroutine[object, object, object]:
+    @overload
+    def get(self, name: str) -> Coroutine[object, object, object]: ...
+    @overload
+    def get(self, name: str, dtype: TypeForm[T]) -> Coroutine[object, object, T]: ...
+    def get(self, name: str, dtype: TypeForm[T] | None = None) -> Coroutine[object, object, object]:
         """`await state.get(name)` is `state[name]` in an async program: waits for the value without stopping the event
-        loop.
+        loop. `dtype` is as in `get_var`.
 
         Raises:
             ProgramError: no event loop runs here, so nobody could await it. At once.
         """
         self._check_awaited("get(...)", 'write s["x"]')
         value = self._executor.variable_async(_variable_name(name), outside=self._is_outside)
-        return Awaited(value, f"s.get({name!r})")
+        return Awaited(value if dtype is None else _typed(value, dtype, name), f"s.get({name!r})")
 
     def wait(self) -> Coroutine[object, object, None]:
         """`await state.wait()` is `sync()` in an async program. After it every other read answers at once.
@@ -225,9 +248,9 @@ class State:
         return self._executor.usage(outside=self._is_outside)
 
     @property
-    def ret_value(self) -> object:
+    def ret_value(self) -> R_co:
         """What the program's body returned."""
-        return self._executor.ret_value()
+        return cast("R_co", self._executor.ret_value())
 
     def tree(self) -> Tree:
         """What this state and its forks made, as frozen data: each piece of text, how it came to be, and when.
@@ -348,6 +371,10 @@ class ForkGroup(Sequence[State]):
         marks = tuple(state._executor.mark(origin) for state in self._states)
         histories = tuple(state._executor.history for state in self._states)
         self._parent.submit((Join(marks, mode != "gather_variable", histories),), origin)
+
+
+async def _typed(value: Coroutine[object, object, object], dtype: TypeForm[T], name: str) -> T:
+    return as_type(await value, dtype, name)
 
 
 def _variable_name(name: object) -> str:

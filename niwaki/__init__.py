@@ -38,6 +38,7 @@ _HOMES = {
     "niwaki.lang.openai_backend": ("OpenAI",),
     "niwaki.lang.remote": ("RuntimeEndpoint",),
     "niwaki.lang.scripted": ("ScriptedBackend",),
+    "niwaki.lang.state": ("State",),
     "niwaki.runtime.engine": ("Engine", "Runtime"),
     "niwaki.runtime.api": (
         "Cancelled",
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from niwaki.lang.openai_backend import OpenAI
     from niwaki.lang.remote import RuntimeEndpoint
     from niwaki.lang.scripted import ScriptedBackend
+    from niwaki.lang.state import State
     from niwaki.runtime.api import (
         Cancelled,
         CapacityError,
@@ -120,6 +122,7 @@ __all__ = [
     "Runtime",
     "RuntimeEndpoint",
     "ScriptedBackend",
+    "State",
     "TimedOut",
     "UnknownVariable",
     "UnsupportedByBackend",

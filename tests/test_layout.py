@@ -37,7 +37,10 @@ ROOMS = (
 )
 # package -> (what of niwaki it may import, third-party packages that it may import; None: any)
 RULES: dict[str, tuple[tuple[str, ...], frozenset[str] | None]] = {
-    "lang": (("niwaki.lang", *SEAM), frozenset({"openai", "pydantic", "pydantic_core", "pyarrow", "tqdm"})),
+    "lang": (
+        ("niwaki.lang", *SEAM),
+        frozenset({"openai", "pydantic", "pydantic_core", "pyarrow", "tqdm", "typing_extensions"}),
+    ),
     "runtime": (("niwaki.runtime", "niwaki.radix", "niwaki.kernels"), None),
     "radix": (("niwaki.radix",), frozenset({"numpy"})),
     "kernels": (("niwaki.kernels",), frozenset({"torch", "numpy", "numba", "llvmlite", "triton"})),

@@ -84,9 +84,10 @@ def test_every_pin_is_exact_and_every_dependency_is_pinned() -> None:
     assert {"torch", "numpy", "numba", "safetensors", "tokenizers", "pydantic", "pytest", "mypy", "ruff"} <= names
 
 
-# Modules that come with a distribution of another name.
+# Modules that come with a distribution of another name, or with one that cannot be without them.
 DISTRIBUTION_OF = {
     "pydantic_core": "pydantic",
+    "typing_extensions": "pydantic",
     "outlines_core": "outlines-core",
     "llvmlite": "numba",
     "prometheus_client": "prometheus-client",

@@ -9,8 +9,8 @@ import pytest
 import niwaki
 
 LANGUAGE = set(
-    "function gen gen_int gen_float gen_bool gen_string select separate_reasoning system user assistant system_begin "
-    "system_end user_begin user_end assistant_begin assistant_end image".split()
+    "function State gen gen_int gen_float gen_bool gen_string select separate_reasoning system user assistant "
+    "system_begin system_end user_begin user_end assistant_begin assistant_end image".split()
 )
 METHODS = {"token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"}
 BACKENDS = set(

@@ -82,12 +82,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     with Engine() as engine:
         many = [(number,) for number in range(arguments.asynchronous)]
 
-        async def all_at_once() -> list[State | Exception]:
+        async def all_at_once() -> list[State[int] | Exception]:
             return await asynchronous.arun_batch(many, concurrency=len(many), backend=engine, options=OPTIONS)
 
         rows = [(number,) for number in range(arguments.threaded)]
 
-        def on_threads() -> list[State | Exception]:
+        def on_threads() -> list[State[int] | Exception]:
             return threaded.run_batch(rows, num_threads=len(rows), backend=engine, options=OPTIONS)
 
         # Async ones first, while no thread of the others is still ending.

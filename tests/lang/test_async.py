@@ -291,7 +291,7 @@ def test_two_thousand_async_programs_at_once_take_no_thread_each_and_little_memo
         num_threads.append(threading.active_count())
         num_inside -= 1
 
-    async def main() -> list[State | Exception]:
+    async def main() -> list[State[None] | Exception]:
         return await program.arun_batch([(i,) for i in range(2000)], concurrency=2000, backend=backend)
 
     before = threading.active_count()
@@ -309,7 +309,7 @@ def test_two_thousand_async_programs_at_once_take_no_thread_each_and_little_memo
 
 
 def test_a_hundred_async_programs_on_the_bundled_model(bundled_engine: Engine) -> None:
-    async def main() -> list[State | Exception]:
+    async def main() -> list[State[None] | Exception]:
         return await nw.function(three_gens_and_a_fork).arun_batch(
             [(i,) for i in range(100)], concurrency=100, backend=bundled_engine, ignore_eos=True
         )

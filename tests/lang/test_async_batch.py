@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -35,12 +35,12 @@ async def pick(s: State, i: int) -> int:
     return i
 
 
-def outcomes(results: list[State | Exception]) -> list[object]:
+def outcomes(results: Sequence[State | Exception]) -> list[object]:
     return [result.ret_value if isinstance(result, State) else str(result) for result in results]
 
 
 def test_a_batch_keeps_the_order_and_the_errors_of_its_rows(backend: nw.ScriptedBackend) -> None:
-    async def main() -> list[State | Exception]:
+    async def main() -> list[State[int] | Exception]:
         return await pick.arun_batch(({"i": i} for i in range(7)), concurrency=3, backend=backend)
 
     assert outcomes(asyncio.run(main())) == [0, "row 1", 2, 3, "row 4", 5, 6]
@@ -63,7 +63,7 @@ def test_a_batch_of_def_programs_can_be_awaited(backend: nw.ScriptedBackend) -> 
         s += f"{i}: " + nw.gen("x")
         return s["x"]
 
-    async def main() -> list[State | Exception]:
+    async def main() -> list[State[object] | Exception]:
         return await f.arun_batch([(1,), ("no", "such row"), (3,)], backend=backend)
 
     first, second, third = asyncio.run(main())

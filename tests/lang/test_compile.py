@@ -285,7 +285,7 @@ def test_an_awaited_batch_compiles_by_itself_too(backend: nw.ScriptedBackend, mo
 
     monkeypatch.setattr(Program, "_run_body", noted)
 
-    async def main() -> list[State | Exception]:
+    async def main() -> list[State[None] | Exception]:
         return await retell.arun_batch([("a",), ("b",)], backend=backend)
 
     states = asyncio.run(main())

@@ -105,9 +105,9 @@ def test_a_forgotten_state_is_named() -> None:
 
 def test_a_state_that_is_passed_to_a_program_is_one_too_many() -> None:
     def body(s: State) -> None:
-        greet(s, "Ada")
+        greet.run(s, "Ada")
 
-    refused(body, "no state is passed: the program makes one of its own")
+    refused(body, re.escape("; a run makes a state of its own, and greet(state, ...) goes on with one"))
 
 
 def test_a_method_is_no_program_but_a_bound_one_is() -> None:

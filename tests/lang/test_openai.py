@@ -232,7 +232,7 @@ def test_many_async_programs_share_one_thread(stub: Stub, chat: nw.OpenAI) -> No
         s += nw.user("Hi") + nw.assistant(nw.gen("x"))
         return str(await s.get("x"))
 
-    async def main() -> list[State | Exception]:
+    async def main() -> list[State[str] | Exception]:
         return await ask.arun_batch([()] * 40, concurrency=8, backend=chat)
 
     states = asyncio.run(main())

@@ -1,0 +1,39 @@
+"""The type of what a program makes, as a type checker may rely on it: told by the author, checked when it is read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from niwaki.runtime.api import ProgramError
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+T = TypeVar("T")
+
+
+def as_type(value: object, dtype: TypeForm[T], name: str) -> T:
+    """The value of the variable `name`, if it is of the type; whatever is inside counts, and nothing is converted.
+
+    Raises:
+        ProgramError: it is not.
+    """
+    try:
+        is_right = isinstance(value, dtype)  # type: ignore[arg-type]  # what is no class is a TypeError
+    except TypeError:
+        is_right = _is_valid(value, dtype)
+    if not is_right:
+        wanted = dtype.__name__ if isinstance(dtype, type) else str(dtype).replace("typing.", "")
+        raise ProgramError(f"variable {name!r} is {value!r}, which is no {wanted}")
+    return cast("T", value)
+
+
+def _is_valid(value: object, dtype: object) -> bool:
+    """By Pydantic, for lists of a type, Literals, unions and the like. It takes a dict for a model, too."""
+    from pydantic import TypeAdapter, ValidationError  # heavy
+
+    adapter: TypeAdapter[object] = TypeAdapter(dtype)  # type: ignore[arg-type]  # a type, known only at run time
+    try:
+        return bool(adapter.validate_python(value, strict=True) == value)
+    except ValidationError:
+        return False

@@ -1,0 +1,203 @@
+"""Types for type checkers: what a body returns, and what a variable is read as. `mypy tests` holds the assert_types."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, assert_type, cast
+
+import pytest
+from pydantic import BaseModel, Field
+
+import niwaki as nw
+
+Mood = Literal["good", "bad"]
+
+
+class Contact(BaseModel):
+    name: str
+
+
+@dataclass(frozen=True)
+class Point:
+    x: int
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+def made(**values: object) -> nw.State[None]:
+    @nw.function
+    def f(s: nw.State) -> None:
+        for name, value in values.items():
+            s[name] = value
+
+    return f.run(backend=nw.ScriptedBackend([]))
+
+
+def test_a_value_is_read_as_its_type() -> None:
+    ada = Contact(name="Ada")
+    state = made(i=1, mood="good", ada=ada, all=[ada], age=None, red=Colour.RED, at=Point(1), raw={"a": [1]})
+    assert assert_type(state.get_var("i", int), int) == 1
+    assert assert_type(state.get_var("mood", Mood), Mood) == "good"
+    assert assert_type(state.get_var("ada", Contact), Contact) is ada
+    assert assert_type(state.get_var("all", list[Contact]), list[Contact])[0] is ada
+    assert assert_type(state.get_var("age", int | None), int | None) is None
+    assert assert_type(state.get_var("red", Colour), Colour) is Colour.RED
+    assert assert_type(state.get_var("at", Point), Point) == Point(1)
+    assert assert_type(state.get_var("raw", dict[str, list[int]]), dict[str, list[int]]) == {"a": [1]}
+    assert assert_type(state.get_var("i", Annotated[int, Field(ge=0)]), int) == 1
+    assert assert_type(state.get_var("all", Sequence[Contact]), Sequence[Contact]) == [ada]
+    assert assert_type(state.get_var("i"), object) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (1, str),
+        ("1", int),
+        (None, int),
+        ("fine", Mood),
+        (["Ada"], list[Contact]),
+        ([{"name": "Ada"}], list[Contact]),
+        ({"name": "Ada"}, Contact),
+        ([Contact(name="Ada"), None], list[Contact]),
+        ("1", int | None),
+        ("red", Colour),
+    ],
+)
+def test_nothing_is_converted_into_a_type(value: object, dtype: type) -> None:
+    state = made(x=value)
+    with pytest.raises(nw.ProgramError, match=r"variable 'x' is .*, which is no "):
+        state.get_var("x", dtype)
+    assert state["x"] == value, "and the state goes on"
+
+
+def test_a_list_that_a_join_made_is_no_value_of_one_fork() -> None:
+    @nw.function
+    def f(s: nw.State) -> list[int]:
+        forks = s.fork(2)
+        forks += "How many? " + nw.gen_int("count")
+        forks.join()
+        with pytest.raises(nw.ProgramError, match=r"variable 'count' is \[3, 3\], which is no int"):
+            s.get_var("count", int)
+        return s.get_var("count", list[int])
+
+    state = f.run(backend=nw.ScriptedBackend({"many? ": "3"}))
+    assert assert_type(state.ret_value, list[int]) == [3, 3]
+
+
+def test_what_the_body_returns_is_known_of_every_way_to_run_it() -> None:
+    @nw.function()
+    def f(s: nw.State, i: int) -> int:
+        return i + 1
+
+    @nw.function
+    async def g(s: nw.State, i: int) -> str:
+        return str(i)
+
+    backend = nw.ScriptedBackend([])
+    assert assert_type(f.run(1, backend=backend).ret_value, int) == 2
+    assert assert_type(f(1, backend=backend).ret_value, int) == 2
+    assert assert_type(f.bind(backend=backend).compile().stream(1).ret_value, int) == 2
+    assert assert_type(g.run(1, backend=backend).ret_value, str) == "1"
+
+    async def main() -> str:
+        return (await g.arun(7, backend=backend)).ret_value
+
+    assert asyncio.run(main()) == "7"
+    for result in f.run_batch([(1,), (2,)], backend=backend):
+        assert not isinstance(result, Exception)
+        assert assert_type(result.ret_value, int) in (2, 3)
+
+
+def test_an_async_read_has_its_type_too() -> None:
+    @nw.function
+    async def f(s: nw.State) -> int:
+        s += "How many? " + nw.gen_int("count")
+        with pytest.raises(nw.ProgramError, match="variable 'count' is 3, which is no str"):
+            await s.get("count", str)
+        return assert_type(await s.get("count", int), int)
+
+    assert f.run(backend=nw.ScriptedBackend({"many? ": "3"})).ret_value == 3
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# A program as a part of another one
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@nw.function
+def field(s: nw.State, name: str, end: str = "\n") -> str:
+    s += f"{name}: " + nw.gen(name, stop="\n") + end
+    return s.get_var(name, str)
+
+
+def test_a_program_goes_on_with_a_state_that_it_is_given() -> None:
+    backend = nw.ScriptedBackend({"name: ": "Ada", "town: ": "London"})
+
+    @nw.function
+    def card(s: nw.State) -> str:
+        s += "Card\n"
+        name = assert_type(field(s, "name"), str)
+        field(s, "town", end=".")
+        return name
+
+    state = card.run(backend=backend)
+    assert state.text() == "Card\nname: Ada\ntown: London."
+    assert (state.ret_value, state["town"]) == ("Ada", "London")
+    assert [call.prompt for call in backend.calls] == ["Card\nname: ", "Card\nname: Ada\ntown: "], "one text, one run"
+
+
+def test_a_program_goes_on_with_forks_and_with_finished_states() -> None:
+    @nw.function
+    def both(s: nw.State) -> None:
+        s += "Card\n"
+        forks = s.fork(2)
+        for name, fork in zip(("name", "town"), forks, strict=True):
+            field(fork, name)
+        forks.join()
+
+    state = both.run(backend=nw.ScriptedBackend({"name: ": "Ada", "town: ": "London", "year: ": "1815"}))
+    assert (state["name"], state["town"]) == (["Ada", None], [None, "London"])
+    assert field(state, "year") == "1815"
+    assert state.text() == "Card\nyear: 1815\n"
+
+
+def test_an_async_program_goes_on_with_a_state_when_it_is_awaited() -> None:
+    @nw.function
+    async def part(s: nw.State) -> object:
+        s += "name: " + nw.gen("name")
+        return await s.get("name")
+
+    @nw.function
+    async def whole(s: nw.State) -> object:
+        s += "Card\n"
+        return await cast("Coroutine[object, object, object]", part(s))
+
+    state = whole.run(backend=nw.ScriptedBackend({"Card\nname: ": "Ada"}))
+    assert (state.ret_value, state.text()) == ("Ada", "Card\nname: Ada")
+
+
+def test_what_a_part_raises_is_the_whole_programs_error_and_names_its_line() -> None:
+    @nw.function
+    def card(s: nw.State) -> str:
+        return field(s, "name")
+
+    with pytest.raises(nw.GenerationError, match="broken") as caught:
+        card.run(backend=nw.ScriptedBackend([nw.GenerationError("broken")]))
+    assert caught.value.__notes__[0].startswith("in program card, test_typed_reads.py:")
+
+
+def test_a_part_takes_arguments_and_no_options() -> None:
+    state = made()
+    with pytest.raises(nw.ProgramError, match=r"program field\(name: str, .*\): missing a required argument: 'name'"):
+        field(state)
+    with pytest.raises(nw.ProgramError, match="goes on with the run of that state, and takes no options"):
+        field(state, "x", temperature=0)
+    with pytest.raises(nw.ProgramError, match="goes on with the run of that state, and takes no options"):
+        field.bind(timeout=1)(state, "x")
+    assert state.text() == ""
