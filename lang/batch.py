@@ -181,8 +181,9 @@ class Journal:
             self._is_unsynced = self.is_resumable
             if self.is_resumable and time.monotonic() - self._synced_at > FSYNC_SECONDS:
                 self._sync()
-        except OSError:
+        except OSError as error:
             self._cut_off_half_line()
+            error.filename = str(self.path)  # else nobody is told which file it was
             raise
         self._end += num_bytes
         self.num_done += 1

@@ -198,7 +198,12 @@ def test_json_lines_with_a_strange_key_fail_alone(folder: Path) -> None:
         (["broken.py:shout", "--input", "in.txt"], 1, "broken.py does not import: ZeroDivisionError: division by zero"),
         (["syntax.py:shout", "--input", "in.txt"], 1, "syntax.py does not import: SyntaxError"),
         (["exits.py:shout", "--input", "in.txt"], 1, "exits.py does not import: SystemExit: 7"),
-        (["program.py:shout", "--input", "in.txt", "--model", "nowhere"], 1, "no model folder nowhere"),
+        (["program.py:shout", "--input", "in.txt", "--model", "nowhere"], 1, "model folder nowhere does not exist"),
+        (
+            ["program.py:shout", "--input", "in.txt", "--model", "Qwen/Qwen3-0.6B"],
+            1,
+            "hf download Qwen/Qwen3-0.6B --local-dir",
+        ),
         (["program.py:shout", "--input", "in.txt", "--model", "half"], 1, "half has no weights"),
         (["program.py:shout", "--input", "in.txt", "--output", "no/folder/out.jsonl"], 1, "No such file or directory"),
         (

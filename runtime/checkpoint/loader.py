@@ -5,7 +5,6 @@ Reads data only: no code comes from the folder. Knows nothing of how a model com
 
 from __future__ import annotations
 
-import re
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from niwaki.kernels.coded import Coded
 from niwaki.kernels.ops import Weight
 from niwaki.kernels.small_kv import knows_e4m3
 from niwaki.runtime.api import ModelError, RequestError, SamplingOptions
+from niwaki.runtime.checkpoint.folder import check_is_folder
 from niwaki.runtime.checkpoint.stored import (
     FLOAT_DTYPES,
     NAMES,
@@ -59,11 +59,7 @@ def read_model_folder(path: Path) -> ModelFolder:
     Raises:
         ModelError: in one line, with the file's name.
     """
-    if not path.is_dir():
-        what = "is a file, not a folder" if path.exists() else "does not exist"
-        is_name = not path.exists() and re.fullmatch(r"[\w-]+/[\w.-]+", str(path)) is not None
-        hint = f"; nothing is downloaded: hf download {path} --local-dir FOLDER gets a model of that name" * is_name
-        raise ModelError(f"model folder {path} {what}; give a folder with config.json and model.safetensors{hint}")
+    check_is_folder(path)
     config_file = path / "config.json"
     raw = read_json_object(config_file)
     tensors = stored_tensors(path) if has_weights(path) else {}

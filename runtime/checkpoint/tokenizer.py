@@ -43,7 +43,7 @@ class Tokenizer:
 
     def __init__(self, folder: Path) -> None:
         path = folder / "tokenizer.json"
-        if not path.exists():
+        if not path.is_file():
             raise ModelError(f"{folder} has no tokenizer.json{_other_tokenizer(folder)}")
         try:
             self._control = tokenizers.Tokenizer.from_file(str(path))

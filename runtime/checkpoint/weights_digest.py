@@ -7,6 +7,7 @@ from pathlib import Path
 
 from niwaki.runtime.api import ModelError
 from niwaki.runtime.checkpoint import bundled
+from niwaki.runtime.checkpoint.folder import check_is_folder
 
 
 def weights_fingerprint(folder: Path | None) -> bytes:
@@ -19,8 +20,7 @@ def weights_fingerprint(folder: Path | None) -> bytes:
         ModelError: there is no such folder, or no model in it.
     """
     path = bundled.MODEL_DIR if folder is None else folder
-    if not path.is_dir():
-        raise ModelError(f"no model folder {path}")
+    check_is_folder(path)
     if not (path / "config.json").is_file():
         raise ModelError(f"{path} has no config.json")
     digest = hashlib.blake2b(digest_size=16)
