@@ -1,4 +1,5 @@
-"""You will see a passage read once, four branches that each guess an answer, and a judge that picks the best guess."""
+"""You will see a passage read once, four branches that each guess an answer, a judge that picks the best guess,
+and how few of the tokens that they read were computed."""
 
 import niwaki as nw
 
@@ -25,4 +26,6 @@ if __name__ == "__main__":
         print(question)
         for index, guess in enumerate(state["guess"]):
             print(f"  branch {index}: {guess.strip()}")
-        print(f"  judge: {state['best']}\n")
+        print(f"  judge: {state['best']}")
+        tokens = state.tree().totals()
+        print(f"  {tokens.calls} calls read {tokens.prompt_tokens} tokens; {tokens.prefilled} were computed\n")
