@@ -18,6 +18,5 @@ if __name__ == "__main__":
         print(review)
         for method in METHODS:
             state = classify.run(review=review, method=method)
-            probabilities = state.get_meta_info("label")["probabilities"]
-            told = ", ".join(f"{label.strip()} {p:.2f}" for label, p in zip(LABELS, probabilities, strict=True))
+            told = ", ".join(f"{label.strip()} {p:.2f}" for label, p in state.probabilities("label").items())
             print(f"  {method:36}{state['label'].strip():10}({told})")

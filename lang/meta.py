@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from niwaki.runtime.api import FinishReason, GenerationError, Output, Score, TokenLogprob
+from niwaki.runtime.api import FinishReason, GenerationError, Output, ProgramError, Score, TokenLogprob
 from niwaki.runtime.api.choices import Decision, choice_logprobs, mean_logprob
 
 
@@ -75,6 +75,21 @@ def meta_info(outcome: Outcome) -> MetaInfo:
     if len(outcome) > 1:
         info["samples"] = [_of_output(output) for output in outcome]
     return info
+
+
+def probabilities(outcome: Outcome, name: str) -> dict[str, float]:
+    """Of each choice that the variable `name` was chosen among, given that it is one of them: they sum to one.
+
+    Raises:
+        ProgramError: it was not chosen.
+        GenerationError: the scores cannot be compared.
+    """
+    if not isinstance(outcome, Selected):
+        raise ProgramError(
+            f"variable {name!r} was generated token by token, and nobody knows the probabilities of what else it might "
+            "have been; select(...) or gen(dtype=Literal[...]) compares whole choices"
+        )
+    return dict(zip(outcome.choices, map(math.exp, choice_logprobs(outcome.scores)), strict=True))
 
 
 def _of_output(output: Output) -> MetaInfo:

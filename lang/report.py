@@ -69,9 +69,10 @@ class Tally:
         failed = (
             f", {self.num_errors} of them with an error (the first is {self.first_error})" if self.num_errors else ""
         )
+        records = "record" if self.num_rows == 1 else "records"
         before = f" ({self.num_before} stood there already)" if self.num_before else ""
         return (
-            f"{self.num_rows} records in {self.seconds:.1f} s ({self.num_rows / self.seconds:.1f} a second){failed}\n"
+            f"{self.num_rows} {records} in {self.seconds:.1f} s ({self.num_rows / self.seconds:.1f} a second){failed}\n"
             f"tokens: {usage['prefilled_tokens']:,.0f} prefilled, {usage['cached_tokens']:,.0f} cached, "
             f"{usage['generated_tokens']:,.0f} generated; cache hit rate {hit_rate(usage):.1%}\n"
             f"written to {path}{before}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, Literal, NoReturn, Self, SupportsInde
 from niwaki.lang.awaited import Awaited
 from niwaki.lang.executor import Executor
 from niwaki.lang.expressions import role
-from niwaki.lang.meta import MetaInfo, Usage, meta_info
+from niwaki.lang.meta import MetaInfo, Usage, meta_info, probabilities
 from niwaki.lang.nodes import Content, Expression, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, SetVariable, as_nodes
 from niwaki.lang.origin import here
 from niwaki.lang.picture import picture_of
@@ -205,6 +205,14 @@ class State(Generic[R_co]):
     def get_meta_info(self, name: str) -> MetaInfo:
         """How the variable was generated or selected: finish reason, tokens, log-probabilities."""
         return meta_info(self._executor.outcome(_variable_name(name), outside=self._is_outside))
+
+    def probabilities(self, name: str) -> dict[str, float]:
+        """What the variable might have been, and how probable each choice was, by whatever method one was taken.
+
+        Raises:
+            ProgramError: it is of no select, nor of a gen that compares the values of its type.
+        """
+        return probabilities(self._executor.outcome(_variable_name(name), outside=self._is_outside), name)
 
     def text_iter(self, name: str | None = None) -> Iterator[str]:
         """The text, or one variable's text, in pieces as they come. They add up to the whole, also when asked late."""

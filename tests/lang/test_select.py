@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import pytest
 
@@ -59,6 +60,35 @@ def test_meta_info_of_a_select_holds_the_scores_of_all_choices() -> None:
     tokens = meta["input_token_logprobs"]
     assert isinstance(tokens, list)
     assert [[text for _, _, text in choice] for choice in tokens] == [["yes"], ["no", " way"]]
+
+
+@pytest.mark.parametrize("method", ["exact", "token_length_normalized"])
+def test_each_choice_has_a_probability_and_they_sum_to_one(method: str) -> None:
+    @nw.function
+    def f(s: State) -> float:
+        s += "yes or no? " + nw.select("x", choices=["yes", "no"], choices_method=method)
+        return s.probabilities("x")["no"]
+
+    state = f.run(backend=nw.ScriptedBackend(["no"]))
+    told = state.probabilities("x")
+    assert list(told) == state.get_meta_info("x")["choices"]
+    assert list(told.values()) == state.get_meta_info("x")["probabilities"]
+    assert sum(told.values()) == pytest.approx(1)
+    assert state.ret_value == told["no"] > told["yes"]
+
+
+def test_what_was_not_chosen_has_no_probabilities() -> None:
+    @nw.function
+    def f(s: State) -> None:
+        s += "A word: " + nw.gen("x") + nw.gen("y", dtype=Literal["a", "b"], temperature=0)
+        s["z"] = 1
+
+    state = f.run(backend=nw.ScriptedBackend(["some", "b"]))
+    assert list(state.probabilities("y")) == ["a", "b"]
+    with pytest.raises(nw.ProgramError, match="variable 'x' was generated token by token"):
+        state.probabilities("x")
+    with pytest.raises(nw.UnknownVariable, match="'z' was not generated"):
+        state.probabilities("z")
 
 
 def test_a_gen_with_choices_is_a_select() -> None:
