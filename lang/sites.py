@@ -102,12 +102,15 @@ class _Body:
 
     def sites(self) -> Iterator[tuple[ast.expr, Kind]]:
         for node in ast.walk(self._tree):
-            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and self._is_state(node.value):
-                if self._is_guarded(node):
-                    continue
-                kind = self._kind(node)
-                if kind is not None:
-                    yield node, kind
+            match node:
+                case ast.Subscript(value=state, ctx=ast.Load()) if self._is_state(state) and not self._is_guarded(node):
+                    kind = self._kind(node)
+                    if kind is not None:
+                        yield node, kind
+                case ast.Call(func=ast.Attribute(value=state, attr="get_var")) if self._is_state(state):
+                    # Looked at for its type, it is written on nowhere.
+                    if self._is_in_return(node) and not self._is_guarded(node):
+                        yield node, "end"
 
     # -- which names are states -------------------------------------------------------------------------------------
 
@@ -210,8 +213,14 @@ class _Body:
         """Might somebody append to a state that this name gives them?"""
         if name.id not in self._states | self._groups:
             return False
-        parent = self._parents[name]
-        return not (isinstance(parent, ast.Subscript) and parent.value is name)
+        match self._parents[name]:
+            case ast.Subscript(value=read):
+                return read is not name
+            case ast.Attribute(attr="get_var") as method:
+                call = self._parents[method]
+                return not (isinstance(call, ast.Call) and call.func is method)
+            case _:
+                return True
 
     def _is_written_on(self, node: ast.AST) -> bool:
         """Does all that Python does with the value end in an append to a state?"""

@@ -141,7 +141,9 @@ class State(Generic[R_co]):
         Raises:
             ProgramError: the value is not of that type.
         """
-        return self[name] if dtype is None else as_type(self[name], dtype, name)
+        # Not through self[name]: a lazy executor looks at the line two frames up.
+        value = self._executor.variable(_variable_name(name), outside=self._is_outside)
+        return value if dtype is None else as_type(value, dtype, name)
 
     def __contains__(self, name: object) -> bool:
         """Is the variable set, or will something that was appended set it? Does not wait for generations."""

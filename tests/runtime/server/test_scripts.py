@@ -97,6 +97,25 @@ def test_a_whole_program_is_one_request(endpoint: RuntimeEndpoint, engine: Engin
     assert asked == ["POST /scripts"], "its values, its text and its tokens came with the answer"
 
 
+@nw.function
+def count(s: State, question: str) -> int:
+    s += question + nw.gen("a", max_tokens=5) + " So: " + nw.gen("n", dtype=int, max_tokens=4)
+    forks = s.fork(2)
+    forks += lambda i: f" {i} " + nw.gen("x", max_tokens=3)
+    return s.get_var("n", int) + len(forks[1].get_var("x", str))
+
+
+def test_a_typed_read_in_a_return_comes_with_the_answer(
+    endpoint: RuntimeEndpoint, engine: Engine, asked: list[str]
+) -> None:
+    expected = told(count, engine, ["a", "n"], "Why the cat?")
+    assert count.for_rows().is_compiled, "a batch compiles it by itself"
+    told(count.compile(), endpoint, ["a"], "Why a dog?")  # asks for what the server is, once
+    asked.clear()
+    assert told(count.compile(), endpoint, ["a", "n"], "Why the cat?") == expected
+    assert asked == ["POST /scripts"]
+
+
 def test_metrics_count_each_generation_of_a_script(endpoint: RuntimeEndpoint, url: str) -> None:
     before = first_tokens(url)
     judge.compile().run(question="Why the cat?", options={"backend": endpoint}).text()
