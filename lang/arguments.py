@@ -11,7 +11,7 @@ from typing import TypeAlias, cast
 from niwaki.lang.backends import Host
 from niwaki.lang.expressions import check_options, check_timeout
 from niwaki.lang.sessions import Session
-from niwaki.lang.state import State
+from niwaki.lang.state import ForkGroup, State
 from niwaki.lang.templates import TemplateFunction, template_function
 from niwaki.runtime.api import ProgramError, SamplingOptions
 
@@ -96,19 +96,23 @@ class Arguments:
             raise ProgramError(f"program {self._program}{self.shown}: {error}{hint}") from None
         return Call(bound.args[1:], bound.kwargs, *_run_options(options))
 
-    def call_inside(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Call:
+    def call_inside(
+        self, state: State | ForkGroup, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[State, Call]:
         """A call that goes on with somebody's state: arguments of the program only, for options are of a run.
 
         Raises:
-            ProgramError: an option is given, or bound.
+            ProgramError: an option is given, or bound; the state is a group of them.
         """
+        if isinstance(state, ForkGroup):
+            raise ProgramError(f"forks go on one by one: for fork in forks: {self._program}(fork, ...)")
         call = self.call(args, kwargs)
         if call != Call(call.args, call.kwargs, *_run_options({})):
             raise ProgramError(
                 f"{self._program}(state, ...) goes on with the run of that state, and takes no options of its own; "
                 "put them on its gens, or on that run"
             )
-        return call
+        return state, call
 
     def _takes(self, name: str, *, is_option: bool = False) -> bool:
         """Is it an argument of the program? One that takes **anything leaves options to the run."""

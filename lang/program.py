@@ -24,7 +24,7 @@ from niwaki.lang.progress import with_async_progress_bar, with_progress_bar
 from niwaki.lang.run import Run, running_loop, start_task, start_thread
 from niwaki.lang.sessions import Visit
 from niwaki.lang.sites import sites_of
-from niwaki.lang.state import R_co, State
+from niwaki.lang.state import ForkGroup, R_co, State
 from niwaki.lang.trace import Placeholder, Trace, trace
 from niwaki.lang.under_way import UnderWay
 from niwaki.runtime.api import NiwakiError, ProgramError, SamplingOptions
@@ -64,9 +64,13 @@ class Program(Generic[R_co]):
     def __call__(self, *args: object, **kwargs: object) -> State[R_co]: ...
     def __call__(self, *args: object, **kwargs: object) -> object:
         """`run`. With a state as the first argument: go on with that one, as a plain function would."""
-        if args and isinstance(args[0], State):
-            call = self._arguments.call_inside(args[1:], kwargs)
-            return self.func(args[0], *call.args, **call.kwargs)
+        if args and isinstance(args[0], State | ForkGroup):
+            state, call = self._arguments.call_inside(args[0], args[1:], kwargs)
+            if self.is_async and running_loop() is None:
+                raise ProgramError(
+                    f"{self.name}(state, ...) is async; write await {self.name}(...) in an async program"
+                )
+            return self.func(state, *call.args, **call.kwargs)
         return self.run(*args, **kwargs)
 
     def __repr__(self) -> str:

@@ -49,7 +49,9 @@ class State(Generic[R_co]):
     raises the original error. Safe to use from several threads.
     """
 
-    def __init__(self, executor: Executor, *, is_outside: bool = False) -> None:
+    def __init__(self, executor: Executor | None = None, *, is_outside: bool = False) -> None:
+        if executor is None:
+            raise ProgramError("a state is made by a run: write a program, @function def f(s): ..., and call f.run()")
         self._executor = executor
         # A state handed out while its program still runs elsewhere: its readers wait for the program too.
         self._is_outside = is_outside

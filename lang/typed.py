@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast, get_origin
 
 from niwaki.runtime.api import ProgramError
 
@@ -16,8 +16,10 @@ def as_type(value: object, dtype: TypeForm[T], name: str) -> T:
     """The value of the variable `name`, if it is of the type; whatever is inside counts, and nothing is converted.
 
     Raises:
-        ProgramError: it is not.
+        ProgramError: it is not, or `dtype` is no type.
     """
+    if isinstance(dtype, str):
+        raise ProgramError(f"dtype {dtype!r} is a text; give the type itself")
     try:
         is_right = isinstance(value, dtype)  # type: ignore[arg-type]  # what is no class is a TypeError
     except TypeError:
@@ -30,9 +32,14 @@ def as_type(value: object, dtype: TypeForm[T], name: str) -> T:
 
 def _is_valid(value: object, dtype: object) -> bool:
     """By Pydantic, for lists of a type, Literals, unions and the like. It takes a dict for a model, too."""
-    from pydantic import TypeAdapter, ValidationError  # heavy
+    from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError  # heavy
 
-    adapter: TypeAdapter[object] = TypeAdapter(dtype)  # type: ignore[arg-type]  # a type, known only at run time
+    # A TypedDict takes no config, and with this one what is no type would be any.
+    config = None if get_origin(dtype) is None else ConfigDict(arbitrary_types_allowed=True)
+    try:
+        adapter: TypeAdapter[object] = TypeAdapter(dtype, config=config)  # type: ignore[arg-type]  # known at run time
+    except (PydanticUserError, TypeError) as error:
+        raise ProgramError(f"dtype {dtype!r} is no type that a value can be held against") from error
     try:
         return bool(adapter.validate_python(value, strict=True) == value)
     except ValidationError:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, assert_type, cast
 
 import pytest
 from pydantic import BaseModel, Field
+from typing_extensions import TypedDict  # before Python 3.12 Pydantic takes no other
 
 import niwaki as nw
 
@@ -27,6 +28,14 @@ class Point:
 
 class Colour(enum.Enum):
     RED = "red"
+
+
+class Ours:
+    """Nothing that Pydantic knows."""
+
+
+class Row(TypedDict):
+    a: int
 
 
 def made(**values: object) -> nw.State[None]:
@@ -74,6 +83,25 @@ def test_nothing_is_converted_into_a_type(value: object, dtype: type) -> None:
     with pytest.raises(nw.ProgramError, match=r"variable 'x' is .*, which is no "):
         state.get_var("x", dtype)
     assert state["x"] == value, "and the state goes on"
+
+
+def test_what_is_no_type_is_refused() -> None:
+    state = made(x=1)
+    for wrong in (5, nw.gen, [int]):
+        with pytest.raises(nw.ProgramError, match="is no type that a value can be held against"):
+            state.get_var("x", cast("type[int]", wrong))
+    with pytest.raises(nw.ProgramError, match="dtype 'int' is a text; give the type itself"):
+        state.get_var("x", cast("type[int]", "int"))
+
+
+def test_objects_of_any_class_and_typed_dicts_are_looked_at_inside_of_lists() -> None:
+    ours, row = Ours(), Row(a=1)
+    state = made(all=[ours], row=row, wrong={"a": "1"})
+    assert state.get_var("all", list[Ours]) == [ours]
+    assert assert_type(state.get_var("row", Row), Row) is row
+    for name, dtype in (("all", list[Row]), ("wrong", Row), ("row", list[Ours])):
+        with pytest.raises(nw.ProgramError, match="which is no"):
+            state.get_var(name, cast("type", dtype))
 
 
 def test_a_list_that_a_join_made_is_no_value_of_one_fork() -> None:
@@ -180,6 +208,32 @@ def test_an_async_program_goes_on_with_a_state_when_it_is_awaited() -> None:
 
     state = whole.run(backend=nw.ScriptedBackend({"Card\nname: ": "Ada"}))
     assert (state.ret_value, state.text()) == ("Ada", "Card\nname: Ada")
+
+
+def test_an_async_part_is_not_left_unawaited_by_a_def_program() -> None:
+    @nw.function
+    async def part(s: nw.State) -> None:
+        s += "never"
+
+    @nw.function
+    def whole(s: nw.State) -> object:
+        return part(s)
+
+    with pytest.raises(
+        nw.ProgramError, match=r"part\(state, ...\) is async; write await part\(...\) in an async program"
+    ):
+        whole.run(backend=nw.ScriptedBackend([]))
+
+
+def test_forks_and_no_state_at_all_are_told_what_to_do() -> None:
+    @nw.function
+    def whole(s: nw.State) -> None:
+        field(s.fork(2), "name")
+
+    with pytest.raises(nw.ProgramError, match=r"forks go on one by one: for fork in forks: field\(fork, ...\)"):
+        whole.run(backend=nw.ScriptedBackend([]))
+    with pytest.raises(nw.ProgramError, match=r"a state is made by a run: .*, and call f.run\(\)"):
+        nw.State()
 
 
 def test_what_a_part_raises_is_the_whole_programs_error_and_names_its_line() -> None:
