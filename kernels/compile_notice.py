@@ -12,6 +12,8 @@ import time
 
 from numba.core import event
 
+from niwaki.kernels.jit import is_ours
+
 log = logging.getLogger("niwaki.kernels")
 
 TELL_SECONDS = 1.0  # of compiling before anything is said
@@ -38,7 +40,7 @@ class _Listener(event.Listener):
         self._watch: threading.Thread | None = None
 
     def on_start(self, event: event.Event) -> None:
-        if not _is_ours(event):
+        if not is_ours(event):
             return
         with self._lock:
             self._depth += 1
@@ -49,7 +51,7 @@ class _Listener(event.Listener):
                 self._watch.start()
 
     def on_end(self, event: event.Event) -> None:
-        if _is_ours(event):
+        if is_ours(event):
             with self._lock:
                 self._depth -= 1
                 self._ended = time.monotonic()
@@ -74,11 +76,6 @@ class _Listener(event.Listener):
                 if has_told:
                     _say(f"niwaki: kernels compiled in {lasts:.0f} s")
                 return
-
-
-def _is_ours(event: event.Event) -> bool:
-    module = event.data["dispatcher"].py_func.__module__  # None: made by `exec`, by somebody else
-    return module is not None and module.startswith("niwaki.")
 
 
 def _say(line: str) -> None:

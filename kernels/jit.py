@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Literal, ParamSpec, TypeVar
 
 import numba
 from numba.core import config as numba_config
+from numba.core import event
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,6 +29,40 @@ REDUCTION = FASTMATH | {"reassoc"}
 SETTINGS = vars(numba_config)
 if SETTINGS["THREADING_LAYER"] == "default":
     SETTINGS["THREADING_LAYER"] = "workqueue"
+
+
+class _Uncollected(event.Listener):
+    """While a function of ours is compiled, on whatever thread, Python looks for no cycles: to go through all that
+    torch and Numba hold, again and again, took a sixth of the time. It takes 110 MB more at its highest."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._depth = 0  # one is compiled inside another
+        self._was_enabled = False
+
+    def on_start(self, event: event.Event) -> None:
+        if is_ours(event):
+            with self._lock:
+                if self._depth == 0:
+                    self._was_enabled = gc.isenabled()
+                    gc.disable()
+                self._depth += 1
+
+    def on_end(self, event: event.Event) -> None:
+        if is_ours(event):
+            with self._lock:
+                self._depth -= 1
+                if self._depth == 0 and self._was_enabled:
+                    gc.enable()
+
+
+def is_ours(event: event.Event) -> bool:
+    """Whether the function that is being compiled is one of ours."""
+    module = event.data["dispatcher"].py_func.__module__  # None: made by `exec`, by somebody else
+    return module is not None and module.startswith("niwaki.")
+
+
+event.register("numba:compile", _Uncollected())  # type: ignore[no-untyped-call]  # Numba has no types
 
 
 def compiles_for_this_processor() -> bool:
