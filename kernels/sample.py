@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from niwaki.kernels.jit import REDUCTION, jit
+from niwaki.kernels.order import stable_order
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
@@ -254,13 +255,13 @@ def _draw_filtered(
         if is_enough:
             last_bucket = bucket
             break
-    chosen = np.empty(taken, np.int64)
+    chosen, keys = np.empty(taken, np.int64), np.empty(taken, np.float32)
     count = 0
     for i in range(len(values)):
         if last_bucket == NUM_BUCKETS - 1 or (highest - values[i]) * scale * BUCKETS_PER_UNIT < last_bucket + 1.0:
-            chosen[count] = i
+            chosen[count], keys[count] = i, -values[i]
             count += 1
-    order = np.argsort(-values[chosen], kind="mergesort")  # stable: equal ones by index
+    order = stable_order(keys[:count])  # equal ones by index
     kept = min(top_k, count)
     if has_top_k:
         total = 0.0
@@ -307,7 +308,7 @@ def draw_rows(
     ids, bits = np.empty(vocab, np.int32), np.empty(vocab, np.int32)
     sums = np.empty(vocab // BLOCK + 1, np.float32)
     for row in range(len(sources)):
-        logits_row, adjusted_row, mask_row = sources[row]
+        logits_row, adjusted_row, mask_row = sources[row, 0], sources[row, 1], sources[row, 2]
         values = logits[logits_row] if adjusted_row < 0 else adjusted[adjusted_row]
         if adjusted_row < 0 and options[row, 0] == 0.0:
             # What is highest of all is highest under a mask that allows it.
@@ -328,8 +329,8 @@ def draw_rows(
         if best < 0:
             tokens[row] = best
             continue
-        temperature, top_p, min_p = options[row]
-        top_k, seed, position = integers[row]
+        temperature, top_p, min_p = options[row, 0], options[row, 1], options[row, 2]
+        top_k, seed, position = integers[row, 0], integers[row, 1], integers[row, 2]
         if temperature > 0.0:
             scale = np.float32(1.0 / temperature)
             used = weights[: len(values)]

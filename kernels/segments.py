@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from niwaki.kernels.jit import jit
+from niwaki.kernels.order import stable_order
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -73,7 +74,9 @@ def _find(
     row_end: Int32s,
 ) -> tuple[Int32s, Int32s, Int32s, Int32s]:
     num_rows = table.shape[0]
-    order = np.arange(num_rows)
+    order = np.empty(num_rows, np.int64)
+    for row in range(num_rows):
+        order[row] = row
     first_page = np.empty(num_rows, np.int32)  # a tree with n leaves has fewer than n inner nodes
     end_page = np.empty(num_rows, np.int32)
     bounds = np.zeros(num_rows + 1, np.int32)
@@ -81,17 +84,17 @@ def _find(
     found = 0
     # Groups still to be divided: order[low:high] agree on the pages before `depth`, and read those from `start` on.
     stack = np.empty((num_rows + 1, 4), np.int64)
-    stack[0] = 0, num_rows, 0, 0
+    stack[0, 0], stack[0, 1], stack[0, 2], stack[0, 3] = 0, num_rows, 0, 0
     waiting = 1 if num_rows > 1 else 0
     while waiting:
         waiting -= 1
-        low, high, depth, start = stack[waiting]
-        heads = np.empty(high - low, np.int64)
+        low, high, depth, start = stack[waiting, 0], stack[waiting, 1], stack[waiting, 2], stack[waiting, 3]
+        heads, members = np.empty(high - low, np.int64), np.empty(high - low, np.int64)
         for i in range(low, high):
             row = order[i]
+            members[i - low] = row
             heads[i - low] = table[row, depth] if shareable[row] > depth else -1
-        ranks = np.argsort(heads, kind="mergesort")
-        members = order[low:high].copy()
+        ranks = stable_order(heads)
         for i in range(high - low):
             order[low + i] = members[ranks[i]]
         begin = low
@@ -107,7 +110,8 @@ def _find(
                     used = bounds[found]
                     if used + stop - begin > rows.shape[0]:
                         more = np.empty(2 * (used + stop - begin), np.int32)
-                        more[:used] = rows[:used]
+                        for i in range(used):
+                            more[i] = rows[i]
                         rows = more
                     for i in range(begin, stop):
                         rows[used + i - begin] = order[i]
@@ -118,7 +122,8 @@ def _find(
                     bounds[found] = used + stop - begin
                     next_start = end
                 if stop - begin > 2:  # of two, nothing is common behind where they part
-                    stack[waiting] = begin, stop, end, next_start
+                    stack[waiting, 0], stack[waiting, 1], stack[waiting, 2] = begin, stop, end
+                    stack[waiting, 3] = next_start
                     waiting += 1
             begin = stop
     return first_page[:found], end_page[:found], bounds[: found + 1], rows[: bounds[found]]
@@ -142,7 +147,7 @@ def _common_end(table: Int32s, shareable: Int64s, members: Int64s, depth: int) -
 @jit()
 def _pays(members: Int64s, counts: Int64s, keys: int, longest_paged: int, weights: npt.NDArray[np.float64]) -> bool:
     """Whether one dense product for all members costs less than each of them reading `keys` by itself."""
-    paged_pair, dense_pair, key, query, segment = weights
+    paged_pair, dense_pair, key, query, segment = weights[0], weights[1], weights[2], weights[3], weights[4]
     apart = 0.0
     queries = 0
     for row in members:
