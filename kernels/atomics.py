@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
-from numba.np.numpy_support import carray
+from numba.np.arrayobj import populate_array
 
 from niwaki.kernels.jit import jit
 from niwaki.kernels.segments import Int64s
@@ -77,48 +77,49 @@ def _pause(typing):
 
 
 @intrinsic
-def _pointer(typing, address, like):
-    """The address as a pointer to what `like` is an array of."""
-    result = types.CPointer(like.dtype)
+def _row_at(typing, address, length, like):
+    return _array_at(address, length, like=like)
+
+
+@intrinsic
+def _rows_at(typing, address, length, width, like):
+    return _array_at(address, length, width, like=like)
+
+
+@intrinsic
+def _blocks_at(typing, address, length, height, width, like):
+    return _array_at(address, length, height, width, like=like)
+
+
+@intrinsic
+def _pages_at(typing, address, length, size, height, width, like):
+    return _array_at(address, length, size, height, width, like=like)
+
+
+def _array_at(*numbers, like):
+    """Of these types: an address, then the sizes of an array of the kind of `like`."""
+    result = types.Array(like.dtype, len(numbers) - 1, "C")
 
     def generate(context, builder, signature, args):
-        return builder.inttoptr(args[0], context.get_value_type(result))
+        address, *shape = (
+            context.cast(builder, arg, kind, types.intp) for arg, kind in zip(args[:-1], signature.args, strict=False)
+        )
+        array = context.make_array(result)(context, builder)
+        size = context.get_constant(types.intp, like.dtype.bitwidth // 8)
+        strides = [size]
+        for length in reversed(shape[1:]):
+            strides.insert(0, builder.mul(length, strides[0]))
+        data = builder.inttoptr(address, array.data.type)
+        populate_array(array, data, shape, strides, size, meminfo=None)
+        return array._getvalue()
 
-    return result(types.int64, like), generate
+    return result(*numbers, like), generate
 
 
-pointer_to = cast("Callable[[int, npt.NDArray[np.generic]], object]", _pointer)
-array_from = cast("Callable[[object, tuple[int, ...]], npt.NDArray[Any]]", carray)
 _read = types.ExternalFunction("read", types.intp(types.int32, types.uintp, types.uintp))
 _give_way = types.ExternalFunction("sched_yield", types.int32())
 read = cast("Callable[[int, int, int], int]", _read)  # descriptor, address, bytes; as POSIX has it
 give_way = cast("Callable[[], int]", _give_way)
-
-
-@jit(inline=True)
-def row_at(address: int, length: int, like: npt.NDArray[Kind]) -> npt.NDArray[Kind]:
-    """The memory from `address` on as an array [length] of the kind of `like`. Nothing keeps it from being freed."""
-    return array_from(pointer_to(address, like), (length,))
-
-
-@jit(inline=True)
-def rows_at(address: int, length: int, width: int, like: npt.NDArray[Kind]) -> npt.NDArray[Kind]:
-    """As `row_at`, [length, width]."""
-    return array_from(pointer_to(address, like), (length, width))
-
-
-@jit(inline=True)
-def blocks_at(address: int, length: int, height: int, width: int, like: npt.NDArray[Kind]) -> npt.NDArray[Kind]:
-    """As `row_at`, [length, height, width]."""
-    return array_from(pointer_to(address, like), (length, height, width))
-
-
-@jit(inline=True)
-def pages_at(
-    address: int, length: int, size: int, height: int, width: int, like: npt.NDArray[Kind]
-) -> npt.NDArray[Kind]:
-    """As `row_at`, [length, size, height, width]."""
-    return array_from(pointer_to(address, like), (length, size, height, width))
 
 
 @jit()
@@ -137,3 +138,8 @@ count = cast("Callable[[Int64s, int, int], int]", _count)
 seen = cast("Callable[[Int64s, int], int]", _seen)
 tell = cast("Callable[[Int64s, int, int], None]", _tell)
 pause = cast("Callable[[], None]", _pause)
+# The memory from an address on as an array of these sizes, of the kind of `like`. Nothing keeps it from being freed.
+row_at = cast("Callable[[int, int, npt.NDArray[Kind]], npt.NDArray[Kind]]", _row_at)
+rows_at = cast("Callable[[int, int, int, npt.NDArray[Kind]], npt.NDArray[Kind]]", _rows_at)
+blocks_at = cast("Callable[[int, int, int, int, npt.NDArray[Kind]], npt.NDArray[Kind]]", _blocks_at)
+pages_at = cast("Callable[[int, int, int, int, int, npt.NDArray[Kind]], npt.NDArray[Kind]]", _pages_at)

@@ -22,7 +22,7 @@ from niwaki.kernels.linear import columns_of as columns_of_few
 from niwaki.kernels.linear import widened
 from niwaki.kernels.linear_tiles import ROWS_AT_ONCE, columns_of, lay_pairs, ranges_of, units_of
 from niwaki.kernels.operand import Array
-from niwaki.kernels.packed import WIDE
+from niwaki.kernels.packed import MAY_PACK, WIDE
 from niwaki.kernels.packed import columns_of as packed_columns_of
 from niwaki.kernels.paged_decode import NO_SINKS, decode_items
 from niwaki.kernels.partial import Float32s
@@ -242,7 +242,7 @@ def _columns(block: Int64s, line: Int64s, rows: int, wide: Float32s, first: int,
     """x, weight, bias or 0, out or 0 for the logits, inputs, outputs."""
     kind, inputs, outputs = line[0], line[5], line[6]
     out = rows_at(line[4] if line[4] else block[LOGITS], rows, outputs, like)
-    if kind == PACKED:
+    if MAY_PACK and kind == PACKED:
         blocks = (outputs + WIDE - 1) // WIDE
         floats = np.empty(0, np.float32)
         packed_columns_of(
@@ -299,7 +299,8 @@ def _rows(block: Int64s, line: Int64s, first: int, last: int, like: Array) -> No
             source = rows_at(line[2 + 3 * pair], block[TOKENS], width, like)
             target = rows_at(line[3 + 3 * pair], block[NUM_WANTED], width, like)
             for row in range(first, last):
-                target[row] = source[wanted[row]]
+                for i in range(width):
+                    target[row, i] = source[wanted[row], i]
 
 
 @jit()
@@ -311,11 +312,17 @@ def _pages(block: Int64s, address: int, like: Array) -> Array:
 def _wanted(block: Int64s, tokens: Int32s) -> Int32s:
     """Those of the tokens whose logits are wanted."""
     wanted = row_at(block[WANTED], block[NUM_WANTED], block)
-    found = np.empty_like(tokens)
+    found = np.empty(tokens.shape[0], np.int32)
     count = 0
     for token in tokens:
-        place = np.searchsorted(wanted, token)
-        if place < wanted.shape[0] and wanted[place] == token:
+        low, high = 0, wanted.shape[0]
+        while low < high:
+            middle = (low + high) // 2
+            if wanted[middle] < token:
+                low = middle + 1
+            else:
+                high = middle
+        if low < wanted.shape[0] and wanted[low] == token:
             found[count] = token
             count += 1
     return found[:count]
@@ -339,14 +346,17 @@ def _read_shared(
     )  # no literals: for each the kernel would be compiled anew
     segments = rows_at(block[SEGMENTS], block[NUM_SEGMENTS], 5, block)
     for s in range(first, last):
-        row, first_page, end_page, begin, end = segments[s]
+        row, first_page, end_page = segments[s, 0], segments[s, 1], segments[s, 2]
+        begin, end = segments[s, 3], segments[s, 4]
         pages = row_at(block[TABLE] + (row * block[TABLE_WIDTH] + first_page) * 4, end_page - first_page, words)
         queries = row_at(block[SEGMENT_TOKENS] + begin * 4, end - begin, words)
         if line[1]:
             queries = _wanted(block, queries)
         if not queries.shape[0]:
             continue
-        ends = np.full(queries.shape[0], end_page * block[PAGE_SIZE], np.int32)
+        ends = np.empty(queries.shape[0], np.int32)
+        for i in range(queries.shape[0]):
+            ends[i] = end_page * block[PAGE_SIZE]
         attend_heads(
             q, keys, values, pages, queries, ends, first_page * block[PAGE_SIZE], mixed, lse, NO_SINKS, out, is_shared,
             scale, whole, whole, NO_CAP, WHOLE, first_head, last_head
@@ -368,17 +378,22 @@ def _read_own(block: Int64s, line: Int64s, piece: int, size: int, like: Array) -
     shares = _shares_of_heads(block, block[NUM_LONG])
     in_long_rows = block[NUM_LONG] * shares
     if piece < in_long_rows:
-        first, rows, start, row, first_key = rows_at(block[LONG], block[NUM_LONG], 5, block)[piece // shares]
+        number = rows_at(block[LONG], block[NUM_LONG], 5, block)[piece // shares]
+        first, rows, start, row, first_key = number[0], number[1], number[2], number[3], number[4]
         share = piece % shares
         first_page = first_key // block[PAGE_SIZE]
         num_pages = (start + rows + block[PAGE_SIZE] - 1) // block[PAGE_SIZE] - first_page
         pages = row_at(block[TABLE] + (row * block[TABLE_WIDTH] + first_page) * 4, num_pages, words)
-        queries = np.arange(first, first + rows).astype(np.int32)
+        queries = np.empty(rows, np.int32)
+        for i in range(rows):
+            queries[i] = first + i
         if line[1]:
             queries = _wanted(block, queries)
         if not queries.shape[0]:
             return
-        ends = queries + np.int32(start + 1 - first)
+        ends = np.empty(queries.shape[0], np.int32)
+        for i in range(queries.shape[0]):
+            ends[i] = queries[i] + start + 1 - first
         attend_heads(
             q, keys, values, pages, queries, ends, first_key, mixed, lse, NO_SINKS, out, is_shared,
             scale, whole, whole, NO_CAP, WHOLE, kv_heads * share // shares, kv_heads * (share + 1) // shares

@@ -132,7 +132,8 @@ def lay_pairs(x: Array) -> Float32s:
             transpose16(flat, row * inputs + k * SLICE, inputs, laid, laid0 + (row // ROWS * depth + k) * TILE)
     if whole < rows:
         last = np.zeros(ROWS * inputs, x.dtype)
-        last[: (rows - whole) * inputs] = flat[whole * inputs :]
+        for i in range((rows - whole) * inputs):
+            last[i] = flat[whole * inputs + i]
         for k in range(depth):
             transpose16(last, k * SLICE, inputs, laid, laid0 + (whole // ROWS * depth + k) * TILE)
     return laid

@@ -243,13 +243,15 @@ def decode_items(
             highest[h] = partial_lse[token[i], h] if first_key[i] > 0 else LEAST
             total[h] = np.float32(1.0) if first_key[i] > 0 else np.float32(0.0)
         # Blocks start at multiples of BLOCK, whatever the window: a row's sums do not depend on where it was cut.
-        block = max(first_key[i], length[i] - window, (length[i] - 1) // chunk * chunk)
-        end = min(block // BLOCK * BLOCK + BLOCK, length[i])
+        seen, read = int(np.int64(length[i])), int(np.int64(first_key[i]))
+        block = max(read, seen - window, (seen - 1) // chunk * chunk)
+        end = min(block // BLOCK * BLOCK + BLOCK, seen)
         _place(page_table, table_row[i], block, end - block, page_size, width, at)
-        while block < length[i]:
+        while block < seen:
             count = end - block
-            block, end = end, min(end + BLOCK, length[i])
-            at[:BLOCK] = at[BLOCK:]
+            block, end = end, min(end + BLOCK, seen)
+            for j in range(BLOCK):
+                at[j] = at[BLOCK + j]
             _place(page_table, table_row[i], block, end - block, page_size, width, at)
             if in_pairs:
                 asked = token[i] * q_strides[0]

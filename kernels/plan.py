@@ -296,7 +296,11 @@ def _with_tokens(
     first_page: Int32s, end_page: Int32s, bounds: Int32s, rows: Int32s, counts: Int64s
 ) -> tuple[Int64s, Int32s]:
     """The numbers and tokens of `FlatSegments`."""
-    firsts = np.cumsum(counts) - counts
+    firsts = np.empty(counts.shape[0], np.int64)
+    token = 0
+    for row in range(counts.shape[0]):
+        firsts[row] = token
+        token += counts[row]
     total = 0
     for row in rows:
         total += counts[row]

@@ -114,17 +114,20 @@ def attend_by_pairs(
         before = max(behind - window, (behind - 1) // chunk * chunk, first_key)
         low[r], high[r] = before, behind
         if r % ROWS == 0:
-            reach[block] = before, before, behind, behind
+            reach[block, 0], reach[block, 1], reach[block, 2], reach[block, 3] = before, before, behind, behind
         reach[block, 0], reach[block, 1] = min(reach[block, 0], before), max(reach[block, 1], before)
         reach[block, 2], reach[block, 3] = min(reach[block, 2], behind), max(reach[block, 3], behind)
-    start, end = reach[:, 0].min(), reach[:, 3].max()
+    start, end = reach[0, 0], reach[0, 3]
+    for block in range(1, blocks):
+        start, end = min(start, reach[block, 0]), max(end, reach[block, 3])
     for head in range(first_head, last_head, at_once):
         num_heads = min(at_once, last_head - head)
         to_pair = num_heads * head_dim * 4
         for stack in range(num_heads * blocks):
             own, rows = stack // blocks, stack % blocks * ROWS
             count, first_own = min(ROWS, queries - rows), (head + own) * group
-            gathered[:] = np.float32(0.0)
+            for r in range(ROWS):
+                store16(gathered, r * LANES, zeros())
             for s in range(slices):
                 for r in range(count):
                     store16(
@@ -133,7 +136,7 @@ def attend_by_pairs(
                 transpose16(gathered, 0, LANES, asked, asked0 + (stack * slices + s) * TILE)
             # Weights that sum to e^lse, seen from e^lse, sum to 1.
             store16(total, stack * LANES, splat(np.float32(1.0 if first_key > 0 else 0.0)))
-            highest[stack * LANES : (stack + 1) * LANES] = LEAST
+            store16(highest, stack * LANES, splat(LEAST))
             if first_key > 0:
                 for r in range(count):
                     highest[stack * LANES + r] = lses[line_of[rows + r] + first_own] * LOG2_E
@@ -144,7 +147,8 @@ def attend_by_pairs(
                         store16(gathered, r * LANES, load16(flat, line * head_dim + c))
                     transpose16(gathered, 0, LANES, mixed, mixed0 + (stack * head_dim + c) * LANES)
                 else:
-                    mixed[mixed0 + (stack * head_dim + c) * LANES : mixed0 + (stack * head_dim + c + LANES) * LANES] = 0
+                    for column in range(c, c + LANES):
+                        store16(mixed, mixed0 + (stack * head_dim + column) * LANES, zeros())
         first = start // RUN * RUN
         while first < end:
             last = min(first // BLOCK * BLOCK + BLOCK, end)
