@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from niwaki.kernels.first_start import begin_beside
 from niwaki.kernels.layers import HEADS, NUMBERS, START, TOLD_BLOCK, TOLD_STEP, begin, end, is_free, work
 from niwaki.kernels.operand import Array
 from niwaki.kernels.partial import NOTHING, Partial
@@ -82,6 +83,7 @@ class Crew:
     """Runs steps of at most `num_lines` lines, one at a time, on the caller's thread and on those who help."""
 
     def __init__(self, geometry: Geometry, num_lines: int) -> None:
+        begin_beside()
         self._geometry = geometry
         self._numbers = np.array([geometry.eps, geometry.norm_offset, geometry.scale])
         self._length = START + 3 * num_lines

@@ -130,5 +130,10 @@ def set_num_threads(count: int) -> None:
     numba.set_num_threads(max(1, min(count, SETTINGS["NUMBA_NUM_THREADS"])))
 
 
+def num_cores() -> int:
+    """Of this process."""
+    return int(SETTINGS["NUMBA_DEFAULT_NUM_THREADS"])
+
+
 def get_num_threads() -> int:
     return int(numba.get_num_threads())

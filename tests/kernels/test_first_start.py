@@ -1,0 +1,39 @@
+"""What another process compiles beside the first start is what the first start needs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from niwaki.kernels import first_start
+
+ROOT = Path(__file__).parents[2]
+STEPS = """
+from niwaki.kernels.first_start import kernels
+from niwaki.runtime.engine import Engine
+
+with Engine(kv_tokens=4096) as engine:
+    prompts = ["The cat sat on the mat. " * 10 + name for name in ("Anna", "Ben", "Carl")]
+    engine.generate(prompts, {"max_new_tokens": 64, "temperature": 0.5})
+print(*(kernel.__name__ for kernel, signature in kernels() if kernel.signatures != [signature]))
+"""
+
+
+def test_what_is_compiled_ahead_is_what_the_first_steps_call(tmp_path: Path) -> None:
+    """With nothing on the disk, so that all that steps call is known in their process."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", STEPS], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def test_a_process_on_one_core_starts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_start, "_begun", [])
+    monkeypatch.setattr(first_start, "_is_first_start", lambda: True)
+    monkeypatch.setattr(first_start, "num_cores", lambda: 1)
+    first_start.begin_beside()
+    assert not first_start._begun
