@@ -36,6 +36,12 @@ from niwaki.runtime.sampling.sampler import Sampled, rows_of
 
 log = logging.getLogger("niwaki.engine")
 
+# Steps without a guess after which one or two requests run ahead. Whoever repeats himself does so soon again, and a
+# guess that is made behind a step that is under way comes one token late. Beside a made-up device that takes 0.5 ms a
+# step, a text of which half is said again took 1.12 times as long as in turn without this pause, and 0.99 times with
+# it; one that says nothing again 0.81 times.
+SILENT_STEPS = 16
+
 Computed = tuple[torch.Tensor, Sequence[Words | NiwakiError]]  # the logits, and the masks that were filled meanwhile
 
 
@@ -250,8 +256,12 @@ class EngineCore:
     # -- a step ahead -----------------------------------------------------------------------------------------------
 
     def _may_run_ahead(self, decoding: Decoding) -> bool:
-        """Guesses are made from tokens that are read, so those who may guess do not run ahead."""
-        return self._runs_ahead and decoding.may_run_ahead and len(decoding.requests) > self._draft_rows
+        """Guesses are made from tokens that are read: so those who may guess run ahead once they have had nothing to
+        guess from for some time, and until they have."""
+        if not self._runs_ahead or not decoding.may_run_ahead:
+            return False
+        is_silent = decoding.num_steps >= SILENT_STEPS
+        return len(decoding.requests) > self._draft_rows or (is_silent and not decoding.hears_echo())
 
     def _run_ahead(self, decoding: Decoding) -> None:
         """Launch a step, then take the tokens of the one before. Under masks the step's own are drawn behind that."""

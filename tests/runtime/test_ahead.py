@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -230,15 +231,66 @@ def test_the_last_ones_may_end_in_one_step(folder: Path, order: list[str]) -> No
     assert order.count("launch") == order.count("read") > 10
 
 
-def test_who_may_guess_or_is_drawn_one_by_one_does_not_run_ahead(folder: Path, order: list[str]) -> None:
+def test_who_is_drawn_one_by_one_does_not_run_ahead(folder: Path, order: list[str]) -> None:
     host = Host(folder, runs_ahead=True)
-    for params in (GREEDY, DRAWN):
-        host.submit(params, 5)
-    host.run()
     for params in (GREEDY, DRAWN, replace(DRAWN, repetition_penalty=1.2)):
-        host.submit(params, 5)
+        host.submit(replace(params, max_new_tokens=40 + len(host.jobs)), 5)
     host.run()
     assert order == []
+
+
+def write_down(
+    script: npt.NDArray[np.int64], host: Host, monkeypatch: pytest.MonkeyPatch, order: list[str] | None = None
+) -> None:
+    """Whatever is asked of this host, it writes the script; `order` is told of guesses."""
+    vocab = host.runner.config.vocab_size
+
+    def forward(batch: Batch) -> torch.Tensor:
+        spans = batch.spans
+        positions = np.concatenate([np.arange(s, s + c) for s, c in zip(spans.starts, spans.counts, strict=True)])
+        if order is not None and positions[0] > 5 and len(positions) > len(spans):
+            order.append("guess")
+        positions = positions if batch.wanted is None else positions[batch.wanted]
+        return torch.nn.functional.one_hot(torch.from_numpy(script[positions]), vocab).float()
+
+    monkeypatch.setattr(host.runner, "forward", forward)
+
+
+def that_repeats_itself(new: int, again: int) -> npt.NDArray[np.int64]:
+    """So many new tokens, then so many of them again, and so on."""
+    fresh = np.random.default_rng(8).permutation(np.arange(70, 390))
+    parts = [fresh[at : at + size] for at in range(0, len(fresh) - new, new) for size in (new, again)]
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_or_two_run_ahead_while_their_texts_say_nothing_again_and_guess_once_they_do(
+    count: int, folder: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = that_repeats_itself(40, 12)
+    host, calm = Host(folder, runs_ahead=True), Host(folder)
+    for each in (host, calm):
+        write_down(script, each, monkeypatch, order)
+        for _ in range(count):
+            each.submit(replace(GREEDY, max_new_tokens=240), 5)
+    told = [replace(output, drafted=()) for output in host.run()]
+    assert all(output.token_ids == tuple(script[4:244].tolist()) for output in told)
+    for at in [at for at, what in enumerate(order) if what == "guess"]:
+        assert order[:at].count("launch") == order[:at].count("read"), "a guess is made of tokens that are read"
+    assert order.count("launch") > 90
+    assert host.core.counters.drafted_tokens > 20 * count
+    order.clear()
+    assert told == [replace(output, drafted=()) for output in calm.run()]
+    assert order == ["guess"] * len(order)
+
+
+def test_who_guesses_often_does_not_run_ahead(folder: Path, order: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(folder, runs_ahead=True)
+    write_down(that_repeats_itself(10, 7), host, monkeypatch)
+    host.submit(replace(GREEDY, max_new_tokens=200), 5)
+    host.run()
+    assert order == []
+    assert host.core.counters.drafted_tokens > 30
 
 
 def test_whoever_reads_is_told_every_token_and_none_twice(folder: Path) -> None:
