@@ -326,7 +326,12 @@ def _put_side_by_side(
     return count
 
 
-@triton.jit
+# Rows of arrays of 8 bytes: whether they are aligned to 16 hangs on how many there are, and a batch of an odd number
+# shall not wait for another kernel to be compiled.
+BY_ROW = ["top_p_ptr", "min_p_ptr", "top_k_ptr", "seed_ptr", "position_ptr"]
+
+
+@triton.jit(do_not_specialize_on_alignment=BY_ROW)
 def _sample_rows(
     logits_ptr,
     scale_ptr,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -141,3 +145,30 @@ def test_the_random_numbers_are_the_cpu_samplers() -> None:
     rows = [SampleRow(params(temperature=1.0), seed, position) for seed, position in cases]
     drawn = sample_on_device(torch.zeros(len(cases), vocab, device=DEVICE), rows)
     assert [d.token_id for d in drawn if isinstance(d, Sampled)] == [int(uniform(*case) * vocab) for case in cases]
+
+
+def test_batches_of_even_and_odd_numbers_of_rows_are_drawn_by_one_kernel() -> None:
+    """In a process of its own, where kernels are compiled: another would be compiled in the middle of a batch."""
+    program = """
+import torch
+from triton.runtime.driver import driver
+from niwaki.kernels.check import AbsentGpu
+from niwaki.kernels.triton.launch import compiling
+from niwaki.kernels.triton.sample import Draws, sample_rows
+
+driver.set_active(AbsentGpu(90))
+
+def drawn_by(rows):
+    floats, numbers = torch.zeros(3, rows, dtype=torch.float64), torch.zeros(3, rows, dtype=torch.int64)
+    ints = torch.zeros(rows, dtype=torch.int32)
+    draws = Draws(floats[0].float(), floats[1], floats[2], *numbers, ints, torch.zeros(1, 2, dtype=torch.int32))
+    with compiling() as kernels:
+        sample_rows(torch.zeros(rows, 64), draws)
+    return [kernel.hash for kernel in kernels]
+
+print(drawn_by(2) == drawn_by(3) == drawn_by(5))
+"""
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-c", program]
+    told = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert told.stdout == "True\n", told.stderr
