@@ -279,7 +279,7 @@ def _page_of(key: bytes, content: bytes) -> Bytes | None:
     if len(content) < HEADER.size:
         return None
     magic, version, its_key, size, checksum = HEADER.unpack_from(content)
-    data = content[HEADER.size :]
+    data = memoryview(content)[HEADER.size :]
     if (magic, version, its_key, size) != (MAGIC, VERSION, key, len(data)) or zlib.crc32(data) != checksum:
         return None
     return np.frombuffer(data, np.uint8)
