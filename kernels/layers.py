@@ -56,6 +56,9 @@ EPS, OFFSET, SCALE = range(3)  # of the numbers, float64
 PIECES = 4  # of a line for each thread
 LEAST_TOKENS, LEAST_COLUMNS = 8, 16  # in a piece; columns of few rows, which are read as vectors
 
+# Kinds of memory.
+FLOATS, DOUBLES, WORDS = np.empty(0, np.float32), np.empty(0, np.float64), np.empty(0, np.int32)
+
 
 @jit()
 def _units_of(block: Int64s, line: Int64s) -> tuple[int, int]:
@@ -244,11 +247,10 @@ def _columns(block: Int64s, line: Int64s, rows: int, wide: Float32s, first: int,
     out = rows_at(line[4] if line[4] else block[LOGITS], rows, outputs, like)
     if MAY_PACK and kind == PACKED:
         blocks = (outputs + WIDE - 1) // WIDE
-        floats = np.empty(0, np.float32)
         packed_columns_of(
             rows_at(line[2], rows, inputs, like),
             row_at(line[3], blocks * ((inputs + WIDE - 1) // WIDE) * WIDE * WIDE, like),
-            row_at(line[7], blocks * WIDE, floats),
+            row_at(line[7], blocks * WIDE, FLOATS),
             out, WHOLE, first, min(last, blocks)
         )  # fmt: skip
         return
@@ -261,7 +263,7 @@ def _columns(block: Int64s, line: Int64s, rows: int, wide: Float32s, first: int,
 def _rows(block: Int64s, line: Int64s, first: int, last: int, like: Array) -> None:
     """What is done to each token by itself."""
     kind, rows = line[0], last - first
-    numbers = row_at(block[NUMBERS], 3, np.empty(0, np.float64))
+    numbers = row_at(block[NUMBERS], 3, DOUBLES)
     eps, offset = np.float32(numbers[EPS]), numbers[OFFSET]
     if kind == NORM:  # x, weight, out, width
         width = line[5]
@@ -281,8 +283,7 @@ def _rows(block: Int64s, line: Int64s, first: int, last: int, like: Array) -> No
         q_weight, k_weight = row_at(line[4], line[6], like), row_at(line[5], line[7], like)
         qk_norm_rows(qkv, q_weight, k_weight, q_width, k_width, eps, offset)
     elif kind == STORE:  # qkv, its width, cosines, sines, positions in them, half of the channels that turn, pools
-        floats = np.empty(0, np.float32)
-        cos, sin = rows_at(line[4], line[6], line[7], floats), rows_at(line[5], line[6], line[7], floats)
+        cos, sin = rows_at(line[4], line[6], line[7], FLOATS), rows_at(line[5], line[6], line[7], FLOATS)
         rope_store_rows(
             rows_at(line[2] + first * line[3] * 2, rows, line[3], like), cos, sin,
             row_at(block[POSITIONS] + first * 8, rows, block), row_at(block[SLOTS] + first * 8, rows, block),
@@ -337,9 +338,8 @@ def _read_shared(
     keys, values = _pages(block, line[4], like), _pages(block, line[5], like)
     q = blocks_at(line[2], tokens, line[3] // head_dim, head_dim, like)[:, :heads]
     out = blocks_at(line[6], tokens, heads, head_dim, like)
-    floats, words = np.empty(0, np.float32), np.empty(0, np.int32)
-    mixed, lse = blocks_at(block[MIXED], tokens, heads, head_dim, floats), rows_at(block[LSE], tokens, heads, floats)
-    scale = row_at(block[NUMBERS], 3, np.empty(0, np.float64))[SCALE]
+    mixed, lse = blocks_at(block[MIXED], tokens, heads, head_dim, FLOATS), rows_at(block[LSE], tokens, heads, FLOATS)
+    scale = row_at(block[NUMBERS], 3, DOUBLES)[SCALE]
     is_shared, whole = (
         line[0] != OWN,
         int(np.int64(NO_WINDOW)),
@@ -348,8 +348,8 @@ def _read_shared(
     for s in range(first, last):
         row, first_page, end_page = segments[s, 0], segments[s, 1], segments[s, 2]
         begin, end = segments[s, 3], segments[s, 4]
-        pages = row_at(block[TABLE] + (row * block[TABLE_WIDTH] + first_page) * 4, end_page - first_page, words)
-        queries = row_at(block[SEGMENT_TOKENS] + begin * 4, end - begin, words)
+        pages = row_at(block[TABLE] + (row * block[TABLE_WIDTH] + first_page) * 4, end_page - first_page, WORDS)
+        queries = row_at(block[SEGMENT_TOKENS] + begin * 4, end - begin, WORDS)
         if line[1]:
             queries = _wanted(block, queries)
         if not queries.shape[0]:
@@ -370,10 +370,9 @@ def _read_own(block: Int64s, line: Int64s, piece: int, size: int, like: Array) -
     keys, values = _pages(block, line[4], like), _pages(block, line[5], like)
     q = blocks_at(line[2], tokens, line[3] // head_dim, head_dim, like)[:, :heads]
     out = blocks_at(line[6], tokens, heads, head_dim, like)
-    floats, words = np.empty(0, np.float32), np.empty(0, np.int32)
     got = tokens if block[NUM_SEGMENTS] else 0
-    mixed, lse = blocks_at(block[MIXED], got, heads, head_dim, floats), rows_at(block[LSE], got, heads, floats)
-    scale = row_at(block[NUMBERS], 3, np.empty(0, np.float64))[SCALE]
+    mixed, lse = blocks_at(block[MIXED], got, heads, head_dim, FLOATS), rows_at(block[LSE], got, heads, FLOATS)
+    scale = row_at(block[NUMBERS], 3, DOUBLES)[SCALE]
     is_shared, whole = line[0] != OWN, int(np.int64(NO_WINDOW))
     shares = _shares_of_heads(block, block[NUM_LONG])
     in_long_rows = block[NUM_LONG] * shares
@@ -383,7 +382,7 @@ def _read_own(block: Int64s, line: Int64s, piece: int, size: int, like: Array) -
         share = piece % shares
         first_page = first_key // block[PAGE_SIZE]
         num_pages = (start + rows + block[PAGE_SIZE] - 1) // block[PAGE_SIZE] - first_page
-        pages = row_at(block[TABLE] + (row * block[TABLE_WIDTH] + first_page) * 4, num_pages, words)
+        pages = row_at(block[TABLE] + (row * block[TABLE_WIDTH] + first_page) * 4, num_pages, WORDS)
         queries = np.empty(rows, np.int32)
         for i in range(rows):
             queries[i] = first + i
@@ -402,8 +401,8 @@ def _read_own(block: Int64s, line: Int64s, piece: int, size: int, like: Array) -
     queries = block[NUM_QUERIES]
     first_item = (piece - in_long_rows) * size
     decode_items(
-        q, keys, values, rows_at(block[TABLE], block[TABLE_ROWS], block[TABLE_WIDTH], words),
-        row_at(block[TOKEN], queries, words), row_at(block[TABLE_ROW], queries, words),
-        row_at(block[LENGTH], queries, words), row_at(block[FIRST_KEY], queries, words), mixed, lse, NO_SINKS, out,
+        q, keys, values, rows_at(block[TABLE], block[TABLE_ROWS], block[TABLE_WIDTH], WORDS),
+        row_at(block[TOKEN], queries, WORDS), row_at(block[TABLE_ROW], queries, WORDS),
+        row_at(block[LENGTH], queries, WORDS), row_at(block[FIRST_KEY], queries, WORDS), mixed, lse, NO_SINKS, out,
         scale, whole, whole, NO_CAP, first_item, min(first_item + size, queries * kv_heads)
     )  # fmt: skip
