@@ -286,6 +286,12 @@ class ComposedMatcher:
     def follow(self, token_id: int, remaining: int) -> Followed:
         return follow(self, token_id, remaining)
 
+    def standing(self) -> None:
+        """No step is known."""
+
+    def walked(self, way: Sequence[Sequence[int]]) -> None:
+        assert not way, "no step is known"
+
     def known_mask(self, remaining: int) -> None:
         """Never at hand."""
 

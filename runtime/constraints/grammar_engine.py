@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import json
 import threading
-from itertools import chain
-from operator import itemgetter
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -16,6 +15,7 @@ from llguidance import LLMatcher
 
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.distinct import DistinctMatcher
+from niwaki.runtime.constraints.grammar_endings import EndingSearch, KnownEnds
 from niwaki.runtime.constraints.grammar_forced import forced_run, forced_text
 from niwaki.runtime.constraints.grammar_places import Place, Places
 from niwaki.runtime.constraints.grammar_source import GrammarSource
@@ -23,21 +23,18 @@ from niwaki.runtime.constraints.grammar_vocabulary import Ending, GrammarVocabul
 from niwaki.runtime.constraints.guidance import (
     SEARCH_EFFORT,
     Effort,
-    KnownEnd,
     Native,
     build,
     short_reason,
     short_text,
-    straight_text,
 )
 from niwaki.runtime.constraints.protocol import FREE, NOTHING_FORCED, Followed, Forced, MaskRow, follow
 from niwaki.runtime.constraints.schema.distinct import Layout
+from niwaki.runtime.constraints.walks import BEFORE, BEHIND, Standing
 
 FAR: Final = 1_000_000  # the distance where no ending was found
 MAX_SHORTEST: Final = 8000  # bytes of a shortest text
 PLACE_EFFORT: Final = 150  # of all searches behind one token of a text: about 3 ms
-TOKEN_BYTES: Final = 4  # about
-CHECKED_TOKENS: Final = 200  # of a known ending that take as long to check as a place of a search
 GOES_ON: Final = b"a 0"  # bytes of which one may follow most texts that can end and go on: words, lists, numbers
 MAX_BEHIND: Final = 1024  # tokens that a prompt's last bytes begin, of which each is tried
 
@@ -70,12 +67,11 @@ class GrammarConstraint:
         if first.is_error():  # a limit of the engine that this vocabulary meets, though single bytes did not
             raise ConstraintError(f"it is too complex for this vocabulary: {short_reason(first.get_error())}")
         self.shortest = self._verified(source.shortest) if source.shortest else words.nothing
-        self.known = (self.shortest, *([words.ending(source.other)] if source.other else []))  # texts to end as they do
-        self.known_rests = [(known, *known.written_rests()) for known in self.known]
+        self.ends = KnownEnds(words, self.shortest, source)
         self.costs: npt.NDArray[np.int64] = (
             np.maximum(words.plain_costs, commitments.inside) + words.openings * commitments.value
         )
-        self.value, self.closings = commitments.value, source.closings
+        self.value = commitments.value
         self.highest_cost = int(self.costs.max()) + self.value
 
     @property
@@ -242,11 +238,37 @@ class GrammarMatcher:
             self._ending, self._is_sure = self._constraint.words.nothing, True
         else:
             return False
+        if after.walk_ends < BEFORE | BEHIND:
+            self._constraint.places.note_walkable(place, after)
         self._num_untold += 1
         self._admitted = None
         self._places.append(after)
         self._bounds.append(bound)
         return True
+
+    def standing(self) -> Standing | None:
+        place = self._places[-1]
+        if place is None or (self._is_sure and self._ending is not self._constraint.words.nothing):
+            return None
+        return Standing(self._constraint.places.known_steps, place.number, self._bounds[-1])
+
+    def walked(self, way: Sequence[Sequence[int]]) -> None:
+        numbered = self._constraint.places.all
+        places = [numbered[place] for place, _ in way[1:]]
+        bounds = [bound for _, bound in way[1:]]
+        since = len(places)  # since when it is not sure how the text ends
+        while since and bounds[since - 1]:
+            since -= 1
+        if since:
+            self._ending, self._is_sure = self._constraint.words.nothing, True
+        if since < len(places):
+            written = sum(place.num_characters for place in places[since:])
+            self._num_written = written + (0 if self._is_sure else self._num_written)
+            self._is_sure = False
+        self._num_untold += len(places)
+        self._admitted = None
+        self._places += places
+        self._bounds += bounds
 
     def follow(self, token_id: int, remaining: int) -> Followed:
         found = follow(self, token_id, remaining)
@@ -402,15 +424,15 @@ class GrammarMatcher:
         for. The bound becomes its length."""
         guess = None if self._is_sure else self._ending
         if not self._is_sure:
-            text = self._known_end(self._native, guess, enough)
+            text = self._search(guess).known_end(self._native, enough)
             # No way is shorter than the known one as long as all of it is needed.
             self._is_searched = text is not None and (not text or (guess is not None and text == guess.text))
             if text is None:
-                text = self._straight(self._native, guess)
+                text = self._search(guess).straight(self._native)
             self._end_with(text)
         if not self._is_searched and (self._ending is None or self._ending.num_tokens > enough):
             self._is_searched = True
-            text = self._searched(self._native, guess)
+            text = self._search(guess).shortest(self._native)
             known = self._ending
             self._end_with(text)
             if known is not None and (self._ending is None or known.num_tokens <= self._ending.num_tokens):
@@ -441,52 +463,16 @@ class GrammarMatcher:
         place = self._native.deep_copy()
         if not place.consume_token(token_id):
             return None
-        for search in (self._straight, self._searched):
-            found = search(place, ending)
+        searches = self._search(ending)
+        for search in (searches.straight, searches.shortest):
+            found = search(place)
             if found is not None and (behind := words.ending(found)).num_tokens <= budget:
                 return behind
         return None
 
-    def _straight(self, place: Native, ending: Ending | None) -> bytes | None:
-        constraint = self._constraint
-        return straight_text(place, constraint.words, self._effort, self._leading_to(ending), constraint.closings)
-
-    def _searched(self, place: Native, ending: Ending | None) -> bytes | None:
-        num_before = TOKEN_BYTES * len(self._bounds)
-        return short_text(place, self._constraint.words, self._effort, self._leading_to(ending), num_before)
-
-    def _leading_to(self, ending: Ending | None) -> KnownEnd:
-        """For searches: from where the ending, or a part of it, completes the text."""
-        endings = (*self._constraint.known, ending or self._constraint.shortest)
-        cost = sum(one.num_tokens for one in endings) // CHECKED_TOKENS
-
-        def known_end(place: Native) -> bytes | None:
-            return self._known_end(place, ending) if not cost or self._effort.take(cost) else None
-
-        return known_end
-
-    def _known_end(self, place: Native, ending: Ending | None, enough: int = 0) -> bytes | None:
-        """A part of an ending that completes the text from `place`: what closed before still closes. One of at most
-        `enough` tokens, else the shortest."""
-        if place.is_accepting():
-            return b""
-        found = [] if ending is None else [(ending, *ending.written_rests(self._num_written))]
-        # Also of the shortest text: what a whole text needs may be asked for again, as after each comma of a list.
-        rests = [
-            (count, source, start)
-            for source, counts, starts in found + self._constraint.known_rests
-            for count, start in zip(counts, starts, strict=True)
-        ]
-        near = [rest for rest in rests if rest[0] <= enough]
-        far = sorted((rest for rest in rests if rest[0] > enough), key=itemgetter(0))
-        words, may_follow = self._constraint.words, dict[int, bool]()  # most begin with one of a few bytes
-        for _, source, start in chain(near, far):
-            head = source.whole[start]
-            if head not in may_follow:
-                may_follow[head] = place.validate_tokens([words.ids[head]]) == 1
-            if may_follow[head] and completes(place, source.from_byte(start), words):
-                return source.whole[start:]
-        return None
+    def _search(self, ending: Ending | None) -> EndingSearch:
+        """`ending`: what is known of this text's, from some characters before."""
+        return EndingSearch(self._constraint.ends, ending, self._num_written, len(self._bounds), self._effort)
 
     def _fill(self, row: MaskRow) -> None:
         self._native.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from niwaki.runtime.constraints.protocol import Forced
+from niwaki.runtime.constraints.walks import BEFORE, BEHIND, StepTable
 
 MAX_PLACES: Final = 4096  # of one constraint
 MAX_MASK_BYTES: Final = 4 * 1024 * 1024  # of these masks
@@ -28,6 +29,7 @@ class Place(msgspec.Struct, eq=False, gc=False):
     # schemas held all rows up for 70 ms.
 
     token_id: int
+    number: int  # in the order in which they were met
     # Most places lead to one other only: what a step looks at lies together then.
     first_id: int = NO_ID
     first: Place | None = None
@@ -37,6 +39,7 @@ class Place(msgspec.Struct, eq=False, gc=False):
     can_end: bool | None = None
     is_done: bool | None = None
     is_free: bool = False
+    walk_ends: int = -1  # as which the step to here was added to the known ones, see `StepTable.add`
     cost: int = 0
     farthest: int = 0
     num_characters: int = 0
@@ -46,8 +49,8 @@ class Place(msgspec.Struct, eq=False, gc=False):
             return self.first
         return None if self.others is None else self.others.get(token_id)
 
-    def add(self, token_id: int) -> Place:
-        place = Place(token_id)
+    def add(self, token_id: int, number: int) -> Place:
+        place = Place(token_id, number)
         if self.first is None:
             self.first, self.first_id = place, token_id
         elif self.others is None:
@@ -62,22 +65,30 @@ class Places:
     ones are kept: texts begin alike, and part where their values do."""
 
     def __init__(self) -> None:
-        self.start = Place(NO_ID)
-        self._num_places = 1
+        self.start = Place(NO_ID, 0)
+        self.all = [self.start]  # by number
+        self.known_steps = StepTable()  # from number to number
         self._masks: dict[bytes, npt.NDArray[np.uint32]] = {}  # each once
         self._mask_bytes = 0  # with their keys
 
     @property
     def num_bytes(self) -> int:
-        return PLACE_BYTES * self._num_places + self._mask_bytes
+        return PLACE_BYTES * len(self.all) + self._mask_bytes + self.known_steps.num_bytes
 
     def after(self, place: Place | None, token_id: int) -> Place | None:
         """None where no more are kept."""
         found = place and place.after(token_id)
-        if found is None and place is not None and self._num_places < MAX_PLACES:
-            self._num_places += 1
-            found = place.add(token_id)
+        if found is None and place is not None and len(self.all) < MAX_PLACES:
+            found = place.add(token_id, len(self.all))
+            self.all.append(found)
         return found
+
+    def note_walkable(self, place: Place, after: Place) -> None:
+        """Others may take this step without a look at them."""
+        ends = (BEFORE if place.can_end else 0) | (BEHIND if after.can_end else 0)
+        if after.walk_ends != ends:
+            after.walk_ends = ends
+            self.known_steps.add(place.number, after.token_id, after.number, after.cost, after.farthest, ends)
 
     def learn(self, place: Place, mask: npt.NDArray[np.uint32]) -> None:
         known = self._masks.get(key := mask.tobytes())

@@ -7,6 +7,7 @@ matcher owns the states of one text.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -25,6 +26,7 @@ from niwaki.runtime.constraints.protocol import (
     follow,
 )
 from niwaki.runtime.constraints.vocabulary import Vocabulary
+from niwaki.runtime.constraints.walks import Standing, StepTable
 
 ENDED: Final = -1  # in a matcher's states: an end token was accepted
 MAX_VISITS: Final = 20_000_000  # trie nodes visited before measuring is given up: about 0.1 s
@@ -55,7 +57,9 @@ class AutomatonConstraint:
         self._forced: dict[int, Forced] = {}  # state -> what must come next
         self._last: dict[int, bool] = {}  # state -> whether nothing may
         self.steps: dict[tuple[int, int], int] = {}  # (state, token) -> the state after it, where that is known
+        self.walkable: set[tuple[int, int]] = set()  # those of `known_steps`
         self.free: set[int] = set()  # states where nothing is forced and something may follow, as far as that is known
+        self.known_steps = StepTable()  # as many of `steps` as need nobody's look
         exact = self._measured()
         self.is_exact = exact is not None
         if exact is None:
@@ -78,7 +82,7 @@ class AutomatonConstraint:
     @property
     def num_bytes(self) -> int:
         arrays = self.dfa.num_bytes + self._node_classes.nbytes + self.distances.nbytes
-        return arrays + self._row_bytes() + STEP_BYTES * len(self.steps)
+        return arrays + self._row_bytes() + STEP_BYTES * len(self.steps) + self.known_steps.num_bytes
 
     def matcher(self) -> AutomatonMatcher:
         return AutomatonMatcher(self, [START])
@@ -173,6 +177,11 @@ class AutomatonConstraint:
         if len(self.steps) < MAX_STEPS:
             self.steps[state, token_id] = after
         return after
+
+    def note_walkable(self, state: int, token_id: int, after: int) -> None:
+        """Others may take this step without a look at them, wherever no way to an end is too long."""
+        self.walkable.add((state, token_id))
+        self.known_steps.add(state, token_id, after, 0, self.longest_distance + 1, 0)
 
     def shortest_path(self, state: int, budget: int) -> tuple[int, ...] | None:
         """Fewest tokens from `state` to an end; None when they are more than `budget`."""
@@ -402,8 +411,16 @@ class AutomatonMatcher:
         after = constraint.steps.get((states[-1], token_id))
         if after not in constraint.free or after not in constraint.rows or constraint.longest_distance >= remaining - 1:
             return False
+        if (states[-1], token_id) not in constraint.walkable:
+            constraint.note_walkable(states[-1], token_id, after)
         states.append(after)
         return True
+
+    def standing(self) -> Standing | None:
+        return None if self._states[-1] == ENDED else Standing(self._constraint.known_steps, self._states[-1], 0)
+
+    def walked(self, way: Sequence[Sequence[int]]) -> None:
+        self._states += [place for place, _ in way[1:]]
 
     def follow(self, token_id: int, remaining: int) -> Followed:
         found = follow(self, token_id, remaining)

@@ -4,6 +4,7 @@ Their owner is `composed.ComposedMatcher`, which knows what stands before and be
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,6 +28,12 @@ class _PartMatcher(ABC):
 
     def admits(self, token_id: int, remaining: int) -> bool:
         return True
+
+    def standing(self) -> None:  # noqa: B027
+        """No step is known."""
+
+    def walked(self, way: Sequence[Sequence[int]]) -> None:
+        assert not way, "no step is known"
 
     def known_mask(self, remaining: int) -> None:  # noqa: B027  # nothing is the answer
         """Never at hand."""

@@ -5,12 +5,16 @@ The byte automaton (`matcher.py`) stands behind it; engines for schemas and gram
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum, auto
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from niwaki.runtime.constraints.walks import Standing
 
 MaskRow = npt.NDArray[np.uint32] | npt.NDArray[np.int32]
 ANY_BYTE: Final = bytes(range(256))
@@ -98,6 +102,15 @@ class Matcher(Protocol):
     def step(self, token_id: int, remaining: int) -> bool:
         """`follow` any token, where it is known from other texts that it may follow, that what it finds is FREE, and
         what the mask behind it is. False: it is not known, and the matcher is as before."""
+        ...
+
+    def standing(self) -> Standing | None:
+        """Where steps that are known can be taken without the matcher, which is `walked` later; None where none can."""
+        ...
+
+    def walked(self, way: Sequence[Sequence[int]]) -> None:
+        """Steps of the table of `standing` were taken from there, as many as `step` would have: the place and the bound
+        there, and after each of them."""
         ...
 
     def known_mask(self, remaining: int) -> npt.NDArray[np.uint32] | None:

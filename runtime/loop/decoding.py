@@ -136,7 +136,7 @@ class Decoding:
 
     def masked(self) -> list[tuple[Matcher, int]]:
         """The masks that this step needs: the matchers, each with the tokens that its text may still write."""
-        if not (self._led.matchers or self._special):
+        if self._led.is_walking or not (self._led.matchers or self._special):
             return []
         led: list[tuple[Matcher, int]] = []
         if rows := self._led.ask():
@@ -179,6 +179,7 @@ class Decoding:
         plain = self._plain
         if plain is not None and not len(plain):
             return np.zeros(len(self.requests), np.int64)
+        self._led.end_walk()
         if plain is None and not self._led.matchers:
             return self._draws.draw(logits)
         draws = self._draws if plain is None else self._draws.of_rows(plain)
@@ -250,13 +251,18 @@ class Decoding:
         """`draw` and `take` at once, of a batch in which every token is the likeliest, where none makes anybody look.
         False, and nothing done, elsewhere."""
         self._watch_streamed()
-        is_quiet = self._is_quiet and self._steps_left > 1 and not self._untold.is_full
+        led = self._led
+        is_quiet = (self._is_quiet or led.is_walking) and self._steps_left > 1 and not self._untold.is_full
         if not (is_quiet and self._draws.all_greedy and logits.is_cpu):
             return False
         values, positions = logits.numpy(), self._draws.arrays[1]
-        arrays = (self._may_end, self._token_ids, self._untold.row, self._starts, positions)
-        if not take_highest(values, self._draws.highest(values), *arrays):
+        best = self._draws.highest(values)
+        if led.is_walking and not led.knows(best, self._last, self._starts):
             return False
+        arrays = (self._may_end, self._token_ids, self._untold.row, self._starts, positions)
+        if not take_highest(values, best, *arrays):
+            return False
+        led.go()
         self._untold.count_row()
         self._steps_left -= 1
         self.num_steps += 1
@@ -271,6 +277,8 @@ class Decoding:
         led = self._led
         looks = must_look[led.at]
         if led.all_told():  # what they were told ends none, but somebody may have begun to read meanwhile
+            if self._draws.all_greedy and self._plain is None and not self._is_watched.any():
+                led.begin_walk()
             return Taken(must_look.nonzero()[0].tolist(), set(led.places[looks].tolist()), self._special.copy())
         accepted, refused = led.follow(tokens[led.at].tolist(), (self._left() + 1).tolist(), looks.tolist())
         must_look[accepted] = True
@@ -278,7 +286,8 @@ class Decoding:
         return Taken(must_look.nonzero()[0].tolist(), set(accepted), sorted([*self._special, *refused]))
 
     def settle(self) -> None:
-        """Tell all requests how far they have come."""
+        """Tell all requests how far they have come, and their matchers."""
+        self._led.end_walk()
         self._settle(range(len(self.requests)))
 
     def _settle(self, places: Collection[int]) -> None:
@@ -298,6 +307,7 @@ class Decoding:
         self._num_read = Generation.num_read
         if not any(request.is_watched for request in self._unread):
             return
+        self._led.end_walk()
         self._is_watched |= np.array([request.is_watched for request in self.requests])
         self._find_unread()
 
@@ -333,6 +343,7 @@ class Decoding:
     def ahead(self) -> tuple[list[Request], Batch]:
         """The step behind the one that is under way: its batch, and who is in it, all but those whose budget ends with
         the token that is not read yet; maybe nobody."""
+        self._led.end_walk()
         if self.flight is None:
             return self.requests, self.batch
         starts, table, held, requests = self._next_starts(), self._table, self._held, self.requests
@@ -421,6 +432,7 @@ class Decoding:
 
     def _drop_but(self, left: npt.NDArray[np.int64]) -> None:
         """The others are settled, or have ended."""
+        self._led.end_walk()
         self.requests = [self.requests[place] for place in left.tolist()]
         self._table, self._held, self._starts = self._table[left], self._held[left], self._starts[left]
         self._token_ids, self._last, self._draws = self._token_ids[left], self._last[left], self._draws.of_rows(left)

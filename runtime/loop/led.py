@@ -2,6 +2,8 @@
 
 Owned by `decoding.Decoding`. A *place* is an index into the batch, a *row* one into those here. Where a token is known
 to follow, from other texts, the matcher is told without a mask; the masks of the others are filled beside the model.
+Where that holds for all of a step they *walk* from then on: their steps are looked up in one call, and the matchers are
+told of many at once.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from niwaki.runtime.api import NiwakiError
 from niwaki.runtime.api.faults import told
 from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.protocol import FREE, REFUSED, Followed, Matcher
+from niwaki.runtime.constraints.walks import Standing, Walk
 
 EVERYWHERE = slice(None)
+MIN_TEXTS = 4  # of a constraint on average, for a walk to be quicker than its texts one by one
 Filled = Mapping[int, Words | NiwakiError]  # the masks of this step that were asked for, by row
 
 
@@ -34,6 +38,7 @@ class Led:
         self.matchers = [matcher for matcher in matchers if matcher is not None]
         self._steps = [matcher.step for matcher in self.matchers]
         self._num_words = (vocab_size + 31) // 32
+        self._walks: list[Walk] = []  # while all of them walk
         self.ask_all()
 
     def ask_all(self) -> None:
@@ -86,6 +91,42 @@ class Led:
         found = [self.mask(row, left[row], filled) for row in range(len(self.matchers))]
         words = [mask for mask in found if not isinstance(mask, NiwakiError)]
         return words if len(words) == len(found) else None
+
+    # -- walking ------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_walking(self) -> bool:
+        return bool(self._walks)
+
+    def begin_walk(self) -> None:
+        """After a step in which `all_told`: from here on `knows` and `go`, until `end_walk`, as far as all can."""
+        standings = [matcher.standing() for matcher in self.matchers]
+        together: dict[int, list[tuple[Standing, int]]] = {}
+        for standing, place in zip(standings, self.places.tolist(), strict=True):
+            if standing is None:
+                return
+            together.setdefault(id(standing.table), []).append((standing, place))
+        if len(together) == 1 or MIN_TEXTS * len(together) <= len(standings):
+            self._walks = [
+                Walk([one for one, _ in texts], [place for _, place in texts]) for texts in together.values()
+            ]
+
+    def knows(self, token_ids: Int64s, last: Int64s, starts: Int64s) -> bool:
+        """Whether all know this step's tokens, of the whole batch; see `Walk.knows`."""
+        return all(walk.knows(token_ids, last, starts) for walk in self._walks)
+
+    def go(self) -> None:
+        """Take the step that all know."""
+        for walk in self._walks:
+            walk.go()
+
+    def end_walk(self) -> None:
+        """Tell the matchers how far they have come."""
+        walks, self._walks = self._walks, []
+        rows = {place: row for row, place in enumerate(self.places.tolist())} if walks else {}
+        for walk in walks:
+            for place, way in walk.ways():
+                self.matchers[rows[place]].walked(way)
 
     # -- tokens -------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,87 @@
+"""The search for a way to the end of a grammar's text: by endings that are known, straight, or by the shortest of all.
+
+Owns nothing that changes but the effort that it is given; places are looked at, and stay where they are.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from operator import itemgetter
+from typing import Final
+
+from niwaki.runtime.constraints.grammar_source import GrammarSource
+from niwaki.runtime.constraints.grammar_vocabulary import Ending, GrammarVocabulary, completes
+from niwaki.runtime.constraints.guidance import Effort, KnownEnd, Native, short_text, straight_text
+
+TOKEN_BYTES: Final = 4  # about
+CHECKED_TOKENS: Final = 200  # of a known ending that take as long to check as a place of a search
+
+
+class KnownEnds:
+    """What all texts of a grammar may end as."""
+
+    def __init__(self, words: GrammarVocabulary, shortest: Ending, source: GrammarSource) -> None:
+        self.words = words
+        self.shortest = shortest
+        self.endings = (shortest, *([words.ending(source.other)] if source.other else []))
+        self.rests = [(ending, *ending.written_rests()) for ending in self.endings]
+        self.closings = source.closings
+
+
+class EndingSearch:
+    """From places of one text, or one token behind them."""
+
+    __slots__ = ("_effort", "_ending", "_ends", "_num_tokens", "_num_written")
+
+    def __init__(
+        self, ends: KnownEnds, ending: Ending | None, num_written: int, num_tokens: int, effort: Effort
+    ) -> None:
+        """`ending`: one of this text, from `num_written` characters before. `num_tokens`: of the text."""
+        self._ends = ends
+        self._ending = ending
+        self._num_written = num_written
+        self._num_tokens = num_tokens
+        self._effort = effort
+
+    def known_end(self, place: Native, enough: int = 0) -> bytes | None:
+        """A part of an ending that completes the text from `place`: what closed before still closes. One of at most
+        `enough` tokens, else the shortest."""
+        if place.is_accepting():
+            return b""
+        ending, words = self._ending, self._ends.words
+        found = [] if ending is None else [(ending, *ending.written_rests(self._num_written))]
+        # Also of the shortest text: what a whole text needs may be asked for again, as after each comma of a list.
+        rests = [
+            (count, source, start)
+            for source, counts, starts in found + self._ends.rests
+            for count, start in zip(counts, starts, strict=True)
+        ]
+        near = [rest for rest in rests if rest[0] <= enough]
+        far = sorted((rest for rest in rests if rest[0] > enough), key=itemgetter(0))
+        may_follow: dict[int, bool] = {}  # most begin with one of a few bytes
+        for _, source, start in chain(near, far):
+            head = source.whole[start]
+            if head not in may_follow:
+                may_follow[head] = place.validate_tokens([words.ids[head]]) == 1
+            if may_follow[head] and completes(place, source.from_byte(start), words):
+                return source.whole[start:]
+        return None
+
+    def straight(self, place: Native) -> bytes | None:
+        """See `straight_text`."""
+        return straight_text(place, self._ends.words, self._effort, self._affordable_end(), self._ends.closings)
+
+    def shortest(self, place: Native) -> bytes | None:
+        """See `short_text`."""
+        num_before = TOKEN_BYTES * self._num_tokens
+        return short_text(place, self._ends.words, self._effort, self._affordable_end(), num_before)
+
+    def _affordable_end(self) -> KnownEnd:
+        """`known_end`, as far as the effort goes."""
+        endings = (*self._ends.endings, self._ending or self._ends.shortest)
+        cost = sum(one.num_tokens for one in endings) // CHECKED_TOKENS
+
+        def known_end(place: Native) -> bytes | None:
+            return self.known_end(place) if not cost or self._effort.take(cost) else None
+
+        return known_end
