@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from niwaki.runtime.api import ConstraintError, JsonSchema
 from niwaki.runtime.constraints.grammar_source import source_of_schema
 from niwaki.runtime.constraints.guidance import build, byte_tokenizer
-from niwaki.runtime.constraints.schema.steps import step_of, step_regex
+from niwaki.runtime.constraints.schema.steps import as_engine_reads, step_of, step_regex
 
 STEPS = "0.01 0.25 0.5 2.5 5 10 100 1 0.1 0.05 12.5 0.001 50 25 0.125 2 4 0.2 1e-7 0.0025 20 1.25".split()
 
@@ -50,7 +50,9 @@ def test_what_the_last_digits_do_not_tell_is_left_to_the_engine(step: str) -> No
     assert step_of(Fraction(step)) is None
 
 
-@pytest.mark.parametrize("step", "0.07 0.007 0.0003 0.28 0.3 1.1 1.21 0.013 33.3 7 0.35".split())
+@pytest.mark.parametrize(
+    "step", "0.07 0.007 0.0003 0.28 0.3 1.1 1.21 0.013 33.3 7 0.35 1.13 0.14 0.23 0.57 4.7".split()
+)
 def test_the_engine_takes_just_the_multiples_of_a_step_whose_double_is_not_exact(step: str) -> None:
     start = build(
         source_of_schema(JsonSchema(f'{{"type": "number", "multipleOf": {step}}}'), 10, b"abc").text, byte_tokenizer()
@@ -68,7 +70,25 @@ def test_the_engine_takes_just_the_multiples_of_a_step_whose_double_is_not_exact
     assert seen == {True, False}
 
 
-@pytest.mark.parametrize("step", ["1.13", "0.12345678901", "1e-300", "99999999977"])
+def test_most_steps_that_the_engine_takes_for_others_are_common_multiples_of_some_that_it_reads() -> None:
+    steps = [Fraction(number, 100) for number in range(1, 561)]
+    read = {step: found for step in steps if step_of(step) is None and (found := as_engine_reads(step))}
+    several = [step for step, found in read.items() if len(found) > 1]
+    assert len(several) == 50
+    rng = Random(0)
+    for step in several:
+        schema = JsonSchema(f'{{"type": "number", "multipleOf": {float(step)}}}')
+        start = build(source_of_schema(schema, 10, b"abc").text, byte_tokenizer())
+        for count in (1, 2, 3, 7, 10, 50, 99, 100, 1000, rng.randrange(10**9)):
+            for number in (step * count, step * count + Fraction(rng.choice([-1, 1]), 100)):
+                text = f"{number.numerator * 100 // number.denominator:03}"
+                text = f"{text[:-2]}.{text[-2:]}".rstrip("0").rstrip(".")
+                place = start.deep_copy()
+                is_taken = place.try_consume_tokens([*text.encode()]) == len(text) and place.is_accepting()
+                assert is_taken == ((number / step).denominator == 1), (step, text)
+
+
+@pytest.mark.parametrize("step", ["0.47", "0.12345678901", "1e-300", "99999999977"])
 def test_a_step_that_the_engine_takes_for_another_is_refused_with_its_place(step: str) -> None:
     with pytest.raises(ConstraintError, match=r"^schema at .*: multipleOf .* cannot be enforced exactly"):
         source_of_schema(

@@ -192,7 +192,10 @@ class _Writer:
             is_spelled_once = kind == "integer" or not once
             return [self._terminal(f"/{regex}/" if is_spelled_once else f"/{regex}/ & (ONCE_INTEGER | ONCE_FRACTION)")]
         if isinstance(step_number := schema.get("multipleOf"), int | float):
-            bounds["multipleOf"] = as_engine_reads(as_fraction(step_number))
+            steps = as_engine_reads(as_fraction(step_number))
+            assert steps is not None, "a normal schema has no other"
+            bounds["multipleOf"], *others = steps
+            bounds |= {"allOf": [{"multipleOf": other} for other in others]} if others else {}
         return [self._rule([f"%json {json.dumps({'type': kind, **bounds, **ENGINE_OPTIONS})}"])]
 
     def _string(self, schema: dict[str, Json], once: bool) -> str:

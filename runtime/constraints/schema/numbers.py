@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Final
@@ -19,7 +18,7 @@ from niwaki.runtime.constraints.schema.ranges import (
     range_regex,
     short_decimals,
 )
-from niwaki.runtime.constraints.schema.steps import as_engine_reads, step_of
+from niwaki.runtime.constraints.schema.steps import as_engine_reads, least_common_multiple, step_of
 
 MAX_EXCLUDED_NUMBERS: Final = 16
 MAX_LISTED_NUMBERS: Final = 32
@@ -75,22 +74,14 @@ def _by_decimals(way: Way) -> list[Way]:
     """The way, and those of its multiples that have fewer decimals than it: of 0.25 the engine takes 0.50, not 0.5."""
     if not way.multiples or way.is_whole:
         return [way]
-    step = _common_multiple(way.multiples)
+    step = least_common_multiple(way.multiples)
     if step_of(step) is not None:
         return [way]
     decimals = next((count for count in range(MAX_DECIMALS) if (step * 10**count).denominator == 1), 0)
     if (step * 10**decimals).numerator == 1:
         return [way]
-    shorter = [_common_multiple((step, Fraction(1, 10**count))) for count in range(1, decimals)]
+    shorter = [least_common_multiple((step, Fraction(1, 10**count))) for count in range(1, decimals)]
     return [way, *(replace(way, multiples=(other,)) for other in dict.fromkeys(shorter))]
-
-
-def _common_multiple(steps: Sequence[Fraction]) -> Fraction:
-    """The least one."""
-    step = steps[0]
-    for other in steps[1:]:
-        step = Fraction(math.lcm(step.numerator, other.numerator), math.gcd(step.denominator, other.denominator))
-    return step
 
 
 def _range_schema(way: Way, place: str) -> dict[str, Json] | None:
@@ -105,7 +96,7 @@ def _range_schema(way: Way, place: str) -> dict[str, Json] | None:
             high = (Fraction(bound), False)
         if low is not None and high is not None and low[0] > high[0]:
             return None
-    step = _common_multiple(way.multiples) if way.multiples else Fraction(1)
+    step = least_common_multiple(way.multiples) if way.multiples else Fraction(1)
     if way.is_whole:
         step = Fraction(step.numerator)
     is_exact = step_of(step) is not None
@@ -117,7 +108,8 @@ def _range_schema(way: Way, place: str) -> dict[str, Json] | None:
         if not _has_multiple(step, low, high):
             return None
         if not is_exact and as_engine_reads(step) is None:
-            raise refused(place, f"multipleOf {_shown(step)} cannot be enforced exactly")
+            why = "the engine takes its digits for others"
+            raise refused(place, f"multipleOf {_shown(step)} cannot be enforced exactly: {why}")
         if not (way.is_whole and step == 1):
             schema["multipleOf"] = _as_number(step, "multipleOf", place, is_exact=is_exact)
     if is_range(schema) and not range_regex(schema, is_whole=bool(way.is_whole)):

@@ -4,6 +4,7 @@ digits divide a power of ten. Exact whatever the number's size. Of other steps t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Final, NamedTuple
@@ -14,6 +15,8 @@ from niwaki.runtime.constraints.schema.ranges import FINITE_DIGITS
 MOST_ENDS: Final = 100  # different last digits
 MOST_DECIMALS: Final = 40
 LARGEST_READ: Final = 2**32 - 1  # the digits of a step that the engine takes
+PARTS: Final = (2, 4, 5, 8, 10, 16, 20, 25, 40, 50, 100)  # of a step
+SMALL_FACTORS: Final = 100
 
 
 class Step(NamedTuple):
@@ -27,7 +30,7 @@ class Step(NamedTuple):
 
 def step_of(step: Fraction) -> Step | None:
     """None where the last digits do not tell, or in too many ways."""
-    decimals = next((count for count in range(MOST_DECIMALS + 1) if (step * 10**count).denominator == 1), None)
+    decimals = _decimals_of(step)
     if decimals is None:
         return None
     digits = int(step * 10**decimals)
@@ -89,7 +92,45 @@ def _fraction(ends: tuple[str, ...], num_free: int) -> str:
     return rf"(?:\.(?:{'|'.join(options)})){'?' if is_optional else ''}"
 
 
-def as_engine_reads(step: Fraction) -> float | None:
+def as_engine_reads(step: Fraction) -> tuple[float, ...] | None:
+    """Doubles whose common multiples llguidance takes to be just those of the step; None where none are found.
+
+    One near it mostly. For 1.13 there is none, but 1.13 is the least common multiple of 0.565 and 0.01, as 0.57 is that
+    of 0.03 and 0.19.
+    """
+    alone = _as_read(step)
+    decimals = _decimals_of(step)
+    if alone is not None or decimals is None:
+        return None if alone is None else (alone,)
+    digits = int(step * 10**decimals)
+    for parts in PARTS:
+        fine, coarse = step / parts, Fraction(math.gcd(digits, 10 ** digits.bit_length()), 10**decimals)
+        if digits * 10 ** ((_decimals_of(fine) or 0) - decimals) > LARGEST_READ:  # they are brought to as many decimals
+            continue
+        pair = _as_read(fine), _as_read(coarse)
+        if pair[0] is not None and pair[1] is not None and least_common_multiple((fine, coarse)) == step:
+            return pair[0], pair[1]
+    for factor in range(3, SMALL_FACTORS):
+        if digits % factor == 0 and math.gcd(factor, digits // factor) == 1 and factor < digits:
+            both = [as_engine_reads(Fraction(part, 10**decimals)) for part in (factor, digits // factor)]
+            if both[0] is not None and both[1] is not None and digits <= LARGEST_READ:
+                return *both[0], *both[1]
+    return None
+
+
+def _decimals_of(number: Fraction) -> int | None:
+    """None where they are endless, or too many."""
+    return next((count for count in range(MOST_DECIMALS + 1) if (number * 10**count).denominator == 1), None)
+
+
+def least_common_multiple(steps: Sequence[Fraction]) -> Fraction:
+    step = steps[0]
+    for other in steps[1:]:
+        step = Fraction(math.lcm(step.numerator, other.numerator), math.gcd(step.denominator, other.denominator))
+    return step
+
+
+def _as_read(step: Fraction) -> float | None:
     """A double near the step whose text llguidance takes for just the step; None where none is found.
 
     It multiplies by ten until nothing is left behind the point, each time rounded: 0.07 becomes 7.000000000000001, and
