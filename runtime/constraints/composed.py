@@ -275,6 +275,10 @@ class ComposedMatcher:
     def admits(self, token_id: int, remaining: int) -> bool:
         if token_id in self._constraint.vocabulary.eos_ids or not self.fits(remaining):
             return True
+        if len(self._threads) == 1 and not self._threads[0].is_fresh:
+            # It knows what it has found of its ending, also when the token comes.
+            thread = self._threads[0]
+            return thread.matcher.admits(token_id, remaining - self._constraint.places[thread.place].rest)
         self.accept(token_id)
         fits = self.fits(remaining - 1)
         self.rollback(1)

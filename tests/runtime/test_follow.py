@@ -13,6 +13,8 @@ import pytest
 from niwaki.runtime.api import Choices, Constraint, Grammar, JsonSchema, Reasoned, Regex
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
+from niwaki.runtime.constraints.grammar_endings import EndingSearch
+from niwaki.runtime.constraints.guidance import Native
 from niwaki.runtime.constraints.masks import MaskFiller
 from niwaki.runtime.constraints.protocol import Followed, follow
 from tests.toy import make_tokenizer
@@ -114,3 +116,41 @@ def test_what_others_have_written_is_not_told_to_the_native_matcher_until_it_is_
     assert allowed(later, 50, compiler.vocabulary.num_words) == allowed(
         compiled.matcher(), 50, compiler.vocabulary.num_words
     )
+
+
+def test_the_last_part_of_a_composed_constraint_keeps_the_ending_that_it_has_found(
+    compiler: ConstraintCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = JsonSchema(
+        '{"type": "array", "items": {"type": "object", "properties": {"a": {"type": "integer", "minimum": 100}, '
+        '"b": {"type": "string", "pattern": "^[a-c]{3,}(xy|zzz)$"}}, "required": ["a", "b"]}, "minItems": 2}'
+    )
+    num_searches = 0
+    known_end = EndingSearch.known_end
+
+    def counted(search: EndingSearch, place: Native, enough: int = 0) -> bytes | None:
+        nonlocal num_searches
+        num_searches += 1
+        return known_end(search, place, enough)
+
+    monkeypatch.setattr(EndingSearch, "known_end", counted)
+    tokens = compiler.vocabulary.token_bytes
+    for seed in range(12):
+        found = []
+        for kind, before in ((schema, b""), (Reasoned("<t>", "</t>", 4, schema), b"<t>a</t>")):
+            matcher = compiler.compile(kind).matcher()
+            for byte in before:
+                matcher.accept(tokens.index(bytes([byte])))
+            draw, num_searches = random.Random(seed), 0
+            text: list[int] = []
+            for remaining in range(60 + 5 * seed, 0, -1):
+                drawn = allowed(matcher, remaining, compiler.vocabulary.num_words)
+                draw.shuffle(drawn)
+                text.append(next(token_id for token_id in drawn if matcher.admits(token_id, remaining)))
+                matcher.accept(text[-1])
+                if text[-1] in compiler.vocabulary.eos_ids:
+                    break
+            assert matcher.can_end
+            found.append((text, num_searches))
+        assert found[0] == found[1]
+        assert found[0][1] > 0
