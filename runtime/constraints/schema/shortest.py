@@ -15,7 +15,7 @@ from niwaki.runtime.constraints.schema.distinct import DISTINCT
 from niwaki.runtime.constraints.schema.document import Json, as_fraction, json_text
 from niwaki.runtime.constraints.schema.presence import witnesses
 from niwaki.runtime.constraints.schema.ranges import is_range, short_decimals, shortest_number
-from niwaki.runtime.constraints.schema.strings import shortest_of, witness_of
+from niwaki.runtime.constraints.schema.strings import joined, shortest_of, witness_of
 
 VARIANTS: Final = 6  # how deep they are looked for
 MAX_CLOSINGS: Final = 24
@@ -259,9 +259,14 @@ class _Texts:
         if isinstance(least, int) and least > len(pairs):  # one key of any name, see presence.py
             if least > len(pairs) + 1:
                 return None
-            if schema.get("patternProperties"):
-                return self._solution("object", {**schema, "$defs": self.definitions})
-            other = self._unknown_pair(schema, known)
+            patterns = schema.get("patternProperties")
+            if isinstance(patterns, dict) and patterns:
+                keys, are_all = _keys_of(patterns, schema.get("additionalProperties", True), known)
+                other = _least([self._value_of(key, values) for key, values in keys])
+                if other is None and not are_all:
+                    return self._solution("object", {**schema, "$defs": self.definitions})
+            else:
+                other = self._unknown_pair(schema, known)
             if other is None:
                 return None
             pairs.append(other)
@@ -269,8 +274,11 @@ class _Texts:
 
     def _unknown_pair(self, schema: dict[str, Json], known: Collection[str]) -> bytes | None:
         """With a key that the schema does not name; None where such a key can have no value."""
-        value = self.of(schema.get("additionalProperties", True))
         key = next(name for name in chain([""], map(str, count())) if name not in known)
+        return self._value_of(key, schema.get("additionalProperties", True))
+
+    def _value_of(self, key: str, values: Json) -> bytes | None:
+        value = self.of(values)
         return None if value is None else json_text(key).encode() + b":" + value
 
     def _pair(self, pair: tuple[str, Json]) -> bytes | None:
@@ -284,6 +292,25 @@ class _Texts:
         if key not in self._solved:
             self._solved[key] = self._solve(alone)
         return self._solved[key]
+
+
+def _keys_of(
+    patterns: dict[str, Json], additional: Json, known: Collection[str]
+) -> tuple[list[tuple[str, Json]], bool]:
+    """A short key that is not `known` for each pattern, which no other one matches, and one that none does, each with
+    the schema of its values; and whether no value fits another key better."""
+    options = [([one], [other for other in patterns if other != one], patterns[one]) for one in patterns]
+    found: list[tuple[str, Json]] = []
+    are_all = True
+    for matched, unmatched, values in (*options, ([], [*patterns], additional)):
+        try:
+            key = None if values is False else shortest_of(joined(matched, unmatched, known), 0, None)
+        except (ConstraintError, TooManyTerms):
+            are_all = False
+            continue
+        if key is not None:
+            found.append((key, values))
+    return found, are_all and bool(found)
 
 
 def _whole_numbers(schema: dict[str, Json]) -> Iterator[bytes]:

@@ -1,0 +1,70 @@
+"""A key that must come, of those that patterns match."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+
+import pytest
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # ships no types
+
+from niwaki.runtime.api import ConstraintError, JsonSchema
+from niwaki.runtime.constraints import ConstraintCompiler
+from tests.runtime.test_schema_normal import VOCABULARY, Json, admits, drawn
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[ConstraintCompiler]:
+    made = ConstraintCompiler(VOCABULARY, seconds=20)
+    yield made
+    made.close()
+
+
+PATTERNS = [
+    {"^a.*z$": True},
+    {"^x-": {"type": "string"}, "^[0-9]{2,}$": {"type": "integer"}},
+    {"c": True, "^$": False, "^[0-9]{2,}$": False},
+    {"^a+$": {"type": "integer"}, "b$": {"type": "string"}},
+    {"^(foo|bar)$": {"type": "null"}, "^f": {"enum": [None, 1]}},
+    {"^a": {"$ref": "#"}},
+]
+PATTERN_KEYS = ["", "a", "aa", "az", "abz", "x-", "x-1", "12", "c", "acb", "b", "ab", "foo", "bar", "f", "fo"]
+
+
+@pytest.mark.parametrize("rest", [False, {"type": "boolean"}])
+@pytest.mark.parametrize("patterns", PATTERNS, ids=list)
+def test_one_key_at_least_of_those_that_patterns_match(
+    patterns: dict[str, Json], rest: Json, compiler: ConstraintCompiler
+) -> None:
+    part: dict[str, Json] = {
+        "type": "object", "patternProperties": patterns, "additionalProperties": rest, "minProperties": 1
+    }  # fmt: skip
+    schema: Json = {"anyOf": [{"const": 1}, part]}
+    validator = Draft202012Validator(schema)
+    matcher = compiler.compile(JsonSchema(json.dumps(schema))).matcher()
+    values: list[Json] = [0, "s", None, True, 1, {}]
+    instances: list[Json] = [1, {}, *({key: value} for key in PATTERN_KEYS for value in values)]
+    for value in instances:
+        assert admits(matcher, value) == validator.is_valid(value), value
+    rng = random.Random(0)
+    for budget in (*range(10, 40), 80):
+        written = json.loads(drawn(matcher.clone(), rng, budget))
+        assert validator.is_valid(written), written
+
+
+@pytest.mark.parametrize("where", [{}, {"additionalProperties": False}])
+def test_an_object_that_would_have_to_hold_another_one_is_no_way_and_alone_it_is_refused(
+    where: dict[str, Json], compiler: ConstraintCompiler
+) -> None:
+    endless: Json = {
+        "type": "object", "patternProperties": {"^a": {"$ref": "#/$defs/e"}}, "minProperties": 1,
+        "additionalProperties": {"$ref": "#/$defs/e"}, **where,
+    }  # fmt: skip
+    either = {"anyOf": [{"const": 12}, {"$ref": "#/$defs/e"}], "$defs": {"e": endless}}
+    matcher = compiler.compile(JsonSchema(json.dumps(either))).matcher()
+    assert drawn(matcher, random.Random(0), 2) == "12"
+    with pytest.raises(
+        ConstraintError, match="the schema admits no text: every value of it would have to hold another"
+    ):
+        compiler.compile(JsonSchema(json.dumps({"$ref": "#/$defs/e", "$defs": {"e": endless}})))
