@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse
@@ -30,6 +31,8 @@ from niwaki.runtime.server.wire import ErrorAnswer, gives, json_response, refere
 
 MAX_REQUEST_ID = 128
 CLIENT_CLOSED = 499  # nobody reads it; the field's number for it in counts
+# What is refused before it is routed and read while the queue is full: more of these come than of all others.
+GENERATING = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate", "/scripts"))
 PROBED = ("/health", "/ready")  # by those who know the server's address and none of its names, as Kubernetes' probes do
 
 ERRORS = {
@@ -51,16 +54,17 @@ def make_app(service: Service, version: str, *more: APIRouter, tracing: Tracing 
     app = FastAPI(title="niwaki", version=version, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False  # it would tell which pages there are without the key
     app.state.service = service
-    for public in (_public, pages.public_router):
-        app.include_router(public)
+    # A request is held against the routes in this order: those that are asked most stand first.
     guarded = APIRouter(dependencies=[Depends(authenticated)])
-    for router in (_private, openai_routes.router, native.router, pages.router, *more):
+    for router in (openai_routes.router, native.router, *more, _private, pages.router):
         guarded.include_router(router)
-    app.include_router(guarded)
+    for router in (guarded, _public, pages.public_router):
+        app.include_router(router)
     app.include_router(_measured)
     app.include_router(native.admin_router)
     for kind in (NiwakiError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)
+    app.add_middleware(_Turnstile, service=service)
     if service.config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -131,16 +135,49 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         first = error.errors()[0]
         param = str(first["loc"][-1])[:256]
         error = ApiError(400, f"{param}: {first['msg']}", param=param, code=str(first["type"]))
-    told = as_api_error(error)
-    if told.code in ("overloaded", "rate_limit_exceeded"):
-        service_of(request).metrics.refused.labels(told.code).inc()
-    return _response(told, headers)
+    return _refusal(service_of(request), as_api_error(error), headers)
+
+
+def _refusal(service: Service, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+    if error.code in ("overloaded", "rate_limit_exceeded"):
+        service.metrics.refused.labels(error.code).inc()
+    return _response(error, headers)
 
 
 def _response(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
     return Response(
         error.content(), error.status, {**error.headers(), **(headers or {})}, media_type="application/json"
     )
+
+
+class _Turnstile:
+    """Around the routes: refuses what generates while there is no room for it, for half of what it costs behind its
+    route, where its body is read. Refusals must not take the processor from those who were let in. Inside of CORS: a
+    page of another origin can read them."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] in GENERATING and scope["method"] in ("POST", "PUT"):
+            refusal = self._refusal_of(scope)
+            if refusal is not None:
+                await _refusal(self._service, refusal)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _refusal_of(self, scope: Scope) -> ApiError | None:
+        """None: there is room, or its route refuses it."""
+        try:
+            self._service.check_room()
+        except ApiError as refusal:
+            try:
+                self._service.key_of(Headers(scope=scope).get("authorization"))
+            except ApiError as unknown:
+                return unknown
+            return refusal
+        return None
 
 
 class _Door:

@@ -73,21 +73,6 @@ class Keeper(Ground, Protocol):
         ...
 
 
-@router.get("/v1/models", responses=gives(ModelsAnswer))
-async def models(request: Request) -> Response:
-    """The one model that is served."""
-    return json_response({"object": "list", "data": [_card(service_of(request))]})
-
-
-@router.get("/v1/models/{name:path}", responses=gives(ModelCard))
-async def model(request: Request, name: str) -> Response:
-    service = service_of(request)
-    if not name:
-        raise ApiError(404, "no such page", code="not_found")
-    service.check_model(name)
-    return json_response(_card(service))
-
-
 @router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest, streams=True), responses=gives(ChatAnswer))
 async def chat_completions(request: Request) -> Response:
     """A chat completion, whole or as server-sent events."""
@@ -156,6 +141,21 @@ async def completions(request: Request) -> Response:
 
     shape = CompletionShape(service.model.tokenizer, body.logprobs, echoes)
     return await _answer(request, service, body, "cmpl", shape, len(prompts), prepare, "prompt")
+
+
+@router.get("/v1/models", responses=gives(ModelsAnswer))
+async def models(request: Request) -> Response:
+    """The one model that is served."""
+    return json_response({"object": "list", "data": [_card(service_of(request))]})
+
+
+@router.get("/v1/models/{name:path}", responses=gives(ModelCard))
+async def model(request: Request, name: str) -> Response:
+    service = service_of(request)
+    if not name:
+        raise ApiError(404, "no such page", code="not_found")
+    service.check_model(name)
+    return json_response(_card(service))
 
 
 @router.post(

@@ -165,6 +165,7 @@ class Service:
         self.started_at = int(time.time())
         self._secret = config.cache_secret or os.urandom(32)
         self._in_flight: dict[InFlight, bytes] = {}  # whose it is
+        self._num_in_flight = 0  # in sequences
         self._named: dict[tuple[bytes, str], set[Feed]] = {}  # (whose, its name) -> requests
         self._rates = Rates(dict(config.key_limits), config.limits)
         self._is_draining = False
@@ -225,23 +226,27 @@ class Service:
 
     @property
     def num_in_flight(self) -> int:
-        return sum(one.size for one in self._in_flight)
+        return self._num_in_flight
 
     def resolve(self, options: SamplingOptions) -> SamplingParams:
         return options.over(self.model.info.defaults).resolve()
 
-    def admit(self, size: int) -> None:
-        """Count a request of the caller. Raises ApiError: 503 while draining or with a full queue, 429 when the caller
-        asked too much, 400 for more than one request may ask."""
+    def check_room(self, size: int = 1) -> None:
+        """Raises ApiError: 503 while draining, without an engine or with a full queue."""
         if self._is_draining:
             raise overloaded("the server is shutting down")
         if not self.engine.is_alive:
             raise overloaded("the engine is not running")
-        if size > MAX_SEQUENCES:
-            raise ApiError(400, f"{size} sequences in one request; at most {MAX_SEQUENCES}", param="n")
         limit = self.model.max_running + self.config.max_queued
         if self._in_flight and self.num_in_flight + size > limit:
             raise overloaded(f"{self.num_in_flight} sequences run or wait already; try again")
+
+    def admit(self, size: int) -> None:
+        """Count a request of the caller. Raises ApiError: as `check_room`; 429 when the caller asked too much, 400 for
+        more than one request may ask."""
+        if size > MAX_SEQUENCES:
+            raise ApiError(400, f"{size} sequences in one request; at most {MAX_SEQUENCES}", param="n")
+        self.check_room(size)
         self._rates.admit(caller.get())
 
     def enter(self, one: InFlight) -> None:
@@ -249,7 +254,7 @@ class Service:
         key = caller.get()
         self._in_flight[one] = key
         self._rates.enter(key)
-        self._count()
+        self._count(one.size)
 
     async def begin(
         self, size: int, prepare: Callable[[], Sequence[Work]], *, compiles: bool, streams: bool = True
@@ -316,7 +321,7 @@ class Service:
         one.close()
         if key is not None:
             self._rates.leave(key, one.num_tokens)
-        self._count()
+            self._count(-one.size)
 
     def name(self, feed: Feed, name: str) -> None:
         """Let `abort` find it under a name of its caller."""
@@ -336,8 +341,9 @@ class Service:
                 for feed in tuple(feeds):
                     feed.abort()
 
-    def _count(self) -> None:
-        self.metrics.in_flight.set(self.num_in_flight)
+    def _count(self, more: int) -> None:
+        self._num_in_flight += more
+        self.metrics.in_flight.set(self._num_in_flight)
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
