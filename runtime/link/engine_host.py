@@ -50,6 +50,7 @@ class Host:
                 gc.collect()
                 gc.freeze()  # to go through all that was loaded took a full collection 0.15 s, between two steps
                 self._orders = Orders(engine.backend, self._link)
+                self._link.post(frames.Beat(dict(engine.stats())))  # first, so that nobody asks before it is there
                 self._link.post(frames.loaded_by(engine))
                 while not self._over.wait(BEAT_SECONDS):
                     self._link.post(frames.Beat(dict(engine.stats())))

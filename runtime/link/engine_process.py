@@ -169,6 +169,7 @@ class _Child:
         self.loaded: Pending[frames.Loaded] = Pending()
         self.is_gone = threading.Event()
         self._receive: Callable[[Sequence[Report]], None] = self._take_first
+        self._first_beat: frames.Beat | None = None
         self._lock = threading.Lock()  # the two fields below
         self._is_lost = False
         self._client: EngineClient | None = None
@@ -181,6 +182,8 @@ class _Child:
         loaded = self.loaded.result()
         with self._lock:
             client.connect(self.link, loaded)
+            if self._first_beat is not None:
+                client.receive([self._first_beat])
             self._receive = client.receive
             self._client = client
             if self._is_lost:
@@ -209,8 +212,10 @@ class _Child:
                     self.loaded.succeed(report)
                 case frames.Failed():
                     self.loaded.fail(frames.error_of(report))
-                case _:  # the first beats may come before anybody asks
-                    pass
+                case frames.Beat():
+                    self._first_beat = report
+                case _:
+                    raise AssertionError("nobody has asked yet")
 
     def _lose(self) -> None:
         self.loaded.fail(EngineStopped("the engine process died while it loaded the model"))

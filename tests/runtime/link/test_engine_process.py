@@ -49,6 +49,13 @@ def process(long_folder: Path) -> Iterator[EngineProcess]:
         yield started
 
 
+def test_its_counters_are_there_before_anybody_can_ask(long_folder: Path) -> None:
+    with EngineProcess(long_folder, {"kv_tokens": 4096}) as started:
+        usage = started.backend.usage()
+    assert (usage["requests_running"], usage["requests_waiting"]) == (0, 0)
+    assert usage["pages_free"] > 0
+
+
 def ids_of(process: EngineProcess, text: str) -> TokenIds:
     return np.array(process.tokenizer.encode([Segment(text)], at_start=True), dtype=np.int32)
 
