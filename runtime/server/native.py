@@ -353,7 +353,7 @@ class DetokenizeRequest(Strict):
 
     model: Name | None = None
     tokens: Annotated[TokenIdList | TokenIdLists, Field(union_mode="left_to_right")]
-    skip_special_tokens: On | None = None
+    skip_special_tokens: bool | None = None  # None: true
 
 
 class AbortRequest(Strict):
@@ -403,12 +403,13 @@ async def tokenize(request: Request) -> Response:
 @router.post("/detokenize", openapi_extra=takes(DetokenizeRequest), responses=gives(DetokenizeAnswer))
 @router.post("/v1/detokenize", openapi_extra=takes(DetokenizeRequest), responses=gives(DetokenizeAnswer))
 async def detokenize(request: Request) -> Response:
-    """The text of token ids, special tokens left out."""
+    """The text of token ids, special tokens left out unless `skip_special_tokens` is false."""
     service = service_of(request)
     body = await read_body(request, DetokenizeRequest, service.config)
     service.check_model(body.model)
     rows = [service.model.ids(row, "tokens") for row in prompts_of(body.tokens) if not isinstance(row, str)]
-    texts = [service.model.tokenizer.decode(row.tolist()) for row in rows]
+    decode = service.model.tokenizer.decode if body.skip_special_tokens is not False else service.model.decode_all
+    texts = [decode(row.tolist()) for row in rows]
     return json_response({"text": texts if is_batch(body.tokens) else texts[0]})
 
 

@@ -123,6 +123,12 @@ class ServedModel:
         segments = [Segment(text)] if isinstance(text, str) else text
         return np.array(self.tokenizer.encode(segments, at_start=True), dtype=np.int32)
 
+    def decode_all(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        pieces = [(self.tokenizer.bytes_of(one), one) for one in token_ids]
+        written = [self.tokenizer.token_text(one).encode() if piece is None else piece for piece, one in pieces]
+        return b"".join(written).decode("utf-8", errors="replace")
+
     def ids(self, token_ids: Sequence[int], param: str) -> TokenIds:
         """Token ids from a client.
 

@@ -20,6 +20,8 @@ from tests.runtime.server.conftest import held
 
 GREEDY = {"temperature": 0, "max_new_tokens": 8}
 
+SKIPS: tuple[dict[str, bool], ...] = ({}, {"skip_special_tokens": True}, {"skip_special_tokens": False})
+
 
 def test_generate_answers_what_the_engine_answers(client: httpx2.Client, engine: Engine) -> None:
     told = client.post("/generate", json={"text": "the cat", "sampling_params": GREEDY, "rid": "mine"}).json()
@@ -140,6 +142,15 @@ def test_what_it_cannot_do_is_a_400_that_names_it(client: httpx2.Client, body: o
     answer = client.post("/generate", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+
+
+def test_special_tokens_are_written_where_they_are_asked_for(client: httpx2.Client, engine: Engine) -> None:
+    (mark, token_id), *_ = engine.tokenizer.special_ids.items()
+    cat = client.post("/tokenize", json={"prompt": "the cat – 猫", "add_special_tokens": False}).json()["tokens"]
+    body = {"tokens": [cat[0], token_id, *cat]}
+    text = client.post("/detokenize", json={"tokens": cat[:1]}).json()["text"]
+    told = [client.post("/detokenize", json=body | more).json()["text"] for more in SKIPS]
+    assert told == [text + "the cat – 猫", text + "the cat – 猫", text + mark + "the cat – 猫"]
 
 
 def test_tokenize_and_detokenize_are_inverse(client: httpx2.Client) -> None:
