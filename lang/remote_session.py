@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from niwaki.lang.remote_branch import RemoteBranch
-from niwaki.lang.remote_wire import as_list, as_object
+from niwaki.lang.remote_wire import Json, as_list, as_object
 from niwaki.lang.sessions import Standing
 from niwaki.runtime.api import Message, Segment
 
@@ -30,9 +30,29 @@ class RemoteSession:
 
     def messages(self) -> list[dict[str, str]]:
         """What was said so far, as {"role", "content"}; calls of tools are left out."""
-        told = self.endpoint.ask("GET", f"/v1/sessions/{self.id}")
-        messages = map(as_object, as_list(told["messages"]))
+        messages = map(as_object, as_list(self.export()["messages"]))
         return [{"role": str(one["role"]), "content": str(one.get("content") or "")} for one in messages]
+
+    def export(self) -> Json:
+        """The session with all its turns, as `GET /v1/sessions/ID` tells it and `POST /v1/sessions` takes it."""
+        return self.endpoint.ask("GET", f"/v1/sessions/{self.id}")
+
+    def turns(self) -> list[str]:
+        """The ids of its turns, the first one first: what `rewind` and `branch` take."""
+        return [str(as_object(turn)["id"]) for turn in as_list(self.export()["turns"])]
+
+    def rewind(self, turn: str | None) -> None:
+        """Take back the turns behind one; None: all. Raises RequestError: it has no such turn, or is in use."""
+        self.endpoint.ask("POST", f"/v1/sessions/{self.id}/rewind", {"turn": turn})
+
+    def branch(self, turn: str | None = None, *, title: str | None = None) -> RemoteSession:
+        """A new session that shares the turns up to one, and goes its own way from there; None: all of them."""
+        told = self.endpoint.ask("POST", f"/v1/sessions/{self.id}/branch", {"turn": turn, "title": title})
+        return RemoteSession(self.endpoint, str(told["id"]))
+
+    def delete(self) -> None:
+        """The session, and the turns that no other one shares."""
+        self.endpoint.ask("DELETE", f"/v1/sessions/{self.id}")
 
     def enter(self) -> Standing:
         told = self.endpoint.ask("POST", f"/v1/sessions/{self.id}/branches", {})

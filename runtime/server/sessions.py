@@ -22,6 +22,8 @@ from niwaki.runtime.server.store import Conflict, Json, Session, Store, StoreFai
 
 Result = TypeVar("Result")
 
+MAX_TOLD = 64  # characters of an id that is none
+
 
 class Sessions:
     """The sessions of one server: the store, and which of them somebody is talking in. Used on the event loop."""
@@ -35,7 +37,8 @@ class Sessions:
         """Raises ApiError: 404 for an unknown or foreign one."""
         session = await stored(service, lambda: self.store.session(owner, session_id))
         if session is None:
-            raise ApiError(404, "no such session", param="session", code="not_found")
+            message = f"no such session: {session_id[:MAX_TOLD]!r} was deleted, never there, or made with another key"
+            raise ApiError(404, f"{message}; GET /v1/sessions lists yours", param="session", code="not_found")
         return session
 
     async def path(self, service: Service, owner: str, last: str | None) -> list[Turn]:

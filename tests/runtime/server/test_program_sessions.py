@@ -77,6 +77,28 @@ def test_a_chat_client_and_a_program_share_a_session(session: RemoteSession, cli
     assert session.messages() == state.messages()[:2]
 
 
+def test_a_program_rewinds_branches_exports_and_deletes_its_session(
+    session: RemoteSession, endpoint: RuntimeEndpoint, client: httpx2.Client
+) -> None:
+    for text in ("the cat", "the dog"):
+        turn.run(text, backend=session, options=SHORT)
+    whole = session.messages()
+    first, second = session.turns()
+    twin, same = session.branch(first, title="another way"), session.branch()
+    assert (twin.messages(), same.turns()) == (whole[:2], [first, second])
+    assert session.export() == client.get(f"/v1/sessions/{session.id}").json()
+    session.rewind(first)
+    assert session.messages() == whole[:2]
+    session.rewind(None)
+    assert (session.messages(), same.messages()) == ([], whole)
+    with pytest.raises(nw.RequestError, match="no such turn"):
+        session.rewind(first)
+    for one in (twin, same):
+        one.delete()
+        with pytest.raises(nw.RequestError, match=f"no such session: '{one.id}' was deleted.*GET /v1/sessions lists"):
+            one.messages()
+
+
 def test_turns_of_forks_are_not_stored(session: RemoteSession) -> None:
     @nw.function
     def ask_twice(s: State) -> None:
