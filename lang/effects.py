@@ -34,7 +34,7 @@ def is_free_of_effects(func: Callable[..., object]) -> bool:
 
 
 def check_free_of_effects(func: Callable[..., object], program: str) -> bool:
-    """Whether the body has a branch, so that not every run need do the same.
+    """Whether the body has a branch, or looks at text that it made, so that not every run need do the same.
 
     Raises:
         ProgramError: it may have effects beyond its state, or cannot be looked at.
@@ -90,6 +90,7 @@ class _Effects:
         parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
         for node in _body(tree):
             self.has_branch |= isinstance(node, _BRANCHES) or bool(getattr(node, "ifs", ()))
+            self.has_branch |= _makes_text(node) and not self._only_says(func, node, tree, parents)
             refused = _REFUSED.get(type(node))
             if refused is not None:
                 self._refuse(f"it {refused}", func, node)
@@ -132,6 +133,46 @@ class _Effects:
         elif isinstance(value, list | dict | set) and not _only_reads(node, parent):
             self._refuse(f"it may change {name}, which lives outside", func, node)
 
+    def _only_says(
+        self,
+        func: types.FunctionType,
+        node: ast.AST,
+        tree: ast.AST,
+        parents: _Parents,
+        names: frozenset[str] = frozenset(),
+    ) -> bool:
+        """Whether text that a body makes only ends in what it says. What is read of it may be another thing in each
+        run, such as the key of a look-up, and a trace would not notice: it is Python's own text. `names` are those
+        that are looked at already."""
+        parent = parents[node]
+        while _carries(parent) or self._is_said_by(func, node, parent):
+            node, parent = parent, parents[parent]
+        match parent:
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                pass
+            case ast.AugAssign(target=ast.Name(id=name)) if _holds_text(tree, name):
+                pass
+            case ast.AugAssign() | ast.Expr() | ast.Assign(targets=[ast.Subscript(value=ast.Name())]):
+                return True
+            case _:
+                return False
+        reads = [one for one in ast.walk(tree) if isinstance(one, ast.Name) and one.id == name]
+        return name in names or all(
+            isinstance(one.ctx, ast.Store) or self._only_says(func, one, tree, parents, names | {name}) for one in reads
+        )
+
+    def _is_said_by(self, func: types.FunctionType, node: ast.AST, call: ast.AST) -> bool:
+        """Whether it is an argument of a function of the language."""
+        match call:
+            case ast.Call(func=ast.Name(id=name) as called) if called is not node:
+                found, value = _lookup(func, name)
+                return found and _is_of_the_language(value)
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr) as called) if called is not node:
+                found, value = _lookup(func, name)
+                return found and isinstance(value, types.ModuleType) and _is_of_the_language(getattr(value, attr, None))
+            case _:
+                return False
+
     def _parsed(self, func: types.FunctionType) -> ast.FunctionDef:
         try:
             # Of the code: the source of a function that says what it wraps would be that of the wrapped one.
@@ -150,6 +191,46 @@ class _Effects:
 
 
 _Parents: TypeAlias = Mapping[ast.AST, ast.AST]
+
+
+def _makes_text(node: ast.AST) -> bool:
+    """Text of other values: an f-string, `%`, a sum with text, `format`, `join`, `str` and `repr`."""
+    match node:
+        case ast.JoinedStr(values=values):
+            return any(isinstance(value, ast.FormattedValue) for value in values)
+        case ast.FormattedValue():
+            return True
+        case ast.BinOp(left=left, op=ast.Mod()):
+            return _is_text(left)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return any(_is_text(side) or _makes_text(side) for side in (left, right))
+        case ast.Call(func=ast.Attribute(attr="format" | "format_map" | "join")):
+            return True
+        case ast.Call(func=ast.Name(id="str" | "repr")):
+            return True
+        case _:
+            return False
+
+
+def _carries(node: ast.AST) -> bool:
+    """Whether it holds or hands on what stands in it, and looks at nothing of it."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return True
+    return isinstance(node, ast.List | ast.Tuple | ast.Starred | ast.keyword | ast.Lambda) or _makes_text(node)
+
+
+def _holds_text(tree: ast.AST, name: str) -> bool:
+    """Whether a local name is given text somewhere."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=given)], value=value) if given == name:
+                if _is_text(value) or _makes_text(value):
+                    return True
+    return False
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 def _bound_by(node: ast.AST) -> str | None:

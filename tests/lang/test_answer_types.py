@@ -1,0 +1,84 @@
+"""What a served program answers is told where its body tells it, and never where a run may answer another thing."""
+
+from __future__ import annotations
+
+import pytest
+
+import niwaki as nw
+from niwaki.lang.endpoint import Endpoint
+from niwaki.lang.program import Program
+from niwaki.lang.state import State
+
+
+@nw.function
+def says(s: State, n: str) -> None:
+    asked = f"Is {n} there?"
+    asked += " Say " + n
+    s += nw.system("You know " + n) + nw.user(asked)
+    s += nw.assistant(nw.gen("x", max_tokens=3, stop=["\n", f"{n}"]))
+
+
+@nw.function
+def chooses(s: State, n: str) -> None:
+    s += "\n".join(["One of", n])
+    s += nw.select("x", choices=[f"{n} a", "b %s" % n, str(n)])  # noqa: UP031  # as authors write
+    s["y"] = f"{n}"
+
+
+@nw.function
+def forks(s: State, n: str) -> None:
+    both = s.fork(2)
+    both += lambda index: f"{n} {index} is "
+    both += nw.gen("x", choices=["small", "large"])
+    both.join()
+
+
+@nw.function
+def looks_up(s: State, n: str) -> None:
+    s += nw.gen({"q": "x"}.get(f"{n}", "y"), max_tokens=3)
+
+
+@nw.function
+def measures(s: State, n: str) -> None:
+    s += nw.gen(f"v{len('an ' + n)}", max_tokens=3)
+
+
+@nw.function
+def compares(s: State, n: str) -> None:
+    s += nw.gen("xy"["%s" % n == "y"], max_tokens=3)  # noqa: UP031  # as above
+
+
+@nw.function
+def looks_up_by_name(s: State, n: str) -> None:
+    key = ""
+    key += f"{n}"
+    s += nw.gen({"q": "x"}.get(key, "y"), max_tokens=3)
+
+
+@nw.function
+def goes_through(s: State, n: str) -> None:
+    for _ in f"{n}":
+        s += nw.gen("x", max_tokens=3)
+
+
+def written(n: str) -> str:
+    return f"{n}"
+
+
+@nw.function
+def looks_up_elsewhere(s: State, n: str) -> None:
+    s += nw.gen({"q": "x"}.get(written(n), "y"), max_tokens=3)
+
+
+@pytest.mark.parametrize(("program", "names"), [(says, ["x"]), (chooses, ["x", "y"]), (forks, ["x"])])
+def test_text_of_arguments_that_is_only_said_leaves_the_answer_typed(program: Program, names: list[str]) -> None:
+    answer = Endpoint(program).answer
+    assert answer is not None
+    assert list(answer.model_json_schema()["properties"]) == names
+
+
+@pytest.mark.parametrize(
+    "program", [looks_up, measures, compares, looks_up_by_name, goes_through, looks_up_elsewhere], ids=lambda p: p.name
+)
+def test_where_text_of_arguments_is_read_nothing_is_told(program: Program) -> None:
+    assert Endpoint(program).answer is None
