@@ -39,6 +39,9 @@ from niwaki.kernels.triton.small import check_pool, numbers_of, scale_at, scales
 from niwaki.kernels.triton.tuning import Tuning, tuning_for
 
 MAX_SPLIT_TOKENS = 16  # rows of at most so many new tokens have their keys split
+# Of a launch; a token's parts are as many as those of the longest row. 32 heads of 128 channels take 270 MB for so many,
+# which is far more work than a GPU has places for.
+MAX_PARTS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ def paged_attention(
     q, out [tokens, heads, head_dim], one dtype, elements of a head side by side; k_pool, v_pool contiguous [pages,
     page_size, kv_heads, head_dim], of that dtype or of 8 bits (kernels/small_kv.py); page_table int32 [batch, widest];
     length int32 [batch]: keys of each row, its new ones included. Indices come from a plan, which has checked them.
-    `split`: 0, or keys a part, a multiple of 128.
+    `split`: 0, or keys a part, a multiple of 128; doubled where there would be more than `MAX_PARTS`.
     """
     name, device = "paged_attention", q.device
     heads, kv_heads, head_dim = check_attention(name, q, k_pool, v_pool, page_table, out)
@@ -87,6 +90,7 @@ def paged_attention(
     chosen = tuning or tuning_for(kind, device, head_dim=head_dim, group=group, bits=8 * k_pool.element_size())
     block_m = block_of(group, 16) if one_each else max(chosen.block_m, block_of(group, 16))
     tile = 1 if one_each else block_m // group
+    split = bounded_split(split, rows.max_length, rows.num_tokens)
     num_splits = ceil_div(rows.max_length, split) if split else 1
     if num_splits > 1:
         target = torch.empty((rows.num_tokens * num_splits, heads, head_dim), dtype=torch.float32, device=device)
@@ -165,6 +169,13 @@ def row_of_tile(first_ptr, tile, num_rows, TILE: tl.constexpr):
 
 
 # What differs from batch to batch is not compiled for anew: that would stop a step for seconds.
+def bounded_split(split: int, length: int, num_tokens: int) -> int:
+    """`split`, or so many times twice that, that `num_tokens` of `length` keys have few enough parts."""
+    while split and split < length and num_tokens * ceil_div(length, split) > MAX_PARTS:
+        split *= 2
+    return split
+
+
 @triton.jit(do_not_specialize=["num_rows", "table_stride", "num_splits"])
 def _paged_attention(
     q_ptr,

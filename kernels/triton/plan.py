@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from niwaki.kernels.segments import Costs, Int32s, Int64s, Segments, find_segments
-from niwaki.kernels.triton.paged_attention import MAX_SPLIT_TOKENS, RaggedRows
+from niwaki.kernels.triton.paged_attention import MAX_SPLIT_TOKENS, RaggedRows, bounded_split
 from niwaki.kernels.triton.tree_attention import Items, TreeItems
 
 if TYPE_CHECKING:
@@ -257,13 +257,14 @@ def tree_arrays(
     own: list[tuple[int, int, int, int, int]] = []
     query_token: list[Int32s] = []
     at = 0
+    split = bounded_split(SPLIT, int((starts + counts)[is_part].max(initial=0)), int(counts[is_part].sum()))
 
     def add(
         items: list[tuple[int, int, int, int, int]], row: int, low: int, high: int, tokens: Int32s, tile: int
     ) -> None:
         nonlocal at
         while low < high:
-            end = min(high, low // SPLIT * SPLIT + SPLIT)
+            end = min(high, low // split * split + split)
             for first in range(0, len(tokens), tile):
                 some = tokens[first : first + tile]
                 items.append((row, low, end, at, len(some)))

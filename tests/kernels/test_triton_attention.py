@@ -15,10 +15,11 @@ from niwaki.kernels.paged_decode import paged_decode_attention_torch
 from niwaki.kernels.rule import NO_WINDOW, PLAIN, AttentionRule
 from niwaki.kernels.segments import Int32s, Int64s, Segments
 from niwaki.kernels.small_kv import KINDS, narrowed_torch, widened_torch
+from niwaki.kernels.triton import paged_attention as paged
 from niwaki.kernels.triton import plan as plans
 from niwaki.kernels.triton.attend import AttentionCall
 from niwaki.kernels.triton.merge import merge_parts, merge_parts_torch
-from niwaki.kernels.triton.paged_attention import RaggedRows, paged_attention
+from niwaki.kernels.triton.paged_attention import RaggedRows, bounded_split, paged_attention
 from niwaki.kernels.triton.plan import (
     DevicePlan,
     device_plan,
@@ -170,6 +171,24 @@ def test_split_decoding_gives_the_same_as_one_pass(
         paged_attention(batch.q, batch.k_pool, batch.v_pool, *batch.on_device(), rows, target, split=split)
     assert_close(out, batch.expected(), 20 if dtype == torch.float32 else 4)
     assert torch.equal(out[1], whole[1]), "a row that fits one part does not depend on how long the others are"
+
+
+def test_parts_are_longer_where_they_would_be_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged, "MAX_PARTS", 6)
+    assert [bounded_split(split, 1101, 2) for split in (128, 0, 2048)] == [512, 0, 2048]
+    assert bounded_split(128, 300, 2) == 128
+    batch = Batch([(1100, 1), (5, 1)])
+    out, asked = batch.out(), batch.out()
+    for target, split in ((out, 128), (asked, 512)):
+        operands = batch.q, batch.k_pool, batch.v_pool, *batch.on_device()
+        paged_attention(*operands, batch.ragged([0, 1]), target, split=split)
+    assert_close(out, batch.expected(), 20)
+    assert torch.equal(out, asked)
+    trunk = list(range(64))
+    tables = [[*trunk, 64 + i] for i in range(16)]
+    shared = Batch([(1024 + i % 9, 1) for i in range(16)], tables=tables).plan(shares=True)
+    assert shared.tree is not None
+    assert shared.tree.shared.key.tolist()[0][1:3] == [0, 1024]
 
 
 def test_an_empty_row_gives_zeros_and_harms_no_other() -> None:
