@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FunctionType
 from typing import Literal, ParamSpec, TypeVar
 
 import numba
 from numba.core import config as numba_config
 from numba.core import event
+
+log = logging.getLogger("niwaki.kernels")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -80,11 +83,31 @@ def jit(
 
     def compile_lazily(function: Callable[P, R]) -> Callable[P, R]:
         try:
-            return numba.njit(cache=True, parallel=parallel, nogil=nogil, inline=how, fastmath=set(fastmath))(function)
+            return _mended(
+                numba.njit(cache=True, parallel=parallel, nogil=nogil, inline=how, fastmath=set(fastmath))(function)
+            )
         except RuntimeError:  # "no locator available": neither the package folder nor the user's cache is writable
             return numba.njit(parallel=parallel, nogil=nogil, inline=how, fastmath=set(fastmath))(function)
 
     return compile_lazily
+
+
+def _mended(kernel: Callable[P, R]) -> Callable[P, R]:
+    """The same; what a crash has torn of it on the disk is compiled again, where Numba would raise at each call."""
+    cache = kernel._cache  # type: ignore[attr-defined]  # of Numba's dispatcher
+    load = cache.load_overload
+
+    def load_if_whole(signature: object, target: object) -> object:
+        try:
+            return load(signature, target)
+        except Exception as error:
+            log.warning("%s is compiled again: what was kept of it cannot be read (%s)", kernel.__name__, error)
+            with suppress(OSError):  # a folder that may only be read
+                cache.flush()
+            return None
+
+    cache.load_overload = load_if_whole
+    return kernel
 
 
 class _Mode(threading.local):

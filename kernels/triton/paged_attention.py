@@ -39,8 +39,8 @@ from niwaki.kernels.triton.small import check_pool, numbers_of, scale_at, scales
 from niwaki.kernels.triton.tuning import Tuning, tuning_for
 
 MAX_SPLIT_TOKENS = 16  # rows of at most so many new tokens have their keys split
-# Of a launch; a token's parts are as many as those of the longest row. 32 heads of 128 channels take 270 MB for so many,
-# which is far more work than a GPU has places for.
+# Of a launch; a token has as many parts as the longest row. With 32 heads of 128 channels so many take 270 MB, and are
+# far more work than a GPU has places for.
 MAX_PARTS = 1 << 14
 
 
