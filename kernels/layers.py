@@ -22,7 +22,7 @@ from niwaki.kernels.linear import columns_of as columns_of_few
 from niwaki.kernels.linear import widened
 from niwaki.kernels.linear_tiles import ROWS_AT_ONCE, columns_of, lay_pairs, ranges_of, units_of
 from niwaki.kernels.operand import Array
-from niwaki.kernels.packed import MAY_PACK, WIDE
+from niwaki.kernels.packed import WIDE
 from niwaki.kernels.packed import columns_of as packed_columns_of
 from niwaki.kernels.paged_decode import NO_SINKS, decode_items
 from niwaki.kernels.partial import Float32s
@@ -245,7 +245,7 @@ def _columns(block: Int64s, line: Int64s, rows: int, wide: Float32s, first: int,
     """x, weight, bias or 0, out or 0 for the logits, inputs, outputs."""
     kind, inputs, outputs = line[0], line[5], line[6]
     out = rows_at(line[4] if line[4] else block[LOGITS], rows, outputs, like)
-    if MAY_PACK and kind == PACKED:
+    if kind == PACKED:
         blocks = (outputs + WIDE - 1) // WIDE
         packed_columns_of(
             rows_at(line[2], rows, inputs, like),

@@ -50,10 +50,6 @@ WIDE = 32  # rows, outputs, and columns of x that go together
 TILE = 512  # bfloat16
 CHUNK_BYTES = 500_000  # of x that are laid out at once, and of weights that all of it passes: a core's cache holds both
 
-# Whether this is compiled into kernels that it is a part of. That depends on the processor alone, as do their places on
-# the disk: the system may let one process use the unit and not another.
-MAY_PACK: bool = torch.cpu._is_amx_tile_supported()
-
 # Products (rows x inputs x outputs) from which threads pay: about a millisecond for one.
 MIN_PARALLEL_PRODUCTS = 500_000_000
 
