@@ -121,9 +121,12 @@ class Led:
             walk.go()
 
     def end_walk(self) -> None:
-        """Tell the matchers how far they have come."""
+        """Tell the matchers how far they have come; none of them knows the token of this step."""
+        if not self._walks:
+            return
         walks, self._walks = self._walks, []
-        rows = {place: row for row, place in enumerate(self.places.tolist())} if walks else {}
+        self._is_told = [False] * len(self.matchers)
+        rows = {place: row for row, place in enumerate(self.places.tolist())}
         for walk in walks:
             for place, way in walk.ways():
                 self.matchers[rows[place]].walked(way)

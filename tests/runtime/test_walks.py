@@ -9,13 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from niwaki.runtime.api import Constraint, Grammar, JsonSchema, Output, Regex, SamplingParams
+from niwaki.runtime.api import Constraint, GenerationError, Grammar, JsonSchema, Output, Regex, SamplingParams
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
 from niwaki.runtime.constraints.masks import MaskFiller
 from niwaki.runtime.constraints.protocol import FREE
 from niwaki.runtime.constraints.walks import MAX_STEPS, WALKED, Standing, StepTable, Walk
+from niwaki.runtime.forward.runner import Batch
 from niwaki.runtime.loop import scheduler
 from tests.formula import Host
 from tests.toy import make_model, make_tokenizer
@@ -100,6 +102,39 @@ def test_who_begins_to_read_or_is_cancelled_ends_the_walk(folder: Path) -> None:
         host.step()
     assert "".join(delta.text for delta in deltas) == outputs[1].text
     for index in (0, 1, 3):
+        assert host.generations[index].result()[0].token_ids == outputs[index].token_ids
+
+
+def test_beside_a_row_without_usable_logits_the_others_are_drawn_under_their_masks(folder: Path) -> None:
+    params = replace(GREEDY, constraint=ENDLESS)
+    calm = Host(folder)
+    outputs = four(calm, params)
+    for _ in range(3):
+        seen = Host(folder)
+        seen.compiler = calm.compiler
+        four(seen, params)
+    host = Host(folder)
+    host.compiler = calm.compiler
+    for length in (5, 9, 14, 7):
+        host.submit(params, length)
+    forward, num_masked = host.runner.forward, 0
+
+    def broken(batch: Batch) -> torch.Tensor:
+        """The first row is NaN, and the highest of another one is what its text does not allow."""
+        nonlocal num_masked
+        logits = forward(batch)
+        if is_walking(host) and not num_masked:
+            logits[0, 7] = torch.nan
+            logits[1:, 0] = 100.0
+            num_masked = len(logits) - 1
+        return logits
+
+    host.runner.forward = broken  # type: ignore[method-assign]
+    while host.core.has_work:
+        host.step()
+    assert num_masked == 3
+    assert type(host.generations[0].error()) is GenerationError
+    for index in (1, 2, 3):
         assert host.generations[index].result()[0].token_ids == outputs[index].token_ids
 
 
