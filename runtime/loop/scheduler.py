@@ -175,7 +175,7 @@ def _filled(
         if prefill.num_pending > 1 and prefill.ids is not None:
             under_way.add(prefill.ids, prefill.namespace)
     prefills.sort(key=lambda each: -_effective_priority(each))
-    passing = _NOBODY
+    passing, long = _NOBODY, prefills[0] if prefills else None
     if policy == "lpm" and first is None and prefills and prefills[0].num_pending > step.tokens_left:
         passing = _passing(waiting, running, prefills, step, under_way if room.shares_prefixes else None)
         prefills.sort(key=lambda each: each.id not in passing.parts)
@@ -189,6 +189,8 @@ def _filled(
         step.add_running(request, leaving=leaving)
     aged = _aged(waiting, room) if policy == "lpm" else None
     admitted = _admit(waiting, running, step, policy, aged, passing.admit, under_way)
+    if long is not None and passing.num_kept:
+        step.lengthen(long)  # by what was kept for some who were not admitted after all
     left = tuple(request.id for request in preempted)
     return Plan(tuple(step.rows), admitted, left, aged if aged in admitted else None)
 
@@ -219,6 +221,14 @@ class _Step:
         new_pages = _missing_pages(request, request.num_computed + num_tokens, self.page_size)
         self.free_pages -= new_pages
         self.promised_pages += _expected_pages(request, self.page_size) - new_pages
+
+    def lengthen(self, request: Running) -> None:
+        """The row of a prefill, whose pages are promised, by what tokens are left."""
+        for at, row in enumerate(self.rows):
+            if row.id == request.id:
+                num_tokens = min(request.num_pending, row.num_tokens + self.tokens_left)
+                self.rows[at] = Row(request.id, num_tokens)
+                self.tokens_left -= num_tokens - row.num_tokens
 
 
 @dataclass(frozen=True, slots=True)

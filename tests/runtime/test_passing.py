@@ -49,6 +49,16 @@ def test_the_long_one_keeps_half_of_the_step() -> None:
     assert plan([], under_way, ROOM).rows == (Row(4, 256), Row(1, 256)), "who has least left goes first"
 
 
+def test_what_is_kept_for_who_is_not_admitted_after_all_is_the_long_ones() -> None:
+    head = tokens(99, 200)
+    alike = [Waiting(id, np.concatenate([head, tokens(id, 10)]), max_new_tokens=8) for id in range(2, 12)]
+    made = plan(alike, [LONG], ROOM)
+    assert made.rows == (Row(1, 302), Row(2, 210)), "the others wait for what the first of them computes"
+    aged = asks(2, 3000, waited_steps=AGED_STEPS)
+    waiting = [aged, *(asks(id, 100) for id in range(3, 12))]
+    assert plan(waiting, [LONG], replace(ROOM, free_pages=150)).rows == (Row(1, 512),), "the pool drains for the first"
+
+
 def test_one_that_was_begun_goes_before_others_that_wait() -> None:
     begun = prefill(4, 100, 56)
     assert plan([asks(5, 100)], [LONG, begun], ROOM).rows == (Row(4, 44), Row(1, 368), Row(5, 100))
