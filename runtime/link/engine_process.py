@@ -181,10 +181,10 @@ class _Child:
         """Wait for the model and let the client use it. Raises what loading failed with."""
         loaded = self.loaded.result()
         with self._lock:
-            client.connect(self.link, loaded)
             if self._first_beat is not None:
                 client.receive([self._first_beat])
-            self._receive = client.receive
+            self._receive = client.receive  # before anybody can ask, who may be answered at once
+            client.connect(self.link, loaded)
             self._client = client
             if self._is_lost:
                 client.disconnect(EngineStopped("the engine process died"))

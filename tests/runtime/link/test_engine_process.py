@@ -30,7 +30,8 @@ from niwaki.runtime.api import (
     Segment,
 )
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.link import frames
+from niwaki.runtime.link import engine_process, frames
+from niwaki.runtime.link.engine_client import EngineClient, EngineLink
 from niwaki.runtime.link.engine_process import EngineProcess
 from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.server.config import ServerConfig
@@ -54,6 +55,22 @@ def test_its_counters_are_there_before_anybody_can_ask(long_folder: Path) -> Non
         usage = started.backend.usage()
     assert (usage["requests_running"], usage["requests_waiting"]) == (0, 0)
     assert usage["pages_free"] > 0
+
+
+def test_who_asks_as_soon_as_it_is_there_is_answered(toy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the threads of a server do when the next engine has come."""
+    answered: list[bool] = []
+
+    class Asking(EngineClient):
+        def connect(self, link: EngineLink, loaded: frames.Loaded, *, keeps_branches: bool = True) -> None:
+            super().connect(link, loaded, keeps_branches=keeps_branches)
+            asking = threading.Thread(target=lambda: answered.append(self.flush()), daemon=True)
+            asking.start()
+            asking.join(PATIENCE)
+
+    monkeypatch.setattr(engine_process, "EngineClient", Asking)
+    with EngineProcess(toy_folder, {"kv_tokens": 512}):
+        assert answered == [True]
 
 
 def ids_of(process: EngineProcess, text: str) -> TokenIds:
