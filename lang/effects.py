@@ -34,7 +34,7 @@ def is_free_of_effects(func: Callable[..., object]) -> bool:
 
 
 def check_free_of_effects(func: Callable[..., object], program: str) -> bool:
-    """Whether the body has a branch, or looks at text that it made, so that not every run need do the same.
+    """Whether the body has a branch, or looks at what it is given, so that not every run need do the same.
 
     Raises:
         ProgramError: it may have effects beyond its state, or cannot be looked at.
@@ -85,12 +85,14 @@ class _Effects:
         if not all(type(value) in PLAIN or (type(value) is tuple and is_plain(value)) for value in defaults):
             self._refuse("a default of its arguments lives outside and is no plain value", func, None)
         tree = self._parsed(func)
+        parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        names = _Names(tree, parents, has_state=not self._seen - {func.__code__})
         own = {*func.__code__.co_varnames, *func.__code__.co_cellvars}
         bound = {name for node in ast.walk(tree) if (name := _bound_by(node)) is not None}
-        parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
         for node in _body(tree):
             self.has_branch |= isinstance(node, _BRANCHES) or bool(getattr(node, "ifs", ()))
-            self.has_branch |= _makes_text(node) and not self._only_says(func, node, tree, parents)
+            if isinstance(node, ast.Name) and node.id in names.arguments and isinstance(node.ctx, ast.Load):
+                self.has_branch |= not self._only_says(func, node, names)
             refused = _REFUSED.get(type(node))
             if refused is not None:
                 self._refuse(f"it {refused}", func, node)
@@ -134,32 +136,44 @@ class _Effects:
             self._refuse(f"it may change {name}, which lives outside", func, node)
 
     def _only_says(
-        self,
-        func: types.FunctionType,
-        node: ast.AST,
-        tree: ast.AST,
-        parents: _Parents,
-        names: frozenset[str] = frozenset(),
+        self, func: types.FunctionType, node: ast.AST, names: _Names, seen: frozenset[str] = frozenset()
     ) -> bool:
-        """Whether text that a body makes only ends in what it says. What is read of it may be another thing in each
-        run, such as the key of a look-up, and a trace would not notice: it is Python's own text. `names` are those
-        that are looked at already."""
-        parent = parents[node]
-        while _carries(parent) or self._is_said_by(func, node, parent):
-            node, parent = parent, parents[parent]
+        """Whether a body only says what a name stands for: an argument, or what it makes of some. What is read of it
+        may be another thing in each run, such as the key of a look-up, and a trace would not notice where it is
+        Python's own text. `seen` are the names that are looked at already."""
+        parent = names.parents[node]
+        while True:
+            if names.asks_an_argument(node, parent):
+                above = names.parents[parent]
+                if not isinstance(getattr(parent, "ctx", None), ast.Load):
+                    return True  # a variable of a state
+                if isinstance(above, ast.Call) and above.func is parent:
+                    return True  # a method of a state; of any other argument it ends the trace
+            elif not (
+                _carries(parent) or self._is_said_by(func, node, parent) or self._is_handed_on(func, node, names)
+            ):
+                break
+            node, parent = parent, names.parents[parent]
         match parent:
-            case ast.Assign(targets=[ast.Name(id=name)]):
-                pass
-            case ast.AugAssign(target=ast.Name(id=name)) if _holds_text(tree, name):
-                pass
-            case ast.AugAssign() | ast.Expr() | ast.Assign(targets=[ast.Subscript(value=ast.Name())]):
+            case ast.Expr():
                 return True
+            case ast.AugAssign(target=to) | ast.Assign(targets=[ast.Subscript() as to]) if names.is_state(to):
+                return True
+            case ast.AugAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
+                return name in seen or all(
+                    self._only_says(func, read, names, seen | {name}) for read in names.reads_of(name)
+                )
             case _:
                 return False
-        reads = [one for one in ast.walk(tree) if isinstance(one, ast.Name) and one.id == name]
-        return name in names or all(
-            isinstance(one.ctx, ast.Store) or self._only_says(func, one, tree, parents, names | {name}) for one in reads
-        )
+
+    def _is_handed_on(self, func: types.FunctionType, node: ast.AST, names: _Names) -> bool:
+        """Whether it is an argument, as it was given, of a function of the author's, which is looked at itself."""
+        match names.parents[node]:
+            case ast.Call(func=ast.Name(id=name) as called, args=args, keywords=[]) if called is not node:
+                is_theirs = isinstance(_lookup(func, name)[1], types.FunctionType)
+                return is_theirs and all(isinstance(arg, ast.Constant) or names.is_as_given(arg) for arg in args)
+            case _:
+                return False
 
     def _is_said_by(self, func: types.FunctionType, node: ast.AST, call: ast.AST) -> bool:
         """Whether it is an argument of a function of the language."""
@@ -219,14 +233,62 @@ def _carries(node: ast.AST) -> bool:
     return isinstance(node, ast.List | ast.Tuple | ast.Starred | ast.keyword | ast.Lambda) or _makes_text(node)
 
 
-def _holds_text(tree: ast.AST, name: str) -> bool:
-    """Whether a local name is given text somewhere."""
-    for node in ast.walk(tree):
+class _Names:
+    """Who sets the names of a function, and what they may stand for while it is traced."""
+
+    def __init__(self, tree: ast.FunctionDef, parents: _Parents, *, has_state: bool) -> None:
+        self.parents = parents
+        self.arguments = {one.arg for one in ast.walk(tree.args) if isinstance(one, ast.arg)}
+        positional = [*tree.args.posonlyargs, *tree.args.args]
+        self._state = positional[0].arg if has_state and positional else None
+        self._names = [one for one in ast.walk(tree) if isinstance(one, ast.Name)]
+        inner = [one for one in ast.walk(tree) if isinstance(one, ast.arguments) and one is not tree.args]
+        # A name that an inner function has, too, may stand for anything.
+        self._hidden = {one.arg for arguments in inner for one in ast.walk(arguments) if isinstance(one, ast.arg)}
+
+    def reads_of(self, name: str) -> list[ast.Name]:
+        return [one for one in self._names if one.id == name and isinstance(one.ctx, ast.Load)]
+
+    def is_as_given(self, node: ast.AST) -> bool:
+        """Whether it is an argument that nothing else was put in the place of; the program's state is appended to."""
+        if not isinstance(node, ast.Name) or node.id not in self.arguments - self._hidden:
+            return False
+        setters = self._setters(node.id)
+        return not setters or (node.id == self._state and all(isinstance(one, ast.AugAssign) for one in setters))
+
+    def asks_an_argument(self, node: ast.AST, parent: ast.AST) -> bool:
+        """Whether `parent` is an attribute or an item of an argument."""
+        return isinstance(parent, ast.Attribute | ast.Subscript) and parent.value is node and self.is_as_given(node)
+
+    def is_state(self, node: ast.AST) -> bool:
+        """Whether what is added to, or set in, is the state or forks: all that they are given is said."""
         match node:
-            case ast.Assign(targets=[ast.Name(id=given)], value=value) if given == name:
-                if _is_text(value) or _makes_text(value):
-                    return True
-    return False
+            case ast.Subscript(value=ast.Name(id=name)) | ast.Name(id=name):
+                return (name == self._state or self._is_group(name)) and name not in self._hidden
+            case _:
+                return False
+
+    def _is_group(self, name: str) -> bool:
+        """Whether only `fork` and appends set it."""
+        setters = [one for one in self._setters(name) if not isinstance(one, ast.AugAssign)]
+        return bool(setters) and all(
+            isinstance(one, ast.Assign)
+            and isinstance(one.value, ast.Call)
+            and isinstance(one.value.func, ast.Attribute)
+            and one.value.func.attr == "fork"
+            for one in setters
+        )
+
+    def _setters(self, name: str) -> list[ast.AST]:
+        """The statements that set it."""
+        setters = []
+        for one in self._names:
+            if one.id == name and not isinstance(one.ctx, ast.Load):
+                setter = self.parents[one]
+                while isinstance(setter, ast.Tuple | ast.List | ast.Starred):
+                    setter = self.parents[setter]
+                setters.append(setter)
+        return setters
 
 
 def _is_text(node: ast.AST) -> bool:
