@@ -168,7 +168,6 @@ def row_of_tile(first_ptr, tile, num_rows, TILE: tl.constexpr):
     return low
 
 
-# What differs from batch to batch is not compiled for anew: that would stop a step for seconds.
 def bounded_split(split: int, length: int, num_tokens: int) -> int:
     """`split`, or so many times twice that, that `num_tokens` of `length` keys have few enough parts."""
     while split and split < length and num_tokens * ceil_div(length, split) > MAX_PARTS:
@@ -176,6 +175,7 @@ def bounded_split(split: int, length: int, num_tokens: int) -> int:
     return split
 
 
+# What differs from batch to batch is not compiled for anew: that would stop a step for seconds.
 @triton.jit(do_not_specialize=["num_rows", "table_stride", "num_splits"])
 def _paged_attention(
     q_ptr,
