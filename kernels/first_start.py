@@ -34,9 +34,10 @@ class Kernel(Protocol):
 
 def begin_beside() -> None:
     """Where the steps of a model (layers.py) were never compiled and there is a core to spare, start the other process.
-    Once in each process."""
+    Once in each process, and only of an interpreter: what is frozen, or holds one inside, would start itself again."""
     with _lock:
-        if _begun or num_cores() < 2 or not _is_first_start():
+        is_python = Path(sys.executable or "").name.startswith("python")
+        if _begun or num_cores() < 2 or not is_python or not _is_first_start():
             return
         _begun.append(True)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}

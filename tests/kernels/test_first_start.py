@@ -37,3 +37,14 @@ def test_a_process_on_one_core_starts_no_other(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(first_start, "num_cores", lambda: 1)
     first_start.begin_beside()
     assert not first_start._begun
+
+
+@pytest.mark.parametrize("executable", [None, "", "/opt/app/server"])
+def test_what_is_no_interpreter_is_not_started(monkeypatch: pytest.MonkeyPatch, executable: str | None) -> None:
+    """A frozen application would start itself, which would start itself."""
+    monkeypatch.setattr(first_start, "_begun", [])
+    monkeypatch.setattr(first_start, "_is_first_start", lambda: True)
+    monkeypatch.setattr(first_start, "num_cores", lambda: 2)
+    monkeypatch.setattr(sys, "executable", executable)
+    first_start.begin_beside()
+    assert not first_start._begun
