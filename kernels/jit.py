@@ -14,6 +14,8 @@ import numba
 from numba.core import config as numba_config
 from numba.core import event
 
+from niwaki.kernels.kept_code import keep_by_types
+
 log = logging.getLogger("niwaki.kernels")
 
 P = ParamSpec("P")
@@ -83,11 +85,11 @@ def jit(
 
     def compile_lazily(function: Callable[P, R]) -> Callable[P, R]:
         try:
-            return _mended(
-                numba.njit(cache=True, parallel=parallel, nogil=nogil, inline=how, fastmath=set(fastmath))(function)
-            )
+            kept = numba.njit(cache=True, parallel=parallel, nogil=nogil, inline=how, fastmath=set(fastmath))(function)
         except RuntimeError:  # "no locator available": neither the package folder nor the user's cache is writable
             return numba.njit(parallel=parallel, nogil=nogil, inline=how, fastmath=set(fastmath))(function)
+        keep_by_types(kept)
+        return _mended(kept)
 
     return compile_lazily
 

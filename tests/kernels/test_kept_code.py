@@ -1,0 +1,49 @@
+"""What several processes that compile at once leave on the disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from niwaki.kernels import order
+from niwaki.kernels.kept_code import CodeByTypes
+
+FLOAT, DOUBLE = ("float32",), ("float64",)
+
+
+def files(path: Path, source: int) -> Any:
+    return CodeByTypes(str(path), "f", source)  # type: ignore[no-untyped-call]  # Numba has no types
+
+
+def test_two_that_compile_for_different_types_at_once_are_not_taken_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second looks at the index before the first has written it, and writes all before the first its code."""
+    one, other = (files(tmp_path, 1) for _ in range(2))
+    save_data = one._save_data
+
+    def save_behind_the_other(name: str, data: object) -> None:
+        other.save(DOUBLE, "of doubles")
+        save_data(name, data)
+
+    monkeypatch.setattr(one, "_save_data", save_behind_the_other)
+    monkeypatch.setattr(other, "_load_index", dict)
+    one.save(FLOAT, "of floats")
+    monkeypatch.undo()
+    assert one.load(DOUBLE) in ("of doubles", None), "its own, or compiled again"
+    assert one.load(FLOAT) == "of floats"
+
+
+def test_code_is_found_again_and_written_anew_for_another_source(tmp_path: Path) -> None:
+    files(tmp_path, 1).save(FLOAT, "old")
+    assert files(tmp_path, 1).load(FLOAT) == "old"
+    changed = files(tmp_path, 2)
+    assert changed.load(FLOAT) is None
+    changed.save(FLOAT, "new")
+    assert changed.load(FLOAT) == "new"
+
+
+def test_kernels_are_kept_so() -> None:
+    assert type(order.stable_order._cache._cache_file) is CodeByTypes  # type: ignore[attr-defined]
