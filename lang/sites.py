@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType, FrameType
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 Kind: TypeAlias = Literal["text", "list", "end"]
 Position: TypeAlias = tuple[int | None, int | None, int | None, int | None]  # lines and columns, as code objects tell
@@ -25,17 +25,26 @@ TURNS = frozenset({"system", "user", "assistant"})
 class Sites:
     """Places in one file."""
 
-    file: str
+    code: CodeType | None
     kinds: Mapping[Position, Kind]
 
     def kind_at(self, frame: FrameType) -> Kind | None:
-        """Of the expression that the frame is at."""
+        """Of the expression that the frame is at. A body that goes on with its state in a call of itself is not at its
+        end where that call is."""
         code = frame.f_code
-        if not self.kinds or code.co_filename != self.file:
+        if self.code is None or not self.kinds or code.co_filename != self.code.co_filename:
             return None
         # Two bytes an instruction. Line and columns are as of Python 3.11; without them nothing is found here.
         lines, end_lines, columns, end_columns = _positions(code)[frame.f_lasti // 2]
-        return self.kinds.get((lines, columns, end_lines, end_columns))
+        kind = self.kinds.get((lines, columns, end_lines, end_columns))
+        return None if kind == "end" and self._is_inside_itself(frame) else kind
+
+    def _is_inside_itself(self, frame: FrameType) -> bool:
+        count, outer = 0, cast("FrameType | None", frame)
+        while outer is not None:
+            count += outer.f_code is self.code
+            outer = outer.f_back
+        return count > 1
 
 
 @lru_cache(maxsize=4096)
@@ -53,7 +62,7 @@ def sites_of(func: Callable[..., object]) -> Sites:
     "end" are reads in a `return` of the function itself that gives no state to anybody: nothing is appended after them.
     None where the source is not to be had.
     """
-    none = Sites("", {})
+    none = Sites(None, {})
     try:
         lines, first = inspect.getsourcelines(func)
         source = "".join(lines)
@@ -64,8 +73,8 @@ def sites_of(func: Callable[..., object]) -> Sites:
         return none
     found = _Body(tree.body[0], getattr(func, "__globals__", {})).sites()
     indent = len(source) - len(source.lstrip())
-    file = inspect.unwrap(func).__code__.co_filename
-    return Sites(file, {_moved(node, first - 1, indent): kind for node, kind in found})
+    code = inspect.unwrap(func).__code__
+    return Sites(code, {_moved(node, first - 1, indent): kind for node, kind in found})
 
 
 def _moved(node: ast.expr, lines: int, columns: int) -> Position:

@@ -116,6 +116,24 @@ def test_a_typed_read_in_a_return_comes_with_the_answer(
     assert asked == ["POST /scripts"]
 
 
+@nw.function
+def goes_deeper(s: State, depth: int) -> str:
+    s += f"The cat at {depth} " + nw.gen(f"x{depth}", max_tokens=4)
+    if depth:
+        goes_deeper(s, depth - 1)
+        s += " then " + nw.gen(f"y{depth}", max_tokens=4)
+    return s.get_var(f"x{depth}", str)
+
+
+def test_the_return_of_a_part_that_is_the_program_itself_is_no_end(endpoint: RuntimeEndpoint, engine: Engine) -> None:
+    """Text behind it would be read on a branch of its own, where broken characters are other tokens."""
+    names = ["x0", "x1", "x2", "y1", "y2"]
+    expected = told(goes_deeper, engine, names, 2)
+    for backend in (engine, endpoint):
+        assert told(goes_deeper, backend, names, 2) == expected
+        assert told(goes_deeper.compile(), backend, names, 2) == expected
+
+
 def test_metrics_count_each_generation_of_a_script(endpoint: RuntimeEndpoint, url: str) -> None:
     before = first_tokens(url)
     judge.compile().run(question="Why the cat?", options={"backend": endpoint}).text()
