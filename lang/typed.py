@@ -34,13 +34,19 @@ def _is_valid(value: object, dtype: object) -> bool:
     """By Pydantic, for lists of a type, Literals, unions and the like. It takes a dict for a model, too."""
     from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError  # heavy
 
-    # A TypedDict takes no config, and with this one what is no type would be any.
+    # Without a config what is no type is an error, with this one it is any; models and TypedDicts take none.
     config = None if get_origin(dtype) is None else ConfigDict(arbitrary_types_allowed=True)
     try:
-        adapter: TypeAdapter[object] = TypeAdapter(dtype, config=config)  # type: ignore[arg-type]  # known at run time
+        try:
+            adapter: TypeAdapter[object] = TypeAdapter(dtype, config=config)  # type: ignore[arg-type]  # known at run time
+        except PydanticUserError as error:
+            if error.code != "type-adapter-config-unused":  # an annotated model
+                raise
+            adapter = TypeAdapter(dtype)  # type: ignore[arg-type]  # as above
     except (PydanticUserError, TypeError) as error:
         raise ProgramError(f"dtype {dtype!r} is no type that a value can be held against") from error
     try:
-        return bool(adapter.validate_python(value, strict=True) == value)
+        valid = adapter.validate_python(value, strict=True)
     except ValidationError:
         return False
+    return bool(valid == value) and isinstance(valid, bool) is isinstance(value, bool)  # True is equal to 1

@@ -59,6 +59,8 @@ def test_a_value_is_read_as_its_type() -> None:
     assert assert_type(state.get_var("at", Point), Point) == Point(1)
     assert assert_type(state.get_var("raw", dict[str, list[int]]), dict[str, list[int]]) == {"a": [1]}
     assert assert_type(state.get_var("i", Annotated[int, Field(ge=0)]), int) == 1
+    assert assert_type(state.get_var("ada", Annotated[Contact, "told"]), Contact) is ada
+    assert assert_type(state.get_var("at", Annotated[Point, "told"]), Point) == Point(1)
     assert assert_type(state.get_var("all", Sequence[Contact]), Sequence[Contact]) == [ada]
     assert assert_type(state.get_var("i"), object) == 1
 
@@ -76,6 +78,8 @@ def test_a_value_is_read_as_its_type() -> None:
         ([Contact(name="Ada"), None], list[Contact]),
         ("1", int | None),
         ("red", Colour),
+        (True, Literal[1]),
+        (1, Literal[True]),
     ],
 )
 def test_nothing_is_converted_into_a_type(value: object, dtype: type) -> None:
