@@ -32,7 +32,7 @@ def load_program(path: Path, function: str) -> Program:
         ConfigError: there is no such file or program, or the file does not import.
     """
     if not path.is_file():
-        python = path.with_name(path.name + ".py")
+        python = path.parent / f"{path.name}.py"
         raise ConfigError(f"no program file {path}" + f"; did you mean {python}:{function}?" * python.is_file())
     if path.suffix != ".py":
         raise ConfigError(f"{path} is no Python file; its name must end in .py")

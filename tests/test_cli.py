@@ -196,6 +196,7 @@ def test_json_lines_with_a_strange_key_fail_alone(folder: Path) -> None:
         (["program.py:shout", "--input", "in.csv"], 1, "has a column 'name'"),
         (["gone.py:shout", "--input", "in.txt"], 1, "no program file gone.py"),
         (["program:shout", "--input", "in.txt"], 1, "no program file program; did you mean program.py:shout?"),
+        ([".:shout", "--input", "in.txt"], 1, "no program file ."),
         (["broken.py:shout", "--input", "in.txt"], 1, "broken.py does not import: ZeroDivisionError: division by zero"),
         (["syntax.py:shout", "--input", "in.txt"], 1, "syntax.py does not import: SyntaxError"),
         (["exits.py:shout", "--input", "in.txt"], 1, "exits.py does not import: SystemExit: 7"),
