@@ -48,15 +48,15 @@ class _Uncollected(event.Listener):
     def on_start(self, event: event.Event) -> None:
         if is_ours(event):
             with self._lock:
-                if self._depth == 0:
+                self._depth += 1
+                if self._depth == 1:
                     self._was_enabled = gc.isenabled()
                     gc.disable()
-                self._depth += 1
 
     def on_end(self, event: event.Event) -> None:
         if is_ours(event):
             with self._lock:
-                self._depth -= 1
+                self._depth = max(0, self._depth - 1)  # Numba tells the end also where an interrupt cut the start off
                 if self._depth == 0 and self._was_enabled:
                     gc.enable()
 
