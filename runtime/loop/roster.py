@@ -68,12 +68,15 @@ class Roster:
         return scheduler.plan(waiting, running, room, self._policy)
 
     def _prompt_tokens(self) -> int | None:
-        """The bound on prompts in a step, where streams are read or were a while ago."""
+        """The bound on prompts in a step, where streams are read or were a while ago. None for one that is alone: its
+        own prompt holds nobody up."""
         now = time.perf_counter()
         num_read = sum(map(_is_read, self.running.values()))
         if num_read or any(map(_is_read, self.waiting)):
             self._read_until = now + READING_SECONDS
-        return self._config.streaming_tokens * (1 + num_read // READERS) if now <= self._read_until else None
+        if now > self._read_until or len(self.running) + len(self.waiting) < 2:
+            return None
+        return self._config.streaming_tokens * (1 + num_read // READERS)
 
     def carry_out(self, plan: plans.Plan) -> list[tuple[Request, Row]]:
         """Preempt, admit, and give every row its pages."""

@@ -126,5 +126,8 @@ def test_prompts_come_in_small_pieces_while_a_stream_is_read(tmp_path: Path, mon
         unread.cancel()
         stream.cancel()
         sizes.clear()
+        next(engine.backend.start(tokens(6, 200), SamplingParams(max_new_tokens=8)).deltas())
+        assert sizes[:3] == [64, 64, 64], "its own prompt holds nobody up"
+        sizes.clear()
         engine.generate(input_ids=tokens(5, 200).tolist(), sampling_params=options)
         assert max(sizes) == 64
