@@ -274,6 +274,7 @@ class EngineCore:
             return
         if computed is not None and is_late:
             decoding.narrow(requests)
+        if computed is not None and is_late and decoding.requests:
             launched = decoding.launched(requests, computed[0], before, self._masks.start(decoding.masked()).rows())
         decoding.flight = launched
         if not goes_on or (is_late and launched is None):

@@ -356,14 +356,17 @@ class Decoding:
         return requests, Batch(np.zeros(len(requests), np.int32), spans, None, self.flight.ids_for(requests))
 
     def narrow(self, requests: Sequence[Request]) -> None:
-        """After the tokens of a step: drop who is not in the step that was launched behind it, or goes on otherwise."""
+        """After the tokens of a step: drop who is not in the step that was launched behind it, or goes on otherwise;
+        maybe everybody."""
         launched = {id(request) for request in requests}
         left = [
             place
             for place, request in enumerate(self.requests)
             if id(request) in launched and request.lease is not None and request.num_pending == 1
         ]
-        if len(left) < len(self.requests):
+        if not left:
+            self.requests = []
+        elif len(left) < len(self.requests):
             self._drop_but(np.array(left, np.int64))
 
     def launched(

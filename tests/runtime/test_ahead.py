@@ -284,6 +284,22 @@ def test_one_or_two_run_ahead_while_their_texts_say_nothing_again_and_guess_once
     assert order == ["guess"] * len(order)
 
 
+@pytest.mark.parametrize("num_requests", [1, 2, 3])
+def test_what_is_forced_in_the_text_of_the_only_one_that_runs_ahead_ends_the_batch_alone(
+    num_requests: int, folder: Path, order: list[str]
+) -> None:
+    params = replace(DRAWN, max_new_tokens=150, constraint=Regex("[a-z]{60}-the cat sat on the mat-[a-z]{10}"))
+    outputs = []
+    for runs_ahead in (False, True):
+        order.clear()
+        host = Host(folder, runs_ahead=runs_ahead)
+        for _ in range(num_requests):
+            host.submit(params, 9)
+        outputs.append(host.run())
+    assert outputs[0] == outputs[1]
+    assert "launch masked" in order
+
+
 def test_who_guesses_often_does_not_run_ahead(folder: Path, order: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(folder, runs_ahead=True)
     write_down(that_repeats_itself(10, 7), host, monkeypatch)
