@@ -359,10 +359,10 @@ class Decoding:
         """After the tokens of a step: drop who is not in the step that was launched behind it, or goes on otherwise;
         maybe everybody."""
         launched = {id(request) for request in requests}
-        left = [
+        left = [  # none is pending where all were told when their tokens were too many to keep, but for the last
             place
             for place, request in enumerate(self.requests)
-            if id(request) in launched and request.lease is not None and request.num_pending == 1
+            if id(request) in launched and request.lease is not None and request.num_pending <= 1
         ]
         if not left:
             self.requests = []

@@ -288,7 +288,8 @@ def test_one_or_two_run_ahead_while_their_texts_say_nothing_again_and_guess_once
 def test_what_is_forced_in_the_text_of_the_only_one_that_runs_ahead_ends_the_batch_alone(
     num_requests: int, folder: Path, order: list[str]
 ) -> None:
-    params = replace(DRAWN, max_new_tokens=150, constraint=Regex("[a-z]{60}-the cat sat on the mat-[a-z]{10}"))
+    """Text is made of 64 steps' tokens at once, behind which the batch goes on."""
+    params = replace(DRAWN, max_new_tokens=200, constraint=Regex("[a-z]{260}-the cat sat on the mat-[a-z]{10}"))
     outputs = []
     for runs_ahead in (False, True):
         order.clear()
