@@ -6,6 +6,7 @@ With `?stream=true` the values come as server-sent events while they grow; /prog
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Protocol, TypeVar, cast
@@ -38,7 +39,6 @@ from niwaki.runtime.server.wire import (
     Strict,
     as_refusal,
     gives,
-    json_response,
     read_body,
     takes,
     to_json,
@@ -236,7 +236,7 @@ def _page_of(program: ServedProgram, backend: Backend) -> Callable[..., Awaitabl
         service.enter(run)
         if stream:
             return EventStream(_events(program, body, run), lambda: service.finish(run))
-        return json_response(await _answered(request, service, run, program.call(body, run.backend)))
+        return _response(await _answered(request, service, run, program.call(body, run.backend)))
 
     return page
 
@@ -263,9 +263,18 @@ def _batch_page_of(
                 except Exception as error:  # it is this row's own
                     return _told(error).body()
 
-        return json_response({"results": await _answered(request, service, run, _all(one, rows))})
+        return _response({"results": await _answered(request, service, run, _all(one, rows))})
 
     return page
+
+
+def _written(values: Mapping[str, object]) -> bytes:
+    """As JSON. Raises ValueError: NaN or infinity; null would be a value of another type."""
+    return json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _response(values: Mapping[str, object]) -> Response:
+    return Response(_written(values), media_type="application/json")
 
 
 async def _all(
@@ -291,7 +300,7 @@ async def _events(program: ServedProgram, body: BaseModel, run: _Run) -> AsyncIt
                 if isinstance(step, Mapping)
                 else {"name": step.name, "value": step.value, "done": step.is_done}
             )
-            yield event(to_json(told))
+            yield event(_written(told))
     except Exception as error:
         yield event(to_json(_told(error).body()))
     yield DONE

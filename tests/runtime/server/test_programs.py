@@ -352,3 +352,13 @@ def test_the_command_line_names_a_program_that_is_not_there(capsys: pytest.Captu
     assert "nothing is not defined" in capsys.readouterr().err
     assert main(["serve", "--port", "0", "--program", "extract"]) == 1
     assert "is not FILE.py:FUNCTION" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["total", "total?stream=true", "total/batch"])
+def test_a_value_that_json_has_nothing_for_is_an_error_and_no_null(programs: httpx2.Client, path: str) -> None:
+    body: dict[str, object] = {"numbers": [1e308, 1e308]}
+    answer = programs.post(f"/programs/{path}", json={"rows": [body]} if path.endswith("batch") else body)
+    assert answer.status_code == (200 if "stream" in path else 500)
+    assert "error" in answer.text
+    assert "null" not in answer.text.partition("message")[0]
+    assert "total" not in answer.text
