@@ -106,12 +106,14 @@ def test_a_call_with_many_prompts_does_not_hold_up_another_call(bundled_engine: 
         admitted.append(request.job.program)
         admit(request)
 
-    may_begin = threading.Event()
+    is_held, may_begin = threading.Event(), threading.Event()
 
     def hold() -> None:
+        is_held.set()
         assert may_begin.wait(60)
 
     backend._inbox.post(hold)
+    assert is_held.wait(60), "or it takes the first call along, and the other one behind that call's first step"
     once: tuple[object, ...] = ({"max_new_tokens": 1}, None, False, -1, 0)
     roster._admit, roster._config = note, dataclasses.replace(config, max_running_requests=2)  # type: ignore[method-assign]
     try:
