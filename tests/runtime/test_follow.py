@@ -6,18 +6,18 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
 
 from niwaki.runtime.api import Choices, Constraint, Grammar, JsonSchema, Reasoned, Regex
-from niwaki.runtime.checkpoint.tokenizer import Tokenizer
-from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
+from niwaki.runtime.constraints import ConstraintCompiler, Matcher
 from niwaki.runtime.constraints.grammar_endings import EndingSearch
 from niwaki.runtime.constraints.guidance import Native
 from niwaki.runtime.constraints.masks import MaskFiller
 from niwaki.runtime.constraints.protocol import Followed, follow
-from tests.toy import make_tokenizer
+from tests.toy_constraints import make_compiler
 
 CONSTRAINTS: list[Constraint] = [
     Grammar(r"start: /(.|\n)*/"),
@@ -33,10 +33,8 @@ CONSTRAINTS: list[Constraint] = [
 
 @pytest.fixture(scope="module")
 def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConstraintCompiler]:
-    tokenizer = Tokenizer(make_tokenizer(tmp_path_factory.mktemp("toy")))
-    made = ConstraintCompiler(Vocabulary(tokenizer.token_bytes, {1}, 450), seconds=20)
-    yield made
-    made.close()
+    with closing(make_compiler(tmp_path_factory.mktemp("toy"))) as made:
+        yield made
 
 
 def allowed(matcher: Matcher, remaining: int, num_words: int) -> list[int]:

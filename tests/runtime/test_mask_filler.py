@@ -9,17 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from niwaki.runtime.api import Choices, Constraint, ConstraintError, JsonSchema, Regex
-from niwaki.runtime.checkpoint.tokenizer import Tokenizer
-from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
+from niwaki.runtime.constraints import ConstraintCompiler, Matcher
 from niwaki.runtime.constraints.masks import MaskFiller
-from tests.toy import make_tokenizer
+from tests.toy_constraints import make_vocabulary
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}, "required": ["a"]}
 CONSTRAINTS: list[Constraint] = [JsonSchema(json.dumps(SCHEMA)), Regex("[a-z ]+"), Regex("x{3,9}"), Choices(("a", "b"))]
 
 
 def test_every_row_is_what_its_matcher_alone_says(tmp_path: Path) -> None:
-    vocabulary = Vocabulary(Tokenizer(make_tokenizer(tmp_path)).token_bytes, {1}, 450)
+    vocabulary = make_vocabulary(tmp_path)
     compiler = ConstraintCompiler(vocabulary, seconds=20)
     filler = MaskFiller(vocabulary.num_words)
     draw = random.Random(2)
@@ -40,7 +39,7 @@ def test_every_row_is_what_its_matcher_alone_says(tmp_path: Path) -> None:
 
 
 def test_rows_of_one_state_are_one_array_and_nothing_wanted_costs_no_thread(tmp_path: Path) -> None:
-    vocabulary = Vocabulary(Tokenizer(make_tokenizer(tmp_path)).token_bytes, {1}, 450)
+    vocabulary = make_vocabulary(tmp_path)
     compiler = ConstraintCompiler(vocabulary)
     filler = MaskFiller(vocabulary.num_words)
     compiled = compiler.compile(Regex("[a-z ]+"))
@@ -53,7 +52,7 @@ def test_rows_of_one_state_are_one_array_and_nothing_wanted_costs_no_thread(tmp_
 
 
 def test_texts_at_one_place_share_the_mask_of_a_step_also_where_it_is_new(tmp_path: Path) -> None:
-    vocabulary = Vocabulary(Tokenizer(make_tokenizer(tmp_path)).token_bytes, {1}, 450)
+    vocabulary = make_vocabulary(tmp_path)
     compiler = ConstraintCompiler(vocabulary, seconds=20)
     filler = MaskFiller(vocabulary.num_words)
     compiled = compiler.compile(CONSTRAINTS[0])
@@ -66,7 +65,7 @@ def test_texts_at_one_place_share_the_mask_of_a_step_also_where_it_is_new(tmp_pa
 
 
 def test_texts_that_begin_alike_are_masked_once_also_after_a_step_back(tmp_path: Path) -> None:
-    vocabulary = Vocabulary(Tokenizer(make_tokenizer(tmp_path)).token_bytes, {1}, 450)
+    vocabulary = make_vocabulary(tmp_path)
     compiler = ConstraintCompiler(vocabulary, seconds=20)
     filler = MaskFiller(vocabulary.num_words)
     compiled = compiler.compile(CONSTRAINTS[0])
@@ -93,7 +92,7 @@ def test_texts_that_begin_alike_are_masked_once_also_after_a_step_back(tmp_path:
 
 
 def test_what_is_forced_is_found_once_for_texts_that_begin_alike(tmp_path: Path) -> None:
-    vocabulary = Vocabulary(Tokenizer(make_tokenizer(tmp_path)).token_bytes, {1}, 450)
+    vocabulary = make_vocabulary(tmp_path)
     compiler = ConstraintCompiler(vocabulary, seconds=20)
     compiled = compiler.compile(CONSTRAINTS[0])
     first, later = compiled.matcher(), compiled.matcher()
@@ -110,7 +109,7 @@ def test_what_is_forced_is_found_once_for_texts_that_begin_alike(tmp_path: Path)
 
 
 def test_a_matcher_that_fails_fails_alone(tmp_path: Path) -> None:
-    vocabulary = Vocabulary(Tokenizer(make_tokenizer(tmp_path)).token_bytes, {1}, 450)
+    vocabulary = make_vocabulary(tmp_path)
     compiler = ConstraintCompiler(vocabulary, seconds=20)
     filler = MaskFiller(vocabulary.num_words)
     for order in (1, -1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,15 +13,15 @@ import pytest
 import torch
 
 from niwaki.runtime.api import Constraint, GenerationError, Grammar, JsonSchema, Output, Regex, SamplingParams
-from niwaki.runtime.checkpoint.tokenizer import Tokenizer
-from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
+from niwaki.runtime.constraints import ConstraintCompiler, Matcher
 from niwaki.runtime.constraints.masks import MaskFiller
 from niwaki.runtime.constraints.protocol import FREE
 from niwaki.runtime.constraints.walks import MAX_STEPS, WALKED, Standing, StepTable, Walk
 from niwaki.runtime.forward.runner import Batch
 from niwaki.runtime.loop import scheduler
 from tests.formula import Host
-from tests.toy import make_model, make_tokenizer
+from tests.toy import make_model
+from tests.toy_constraints import make_compiler
 
 GREEDY = SamplingParams(max_new_tokens=90, temperature=0.0, ignore_eos=True)
 ANY_TEXT = Grammar(r"start: /(.|\n)*/")
@@ -34,10 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConstraintCompiler]:
-    tokenizer = Tokenizer(make_tokenizer(tmp_path_factory.mktemp("toy")))
-    made = ConstraintCompiler(Vocabulary(tokenizer.token_bytes, {1}, 450), seconds=20)
-    yield made
-    made.close()
+    with closing(make_compiler(tmp_path_factory.mktemp("toy"))) as made:
+        yield made
 
 
 def walked(host: Host) -> int:

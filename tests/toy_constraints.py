@@ -1,0 +1,18 @@
+"""What constraints need of a tokenizer, made for tests: the vocabulary of `toy.make_tokenizer`, a compiler for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
+from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
+from tests.toy import make_tokenizer
+
+
+def make_vocabulary(folder: Path) -> Vocabulary:
+    return Vocabulary(Tokenizer(make_tokenizer(folder)).token_bytes, {1}, 450)
+
+
+def make_compiler(folder: Path) -> ConstraintCompiler:
+    """Close it."""
+    return ConstraintCompiler(make_vocabulary(folder), seconds=20)
