@@ -131,11 +131,11 @@ def lay_pairs(x: Array) -> Float32s:
         for k in range(depth):
             transpose16(flat, row * inputs + k * SLICE, inputs, laid, laid0 + (row // ROWS * depth + k) * TILE)
     if whole < rows:
-        last = np.zeros(ROWS * inputs, x.dtype)
-        for i in range((rows - whole) * inputs):
-            last[i] = flat[whole * inputs + i]
+        last = np.zeros(TILE, np.float32)
         for k in range(depth):
-            transpose16(last, k * SLICE, inputs, laid, laid0 + (whole // ROWS * depth + k) * TILE)
+            for row in range(whole, rows):
+                store16(last, (row - whole) * LANES, load16(flat, row * inputs + k * SLICE))
+            transpose16(last, 0, LANES, laid, laid0 + (whole // ROWS * depth + k) * TILE)
     return laid
 
 
