@@ -17,6 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from niwaki.kernels.atomics import blocks_at, count, pages_at, read, row_at, rows_at, seen, tell, wait_for
+from niwaki.kernels.few_pairs import columns_by_pairs
 from niwaki.kernels.jit import jit
 from niwaki.kernels.linear import columns_of as columns_of_few
 from niwaki.kernels.linear import widened
@@ -48,7 +49,7 @@ START = 33  # pieces, then pieces taken, then pieces done, of each line
 TOLD_BLOCK, TOLD_STEP = range(2)  # of what a helper is told
 
 # Of a line: what it does, whether to the tokens whose logits are wanted or to all, and addresses and widths.
-NORM, ADD_NORM, QK_NORM, FEW, TILES, PACKED, STORE, SHARED, NESTED, OWN, GATE, SELECT = range(12)
+NORM, ADD_NORM, QK_NORM, FEW, PAIRS, TILES, PACKED, STORE, SHARED, NESTED, OWN, GATE, SELECT = range(13)
 LINE_WIDTH = 12
 
 EPS, OFFSET, SCALE = range(3)  # of the numbers, float64
@@ -65,7 +66,7 @@ def _units_of(block: Int64s, line: Int64s) -> tuple[int, int]:
     """What a line's work is counted in, and how many of them make a piece at least."""
     kind = line[0]
     rows = block[NUM_WANTED] if line[1] else block[TOKENS]
-    if kind == FEW:
+    if kind in (FEW, PAIRS):
         return (line[6] + LEAST_COLUMNS - 1) // LEAST_COLUMNS, 1
     if kind == TILES:
         return units_of(rows, line[6], _parts(block)), 1
@@ -210,7 +211,7 @@ def _help(block: Int64s, i: int, like: Array) -> None:
                     row = laid_block * ROWS_AT_ONCE
                     laid = lay_pairs(rows_at(line[2] + row * line[5] * 2, min(rows - row, ROWS_AT_ONCE), line[5], like))
                 _tiles(block, line, rows, laid, laid_block, unit % ranges, ranges, like)
-        elif kind in (FEW, PACKED):
+        elif kind in (FEW, PAIRS, PACKED):
             _columns(block, line, rows, wide, first, last, like)
         elif kind in (SHARED, NESTED):
             places = block[ROOTS] if kind == SHARED else 1
@@ -256,7 +257,11 @@ def _columns(block: Int64s, line: Int64s, rows: int, wide: Float32s, first: int,
         return
     weight = rows_at(line[3], outputs, inputs, like)
     bias = row_at(line[7], outputs if line[7] else 0, like)
-    columns_of_few(wide, weight, bias, out, first * LEAST_COLUMNS, min(last * LEAST_COLUMNS, outputs))
+    begin_at, end_at = first * LEAST_COLUMNS, min(last * LEAST_COLUMNS, outputs)
+    if kind == PAIRS:
+        columns_by_pairs(rows_at(line[2], rows, inputs, like), weight, bias, out, begin_at, end_at)
+    else:
+        columns_of_few(wide, weight, bias, out, begin_at, end_at)
 
 
 @jit(inline=True)

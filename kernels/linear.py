@@ -8,7 +8,7 @@ with AVX512-BF16 (shared with other work, so read the ratios), W [1920, 320], us
     bfloat16    190 / 50   255 / 61   259 / 75   291 / 133  308 / 336
 
 Above MAX_ROWS torch is as fast or faster (and far faster where the CPU multiplies bfloat16 tiles), so it takes over.
-Between the two, linear_tiles.py does better where it can be had.
+Where few_pairs.py and linear_tiles.py can be had, they do better than both.
 """
 
 from __future__ import annotations

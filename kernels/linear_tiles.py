@@ -2,7 +2,7 @@
 
 The innermost loops are pair_products.py's: lanes are rows of x, so x is laid out in pairs of inputs by rows, and the
 sums are turned back as they are stored. Rows go ROWS_AT_ONCE at a time: laid out, they stay in the nearest cache but
-one while W passes by.
+one while W passes by. Up to MAX_ROWS go by few_pairs.py.
 
 On one core of an EPYC with AVX512-BF16 (23 November 2026, least of 60), us for torch.mm / linear.py / this:
 
@@ -21,6 +21,7 @@ import numpy as np
 from numba import prange
 
 from niwaki.kernels.checks import check_arrays
+from niwaki.kernels.few_pairs import MAX_ROWS, fits_pairs
 from niwaki.kernels.jit import for_any_thread, get_num_threads, jit
 from niwaki.kernels.numeric import load
 from niwaki.kernels.operand import Array
@@ -28,8 +29,7 @@ from niwaki.kernels.pair_products import OUTPUTS, sum_of_one, sum_of_two
 from niwaki.kernels.partial import Float32s
 from niwaki.kernels.simd import LANES, multiply_add, splat
 from niwaki.kernels.simd_memory import load16, prefetch_to_write, store16, store_pair, transpose16, transpose16_apart
-from niwaki.kernels.tiles import ROWS, aligned, has_matrix_unit
-from niwaki.kernels.vector_tiles import multiplies_pairs
+from niwaki.kernels.tiles import ROWS, aligned
 
 SLICE = 32  # inputs that a row of a tile holds
 TILE = 256  # words
@@ -37,21 +37,13 @@ TALL = 2 * ROWS  # outputs that go together
 APART = 4 * TILE  # bytes from the sums of a group of rows to those of the next
 ROWS_AT_ONCE = 64
 
-# Below linear.py is as fast. Rows of W that lie a multiple of 4096 bytes apart push each other out of the nearest
-# cache: for few rows of x torch, which lays W out anew, is faster then.
-MIN_ROWS, MIN_ROWS_CROWDED = 6, 9
-CROWDED = 2048  # inputs
-
 # Products (rows x inputs x outputs) from which threads pay, as in packed.py.
 MIN_PARALLEL_PRODUCTS = 500_000_000
 
 
 def takes(x: Array, weight: Array) -> bool:
     """Whether `linear_tiles` can do this product, and is the quickest to."""
-    outputs, inputs = weight.shape
-    fits = inputs % SLICE == 0 and outputs % ROWS == 0 and x.dtype == np.uint16
-    least = MIN_ROWS if inputs % CROWDED else MIN_ROWS_CROWDED
-    return fits and len(x) >= least and multiplies_pairs() and not has_matrix_unit()
+    return len(x) > MAX_ROWS and fits_pairs(x, weight)
 
 
 def linear_tiles(x: Array, weight: Array, bias: Array | None, out: Array) -> None:

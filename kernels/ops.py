@@ -16,6 +16,7 @@ import torch
 from niwaki.kernels.clamped_mul import clamped_mul, clamped_mul_torch
 from niwaki.kernels.coded import Coded, coded_linear
 from niwaki.kernels.copy_pages import copy_pages
+from niwaki.kernels.few_pairs import linear_few_pairs, takes_few
 from niwaki.kernels.gelu_mul import gelu_mul, gelu_mul_torch
 from niwaki.kernels.linear import is_few, linear_few_rows, linear_torch
 from niwaki.kernels.linear_tiles import linear_tiles, takes
@@ -208,7 +209,9 @@ class NumbaOps(Plain):
 
     def linear(self, x: Operand, weight: Operand, bias: Operand | None, out: Operand) -> None:
         rows, matrix = array_of(x), array_of(weight)
-        if takes(rows, matrix):
+        if takes_few(rows, matrix):
+            linear_few_pairs(rows, matrix, None if bias is None else array_of(bias), array_of(out))
+        elif takes(rows, matrix):
             linear_tiles(rows, matrix, None if bias is None else array_of(bias), array_of(out))
         elif is_few(rows):
             linear_few_rows(rows, matrix, None if bias is None else array_of(bias), array_of(out))

@@ -17,6 +17,8 @@ import torch
 
 from niwaki.kernels import layers
 from niwaki.kernels.crew import Crew, Geometry
+from niwaki.kernels.few_pairs import MAX_ROWS as MAX_ROWS_OF_PAIRS
+from niwaki.kernels.few_pairs import takes_few
 from niwaki.kernels.layers import LINE_WIDTH
 from niwaki.kernels.linear import is_few, most_few_rows
 from niwaki.kernels.linear_tiles import takes
@@ -117,7 +119,7 @@ class Stack:
         if not self.has_any_size and tokens > (MAX_TOKENS if threads > 1 else MAX_TOKENS_ALONE):
             return None
         places = _places(body) if tail is None else _places(body) + _places(tail)
-        most = most_few_rows() + 1
+        most = _many()
         kind = min(tokens, most), min(num_wanted, most), tail is None
         kept = self._kept.get(kind)
         if kept is None or kept.places != places:
@@ -210,7 +212,12 @@ def _is_one_kind(linear: Linear) -> bool:
 def _many_rows(projection: Projection) -> Array:
     """Such as it multiplies, without memory of their own."""
     inputs = projection.weight.tensor.shape[1]
-    return np.broadcast_to(np.uint16(0), (most_few_rows() + 1, inputs))
+    return np.broadcast_to(np.uint16(0), (_many(), inputs))
+
+
+def _many() -> int:
+    """Rows from which on any number of them goes by the same kernel."""
+    return max(most_few_rows(), MAX_ROWS_OF_PAIRS) + 1
 
 
 def _shape(linear: Linear) -> tuple[int, int]:
@@ -230,7 +237,9 @@ def _product(linear: Linear, x: Operand, out: Operand | None, is_tail: int = 0) 
         ]  # fmt: skip
     assert isinstance(linear, Projection), "others are not plain"
     rows, weight = array_of(x), array_of(linear.weight)
-    if takes(rows, weight):
+    if takes_few(rows, weight):
+        kind = layers.PAIRS
+    elif takes(rows, weight):
         kind = layers.TILES
     elif is_few(rows):
         kind = layers.FEW

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from niwaki.kernels import jit, linear, linear_tiles, vector_tiles
-from niwaki.kernels.linear_tiles import MIN_PARALLEL_PRODUCTS, MIN_ROWS, MIN_ROWS_CROWDED, ROWS_AT_ONCE
+from niwaki.kernels import few_pairs, jit, linear, linear_tiles, vector_tiles
+from niwaki.kernels.few_pairs import AT_ONCE, MAX_ROWS, MIN_PARALLEL_ELEMENTS
+from niwaki.kernels.linear_tiles import MIN_PARALLEL_PRODUCTS, ROWS_AT_ONCE
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import NumbaOps, array_of
 from niwaki.kernels.tiles import LINE, clear, has_matrix_unit, load_tile, multiply, store_tile
@@ -59,17 +60,17 @@ def test_a_product_of_tiles_is_what_the_formula_says(is_plain: bool, monkeypatch
 
 
 @by_pairs
-@pytest.mark.parametrize("rows", [MIN_ROWS, 15, 16, 17, 32, ROWS_AT_ONCE, 2 * ROWS_AT_ONCE + 1])
+@pytest.mark.parametrize("rows", [*range(1, MAX_ROWS + 2), 15, 16, 17, 32, ROWS_AT_ONCE, 2 * ROWS_AT_ONCE + 1])
 @pytest.mark.parametrize(("outputs", "inputs"), [(16, 32), (48, 1120), (176, 64), (32, 2048)])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_a_product_by_tiles_is_torchs(rows: int, outputs: int, inputs: int, has_bias: bool) -> None:
-    rows = max(rows, MIN_ROWS if inputs % 2048 else MIN_ROWS_CROWDED)
+def test_a_product_by_pairs_is_torchs(rows: int, outputs: int, inputs: int, has_bias: bool) -> None:
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn((rows, inputs), generator=generator).bfloat16()
     weight = torch.randn((outputs, inputs), generator=generator).div_(inputs**0.5).bfloat16()
     bias = torch.randn(outputs, generator=generator).bfloat16() if has_bias else None
     out = torch.full((rows + 1, outputs), 7.0, dtype=torch.bfloat16)
-    assert linear_tiles.takes(array_of(Operand.of(x)), array_of(Operand.of(weight)))
+    takes = few_pairs.takes_few if rows <= MAX_ROWS else linear_tiles.takes
+    assert takes(array_of(Operand.of(x)), array_of(Operand.of(weight)))
     added = None if bias is None else Operand.of(bias)
     NumbaOps().linear(Operand.of(x), Operand.of(weight), added, Operand.of(out[:rows]))
     exact = x.double() @ weight.double().t() + (0.0 if bias is None else bias.double())
@@ -78,10 +79,26 @@ def test_a_product_by_tiles_is_torchs(rows: int, outputs: int, inputs: int, has_
 
 
 @by_pairs
-@pytest.mark.parametrize("rows", [32, 5 * ROWS_AT_ONCE])
-def test_threads_change_no_product_by_tiles(rows: int) -> None:
+def test_a_row_of_few_gets_the_same_bits_whoever_stands_beside_it() -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn((MAX_ROWS, 416), generator=generator).bfloat16()
+    weight = torch.randn((48, 416), generator=generator).bfloat16()
+    outs = []
+    for first in range(MAX_ROWS):
+        for last in range(first + 1, MAX_ROWS + 1):
+            out = torch.empty((MAX_ROWS, 48), dtype=torch.bfloat16)
+            NumbaOps().linear(Operand.of(x[first:last]), Operand.of(weight), None, Operand.of(out[first:last]))
+            outs.append((first, last, out))
+    whole = next(out for first, last, out in outs if last - first == MAX_ROWS)
+    assert all(torch.equal(out[first:last], whole[first:last]) for first, last, out in outs)
+
+
+@by_pairs
+@pytest.mark.parametrize("rows", [AT_ONCE - 3, MAX_ROWS, 32, 5 * ROWS_AT_ONCE])
+def test_threads_change_no_product_by_pairs(rows: int) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn((rows, 1024), generator=generator).bfloat16()
+    assert MIN_PARALLEL_PRODUCTS // 32 > MIN_PARALLEL_ELEMENTS
     weight = torch.randn((MIN_PARALLEL_PRODUCTS // 32768 // 16 * 16 + 48, 1024), generator=generator).bfloat16()
     outs = []
     before = jit.get_num_threads()
@@ -100,7 +117,7 @@ def test_threads_change_no_product_by_tiles(rows: int) -> None:
 def test_without_products_of_bfloat16_they_go_by_float32(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a processor of AVX2 alone, where torch's own take five times as long."""
     monkeypatch.setattr(linear, "multiplies_halves", lambda: False)
-    monkeypatch.setattr(linear_tiles, "multiplies_pairs", lambda: False)
+    monkeypatch.setattr(few_pairs, "multiplies_pairs", lambda: False)
     for name in ("mm", "addmm"):
         monkeypatch.setattr(torch, name, lambda *args, **kwargs: pytest.fail("the slow product"))
     few = Mock(wraps=linear.linear_few_rows)
