@@ -1,4 +1,5 @@
-"""uniqueItems beside the mask: a matcher of llguidance's that follows the text, too, and allows no item twice.
+"""uniqueItems beside the mask: a matcher of llguidance's that follows the text, too, and allows no item twice. The same
+for the keys of objects that ask for several unknown ones.
 
 The grammar decides what an item is; this decides that it was not used, and that what is begun can still become one that
 was not. Imports no NumPy: the process that compiles starts quickly.
@@ -15,7 +16,7 @@ from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 from llguidance import LLMatcher
 
 from niwaki.runtime.api import ConstraintError
-from niwaki.runtime.constraints.schema.distinct import Layout, State
+from niwaki.runtime.constraints.schema.distinct import DISTINCT, DISTINCT_KEYS, Layout, State
 from niwaki.runtime.constraints.schema.document import identity
 
 VALUE, STRING, ESCAPE, SCALAR, AFTER = range(5)  # what the next byte belongs to: VALUE where one may begin
@@ -32,7 +33,7 @@ _STRUCTURAL: Final = re.compile(rb'\A[^"]*[,\]} \n\r\t]|".*"', re.DOTALL)
 _ENDS_STRING: Final = re.compile(rb'"[^"]*[\]},]')
 _ENDS_TWO: Final = re.compile(rb'".*,[ \n\r\t]*[^ \n\r\t]', re.DOTALL)
 _NOT_ZERO: Final = re.compile(rb"[^\0]+")
-_OPENS: Final = re.compile(rb"\[.*,", re.DOTALL)
+_OPENS: Final = re.compile(rb"[\[{].*,", re.DOTALL)
 
 
 T = TypeVar("T")
@@ -107,7 +108,8 @@ class _Used(Generic[T]):
 
 
 class _Open(NamedTuple):
-    """An open object or array, and those around it."""
+    """An open object or array, and those around it. Of one that is distinct items must not repeat: of an object its
+    keys, quotes included, so "item" means such a key there."""
 
     around: _Open | None
     state: State
@@ -120,6 +122,8 @@ class _Open(NamedTuple):
     used: _Used[bytes]  # its items
     values: _Used[str]  # and what they mean
     dead: _Used[bytes]  # beginnings of the next item that could only become used ones
+    last: bytes = b""  # key
+    is_alike: bool = False  # it was an unknown one
 
 
 _NOTHING: Final = _Used[bytes]()
@@ -152,13 +156,17 @@ class _Reader:
         return twin
 
     def distinct(self) -> list[_Open]:
-        """The open arrays that allow no item twice."""
+        """Those open that allow no item twice."""
         found, top = [], self.top
         while top is not None:
             if top.is_distinct:
                 found.append(top)
             top = top.around
         return found
+
+    def begins_item(self, of: _Open) -> bool:
+        """Whether an item of an open one may begin at once."""
+        return self.mode == VALUE and (of.is_array or (of is self.top and of.wants_key))
 
     def read(self, text: bytes, place_at: PlaceAt) -> None:
         """Go on to the end of the whole text. place_at(n): the engine behind its first n bytes.
@@ -204,6 +212,8 @@ class _Reader:
             self._end_value(text, place, place + 1, place_at)
         elif byte == QUOTE and top is not None and top.wants_key:
             self.mode, self.key_start = STRING, place
+            if top.is_distinct:
+                self.top = top._replace(start=place)
         else:
             self._begin_value(place)
             if byte == QUOTE:
@@ -213,7 +223,7 @@ class _Reader:
                 if top is not None and top.is_array:
                     state = self.layout.item(top.state, top.number)
                 is_array = byte == OPEN_ARRAY
-                is_distinct = is_array and self.layout.is_distinct(state)
+                is_distinct = self.layout.is_distinct(state, DISTINCT if is_array else DISTINCT_KEYS)
                 self.top = _Open(
                     self.top, state, is_array, is_distinct, -1, 0, (), not is_array, _NOTHING, _NO_VALUES, _NOTHING
                 )
@@ -222,13 +232,16 @@ class _Reader:
                 self.mode = SCALAR
 
     def _begin_value(self, place: int) -> None:
-        if self.top is not None and self.top.is_distinct:
+        if self.top is not None and self.top.is_distinct and self.top.is_array:
             self.top = self.top._replace(start=place)
 
     def _end_string(self, text: bytes, place: int, place_at: PlaceAt) -> None:
         top = self.top
         if self.key_start >= 0 and top is not None:
-            name = json.loads(text[self.key_start : place + 1])
+            key = text[self.key_start : place + 1]
+            name = json.loads(key)
+            if top.is_distinct:
+                top = self._with_key(top, key, name, place)
             self.top, self.key_start = top._replace(inner=self.layout.member(top.state, name)), -1
             self.mode = AFTER
         else:
@@ -239,6 +252,9 @@ class _Reader:
         self.mode = AFTER
         top = self.top
         if top is None or not top.is_distinct:
+            return
+        if not top.is_array:
+            self._end_pair(top, place_at(end))
             return
         item = text[top.start : end]
         value = _meaning(item)
@@ -252,6 +268,20 @@ class _Reader:
         if behind is not None:
             dead.learn(sorted(new if is_alike else used), behind)
         self.top = top._replace(start=-1, used=used, values=top.values.having([value]), dead=dead.all())
+
+    def _with_key(self, top: _Open, key: bytes, name: str, place: int) -> _Open:
+        if name in top.values:
+            raise Repeated(place)
+        return top._replace(start=-1, used=top.used.having([key]), values=top.values.having([name]), last=key)
+
+    def _end_pair(self, top: _Open, behind: LLMatcher | None) -> None:
+        """Behind two unknown keys no known one comes: what could only become a used key still can."""
+        is_unknown = len(top.state) == 1 and not self.layout.is_named(top.state, json.loads(top.last))
+        is_alike = is_unknown and top.is_alike
+        dead = _Dead(top.used, top.dead if is_alike else _NOTHING, self.pieces.byte_ids)
+        if behind is not None:
+            dead.learn([top.last] if is_alike else sorted(top.used), behind)
+        self.top = top._replace(dead=dead.all(), is_alike=is_unknown)
 
 
 def _meaning(item: bytes) -> str:
@@ -411,7 +441,7 @@ class DistinctMatcher:
         for array in arrays:
             begun = self._text[array.start :] if array.start >= 0 else b""
             for text in array.dead:
-                if text.startswith(begun) and (array.start >= 0 or reader.mode == VALUE):
+                if text.startswith(begun) and (array.start >= 0 or reader.begins_item(array)):
                     found |= pieces.set_beginning_with(text[len(begun) :])
         if reader.mode in (STRING, ESCAPE):
             doubtful = pieces.ends_two | pieces.ends_string if arrays else pieces.opens

@@ -14,8 +14,10 @@ from niwaki.runtime.constraints.regex_meaning import found_in
 from niwaki.runtime.constraints.regex_parser import parsed
 from niwaki.runtime.constraints.regex_tree import cost_of as cost_of_regex
 from niwaki.runtime.constraints.schema.arrays import least_path
+from niwaki.runtime.constraints.schema.distinct import DISTINCT_KEYS
 from niwaki.runtime.constraints.schema.document import Json, Watch, json_text
 from niwaki.runtime.constraints.schema.formats import FORMAT_PATTERNS
+from niwaki.runtime.constraints.schema.free_keys import free_keys
 from niwaki.runtime.constraints.schema.presence import witnesses
 from niwaki.runtime.constraints.schema.ranges import LOWER, UPPER, is_range, widest_bound
 from niwaki.runtime.constraints.schema.steps import step_in
@@ -197,12 +199,23 @@ class _Measure:
                     self._of(value)
             else:
                 self._of(inner)
+        if DISTINCT_KEYS in schema:
+            more = self._of_free_keys(schema, len(wanted))
+            total = None if total is None or more is None else total + more
         if WITNESS in schema:
             lengths = [self._of_pair(pair) for pair in (*witnesses(schema), *witnesses(schema, "behind"))]
             least = min((length for length in lengths if length is not None), default=None)
             total = None if total is None or least is None else total + least
             self.has_witness = True
         return total
+
+    def _of_free_keys(self, schema: dict[str, Json], num_known: int) -> int | None:
+        least = schema["minProperties"]
+        assert isinstance(least, int)
+        self._count(least)
+        found = [(key, length) for key, value in free_keys(schema, least - num_known) if (length := self._of(value))]
+        pair = max((len(json_text(key).encode()) + length + 2 for key, length in found), default=None)
+        return None if pair is None else pair * (least - num_known)
 
     def _of_pair(self, pair: tuple[str, Json]) -> int | None:
         key, value = self._pattern(pair[0]), self._of(pair[1])

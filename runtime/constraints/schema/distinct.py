@@ -16,8 +16,11 @@ from niwaki.runtime.constraints.schema.ranges import is_range, short_decimals
 
 State: TypeAlias = tuple[dict[str, Json], ...]  # the parts of a schema that a value at some place may be read by
 DISTINCT: Final = "uniqueItems"  # of a normal array: the pointer of the keyword
+# Of a normal object that asks for two unknown keys and more, of which none may come twice: the pointer of the object.
+DISTINCT_KEYS: Final = "x-distinct-keys"
 ANYTHING: Final[dict[str, Json]] = {}
 MAX_PLACES: Final = 5000
+WITNESS: Final = "x-witness"
 ENDLESS: Final = 1 << 30
 MILLION: Final = 10**6
 MANY_LETTERS: Final = 64  # of any string that no pattern describes, and more
@@ -77,15 +80,18 @@ class Layout:
 
     def member(self, state: State, name: str) -> State:
         """What the value of a key may be."""
-        known = any(name in _named(schema) or name in _constant_names(schema) for schema in state)
-        key = (id(state), name if known else None)
+        key = (id(state), name if self.is_named(state, name) else None)
         if key not in self._members:
             parts = [part for schema in state for part in self._values_of(schema, name)]
             self._members[key] = self.of(parts)
         return self._members[key]
 
-    def is_distinct(self, state: State) -> bool:
-        return any(DISTINCT in schema for schema in state)
+    def is_distinct(self, state: State, keyword: str) -> bool:
+        return any(keyword in schema for schema in state)
+
+    def is_named(self, state: State, name: str) -> bool:
+        """Whether some part names the key."""
+        return any(name in _named(schema) or name in _constant_names(schema) for schema in state)
 
     def is_alike(self, state: State, index: int) -> bool:
         """Whether the items at this place and the next are read by the same one part."""
@@ -149,7 +155,7 @@ class Layout:
             return [_named(schema)[name]]
         patterned = schema.get("patternProperties")
         found = [*patterned.values()] if isinstance(patterned, dict) else []
-        if "x-witness" in schema:
+        if WITNESS in schema:
             found += [value for _, value in (*witnesses(schema), *witnesses(schema, "behind"))]
         return [*found, schema.get("additionalProperties", True)]
 
@@ -168,6 +174,7 @@ def check_distinct(root: Json) -> None:
             raise refused("", f"with uniqueItems a schema may have {MAX_PLACES} kinds of places; simplify it")
         if pointers:
             _check_array(layout, state, pointers[0])
+        _check_keys(state)
         for child in layout.children(state):
             if id(child) not in known:
                 known.add(id(child))
@@ -194,6 +201,19 @@ def _check_array(layout: Layout, state: State, pointer: str) -> None:
             raise refused(pointer, f"cannot be enforced: it is not seen that there are {least} different items")
 
 
+def _check_keys(state: State) -> None:
+    pointers = [str(schema[DISTINCT_KEYS]) for schema in state if DISTINCT_KEYS in schema]
+    for schema in state if pointers else ():
+        is_object = schema is ANYTHING or "object" in kinds_of(schema)
+        if is_object and (WITNESS in schema or not (DISTINCT_KEYS in schema or _spells_keys_once(schema))):
+            reason = "cannot be enforced where an object may also be one whose keys may repeat"
+            raise refused(f"{pointers[0]}/minProperties", reason)
+
+
+def _spells_keys_once(schema: dict[str, Json]) -> bool:
+    return bool(_named(schema)) or "patternProperties" in schema or schema.get("additionalProperties") is False
+
+
 def kinds_of(schema: dict[str, Json]) -> list[str]:
     kinds = schema.get("type")
     return [str(kind) for kind in kinds] if isinstance(kinds, list) else [] if kinds is None else [str(kinds)]
@@ -201,7 +221,9 @@ def kinds_of(schema: dict[str, Json]) -> list[str]:
 
 def goes_on_as_object(schema: dict[str, Json]) -> bool:
     """Whether every object of the part can have another key."""
-    return schema.get("additionalProperties") is not False and not schema.keys() & {"maxProperties", "x-witness"}
+    are_few = DISTINCT_KEYS in schema and "patternProperties" in schema  # may be: of such a key only a new one counts
+    is_open = schema.get("additionalProperties") is not False and not are_few
+    return is_open and not schema.keys() & {"maxProperties", WITNESS}
 
 
 def goes_on_as_array(schema: dict[str, Json]) -> bool:
@@ -219,7 +241,7 @@ def _is_spelled_once(schema: dict[str, Json]) -> bool:
     if "number" in kinds and schema.keys() & BOUNDS and not is_range(schema):
         return False
     is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
-    return "object" not in kinds or (is_closed and "x-witness" not in schema)
+    return "object" not in kinds or (is_closed and WITNESS not in schema)
 
 
 def _count_of(layout: Layout, state: State, depth: int = 3) -> int:
@@ -255,7 +277,7 @@ def _count_of_kind(layout: Layout, kind: str, schema: dict[str, Json], depth: in
         case "object":
             if goes_on_as_object(schema):
                 return ENDLESS
-            if depth and not schema.keys() & {"x-witness", "maxProperties"}:
+            if depth and not schema.keys() & {WITNESS, "maxProperties"}:
                 state = layout.of([schema])
                 counts = [_count_of(layout, layout.member(state, name), depth - 1) for name in _named(schema)]
                 return max(counts, default=1)

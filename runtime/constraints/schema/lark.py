@@ -17,7 +17,7 @@ from niwaki.runtime.constraints.regex_language import ANY_CHARACTER, Languages, 
 from niwaki.runtime.constraints.regex_lark import in_json, terminal
 from niwaki.runtime.constraints.schema import constants
 from niwaki.runtime.constraints.schema.arrays import read_automaton
-from niwaki.runtime.constraints.schema.distinct import DISTINCT, Layout
+from niwaki.runtime.constraints.schema.distinct import DISTINCT, DISTINCT_KEYS, Layout
 from niwaki.runtime.constraints.schema.document import Json, as_fraction, json_text
 from niwaki.runtime.constraints.schema.presence import witnesses
 from niwaki.runtime.constraints.schema.ranges import LOWER, UPPER, fraction_regex, is_range, range_regex
@@ -306,7 +306,7 @@ class _Writer:
             if body is not None:
                 options.append(f'{self._terminal(_but(body, known))} ":" {self.part(value)}')
         if rest is not False:
-            key = "STRING"
+            key = "KEY" if DISTINCT_KEYS in schema else "STRING"
             if patterned:
                 others = f"^{''.join(f'(?!{anywhere(regex)})' for regex in patterned)}"
                 body = text_terminal(others, 0, None)

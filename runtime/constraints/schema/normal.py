@@ -17,11 +17,12 @@ from niwaki.runtime.constraints.regex_language import Term
 from niwaki.runtime.constraints.schema.arrays import MAX_STATES, Step, Wanted, automaton
 from niwaki.runtime.constraints.schema.constants import are_too_many
 from niwaki.runtime.constraints.schema.cost import cost_of
-from niwaki.runtime.constraints.schema.distinct import DISTINCT, check_distinct
+from niwaki.runtime.constraints.schema.distinct import DISTINCT, DISTINCT_KEYS, check_distinct
 from niwaki.runtime.constraints.schema.document import Json, Watch, canonical, identity, json_text, read_schema, refused
 from niwaki.runtime.constraints.schema.facts import KINDS, NEVER, Atom, Contains, State, Way
+from niwaki.runtime.constraints.schema.free_keys import has_free_keys
 from niwaki.runtime.constraints.schema.numbers import number_schemas, whole_numbers
-from niwaki.runtime.constraints.schema.presence import presences
+from niwaki.runtime.constraints.schema.presence import presences, without_count
 from niwaki.runtime.constraints.schema.reader import Reader
 from niwaki.runtime.constraints.schema.references import Document
 from niwaki.runtime.constraints.schema.strings import escaped_text, joined
@@ -39,7 +40,7 @@ class NormalSchema:
     `value` and `inside` are those of `grammar_source.Commitments`. `is_small` where compiling it is provably quick,
     `is_tame` where it takes time in proportion to its length: up to 75 ms for 38 KiB (22 November 2026). `has_witness`:
     one of its objects asks for an unknown key (`presence.py`). `is_distinct`: one of its arrays allows no item twice
-    and is no automaton (`distinct.py`).
+    and is no automaton, or one of its objects no key (`distinct.py`).
     """
 
     schema: Json
@@ -95,7 +96,7 @@ class _Writer:
         self._written: dict[State, Json] = {}
         self._meeting: dict[frozenset[str], bool] = {}  # patterns of keys: whether one key may match all
         self.num_nodes = 0
-        self.is_distinct = False  # an array's items never repeat, see distinct.py
+        self.is_distinct = False  # an array's items never repeat, or an object's keys, see distinct.py
 
     @property
     def definitions(self) -> dict[str, Json]:
@@ -206,7 +207,7 @@ class _Writer:
             witness = self._witness(way, names, rest, patterns)
             if witness is None:
                 return []
-            way = _without_count(way)
+            way = without_count(way)
         optional = [name for name in names if name not in way.required and name not in impossible]
         written: list[dict[str, Json]] = []
         for present, absent, least, most in presences(way, optional, is_closed, place):
@@ -236,6 +237,11 @@ class _Writer:
                     schema["maxProperties"] = most
                 if witness is not None:
                     schema["x-witness"] = witness
+                if least > len(required) + 1:
+                    if not has_free_keys(schema, least - len(required), place):
+                        continue
+                    schema[DISTINCT_KEYS] = place
+                    self.is_distinct = True
                 written.append(schema)
         return written
 
@@ -486,10 +492,3 @@ def _distinct(branches: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
     if len(outlines) == len(branches):
         return list(branches)
     return list({json_text(branch): branch for branch in branches}.values())
-
-
-def _without_count(way: Way) -> Way:
-    """The way without counts of keys, as far as an unknown key beside the required ones settles them."""
-    if way.most is not None or way.least > len(way.required) + 1:
-        raise refused(way.exists[0].pointer, "that one of all keys fails cannot be enforced beside counts of keys")
-    return replace(way, least=0)

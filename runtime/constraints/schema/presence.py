@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Final
 
@@ -32,20 +33,16 @@ def presences(
     too_many = f"minProperties or maxProperties over {len(optional)} optional keys has too many cases"
     if least == 0 and most is None:
         yield none, none, 0, None
-    elif least >= 2 and not is_closed:
-        raise refused(
-            place,
-            f"minProperties {way.least}: where any keys are allowed, at most one beside the required ones can be asked "
-            "for (a key could come twice); list the keys, or set additionalProperties to false",
-        )
     elif most is None:
-        if math.comb(len(optional), least) > MAX_VARIANTS:
+        fewer = 0 if is_closed else least  # of the optional keys, beside which unknown ones must come
+        if sum(math.comb(len(optional), size) for size in (*range(fewer), least)) > MAX_VARIANTS:
             raise refused(place, too_many)
         for first in combinations(range(len(optional)), least):  # the first `least` of those that are present
             present = frozenset(optional[i] for i in first)
             yield present, frozenset(optional[i] for i in range(first[-1]) if i not in first), 0, None
-        if not is_closed:
-            yield none, frozenset(optional), len(way.required) + least, None
+        for size in range(fewer):
+            for chosen in combinations(optional, size):
+                yield frozenset(chosen), frozenset(optional) - set(chosen), way.least, None
     else:
         if 2 ** len(optional) > MAX_VARIANTS and optional:
             raise refused(place, too_many)
@@ -56,6 +53,13 @@ def presences(
                     continue
                 free_least = way.least if total < way.least else 0
                 yield frozenset(chosen), frozenset(optional) - set(chosen), free_least, None if is_closed else most
+
+
+def without_count(way: Way) -> Way:
+    """The way without counts of keys, as far as an unknown key beside the required ones settles them."""
+    if way.most is not None or way.least > len(way.required) + 1:
+        raise refused(way.exists[0].pointer, "that one of all keys fails cannot be enforced beside counts of keys")
+    return replace(way, least=0)
 
 
 def witnesses(schema: dict[str, Json], which: str = "pairs") -> list[tuple[str, Json]]:

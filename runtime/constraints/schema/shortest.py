@@ -11,8 +11,9 @@ from typing import Final
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.regex_language import TooManyTerms
 from niwaki.runtime.constraints.schema.arrays import least_items
-from niwaki.runtime.constraints.schema.distinct import DISTINCT
+from niwaki.runtime.constraints.schema.distinct import DISTINCT, DISTINCT_KEYS
 from niwaki.runtime.constraints.schema.document import Json, as_fraction, json_text
+from niwaki.runtime.constraints.schema.free_keys import free_keys
 from niwaki.runtime.constraints.schema.presence import witnesses
 from niwaki.runtime.constraints.schema.ranges import is_range, short_decimals, shortest_number
 from niwaki.runtime.constraints.schema.strings import joined, shortest_of, witness_of
@@ -80,12 +81,13 @@ def examples(root: Json) -> tuple[str, str]:
 
 
 MAX_FULLER: Final = 6
+AS_SHORT: Final = {"x-automaton", "x-witness", DISTINCT_KEYS}  # of these no fuller example is made
 
 
 def _fuller(schema: Json, texts: _Texts, depth: int) -> bytes | None:
     if isinstance(schema, dict) and isinstance(reference := schema.get("$ref"), str) and depth < MAX_FULLER:
         return _fuller(texts.definitions[reference.removeprefix("#/$defs/")], texts, depth + 1)
-    if not isinstance(schema, dict) or depth >= MAX_FULLER or schema.keys() & {"x-automaton", "x-witness"}:
+    if not isinstance(schema, dict) or depth >= MAX_FULLER or schema.keys() & AS_SHORT:
         return texts.of(schema)
     if isinstance(branches := schema.get("anyOf"), list):
         return max((_fuller(branch, texts, depth + 1) or b"" for branch in branches), key=len) or None
@@ -231,10 +233,12 @@ class _Texts:
                 required = schema.get("required")
                 properties = schema.get("properties")
                 known = properties if isinstance(properties, dict) else {}
-                wanted = [name for name in known if isinstance(required, list) and name in required]
-                texts = {name: text for name in wanted if (text := self.of(known[name])) is not None}
+                wanted = {name: known[name] for name in known if isinstance(required, list) and name in required}
+                if DISTINCT_KEYS in schema and isinstance(least := schema["minProperties"], int):
+                    wanted |= free_keys(schema, least - len(wanted))[: least - len(wanted)]
+                texts = {name: text for name, value in wanted.items() if (text := self.of(value)) is not None}
                 for name in wanted if depth else ():
-                    for text in self._variants(known[name], depth - 1):
+                    for text in self._variants(wanted[name], depth - 1):
                         pairs = {**texts, name: text}
                         yield b"{%s}" % b",".join(json_text(key).encode() + b":" + pairs[key] for key in wanted)
                 for name, value in known.items() if depth and not wanted else ():
@@ -256,9 +260,11 @@ class _Texts:
             if witness is None:
                 return None
             return b"{" + b",".join([*pairs, *[witness] * (1 + self._shows_witness)]) + b"}"
+        if DISTINCT_KEYS in schema and isinstance(least, int):
+            others = [self._value_of(key, values) for key, values in free_keys(schema, least - len(pairs))]
+            more = sorted((pair for pair in others if pair is not None), key=len)[: least - len(pairs)]
+            return b"{" + b",".join(pairs + more) + b"}" if len(pairs) + len(more) == least else None
         if isinstance(least, int) and least > len(pairs):  # one key of any name, see presence.py
-            if least > len(pairs) + 1:
-                return None
             patterns = schema.get("patternProperties")
             if isinstance(patterns, dict) and patterns:
                 keys, are_all = _keys_of(patterns, schema.get("additionalProperties", True), known)
