@@ -14,6 +14,7 @@ from niwaki.runtime.constraints.grammar_vocabulary import Ending, GrammarVocabul
 from niwaki.runtime.constraints.guidance import Effort, KnownEnd, Native, short_text, straight_text
 
 TOKEN_BYTES: Final = 4  # about
+SHORTEST_EFFORT: Final = 150  # for the shortest of all, which mostly spends it in vain where the straight way is long
 CHECKED_TOKENS: Final = 200  # of a known ending that take as long to check as a place of a search
 
 
@@ -69,19 +70,24 @@ class EndingSearch:
 
     def straight(self, place: Native) -> bytes | None:
         """See `straight_text`."""
-        return straight_text(place, self._ends.words, self._effort, self._affordable_end(), self._ends.closings)
+        return straight_text(
+            place, self._ends.words, self._effort, self._affordable_end(self._effort), self._ends.closings
+        )
 
     def shortest(self, place: Native) -> bytes | None:
         """See `short_text`."""
         num_before = TOKEN_BYTES * self._num_tokens
-        return short_text(place, self._ends.words, self._effort, self._affordable_end(), num_before)
+        effort = self._effort.part(SHORTEST_EFFORT)
+        found = short_text(place, self._ends.words, effort, self._affordable_end(effort), num_before)
+        self._effort.left += max(0, effort.left)
+        return found
 
-    def _affordable_end(self) -> KnownEnd:
+    def _affordable_end(self, effort: Effort) -> KnownEnd:
         """`known_end`, as far as the effort goes."""
         endings = (*self._ends.endings, self._ending or self._ends.shortest)
         cost = sum(one.num_tokens for one in endings) // CHECKED_TOKENS
 
         def known_end(place: Native) -> bytes | None:
-            return self.known_end(place) if not cost or self._effort.take(cost) else None
+            return self.known_end(place) if not cost or effort.take(cost) else None
 
         return known_end

@@ -35,6 +35,7 @@ from niwaki.runtime.constraints.walks import BEFORE, BEHIND, Standing
 FAR: Final = 1_000_000  # the distance where no ending was found
 MAX_SHORTEST: Final = 8000  # bytes of a shortest text
 PLACE_EFFORT: Final = 150  # of all searches behind one token of a text: about 3 ms
+SAVED_EFFORT: Final = 600  # that is left from the tokens before: the way out of many required keys is long
 GOES_ON: Final = b"a 0"  # bytes of which one may follow most texts that can end and go on: words, lists, numbers
 MAX_BEHIND: Final = 1024  # tokens that a prompt's last bytes begin, of which each is tried
 
@@ -124,7 +125,7 @@ class GrammarMatcher:
         self._is_sure = ending is not None  # it is one from here; else a guess, from some tokens before
         self._is_searched = self._is_sure  # a shorter one was looked for
         self._num_written = 0  # characters since it was sure
-        self._effort = Effort(PLACE_EFFORT)
+        self._effort = Effort(SAVED_EFFORT)
         self._admitted: tuple[int, Ending] | None = None  # the token, and the ending behind it that was seen
         self._ended = False
         self._num_untold = 0  # of the last tokens, which led through places that are known
@@ -136,7 +137,8 @@ class GrammarMatcher:
             end = len(self._places) - self._ended
             places = self._places[end - self._num_untold : end]
             untold = [place.token_id for place in places if place is not None]
-            self._num_untold, self._effort.left = 0, PLACE_EFFORT
+            self._num_untold = 0
+            self._effort.add(PLACE_EFFORT * len(untold), SAVED_EFFORT)
             self._matcher.consume_tokens(untold)
         return self._matcher
 
@@ -321,7 +323,7 @@ class GrammarMatcher:
                 raise ConstraintError(f"the grammar failed: {short_reason(self._native.get_error())}")
             raise self._not_allowed(token_id)
         self._places.append(self._constraint.places.after(self._places[-1], token_id))
-        self._effort.left = PLACE_EFFORT
+        self._effort.add(PLACE_EFFORT, SAVED_EFFORT)
         ending, words, cost = self._ending, self._constraint.words, self._cost(token_id)
         text = words.vocabulary.token_bytes[token_id] or b""
         admitted, self._admitted = self._admitted, None
@@ -396,7 +398,7 @@ class GrammarMatcher:
         if count == 0:
             return
         del self._bounds[-count:], self._places[-count:]
-        self._is_sure, self._num_written, self._effort, self._admitted = False, 0, Effort(PLACE_EFFORT), None
+        self._is_sure, self._num_written, self._effort, self._admitted = False, 0, Effort(SAVED_EFFORT), None
         texts = count - self._ended
         self._ended = False
         untold = min(texts, self._num_untold)

@@ -10,6 +10,7 @@ import os
 import random
 import sys
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Final, Protocol
@@ -28,9 +29,12 @@ LIKELY: Final = b'"}]0,:1n-{[a A.t'
 FEW: Final = 12
 # Bytes on the straight way to an end: what closes, what must come before it, then what is short when it opens.
 STRAIGHT: Final = b'}]",:1234567890.-ntfa [{'
-STRAIGHT_BYTES: Final = 600
+STRAIGHT_BYTES: Final = 4000
 CLOSING: Final = b'"}],'
+BRACKETS: Final = (b"}", b"]")
 QUOTE: Final = CLOSING[0]
+LETTER: Final = ord("a")
+MOST_LETTERS: Final = 512  # that are tried for the end of a string
 MASKS_COMPARED: Final = 8  # one mask is too little: after `,` and after `:` a quote may be all that follows
 NICENESS: Final = 5  # of threads and processes that compile: the engine's steps go first
 _deep_lock = threading.Lock()
@@ -84,6 +88,16 @@ class Effort:
 
     def __init__(self, left: int) -> None:
         self.left = left
+
+    def add(self, more: int, most: int) -> None:
+        """Up to `most` that are left."""
+        self.left = min(max(self.left, 0) + more, most)
+
+    def part(self, most: int) -> Effort:
+        """At most so much of what is left, taken from it at once."""
+        part = Effort(min(self.left, most))
+        self.left -= part.left
+        return part
 
     def take(self, cost: int = 1) -> bool:
         """Spend some; False once all is spent."""
@@ -201,24 +215,36 @@ def straight_text(
         forced = place.compute_ff_bytes()
         closing = b"" if forced else _closing(place, byte_tokens, closings)
         follow = forced or closing or _nearest(place, byte_tokens, tried)
+        # One that closes something, and no character of a string, may be needed again at once.
+        is_bracket = follow in BRACKETS and not place.validate_tokens([byte_tokens.ids[LETTER]])
         if not follow or place.try_consume_tokens([byte_tokens.ids[byte] for byte in follow]) < len(follow):
             return None
         if forced or closing or follow in CLOSING or follow[0] in tried:
             tried.clear()
-        tried.update(() if forced else follow)
+        tried.update(() if forced or is_bracket else follow)
         text += follow
     return None
 
 
 def _closing(place: Native, byte_tokens: ByteTokens, closings: Sequence[bytes]) -> bytes:
-    """The one that ends the string here, which a quote alone does not; none where no string is open, or none does."""
-    quote = byte_tokens.ids[QUOTE]
-    if not closings or place.validate_tokens([quote]):
+    """The one that ends the string here, which a quote alone does not, or letters that do. Nothing where no string is
+    open, or none does."""
+    quote, letter = byte_tokens.ids[QUOTE], byte_tokens.ids[LETTER]
+    if place.validate_tokens([quote]):
         return b""
     for closing in closings:
         if place.validate_tokens([byte_tokens.ids[byte] for byte in closing]) == len(closing):
             return closing
-    return b""
+
+    def ends_behind(count: int) -> bool:
+        return place.validate_tokens([letter] * count + [quote]) == count + 1
+
+    room = place.validate_tokens([letter] * MOST_LETTERS)
+    enough = next(filter(ends_behind, (*(1 << power for power in range(room.bit_length())), room)), 0)
+    if not room or not enough:
+        return b""
+    least = enough // 2 + 1
+    return bytes([LETTER]) * (least + bisect_left(range(least, enough), True, key=ends_behind)) + bytes([QUOTE])
 
 
 def _nearest(place: Native, byte_tokens: ByteTokens, tried: set[int]) -> bytes:

@@ -1,0 +1,66 @@
+"""Ends of texts that no text seen before shows: they are found with the effort of one place all the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import jsonschema  # type: ignore[import-untyped]  # ships no types
+import pytest
+
+from niwaki.runtime.api import JsonSchema
+from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
+from niwaki.runtime.constraints.guidance import SINGLE_BYTES, Effort, build, byte_tokenizer, straight_text
+
+END = 256
+VOCABULARY = Vocabulary([*(bytes([b]) for b in range(256)), None], {END})
+KEYS = [f"a key of some length, number {number:03}" for number in range(80)]
+ROWS: dict[str, object] = {"type": "array", "items": {"type": "array", "items": {"type": "string"}}}
+MANY: dict[str, object] = {"properties": {key: {"type": "string"} for key in KEYS}, "required": KEYS, "type": "object"}
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[ConstraintCompiler]:
+    compiler = ConstraintCompiler(VOCABULARY, seconds=20)
+    yield compiler
+    compiler.close()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "begun"),
+    [
+        pytest.param({"properties": {"rows": ROWS}}, '{"rows":[[":","tw', id="brackets in turn"),
+        pytest.param({"properties": {"rows": {"type": "array", "items": ROWS}}}, '{"rows":[[["', id="more of them"),
+        pytest.param({"properties": {"o": MANY}}, f'{{"o":{{"{KEYS[0]}":"x', id="many keys"),
+        pytest.param({"properties": {"r": {"pattern": "[a-z]{162}", "type": "string"}}}, '{"r":"}x!', id="letters"),
+        pytest.param({"properties": {"r": {"minLength": 500, "type": "string"}}}, '{"r":"x}', id="a length"),
+    ],
+)
+def test_an_end_is_found_where_several_things_must_close(
+    wanted: dict[str, object], begun: str, compiler: ConstraintCompiler
+) -> None:
+    schema = {"type": "object", **wanted}
+    matcher = compiler.compile(JsonSchema(json.dumps(schema))).matcher()
+    for byte in begun.encode():
+        matcher.accept(byte)
+    ending = matcher.clone().shortest_ending(10_000)
+    assert ending is not None
+    jsonschema.validate(json.loads(begun + bytes(ending).decode()), schema)
+    assert matcher.fits(len(ending))
+
+
+@pytest.mark.parametrize(("least", "most"), [(1, 9), (5, 5), (5, 8), (64, 64), (65, 90), (300, 400), (512, 512)])
+def test_no_more_letters_are_written_than_a_string_must_have(least: int, most: int) -> None:
+    place = build(f'start: /"[a-c]{{{least},{most}}}"/', byte_tokenizer())
+    assert straight_text(place, SINGLE_BYTES, Effort(20)) == b'"' + b"a" * least + b'"'
+
+
+def test_what_one_token_spends_comes_back_with_the_next_ones() -> None:
+    effort = Effort(10)
+    assert not effort.take(15)
+    effort.add(4, 6)
+    assert effort.left == 4
+    effort.add(4, 6)
+    assert effort.left == 6
+    part = effort.part(5)
+    assert (part.left, effort.left) == (5, 1)
