@@ -11,10 +11,11 @@ from typing import Final
 
 from niwaki.runtime.constraints.grammar_source import GrammarSource
 from niwaki.runtime.constraints.grammar_vocabulary import Ending, GrammarVocabulary, completes
-from niwaki.runtime.constraints.guidance import Effort, KnownEnd, Native, short_text, straight_text
+from niwaki.runtime.constraints.guidance import BRACKETS, CLOSING, Effort, KnownEnd, Native, short_text, straight_text
 
 TOKEN_BYTES: Final = 4  # about
 SHORTEST_EFFORT: Final = 150  # for the shortest of all, which mostly spends it in vain where the straight way is long
+COSTLY: Final = 3  # to try what is known: on the straight way it is, behind brackets alone
 CHECKED_TOKENS: Final = 200  # of a known ending that take as long to check as a place of a search
 
 
@@ -70,9 +71,9 @@ class EndingSearch:
 
     def straight(self, place: Native) -> bytes | None:
         """See `straight_text`."""
-        return straight_text(
-            place, self._ends.words, self._effort, self._affordable_end(self._effort), self._ends.closings
-        )
+        known_end = self._affordable_end(self._effort)
+        looks_behind = CLOSING if self._cost() < COSTLY else BRACKETS
+        return straight_text(place, self._ends.words, self._effort, known_end, self._ends.closings, looks_behind)
 
     def shortest(self, place: Native) -> bytes | None:
         """See `short_text`."""
@@ -82,10 +83,14 @@ class EndingSearch:
         self._effort.left += max(0, effort.left)
         return found
 
+    def _cost(self) -> int:
+        """Of trying what is known once, as places of a search."""
+        endings = (*self._ends.endings, self._ending or self._ends.shortest)
+        return sum(one.num_tokens for one in endings) // CHECKED_TOKENS
+
     def _affordable_end(self, effort: Effort) -> KnownEnd:
         """`known_end`, as far as the effort goes."""
-        endings = (*self._ends.endings, self._ending or self._ends.shortest)
-        cost = sum(one.num_tokens for one in endings) // CHECKED_TOKENS
+        cost = self._cost()
 
         def known_end(place: Native) -> bytes | None:
             return self.known_end(place) if not cost or effort.take(cost) else None

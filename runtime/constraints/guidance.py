@@ -31,7 +31,7 @@ FEW: Final = 12
 STRAIGHT: Final = b'}]",:1234567890.-ntfa [{'
 STRAIGHT_BYTES: Final = 4000
 CLOSING: Final = b'"}],'
-BRACKETS: Final = (b"}", b"]")
+BRACKETS: Final = b"}]"
 QUOTE: Final = CLOSING[0]
 LETTER: Final = ord("a")
 MOST_LETTERS: Final = 512  # that are tried for the end of a string
@@ -201,15 +201,17 @@ def straight_text(
     effort: Effort,
     known_end: KnownEnd = accepted,
     closings: Sequence[bytes] = (),
+    looks_behind: bytes = CLOSING,
 ) -> bytes | None:
     """A continuation after which the text may end, closing at every place what can be closed: some tens of steps where
     a search looks at thousands of places. Often the shortest; None where it does not end within STRAIGHT_BYTES or the
-    effort. `closings`: what strings may have to end with, their quotes included."""
+    effort. `closings`: what strings may have to end with, their quotes included. `looks_behind`: bytes behind which
+    `known_end` is asked."""
     place = matcher.deep_copy()
     text = b""
     tried: set[int] = set()  # since something closed or was forced: these are taken again when no other byte may follow
     while len(text) <= STRAIGHT_BYTES and not place.is_error() and effort.take():
-        end = known_end(place) if place.is_accepting() or text[-1:] in CLOSING else None
+        end = known_end(place) if place.is_accepting() or text[-1:] in looks_behind else None
         if end is not None:
             return text + end
         forced = place.compute_ff_bytes()

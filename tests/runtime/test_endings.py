@@ -17,6 +17,9 @@ VOCABULARY = Vocabulary([*(bytes([b]) for b in range(256)), None], {END})
 KEYS = [f"a key of some length, number {number:03}" for number in range(80)]
 ROWS: dict[str, object] = {"type": "array", "items": {"type": "array", "items": {"type": "string"}}}
 MANY: dict[str, object] = {"properties": {key: {"type": "string"} for key in KEYS}, "required": KEYS, "type": "object"}
+FEWER: dict[str, object] = {**MANY, "required": KEYS[1::2]}
+NESTED: dict[str, object] = {"properties": {**{key: {"type": "null"} for key in KEYS[:20]}, KEYS[0]: FEWER}}
+NESTED |= {"required": KEYS[:20], "type": "object"}
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +35,11 @@ def compiler() -> Iterator[ConstraintCompiler]:
         pytest.param({"properties": {"rows": ROWS}}, '{"rows":[[":","tw', id="brackets in turn"),
         pytest.param({"properties": {"rows": {"type": "array", "items": ROWS}}}, '{"rows":[[["', id="more of them"),
         pytest.param({"properties": {"o": MANY}}, f'{{"o":{{"{KEYS[0]}":"x', id="many keys"),
+        pytest.param(
+            {"properties": {"o": NESTED}, "required": ["o"]},
+            f'{{"o":{{"{KEYS[0]}":{{' + "".join(f'"{key}":"x",' for key in KEYS[:40]) + f'"{KEYS[40]}":"x',
+            id="in a known end, too",
+        ),
         pytest.param({"properties": {"r": {"pattern": "[a-z]{162}", "type": "string"}}}, '{"r":"}x!', id="letters"),
         pytest.param({"properties": {"r": {"minLength": 500, "type": "string"}}}, '{"r":"x}', id="a length"),
     ],
