@@ -53,7 +53,7 @@ SCHEMAS = st.one_of(
     st.builds(lambda inner: {"type": "array", "items": inner, "uniqueItems": True, "maxItems": 2}, OBJECTS),
     st.builds(lambda one, other: {"anyOf": [one, other, {"type": "boolean"}]}, OBJECTS, OBJECTS),
 )
-OBJECT_VALUES: list[dict[str, Json]] = [
+OBJECT_VALUES: list[Json] = [
     {}, {"a": 0}, {"a": 0, "b": 0}, {"b": 0, "c": 0}, {"a": "a", "b": 0}, {"a": 0, "b": 0, "c": 0}, {"": 0, "c": 1},
     {"c": 0, "d": 0}, {"c": 0, "cc": 0, "d": 0}, {"a": 0, "b": 0, "aa": 0, "c": 0, "d": 0}, {"é": 0, "\\": 0, '"': 0},
     {"aa": 0, "ab": 1, "bb": 0, "": 0}, {"c": {"c": 0, "d": 0}, "d": {"c": 0, "d": 0}}, {"\n": 0, "\x01": 1, "c": 0},

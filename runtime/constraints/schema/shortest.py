@@ -234,8 +234,9 @@ class _Texts:
                 properties = schema.get("properties")
                 known = properties if isinstance(properties, dict) else {}
                 wanted = {name: known[name] for name in known if isinstance(required, list) and name in required}
-                if DISTINCT_KEYS in schema and isinstance(least := schema["minProperties"], int):
-                    wanted |= free_keys(schema, least - len(wanted))[: least - len(wanted)]
+                if DISTINCT_KEYS in schema:
+                    num_free = _number_or(schema["minProperties"], 0) - len(wanted)
+                    wanted |= free_keys(schema, num_free)[:num_free]
                 texts = {name: text for name, value in wanted.items() if (text := self.of(value)) is not None}
                 for name in wanted if depth else ():
                     for text in self._variants(wanted[name], depth - 1):
