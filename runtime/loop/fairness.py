@@ -1,7 +1,8 @@
-"""Places for all programs: one that forks a thousand branches does not hold up another's only one. Pure functions.
+"""Places for all: a caller with a thousand requests does not hold up another's only one, nor does a program that forks
+a thousand branches. Pure functions.
 
 A program is a number: that of the branch from which its branches were forked, or of a call with many prompts. None
-stands for itself.
+stands for itself. An owner is what the namespaces of a caller's caches begin with.
 """
 
 from __future__ import annotations
@@ -9,42 +10,69 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+Group = str | int | None  # an owner, or a program
+Claim = tuple[str, int | None]  # whose a request is, and of which program
 
-def over_share(line: Sequence[tuple[int, int | None]], running: Iterable[int | None], num_places: int) -> set[int]:
-    """Who of `line` (ids, each with its program, in the order of admission) should let others go first: whose program
-    has an equal share of the places, with those that run and those before it in line."""
+
+def owner_of(namespace: str) -> str:
+    """A caller may have several caches, `OWNER/NAME` each: they are no more callers for that."""
+    return namespace.partition("/")[0]
+
+
+def over_share(line: Sequence[tuple[int, Claim]], running: Iterable[Claim], num_places: int) -> set[int]:
+    """Who of `line` (ids, each with whose it is, in the order of admission) should let others go first: whose owner has
+    an equal share of the places, with those that run and those before it in line, or whose program has one of the
+    owner's."""
+    lines: dict[str, list[tuple[int, int | None]]] = {}
+    runs: dict[str, list[int | None]] = {}
+    for number, (owner, program) in line:
+        lines.setdefault(owner, []).append((number, program))
+    for owner, program in running:
+        runs.setdefault(owner, []).append(program)
+    owners = lines.keys() | runs.keys()
+    over = _over(
+        [(number, owner) for number, (owner, _) in line],
+        [owner for owner, programs in runs.items() for _ in programs],
+        num_places,
+    )
+    for owner, own in lines.items():
+        over |= _over(own, runs.get(owner, ()), num_places // len(owners))
+    return over
+
+
+def _over(line: Sequence[tuple[int, Group]], running: Iterable[Group], num_places: int) -> set[int]:
     counts = Counter(running)
-    programs = {program for _, program in line} | counts.keys()
-    programs.discard(None)
-    if len(programs) < 2:
+    groups = {group for _, group in line} | counts.keys()
+    groups.discard(None)
+    if len(groups) < 2:
         return set()
-    share = max(1, num_places // len(programs))
+    share = max(1, num_places // len(groups))
     over: set[int] = set()
-    for number, program in line:
-        if program is not None:
-            counts[program] += 1
-            if counts[program] > share:
+    for number, group in line:
+        if group is not None:
+            counts[group] += 1
+            if counts[group] > share:
                 over.add(number)
     return over
 
 
-def seen(
-    programs: Sequence[int | None], priorities: Sequence[int], rank_of: Callable[[int], int], most: int
-) -> Sequence[int]:
+def seen(claims: Sequence[Claim], priorities: Sequence[int], rank_of: Callable[[int], int], most: int) -> Sequence[int]:
     """The places in line of those who are looked at, where at most so many are. `rank_of` a place: the priority there
     with what was waited for; the line stands in its order.
 
-    The highest first, and of equals of each program as many. Who is beyond that has not waited for them: a program that
-    came first would hold up all others until its last one is admitted.
+    The highest first, and of equals of each owner as many, or of each program of the only one. Who is beyond that has
+    not waited for them: whoever came first would hold up all others until its last one is admitted.
     """
-    if len(programs) <= most:
-        return range(len(programs))
-    share = max(1, most // len(set(programs)))
-    counts: dict[int | None, int] = {}
+    if len(claims) <= most:
+        return range(len(claims))
+    has_one_owner = len({owner for owner, _ in claims}) == 1
+    groups: list[Group] = [program if has_one_owner else owner for owner, program in claims]
+    share = max(1, most // len(set(groups)))
+    counts: dict[Group, int] = {}
     alike: dict[tuple[int, bool], list[int]] = {}  # the first places of a priority, within shares and beyond
-    for place, (program, priority) in enumerate(zip(programs, priorities, strict=True)):
-        count = counts.get(program, 0)
-        counts[program] = count + 1
+    for place, (group, priority) in enumerate(zip(groups, priorities, strict=True)):
+        count = counts.get(group, 0)
+        counts[group] = count + 1
         kept = alike.setdefault((priority, count >= share), [])
         if len(kept) < most:
             kept.append(place)

@@ -217,16 +217,16 @@ def _by_priority(waiting: Sequence[Request]) -> Sequence[Request]:
 
 
 def _seen(line: Sequence[Request]) -> Sequence[Request]:
-    """Of more than are looked at, the first of each priority and each program."""
+    """Of more than are looked at, the first of each priority and each caller or program."""
 
     def rank_of(place: int) -> int:
         return scheduler.rank(line[place].params.priority, line[place].waited_steps)
 
-    programs = [request.job.program for request in line]
-    if len(set(programs)) == 1:
+    claims = [(fairness.owner_of(request.namespace), request.job.program) for request in line]
+    if len(set(claims)) == 1:
         return line[:MAX_MATCHED_WAITING]
     priorities = [request.params.priority for request in line]
-    return [line[place] for place in fairness.seen(programs, priorities, rank_of, MAX_MATCHED_WAITING)]
+    return [line[place] for place in fairness.seen(claims, priorities, rank_of, MAX_MATCHED_WAITING)]
 
 
 def _is_read(request: Request) -> bool:

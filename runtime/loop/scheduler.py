@@ -17,7 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from niwaki.runtime.loop.common import Heads, Prefilling
-from niwaki.runtime.loop.fairness import over_share
+from niwaki.runtime.loop.fairness import Claim, over_share, owner_of
 from niwaki.runtime.loop.plans import AGED_STEPS, Plan, Room, Row, Running, Waiting
 
 Policy = Literal["lpm", "fcfs"]
@@ -378,15 +378,19 @@ def _in_order(
         return *goes_first, request.id not in passing, -request.num_cached
 
     line = sorted(waiting, key=place)
-    programs = [(request.id, request.program) for request in line]
-    over = over_share(programs, (request.program for request in running), slots_left + len(running))
+    claims = [(request.id, _claim(request)) for request in line]
+    over = over_share(claims, map(_claim, running), slots_left + len(running))
     if over:
         line.sort(key=lambda request: _behind_shares(request, request.id in over, aged))
     return line
 
 
+def _claim(request: Waiting | Running) -> Claim:
+    return owner_of(request.namespace), request.program
+
+
 def _behind_shares(request: Waiting, is_over: bool, aged: int | None) -> tuple[int, bool, bool]:
-    """Waiting raises nobody who is over his program's share: as the others of it end, he is within."""
+    """Waiting raises nobody who is over his share, as caller or program: as the others of it end, he is within."""
     return -(request.priority if is_over else _effective_priority(request)), request.id != aged, is_over
 
 

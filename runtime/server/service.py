@@ -209,11 +209,13 @@ class Service:
             raise ApiError(404, "no such page", code="not_found")
 
     def namespace(self, key: bytes, salt: str | None) -> str:
-        """Whose cache a request shares. Keyed with a secret, so that no client can name another's."""
-        if not key and not salt:
-            return ""
-        named = bytes([len(key)]) + key + (salt or "").encode()
-        return hmac.new(self._secret, named, hashlib.sha256).hexdigest()
+        """Whose cache a request shares: the caller's, or one of the caller's several (`loop.fairness`). Keyed with a
+        secret, so that no client can name another's."""
+        owner = hmac.new(self._secret, key, hashlib.sha256).hexdigest() if key else ""
+        if not salt:
+            return owner
+        named = bytes([len(key)]) + key + salt.encode()
+        return f"{owner}/{hmac.new(self._secret, named, hashlib.sha256).hexdigest()}"
 
     def check_model(self, name: str | None) -> None:
         served = self.model.info.model

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from niwaki.runtime.api import SamplingParams, Segment
 from niwaki.runtime.engine import Engine
-from niwaki.runtime.loop.fairness import over_share, seen
+from niwaki.runtime.loop.fairness import Claim, over_share, owner_of, seen
 from niwaki.runtime.loop.plans import Plan, Room, Running, Waiting
 from niwaki.runtime.loop.scheduler import PRIORITY_STEPS, Policy, plan
 from niwaki.runtime.requests.request import Request
@@ -28,6 +28,10 @@ def line_of(programs: Sequence[int | None], cached: dict[int | None, int]) -> li
         )
         for number, program in enumerate(programs)
     ]
+
+
+def claims(programs: Sequence[int]) -> list[Claim]:
+    return [("", program) for program in programs]
 
 
 def planned(waiting: list[Waiting], running: list[Running], places: int, policy: Policy = "lpm") -> Plan:
@@ -55,23 +59,44 @@ def test_one_program_and_requests_of_none_have_all_places(programs: list[int | N
 
 
 def test_more_programs_than_places_have_one_each_at_most() -> None:
-    assert over_share([(number, number // 2) for number in range(20)], [], 4) == set(range(1, 20, 2))
+    assert over_share([(number, ("", number // 2)) for number in range(20)], [], 4) == set(range(1, 20, 2))
+
+
+def test_callers_share_the_places_before_their_programs_do() -> None:
+    """However many programs and caches one of them has."""
+    busy = [(number, ("a", None if number % 2 else number)) for number in range(8)]
+    assert over_share([*busy, (8, ("b", None))], [], 4) == set(range(2, 8))
+    assert over_share([*busy, (8, ("b", None))], [("a", None)] * 2, 4) == set(range(8))
+    forks = [(number, ("a", 1 if number < 3 else 2)) for number in range(4)]
+    assert over_share([*forks, (4, ("b", 3))], [], 8) == {2}, "two of the four places of the first"
+    assert over_share([(number, ("a", None)) for number in range(9)], [], 2) == set()
+
+
+def test_caches_of_one_caller_are_no_more_callers() -> None:
+    line = [replace(request, namespace=f"a/{request.id}") for request in line_of([None] * 8, {None: 36})]
+    line += [replace(request, namespace=name) for request, name in zip(line_of([None] * 10, {})[8:], "bc", strict=True)]
+    assert planned(line, [], 3).admit == (0, 8, 9)
+    assert owner_of("a") == owner_of("a/b") == "a"
+    assert owner_of("") == owner_of("/b") == ""
 
 
 def test_of_a_long_line_the_first_of_each_program_are_seen() -> None:
     def seen_of(programs: Sequence[int | None], most: int) -> list[int]:
-        return list(seen(programs, [0] * len(programs), lambda place: 0, most))
+        return list(seen([("", program) for program in programs], [0] * len(programs), lambda place: 0, most))
 
     assert seen_of([1, 1, 1, 2], 9) == [0, 1, 2, 3]
     assert seen_of([1] * 10 + [2] + [3] * 5, 6) == [0, 1, 2, 10, 11, 12], "what the second leaves is the first one's"
     assert seen_of([None] * 10, 4) == [0, 1, 2, 3]
+    callers = [("a", number) for number in range(10)] + [("b", None)]
+    assert list(seen(callers, [0] * 11, lambda place: 0, 4)) == [0, 1, 2, 10]
 
 
 def test_of_a_long_line_a_higher_priority_is_seen_first() -> None:
     priorities = [5] * 4 + [0] * 4
-    assert list(seen([1] * 4 + [2] * 4, priorities, priorities.__getitem__, 4)) == [0, 1, 2, 3]
+    assert list(seen(claims([1] * 4 + [2] * 4), priorities, priorities.__getitem__, 4)) == [0, 1, 2, 3]
     ranks = [6, 5, 5, 5, 5, 0, 0, 0]
-    assert list(seen([2] + [1] * 4 + [2] * 3, [0, *priorities[:4], 0, 0, 0], ranks.__getitem__, 4)) == [0, 1, 2, 3]
+    line = claims([2] + [1] * 4 + [2] * 3)
+    assert list(seen(line, [0, *priorities[:4], 0, 0, 0], ranks.__getitem__, 4)) == [0, 1, 2, 3]
 
 
 def test_waiting_long_before_another_program_came_raises_nobody_over_its_share() -> None:
@@ -79,7 +104,7 @@ def test_waiting_long_before_another_program_came_raises_nobody_over_its_share()
     line = [*old, replace(line_of([2] * 9, {})[8], waited_steps=5)]
     assert planned(line, [], 4).admit == (0, 1, 8, 2)
     ranks = [3] * 10 + [0]
-    assert list(seen([1] * 10 + [2], [0] * 11, ranks.__getitem__, 4)) == [0, 1, 2, 10]
+    assert list(seen(claims([1] * 10 + [2]), [0] * 11, ranks.__getitem__, 4)) == [0, 1, 2, 10]
 
 
 def test_what_was_forked_is_of_the_same_program(bundled_engine: Engine) -> None:
