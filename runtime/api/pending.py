@@ -101,17 +101,25 @@ class Generation(Pending[tuple[Output, ...]]):
     # Another number after somebody has begun to read any: a backend need not look at all of them in every step.
     num_read: ClassVar[int] = 0
 
-    def __init__(self, cancel: Callable[[], None] | None = None) -> None:
+    def __init__(self, cancel: Callable[[], None] | None = None, listen: Callable[[bool], None] | None = None) -> None:
+        """`listen` is called once, when somebody begins to take deltas, with whether he waits for each."""
         super().__init__(cancel)
+        self._listen = listen
         self._deltas: list[Delta] = []
         self._watchers: tuple[Callable[[], None], ...] = ()
         self._num_waiting = 0  # in `deltas`
         self._is_streamed = False
+        self._is_read = False
 
     @property
     def is_streamed(self) -> bool:
-        """Whether anybody has begun to read deltas. Until then a backend may send several as one."""
+        """Whether anybody has begun to take deltas. Until then a backend may send several as one."""
         return self._is_streamed
+
+    @property
+    def is_read(self) -> bool:
+        """Whether anybody waits for each of them."""
+        return self._is_read
 
     def push(self, delta: Delta) -> None:
         """Backend side: one more piece of text. One thread at a time does this."""
@@ -124,9 +132,10 @@ class Generation(Pending[tuple[Output, ...]]):
             with self._changed:
                 self._changed.notify_all()
 
-    def watch(self, tell: Callable[[], None]) -> None:
-        """Call `tell` whenever there may be more for `deltas_from`. It must neither wait nor raise."""
-        self._begin_reading()
+    def watch(self, tell: Callable[[], None], *, reads: bool = True) -> None:
+        """Call `tell` whenever there may be more for `deltas_from`. It must neither wait nor raise. Without `reads`
+        nobody waits for what comes: it is counted, say."""
+        self._begin_reading(reads=reads)
         with self._lock:
             if not self._done:
                 self._watchers += (tell,)
@@ -136,14 +145,15 @@ class Generation(Pending[tuple[Output, ...]]):
     def _end(self, value: tuple[Output, ...] | None, error: BaseException | None) -> None:
         super()._end(value, error)
         self._watchers = ()  # all is there: who still looks need not be told, and they hold this
+        self._listen = None
 
     def deltas_from(self, position: int) -> list[Delta]:
         """Those from `position` on that are there; waits for none."""
         return self._deltas[position:]
 
-    def add_delta_callback(self, callback: Callable[[Delta], None]) -> None:
-        """Call back with every delta, those that already came included, in order."""
-        self.watch(_Caller(self._deltas, callback))
+    def add_delta_callback(self, callback: Callable[[Delta], None], *, reads: bool = True) -> None:
+        """Call back with every delta, those that already came included, in order. `reads`: as for `watch`."""
+        self.watch(_Caller(self._deltas, callback), reads=reads)
 
     def deltas(self, timeout: float | None = None) -> Iterator[Delta]:
         """All deltas from the first on, also when called late. Raises what the generation failed with.
@@ -158,9 +168,14 @@ class Generation(Pending[tuple[Output, ...]]):
         if self._error is not None:
             raise self._error
 
-    def _begin_reading(self) -> None:
+    def _begin_reading(self, *, reads: bool = True) -> None:
         self._is_streamed = True
+        self._is_read |= reads
         Generation.num_read = next(_reading_numbers)  # none twice: who writes late, too, is seen by who looks then
+        with self._lock:
+            listen, self._listen = self._listen, None
+        if listen is not None:
+            listen(reads)
 
     def _after(self, position: int, timeout: float | None) -> list[Delta]:
         """Wait for deltas from `position` on; empty when there will be none."""

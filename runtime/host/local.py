@@ -23,6 +23,7 @@ from niwaki.radix.outline import OutlineNode
 from niwaki.runtime.api import (
     BackendInfo,
     Branch,
+    Delta,
     EngineStopped,
     Generation,
     GenerationError,
@@ -152,7 +153,7 @@ class LocalBackend(Templates):
         own.move(*own.extended(delta, self._tokenizer))
 
     def generate(
-        self, branch: Branch, delta: Sequence[Segment], params: SamplingParams, *, streams: bool = True
+        self, branch: Branch, delta: Sequence[Segment], params: SamplingParams, *, streams: bool | None = True
     ) -> Generation:
         """`streams`: as for `start`."""
         own = open_branch(branch, LocalBranch)
@@ -233,7 +234,7 @@ class LocalBackend(Templates):
         *,
         logits_from: int | None = None,
         num_settled: int = 0,
-        streams: bool = True,
+        streams: bool | None = True,
         program: int | None = None,
     ) -> Generation:
         """Generate from token ids. `logits_from`: the first position whose next-token log-probability is wanted; then
@@ -294,6 +295,17 @@ class LocalBackend(Templates):
             generation.fail(error)  # which nobody has: it is none of the branch's any more
             raise
         return generation
+
+    def tell_deltas(self, generation: Generation, tell: Callable[[Delta], None], *, reads: bool) -> None:
+        """Have `tell` called with each delta of what runs, from the first one on: from between two steps on, so that
+        none of them comes behind the end. `reads`: as for `Generation.watch`."""
+
+        def begin() -> None:
+            if not generation.is_done:
+                generation.add_delta_callback(tell, reads=reads)
+
+        with suppress(EngineStopped):
+            self._inbox.post(begin)
 
     def together(self) -> AbstractContextManager[None]:
         """What this thread starts inside comes to the engine a few dozen at a time, so that its first step is not one

@@ -23,6 +23,7 @@ from niwaki.runtime.api import (
     Delta,
     EngineStopped,
     Generation,
+    Output,
     Pending,
     RequestError,
     SamplingOptions,
@@ -87,6 +88,7 @@ class _Asked:
     branch: ClientBranch | None = None
     accepted: Pending[None] | None = None
     push: Callable[[Delta], None] | None = None  # of a generation: looked up once, called for each of its tokens
+    is_late: bool = False  # a generation of which no delta comes before somebody asks
     undo: Callable[[], None] | None = None  # before a failure is told
 
 
@@ -178,6 +180,8 @@ class EngineClient(Templates):
                     ids = np.concatenate([asked.branch.ids[:same], np.frombuffer(behind, dtype=np.int32)])
                     asked.branch.move(ids, len(ids))
                     asked.branch.num_there = len(ids)
+                if asked.is_late and isinstance(asked.pending, Generation) and not asked.pending.deltas_from(0):
+                    asked.pending.push(_whole(outputs[0]))
                 value = outputs
             case frames.Weighed(_, scores, num_open):
                 if asked.branch is not None:
@@ -217,11 +221,12 @@ class EngineClient(Templates):
         branch: ClientBranch | None = None,
         *,
         logits_from: int | None = None,
-        streams: bool = True,
+        streams: bool | None = True,
         program: int = 0,
     ) -> Generation:
         """Generate from token ids. A constraint is waited for until it is compiled, except where nobody may wait.
-        Without `streams` there will be no deltas: each costs both processes something, read or not. `program`: above 0,
+        Without `streams` there will be no deltas: each costs both processes something, read or not; None: they come as
+        soon as somebody asks for them, or as one at the end. `program`: above 0,
         the same for all requests without a branch that share their places; 0: it stands for itself.
 
         Raises:
@@ -229,12 +234,17 @@ class EngineClient(Templates):
         """
         self._limits.check(ids, params)
         number = next(self._numbers)
-        generation = Generation(lambda: self.post(frames.Cancel(number)))
+        late = streams is None and self._keeps_branches
+        streams = streams is not False and not late
+        generation = Generation(
+            lambda: self.post(frames.Cancel(number)),
+            (lambda reads: self.post(frames.Listen(number, reads))) if late else None,
+        )
         accepted: Pending[None] | None = Pending() if params.compiles and not _must_not_wait() else None
         keep, branch_number = self._kept(branch)
         self._ask(
             number,
-            _Asked(generation, branch, accepted, generation.push),
+            _Asked(generation, branch, accepted, generation.push, is_late=late),
             frames.Start(
                 number, branch_number, keep, frames.packed(ids[keep:]), frames.plain(params), namespace, logits_from,
                 0 if branch is None else branch.num_settled, streams, program if branch is None else branch.program,
@@ -302,8 +312,9 @@ class EngineClient(Templates):
         own.move(*own.extended(delta, self._tokenizer))
 
     def generate(
-        self, branch: Branch, delta: Sequence[Segment], params: SamplingParams, *, streams: bool = True
+        self, branch: Branch, delta: Sequence[Segment], params: SamplingParams, *, streams: bool | None = True
     ) -> Generation:
+        """`streams`: as for `start`."""
         own = open_branch(branch, ClientBranch)
         with own.moved_behind(delta, self._tokenizer):
             return self.start(own.ids, params, own.namespace, own, streams=streams)
@@ -430,6 +441,10 @@ class _ScriptThere:
         self._client.post(frames.Cancel(self._number))
         for branch in left.values():
             self._client.close(branch)
+
+
+def _whole(output: Output) -> Delta:
+    return Delta(output.text, output.token_ids, output.logprobs, output.top_logprobs)
 
 
 def _fail(asked: _Asked, error: Exception) -> None:

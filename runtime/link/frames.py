@@ -33,7 +33,7 @@ class Load(msgspec.Struct, tag=0, array_like=True, frozen=True):
 
 class Start(msgspec.Struct, tag=1, array_like=True, frozen=True):
     """Generate. The prompt is the first `keep` tokens of `branch`, then `tail` (int32); branch 0 is none. Its first
-    `settled` tokens are never taken back. Without `streams` no piece is told, the end alone."""
+    `settled` tokens are never taken back. Without `streams` no piece is told, the end alone, unless `Listen` comes."""
 
     id: int
     branch: int
@@ -103,7 +103,15 @@ class Demote(msgspec.Struct, tag=9, array_like=True, frozen=True):
     branch: int
 
 
-Order = Load | Start | Weigh | Fork | Close | Cancel | Flush | Look | RunScript | Demote
+class Listen(msgspec.Struct, tag=10, array_like=True, frozen=True):
+    """Tell the pieces of a generation that was started without, from the first one on. With `reads` somebody waits for
+    each."""
+
+    id: int
+    reads: bool
+
+
+Order = Load | Start | Weigh | Fork | Close | Cancel | Flush | Look | RunScript | Demote | Listen
 
 # ---------------------------------------------------------------------------------------------------------------
 # From the engine

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from niwaki.runtime.api import Generation, NiwakiError, Pending, SamplingParams, Score
+from niwaki.runtime.api import Delta, Generation, NiwakiError, Pending, SamplingParams, Score
 from niwaki.runtime.api.script import Generate, Script
 from niwaki.runtime.host.local import LocalBackend
 from niwaki.runtime.host.local_branch import LocalBranch
@@ -49,8 +49,9 @@ class Orders:
         self._engine = engine
         self._outlet = outlet
         self._branches: dict[int, LocalBranch] = {}
-        self._lock = threading.Lock()  # the field below
+        self._lock = threading.Lock()  # the two fields below
         self._running: dict[int, Running | None] = {}  # None: its constraint is being compiled
+        self._early: dict[int, bool] = {}  # of these: somebody listens, and whether he reads
         self._compiling = ThreadPoolExecutor(COMPILERS, thread_name_prefix="niwaki-constrain")
         engine.after_step = outlet.flush
 
@@ -78,8 +79,16 @@ class Orders:
             case frames.Cancel(id):
                 with self._lock:
                     running = self._running.pop(id, None)
+                    self._early.pop(id, None)
                 if running is not None:
                     running.cancel()
+            case frames.Listen(id, reads):
+                with self._lock:
+                    running = self._running.get(id)
+                    if running is None and id in self._running:
+                        self._early[id] = reads
+                if isinstance(running, Generation):
+                    self._tell_pieces(id, running, reads)
             case frames.Flush(id):
                 self._compiling.submit(self._flush, id)
             case frames.Look():
@@ -126,6 +135,16 @@ class Orders:
         if order.streams:
             generation.add_delta_callback(lambda delta: self._outlet.post(frames.Piece(order.id, delta), flush=False))
         generation.add_done_callback(end)
+        with self._lock:
+            reads = self._early.pop(order.id, None)
+        if reads is not None:
+            self._tell_pieces(order.id, generation, reads)
+
+    def _tell_pieces(self, id: int, generation: Generation, reads: bool) -> None:
+        def tell(delta: Delta) -> None:
+            self._outlet.post(frames.Piece(id, delta), flush=False)
+
+        self._engine.tell_deltas(generation, tell, reads=reads)
 
     def _weigh(self, order: frames.Weigh) -> None:
         branch = self._branch(order)
@@ -195,6 +214,7 @@ class Orders:
         except Exception as error:  # whatever it is, somebody waits for it
             with self._lock:
                 self._running.pop(request_id, None)
+                self._early.pop(request_id, None)
             self._outlet.post(frames.failed(request_id, error))
             return None
         with self._lock:

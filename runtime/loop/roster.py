@@ -231,7 +231,7 @@ def _seen(line: Sequence[Request]) -> Sequence[Request]:
 
 def _is_read(request: Request) -> bool:
     """Whether somebody reads its text as it comes."""
-    return isinstance(request.job, GenerateJob) and request.index == 0 and request.job.generation.is_streamed
+    return isinstance(request.job, GenerateJob) and request.index == 0 and request.job.generation.is_read
 
 
 def _max_cached(request: Request) -> int:

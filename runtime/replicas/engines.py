@@ -164,6 +164,8 @@ class ReplicaLink:
                 self._loop.call_soon_threadsafe(self._cancel, id)
             case frames.Fork() | frames.Close() | frames.Demote():
                 pass  # no branch stands there
+            case frames.Listen():
+                raise AssertionError("pieces come from the start: who would be asked later may be another one")
             case frames.Load():
                 raise AssertionError("Serve loads the replicas")
 

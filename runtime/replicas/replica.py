@@ -38,7 +38,9 @@ class Replica:
     async def ask(self, said: bytes, marks: bytes) -> AsyncIterator[bytes]:
         """Carry out an order; its reports as they come, those of a step together. `marks` are for the router."""
         order: Order = msgspec.msgpack.decode(said, type=Order)
-        assert not isinstance(order, frames.Load | frames.Fork | frames.Close | frames.Cancel | frames.Demote)
+        assert not isinstance(
+            order, frames.Load | frames.Fork | frames.Close | frames.Cancel | frames.Demote | frames.Listen
+        )
         answer = self._answers.open(order.id)
         try:
             self._orders.take(order)

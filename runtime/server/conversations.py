@@ -36,9 +36,9 @@ class Engine(Backend, Protocol):
     """Where conversations stand."""
 
     def generate(
-        self, branch: Branch, delta: Sequence[Segment], params: SamplingParams, *, streams: bool = True
+        self, branch: Branch, delta: Sequence[Segment], params: SamplingParams, *, streams: bool | None = True
     ) -> Generation:
-        """As `Backend.generate`; without `streams` nobody will read pieces."""
+        """As `Backend.generate`; `streams`: as `Service.must_stream` gives it."""
         ...
 
     def demote(self, branch: Branch) -> None:
@@ -187,8 +187,8 @@ class Stand:
         assert isinstance(branch, BranchTokens), "an engine's"
         return branch.ids
 
-    def start(self, params: SamplingParams, *, streams: bool) -> Generation:
-        """Generate from there; without `streams` nobody will read pieces. Raises Cancelled: it was closed meanwhile."""
+    def start(self, params: SamplingParams, *, streams: bool | None) -> Generation:
+        """Generate from there; `streams`: as `Service.must_stream` gives it. Raises Cancelled: closed meanwhile."""
         branch = self._branch
         if branch is None:
             raise Cancelled("the client is gone")

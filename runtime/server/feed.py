@@ -52,11 +52,13 @@ class Feed:
     tokenized.
     """
 
-    def __init__(self, size: int, metrics: Metrics, *, streams: bool = True) -> None:
-        """Without `streams` there are no pieces: each costs something, read or not."""
+    def __init__(self, size: int, metrics: Metrics, *, streams: bool | None = True) -> None:
+        """Without `streams` there are no pieces: each costs something, read or not. None: they are counted, and nobody
+        waits for them."""
         self.size = size
         self._metrics = metrics
-        self._streams = streams
+        self._streams = streams is not False
+        self._reads = bool(streams)
         self._loop = asyncio.get_running_loop()
         self._reader: asyncio.Future[None] | None = None  # waits; used on the loop only
         self._events: deque[Event] = deque()  # all but pieces, which their generations keep
@@ -82,7 +84,7 @@ class Feed:
             generation.cancel()
             return
         if self._streams:
-            generation.watch(self._hear)
+            generation.watch(self._hear, reads=self._reads)
         generation.add_done_callback(partial(self._end, index, generation))
 
     def _hear(self) -> None:

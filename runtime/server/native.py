@@ -222,7 +222,9 @@ async def generate(request: Request) -> Response:
 
     try:
         # One that has a name may be aborted, and is then answered with what there is.
-        streams = bool(body.stream) or body.rid is not None
+        streams = service.must_stream(bool(body.stream))
+        if body.rid is not None and not streams:
+            streams = None
         compiles = any(one.compiles for one in sampling)
         feed = await service.begin(size, prepare, compiles=compiles, streams=streams)
     except Exception as error:

@@ -56,8 +56,8 @@ class Ground(Protocol):
 class Keeper(Ground, Protocol):
     """Who keeps a chat's answer, such as a session: it has the turns before, and is told before the client is."""
 
-    def start(self, params: SamplingParams, *, streams: bool) -> Generation:
-        """Generate from there, on a thread; without `streams` nobody will read pieces."""
+    def start(self, params: SamplingParams, *, streams: bool | None) -> Generation:
+        """Generate from there, on a thread; `streams`: as `Service.must_stream` gives it."""
         ...
 
     async def keep(self, choice: Json, output: Output, used: Json) -> Json:

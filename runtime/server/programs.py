@@ -91,7 +91,17 @@ class ServedProgram(Protocol):
         ...
 
 
-def programs_router(programs: Sequence[ServedProgram], backend: Backend) -> APIRouter:
+class Engine(Backend, Protocol):
+    """What served programs run on."""
+
+    def generate(
+        self, branch: Branch, delta: Sequence[Segment], params: SamplingParams, *, streams: bool | None = True
+    ) -> Generation:
+        """As `Backend.generate`; without `streams` there are no pieces, with None from when somebody asks for them."""
+        ...
+
+
+def programs_router(programs: Sequence[ServedProgram], backend: Engine) -> APIRouter:
     """Two pages for each program."""
     router = APIRouter()
     for program in programs:
@@ -145,7 +155,7 @@ def _results_of(name: str, answer: type[BaseModel]) -> type[BaseModel]:
 class _Run:
     """A program that runs for a client, as the service counts and ends it. It runs on `backend`, which counts, too."""
 
-    def __init__(self, backend: Backend, metrics: Metrics, size: int = 1) -> None:
+    def __init__(self, backend: Engine, metrics: Metrics, size: int = 1) -> None:
         self.size = size
         self.num_tokens = 0
         self.backend = cast("Backend", _Metered(backend, self._charge, metrics.ended))
@@ -187,7 +197,7 @@ class _Metered:
     """A backend that tells how many tokens were computed, and each generation's end; in all else the one that it
     stands before."""
 
-    def __init__(self, backend: Backend, charge: Callable[[int], None], ended: Callable[[Generation], None]) -> None:
+    def __init__(self, backend: Engine, charge: Callable[[int], None], ended: Callable[[Generation], None]) -> None:
         self._backend = backend
         self._charge = charge
         self._ended = ended
@@ -196,7 +206,7 @@ class _Metered:
         return getattr(self._backend, name)
 
     def generate(self, branch: Branch, delta: Sequence[Segment], params: SamplingParams) -> Generation:
-        generation = self._backend.generate(branch, delta, params)
+        generation = self._backend.generate(branch, delta, params, streams=None)
 
         def count() -> None:
             self._ended(generation)
@@ -225,7 +235,7 @@ class _Metered:
         return pending
 
 
-def _page_of(program: ServedProgram, backend: Backend) -> Callable[..., Awaitable[Response]]:
+def _page_of(program: ServedProgram, backend: Engine) -> Callable[..., Awaitable[Response]]:
     async def page(
         request: Request, stream: Annotated[bool, Query(description="Server-sent events while it runs.")] = False
     ) -> Response:
@@ -242,7 +252,7 @@ def _page_of(program: ServedProgram, backend: Backend) -> Callable[..., Awaitabl
 
 
 def _batch_page_of(
-    program: ServedProgram, batch: type[BaseModel], backend: Backend
+    program: ServedProgram, batch: type[BaseModel], backend: Engine
 ) -> Callable[[Request], Awaitable[Response]]:
     async def page(request: Request) -> Response:
         service = service_of(request)

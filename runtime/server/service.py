@@ -67,9 +67,9 @@ class EngineClient(Protocol):
         namespace: str = "",
         *,
         logits_from: int | None = None,
-        streams: bool = True,
+        streams: bool | None = True,
     ) -> Generation:
-        """Generate; without `streams` nobody will read pieces.
+        """Generate; without `streams` nobody will read pieces, with None somebody may.
 
         Raises:
             RequestError, ConstraintError, CapacityError: where it can tell at once.
@@ -265,16 +265,14 @@ class Service:
         self._count(one.size)
 
     async def begin(
-        self, size: int, prepare: Callable[[], Sequence[Work]], *, compiles: bool, streams: bool = True
+        self, size: int, prepare: Callable[[], Sequence[Work]], *, compiles: bool, streams: bool | None = True
     ) -> Feed:
         """Start `size` sequences. `prepare` tokenizes and checks, on a thread; the caller must `finish` the feed.
-        Without `streams` the caller reads no pieces, and there may be none.
+        `streams`: what `must_stream` gives, or None for who may want pieces though nobody waits for them.
 
         Raises:
             ApiError: as `admit`. NiwakiError: what `prepare` and the engine raise.
         """
-
-        streams = self.must_stream(streams)
 
         def start() -> Iterator[Generation]:
             for work in prepare():
@@ -284,12 +282,13 @@ class Service:
 
         return await self.begin_generations(size, start, compiles=compiles, streams=streams)
 
-    def must_stream(self, is_read: bool) -> bool:
-        """Whether pieces must come: who is held to tokens a minute pays for those of an answer that it leaves, too."""
-        return is_read or self._rates.counts_tokens(caller.get())
+    def must_stream(self, is_read: bool) -> bool | None:
+        """Whether pieces must come; None: they are counted alone. Who is held to tokens a minute pays for those of an
+        answer that it leaves, too."""
+        return None if not is_read and self._rates.counts_tokens(caller.get()) else is_read
 
     async def begin_generations(
-        self, size: int, start: Callable[[], Iterable[Generation]], *, compiles: bool, streams: bool = True
+        self, size: int, start: Callable[[], Iterable[Generation]], *, compiles: bool, streams: bool | None = True
     ) -> Feed:
         """As `begin`, for those who start their `size` generations themselves, on a thread."""
         self.admit(size)

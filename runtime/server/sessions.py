@@ -124,7 +124,7 @@ class SessionTurn:
     def place(self, segments: Sequence[Segment], namespace: str) -> TokenIds:
         return self._stand.place(segments, namespace)
 
-    def start(self, params: SamplingParams, *, streams: bool) -> Generation:
+    def start(self, params: SamplingParams, *, streams: bool | None) -> Generation:
         return self._stand.start(params, streams=streams)
 
     async def keep(self, choice: Json, output: Output, used: Json) -> Json:

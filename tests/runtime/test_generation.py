@@ -81,6 +81,21 @@ def test_who_comes_late_is_told_of_what_there_is() -> None:
     assert generation.deltas_from(2) == []
 
 
+def test_who_only_counts_reads_nothing_and_the_first_who_listens_is_told_of_once() -> None:
+    told: list[bool] = []
+    generation = Generation(listen=told.append)
+    assert told == []
+    generation.watch(lambda: None, reads=False)
+    assert (bool(generation.is_streamed), generation.is_read, told) == (True, False, [False])
+    generation.add_delta_callback(lambda delta: None)
+    assert (generation.is_read, told) == (True, [False])
+    late: list[bool] = []
+    ended = Generation(listen=late.append)
+    ended.succeed(())
+    assert list(ended.deltas()) == []
+    assert late == [], "nobody is there to be asked any more"
+
+
 def test_a_callback_that_fails_keeps_no_delta_from_others() -> None:
     generation = Generation()
     heard: list[Delta] = []

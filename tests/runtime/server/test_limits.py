@@ -170,11 +170,16 @@ def test_an_answer_that_nobody_waited_for_uses_tokens_up_too(engine: Engine) -> 
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "the"}], "max_tokens": 2}, False),
         ("/v1/responses", {"input": "the", "max_output_tokens": 2, "store": False}, False),
         ("/generate", {"text": "the"}, False),
-        ("/generate", {"text": "the", "rid": "it may be aborted"}, True),
+        ("/generate", {"text": "the", "rid": "it may be aborted"}, None),
     ],
 )
 def test_pieces_are_asked_for_where_somebody_reads_them(
-    client: httpx2.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch, page: str, body: object, streams: bool
+    client: httpx2.Client,
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    page: str,
+    body: object,
+    streams: bool | None,
 ) -> None:
     asked: list[object] = []
     start = engine.backend.start
@@ -186,6 +191,24 @@ def test_pieces_are_asked_for_where_somebody_reads_them(
     monkeypatch.setattr(engine.backend, "start", noted)
     assert client.post(page, json=body).status_code == 200
     assert asked == [streams]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_who_is_held_to_tokens_a_minute_is_no_reader_for_that(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
+    started: list[Generation] = []
+    start = engine.backend.start
+
+    def noted(*args: object, **options: object) -> Generation:
+        started.append(start(*args, **options))  # type: ignore[arg-type]  # what it was given
+        return started[-1]
+
+    monkeypatch.setattr(engine.backend, "start", noted)
+    body = {"prompt": "the cat", "max_tokens": 4, "stream": streams}
+    with serving(engine, ServerConfig(port=0, limits=KeyLimits(tokens_per_minute=1000))) as url:
+        assert httpx2.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
+    assert [(bool(one.is_streamed), bool(one.is_read)) for one in started] == [(True, streams)]
 
 
 def test_a_file_without_keys_opens_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 import niwaki as nw
 from niwaki.lang.endpoint import Endpoint
 from niwaki.lang.state import State
-from niwaki.runtime.api import EngineStopped
+from niwaki.runtime.api import EngineStopped, Generation
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.keys import KeyLimits
@@ -108,6 +108,25 @@ def programs(engine: Engine) -> Iterator[httpx2.Client]:
     config = ServerConfig(port=0, key_digests=digests(["a-key-of-ours"]))
     with serving(engine, config, served) as url, httpx2.Client(base_url=url, timeout=60, headers=KEY) as client:
         yield client
+
+
+@pytest.mark.parametrize("streams", ["true", "false"])
+def test_a_program_asks_for_pieces_where_its_client_does(
+    programs: httpx2.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch, streams: str
+) -> None:
+    """Others' prompts make way for whoever reads, and each piece costs both processes something."""
+    started: list[tuple[object, Generation]] = []
+    generate = engine.backend.generate
+
+    def noted(*args: Any, **options: Any) -> Generation:
+        generation = generate(*args, **options)
+        started.append((options["streams"], generation))
+        return generation
+
+    monkeypatch.setattr(engine.backend, "generate", noted)
+    assert programs.post(f"/programs/judge?stream={streams}", json={"text": "the cat"}).status_code == 200
+    assert [asked for asked, _ in started] == [None, None]
+    assert any(generation.is_read for _, generation in started) is (streams == "true")
 
 
 def test_parameters_go_in_by_name_and_typed_values_come_out(programs: httpx2.Client) -> None:

@@ -1,0 +1,124 @@
+"""Pieces come for those who ask for them: from the first one on, and in order, whenever they do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from niwaki.runtime.api import Delta, Generation, Regex, SamplingParams
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.link import frames
+from niwaki.runtime.link.engine_client import EngineClient, _Asked
+from niwaki.runtime.link.frames import Order, Report
+from niwaki.runtime.link.orders import Orders
+from niwaki.runtime.loop.roster import _is_read
+from tests.lang.waiting import PATIENCE
+from tests.runtime.server.conftest import held
+
+IDS = np.array([5, 6, 7], np.int32)
+PARAMS = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True)
+
+
+class Way:
+    """Orders on an engine here, and the reports that came back."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.reports: list[Report] = []
+        self.engine = engine
+        self.client = EngineClient(engine.tokenizer)
+        self.orders = Orders(engine.backend, self)
+        self.client.connect(self, frames.loaded_by(engine))
+
+    def post(self, message: Order | Report, *, flush: bool = True) -> None:
+        if isinstance(message, Order):
+            self.orders.take(message)
+        else:
+            self.reports.append(message)
+            self.client.receive([message])
+
+    def flush(self) -> None: ...
+
+    @property
+    def num_pieces(self) -> int:
+        return sum(isinstance(report, frames.Piece) for report in self.reports)
+
+
+@pytest.fixture
+def way(toy_folder: Path) -> Iterator[Way]:
+    with Engine(toy_folder, kv_tokens=1024) as engine:
+        made = Way(engine)
+        yield made
+        made.orders.close()
+
+
+def text_of(deltas: list[Delta]) -> str:
+    return "".join(delta.text for delta in deltas)
+
+
+def test_who_does_not_ask_costs_no_piece_and_has_the_whole_text_in_the_end(way: Way) -> None:
+    generation = way.client.start(IDS, PARAMS, streams=None)
+    (output,) = generation.result(60)
+    assert way.num_pieces == 0
+    (delta,) = generation.deltas()
+    assert (delta.text, delta.token_ids) == (output.text, output.token_ids)
+    assert len(output.token_ids) == 12
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_who_asks_while_it_runs_hears_all_of_it(way: Way, reads: bool) -> None:
+    """And counts as a reader only where he waits for it."""
+    heard: list[Delta] = []
+    was_read: list[bool] = []
+    several = threading.Event()
+
+    def hear(delta: Delta) -> None:
+        heard.append(delta)
+        was_read.extend(map(_is_read, way.engine.backend._core._roster.running.values()))
+        if len(heard) > 3:
+            several.set()
+
+    with held(way.engine, steps=4) as release:
+        generation = way.client.start(IDS, PARAMS, streams=None)
+        assert not heard
+        generation.add_delta_callback(hear, reads=reads)
+        release()
+        (output,) = generation.result(60)
+    assert several.wait(PATIENCE)
+    assert text_of(heard) == output.text
+    assert [token for delta in heard for token in delta.token_ids] == list(output.token_ids)
+    assert way.num_pieces == len(heard) > 3
+    assert set(was_read) == {reads}
+
+
+def test_who_asks_before_the_constraint_is_compiled_hears_it(way: Way) -> None:
+    gate = threading.Event()
+    for _ in range(2):  # all threads that compile
+        way.orders._compiling.submit(gate.wait, PATIENCE)
+    generation = Generation()
+    way.client._asked[77] = asked(generation)
+    params = SamplingParams(max_new_tokens=40, temperature=0, constraint=Regex("[a-z ]{12}"))
+    way.post(frames.Start(77, 0, 0, frames.packed(IDS), frames.plain(params), "", None, 0, False, 0))
+    way.post(frames.Listen(77, True))
+    with held(way.engine, steps=1):
+        gate.set()
+    (output,) = generation.result(60)
+    assert len(output.text) == 12
+    assert way.num_pieces > 0
+    assert text_of(list(generation.deltas())) == output.text
+    assert not way.orders._early
+
+
+def test_where_each_order_may_go_to_another_engine_pieces_come_from_the_start(way: Way) -> None:
+    way.client.connect(way, frames.loaded_by(way.engine), keeps_branches=False)
+    (output,) = way.client.start(IDS, PARAMS, streams=None).result(60)
+    assert way.num_pieces > 3
+    assert not any(isinstance(report, frames.Listen) for report in way.reports)
+    assert output.text
+
+
+def asked(generation: Generation) -> _Asked:
+    return _Asked(generation, None, None, generation.push, is_late=True)
