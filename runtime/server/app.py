@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -32,7 +33,10 @@ from niwaki.runtime.server.wire import ErrorAnswer, gives, json_response, refere
 MAX_REQUEST_ID = 128
 CLIENT_CLOSED = 499  # nobody reads it; the field's number for it in counts
 # What is refused before it is routed and read while the queue is full: more of these come than of all others.
-GENERATING = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate", "/scripts"))
+GENERATING = re.compile(
+    "/v1/(chat/completions|completions|responses|sessions/[^/]+/(chat/completions|branches))|/generate|/scripts"
+    "|/branches(/[^/]+/(generate|score))?|/programs/[^/]+(/batch)?"
+)
 PROBED = ("/health", "/ready")  # by those who know the server's address and none of its names, as Kubernetes' probes do
 
 ERRORS = {
@@ -160,7 +164,7 @@ class _Turnstile:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] in GENERATING and scope["method"] in ("POST", "PUT"):
+        if scope["type"] == "http" and scope["method"] in ("POST", "PUT") and GENERATING.fullmatch(scope["path"]):
             refusal = self._refusal_of(scope)
             if refusal is not None:
                 await _refusal(self._service, refusal)(scope, receive, send)

@@ -21,7 +21,11 @@ KEY = "a-key-of-ours"
 ORIGIN = "https://team.example"
 KNOWN = {"authorization": f"Bearer {KEY}", "origin": ORIGIN}
 LONG = {"prompt": "the cat", "max_tokens": 500, "ignore_eos": True, "temperature": 0}
-PAGES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate", "/scripts")
+PAGES = (
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate", "/scripts", "/branches",
+    "/branches/some/generate", "/branches/some/score", "/v1/sessions/some/chat/completions",
+    "/v1/sessions/some/branches", "/programs/some", "/programs/some/batch",
+)  # fmt: skip
 
 
 @contextmanager
@@ -64,6 +68,11 @@ def test_no_body_is_waited_for(turned_away: httpx2.Client, page: str) -> None:
         assert status_of_next(answers) == 503
         wire.sendall(b'{"a":1' + b"GET /ready HTTP/1.1\r\nhost: localhost\r\n\r\n")  # the body, and who asks next
         assert status_of_next(answers) == 200
+
+
+@pytest.mark.parametrize("page", ["/tokenize", "/branches/some/append", "/branches/some/fork", "/v1/sessions"])
+def test_what_generates_nothing_is_answered(turned_away: httpx2.Client, page: str) -> None:
+    assert turned_away.post(page, json={}, headers=KNOWN).status_code != 503
 
 
 def test_pages_of_other_origins_can_read_the_refusal(turned_away: httpx2.Client) -> None:
