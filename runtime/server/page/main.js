@@ -150,10 +150,13 @@ async function exportSession() {
 // -- the conversation ------------------------------------------------------------------------------------------------
 
 async function ask(text) {
+  const asked = request(text); // before a session is made for what cannot be asked
   if (session === null) {
-    session = (await post("v1/sessions", { title: text.slice(0, TITLE_LENGTH) })).id;
-    $("talk-title").textContent = text.slice(0, TITLE_LENGTH);
+    const title = titleOf(text);
+    session = (await post("v1/sessions", { title })).id;
+    $("talk-title").textContent = title;
     for (const name of OF_SESSIONS) $(name).disabled = false;
+    await listSessions();
   }
   $("draft").value = "";
   const here = session;
@@ -166,8 +169,8 @@ async function ask(text) {
   busy(true);
   let told = "";
   try {
-    const turn = await answerInto(answer.querySelector(".body"), here, text, running.signal);
-    shown.append(toldElement(turn));
+    const turn = await answerInto(answer.querySelector(".body"), here, asked, running.signal);
+    following(() => shown.append(toldElement(turn)));
     shown.dataset.turn = turn.id;
   } catch (error) {
     shown.remove(); // a turn that did not end was never said
@@ -182,16 +185,28 @@ async function ask(text) {
   await listSessions();
 }
 
-async function answerInto(body, here, text, signal) {
+// The first line, cut off behind a word.
+function titleOf(text) {
+  const [line] = text.split("\n");
+  if (line.length <= TITLE_LENGTH) return line;
+  const cut = line.slice(0, TITLE_LENGTH).replace(/\s+\S*$/, "");
+  return `${cut}…`;
+}
+
+// What is sent for a message. Throws an Error that says what of it cannot be.
+function request(text) {
   const asked = { messages: [{ role: "user", content: text }], stream_options: { include_usage: true }, ...sampling() };
   if ($("shaped").checked) asked.response_format = { type: "json_schema", json_schema: { name: "answer", schema: schema() } };
+  return asked;
+}
+
+async function answerInto(body, here, asked, signal) {
   const turn = {};
   let content = "";
   let frame = 0; // what draws the next one: once for all that has come, or a quick answer leaves no time for a click
   const drawGrowing = () => {
     frame = 0;
-    show(body, content, true);
-    scrollDown();
+    following(() => show(body, content, true));
   };
   for await (const chunk of stream(`v1/sessions/${here}/chat/completions`, asked, signal)) {
     content += chunk.choices[0]?.delta.content ?? "";
@@ -201,8 +216,7 @@ async function answerInto(body, here, text, signal) {
     frame ||= requestAnimationFrame(drawGrowing);
   }
   cancelAnimationFrame(frame);
-  show(body, content, false);
-  scrollDown();
+  following(() => show(body, content, false));
   return turn;
 }
 
@@ -231,6 +245,13 @@ function busy(is) {
 
 function scrollDown() {
   $("turns").scrollTop = $("turns").scrollHeight;
+}
+
+// Draw something, and stay at the end if that is where the reader is: who reads further up is left there.
+function following(work) {
+  const { scrollHeight, scrollTop, clientHeight } = $("turns");
+  work();
+  if (scrollHeight - scrollTop - clientHeight < 40) scrollDown();
 }
 
 // -- the rest of the page --------------------------------------------------------------------------------------------
@@ -271,9 +292,15 @@ async function start() {
   await listSessions();
 }
 
-setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+const dark = matchMedia("(prefers-color-scheme: dark)"); // what the system asks for, until somebody chooses
+const followSystem = () => setTheme(dark.matches ? "dark" : "light");
+followSystem();
+dark.addEventListener("change", followSystem);
 $("schema").value = JSON.stringify(EXAMPLE, null, 1);
-$("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
+$("theme").addEventListener("click", () => {
+  dark.removeEventListener("change", followSystem);
+  setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+});
 $("schema").addEventListener("input", checkSchema);
 $("new").addEventListener("click", guarded(async () => { await open(null); $("draft").focus(); }));
 $("import").addEventListener("click", () => $("import-file").click());

@@ -185,6 +185,38 @@ def test_an_answer_of_a_schema_is_drawn_while_it_grows(page: Browser, engine: En
 
 
 @needs_browser
+def test_what_cannot_be_asked_makes_no_session_and_a_title_ends_behind_a_word(page: Browser) -> None:
+    page.click("#shaped")
+    page.run("document.querySelector('#schema').value = '{'")
+    page.type("#draft", "the cat and the dog sat on the mat and on the log" + ENTER)
+    page.wait("!document.querySelector('#problem').hidden")
+    assert page.run("return document.querySelector('#rename').disabled") is True
+    assert page.run("return document.querySelector('#draft').value") != ""
+    page.click("#shaped")
+    page.type("#draft", ENTER)
+    page.wait(f"{IDLE} && document.querySelectorAll('.told').length === 1")
+    assert page.texts("#talk-title") == page.texts("#sessions button") == ["the cat and the dog sat on the mat and…"]
+
+
+@needs_browser
+def test_who_reads_further_up_is_left_there(page: Browser, engine: Engine) -> None:
+    said(page, "the cat", 1)
+    page.run("document.querySelector('#turns').style.maxHeight = '60px'")
+    at = "return document.querySelector('#turns').scrollTop"
+    for is_at_end in (False, True):
+        with held(engine, steps=4):
+            page.type("#draft", "the dog" + ENTER)
+            page.wait("document.querySelector('.turn:last-child .assistant .body')?.textContent")
+            assert page.run(at) != 0, "what was said stands in sight"
+            if not is_at_end:
+                page.run("document.querySelector('#turns').scrollTop = 0")
+        page.wait(f"{IDLE} && document.querySelectorAll('.told').length === {2 + is_at_end}")
+        left = page.run("const [it] = [document.querySelector('#turns')]; return it.scrollHeight - it.scrollTop")
+        assert (page.run(at) == 0) is not is_at_end
+        assert (left == 60) is is_at_end
+
+
+@needs_browser
 def test_what_only_begins_like_json_is_shown_as_it_was_written(page: Browser) -> None:
     for turns, text in enumerate(("{x} is a set", '{"a": 1} and more', '{"a": cat}'), 1):
         said(page, text, turns)
@@ -275,6 +307,22 @@ def test_both_themes_can_be_had_and_everything_has_a_name(page: Browser) -> None
 
 
 @needs_browser
+def test_the_theme_is_the_systems_until_somebody_chooses(page: Browser) -> None:
+    try:
+        for scheme in ("dark", "light", "dark"):
+            page.prefer(scheme)
+            page.wait("document.documentElement.dataset.theme === arguments[0]", scheme)
+        page.click("#theme")
+        page.wait("document.documentElement.dataset.theme === 'light'")
+        page.prefer("light")
+        page.prefer("dark")
+        assert page.run("return matchMedia('(prefers-color-scheme: dark)').matches") is True
+        assert page.run("return document.documentElement.dataset.theme") == "light"
+    finally:
+        page.prefer("light")
+
+
+@needs_browser
 def test_on_a_phone_nothing_is_cut_off_and_a_branch_can_be_told_from_its_trunk(page: Browser) -> None:
     page.be_phone()
     try:
@@ -283,8 +331,9 @@ def test_on_a_phone_nothing_is_cut_off_and_a_branch_can_be_told_from_its_trunk(p
         page.wait("document.querySelectorAll('#sessions button').length === 2")
         assert page.run("return document.documentElement.scrollWidth") == 390
         cut = page.run(
-            "return [...document.querySelectorAll('#sessions button, #sessions span, #model')].filter((one) =>"
-            " one.scrollWidth > one.clientWidth || one.scrollHeight > one.clientHeight).map((one) => one.textContent)"
+            "return [...document.querySelectorAll('#sessions button, #sessions span, #model, #talk-title')]"
+            ".filter((one) => one.scrollWidth > one.clientWidth"
+            " || one.scrollHeight > one.clientHeight).map((one) => one.textContent)"
         )
         assert cut == []
         assert page.texts("#sessions button")[0].endswith("(branch)")
