@@ -223,7 +223,7 @@ class Engine:
         return watching(lambda: self.tree(namespace=namespace))
 
     def flush_cache(self) -> bool:
-        """Forget every cached prefix that nothing runs on."""
+        """Forget every cached prefix that nothing runs on, in the tiers as well, whichever engine left it there."""
         return self.backend.flush()
 
     def save_cache(self, path: str | Path) -> int:

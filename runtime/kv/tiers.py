@@ -149,12 +149,13 @@ class DiskStore:
 
     def get(self, key: bytes) -> Bytes | None:
         if not self.holds(key):
+            self._uncount(key)  # another engine has deleted it
             return None
         try:
             content = self._path(key).read_bytes()
         except OSError as error:
             if key in self._sizes:
-                if not isinstance(error, FileNotFoundError):  # else another engine has deleted it
+                if not isinstance(error, FileNotFoundError):  # else just now
                     self._fault(f"cannot read a cached page: {error}")
                 self._forget(key)
             return None
@@ -172,8 +173,13 @@ class DiskStore:
 
     def put(self, key: bytes, page: Bytes) -> list[tuple[bytes, Bytes]]:
         """What leaves for it is deleted: nothing stands behind a disk."""
-        if self._is_full or key in self._sizes:
+        if self._is_full:
             return []
+        if key in self._sizes:
+            if self.holds(key):
+                self._sizes.move_to_end(key)
+                return []
+            self._uncount(key)  # another engine has deleted it
         self._look_at_others()
         data = page.tobytes()
         content = HEADER.pack(MAGIC, VERSION, key, len(data), zlib.crc32(data)) + data
@@ -201,9 +207,13 @@ class DiskStore:
         return []
 
     def holds(self, key: bytes) -> bool:
-        return key in self._sizes or os.path.exists(f"{self._folder}/{key.hex()}.page")  # quicker than a path's own
+        return os.path.exists(f"{self._folder}/{key.hex()}.page")  # quicker than a path's own
 
     def clear(self) -> None:
+        """Whoever wrote it: what another engine left would be found again."""
+        with contextlib.suppress(OSError):
+            for key in filter(None, map(_key_of, os.listdir(self._folder))):
+                self._sizes.setdefault(key, 0)
         for key in list(self._sizes):
             self._forget(key)
 
@@ -252,8 +262,11 @@ class DiskStore:
                 if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
                     path.unlink()
 
+    def _uncount(self, key: bytes) -> None:
+        self._bytes -= self._sizes.pop(key, 0)
+
     def _forget(self, key: bytes) -> None:
-        self._bytes -= self._sizes.pop(key)
+        self._uncount(key)
         try:
             self._path(key).unlink(missing_ok=True)
         except OSError as error:
@@ -269,9 +282,10 @@ class DiskStore:
 def _key_of(name: str) -> bytes | None:
     """Whose page a file is; None where it is not ours."""
     try:
-        return bytes.fromhex(name[:-5]) if name.endswith(".page") else None
+        key = bytes.fromhex(name.removesuffix(".page"))
     except ValueError:
         return None
+    return key if name == f"{key.hex()}.page" and len(key) == KEY_BYTES else None
 
 
 def _page_of(key: bytes, content: bytes) -> Bytes | None:

@@ -216,6 +216,36 @@ def test_a_page_that_another_engine_deleted_is_no_fault(tmp_path: Path) -> None:
     assert store.counts() == {"pages": 0, "bytes": 0, "hits": 0, "faults": 0}
 
 
+def test_a_page_that_another_engine_deleted_is_written_again_and_counts_once(tmp_path: Path) -> None:
+    store, other = DiskStore(tmp_path, 1 << 20), DiskStore(tmp_path, 1 << 20)
+    store.put(key(0), page(0))
+    other.clear()
+    assert not store.holds(key(0))
+    store.put(key(0), page(0))
+    assert other.get(key(0)) is not None
+    assert store.counts()["bytes"] == HEADER.size + page(0).nbytes
+    assert store.counts()["pages"] == 1
+
+
+def test_a_page_that_leaves_the_pool_again_counts_as_used(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path, 2 * (HEADER.size + page(0).nbytes))
+    for number in (0, 1, 0, 2):
+        store.put(key(number), page(number))
+    assert [store.holds(key(number)) for number in range(3)] == [True, False, True]
+
+
+def test_clearing_a_shared_folder_deletes_the_pages_of_all_engines_and_nothing_else(tmp_path: Path) -> None:
+    store, other = DiskStore(tmp_path, 1 << 20), DiskStore(tmp_path, 1 << 20)
+    for number in range(2 * LOOKED_AT):
+        other.put(key(number), page(number))
+    names = ("notes.page", "ab.page", ".page", f"{'AB' * 16}.page", "readme.txt")
+    for name in names:
+        (tmp_path / name).write_text("not ours")
+    store.clear()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    assert store.counts() == {"pages": 0, "bytes": 0, "hits": 0, "faults": 0}
+
+
 class Broken(MemoryStore):
     """A store whose other end is gone: what is named in `raising` does not answer."""
 
