@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal, Self, TypeVar
 
 from niwaki.runtime.api import ConfigError, NiwakiError, ProgramError
+from niwaki.runtime.api.faults import not_made
 
 RowT = TypeVar("RowT")
 ResultT = TypeVar("ResultT")
@@ -280,6 +281,8 @@ def _opened(path: Path) -> tuple[int, bool]:
         return os.open(path, flags | os.O_EXCL, 0o666), True
     except FileExistsError:
         return os.open(path, flags, 0o666), False
+    except FileNotFoundError as error:
+        raise not_made(path, error) from None
 
 
 def _index_of(line: bytes) -> object:

@@ -22,6 +22,7 @@ import numpy as np
 
 from niwaki.radix.paths import TokenIds
 from niwaki.runtime.api import ConfigError
+from niwaki.runtime.api.faults import not_made
 from niwaki.runtime.kv.tiers import Bytes
 
 log = logging.getLogger("niwaki.tiers")
@@ -63,7 +64,10 @@ class CacheWriter:
 
     def __init__(self, path: Path, layout: Layout) -> None:
         self._path = path
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".new")
+        try:
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".new")
+        except FileNotFoundError as error:
+            raise not_made(path, error) from None
         self._file: BinaryIO = os.fdopen(handle, "wb")
         self._name = name
         self._write_line(layout.header())

@@ -261,6 +261,14 @@ def test_a_row_that_is_no_json_leaves_the_file_as_it_was(tmp_path: Path) -> None
     assert values(path) == [0, 1]
 
 
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nodir; make it first: '.*nodir/t.jsonl'"):
+        Journal(tmp_path / "nodir" / "t.jsonl", FINGERPRINT)
+    (tmp_path / "t.jsonl").symlink_to(tmp_path / "nodir" / "t.jsonl")
+    with pytest.raises(FileNotFoundError, match="No such file or directory"):
+        Journal(tmp_path / "t.jsonl", FINGERPRINT)
+
+
 def test_a_full_disk_leaves_whole_lines_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "out.jsonl"
     room = 100

@@ -91,7 +91,7 @@ def test_a_saved_cache_of_other_weights_is_refused_and_a_damaged_one_is_used_up_
         for seed in (6, 7):
             run(engine, prompt(seed, 40))
         saved = engine.save_cache(file)
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere; make it first: '.*nowhere/cache'"):
             engine.save_cache(tmp_path / "nowhere" / "cache")
         with pytest.raises(ConfigError, match="is not a saved cache"):
             engine.load_cache(folder / "config.json")
