@@ -4,6 +4,8 @@ several found. The tree knows of neither before the step was run."""
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,12 +14,17 @@ from niwaki.radix.tree import common_pages
 from niwaki.runtime.loop.plans import Waiting
 from niwaki.runtime.options.limits import TokenIds
 
+Beginning = tuple[str, bytes]  # a namespace, and the tokens that others may compute
+
 
 class Prefilling:
     """The prefills under way, and those just admitted: known tokens, each with its namespace."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, waiting: Sequence[Waiting]) -> None:
         self._page_size = page_size
+        self._waiting = waiting
+        self._admitted: set[int] = set()
+        self._alike: Counter[Beginning] | None = None  # who waits for less than a page, counted when somebody asks
         self._all: list[tuple[TokenIds, str]] = []
         # By a place in the text: those that reach beyond it, by the token that stands there.
         self._by_token: dict[int, dict[int, list[tuple[TokenIds, str]]]] = {}
@@ -28,10 +35,20 @@ class Prefilling:
             if place < len(ids):
                 known.setdefault(int(ids[place]), []).append((ids, namespace))
 
-    def helps(self, request: Waiting) -> bool:
-        """Whether one of them will soon have computed what `request` would compute again.
+    def admit(self, request: Waiting) -> None:
+        """Add one of those who waited."""
+        self.add(request.ids, request.namespace)
+        self._admitted.add(request.id)
+        if self._alike is not None and self._lacks_less_than_a_page(request):
+            self._alike[_beginning(request)] -= 1
 
-        The gain must be a page at least, or else the whole prompt, as for many samples of a short one.
+    def helps(self, request: Waiting) -> bool:
+        """Whether one of them will soon have computed what `request` would compute again, and waiting for it pays.
+
+        The gain must be a page at least; or else the whole prompt, and a page for all together who wait for it, as for
+        many samples of a short one. Of two prompts of up to 16 tokens one that waits made both take 1.02 to 1.22 times
+        as long as computing it twice, of eight 1.20 (2 tokens), 1.02 (5) and 0.69 (16), of 64 0.93, 0.76 and 0.42
+        (CPU time of niwaki-tiny, 4 new tokens each).
         """
         most = request.most_cached
         start = min(request.num_cached, most)
@@ -40,10 +57,23 @@ class Prefilling:
             return False
         least = stop if stop == start + self._page_size else len(request.ids)
         wanted = request.ids[:stop]
-        return any(
+        is_computed = any(
             namespace == request.namespace and len(ids) >= least and np.array_equal(ids[:stop], wanted)
             for ids, namespace in self._at(start).get(int(wanted[start]), ())
         )
+        return is_computed and (stop - start) * self._num_alike(request) >= self._page_size
+
+    def _num_alike(self, request: Waiting) -> int:
+        """How many would wait for the same, where that is less than a page."""
+        if not self._lacks_less_than_a_page(request):
+            return 1
+        if self._alike is None:
+            left = (one for one in self._waiting if one.id not in self._admitted)
+            self._alike = Counter(_beginning(one) for one in left if self._lacks_less_than_a_page(one))
+        return self._alike[_beginning(request)]
+
+    def _lacks_less_than_a_page(self, request: Waiting) -> bool:
+        return request.most_cached - request.num_cached < self._page_size
 
     def _at(self, place: int) -> dict[int, list[tuple[TokenIds, str]]]:
         known = self._by_token.get(place)
@@ -53,6 +83,10 @@ class Prefilling:
                 if place < len(ids):
                     known.setdefault(int(ids[place]), []).append((ids, namespace))
         return known
+
+
+def _beginning(request: Waiting) -> Beginning:
+    return request.namespace, request.ids[: request.most_cached].tobytes()
 
 
 class Heads:

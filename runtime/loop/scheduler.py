@@ -170,7 +170,7 @@ def _filled(
     if room.max_prompt_tokens is not None:
         step.tokens_left = min(step.tokens_left, room.max_prompt_tokens)
     # Whose prefill goes on after this step, and whoever is admitted in it: a request with the same prefix waits.
-    under_way = Prefilling(room.page_size)
+    under_way = Prefilling(room.page_size, waiting)
     for prefill in running:
         if prefill.num_pending > 1 and prefill.ids is not None:
             under_way.add(prefill.ids, prefill.namespace)
@@ -353,7 +353,7 @@ def _admit(
         step.promised_pages += growth_pages
         admitted.append(request.id)
         heads.add(request)
-        under_way.add(request.ids, request.namespace)
+        under_way.admit(request)
     return tuple(admitted)
 
 

@@ -153,11 +153,41 @@ def test_a_gain_below_a_page_is_not_worth_waiting_for() -> None:
     assert plan([fork], [owner], ROOM).admit == (2,)
 
 
+@pytest.mark.parametrize(("length", "count"), [(2, 1), (2, 15), (9, 1), (9, 2), (16, 1), (16, 2)])
+@pytest.mark.parametrize("is_running", [True, False])
+def test_short_prompts_wait_for_an_equal_one_where_together_they_save_a_page(
+    length: int, count: int, *, is_running: bool
+) -> None:
+    ids = tokens(0, length)
+    first = Waiting(0, ids, 8)
+    running = [Running(99, length, 0, 1, 8, ids=ids)] if is_running else []
+    others = [Waiting(i, ids.copy(), 8) for i in range(1, count + 1)]
+    waits = (length - 1) * count >= ROOM.page_size
+    admitted = [one.id for one in others] if not waits else []
+    waiting = others if is_running else [first, *others]
+    # The first one's place is its own: it counts for nobody.
+    assert plan(waiting, running, ROOM).admit == tuple([] if is_running else [0]) + tuple(admitted)
+
+
+def test_a_short_prompt_does_not_wait_for_the_long_one_that_begins_like_it() -> None:
+    owner = Running(1, 3000, 0, 188, max_new_tokens=8, ids=tokens(0, 3000))
+    assert plan([Waiting(2, tokens(0, 2), 8)], [owner], replace(ROOM, max_batch_tokens=4096)).admit == (2,)
+
+
 def test_who_waits_for_whose_prefill_is_as_if_each_were_compared_with_all() -> None:
     def helps(one: Waiting, ids: TokenIds, namespace: str) -> bool:
         start = min(one.num_cached, one.most_cached)
         stop = min(start + ROOM.page_size, one.most_cached)
-        is_gain = stop == start + ROOM.page_size or (stop > start and len(ids) >= len(one.ids))
+        alike = [
+            other
+            for other in waiting
+            if other.id not in admitted
+            and other.namespace == one.namespace
+            and other.ids[: other.most_cached].tolist() == one.ids[: one.most_cached].tolist()
+            and other.most_cached - other.num_cached < ROOM.page_size
+        ]
+        is_whole = stop > start and len(ids) >= len(one.ids) and (stop - start) * len(alike) >= ROOM.page_size
+        is_gain = stop == start + ROOM.page_size or is_whole
         return namespace == one.namespace and is_gain and ids[:stop].tolist() == one.ids[:stop].tolist()
 
     rng = random.Random(5)
