@@ -148,14 +148,14 @@ class DiskStore:
         self._delete_abandoned()
 
     def get(self, key: bytes) -> Bytes | None:
-        if not self.holds(key):
-            self._uncount(key)  # another engine has deleted it
+        if key not in self._sizes and not self.holds(key):
             return None
         try:
-            content = self._path(key).read_bytes()
+            with open(self._name(key), "rb", buffering=0) as file:  # two thirds of the time of a path's own reading
+                content = file.readall()
         except OSError as error:
             if key in self._sizes:
-                if not isinstance(error, FileNotFoundError):  # else just now
+                if not isinstance(error, FileNotFoundError):  # else another engine has deleted it
                     self._fault(f"cannot read a cached page: {error}")
                 self._forget(key)
             return None
@@ -164,7 +164,7 @@ class DiskStore:
             self._bytes += len(content)
         page = _page_of(key, content)
         if page is None:
-            self._fault(f"{self._path(key).name} is damaged or of another version; it is deleted")
+            self._fault(f"{key.hex()}.page is damaged or of another version; it is deleted")
             self._forget(key)
             return None
         self._sizes.move_to_end(key)
@@ -193,7 +193,7 @@ class DiskStore:
                 try:
                     file.write(content)
                     file.close()
-                    os.replace(file.name, self._path(key))
+                    os.replace(file.name, self._name(key))
                 except OSError:
                     os.unlink(file.name)
                     raise
@@ -207,7 +207,7 @@ class DiskStore:
         return []
 
     def holds(self, key: bytes) -> bool:
-        return os.path.exists(f"{self._folder}/{key.hex()}.page")  # quicker than a path's own
+        return os.path.exists(self._name(key))  # quicker than a path's own
 
     def clear(self) -> None:
         """Whoever wrote it: what another engine left would be found again."""
@@ -244,8 +244,8 @@ class DiskStore:
             self._sizes[key] = status.st_size
             self._bytes += status.st_size
 
-    def _path(self, key: bytes) -> Path:
-        return self._folder / f"{key.hex()}.page"
+    def _name(self, key: bytes) -> str:
+        return f"{self._folder}/{key.hex()}.page"
 
     def _status(self, name: str) -> os.stat_result | None:
         """Of a page's file; None where it is none, or another process that shares the folder has just deleted it."""
@@ -268,7 +268,7 @@ class DiskStore:
     def _forget(self, key: bytes) -> None:
         self._uncount(key)
         try:
-            self._path(key).unlink(missing_ok=True)
+            Path(self._name(key)).unlink(missing_ok=True)
         except OSError as error:
             self._is_full = True  # what cannot be deleted takes room that nobody counts
             self._fault(f"cannot delete a cached page: {error}; no more pages go there")
