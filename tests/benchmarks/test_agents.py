@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from tests.benchmarks.bench_agents import run
+import pytest
+
+from tests.benchmarks.bench_agents import ANSWERED, best_eviction, run
 
 
 def test_interleaved_agents_over_half_a_pool_hit_as_often_as_the_best_order_would() -> None:
     best, plain = (run(policy, agents=12, turns=4, max_running=3) for policy in ("lpm", "fcfs"))
     assert best.hit_rate >= 0.97 * best.optimum
     assert best.hit_rate >= 1.5 * plain.hit_rate
+
+
+@pytest.mark.parametrize("pause", [0, 30])
+@pytest.mark.parametrize("eviction", ["lru", "lfu"])
+def test_no_eviction_hits_more_often_than_the_one_that_knows_the_future(eviction: str, pause: int) -> None:
+    found = run("lpm", agents=8, turns=4, max_running=2, eviction=eviction, pause=pause)
+    assert 0 < found.hit_rate <= found.best_eviction <= found.optimum
+
+
+def test_what_is_needed_last_leaves_first_and_from_its_end() -> None:
+    known = 100 + ANSWERED - 1  # of an agent that was answered once
+    order = [("a", 100), ("b", 100), ("c", 100), ("a", 200), ("b", 200)]
+    asked = [(ord(name), size) for name, size in order]
+    assert best_eviction(asked, 10**6) == 2 * known / 700
+    # For "c" all of "b" goes but 45 tokens; for the second turn of "a" then "c", which never returns.
+    assert best_eviction(asked, 2 * known + 45) == pytest.approx((known + 45) / 700)
