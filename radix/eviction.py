@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-MOST = 1 << 60  # ranks stay below this
-FIELD_BITS = 20  # of a count or a priority that goes before the stamp
-STAMP_BITS = 60 - FIELD_BITS
+STAMP_BITS = 40
+FIELD_BITS = 40  # of a count or a priority that goes before the stamp
+MOST = 1 << FIELD_BITS + STAMP_BITS  # ranks stay below this
 HIGHEST_PRIORITY = (1 << FIELD_BITS - 1) - 1
 
 
@@ -24,21 +24,28 @@ class Used(Protocol):
 
 
 class Eviction(Protocol):
-    """Gives a node's rank, from 1 to MOST - 1. While the node stands, its rank may grow, never fall."""
+    """Gives a node's rank, from 1 to MOST - 1, when it may be evicted from now on.
 
-    def __call__(self, node: Used) -> int: ...
+    `reached`: the highest rank that has been evicted; it never falls. While the node stands, its rank may grow, never
+    fall.
+    """
+
+    def __call__(self, node: Used, reached: int) -> int: ...
 
 
-def least_recently_used(node: Used) -> int:
+def least_recently_used(node: Used, reached: int) -> int:
     return node.stamp
 
 
-def least_frequently_used(node: Used) -> int:
-    """Fewest hits first, the least recent among them. Counts end at a million, where recency decides alone."""
-    return (min(node.hits, (1 << FIELD_BITS) - 1) << STAMP_BITS) + node.stamp
+def least_frequently_used(node: Used, reached: int) -> int:
+    """Fewest hits first, the least recent among them, where hits count from what eviction has reached: else what was
+    asked for often, once, would keep its place for ever. (Least frequently used with dynamic ageing: Arlitt et al.,
+    Evaluating Content Management Techniques for Web Proxy Caches, 1999.)"""
+    count = (reached >> STAMP_BITS) + node.hits
+    return (min(count, (1 << FIELD_BITS) - 1) << STAMP_BITS) + node.stamp
 
 
-def lowest_priority(node: Used) -> int:
+def lowest_priority(node: Used, reached: int) -> int:
     """What only low priorities used goes first, the least recent among it."""
     bounded = max(-HIGHEST_PRIORITY, min(HIGHEST_PRIORITY, node.priority))
     return (bounded + HIGHEST_PRIORITY << STAMP_BITS) + node.stamp

@@ -93,6 +93,7 @@ class Tree:
         self._queued_ranks: deque[int] = deque()  # beside it: a tuple each would be one more thing to look at, and cold
         self._heap: list[tuple[int, int, Node]] = []
         self._last_rank = 0  # of the queue
+        self._reached = 0  # the highest rank of an unpinned leaf that was evicted
         self._num_heaped = 0  # since the start
         # Told before `evict` drops the pages of a leaf from the given one on.
         self.on_drop: Callable[[Node, int], None] | None = None
@@ -315,7 +316,7 @@ class Tree:
         """Put a node that may be evicted in line, unless it is there at its rank. An older entry of it is stale."""
         if node.protected or node.children is not None or node.parent is None:
             return
-        rank = self.eviction(node)
+        rank = self.eviction(node, self._reached)
         if node.pins:  # behind every unpinned one
             rank += MOST
         if rank == node.queued_rank:
@@ -355,6 +356,8 @@ class Tree:
             if leaf.pins and rank < MOST:  # pinned since it was queued
                 self.enqueue(leaf)
                 continue
+            if self._reached < rank < MOST:
+                self._reached = rank
             pages = leaf.pages
             num_left = len(pages) - wanted
             if self.on_drop is not None:

@@ -84,7 +84,23 @@ def test_ranks_stay_below_the_rank_of_pinned_leaves() -> None:
     node.hits = 1 << 40
     for priority in (-(10**9), 0, HIGHEST_PRIORITY, 10**9):
         node.priority = priority
-        assert all(0 < rank(node) < MOST for rank in EVICTIONS.values())
+        for reached in (0, MOST - 1):
+            assert all(0 < rank(node, reached) < MOST for rank in EVICTIONS.values())
+
+
+def test_what_was_asked_for_often_once_makes_way_in_the_end() -> None:
+    cache = Cache(4, PAGE, eviction="lfu")
+    for _ in range(6):
+        use(cache, 0)
+    number = 0
+    for _turn in range(6):
+        assert cache.match(prompt(0)) == PAGE, "for as many turns as it had hits more than others"
+        for _ in range(3):  # as many as there is room for beside it, each asked for twice
+            number += 1
+            use(cache, number)
+            use(cache, number)
+    assert cache.match(prompt(0)) == 0
+    cache.check()
 
 
 def test_a_timed_pin_ends_at_its_time_and_not_before() -> None:
