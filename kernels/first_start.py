@@ -2,11 +2,12 @@
 
 Numba compiles one function at a time in a process, and keeps each on the disk. So the other process begins at the end
 of what the first steps need, and this one finds there what it has not come to yet. Nothing depends on it: what is not
-there when it is needed is compiled here.
+there when it is needed is compiled here. Of many engines that start at once on a machine one has such a process.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -33,29 +34,41 @@ class Kernel(Protocol):
 
 
 def begin_beside() -> None:
-    """Where the steps of a model (layers.py) were never compiled and there is a core to spare, start the other process.
-    Once in each process, and only of an interpreter: what is frozen, or holds one inside, would start itself again."""
+    """Where the steps of a model (layers.py) were never compiled and there is a core to spare, start the other process,
+    unless another engine has. Once in each process, and only of an interpreter: what is frozen, or holds one inside,
+    would start itself again."""
     with _lock:
         is_python = Path(sys.executable or "").name.startswith("python")
-        if _begun or num_cores() < 2 or not is_python or not _is_first_start():
+        folder = _folder()
+        if _begun or num_cores() < 2 or not is_python or folder is None or not _is_first_start(folder):
             return
         _begun.append(True)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     nowhere = subprocess.DEVNULL
-    with suppress(OSError):  # no other process may be had
+    # The folder may not be written, another engine holds the lock, or no process may be had.
+    with suppress(OSError), (folder / "first_start.lock").open("wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the other process takes it along, and has it until it ends
         process = subprocess.Popen(  # noqa: S603  # our own program
-            [sys.executable, "-P", "-c", CODE], env=environment, stdin=nowhere, stdout=nowhere, stderr=nowhere
+            [sys.executable, "-P", "-c", CODE],
+            env=environment,
+            stdin=nowhere,
+            stdout=nowhere,
+            stderr=nowhere,
+            pass_fds=[held.fileno()],
         )
         threading.Thread(target=process.wait, name="niwaki-first-start", daemon=True).start()
 
 
-def _is_first_start() -> bool:
-    """Whether nothing on the disk is younger than the source. False where nothing can be kept there."""
+def _folder() -> Path | None:
+    """Where compiled kernels are kept; None where they cannot be."""
     folder = work.stats.cache_path  # type: ignore[attr-defined]  # of Numba
-    if folder is None:
-        return False
+    return None if folder is None else Path(folder)
+
+
+def _is_first_start(folder: Path) -> bool:
+    """Whether nothing there is younger than the source."""
     source = Path(cast("Callable[[], None]", work.py_func).__code__.co_filename)  # type: ignore[attr-defined]
-    kept = Path(folder).glob(f"{source.stem}.{work.__name__}-*.nbi")
+    kept = folder.glob(f"{source.stem}.{work.__name__}-*.nbi")
     return not any(each.stat().st_mtime >= source.stat().st_mtime for each in kept)
 
 

@@ -33,7 +33,7 @@ def test_what_is_compiled_ahead_is_what_the_first_steps_call(tmp_path: Path) -> 
 
 def test_a_process_on_one_core_starts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_start, "_begun", [])
-    monkeypatch.setattr(first_start, "_is_first_start", lambda: True)
+    monkeypatch.setattr(first_start, "_is_first_start", lambda folder: True)
     monkeypatch.setattr(first_start, "num_cores", lambda: 1)
     first_start.begin_beside()
     assert not first_start._begun
@@ -43,8 +43,33 @@ def test_a_process_on_one_core_starts_no_other(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_no_interpreter_is_not_started(monkeypatch: pytest.MonkeyPatch, executable: str | None) -> None:
     """A frozen application would start itself, which would start itself."""
     monkeypatch.setattr(first_start, "_begun", [])
-    monkeypatch.setattr(first_start, "_is_first_start", lambda: True)
+    monkeypatch.setattr(first_start, "_is_first_start", lambda folder: True)
     monkeypatch.setattr(first_start, "num_cores", lambda: 2)
     monkeypatch.setattr(sys, "executable", executable)
     first_start.begin_beside()
     assert not first_start._begun
+
+
+def test_of_engines_that_start_at_once_one_has_the_other_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As long as it runs; each would compile the same beside the others, on the same cores."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(command: list[str], **how: object) -> subprocess.Popen[bytes]:
+        started.append(popen([sys.executable, "-c", "input()"], **{**how, "stdin": subprocess.PIPE}))
+        return started[-1]
+
+    def begin() -> int:
+        monkeypatch.setattr(first_start, "_begun", [])  # as in a process of its own
+        first_start.begin_beside()
+        return len(started)
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(first_start, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(first_start, "num_cores", lambda: 2)
+    assert [begin(), begin(), begin()] == [1, 1, 1]
+    started[0].communicate(b"\n")
+    assert begin() == 2
+    started[1].communicate(b"\n")
