@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Self, TypeVar
 
@@ -123,7 +124,8 @@ class Journal:
     finished, and the next one to write has that index. Each line is handed to the operating system at once (a kill
     loses nothing that was written). They are synced to the disk with the first line that comes a second after the last
     sync, at `finish` and at `close`: that much a power cut may lose. A half-written last line is cut off when the file
-    is opened again.
+    is opened again. What a power cut leaves is never rows of one run beside the sidecar of another: what goes is gone
+    on the disk before the sidecar changes, and that stands there before the next row.
 
     `fingerprint` names what the rows depend on (the input, the program, the options) by hashes. It is kept in
     PATH.meta, and a run with another fingerprint is refused. A path that is no regular file (/dev/stdout, a pipe)
@@ -163,6 +165,7 @@ class Journal:
         if self.is_resumable:
             if os.fstat(self._fd).st_size != self._end:  # a file that is whole keeps its time of change
                 os.ftruncate(self._fd, self._end)
+                self._sync()
             os.lseek(self._fd, self._end, os.SEEK_SET)
             self._write_meta(finished=False)
 
@@ -262,6 +265,7 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(self.meta_path)
+        _sync_folder(self.meta_path.parent)
 
     def _sync(self) -> None:
         os.fsync(self._fd)
@@ -283,6 +287,16 @@ def _opened(path: Path) -> tuple[int, bool]:
         return os.open(path, flags, 0o666), False
     except FileNotFoundError as error:
         raise not_made(path, error) from None
+
+
+def _sync_folder(path: Path) -> None:
+    """Let the names in it outlive a power cut, where the file system can and the folder may be read."""
+    with suppress(OSError):
+        folder = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def _index_of(line: bytes) -> object:

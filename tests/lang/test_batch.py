@@ -322,3 +322,28 @@ def test_rows_of_a_run_that_ends_early_are_synced_when_the_file_is_closed(
     count = len(synced)
     Journal(path, FINGERPRINT).close()
     assert len(synced) == count, "nothing was written"
+
+
+def test_a_power_cut_never_leaves_rows_of_one_run_beside_the_sidecar_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Begun again for another program: what was there is gone on the disk before the sidecar changes, and the new
+    sidecar stands on it before the first row. Without a sync between them a disk may keep the later one alone."""
+    path, done, sync, replace = tmp_path / "out.jsonl", list[str](), os.fsync, Path.replace
+    write_rows(path, 3)
+
+    def noting(fd: int) -> None:
+        name = Path(os.readlink(f"/proc/self/fd/{fd}")).name
+        done.append(f"{name}: {path.stat().st_size} bytes" if name == path.name else name)
+        sync(fd)
+
+    def renaming(self: Path, target: Path) -> Path:
+        done.append(f"{self.name} -> {target.name}")
+        return replace(self, target)
+
+    with Journal(path, {**FINGERPRINT, "program": "another"}, restart=True) as journal:
+        monkeypatch.setattr(os, "fsync", noting)
+        monkeypatch.setattr(Path, "replace", renaming)
+        journal.begin()
+    meta = "out.jsonl.meta"
+    assert done == ["out.jsonl: 0 bytes", f"{meta}.partial", f"{meta}.partial -> {meta}", tmp_path.name]
