@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,6 +14,7 @@ from typing import Literal, ParamSpec, TypeVar
 import numba
 from numba.core import config as numba_config
 from numba.core import event
+from numba.core.caching import CacheImpl
 
 from niwaki.kernels.kept_code import keep_by_types
 
@@ -34,6 +36,12 @@ REDUCTION = FASTMATH | {"reassoc"}
 SETTINGS = vars(numba_config)
 if SETTINGS["THREADING_LAYER"] == "default":
     SETTINGS["THREADING_LAYER"] = "workqueue"
+
+# Whoever has no home (a user of a container without an entry) would get a folder named "~" wherever the process stands,
+# and run the code that somebody else has put into one there.
+if os.path.expanduser("~/.cache").startswith("~") and "XDG_CACHE_HOME" not in os.environ:
+    places = CacheImpl._locator_classes
+    places[:] = [place for place in places if not place.__name__.endswith("UserWideCacheLocator")]
 
 
 class _Uncollected(event.Listener):

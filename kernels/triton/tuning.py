@@ -79,7 +79,7 @@ def tuning_for(kind: str, device: torch.device, **shape: int) -> Tuning:
 
 def tuning_file(device: torch.device) -> Path:
     """Where the measurements of this kind of GPU are kept."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "niwaki"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "niwaki"
     gpu = "".join(c if c.isalnum() else "-" for c in torch.cuda.get_device_name(device).lower())
     return folder / f"triton-{gpu}.json"
 
@@ -93,11 +93,11 @@ def save(path: Path, measured: Mapping[str, Tuning]) -> None:
 
 
 def load(path: Path) -> dict[str, Tuning]:
-    """Raises ValueError, naming the file, where it is not what `save` writes; empty where there is none."""
+    """Raises ValueError, naming the file, where it is not what `save` writes; empty where none can be read."""
     try:
         raw = json.loads(path.read_text("utf-8"))
         return {key: Tuning(**fields) for key, fields in raw.items()}
-    except FileNotFoundError:
+    except OSError:  # nothing was measured, or the home is another user's
         return {}
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} does not hold tunings ({error}); delete it, or measure again") from error

@@ -15,7 +15,7 @@ from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.keys import KeyLimits, digest_of, read_keys
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-SESSIONS_FILE = Path.home() / ".local" / "state" / "niwaki" / "sessions.db"
+SESSIONS = "sqlite:///~/.local/state/niwaki/sessions.db"
 DEFAULT = ServerConfig()
 DEFAULT_REPLICAS = ReplicaConfig()
 
@@ -66,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--sessions",
         metavar="URL",
-        default=f"sqlite:///{SESSIONS_FILE}",
+        default=SESSIONS,
         help="where conversations are stored: sqlite:///FILE, postgresql://..., sqlite:// in memory (%(default)s)",
     )
     add(

@@ -133,7 +133,7 @@ class Store(Protocol):
 
 
 def open_store(url: str) -> Store:
-    """The store at a URL: `sqlite:///FILE`, `sqlite://` (in memory), `postgresql://...`.
+    """The store at a URL: `sqlite:///FILE`, where ~ is the home, `sqlite://` (in memory), `postgresql://...`.
 
     Raises:
         ConfigError: it cannot be opened, or the URL is none.

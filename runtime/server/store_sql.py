@@ -182,10 +182,13 @@ def _sqlite(url: sa.URL) -> sa.Engine:
     if url.database in (None, "", ":memory:"):
         return _memory(url)
     assert url.database is not None
-    path = Path(url.database)
+    try:
+        path = Path(url.database).expanduser()
+    except RuntimeError:  # a user without an entry, as in a container
+        raise ConfigError(f"{url.database}: there is no home folder; name a file as sqlite:///FILE") from None
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch(mode=PRIVATE)
-    engine = sa.create_engine(url, connect_args={"timeout": BUSY_SECONDS})
+    engine = sa.create_engine(url.set(database=str(path)), connect_args={"timeout": BUSY_SECONDS})
 
     @sa.event.listens_for(engine, "connect")
     def prepare(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,16 @@ import pytest
 from niwaki.kernels import order
 from niwaki.kernels.kept_code import CodeByTypes
 
+ROOT = Path(__file__).parents[2]
+# Without a home, a package that cannot be written, and what `jit` makes there.
+HOMELESS = """
+import os, pwd
+def no_entry(uid): raise KeyError(uid)
+pwd.getpwuid = no_entry
+from niwaki.kernels.jit import jit
+from unwritable.twice import twice
+print(jit()(twice)(2))
+"""
 FLOAT, DOUBLE = ("float32",), ("float64",)
 
 
@@ -47,3 +60,20 @@ def test_code_is_found_again_and_written_anew_for_another_source(tmp_path: Path)
 
 def test_kernels_are_kept_so() -> None:
     assert type(order.stable_order._cache._cache_file) is CodeByTypes  # type: ignore[attr-defined]
+
+
+def test_without_a_home_nothing_is_kept_in_the_working_directory(tmp_path: Path) -> None:
+    """Numba would keep it in a folder named "~", and run what it finds in one."""
+    package = tmp_path / "unwritable"
+    package.mkdir()
+    (package / "twice.py").write_text("def twice(number):\n    return number * 2\n")
+    (package / "__pycache__").write_text("a file: no folder can be made here")
+    kept = {
+        name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR")
+    }
+    environment = {**kept, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    done = subprocess.run(
+        [sys.executable, "-c", HOMELESS], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout == "4\n", done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["unwritable"]

@@ -34,6 +34,11 @@ def test_tunings_are_kept_beside_those_already_there(tmp_path: Path) -> None:
     assert load(path) == {"decode(bits=16, head_dim=64)": one, "prefill": other}
 
 
+def test_where_measurements_cannot_be_read_there_are_none(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("no folder; a folder of another user is as good")
+    assert load(tmp_path / "home" / "triton.json") == {}
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"decode": {"block_m": 17}}', '{"decode": {"blocks": 16}}'])
 def test_a_file_that_holds_no_tunings_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "triton.json"

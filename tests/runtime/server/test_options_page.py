@@ -24,7 +24,7 @@ from niwaki.runtime.replicas.config import ReplicaConfig
 from niwaki.runtime.server.cache_secret import kept_secret
 from niwaki.runtime.server.config import ServerConfig
 from niwaki.runtime.server.keys import KeyLimits, digest_of
-from niwaki.runtime.server.options import SESSIONS_FILE
+from niwaki.runtime.server.options import SESSIONS
 from niwaki.runtime.server.other_servers import (
     INSTEAD,
     ChatFieldsOfOthers,
@@ -47,7 +47,7 @@ def table() -> str:
         if isinstance(action, argparse._HelpAction):
             continue
         name = " ".join(filter(None, (action.option_strings[0], _value(action))))
-        default = "" if action.default in (None, [], False) else f"`{_short(action.default)}`"
+        default = "" if action.default in (None, [], False) else f"`{action.default}`"
         about = (action.help or "").replace(" (%(default)s)", "")
         rows.append(f"| `{name}` | {default} | {about} |")
     return "\n".join(rows) + "\n"
@@ -57,10 +57,6 @@ def _value(action: argparse.Action) -> str:
     if action.choices is not None:
         return "{" + ",".join(map(str, action.choices)) + "}"
     return str(action.metavar or "")
-
-
-def _short(default: object) -> str:
-    return str(default).replace(str(Path.home()), "~")
 
 
 def test_the_options_page_is_the_command_lines_own() -> None:
@@ -182,4 +178,4 @@ def test_every_option_of_the_command_line_is_taken(tmp_path: Path, monkeypatch: 
         "logs": ("info", "json"),
     }  # fmt: skip
     assert main(["serve", "--in-process", "--port", "0"]) == 1
-    assert found["config"] == ServerConfig(port=0, in_process=True, sessions=f"sqlite:///{SESSIONS_FILE}")
+    assert found["config"] == ServerConfig(port=0, in_process=True, sessions=SESSIONS)

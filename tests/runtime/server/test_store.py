@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import random
 import shutil
 import stat
@@ -20,6 +21,7 @@ from niwaki.runtime.api import ConfigError
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server import store_sql
 from niwaki.runtime.server.config import ServerConfig
+from niwaki.runtime.server.options import SESSIONS
 from niwaki.runtime.server.serve import serving
 from niwaki.runtime.server.store import Conflict, Session, Store, Turn, new_id, open_store
 from niwaki.runtime.server.store_sql import SqlStore
@@ -269,6 +271,23 @@ def test_the_file_is_its_owners_and_in_wal_mode(tmp_path: Path) -> None:
     assert twice.session("me", session.id) == session
     store.close()
     twice.close()
+
+
+def test_a_file_below_the_home_is_named_as_a_shell_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a user without a home, as containers have them, is told; no folder named ~ comes to be."""
+
+    def no_entry(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    open_store(SESSIONS).close()
+    assert (tmp_path / "home" / ".local" / "state" / "niwaki" / "sessions.db").exists()
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", no_entry)
+    with pytest.raises(ConfigError, match=r"sessions\.db: there is no home folder; name a file as sqlite:///FILE"):
+        open_store(SESSIONS)
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
 @pytest.mark.parametrize("wrong", ["redis://x", "mysql://x", "nothing", "sqlite:////proc/none/x.db", ""])
