@@ -11,8 +11,8 @@ import logging
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ MAX_ONGOING = 100_000  # at one replica: the server's own limits hold before, an
 MAX_MARKS = 512  # of a prompt: the first 16,384 tokens say who has it
 MAX_TRIES = 3
 START_SECONDS = 600.0
+# For what runs at a replica that is to end: Serve's own 20 s would cut long answers off whenever fewer are needed.
+DRAIN_SECONDS = 3600.0
 
 
 class RayEngines(RemoteEngine):
@@ -115,6 +117,7 @@ def deploy(model: Path | None, options: Mapping[str, object], config: ReplicaCon
         name="engine",
         ray_actor_options={"num_cpus": config.cpus, "num_gpus": config.gpus},
         max_ongoing_requests=MAX_ONGOING,
+        graceful_shutdown_timeout_s=DRAIN_SECONDS,
         request_router_config={
             "request_router_class": PrefixRouter,
             "request_routing_stats_period_s": SUMMARY_SECONDS,
@@ -141,7 +144,7 @@ class ReplicaLink:
 
     def start(self) -> None:
         self._thread.start()
-        self._loop.call_soon_threadsafe(self._begin, 0, self._beat())
+        self._soon(self._begin, 0, self._beat)
 
     def close(self) -> None:
         """What still runs is cancelled."""
@@ -157,11 +160,11 @@ class ReplicaLink:
     def post(self, order: Order) -> None:
         match order:
             case frames.Start() | frames.Weigh() | frames.Look():
-                self._loop.call_soon_threadsafe(self._begin, order.id, self._ask(order))
+                self._soon(self._begin, order.id, partial(self._ask, order))
             case frames.Flush(id):
-                self._loop.call_soon_threadsafe(self._begin, id, self._flush(id))
+                self._soon(self._begin, id, partial(self._flush, id))
             case frames.Cancel(id):
-                self._loop.call_soon_threadsafe(self._cancel, id)
+                self._soon(self._cancel, id)
             case frames.Fork() | frames.Close() | frames.Demote():
                 pass  # no branch stands there
             case frames.Listen():
@@ -169,10 +172,14 @@ class ReplicaLink:
             case frames.Load():
                 raise AssertionError("Serve loads the replicas")
 
+    def _soon(self, call: Callable[..., None], *arguments: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the link is down
+            self._loop.call_soon_threadsafe(call, *arguments)
+
     # -- on the loop --------------------------------------------------------------------------------------------------
 
-    def _begin(self, order_id: int, work: Any) -> None:
-        task = self._calls[order_id] = self._loop.create_task(work)
+    def _begin(self, order_id: int, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        task = self._calls[order_id] = self._loop.create_task(work())
         task.add_done_callback(partial(self._over, order_id))
 
     def _over(self, order_id: int, task: asyncio.Task[None]) -> None:

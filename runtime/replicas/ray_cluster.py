@@ -44,6 +44,7 @@ def _start(ray: Any) -> None:
         try:
             ray.init("local", **QUIET)
         except Exception as error:  # Ray's own are of no other class where its processes do not come up
+            ray.shutdown()  # of what did come up
             if is_last:
                 raise EngineStopped(f"Ray did not start: {error}") from error
         else:

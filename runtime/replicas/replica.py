@@ -141,7 +141,9 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray's classes have n
         self._told: dict[str, bytes] = {}
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        self._routing.stand([_name(replica.replica_id) for replica in replicas])
+        names = {_name(replica.replica_id) for replica in replicas}
+        self._routing.stand(names)
+        self._told = {name: marks for name, marks in self._told.items() if name in names}
         for replica in replicas:
             name, marks = _name(replica.replica_id), replica.routing_stats.get("marks", b"")
             if self._told.get(name) != marks:

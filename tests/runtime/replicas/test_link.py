@@ -6,8 +6,10 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, cast
 
+import msgspec
 import pytest
 
+from niwaki.runtime.api import Delta
 from niwaki.runtime.link import frames
 from niwaki.runtime.link.engine_client import EngineClient
 from niwaki.runtime.link.frames import Report
@@ -18,14 +20,22 @@ class Heard:
     """What an `EngineClient` is told."""
 
     def __init__(self) -> None:
+        self.reports: list[Report] = []
         self.failed: dict[int, frames.Failed] = {}
         self.has_failed = threading.Event()
+        self.has_ended = threading.Event()
 
     def receive(self, reports: Sequence[Report]) -> None:
+        self.reports += reports
         for report in reports:
             if isinstance(report, frames.Failed):
                 self.failed[report.id] = report
                 self.has_failed.set()
+            if isinstance(report, frames.Failed | frames.Ended):
+                self.has_ended.set()
+
+    def wait_for_end(self) -> None:
+        assert self.has_ended.wait(20)
 
 
 class Deployment:
@@ -76,3 +86,65 @@ def test_an_order_that_cannot_be_sent_is_told_so(caplog: pytest.LogCaptureFixtur
     link.close()
     assert heard.failed[8].kind == "EngineStopped"
     assert "the deployment is gone" in caplog.text
+
+
+def test_what_is_posted_when_the_link_is_down_is_lost_without_a_word() -> None:
+    """As a server's last requests cancel what they asked for."""
+    link, _ = started(refuse)
+    link.close()
+    for order in (frames.Look(9, 10, ""), frames.Cancel(9), frames.Flush(10)):
+        link.post(order)
+
+
+PIECE = frames.Piece(1, Delta("a", (1,)))
+ENDED = frames.Ended(1, (), 0, b"")
+
+
+@pytest.mark.parametrize(
+    ("said", "asked"),
+    [
+        ([], 2),
+        ([frames.Accepted(1)], 2),
+        ([frames.Accepted(1), PIECE], 1),
+        ([PIECE, PIECE], 1),
+        ([PIECE, ENDED], 1),
+    ],
+)
+def test_killed_at_any_moment_of_a_stream_another_replica_answers_or_the_loss_is_told(
+    said: list[Report], asked: int
+) -> None:
+    """The first replica dies behind what it `said`. Nobody hears a piece twice, and everybody hears of an end."""
+    calls = 0
+
+    async def ask() -> AsyncIterator[bytes]:
+        nonlocal calls
+        calls += 1
+        for report in said if calls == 1 else [PIECE, ENDED]:
+            yield msgspec.msgpack.encode([report])
+        if calls == 1:
+            raise ConnectionError("the replica died")
+
+    link, heard = started(ask)
+    link.post(frames.Look(1, 10, ""))
+    heard.wait_for_end()
+    link.close()
+    assert calls == asked
+    pieces = [report for report in heard.reports if isinstance(report, frames.Piece)]
+    ends = [one for one in heard.reports if isinstance(one, frames.Ended | frames.Failed) and one.id == 1]
+    assert len(pieces) == (1 if asked == 2 else said.count(PIECE))
+    if asked == 2 or ENDED in said:
+        assert ends[0] == ENDED
+    else:
+        assert [end.kind for end in ends if isinstance(end, frames.Failed)] == ["EngineStopped"]
+
+
+def test_where_replica_after_replica_dies_the_loss_is_told() -> None:
+    async def ask() -> AsyncIterator[bytes]:
+        raise ConnectionError("the replica died")
+        yield b""
+
+    link, heard = started(ask)
+    link.post(frames.Look(1, 10, ""))
+    heard.wait_for_end()
+    link.close()
+    assert heard.failed[1].message == "a replica was lost (ConnectionError)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from itertools import cycle
 from pathlib import Path
 
 import httpx2
+import numpy as np
 import pytest
 
 from niwaki.runtime.api import Choices, Output, SamplingParams, Segment
@@ -21,6 +23,7 @@ from niwaki.runtime.engine import Engine
 from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.replicas.config import ReplicaConfig
 from niwaki.runtime.replicas.engines import RayEngines
+from niwaki.runtime.replicas.routing import Routing
 from niwaki.runtime.server.config import ServerConfig
 from niwaki.runtime.server.serve import serving
 from tests.runtime.replicas.test_routing import few_shot_prompts
@@ -90,6 +93,24 @@ def test_a_client_that_leaves_stops_its_generation(engines: RayEngines, client: 
     deadline = time.monotonic() + 60
     while engines.backend.usage().get("requests_running") != 0:
         assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_what_is_over_no_longer_weighs_at_its_replica(engines: RayEngines) -> None:
+    """However soon it is: of the shortest requests Ray may tell the end before it has told the beginning."""
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(300, 4000, 40).astype(np.int32) for _ in range(300)]
+    running = [engines.backend.start(ids, ONE, streams=False) for ids in prompts]
+    for number, one in enumerate(running):
+        if number % 3 == 0:
+            one.cancel()
+    for number, one in enumerate(running):
+        if number % 3:
+            one.result(120)
+    (routing,) = (one for one in gc.get_objects() if isinstance(one, Routing) and len(one._replicas) == 2)
+    deadline = time.monotonic() + 60
+    while any(replica.running for replica in routing._replicas.values()):
+        assert time.monotonic() < deadline, [replica.running for replica in routing._replicas.values()]
         time.sleep(0.1)
 
 
