@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar, cast
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from niwaki.kernels.jit import jit as compiled
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int32]
@@ -27,8 +28,8 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def jit(function: F) -> F:
-    """numba.njit for a typed function: compiled once per machine, and without the GIL while it runs."""
-    return cast(F, numba.njit(cache=True, nogil=True)(function))
+    """Compiled without the GIL while it runs; once per machine, where a folder can be written."""
+    return cast(F, compiled(nogil=True, fastmath=frozenset())(function))
 
 
 @jit

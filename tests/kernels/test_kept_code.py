@@ -77,3 +77,16 @@ def test_without_a_home_nothing_is_kept_in_the_working_directory(tmp_path: Path)
     )
     assert done.stdout == "4\n", done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["unwritable"]
+
+
+def test_where_no_folder_can_be_written_all_kernels_are_there_and_kept_nowhere() -> None:
+    """As for a user without a home beside a package that is root's."""
+    code = (
+        "from numba.core.caching import CacheImpl\n"
+        "CacheImpl._locator_classes = []\n"
+        "import niwaki.runtime.engine\n"
+        "from niwaki.runtime.constraints.kernels import trie_from_sorted\n"
+        "print(trie_from_sorted.stats.cache_path)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "None\n", done.stderr
