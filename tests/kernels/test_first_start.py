@@ -56,8 +56,8 @@ def test_of_engines_that_start_at_once_one_has_the_other_process(
     """As long as it runs; each would compile the same beside the others, on the same cores."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(command: list[str], **how: object) -> subprocess.Popen[bytes]:
-        started.append(popen([sys.executable, "-c", "input()"], **{**how, "stdin": subprocess.PIPE}))
+    def start(command: list[str], *, pass_fds: list[int], **how: object) -> subprocess.Popen[bytes]:
+        started.append(popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=pass_fds))
         return started[-1]
 
     def begin() -> int:

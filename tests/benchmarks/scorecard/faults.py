@@ -34,6 +34,7 @@ class Asker:
         self._wire = wire
         self._streams = streams
         self.said = "nothing"
+        self.heard = b""
         self.at = 0.0
 
     async def ask(self, body: dict[str, object]) -> None:
@@ -42,7 +43,7 @@ class Asker:
         except Gone:
             self.said = "a closed connection"
         else:
-            self.said = _told(answer)
+            self.said, self.heard = _told(answer), answer.body
         self.at = time.perf_counter()
         self._wire.close()
 
@@ -62,7 +63,8 @@ async def under_load(
     body = dict(asked("", max_tokens))
     found = [(asker, asyncio.ensure_future(asker.ask({**body, "prompt": new_ids(draw, 20)}))) for asker in askers]
     while (await host.numbers())["niwaki_sequences_in_flight"] < size:
-        assert not any(task.done() for _, task in found), [asker.said for asker, _ in found]
+        early = [asker.heard[:200] for asker, task in found if task.done()]
+        assert not early, f"{len(early)} of {size} ended at once: {early[0]!r}"
         await asyncio.sleep(0.05)
     await asyncio.sleep(0.5)
     return found
