@@ -49,7 +49,8 @@ def run_rows(
     for those that have.
 
     Raises:
-        ConfigError: num_threads is below 1, or on_error is unknown. Raised at once, not at the first result.
+        ConfigError: num_threads is below 1, or on_error is unknown: raised at once, not at the first result. Or the
+            system allows fewer threads.
     """
     check_batch("num_threads", num_threads, on_error)
     results = _run_ordered(run_one, rows, num_threads)
@@ -80,7 +81,10 @@ def _run_ordered(
             except Exception as error:  # kept until the rows before it are out
                 source_error = error
                 break
-            window.append(pool.submit(_attempt, run_one, row))
+            try:
+                window.append(pool.submit(_attempt, run_one, row))
+            except RuntimeError as error:  # a user or a container has a limit of threads
+                raise ConfigError(f"{error}: the system allows no more of them; run fewer rows at once") from error
             # Deliver what is ready before reading on, so that a journal never lags behind the work.
             while window and (len(window) >= WINDOW * num_threads or window[0].done()):
                 yield window.popleft().result()

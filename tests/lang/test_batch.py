@@ -135,6 +135,23 @@ def test_an_impossible_option_is_refused_at_once(option: str, value: object) -> 
         run_rows(double, [1], **{option: value})  # type: ignore[arg-type]
 
 
+def test_where_the_system_allows_fewer_threads_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, count = threading.Thread.start, 0
+
+    def start_three(self: threading.Thread) -> None:
+        nonlocal count
+        count += 1
+        if count > 3:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    release = threading.Event()
+    monkeypatch.setattr(threading.Thread, "start", start_three)
+    with pytest.raises(ConfigError, match=r"can't start new thread: .* run fewer rows at once"):
+        list(run_rows(lambda row: release.wait(60), range(8), num_threads=8))
+    release.set()
+
+
 def test_the_progress_bar_counts_rows(capsys: pytest.CaptureFixture[str]) -> None:
     counters = {"generated_tokens": 0.0, "cached_tokens": 0.0, "prefilled_tokens": 0.0}
 
