@@ -137,7 +137,7 @@ def _function(module, rows: int):
     name = f"niwaki_sums_of_rows_{rows}"
     if name in module.globals:
         return module.globals[name]
-    outputs = min(4, SUMS >> (rows - 1).bit_length())  # together
+    outputs = min(4, SUMS >> (rows - 1).bit_length())  # together: rows of W read side by side
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER] * 3 + [LONG] * 2), name)
     function.linkage = "internal"
     function.attributes.add("noinline")  # kernels get shorter, and are as quick
@@ -164,8 +164,8 @@ def _function(module, rows: int):
     for r in range(rows):
         value = _line(builder, of_x.of(r))
         after += [_multiplied(builder, line, value, totals[r * outputs + o]) for o, line in enumerate(lines)]
-    for i in range(outputs):
-        ask_for(builder, builder.gep(ask, [LONG(i * LINE)]))
+    for i in range(outputs):  # the first cache is small: with these in it, 8 rows from memory take a third longer
+        ask_for(builder, builder.gep(ask, [LONG(i * LINE)]), level=2)
     next_number, next_ask = builder.add(number, LONG(1)), builder.gep(ask, [LONG(outputs * LINE)])
     for phi, start, latest in ((number, LONG(0), next_number), (ask, asked, next_ask)):
         phi.add_incoming(start, outer)

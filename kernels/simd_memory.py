@@ -359,12 +359,12 @@ def _prefetch_to_write(typing, array, index):
     return types.void(array, index), generate
 
 
-def ask_for(builder, pointer, to_write=False):
-    """Ask memory for the cache line there."""
+def ask_for(builder, pointer, to_write=False, level=1):
+    """Ask memory for the cache line there, into the core's first cache or only the second."""
     byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
     ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    flags = (ir.Constant(number, flag) for flag in (int(to_write), 3, 1))  # keep, data
+    flags = (ir.Constant(number, flag) for flag in (int(to_write), 4 - level, 1))  # data
     builder.call(ask, [builder.bitcast(pointer, byte), *flags])
 
 
