@@ -179,9 +179,12 @@ class AutomatonConstraint:
         return after
 
     def note_walkable(self, state: int, token_id: int, after: int) -> None:
-        """Others may take this step without a look at them, wherever no way to an end is too long."""
+        """Others may take this step without a look at them, wherever its end fits, or where any would."""
         self.walkable.add((state, token_id))
-        self.known_steps.add(state, token_id, after, 0, self.longest_distance + 1, 0)
+        cost, farthest = 0, self.longest_distance + 1
+        if self.is_exact:
+            cost, farthest = int(self.distances[after] - self.distances[state]), int(self.distances[after])
+        self.known_steps.add(state, token_id, after, cost, farthest, 0)
 
     def shortest_path(self, state: int, budget: int) -> tuple[int, ...] | None:
         """Fewest tokens from `state` to an end; None when they are more than `budget`."""
@@ -417,7 +420,9 @@ class AutomatonMatcher:
         return True
 
     def standing(self) -> Standing | None:
-        return None if self._states[-1] == ENDED else Standing(self._constraint.known_steps, self._states[-1], 0)
+        constraint, state = self._constraint, self._states[-1]
+        bound = self.distance if constraint.is_exact else 0
+        return None if state == ENDED else Standing(constraint.known_steps, state, bound)
 
     def walked(self, way: Sequence[Sequence[int]]) -> None:
         self._states += [place for place, _ in way[1:]]

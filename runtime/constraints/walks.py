@@ -27,8 +27,8 @@ class StepTable:
     """Which place a token leads to from another one, where that needs nobody's look: it may follow, nothing is forced
     behind it, and the mask there was known when it was added. A place is any number below 2**31.
 
-    The end of a text that has taken such a step is farther by at most `cost`, and at most `farthest` from where the
-    text could end.
+    The end of a text that has taken such a step is farther by at most `cost`, which may be less than nothing, and at
+    most `farthest` from where the text could end.
     """
 
     def __init__(self) -> None:
