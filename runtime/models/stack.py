@@ -39,7 +39,8 @@ from niwaki.runtime.models.workspace import Buffers
 # Tokens of a step that is one call where torch has a quicker product of more: of one thread, and of several.
 MAX_TOKENS_ALONE = 64
 MAX_TOKENS = 512
-WORK_OF_A_THREAD = 10_000_000  # multiply-adds of products: some 0.2 ms, for which one is worth waking
+WORK_OF_A_THREAD = 10_000_000  # multiply-adds: some 0.2 ms, for which one is worth waking
+LEAST_ROWS = 4  # the weights are read once however few they are, which takes as long as multiplying so many
 
 NOBODY = np.empty(0, np.int64)
 
@@ -86,6 +87,7 @@ class Stack:
             each for one in plain for each in (one.attention.qkv, one.attention.out, one.mlp.gate_up, one.mlp.down)
         ]
         self._work = sum(math.prod(_shape(each)) for each in products)  # multiply-adds of a token
+        self._work_of_a_key = 2 * len(plain) * self._q_width  # for each token that sees it
         self._crew = Crew(geometry, 13 * len(plain) + 2)
         projections = [each for each in (*products, head) if isinstance(each, Projection)]
         takes_all = all(takes(_many_rows(each), array_of(each.weight)) for each in projections)
@@ -137,8 +139,13 @@ class Stack:
         """
         if (last := int(plan.positions.max())) >= self._num_positions:
             raise ValueError(f"position {last} is beyond the {self._num_positions} positions of the model")
-        threads = max(1, min(threads, plan.num_tokens * self._work // WORK_OF_A_THREAD))
+        threads = max(1, min(threads, self._work_of(plan) // WORK_OF_A_THREAD))
         self._crew.run(lines, plan, NOBODY if wanted is None else wanted, array_of(Operand.of(logits)), threads)
+
+    def _work_of(self, plan: AttentionPlan) -> int:
+        """Multiply-adds of a step, about."""
+        attended = int(plan.positions.sum()) * self._work_of_a_key
+        return max(plan.num_tokens, LEAST_ROWS) * self._work + attended
 
     def _written(self, body: Buffers, tail: Buffers | None, num_wanted: int) -> Int64s | None:
         table: list[list[int] | None] = [[layers.NORM, 0, *_at(body.x, self._first_norm, body.normed), self._width]]

@@ -124,8 +124,11 @@ def w10(batch: int, tokens: int) -> list[Comparison]:
         some = [f"Tell me about {n}." for n in range(2 * batch)]
         written = engine.generate(some, free | {"constraint": kinds["regex"]})
         assert isinstance(written, list)
-        whole = [len(result["output_ids"]) == tokens for result in written]
-        prompts = [prompt for prompt, is_whole in zip(some, whole, strict=True) if is_whole][:batch]
+        prompts = []
+        for prompt, result in zip(some, written, strict=True):
+            ids = result["output_ids"]
+            if isinstance(ids, list) and len(ids) == tokens and len(prompts) < batch:
+                prompts.append(prompt)
         assert len(prompts) == batch, "too many of the texts end early"
         return [
             compare(
