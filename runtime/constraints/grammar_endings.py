@@ -73,7 +73,9 @@ class EndingSearch:
         """See `straight_text`."""
         known_end = self._affordable_end(self._effort)
         looks_behind = CLOSING if self._cost() < COSTLY else BRACKETS
-        return straight_text(place, self._ends.words, self._effort, known_end, self._ends.closings, looks_behind)
+        ends, words = self._ends, self._ends.words
+        whole = ends.shortest.whole
+        return straight_text(place, words, self._effort, known_end, ends.closings, looks_behind, whole)
 
     def shortest(self, place: Native) -> bytes | None:
         """See `short_text`."""

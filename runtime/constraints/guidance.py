@@ -34,6 +34,7 @@ CLOSING: Final = b'"}],'
 BRACKETS: Final = b"}]"
 QUOTE: Final = CLOSING[0]
 LETTER: Final = ord("a")
+CONTEXT: Final = 3  # bytes: what stands before a key, `[{"` or `:{"`
 MOST_LETTERS: Final = 512  # that are tried for the end of a string
 MASKS_COMPARED: Final = 8  # one mask is too little: after `,` and after `:` a quote may be all that follows
 NICENESS: Final = 5  # of threads and processes that compile: the engine's steps go first
@@ -202,11 +203,15 @@ def straight_text(
     known_end: KnownEnd = accepted,
     closings: Sequence[bytes] = (),
     looks_behind: bytes = CLOSING,
+    example: bytes = b"",
 ) -> bytes | None:
     """A continuation after which the text may end, closing at every place what can be closed: some tens of steps where
     a search looks at thousands of places. Often the shortest; None where it does not end within STRAIGHT_BYTES or the
-    effort. `closings`: what strings may have to end with, their quotes included. `looks_behind`: bytes behind which
-    `known_end` is asked."""
+    effort.
+
+    `closings`: what strings may have to end with, their quotes included. `looks_behind`: bytes behind which `known_end`
+    is asked. `example`: a whole text, followed where nothing else tells which key to take: any may lead to itself.
+    """
     place = matcher.deep_copy()
     text = b""
     tried: set[int] = set()  # since something closed or was forced: these are taken again when no other byte may follow
@@ -216,7 +221,7 @@ def straight_text(
             return text + end
         forced = place.compute_ff_bytes()
         closing = b"" if forced else _closing(place, byte_tokens, closings)
-        follow = forced or closing or _nearest(place, byte_tokens, tried)
+        follow = forced or closing or _nearest(place, byte_tokens, tried, _behind(text[-CONTEXT:], example))
         # One that closes something, and no character of a string, may be needed again at once.
         is_bracket = follow in BRACKETS and not place.validate_tokens([byte_tokens.ids[LETTER]])
         if not follow or place.try_consume_tokens([byte_tokens.ids[byte] for byte in follow]) < len(follow):
@@ -249,7 +254,13 @@ def _closing(place: Native, byte_tokens: ByteTokens, closings: Sequence[bytes]) 
     return bytes([LETTER]) * (least + bisect_left(range(least, enough), True, key=ends_behind)) + bytes([QUOTE])
 
 
-def _nearest(place: Native, byte_tokens: ByteTokens, tried: set[int]) -> bytes:
+def _behind(context: bytes, example: bytes) -> bytes:
+    """The byte that stands behind these in the example, if one does."""
+    found = example.find(context) if len(context) == CONTEXT else -1
+    return example[found + CONTEXT : found + CONTEXT + 1] if found >= 0 else b""
+
+
+def _nearest(place: Native, byte_tokens: ByteTokens, tried: set[int], likely: bytes) -> bytes:
     """The byte that leads to an end most directly, as JSON is written; none where none may follow."""
 
     def may_follow(byte: int) -> bool:
@@ -262,6 +273,8 @@ def _nearest(place: Native, byte_tokens: ByteTokens, tried: set[int]) -> bytes:
         if byte not in tried and may_follow(byte):
             return bytes([byte])
     follow = byte_tokens.in_mask(place.compute_bitmask())
+    if likely and likely in follow and likely[0] not in tried:
+        return likely
     return bytes(sorted(follow, key=tried.__contains__)[:1])
 
 

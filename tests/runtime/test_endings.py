@@ -20,6 +20,16 @@ MANY: dict[str, object] = {"properties": {key: {"type": "string"} for key in KEY
 FEWER: dict[str, object] = {**MANY, "required": KEYS[1::2]}
 NESTED: dict[str, object] = {"properties": {**{key: {"type": "null"} for key in KEYS[:20]}, KEYS[0]: FEWER}}
 NESTED |= {"required": KEYS[:20], "type": "object"}
+NAMED: dict[str, object] = {"type": "object", "additionalProperties": False}
+NAMES = {
+    key: {"type": "string", "minLength": 3} for key in ("label of this one", "place where it is", "what it is for")
+}
+LEAF = {**NAMED, "properties": {**NAMES, "value": {}}, "required": [*NAMES, "value"]}
+GROUPS = {
+    **NAMED,
+    "properties": {"groups": {"type": "array", "minItems": 1, "items": {"anyOf": [LEAF, {"$ref": "#"}]}}, **NAMES},
+    "required": ["groups", *NAMES],
+}
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +50,7 @@ def compiler() -> Iterator[ConstraintCompiler]:
             f'{{"o":{{"{KEYS[0]}":{{' + "".join(f'"{key}":"x",' for key in KEYS[:40]) + f'"{KEYS[40]}":"x',
             id="in a known end, too",
         ),
+        pytest.param(GROUPS, '{"groups":[{"groups":[{"', id="what may hold itself"),
         pytest.param({"properties": {"r": {"pattern": "[a-z]{162}", "type": "string"}}}, '{"r":"}x!', id="letters"),
         pytest.param({"properties": {"r": {"minLength": 500, "type": "string"}}}, '{"r":"x}', id="a length"),
     ],
