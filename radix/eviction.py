@@ -26,8 +26,8 @@ class Used(Protocol):
 class Eviction(Protocol):
     """Gives a node's rank, from 1 to MOST - 1, when it may be evicted from now on.
 
-    `reached`: the highest rank that has been evicted; it never falls. While the node stands, its rank may grow, never
-    fall.
+    `reached`: the highest rank that has been evicted, of pinned leaves or of others; it never falls. While the node
+    stands, its rank may grow, never fall.
     """
 
     def __call__(self, node: Used, reached: int) -> int: ...
@@ -38,10 +38,11 @@ def least_recently_used(node: Used, reached: int) -> int:
 
 
 def least_frequently_used(node: Used, reached: int) -> int:
-    """Fewest hits first, the least recent among them, where hits count from what eviction has reached: else what was
-    asked for often, once, would keep its place for ever. (Least frequently used with dynamic ageing: Arlitt et al.,
-    Evaluating Content Management Techniques for Web Proxy Caches, 1999.)"""
-    count = (reached >> STAMP_BITS) + node.hits
+    """Fewest uses first, the least recent among them, where uses count from what eviction has reached: else what was
+    asked for often, once, would keep its place for ever, and nothing new would be there when it is asked for again.
+    (Least frequently used with dynamic ageing: Arlitt et al., Evaluating Content Management Techniques for Web Proxy
+    Caches, 1999.)"""
+    count = (reached >> STAMP_BITS) + node.hits + 1
     return (min(count, (1 << FIELD_BITS) - 1) << STAMP_BITS) + node.stamp
 
 

@@ -93,7 +93,7 @@ class Tree:
         self._queued_ranks: deque[int] = deque()  # beside it: a tuple each would be one more thing to look at, and cold
         self._heap: list[tuple[int, int, Node]] = []
         self._last_rank = 0  # of the queue
-        self._reached = 0  # the highest rank of an unpinned leaf that was evicted
+        self._reached = 0  # the highest rank that was evicted; those of pinned leaves count as if they were not
         self._num_heaped = 0  # since the start
         # Told before `evict` drops the pages of a leaf from the given one on.
         self.on_drop: Callable[[Node, int], None] | None = None
@@ -356,8 +356,8 @@ class Tree:
             if leaf.pins and rank < MOST:  # pinned since it was queued
                 self.enqueue(leaf)
                 continue
-            if self._reached < rank < MOST:
-                self._reached = rank
+            if self._reached < rank % MOST:
+                self._reached = rank % MOST
             pages = leaf.pages
             num_left = len(pages) - wanted
             if self.on_drop is not None:

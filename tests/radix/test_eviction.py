@@ -88,19 +88,39 @@ def test_ranks_stay_below_the_rank_of_pinned_leaves() -> None:
             assert all(0 < rank(node, reached) < MOST for rank in EVICTIONS.values())
 
 
-def test_what_was_asked_for_often_once_makes_way_in_the_end() -> None:
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_what_was_asked_for_often_once_makes_way_in_the_end(*, is_pinned: bool) -> None:
     cache = Cache(4, PAGE, eviction="lfu")
-    for _ in range(6):
+    for _ in range(10):
         use(cache, 0)
-    number = 0
-    for _turn in range(6):
-        assert cache.match(prompt(0)) == PAGE, "for as many turns as it had hits more than others"
-        for _ in range(3):  # as many as there is room for beside it, each asked for twice
-            number += 1
+    pins = [cache.pin(prompt(0))] if is_pinned else []
+    for number in range(1, 40):
+        if number == 6:
+            assert cache.match(prompt(0)) == PAGE, "it outlives what was asked for once, or twice"
+        use(cache, number)
+        if number % 2:
             use(cache, number)
-            use(cache, number)
+        pins += [cache.pin(prompt(number))] if is_pinned else []
     assert cache.match(prompt(0)) == 0
+    for pin in pins:
+        cache.unpin(pin)
     cache.check()
+
+
+def test_new_texts_find_room_beside_those_that_are_done() -> None:
+    """Three talks at once of four turns each, again and again, in a pool of six talks that keeps what was said."""
+    hits = 0
+    cache = Cache(24, PAGE, eviction="lfu")
+    for talk in range(0, 60, 3):
+        for turn in range(1, 5):
+            for number in range(talk, talk + 3):
+                ids = np.concatenate([prompt(100 * number + page) for page in range(turn)])
+                lease = cache.acquire(ids, room_for=len(ids))
+                assert lease is not None
+                hits += lease.num_cached // PAGE
+                cache.release(lease, ids, len(ids))
+    asked = 60 * (1 + 2 + 3)  # pages that a turn before has computed
+    assert hits >= 0.5 * asked
 
 
 def test_a_timed_pin_ends_at_its_time_and_not_before() -> None:
