@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from niwaki.radix import TokenIds
-from niwaki.runtime.api import SamplingParams
+from niwaki.runtime.api import Cancelled, SamplingParams
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.forward.runner import Batch, Runner
 from niwaki.runtime.loop import roster
@@ -123,8 +123,10 @@ def test_prompts_come_in_small_pieces_while_a_stream_is_read(tmp_path: Path, mon
         engine.generate(input_ids=tokens(4, 200).tolist(), sampling_params=options)
         assert not stream.is_done
         assert max(sizes) <= 16 + 2
-        unread.cancel()
-        stream.cancel()
+        for generation in (unread, stream):
+            generation.cancel()
+            with pytest.raises(Cancelled):
+                generation.result(timeout=60)  # else a step of theirs may still come
         sizes.clear()
         next(engine.backend.start(tokens(6, 200), SamplingParams(max_new_tokens=8)).deltas())
         assert sizes[:3] == [64, 64, 64], "its own prompt holds nobody up"
