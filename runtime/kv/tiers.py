@@ -153,10 +153,12 @@ class DiskStore:
         try:
             with open(self._name(key), "rb", buffering=0) as file:  # two thirds of the time of a path's own reading
                 content = file.readall()
+        except FileNotFoundError:  # another engine has deleted it
+            self._uncount(key)
+            return None
         except OSError as error:
             if key in self._sizes:
-                if not isinstance(error, FileNotFoundError):  # else another engine has deleted it
-                    self._fault(f"cannot read a cached page: {error}")
+                self._fault(f"cannot read a cached page: {error}")
                 self._forget(key)
             return None
         if key not in self._sizes:
