@@ -20,7 +20,7 @@ from niwaki.runtime.options.config import EngineConfig
 from niwaki.runtime.pictures.picture import Picture
 from niwaki.runtime.pictures.tree_page import draw
 from niwaki.runtime.pictures.tree_view import DEFAULT_NODES, TreeNode, TreeView
-from niwaki.runtime.requests.asked import first_position, params_of, prompts_of
+from niwaki.runtime.requests.asked import check_options, first_position, params_of, prompts_of
 from niwaki.runtime.requests.results import Result
 from niwaki.runtime.requests.running import Running
 
@@ -113,6 +113,7 @@ class Engine:
         logprob_start_len: int = -1,
         top_logprobs_num: int = 0,
         stream: bool = False,
+        **unknown: object,
     ) -> Result | list[Result] | Iterator[Result]:
         """Generate from one prompt or a list of them, all in one continuous batch.
 
@@ -123,6 +124,7 @@ class Engine:
         Raises:
             RequestError, ConstraintError, CapacityError: before anything runs, naming the field or the size needed.
         """
+        check_options(unknown)
         asked = (return_logprob, logprob_start_len, top_logprobs_num)
         running = self._start(prompt, sampling_params, input_ids, *asked, stream=stream)
         return running.stream() if stream else running.results()
@@ -189,8 +191,10 @@ class Engine:
         logprob_start_len: int = -1,
         top_logprobs_num: int = 0,
         stream: bool = False,
+        **unknown: object,
     ) -> Result | list[Result] | AsyncIterator[Result]:
         """`generate` without blocking the event loop. Cancelling the task ends what it started."""
+        check_options(unknown)
         asked = (return_logprob, logprob_start_len, top_logprobs_num)
         running = self._start(prompt, sampling_params, input_ids, *asked, stream=stream)
         return running.stream_async() if stream else await running.results_async()

@@ -21,6 +21,12 @@ from niwaki.runtime.api import (
 # Spellings of SGLang's wire, beside our own names.
 WIRE_NAMES = {"min_new_tokens": "min_tokens", "max_tokens": "max_new_tokens", "sampling_seed": "seed"}
 CONSTRAINT_NAMES = ("regex", "choices", "json_schema", "ebnf", "grammar")
+KNOWN_NAMES = (*SamplingOptions.__dataclass_fields__, *CONSTRAINT_NAMES, "json_spacing")
+
+
+def knows_option(name: str) -> bool:
+    """Whether `options_from_dict` takes it."""
+    return WIRE_NAMES.get(name, name) in KNOWN_NAMES
 
 
 def options_from_dict(given: Mapping[str, object]) -> SamplingOptions:
@@ -32,12 +38,11 @@ def options_from_dict(given: Mapping[str, object]) -> SamplingOptions:
     Raises:
         RequestError: an unknown name, or two constraints at once.
     """
-    known = SamplingOptions.__dataclass_fields__
     said: dict[str, object] = {}
     for name, value in given.items():
         name = WIRE_NAMES.get(name, name)
-        if name not in known and name not in (names := (*CONSTRAINT_NAMES, "json_spacing")):
-            raise RequestError(f"unknown sampling parameter {name!r}; known: {', '.join((*known, *names))}")
+        if name not in KNOWN_NAMES:
+            raise RequestError(f"unknown sampling parameter {name!r}; known: {', '.join(KNOWN_NAMES)}")
         if value is not None:
             said[name] = value
     constraints: list[Constraint] = []

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from niwaki.runtime.api import RequestError, SamplingOptions, SamplingParams, Segment
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
-from niwaki.runtime.options.from_dict import options_from_dict, spelling_of
+from niwaki.runtime.options.from_dict import knows_option, options_from_dict, spelling_of
 from niwaki.runtime.options.limits import TokenIds
 
 
@@ -38,6 +38,20 @@ def prompts_of(
     return [_token_ids(row, vocab_size) for row in rows], is_batch
 
 
+def check_options(unknown: Mapping[str, object]) -> None:
+    """Raises RequestError: arguments that `generate` does not have. Some are sampling_params."""
+    if not unknown:
+        return
+    name = next(iter(unknown))
+    if knows_option(name):
+        said = {name: value for name, value in unknown.items() if knows_option(name)}
+        raise RequestError(f"{name} is one of the sampling_params, which are a dict: generate(prompt, {said!r})")
+    raise RequestError(
+        f"generate has no argument {name!r}; it takes a prompt or input_ids, sampling_params, return_logprob, "
+        "logprob_start_len, top_logprobs_num and stream"
+    )
+
+
 def _token_ids(given: npt.NDArray[np.generic], vocab_size: int) -> TokenIds:
     if given.ndim == 1 and (given.dtype.kind in "iu" or not len(given)):
         ids = given.astype(np.int64, copy=False)
@@ -56,7 +70,9 @@ def params_of(
     if given is None or isinstance(given, Mapping):
         given = [given or {}] * count
     if not isinstance(given, Sequence) or not all(isinstance(one, Mapping) for one in given):
-        raise RequestError(f"sampling_params must be a mapping or a list of them, got {given!r}")
+        raise RequestError(
+            f"sampling_params must be a mapping or a list of them, such as {{'max_new_tokens': 16}}, got {given!r}"
+        )
     if len(given) != count:
         raise RequestError(f"{len(given)} sampling_params for {count} prompts; give one, or one a prompt")
     known: dict[object, SamplingParams] = {}  # many prompts mostly ask for few kinds of answers

@@ -356,6 +356,12 @@ def test_namespaces_share_nothing(folder: Path) -> None:
     ("call", "error", "message"),
     [
         ({"prompt": "a", "sampling_params": {"heat": 1}}, RequestError, "unknown sampling parameter 'heat'"),
+        (
+            {"prompt": "a", "max_tokens": 8, "stop": "."},
+            RequestError,
+            r"generate\(prompt, {'max_tokens': 8, 'stop': '.'}\)",
+        ),
+        ({"prompt": "a", "prompts": ["a"]}, RequestError, "no argument 'prompts'; it takes a prompt or input_ids"),
         ({"prompt": "a", "sampling_params": {"temperature": -1}}, RequestError, "temperature must be"),
         ({"prompt": "a", "sampling_params": {"temperature": float("nan")}}, RequestError, "temperature must be"),
         ({"prompt": "a", "sampling_params": {"regex": "a", "choices": ["b"]}}, RequestError, "at most one constraint"),
