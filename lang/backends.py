@@ -67,7 +67,7 @@ def default_host() -> Host:
     with _default.lock:
         if _default.host is None:
             # By name: a static import would make the language depend on the engine, and load torch with it.
-            engine = importlib.import_module("niwaki.runtime.engine").Engine()
+            engine = importlib.import_module("niwaki").Engine()
             atexit.register(engine.shutdown)  # nobody else knows of it
             _default.host = engine
         host = _default.host

@@ -117,7 +117,7 @@ def _in_process(
     trees: dict[int, Tree],
 ) -> Iterator[tuple[Iterator[JsonObject | Failure], Usage]]:
     """The rows' results in order, by an engine here, and its counters. Fills `trees` where some are to be drawn."""
-    from niwaki.runtime.engine import Engine  # loads torch: only once it is clear that there is work
+    from niwaki import Engine  # loads torch: only once it is clear that there is work
 
     program = program.for_rows()
     with Engine(options.model) as engine:

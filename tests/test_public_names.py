@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import inspect
+from types import ModuleType
 
 import pytest
 
@@ -59,3 +62,26 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_a_name_is_the_same_object_every_time() -> None:
     assert niwaki.gen is niwaki.gen
     assert niwaki.gen.__module__ == "niwaki.lang.expressions"
+
+
+def test_python_looks_for_no_cycles_while_a_name_loads_and_for_all_of_them_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[bool] = []
+
+    def interrupted(name: str) -> ModuleType:
+        seen.append(gc.isenabled())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    assert gc.isenabled()
+    for is_enabled in (True, False):
+        if not is_enabled:
+            gc.disable()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                niwaki.__getattr__("Engine")
+            assert gc.isenabled() is is_enabled
+        finally:
+            gc.enable()
+    assert seen == [False, False]

@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from typing import NoReturn
 
 from niwaki.runtime.api import NiwakiError, Pending
 from niwaki.runtime.engine import Engine
@@ -49,6 +50,7 @@ class Host:
                 warm_up(engine)
                 gc.collect()
                 gc.freeze()  # to go through all that was loaded took a full collection 0.15 s, between two steps
+                gc.enable()
                 self._orders = Orders(engine.backend, self._link)
                 self._link.post(frames.Beat(dict(engine.stats())))  # first, so that nobody asks before it is there
                 self._link.post(frames.loaded_by(engine))
@@ -90,6 +92,7 @@ def warm_up(engine: Engine) -> None:
     engine.backend.flush(tiers=False)  # what a folder keeps from the last time is wanted
 
 
-if __name__ == "__main__":
+def start() -> NoReturn:
+    """What the process runs."""
     # Nothing is left to be done, and taking torch apart would take a second in which a new engine cannot start.
     os._exit(main())

@@ -151,13 +151,17 @@ class EngineProcess(RemoteEngine):
         return False
 
 
+# Cycles are looked for when all is loaded (engine_host.py): until then there are none, and much to go through.
+CODE = "import gc; gc.disable(); from niwaki.runtime.link.engine_host import start; start()"
+
+
 class _Child:
     """One process and the link to it."""
 
     def __init__(self, model: Path | None, options: Mapping[str, object]) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
-            command = [sys.executable, "-P", "-m", "niwaki.runtime.link.engine_host", str(theirs.fileno())]
+            command = [sys.executable, "-P", "-c", CODE, str(theirs.fileno())]
             self.process = subprocess.Popen(  # noqa: S603  # our own module, nothing of a user's in it
                 command,
                 stdin=subprocess.DEVNULL,
