@@ -255,7 +255,8 @@ class Calling(Reading):
                     return
                 self._made.write(choice)
                 self._place.add([Segment(choice)])
-                outcome = Selected(node.choices, scores, decision)
+                possible = tuple(_chosen(node, index) for index in range(count))
+                outcome = Selected(node.choices, possible, scores, decision)
                 self.history.answered(call, outcome)
                 self._made.usage = self._made.usage.plus(usage_of(outcome))
                 if node.name is not None:

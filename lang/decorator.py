@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Coroutine
-from typing import Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Protocol, TypeVar, overload
 
 from niwaki.lang.program import Program
+from niwaki.lang.state import R_co, State
 from niwaki.runtime.api import ProgramError
 
 R = TypeVar("R")
+
+
+class AsyncProgram(Program[R_co]):
+    """The program of an `async def`: called with a state, it is to be awaited."""
+
+    if TYPE_CHECKING:
+
+        @overload  # type: ignore[override]  # what a body returns is awaited here, and at once there in a `Program`
+        def __call__(self, state: State, *args: object, **kwargs: object) -> Coroutine[object, object, R_co]: ...
+        @overload
+        def __call__(self, *args: object, **kwargs: object) -> State[R_co]: ...
+        def __call__(self, *args: object, **kwargs: object) -> object: ...
 
 
 class Decorator(Protocol):
     """What `@function()` gives."""
 
     @overload
-    def __call__(self, func: Callable[..., Coroutine[object, object, R]], /) -> Program[R]: ...
+    def __call__(self, func: Callable[..., Coroutine[object, object, R]], /) -> AsyncProgram[R]: ...
     @overload
     def __call__(self, func: Callable[..., R], /) -> Program[R]: ...
 
 
 @overload
-def function(func: Callable[..., Coroutine[object, object, R]], /) -> Program[R]: ...
+def function(func: Callable[..., Coroutine[object, object, R]], /) -> AsyncProgram[R]: ...
 @overload
 def function(func: Callable[..., R], /) -> Program[R]: ...
 @overload
@@ -35,4 +49,8 @@ def function(func: Callable[..., object] | None = None, /, **options: object) ->
     if options:
         said = ", ".join(f"{name}={value!r}" for name, value in options.items())
         raise ProgramError(f"@function takes no options; give {said} to run(), or to bind() for all runs")
-    return Program if func is None else Program(func)
+    return _program if func is None else _program(func)
+
+
+def _program(func: Callable[..., object]) -> Program:
+    return AsyncProgram(func) if inspect.iscoroutinefunction(func) else Program(func)

@@ -24,6 +24,14 @@ SAFE_NAMES_OF = ("niwaki.lang.expressions", "niwaki.runtime.api.choices")
 PLAIN = (str, int, float, bool, bytes, type(None))
 
 
+class Part:
+    """What a state may be handed to, and goes on with it: a program. `bound` are defaults for its arguments."""
+
+    def __init__(self, func: Callable[..., object], bound: Mapping[str, object]) -> None:
+        self.func = func
+        self.bound = bound
+
+
 def is_free_of_effects(func: Callable[..., object]) -> bool:
     """Does the body do nothing but append, fork, join and compute on plain data? Its source is looked at only."""
     try:
@@ -75,7 +83,7 @@ class _Effects:
         self._seen: set[types.CodeType] = set()
         self.has_branch = False
 
-    def check(self, func: Callable[..., object]) -> None:
+    def check(self, func: Callable[..., object], *, is_part: bool = False) -> None:
         if not isinstance(func, types.FunctionType):
             self._refuse(f"{func!r} is no plain function")
         if func.__code__ in self._seen:
@@ -86,7 +94,7 @@ class _Effects:
             self._refuse("a default of its arguments lives outside and is no plain value", func, None)
         tree = self._parsed(func)
         parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-        names = _Names(tree, parents, has_state=not self._seen - {func.__code__})
+        names = _Names(tree, parents, has_state=is_part or not self._seen - {func.__code__})
         own = {*func.__code__.co_varnames, *func.__code__.co_cellvars}
         bound = {name for node in ast.walk(tree) if (name := _bound_by(node)) is not None}
         for node in _body(tree):
@@ -104,12 +112,13 @@ class _Effects:
                 continue
             found, value = _lookup(func, node.id)
             if found:
-                self._check_value(func, node, value, parents)
+                self._check_value(func, node, value, names)
             elif node.id not in bound:
                 self._refuse(f"{node.id} is not defined", func, node)
 
-    def _check_value(self, func: types.FunctionType, node: ast.Name, value: object, parents: _Parents) -> None:
-        name, parent = node.id, parents.get(node)
+    def _check_value(self, func: types.FunctionType, node: ast.Name, value: object, names: _Names) -> None:
+        name, parents = node.id, names.parents
+        parent = parents.get(node)
         if isinstance(value, types.ModuleType):
             module = value.__name__
             if module not in SAFE_MODULES or not isinstance(parent, ast.Attribute):
@@ -123,6 +132,10 @@ class _Effects:
             pass
         elif isinstance(value, types.FunctionType):
             self.check(value)
+        elif isinstance(value, Part):
+            if not names.goes_on(node, parent) or not all(map(is_plain, value.bound.values())):
+                self._refuse(f"it runs the program {name}, which is no part of it: {name}(state, ...)", func, node)
+            self.check(value.func, is_part=True)
         elif isinstance(value, type) or _is_of_typing(value):
             # As a dtype it is only looked at; called, its author's code would run.
             is_enum = isinstance(value, type) and issubclass(value, enum.Enum)
@@ -170,7 +183,7 @@ class _Effects:
         """Whether it is an argument, as it was given, of a function of the author's, which is looked at itself."""
         match names.parents[node]:
             case ast.Call(func=ast.Name(id=name) as called, args=args, keywords=[]) if called is not node:
-                is_theirs = isinstance(_lookup(func, name)[1], types.FunctionType)
+                is_theirs = isinstance(_lookup(func, name)[1], types.FunctionType | Part)
                 return is_theirs and all(isinstance(arg, ast.Constant) or names.is_as_given(arg) for arg in args)
             case _:
                 return False
@@ -267,6 +280,29 @@ class _Names:
                 return (name == self._state or self._is_group(name)) and name not in self._hidden
             case _:
                 return False
+
+    def goes_on(self, node: ast.Name, parent: ast.AST | None) -> bool:
+        """Whether a program is called with the state, or with one of its forks, which it goes on with."""
+        match parent:
+            case ast.Call(func=called, args=[ast.Name(id=name) | ast.Subscript(value=ast.Name(id=name)) as first, *_]):
+                if called is not node or name in self._hidden:
+                    return False
+                if isinstance(first, ast.Subscript):
+                    return self._is_group(name) and not isinstance(first.slice, ast.Slice)
+                return (name == self._state and self.is_as_given(first)) or self._is_of_group(name)
+            case _:
+                return False
+
+    def _is_of_group(self, name: str) -> bool:
+        """Whether only loops over forks, and appends, set it."""
+        setters = [one for one in self._setters(name) if not isinstance(one, ast.AugAssign)]
+        return bool(setters) and all(
+            isinstance(one, ast.For | ast.comprehension)
+            and isinstance(one.iter, ast.Name)
+            and isinstance(one.target, ast.Name)
+            and self._is_group(one.iter.id)
+            for one in setters
+        )
 
     def _is_group(self, name: str) -> bool:
         """Whether only `fork` and appends set it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias, TypedDict, cast
 
 from niwaki.runtime.api import FinishReason, GenerationError, Output, ProgramError, Score, TokenLogprob
 from niwaki.runtime.api.choices import Decision, choice_logprobs, mean_logprob
@@ -12,15 +12,50 @@ from niwaki.runtime.api.choices import Decision, choice_logprobs, mean_logprob
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """The scores that a select saw, and its decision."""
+    """The scores that a select saw, and its decision. `values` are what the choices stand for."""
 
     choices: tuple[str, ...]
+    values: tuple[object, ...]
     scores: tuple[Score, ...]
     decision: Decision
 
 
 Outcome: TypeAlias = tuple[Output, ...] | Selected
-MetaInfo: TypeAlias = dict[str, object]
+Logprob: TypeAlias = tuple[float | None, int, str | None]  # of a token, its id, its text
+
+
+class Finish(TypedDict, total=False):
+    """Why a generation ended: at a stop (`matched`), or at its budget (`length`)."""
+
+    type: Literal["stop", "length", "abort"]
+    matched: str | int
+    length: int
+
+
+class MetaInfo(TypedDict, total=False):
+    """What `get_meta_info` tells; which keys are there depends on the call. docs/select.md has those of choices.
+
+    A `choices_method` of the author's may tell more, under names of its own.
+    """
+
+    finish_reason: Finish
+    complete: bool
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    seconds: float
+    output_token_logprobs: list[Logprob]  # of a select: an empty list for each choice
+    output_token_logprobs_length: int
+    output_top_logprobs: list[list[Logprob]]
+    input_token_logprobs: list[Logprob] | list[list[Logprob]]  # of a select: a list for each choice
+    samples: list[MetaInfo]
+    choices: list[str]
+    probabilities: list[float]
+    choice_logprobs: list[float]
+    normalized_prompt_logprobs: list[float]
+    normalized_unconditional_prompt_logprobs: list[float]
+    unconditional_token_logprobs: list[list[Logprob]]
+    greedy_logprob_matrix: list[list[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +112,9 @@ def meta_info(outcome: Outcome) -> MetaInfo:
     return info
 
 
-def probabilities(outcome: Outcome, name: str) -> dict[str, float]:
-    """Of each choice that the variable `name` was chosen among, given that it is one of them: they sum to one.
+def probabilities(outcome: Outcome, name: str) -> list[tuple[str, object, float]]:
+    """Each choice that the variable `name` was chosen among, its value, and how probable it is, given that the text is
+    one of them: they sum to one.
 
     Raises:
         ProgramError: it was not chosen.
@@ -89,7 +125,8 @@ def probabilities(outcome: Outcome, name: str) -> dict[str, float]:
             f"variable {name!r} was generated token by token, and nobody knows the probabilities of what else it might "
             "have been; select(...) or gen(dtype=Literal[...]) compares whole choices"
         )
-    return dict(zip(outcome.choices, map(math.exp, choice_logprobs(outcome.scores)), strict=True))
+    logprobs = choice_logprobs(outcome.scores)
+    return list(zip(outcome.choices, outcome.values, map(math.exp, logprobs), strict=True))
 
 
 def _of_output(output: Output) -> MetaInfo:
@@ -112,16 +149,15 @@ def _of_output(output: Output) -> MetaInfo:
 
 def _of_selected(outcome: Selected) -> MetaInfo:
     first = outcome.scores[0]
-    known = _known_of_choices(outcome.scores)
+    told = cast("MetaInfo", {**_known_of_choices(outcome.scores), **outcome.decision.meta})
     return {
-        **known,
-        **outcome.decision.meta,
+        **told,
         "choices": list(outcome.choices),
         "finish_reason": {"type": "stop"},
         "complete": True,
         "completion_tokens": 0,
         "input_token_logprobs": [_triples(score.logprobs) for score in outcome.scores],
-        "output_token_logprobs": [[] for _ in outcome.scores],
+        "output_token_logprobs": cast("list[Logprob]", [[] for _ in outcome.scores]),  # SGLang's
         "prompt_tokens": first.prompt_tokens,
         "cached_tokens": first.cached_tokens,
     }
@@ -137,11 +173,11 @@ def _known_of_choices(scores: tuple[Score, ...]) -> MetaInfo:
     return {"normalized_prompt_logprobs": means, "probabilities": probabilities}
 
 
-def _finish(reason: FinishReason, output: Output) -> dict[str, object]:
+def _finish(reason: FinishReason, output: Output) -> Finish:
     if reason.type == "length":
         return {"type": "length", "length": output.completion_tokens}
     return {"type": reason.type} if reason.matched is None else {"type": reason.type, "matched": reason.matched}
 
 
-def _triples(logprobs: tuple[TokenLogprob, ...]) -> list[tuple[float | None, int, str | None]]:
+def _triples(logprobs: tuple[TokenLogprob, ...]) -> list[Logprob]:
     return [(token.logprob, token.token_id, token.text) for token in logprobs]

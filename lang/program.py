@@ -8,14 +8,14 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial, update_wrapper
 from pathlib import Path
-from typing import Generic, Literal, cast, overload
+from typing import Generic, Literal, Self, cast, overload
 
 from niwaki.lang.arguments import Arguments, Call, Row, batch_options, check_rows, row_arguments
 from niwaki.lang.async_batch import DEFAULT_ASYNC_CONCURRENCY, Batch, iterate_on_a_loop, run_rows_async
 from niwaki.lang.backends import model_identity, usage_of
 from niwaki.lang.batch import DEFAULT_CONCURRENCY, check_batch, run_rows
 from niwaki.lang.checkpoint import StoredRow, fingerprint_of, run_with_checkpoint, run_with_checkpoint_async
-from niwaki.lang.effects import is_free_of_effects, is_plain
+from niwaki.lang.effects import Part, is_free_of_effects, is_plain
 from niwaki.lang.executor import Executor
 from niwaki.lang.lazy import LazyExecutor, Shared
 from niwaki.lang.nodes import Gen, Text
@@ -33,7 +33,7 @@ from niwaki.runtime.api import NiwakiError, ProgramError, SamplingOptions
 _current_run: contextvars.ContextVar[Run | None] = contextvars.ContextVar("niwaki_current_run", default=None)
 
 
-class Program(Generic[R_co]):
+class Program(Part, Generic[R_co]):
     """A function whose first parameter is the state. Made by `@function`; calling it runs it.
 
     R_co is what the function returns, an `async def` when it is awaited.
@@ -48,10 +48,10 @@ class Program(Generic[R_co]):
         only_plain: bool = False,
     ) -> None:
         """`only_plain`: a call with arguments that are no plain data is interpreted all the same."""
-        self.func = func
+        super().__init__(func, bound or {})
         self.name = getattr(func, "__name__", repr(func))
         self.is_async = inspect.iscoroutinefunction(func)
-        self._arguments = Arguments(func, self.name, bound or {})
+        self._arguments = Arguments(func, self.name, self.bound)
         self._sites = sites_of(func) if is_compiled else None
         self._only_plain = only_plain
         update_wrapper(self, func)
@@ -343,14 +343,14 @@ class Program(Generic[R_co]):
         executor.sync()
         return State(executor)
 
-    def bind(self, **arguments: object) -> Program[R_co]:
+    def bind(self, **arguments: object) -> Self:
         """The same program with defaults for some of its arguments or options; a call may override them.
 
         Raises:
             ProgramError: the program has no such parameter, and no run such an option.
         """
         bound = self._arguments.bound_with(arguments)
-        return Program(self.func, bound, is_compiled=self.is_compiled, only_plain=self._only_plain)
+        return type(self)(self.func, bound, is_compiled=self.is_compiled, only_plain=self._only_plain)
 
     def compile(self) -> Program[R_co]:
         """The same program, whose body need not wait for what it only writes on: `s += "So: " + s["x"]`.

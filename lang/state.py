@@ -210,13 +210,22 @@ class State(Generic[R_co]):
         """How the variable was generated or selected: finish reason, tokens, log-probabilities."""
         return meta_info(self._executor.outcome(_variable_name(name), outside=self._is_outside))
 
-    def probabilities(self, name: str) -> dict[str, float]:
+    @overload
+    def probabilities(self, name: str) -> dict[str, float]: ...
+    @overload
+    def probabilities(self, name: str, dtype: TypeForm[T]) -> dict[T, float]: ...
+    def probabilities(self, name: str, dtype: TypeForm[T] | None = None) -> dict[str, float] | dict[T, float]:
         """What the variable might have been, and how probable each choice was, by whatever method one was taken.
 
+        By the choices' texts; with `dtype` by their values, as `get_var(name, dtype)` would give them.
+
         Raises:
-            ProgramError: it is of no select, nor of a gen that compares the values of its type.
+            ProgramError: it is of no select, nor of a gen that compares the values of its type; or they are no `dtype`.
         """
-        return probabilities(self._executor.outcome(_variable_name(name), outside=self._is_outside), name)
+        found = probabilities(self._executor.outcome(_variable_name(name), outside=self._is_outside), name)
+        if dtype is None:
+            return {text: probability for text, _, probability in found}
+        return {as_type(value, dtype, name): probability for _, value, probability in found}
 
     def text_iter(self, name: str | None = None) -> Iterator[str]:
         """The text, or one variable's text, in pieces as they come. They add up to the whole, also when asked late."""

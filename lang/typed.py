@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar, cast, get_origin
+from collections.abc import Collection, Container, Iterable, Reversible
+from types import UnionType
+from typing import TYPE_CHECKING, TypeVar, Union, cast, get_args, get_origin
 
 from niwaki.runtime.api import ProgramError
 
@@ -10,6 +12,9 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
 T = TypeVar("T")
+
+MAX_SHOWN_CHARS = 200
+_COLLECTIONS = (Iterable, Collection, Container, Reversible)
 
 
 def as_type(value: object, dtype: TypeForm[T], name: str) -> T:
@@ -20,14 +25,27 @@ def as_type(value: object, dtype: TypeForm[T], name: str) -> T:
     """
     if isinstance(dtype, str):
         raise ProgramError(f"dtype {dtype!r} is a text; give the type itself")
-    try:
-        is_right = isinstance(value, dtype)  # type: ignore[arg-type]  # what is no class is a TypeError
-    except TypeError:
-        is_right = _is_valid(value, dtype)
-    if not is_right:
+    if not _is_of(value, dtype):
         wanted = dtype.__name__ if isinstance(dtype, type) else str(dtype).replace("typing.", "")
-        raise ProgramError(f"variable {name!r} is {value!r}, which is no {wanted}")
+        raise ProgramError(f"variable {name!r} is {_shown(value)}, which is no {wanted}")
     return cast("T", value)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}... (a {type(value).__name__})"
+
+
+def _is_of(value: object, dtype: object) -> bool:
+    try:
+        return isinstance(value, dtype)  # type: ignore[arg-type]  # what is no class is a TypeError
+    except TypeError:
+        origin, args = get_origin(dtype), get_args(dtype)
+    if origin in (Union, UnionType):
+        return any(_is_of(value, one) for one in args)
+    if origin in _COLLECTIONS:  # Pydantic leaves their items for later, or never looks at them
+        return isinstance(value, Collection) and all(_is_of(item, args[0]) for item in value)
+    return _is_valid(value, dtype)
 
 
 def _is_valid(value: object, dtype: object) -> bool:

@@ -50,6 +50,25 @@ def kinds(dtype: object, answer: str, said: Mapping[str, object], **run: object)
     return [call.kind for call in backend.calls]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "answer", "values"),
+    [
+        (Literal[1, 2], "2", [1, 2]),
+        (bool, "true", [True, False]),
+        (Mood, "negative", [Mood.GLAD, Mood.SAD]),
+        (Literal["a", "b"], "b", ["a", "b"]),
+    ],
+)
+def test_probabilities_are_told_by_values_too(dtype: type[object], answer: str, values: list[object]) -> None:
+    state = plain.run(dtype, {"temperature": 0}, backend=nw.ScriptedBackend([answer]))
+    told = state.probabilities("x", dtype)
+    assert sorted(told, key=str) == sorted(values, key=str)
+    assert max(told, key=told.__getitem__) == state["x"]
+    assert list(told.values()) == list(state.probabilities("x").values())
+    with pytest.raises(nw.ProgramError, match="which is no float"):
+        state.probabilities("x", float)
+
+
 def test_greedy_takes_the_most_probable_value_where_the_likeliest_token_begins_another() -> None:
     """Token by token the text would begin with 'a', and 'a' has 0.6; of whole values 'b' is the likeliest."""
     scores = [

@@ -275,6 +275,81 @@ def test_a_batch_compiles_by_itself_what_has_no_effects_but_its_text(backend: nw
     assert retell.for_rows().bind(text="a").for_rows().is_compiled
 
 
+@nw.function
+def told_of(s: State, what: str) -> None:
+    s += f"{what}: " + nw.gen("x")
+
+
+@nw.function
+def read_of(s: State, what: str) -> str:
+    s += f"{what}? " + nw.gen("y")
+    return s.get_var("y", str)
+
+
+@nw.function
+def in_parts(s: State, text: str) -> list[str]:
+    told_of(s, text)
+    forks = s.fork(2)
+    for fork in forks:
+        told_of(fork, "each")
+    told_of(forks[1], "the second")
+    forks.join("concat")
+    s += "So: " + s["x"]  # type: ignore[operator]  # a text
+    return [read_of(s, "why"), read_of(s, "when")]
+
+
+def test_a_program_of_parts_compiles_by_itself_too(backend: nw.ScriptedBackend) -> None:
+    assert in_parts.for_rows().is_compiled
+    plain, compiled = (program.run("Trees", backend=backend) for program in (in_parts, in_parts.for_rows()))
+    assert told(compiled, ["x", "y"]) == told(plain, ["x", "y"])
+    assert compiled.ret_value == plain.ret_value
+
+
+def test_a_program_is_a_part_only_where_it_goes_on_with_the_state() -> None:
+    seen: list[str] = []
+
+    @nw.function
+    def notes(s: State, text: str) -> None:
+        seen.append(text)
+
+    bound = told_of.bind(options={"temperature": 0}, what=nw.ScriptedBackend([]))
+
+    @nw.function
+    def runs_it(s: State, text: str) -> None:
+        told_of(text)
+
+    @nw.function
+    def runs_it_by_name(s: State, text: str) -> None:
+        told_of.run(text)
+
+    @nw.function
+    def lends_it(s: State, texts: list[str]) -> None:
+        s += [str(one) for one in map(told_of, texts)]
+
+    @nw.function
+    def has_a_part_with_effects(s: State, text: str) -> None:
+        notes(s, text)
+
+    @nw.function
+    def binds_what_may_do_anything(s: State) -> None:
+        bound(s)
+
+    @nw.function
+    def goes_on_with_another(s: State, text: str) -> None:
+        s = text  # type: ignore[assignment]  # as it must not be
+        told_of(s)
+
+    for program in (
+        runs_it,
+        runs_it_by_name,
+        lends_it,
+        has_a_part_with_effects,
+        binds_what_may_do_anything,
+        goes_on_with_another,
+    ):
+        assert program.for_rows() is program
+
+
 def test_an_awaited_batch_compiles_by_itself_too(backend: nw.ScriptedBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds: list[type[Executor]] = []
     run_body = Program._run_body

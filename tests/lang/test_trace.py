@@ -101,6 +101,26 @@ def test_a_trace_shows_texts_calls_forks_and_what_all_runs_share() -> None:
     assert repr(traced) == str(traced)
 
 
+@nw.function
+def asks(s: State, question: str) -> None:
+    s += f"{question} " + nw.gen("answer", stop="\n")
+
+
+def test_parts_are_traced() -> None:
+    @nw.function
+    def f(s: State, topic: str) -> None:
+        s += "On trees. "
+        asks(s, "Why?")
+        forks = s.fork(2)
+        for fork in forks:
+            asks(fork, topic)
+        forks.join()
+
+    traced = f.trace("x")
+    assert traced.shared == "On trees. Why? "
+    assert str(traced).splitlines()[1:4] == ["├ 'On trees. '", "├ 'Why? '", "├ gen answer"]
+
+
 def test_branches_that_are_alike_are_drawn_once() -> None:
     @nw.function
     def f(s: State) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, assert_type, cast
 
@@ -87,6 +87,26 @@ def test_nothing_is_converted_into_a_type(value: object, dtype: type) -> None:
     with pytest.raises(nw.ProgramError, match=r"variable 'x' is .*, which is no "):
         state.get_var("x", dtype)
     assert state["x"] == value, "and the state goes on"
+
+
+def test_an_iterable_is_looked_into() -> None:
+    state = made(x=[1, 2], once=iter([1, 2]))
+    assert assert_type(state.get_var("x", Iterable[int]), Iterable[int]) == [1, 2]
+    assert state.get_var("x", Iterable[int] | None) == [1, 2]
+    with pytest.raises(nw.ProgramError, match=r"is \[1, 2\], which is no collections.abc.Iterable\[str\]"):
+        state.get_var("x", Iterable[str])
+    with pytest.raises(nw.ProgramError, match="which is no"):
+        state.get_var("once", Iterable[int])
+    assert list(state.get_var("once", Iterable)) == [1, 2], "looking did not use it up"
+
+
+def test_a_long_value_is_not_told_whole() -> None:
+    state = made(x="word " * 10_000)
+    with pytest.raises(
+        nw.ProgramError, match=r"variable 'x' is 'word word .*\.\.\. \(a str\), which is no int"
+    ) as raised:
+        state.get_var("x", int)
+    assert len(str(raised.value)) < 300
 
 
 def test_what_is_no_type_is_refused() -> None:
@@ -259,3 +279,35 @@ def test_a_part_takes_arguments_and_no_options() -> None:
     with pytest.raises(nw.ProgramError, match="goes on with the run of that state, and takes no options"):
         field.bind(timeout=1)(state, "x")
     assert state.text() == ""
+
+
+def test_a_part_that_is_async_is_awaited_for_what_it_returns() -> None:
+    @nw.function
+    async def part(s: nw.State, i: int = 1) -> int:
+        s += "x"
+        return i + 1
+
+    bound = part.bind(i=3)
+
+    @nw.function
+    async def whole(s: nw.State) -> tuple[int, int]:
+        return assert_type(await part(s, 1), int), assert_type(await bound(s), int)
+
+    state = whole.run(backend=nw.ScriptedBackend([]))
+    assert assert_type(state.ret_value, tuple[int, int]) == (2, 4)
+    assert state.text() == "xx"
+    assert assert_type(part.run(backend=nw.ScriptedBackend([])).ret_value, int) == 2
+
+
+def test_the_making_of_a_variable_has_types() -> None:
+    @nw.function
+    def f(s: nw.State) -> None:
+        s += "Q: " + nw.gen("x", return_logprob=True) + nw.select("y", choices=["a", "b"])
+
+    state = f.run(backend=nw.ScriptedBackend([" yes", "b"]))
+    meta = state.get_meta_info("x")
+    assert assert_type(meta["completion_tokens"], int) + 1 == 2
+    assert assert_type(meta["complete"], bool) is True
+    assert meta["finish_reason"]["type"] == "stop"
+    assert [text for _, _, text in meta["output_token_logprobs"]] == [" yes"]
+    assert sum(assert_type(state.get_meta_info("y")["probabilities"], list[float])) == pytest.approx(1)
