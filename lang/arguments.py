@@ -232,6 +232,15 @@ def batch_options(given: dict[str, object]) -> dict[str, object]:
     if "stream" in given:
         raise ProgramError("a batch cannot stream; iterate over it to get states as they finish")
     options = {**_mapping(given.pop("options", None)), **given}
+    for name in options:
+        if name not in RUN_NAMES:
+            close = difflib.get_close_matches(name, RUN_NAMES, 1, 0.8)
+            hint = (
+                "arguments of the program stand in the rows, or are bound with bind(); how many rows run at once is "
+                "num_threads of run_batch and concurrency of arun_batch"
+            )
+            hint = f"did you mean {close[0]!r}?" if close else hint
+            raise ProgramError(f"a batch has no option {name!r}; {hint}")
     session = _run_options(options)[-1]
     if session is not None:
         raise ProgramError(f"the rows of a batch cannot all go on in {session!r}; run one after the other in it")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast, overload
 
 from niwaki.lang.program import Program
 from niwaki.lang.state import R_co, State
@@ -19,7 +19,9 @@ class AsyncProgram(Program[R_co]):
     if TYPE_CHECKING:
 
         @overload  # type: ignore[override]  # what a body returns is awaited here, and at once there in a `Program`
-        def __call__(self, state: State, *args: object, **kwargs: object) -> Coroutine[object, object, R_co]: ...
+        def __call__(  # type: ignore[overload-overlap]  # as in `Program`
+            self, state: State, *args: object, **kwargs: object
+        ) -> Coroutine[object, object, R_co]: ...
         @overload
         def __call__(self, *args: object, **kwargs: object) -> State[R_co]: ...
         def __call__(self, *args: object, **kwargs: object) -> object: ...
@@ -49,7 +51,7 @@ def function(func: Callable[..., object] | None = None, /, **options: object) ->
     if options:
         said = ", ".join(f"{name}={value!r}" for name, value in options.items())
         raise ProgramError(f"@function takes no options; give {said} to run(), or to bind() for all runs")
-    return _program if func is None else _program(func)
+    return cast("Decorator", _program) if func is None else _program(func)
 
 
 def _program(func: Callable[..., object]) -> Program:

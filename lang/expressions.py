@@ -77,6 +77,10 @@ def gen(
     """
     _check_name(name)
     check_timeout(timeout)
+    if isinstance(max_tokens, type):
+        raise ProgramError(
+            f"{max_tokens.__name__} is no number of tokens; a type is given as dtype={max_tokens.__name__}"
+        )
     if max_tokens is not None and max_new_tokens is not None:
         raise ProgramError("max_tokens and max_new_tokens are the same option; give one of them")
     options = SamplingOptions(
@@ -297,4 +301,5 @@ def _select_of_gen(
 
 def _check_name(name: object) -> None:
     if name is not None and (not isinstance(name, str) or not name):
-        raise ProgramError(f"a variable's name must be a non-empty string, got {name!r}")
+        hint = "; choices come behind it: select('name', [...])" if isinstance(name, list | tuple) else ""
+        raise ProgramError(f"a variable's name must be a non-empty string, got {name!r}{hint}")

@@ -151,6 +151,13 @@ class State(Generic[R_co]):
         """Is the variable set, or will something that was appended set it? Does not wait for generations."""
         return isinstance(name, str) and self._executor.has_variable(name, outside=self._is_outside)
 
+    if not TYPE_CHECKING:  # a type checker is to see that there is no such attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            is_node = name in ("gen", "select") or name.startswith("gen_")
+            how = f"write s += nw.{name}(...)" if is_node else f"a variable is s[{name!r}], and += appends"
+            raise AttributeError(f"a state has no attribute {name!r}; {how}")
+
     def __reduce__(self) -> NoReturn:
         raise ProgramError(
             "a state holds its place in a backend and cannot be pickled or copied; take its text() and variables, or "

@@ -91,6 +91,25 @@ def test_a_missing_text_of_a_states_own_turn_is_no_open_turn(turn: str) -> None:
     refused(lambda s: getattr(s, turn)({"text": None}["text"]), "got None")
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("gen", "write s += nw.gen(...)"), ("select", "write s += nw.select(...)"), ("append", "and += appends")]
+    + [("answer", "a variable is s['answer']")],
+)
+def test_what_is_no_attribute_of_a_state_is_told_how_it_is_written(name: str, remedy: str) -> None:
+    state = greet.run("Ada", backend=nw.ScriptedBackend(lambda prompt: "hello"))
+    with pytest.raises(AttributeError, match=re.escape(remedy)):
+        getattr(state, name)
+    assert not hasattr(state, name)
+
+
+def test_what_stands_in_anothers_place_is_told_where_it_goes() -> None:
+    with pytest.raises(nw.ProgramError, match="a type is given as dtype=int"):
+        nw.gen("x", cast("int", int))
+    with pytest.raises(nw.ProgramError, match=re.escape("choices come behind it: select('name', [...])")):
+        nw.select(cast("str", ["a", "b"]))
+
+
 # -- programs and their arguments --------------------------------------------------------------------------------------
 
 
@@ -459,3 +478,12 @@ def test_a_scripted_answer_with_blanks_in_its_json_is_told_what_is_wrong_with_it
 def test_a_scripted_answer_without_json_is_refused() -> None:
     with pytest.raises(nw.GenerationError, match="must be a text, or have JSON"):
         greet.run("Ada", backend=nw.ScriptedBackend([object()])).sync()
+
+
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [("batch_size", "num_threads of run_batch"), ("name", "stand in the rows"), ("temprature", "mean 'temperature'?")],
+)
+def test_an_option_that_no_batch_has_is_told_what_there_is(option: str, remedy: str) -> None:
+    with pytest.raises(nw.ProgramError, match=f"a batch has no option '{option}'.*{re.escape(remedy)}"):
+        greet.run_batch([("Ada",)], **{option: 3})
