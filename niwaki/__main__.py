@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(options)
     except KeyboardInterrupt:
-        return fail("interrupted before the first record", 130)
+        return fail("interrupted; give the same command again to continue", 130)
     except (NiwakiError, OSError) as error:
         return fail(one_line(error))
 

@@ -14,12 +14,12 @@ from collections.abc import Callable, Coroutine
 
 import psutil
 
-from tests.benchmarks.scorecard import faults, load, pressure, walls
+from tests.benchmarks.scorecard import faults, hostile, load, pressure, walls
 from tests.benchmarks.scorecard.load import Line
 
 Test = Callable[[int], Coroutine[None, None, list[Line]]]
 
-# By name: how it is done, and how many requests, connections, rounds, seconds, kills or sessions it is.
+# By name: how it is done, and how many requests, connections, rounds, seconds, kills, bodies or sessions it is.
 TESTS: dict[str, tuple[Test, int]] = {
     "L1": (load.l1, 10_000),
     "L2": (pressure.l2, 2_000),
@@ -31,7 +31,12 @@ TESTS: dict[str, tuple[Test, int]] = {
     "F3": (faults.f3, 2),
     "F4": (faults.f4, 10),
     "F5": (load.f5, 100),
+    "F6": (hostile.f6, 50),
+    "F8": (hostile.f8, 20),
+    "B1": (hostile.b1, 10_000),
+    "B3": (hostile.b3, 100_000),
     "B4": (walls.b4, 1_000),
+    "I2": (hostile.i2, 200),
     "I4": (walls.i4, 1_000),
 }
 

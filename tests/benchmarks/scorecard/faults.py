@@ -64,7 +64,7 @@ async def under_load(
     found = [(asker, asyncio.ensure_future(asker.ask({**body, "prompt": new_ids(draw, 20)}))) for asker in askers]
     while (await host.numbers())["niwaki_sequences_in_flight"] < size:
         early = [asker.heard[:200] for asker, task in found if task.done()]
-        assert not early, f"{len(early)} of {size} ended at once: {early[0]!r}"
+        assert not early, f"{len(early)} of {size} ended at once: {early[0]!r}; {Path(host.errors).read_text()}"
         await asyncio.sleep(0.05)
     await asyncio.sleep(0.5)
     return found
