@@ -94,19 +94,30 @@ def _columns_parallel(x: Array, weight: Array, bias: Array, out: Array, parts: i
 @jit()
 def columns_by_pairs(x: Array, weight: Array, bias: Array, out: Array, first: int, last: int) -> None:
     """Outputs `first` to `last`, multiples of LANES, of all rows."""
-    rows, inputs = x.shape
-    outputs = weight.shape[0]
+    outputs, inputs = weight.shape
     flat_x, flat, flat_out = x.reshape(-1), weight.reshape(-1), out.reshape(-1)
-    sums, offset = np.empty(AT_ONCE * LANES, np.float32), np.zeros(LANES, np.float32)
+    scratch = np.zeros((AT_ONCE + 1) * LANES, np.float32)
     for output in range(first, last, LANES):
-        for i in range(LANES if bias.shape[0] else 0):
-            offset[i] = load(bias[output + i])
-        for row in range(0, rows, AT_ONCE):
-            count = min(AT_ONCE, rows - row)
-            sum_rows(sums, 0, flat_x, row * inputs, flat, output * inputs, inputs * 2, inputs // SLICE, count)
-            for r in range(count):
-                value = add(load16(sums, r * LANES), load16(offset, 0))
-                store_bfloat16(flat_out, (row + r) * outputs + output, value)
+        put_few(flat_x, 0, x.shape[0], flat, bias, flat_out, output, inputs, outputs, scratch)
+
+
+@jit()
+def put_few(
+    x: Array, first: int, last: int, weight: Array, bias: Array, out: Array, output: int, inputs: int, outputs: int,
+    scratch: Float32s,
+) -> None:  # fmt: skip
+    """LANES outputs from `output` on, of rows `first` to `last`. Of one dimension each: x [rows, inputs], weight
+    [outputs, inputs], out [rows, outputs]; scratch: (AT_ONCE + 1) x LANES, with zeros at the end where there is no
+    bias."""
+    offset = AT_ONCE * LANES
+    for i in range(LANES if bias.shape[0] else 0):
+        scratch[offset + i] = load(bias[output + i])
+    for row in range(first, last, AT_ONCE):
+        count = min(AT_ONCE, last - row)
+        sum_rows(scratch, 0, x, row * inputs, weight, output * inputs, inputs * 2, inputs // SLICE, count)
+        for r in range(count):
+            value = add(load16(scratch, r * LANES), load16(scratch, offset))
+            store_bfloat16(out, (row + r) * outputs + output, value)
 
 
 _all_columns = for_any_thread(columns_by_pairs)

@@ -238,7 +238,10 @@ def _tiles(
     outputs = line[6]
     out = rows_at(line[4] if line[4] else block[LOGITS], rows, outputs, like)
     bias = row_at(line[7], outputs if line[7] else 0, like)
-    columns_of(laid, rows_at(line[3], outputs, line[5], like), bias, out, laid_block, number, ranges)
+    columns_of(
+        laid, rows_at(line[2], rows, line[5], like), rows_at(line[3], outputs, line[5], like), bias, out, laid_block,
+        number, ranges
+    )  # fmt: skip
 
 
 @jit(inline=True)

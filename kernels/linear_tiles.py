@@ -2,7 +2,7 @@
 
 The innermost loops are pair_products.py's: lanes are rows of x, so x is laid out in pairs of inputs by rows, and the
 sums are turned back as they are stored. Rows go ROWS_AT_ONCE at a time: laid out, they stay in the nearest cache but
-one while W passes by. Up to MAX_ROWS go by few_pairs.py.
+one while W passes by. Up to MAX_ROWS behind the last whole group go by few_pairs.py.
 
 On one core of an EPYC with AVX512-BF16 (23 November 2026, least of 60), us for torch.mm / linear.py / this:
 
@@ -21,7 +21,7 @@ import numpy as np
 from numba import prange
 
 from niwaki.kernels.checks import check_arrays
-from niwaki.kernels.few_pairs import MAX_ROWS, fits_pairs
+from niwaki.kernels.few_pairs import AT_ONCE, MAX_ROWS, fits_pairs, put_few
 from niwaki.kernels.jit import for_any_thread, get_num_threads, jit
 from niwaki.kernels.numeric import load
 from niwaki.kernels.operand import Array
@@ -103,17 +103,24 @@ def _units(x: Array, weight: Array, bias: Array, out: Array, parts: int, first: 
         if unit // ranges != block:
             block = unit // ranges
             laid = lay_pairs(x[block * ROWS_AT_ONCE : (block + 1) * ROWS_AT_ONCE])
-        columns_of(laid, weight, bias, out, block, unit % ranges, ranges)
+        columns_of(laid, x, weight, bias, out, block, unit % ranges, ranges)
 
 
 _all_units = for_any_thread(_units)
 
 
 @jit()
+def _rows_in_lanes(rows: int) -> int:
+    """Of a block of rows: those that fill a group of 16, or most of it. The others are quicker by few_pairs.py."""
+    whole = rows // ROWS * ROWS
+    return whole if rows - whole <= MAX_ROWS else rows
+
+
+@jit()
 def lay_pairs(x: Array) -> Float32s:
     """x [rows, inputs] as tiles [group of 16 rows, SLICE of inputs] of pairs of inputs by rows, from the first place on
-    that is `aligned`."""
-    rows, inputs = x.shape
+    that is `aligned`; as many rows as go in lanes."""
+    rows, inputs = _rows_in_lanes(x.shape[0]), x.shape[1]
     depth = inputs // SLICE
     flat = x.reshape(-1)
     laid = np.empty((rows + ROWS - 1) // ROWS * depth * TILE + LANES, np.float32)
@@ -133,12 +140,13 @@ def lay_pairs(x: Array) -> Float32s:
 
 @jit()
 def columns_of(
-    laid: Float32s, weight: Array, bias: Array, all_out: Array, block: int, number: int, ranges: int
+    laid: Float32s, x: Array, weight: Array, bias: Array, all_out: Array, block: int, number: int, ranges: int
 ) -> None:
-    """Range `number` of so many `ranges` of outputs, for the block of rows that `lay_pairs` laid out. Inputs are a
+    """Range `number` of so many `ranges` of outputs, for the block of rows of x that `lay_pairs` laid out. Inputs are a
     multiple of SLICE, outputs of ROWS."""
     out = all_out[block * ROWS_AT_ONCE : (block + 1) * ROWS_AT_ONCE]
-    rows = out.shape[0]
+    flat_x = x[block * ROWS_AT_ONCE : (block + 1) * ROWS_AT_ONCE].reshape(-1)
+    all_rows, rows = out.shape[0], _rows_in_lanes(out.shape[0])
     outputs, inputs = weight.shape
     depth = inputs // SLICE
     groups = (rows + ROWS - 1) // ROWS  # of rows of x
@@ -146,6 +154,7 @@ def columns_of(
     sums = np.empty(4 * TILE + LANES, np.float32)  # [half of the outputs, group of two] tiles of outputs by rows
     pairs, turned = np.empty(2 * TILE, np.uint16), np.empty(TILE, np.float32)
     laid0, sums0 = aligned(laid), aligned(sums)
+    scratch = np.zeros((AT_ONCE + 1) * LANES, np.float32)
     stride, step_ahead = inputs * 2, TALL * inputs * 2
     steps = (outputs + TALL - 1) // TALL
     for step in range(steps * number // ranges, steps * (number + 1) // ranges):
@@ -166,6 +175,8 @@ def columns_of(
             for side in range(sides):
                 row = (group + side) * ROWS
                 _put(sums, sums0 + side * TILE, pairs, turned, bias, out, row, min(ROWS, rows - row), output, is_tall)
+        for some in range(output, min(output + TALL, outputs) if rows < all_rows else output, LANES):
+            put_few(flat_x, rows, all_rows, flat, bias, flat_out, some, inputs, outputs, scratch)
 
 
 @jit()

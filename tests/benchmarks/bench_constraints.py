@@ -124,7 +124,7 @@ def w10(batch: int, tokens: int) -> list[Comparison]:
         some = [f"Tell me about {n}." for n in range(2 * batch)]
         written = engine.generate(some, free | {"constraint": kinds["regex"]})
         assert isinstance(written, list)
-        prompts = []
+        prompts: list[str] = []
         for prompt, result in zip(some, written, strict=True):
             ids = result["output_ids"]
             if isinstance(ids, list) and len(ids) == tokens and len(prompts) < batch:

@@ -60,7 +60,9 @@ def test_a_product_of_tiles_is_what_the_formula_says(is_plain: bool, monkeypatch
 
 
 @by_pairs
-@pytest.mark.parametrize("rows", [*range(1, MAX_ROWS + 2), 15, 16, 17, 32, ROWS_AT_ONCE, 2 * ROWS_AT_ONCE + 1])
+@pytest.mark.parametrize(
+    "rows", [*range(1, MAX_ROWS + 2), 15, 16, 17, 26, 30, 32, 35, ROWS_AT_ONCE, 2 * ROWS_AT_ONCE + 1]
+)
 @pytest.mark.parametrize(("outputs", "inputs"), [(16, 32), (48, 1120), (176, 64), (32, 2048)])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_product_by_pairs_is_torchs(rows: int, outputs: int, inputs: int, has_bias: bool) -> None:
