@@ -78,7 +78,7 @@ def _scores_of(module, heads: int):
                 later, [builder.mul(builder.add(builder.mul(strips, LONG(quarter)), strip), LONG(8 * LINE))]
             )
             for i in range(4):
-                ask_for(builder, builder.gep(lines, [LONG((4 * line + i) * LINE)]))
+                ask_for(builder, builder.gep(lines, [LONG((4 * line + i) * LINE)]), level=2)
             sums = [
                 [_multiplied(builder, key, query, so_far) for key, so_far in zip(words, of_head, strict=True)]
                 for query, of_head in zip(asked, sums, strict=True)
@@ -154,7 +154,7 @@ def _mixture_of(module, heads: int):
     rows = [_row(builder, values, two, number) for number in range(2)]
     lines = builder.gep(later, [builder.add(builder.mul(strip, LONG(32 * LINE)), builder.mul(pair, LONG(4 * LINE)))])
     for i in range(4):
-        ask_for(builder, builder.gep(lines, [LONG(i * LINE)]))
+        ask_for(builder, builder.gep(lines, [LONG(i * LINE)]), level=2)
     pieces = []
     for line in range(STRIP // (2 * LANES)):
         column = builder.add(builder.mul(strip, LONG(2 * STRIP)), LONG(line * LINE))
