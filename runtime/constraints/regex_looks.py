@@ -36,7 +36,7 @@ CHARACTER: Final = Characters(r"[\x{0}-\x{10FFFD}]", ((0, MAX_CODE_POINT),), 7)
 ANYTHING: Final = Repeat(CHARACTER, 0, None)
 _ASCII_WORDS: Final = Characters("[0-9A-Z_a-z]", ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)), 1)
 _BEYOND_WORDS: Final = (*_ASCII_WORDS.superset, (0x80, MAX_CODE_POINT))
-_UNICODE_WORDS: Final = Characters(r"\w", _BEYOND_WORDS, 330, classes=(r"\w",))
+UNICODE_WORDS: Final = Characters(r"\w", _BEYOND_WORDS, 330, classes=(r"\w",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def boundary(index: int, *, is_between: bool) -> Node:
                     for no_before, no_after in sides
                 )
             )
-            for words in (_ASCII_WORDS, _UNICODE_WORDS)
+            for words in (_ASCII_WORDS, UNICODE_WORDS)
         )
     )
 

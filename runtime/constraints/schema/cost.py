@@ -38,6 +38,7 @@ TAME_PATTERNS: Final = 32  # of keys, in one object: 0.1 to 0.5 ms each
 TAME_DECIMALS: Final = 6  # of a step
 _COUNT = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 _LOOK = re.compile(r"\(\?<?[=!]")
+_BOUNDARY = re.compile(r"\\[bB]")  # of a word: all letters of all scripts, several times over
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +232,7 @@ class _Measure:
     def _pattern(self, pattern: str) -> int:
         inside = _pattern_bytes(pattern)
         self.is_tame &= inside <= SMALL_INSIDE and len(pattern) <= SMALL_PATTERN and _has_small_counts(pattern)
+        self.is_tame &= _BOUNDARY.search(pattern) is None
         return inside
 
 

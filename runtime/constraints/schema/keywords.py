@@ -26,11 +26,13 @@ from niwaki.runtime.constraints.schema.facts import (
     both,
 )
 from niwaki.runtime.constraints.schema.formats import FORMAT_PATTERNS, KNOWN_FORMATS
+from niwaki.runtime.constraints.schema.strings import has_boundary
 
 Ways: TypeAlias = list[Way]
 Keyword: TypeAlias = Callable[[dict[str, Json], str, str, bool, bool], Ways]
 LARGEST_LEAST: Final = 1 << 16  # of characters, items or keys: a shortest text is written out
 LARGEST_MOST: Final = 10**9  # more is no limit: no context holds so much
+TWO_WORDS: Final = "ECMAScript and Unicode have different words, so what has no boundary of a word here has one there"
 TYPES: Final = {"null", "boolean", "number", "integer", "string", "array", "object"}
 
 # -- any kind (validation 6.1)
@@ -175,6 +177,8 @@ def _pattern(schema: dict[str, Json], pointer: str, kind: str, holds: bool, exac
         raise refused(f"{pointer}/pattern", f"must be a string, got {pattern!r}")
     if holds:
         return [Way(kind, patterns=((pattern, f"{pointer}/pattern"),))]
+    if has_boundary(pattern):
+        return [Way(kind, beyond=((f"{pointer}/pattern", TWO_WORDS),))]
     return [Way(kind, without=((pattern, f"{pointer}/pattern"),))]
 
 
@@ -199,6 +203,8 @@ def _fields(schema: dict[str, Json], pointer: str, kind: str, holds: bool, exact
     named = dict_at(schema, pointer, "properties")
     patterned = dict_at(schema, pointer, "patternProperties")
     has_rest = "additionalProperties" in schema
+    for regex in filter(has_boundary, patterned):  # what other keys must be is asked of those that it is not found in
+        raise refused(f"{pointer}/patternProperties/{escaped(regex)}", TWO_WORDS)
     if holds:
         rest: State | None = ((f"{pointer}/additionalProperties", True),) if has_rest else None
         fields = Fields(

@@ -249,6 +249,8 @@ class _Writer:
         """propertyNames as one pattern of keys."""
         options = []
         for way in ways:
+            if way.beyond:
+                raise refused(*way.beyond[0])
             if way.values is not None:
                 options.append(f"^(?:{'|'.join(escaped_text(str(value)) for value in way.values)})$")
             else:

@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.guidance import build, byte_tokenizer
 from niwaki.runtime.constraints.regex_language import ANY_CHARACTER, Languages, Term, TooManyTerms
-from niwaki.runtime.constraints.regex_meaning import found_in
+from niwaki.runtime.constraints.regex_meaning import found_in, has_word_boundary
 from niwaki.runtime.constraints.regex_parser import parsed
 from niwaki.runtime.constraints.schema.document import Json, Watch, json_text, refused
 from niwaki.runtime.constraints.schema.facts import Way
@@ -158,6 +158,16 @@ def _excludes_only(way: Way) -> bool:
 def read(languages: Languages, pattern: str) -> Term:
     """The texts in which a pattern is found. Raises as `found_in`."""
     return found_in(languages, parsed(pattern), pattern)
+
+
+def has_boundary(pattern: str) -> bool:
+    r"""Whether it has a \b or \B; False where it is no pattern of ours."""
+    if r"\b" not in pattern and r"\B" not in pattern:
+        return False
+    try:
+        return has_word_boundary(parsed(pattern))
+    except ConstraintError:
+        return False
 
 
 @lru_cache(maxsize=512)
