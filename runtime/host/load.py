@@ -17,7 +17,7 @@ from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.forward.runner import Runner, resolve_device
 from niwaki.runtime.host.local import LocalBackend
 from niwaki.runtime.kv.cache_file import Layout
-from niwaki.runtime.kv.memory import check_pool, chunk_tokens, pool_tokens, streaming_tokens
+from niwaki.runtime.kv.memory import check_pool, chunk_tokens, keys_per_token, pool_tokens, streaming_tokens
 from niwaki.runtime.kv.tiers import DiskStore, MemoryStore, PageStore, Tiers
 from niwaki.runtime.loop.core import EngineCore
 from niwaki.runtime.options.config import EngineConfig
@@ -81,6 +81,7 @@ def load(config: EngineConfig) -> LoadedEngine:
         _tiers(config, layout),
         boundaries=boundaries,
         runs_ahead=runner.is_on_gpu,
+        keys_per_token=keys_per_token(contents.config, device),
     )
     pool_tokens = num_pages * config.page_size
     backend = LocalBackend(

@@ -35,10 +35,13 @@ NONE: Mapping[str, int] = {}
 # fewer and larger ones are sooner done: see docs/benchmarks.md.
 STEP_WORK = 32_000_000_000
 MOST_CHUNK = 2048
-# While somebody reads a stream, a step takes this share of it in prompts, but no fewer tokens than this: a step is then
-# some three times as long as one that only decodes, and prompts take 15 % longer (docs/benchmarks.md).
+# While somebody reads a stream, a step takes this share of it in prompts, but no fewer tokens than this, and as much
+# less as they stand deep in their text (`keys_per_token`): docs/benchmarks.md has what that costs and brings.
 STREAMING_SHARE = 16
 LEAST_STREAMING = 64
+# Multiply-adds of a product in the time of one of attention. niwaki-tiny, whose products are small, took 0.042 ms of
+# processor time for a token, and 0.00004 ms more for each one before it, in pieces of 16 to 128 (2026-11-23, Zen 4).
+PROMPT_SPEED = 1.5
 
 KvMemory = float | int | None  # a share of what is left (float), bytes (int), or the default share
 
@@ -108,6 +111,15 @@ def streaming_tokens(config: ModelConfig, device: torch.device) -> int:
     if device.type != "cpu":
         return LEAST_CHUNK
     return max(LEAST_STREAMING, chunk_tokens(config, device) // STREAMING_SHARE)
+
+
+def keys_per_token(config: ModelConfig, device: torch.device) -> float | None:
+    """How many keys a prompt's token attends to in the time of its products. None where keys cost next to nothing."""
+    if device.type != "cpu":
+        return None
+    num_weights = sum(math.prod(shape) for shape in expected_tensors(config).values())
+    attended = 2 * config.num_layers * config.num_heads * config.head_dim  # multiply-adds for a token and a key
+    return num_weights / attended / PROMPT_SPEED
 
 
 def bytes_beside_pool(

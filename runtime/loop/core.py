@@ -58,9 +58,11 @@ class EngineCore:
         boundaries: Boundaries | None = None,
         *,
         runs_ahead: bool = False,
+        keys_per_token: float | None = None,
     ) -> None:
         """Without `boundaries` no token is forced: every one is drawn under its mask. With `runs_ahead` a steady batch
-        of requests that are drawn plainly has its next step launched before the tokens of the last one are read."""
+        of requests that are drawn plainly has its next step launched before the tokens of the last one are read.
+        `keys_per_token`: as `memory.keys_per_token` gives it."""
         self._runner = runner
         self._config = config
         self._end_ids = frozenset(runner.config.eos_ids)
@@ -68,7 +70,7 @@ class EngineCore:
         self.pause = Pause()
         self.pages = KVPages(runner, config, num_pages, tiers)
         self._cache = self.pages.cache
-        self._roster = Roster(self.pages, config, self.counters)
+        self._roster = Roster(self.pages, config, self.counters, keys_per_token)
         self._decoding: Decoding | None = None  # while the batch is steady
         self._draft_rows = DRAFT_ROWS if config.draft_tokens else 0
         self._runs_ahead = runs_ahead

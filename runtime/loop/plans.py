@@ -64,6 +64,7 @@ class Room(msgspec.Struct, frozen=True, gc=False):
     shares_prefixes: bool = True  # off: the prefix cache is, and nobody waits for what another computes
     since_aged: int = AGED_STEPS  # steps since one was last admitted for its long wait (`Plan.aged`)
     max_prompt_tokens: int | None = None  # of a step's, in rows of prefills and admissions; None: all that is left
+    keys_per_token: float | None = None  # as `memory.keys_per_token`: how much fewer these are behind others
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):

@@ -33,12 +33,15 @@ READERS = 2
 class Roster:
     """A running request holds a lease of pages, a waiting one does not."""
 
-    def __init__(self, pages: KVPages, config: EngineConfig, counters: Counters) -> None:
+    def __init__(
+        self, pages: KVPages, config: EngineConfig, counters: Counters, keys_per_token: float | None = None
+    ) -> None:
         self.waiting: list[Request] = []  # in order of arrival
         self.running: dict[int, Request] = {}
         self._pages = pages
         self._cache = pages.cache
         self._config = config
+        self._keys_per_token = keys_per_token
         self._counters = counters
         self._policy: scheduler.Policy = "fcfs" if config.schedule_policy == "fcfs" else "lpm"
         self._since_aged = plans.AGED_STEPS
@@ -53,6 +56,7 @@ class Roster:
             max_batch_tokens=self._config.step_tokens,
             max_running=self._config.max_running_requests,
             max_prompt_tokens=self._prompt_tokens(),
+            keys_per_token=self._keys_per_token,
             shares_prefixes=self._config.enable_prefix_cache,
             since_aged=self._since_aged,
         )

@@ -8,6 +8,7 @@ prefill would fill the step, half of it is for those who have much less left.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -26,6 +27,9 @@ Policy = Literal["lpm", "fcfs"]
 PRIORITY_STEPS = 1024
 # Who has this many times less to compute than the prefill that is under way need not wait for its end.
 MUCH_LESS = 4
+# The first piece of a prompt in a step has no fewer tokens than this for all that stands before them, or it would take
+# as many steps as it has tokens.
+LEAST_PIECE = 16
 # Of the tokens that a running request may still generate, this share has its pages kept free when others are admitted.
 # 0 would admit until decoding itself preempts; 1 would leave most of the pool idle, since few use all their budget.
 GROWTH_SHARE = 0.3
@@ -169,6 +173,7 @@ def _filled(
             prefills.append(request)
     if room.max_prompt_tokens is not None:
         step.tokens_left = min(step.tokens_left, room.max_prompt_tokens)
+        step.keys_per_token = room.keys_per_token
     # Whose prefill goes on after this step, and whoever is admitted in it: a request with the same prefix waits.
     under_way = Prefilling(room.page_size, waiting)
     for prefill in running:
@@ -176,7 +181,7 @@ def _filled(
             under_way.add(prefill.ids, prefill.namespace)
     prefills.sort(key=lambda each: -_effective_priority(each))
     passing, long = _NOBODY, prefills[0] if prefills else None
-    if policy == "lpm" and first is None and prefills and prefills[0].num_pending > step.tokens_left:
+    if policy == "lpm" and first is None and prefills and step.is_filled_by(prefills[0]):
         passing = _passing(waiting, running, prefills, step, under_way if room.shares_prefixes else None)
         prefills.sort(key=lambda each: each.id not in passing.parts)
     for request in prefills:
@@ -205,6 +210,8 @@ class _Step:
         self.page_size = room.page_size
         self.shares_prefixes = room.shares_prefixes
         self.tokens_left = room.max_batch_tokens
+        self.keys_per_token: float | None = None  # else a token behind so many others counts as two
+        self._has_piece = False
         self.slots_left = room.max_running
         self.free_pages = room.free_pages
         self.rows: list[Row] = []
@@ -214,21 +221,48 @@ class _Step:
         """A row of as many pending tokens as pages and the budget, but for `leaving`, allow, none if that is none."""
         self.slots_left -= 1
         on_pages = (request.num_pages + max(0, self.free_pages)) * self.page_size - request.num_computed
-        num_tokens = max(0, min(request.num_pending, self.tokens_left - leaving, on_pages))
+        most = self._affordable(request.num_computed, self.tokens_left - leaving)
+        num_tokens = max(0, min(request.num_pending, most, on_pages))
         if num_tokens:
             self.rows.append(Row(request.id, num_tokens))
-            self.tokens_left -= num_tokens
+            self._pay(request.num_computed, num_tokens)
         new_pages = _missing_pages(request, request.num_computed + num_tokens, self.page_size)
         self.free_pages -= new_pages
         self.promised_pages += _expected_pages(request, self.page_size) - new_pages
+
+    def num_first(self, request: Waiting) -> int:
+        """Tokens of its first row."""
+        return min(_num_new(request), self._affordable(_num_found(request), self.tokens_left))
+
+    def add_admitted(self, request: Waiting) -> None:
+        num_tokens = self.num_first(request)
+        self.rows.append(Row(request.id, num_tokens))
+        self._pay(_num_found(request), num_tokens)
+
+    def is_filled_by(self, prefill: Running) -> bool:
+        return prefill.num_pending > self._affordable(prefill.num_computed, self.tokens_left)
+
+    def _affordable(self, start: int, budget: int) -> int:
+        """Tokens behind `start` others, for so many at the start of a text."""
+        if self.keys_per_token is None:
+            return budget
+        least = 0 if self._has_piece else min(budget, LEAST_PIECE)
+        return max(int(budget / (1 + start / self.keys_per_token)), least)
+
+    def _pay(self, start: int, num_tokens: int) -> None:
+        if self.keys_per_token is not None:
+            self._has_piece = True
+            num_tokens = min(self.tokens_left, math.ceil(num_tokens * (1 + start / self.keys_per_token)))
+        self.tokens_left -= num_tokens
 
     def lengthen(self, request: Running) -> None:
         """The row of a prefill, whose pages are promised, by what tokens are left."""
         for at, row in enumerate(self.rows):
             if row.id == request.id:
-                num_tokens = min(request.num_pending, row.num_tokens + self.tokens_left)
+                more = self._affordable(request.num_computed, self.tokens_left)
+                num_tokens = min(request.num_pending, row.num_tokens + more)
                 self.rows[at] = Row(request.id, num_tokens)
-                self.tokens_left -= num_tokens - row.num_tokens
+                self._pay(request.num_computed, num_tokens - row.num_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +368,7 @@ def _admit(
     heads = Heads(step.page_size)
     shares = step.shares_prefixes
     for request in _in_order(waiting, running, step.slots_left, policy, aged, passing):
-        if step.slots_left <= 0 or step.tokens_left <= 0:
+        if step.slots_left <= 0 or step.num_first(request) <= 0:
             break
         if shares and under_way.helps(request):
             continue
@@ -345,9 +379,7 @@ def _admit(
             if not is_alone and (policy == "fcfs" or request.id == aged):
                 break  # let the pool drain for it: overtaking would starve it
             continue
-        num_tokens = min(_num_new(request), step.tokens_left)
-        step.rows.append(Row(request.id, num_tokens))
-        step.tokens_left -= num_tokens
+        step.add_admitted(request)
         step.slots_left -= 1
         step.free_pages -= new_pages
         step.promised_pages += growth_pages
@@ -404,7 +436,12 @@ def _wanted_pages(request: Waiting, admitted: Heads, page_size: int) -> tuple[in
 
 def _num_new(request: Waiting) -> int:
     """Tokens that it must compute itself."""
-    return len(request.ids) - min(request.num_cached, request.most_cached)
+    return len(request.ids) - _num_found(request)
+
+
+def _num_found(request: Waiting) -> int:
+    """Tokens that it takes from the cache."""
+    return min(request.num_cached, request.most_cached)
 
 
 def _effective_priority(request: Waiting | Running) -> int:

@@ -15,7 +15,8 @@ from niwaki.runtime.engine import Engine
 from niwaki.runtime.forward.runner import Batch, Runner
 from niwaki.runtime.loop import roster
 from niwaki.runtime.loop.plans import AGED_STEPS, Room, Row, Running, Waiting
-from niwaki.runtime.loop.scheduler import plan
+from niwaki.runtime.loop.scheduler import LEAST_PIECE, plan
+from tests.lang.waiting import wait_until
 from tests.toy import VOCAB_SIZE, make_model
 
 ROOM = Room(free_pages=1000, page_size=16, max_batch_tokens=512, max_running=64)
@@ -93,6 +94,60 @@ def test_streams_bound_the_prompts_of_a_step_and_nothing_else() -> None:
     assert made.rows == (*(Row(id, 1) for id in range(10, 210)), Row(2, 128))
     assert plan([asks(3, 20)], [LONG], room).rows == (Row(1, 108), Row(3, 20))
     assert plan([asks(3, 90)], [LONG], room).rows == (Row(1, 64), Row(3, 64))
+
+
+@pytest.mark.parametrize(("before", "size"), [(0, 128), (1000, 64), (3000, 32), (4900, 21)])
+def test_beside_streams_a_piece_of_a_prompt_is_as_much_work_however_deep_it_stands(before: int, size: int) -> None:
+    room = replace(ROOM, max_prompt_tokens=128, keys_per_token=1000.0)
+    assert plan([], [prefill(1, 5000, before)], room).rows == (Row(1, size),)
+    cached = Waiting(1, tokens(1, 5000), max_new_tokens=8, num_cached=before)
+    assert plan([cached], [], room).rows == (Row(1, size),)
+    alone = replace(room, max_prompt_tokens=None)
+    assert plan([], [prefill(1, 6000, before)], alone).rows == (Row(1, 512),), "where nobody reads"
+
+
+def test_pieces_of_prompts_do_not_become_too_small() -> None:
+    room = replace(ROOM, max_prompt_tokens=128, keys_per_token=100.0)
+    assert plan([], [prefill(1, 9000, 8000)], room).rows == (Row(1, LEAST_PIECE),)
+    assert plan([], [prefill(1, 9000, 8995)], room).rows == (Row(1, 5),)
+
+
+def test_beside_a_deep_piece_there_is_room_for_short_prompts() -> None:
+    room = replace(ROOM, max_prompt_tokens=128, keys_per_token=1000.0)
+    deep = prefill(1, 5000, 3000)
+    assert plan([asks(3, 20)], [deep], room).rows == (Row(1, 27), Row(3, 20)), (
+        "108 of a text's first tokens are 27 here"
+    )
+    assert plan([asks(3, 90)], [deep], room).rows == (Row(1, 16), Row(3, 64))
+    nearly = prefill(2, 3040, 3000)
+    assert plan([asks(3, 2)], [nearly], room).rows == (Row(2, 31), Row(3, 2)), "40 more would fill the step"
+
+
+def test_an_engine_on_a_cpu_computes_fewer_tokens_at_once_the_deeper_they_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    plain = Runner.forward
+
+    def forward(self: Runner, batch: Batch) -> torch.Tensor:
+        sizes.append(len(batch.token_ids))
+        return plain(self, batch)
+
+    with Engine(make_model(tmp_path), kv_tokens=4096, streaming_prefill_size=64, draft_tokens=0) as engine:
+        keys_per_token = engine.backend._core._roster._keys_per_token
+        assert keys_per_token is not None
+        stream = engine.backend.start(
+            tokens(3, 8), SamplingParams(max_new_tokens=400, temperature=0.0, ignore_eos=True)
+        )
+        next(stream.deltas())
+        monkeypatch.setattr(Runner, "forward", forward)
+        engine.generate(input_ids=tokens(4, 400).tolist(), sampling_params={"max_new_tokens": 1})
+        assert not stream.is_done
+        stream.cancel()
+    pieces = [size - 1 for size in sizes if size > 1]
+    assert sum(pieces) >= 400
+    assert pieces[0] == 64
+    assert pieces[1] == max(16, int(64 / (1 + 64 / keys_per_token))) < 64
 
 
 def test_who_waited_long_goes_before_short_ones() -> None:
