@@ -44,15 +44,21 @@ def read_pages(pool: torch.Tensor, page_ids: Sequence[int]) -> npt.NDArray[np.ui
     return pages.view(torch.uint8).reshape(len(page_ids), -1).cpu().numpy()
 
 
-def write_pages(pool: torch.Tensor, page_ids: Sequence[int], content: npt.NDArray[np.uint8]) -> None:
-    """The inverse of `read_pages`."""
+def write_pages(pool: torch.Tensor, page_ids: Sequence[int], contents: Iterable[npt.NDArray[np.uint8]]) -> None:
+    """The inverse of `read_pages`, from the bytes of each page wherever they are.
+
+    Raises:
+        ValueError: there are more or fewer pages than ids, or one is not of the pool's size. Others may be written.
+    """
     if pool.device.type == "cpu":
         planes = planes_of(pool)
-        planes[:, page_ids] = content.reshape(len(page_ids), len(planes), -1).swapaxes(0, 1)
+        shape = len(planes), planes.shape[2]
+        for page, content in zip(page_ids, contents, strict=True):  # each is copied once: to stack them copies twice
+            planes[:, page] = content.reshape(shape)
         return
-    shape = (len(page_ids), *pool.shape[:2], *pool.shape[3:])
     # A copy: what is read from a file cannot be written to, and torch warns of that.
-    pages = torch.from_numpy(content.copy()).view(pool.dtype).reshape(shape).movedim(0, 2)
+    stacked = torch.from_numpy(np.stack(list(contents)))
+    pages = stacked.view(pool.dtype).reshape(len(page_ids), *pool.shape[:2], *pool.shape[3:]).movedim(0, 2)
     index = torch.tensor(page_ids, dtype=torch.int64, device=pool.device)
     pool.index_copy_(2, index, pages.to(pool.device))
 

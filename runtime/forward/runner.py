@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -360,9 +360,9 @@ class Runner:
         """The keys and values of whole pages as bytes [len(page_ids), page_size * kv_bytes_per_token]."""
         return self._model.read_pages(page_ids)
 
-    def write_pages(self, page_ids: Sequence[int], content: npt.NDArray[np.uint8]) -> None:
+    def write_pages(self, page_ids: Sequence[int], contents: Iterable[npt.NDArray[np.uint8]]) -> None:
         """Put back what `read_pages` gave, of this model in this dtype."""
-        self._model.write_pages(page_ids, content)
+        self._model.write_pages(page_ids, contents)
 
 
 class OneTorchThread:

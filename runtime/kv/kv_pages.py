@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import numpy as np
-
 from niwaki.radix.cache import Cache
 from niwaki.radix.handles import Lease, Pin
 from niwaki.radix.outline import OutlineNode
@@ -112,7 +110,7 @@ class KVPages:
             return lease.num_cached
         stop = first + len(pages)
         try:
-            self._runner.write_pages(lease.page_ids[first:stop], np.stack(pages))
+            self._runner.write_pages(lease.page_ids[first:stop], pages)
         except Exception as error:  # what was copied into the first of them says the same, whole or half written over
             self._tiers.fault(error)
             return lease.num_cached

@@ -8,7 +8,7 @@ a layer has or has not. For a small model a step is mostly launches, so projecti
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -191,9 +191,9 @@ class Decoder:
         """See kernels/copy_pages.py."""
         return read_pages(self._pool, page_ids)
 
-    def write_pages(self, page_ids: Sequence[int], content: npt.NDArray[np.uint8]) -> None:
+    def write_pages(self, page_ids: Sequence[int], contents: Iterable[npt.NDArray[np.uint8]]) -> None:
         """See kernels/copy_pages.py."""
-        write_pages(self._pool, page_ids, content)
+        write_pages(self._pool, page_ids, contents)
 
     def _add(self, b: Buffers, post_norm: Operand | None, norm: Operand | None) -> Operand:
         """x += delta, which is normalised and scaled before where the model does so. Returns what the next block

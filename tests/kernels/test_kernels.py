@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from niwaki.kernels import jit
-from niwaki.kernels.copy_pages import copy_pages
+from niwaki.kernels.copy_pages import copy_pages, read_pages, write_pages
 from niwaki.kernels.linear import MIN_PARALLEL_ELEMENTS, linear_few_rows, linear_torch
 from niwaki.kernels.numeric import exp_f32, load, store
 from niwaki.kernels.operand import Array, Operand
@@ -315,6 +315,19 @@ def test_a_page_is_copied_up_to_the_given_token_in_every_layer() -> None:
     changed = torch.zeros(6, 4, dtype=torch.bool)
     changed[4, :3] = changed[5, :2] = True
     assert torch.equal(pool[:, :, ~changed], before[:, :, ~changed])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pages_come_back_as_they_were_read_wherever_each_of_them_lies(dtype: torch.dtype) -> None:
+    pool = randn(0, 3, 2, 6, 4, 2, 8, dtype=dtype)
+    before = pool.clone()
+    contents = read_pages(pool, [4, 1])
+    write_pages(pool, [0, 5], [page.copy() for page in contents])
+    write_pages(pool, [2, 3], contents)
+    assert torch.equal(pool, before[:, :, [4, 1, 4, 1, 4, 1]])
+    for wrong in (contents[:1], [*contents, contents[0]], contents[:, :-1], contents[:, :6]):
+        with pytest.raises(ValueError, match=r"shorter|longer|reshape"):
+            write_pages(pool, [0, 5], wrong)
 
 
 # ---------------------------------------------------------------------------------------------------------------
