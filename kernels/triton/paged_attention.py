@@ -104,7 +104,7 @@ def paged_attention(
             q, numbers_of(k_pool), numbers_of(v_pool), target, lse, page_table, length, rows.row, rows.first,
             rows.token, scales_of(k_pool), scales_of(v_pool), sinks, len(rows.row), rule.scale_for(head_dim),
             rule.window, rule.chunk, rule.soft_cap, k_pool.stride(1), page_table.stride(0), q.stride(0),
-            q.stride(1), target.stride(0), target.stride(1), num_splits,
+            q.stride(1), target.stride(0), target.stride(1), num_splits, split,
             PAGE=k_pool.shape[1],
             GROUP=group,
             HEAD_DIM=head_dim,
@@ -113,7 +113,7 @@ def paged_attention(
             IS_SINGLE=one_each,
             BLOCK_M=block_m,
             BLOCK_N=chosen.block_n,
-            SPLIT=split if num_splits > 1 else 0,
+            IS_SPLIT=num_splits > 1,
             HAS_CAP=rule.soft_cap != NO_CAP,
             HAS_WINDOW=rule.has_window,
             HAS_SINKS=rule.sinks is not None,
@@ -176,7 +176,7 @@ def bounded_split(split: int, length: int, num_tokens: int) -> int:
 
 
 # What differs from batch to batch is not compiled for anew: that would stop a step for seconds.
-@triton.jit(do_not_specialize=["num_rows", "table_stride", "num_splits"])
+@triton.jit(do_not_specialize=["num_rows", "table_stride", "num_splits", "split"])
 def _paged_attention(
     q_ptr,
     k_ptr,
@@ -203,6 +203,7 @@ def _paged_attention(
     out_stride_t,
     out_stride_h,
     num_splits,
+    split,  # keys of a part
     PAGE: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -211,7 +212,7 @@ def _paged_attention(
     IS_SINGLE: tl.constexpr,  # every row has one token
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SPLIT: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -239,10 +240,10 @@ def _paged_attention(
         first_key = 0
         if HAS_WINDOW:
             first_key = tl.maximum(first_seen_by(first_at, window, chunk), 0)
-        if SPLIT > 0:
-            split = tl.program_id(2)
-            first_key = tl.maximum(first_key, split * SPLIT)
-            end = tl.minimum(end, (split + 1) * SPLIT)
+        if IS_SPLIT:
+            first_of_part = tl.program_id(2) * split
+            first_key = tl.maximum(first_key, first_of_part)
+            end = tl.minimum(end, first_of_part + split)
 
         m = tl.arange(0, BLOCK_M)
         row_token = tile_token + m // GROUP
@@ -268,7 +269,7 @@ def _paged_attention(
             begin, whole, end, first_key, scale, soft_cap, token_stride,
             PAGE, HEAD_DIM, BLOCK_M, BLOCK_D, BLOCK_N, HAS_CAP, IS_SMALL, PRECISION,
         )  # fmt: skip
-        if SPLIT > 0:
+        if IS_SPLIT:
             part = (first + row_token).to(tl.int64) * num_splits + tl.program_id(2)
             tl.store(lse_ptr + part * (out_stride_t // HEAD_DIM) + head, lse, mask=is_query)
             is_read = inside & (lse > -float("inf"))[:, None]

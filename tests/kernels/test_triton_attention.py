@@ -18,6 +18,7 @@ from niwaki.kernels.small_kv import KINDS, narrowed_torch, widened_torch
 from niwaki.kernels.triton import paged_attention as paged
 from niwaki.kernels.triton import plan as plans
 from niwaki.kernels.triton.attend import AttentionCall
+from niwaki.kernels.triton.launch import launch
 from niwaki.kernels.triton.merge import merge_parts, merge_parts_torch
 from niwaki.kernels.triton.paged_attention import RaggedRows, bounded_split, paged_attention
 from niwaki.kernels.triton.plan import (
@@ -189,6 +190,27 @@ def test_parts_are_longer_where_they_would_be_too_many(monkeypatch: pytest.Monke
     shared = Batch([(1024 + i % 9, 1) for i in range(16)], tables=tables).plan(shares=True)
     assert shared.tree is not None
     assert shared.tree.shared.key.tolist()[0][1:3] == [0, 1024]
+
+
+def test_parts_of_any_size_run_the_same_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a batch that grows would stop for the compiler."""
+    compiled_for: list[dict[str, object]] = []
+
+    def told(kernel: object, grid: tuple[int, ...], *args: object, **meta: object) -> None:
+        compiled_for.append(meta)
+        launch(kernel, grid, *args, **meta)
+
+    monkeypatch.setattr(paged, "launch", told)
+    batch = Batch([(1100, 1), (5, 1)])
+    outs = []
+    for most in (1 << 14, 6, 4):
+        monkeypatch.setattr(paged, "MAX_PARTS", most)
+        outs.append(batch.out())
+        operands = batch.q, batch.k_pool, batch.v_pool, *batch.on_device()
+        paged_attention(*operands, batch.ragged([0, 1]), outs[-1], split=128)
+        assert_close(outs[-1], batch.expected(), 20)
+    assert len(compiled_for) == 3
+    assert compiled_for[0] == compiled_for[1] == compiled_for[2]
 
 
 def test_an_empty_row_gives_zeros_and_harms_no_other() -> None:
