@@ -48,7 +48,7 @@ DEFAULTS: dict[str, Tuning] = {
     "moe": Tuning(block_m=64, block_n=128, num_warps=8, num_stages=3, block_k=64),
 }
 
-# Attention over heads of 128 channels or more in float32, which no matrix unit takes: cut as above a block would spill
+# Attention over heads of 64 channels or more in float32, which no matrix unit takes: cut as above a block would spill
 # tens of kilobytes of registers, and of 256 channels want more shared memory than there is.
 EXACT = Tuning(block_m=32, block_n=32, num_warps=8, num_stages=2)
 
@@ -68,11 +68,17 @@ def key_of(kind: str, shape: Mapping[str, int]) -> str:
 
 def tuning_for(kind: str, device: torch.device, **shape: int) -> Tuning:
     """What was measured for this shape on this GPU, else the default of its kind."""
+    return _tuning(kind, device, tuple(shape.items()))
+
+
+@lru_cache(maxsize=1024)  # in the path of each launch: the name of the file alone takes as long as starting a kernel
+def _tuning(kind: str, device: torch.device, sides: tuple[tuple[str, int], ...]) -> Tuning:
+    shape = dict(sides)
     if device.type == "cuda":
         found = _measured(tuning_file(device)).get(key_of(kind, shape))
         if found is not None:
             return found
-    if shape.get("bits") == 32 and shape["head_dim"] >= 128:
+    if shape.get("bits") == 32 and shape["head_dim"] >= 64:
         return EXACT
     return WIDE[kind] if shape.get("head_dim", 0) > 128 else DEFAULTS[kind]
 
@@ -90,6 +96,7 @@ def save(path: Path, measured: Mapping[str, Tuning]) -> None:
     kept = {**load(path), **measured}
     path.write_text(json.dumps({key: asdict(tuning) for key, tuning in sorted(kept.items())}, indent=2) + "\n", "utf-8")
     _measured.cache_clear()
+    _tuning.cache_clear()
 
 
 def load(path: Path) -> dict[str, Tuning]:

@@ -18,7 +18,7 @@ from niwaki.kernels.triton import launch, tune
 from niwaki.kernels.triton.case import TINY, Case
 from niwaki.kernels.triton.row_cases import gather_case, norm_case
 from niwaki.kernels.triton.tune import attention_runs, best_of, candidates, product_run
-from niwaki.kernels.triton.tuning import DEFAULTS, EXACT, WIDE, Tuning, key_of, load, save, tuning_for
+from niwaki.kernels.triton.tuning import DEFAULTS, EXACT, WIDE, Tuning, key_of, load, save, tuning_file, tuning_for
 
 
 def test_a_shape_that_nobody_measured_gets_the_default_of_its_kind() -> None:
@@ -37,6 +37,24 @@ def test_tunings_are_kept_beside_those_already_there(tmp_path: Path) -> None:
 def test_where_measurements_cannot_be_read_there_are_none(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("no folder; a folder of another user is as good")
     assert load(tmp_path / "home" / "triton.json") == {}
+
+
+def test_launches_of_a_shape_ask_once_how_it_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def name_of(device: torch.device) -> str:
+        asked.append(device)
+        return "Some GPU"
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_name", name_of)
+    device, shape = torch.device("cuda"), {"head_dim": 77, "group": 5, "bits": 16}
+    for _ in range(3):
+        assert tuning_for("decode", device, **shape) is DEFAULTS["decode"]
+    assert len(asked) == 1
+    measured = Tuning(16, 128, 4, 4)
+    save(tuning_file(device), {key_of("decode", shape): measured})
+    assert tuning_for("decode", device, **shape) == measured, "what was measured since counts"
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"decode": {"block_m": 17}}', '{"decode": {"blocks": 16}}'])
@@ -202,8 +220,8 @@ def test_a_launch_that_does_not_fit_has_fewer_stages() -> None:
 
 
 def test_float32_of_wide_heads_is_cut_small() -> None:
-    assert tuning_for("prefill", torch.device("cpu"), head_dim=256, group=2, bits=32) is EXACT
-    assert tuning_for("prefill", torch.device("cpu"), head_dim=64, group=2, bits=32) is DEFAULTS["prefill"]
+    assert tuning_for("prefill", torch.device("cpu"), head_dim=64, group=2, bits=32) is EXACT
+    assert tuning_for("prefill", torch.device("cpu"), head_dim=32, group=2, bits=32) is DEFAULTS["prefill"]
 
 
 def test_wide_heads_have_smaller_blocks() -> None:

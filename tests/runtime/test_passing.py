@@ -16,7 +16,6 @@ from niwaki.runtime.forward.runner import Batch, Runner
 from niwaki.runtime.loop import roster
 from niwaki.runtime.loop.plans import AGED_STEPS, Room, Row, Running, Waiting
 from niwaki.runtime.loop.scheduler import LEAST_PIECE, plan
-from tests.lang.waiting import wait_until
 from tests.toy import VOCAB_SIZE, make_model
 
 ROOM = Room(free_pages=1000, page_size=16, max_batch_tokens=512, max_running=64)
