@@ -253,46 +253,59 @@ def tree_arrays(
 
     A query's parts stand in the order of their keys.
     """
-    shared: list[tuple[int, int, int, int, int]] = []
-    own: list[tuple[int, int, int, int, int]] = []
-    query_token: list[Int32s] = []
-    at = 0
     split = bounded_split(SPLIT, int((starts + counts)[is_part].max(initial=0)), int(counts[is_part].sum()))
-
-    def add(
-        items: list[tuple[int, int, int, int, int]], row: int, low: int, high: int, tokens: Int32s, tile: int
-    ) -> None:
-        nonlocal at
-        while low < high:
-            end = min(high, low // split * split + split)
-            for first in range(0, len(tokens), tile):
-                some = tokens[first : first + tile]
-                items.append((row, low, end, at, len(some)))
-                query_token.append(some)
-                at += len(some)
-            low = end
-
-    for i in range(len(segments)):
-        rows = segments.rows[segments.bounds[i] : segments.bounds[i + 1]]
-        low, high = int(segments.first_page[i]) * page_size, int(segments.end_page[i]) * page_size
-        add(shared, int(rows[0]), low, high, _tokens_of(firsts[rows], counts[rows]), shared_tile(group))
-    for row in np.flatnonzero(is_part).tolist():
-        low, high = int(segments.row_end[row]) * page_size, int(starts[row] + counts[row])
-        add(own, row, low, high, _tokens_of(firsts[row : row + 1], counts[row : row + 1]), own_tile(group))
-    tokens = np.concatenate(query_token)
+    below, of_all = segments.rows.astype(np.int64), np.flatnonzero(is_part)
+    shared, shared_token = _items(
+        below[segments.bounds[:-1]],
+        segments.first_page.astype(np.int64) * page_size,
+        segments.end_page.astype(np.int64) * page_size,
+        _tokens_of(firsts[below], counts[below]),
+        np.concatenate(([0], np.cumsum(counts[below])))[segments.bounds],
+        shared_tile(group),
+        split,
+    )
+    own, own_token = _items(
+        of_all,
+        segments.row_end[of_all].astype(np.int64) * page_size,
+        (starts + counts)[of_all],
+        _tokens_of(firsts[of_all], counts[of_all]),
+        np.concatenate(([0], np.cumsum(counts[of_all]))),
+        own_tile(group),
+        split,
+    )
+    own[:, 3] += len(shared_token)
+    tokens = np.concatenate((shared_token, own_token))
     # Items stand root first, so a stable sort by token leaves each token's parts in the order of their keys.
     order = np.argsort(tokens, kind="stable")
     part = np.empty(len(tokens), np.int32)
     part[order] = np.arange(len(tokens), dtype=np.int32)
     merged, sizes = np.unique(tokens, return_counts=True)
     return {
-        "shared": np.array(shared, np.int32).reshape(-1, 5),
-        "own": np.array(own, np.int32).reshape(-1, 5),
+        "shared": shared,
+        "own": own,
         "query_token": tokens,
         "query_part": part,
         "bounds": np.concatenate(([0], np.cumsum(sizes))).astype(np.int32),
         "merged": merged.astype(np.int32),
     }, len(tokens)
+
+
+def _items(
+    row: Int64s, low: Int64s, high: Int64s, tokens: Int32s, bounds: Int64s, tile: int, split: int
+) -> tuple[Int32s, Int32s]:
+    """Items [items, 5] for keys `low[i]` to `high[i]` of row[i] and the queries tokens[bounds[i]:bounds[i + 1]], and
+    the tokens of their queries, one behind the other: keys cut at multiples of `split`, and of each part the queries
+    `tile` at a time."""
+    counts = np.diff(bounds)
+    tiles = -(-counts // tile)
+    each = np.where(low < high, -(-high // split) - low // split, 0) * tiles
+    of = np.repeat(np.arange(len(row)), each)
+    part, place = np.divmod(np.arange(len(of)) - np.repeat(np.cumsum(each) - each, each), tiles[of])
+    begin, first = (low[of] // split + part) * split, place * tile
+    size = np.minimum(counts[of] - first, tile)
+    query = np.cumsum(size) - size
+    items = row[of], np.maximum(begin, low[of]), np.minimum(begin + split, high[of]), query, size
+    return np.stack(items, 1).astype(np.int32), tokens[_tokens_of(bounds[:-1][of] + first, size)]
 
 
 def tree_items(arrays: Mapping[str, torch.Tensor], num_parts: int, group: int) -> TreeItems:
