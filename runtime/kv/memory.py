@@ -43,6 +43,12 @@ LEAST_STREAMING = 64
 # processor time for a token, and 0.00004 ms more for each one before it, in pieces of 16 to 128 (2026-11-23, Zen 4).
 PROMPT_SPEED = 1.5
 
+# The same of a GPU, by arithmetic: some 130 ms at 500 TFLOP/s. A step of prompts is some ten launches a layer, 5 to 10
+# ms of the host, and 512 tokens of a model of 0.6 billion weights are 1 ms of a GPU: it would wait for the host.
+GPU_STEP_WORK = 32_000_000_000_000
+GPU_CHUNKS = 2048, 8192
+GPU_STREAMING_SHARE = 4
+
 KvMemory = float | int | None  # a share of what is left (float), bytes (int), or the default share
 
 
@@ -98,18 +104,18 @@ def check_pool(config: ModelConfig, device: torch.device, dtype: str, kv_dtype: 
 
 
 def chunk_tokens(config: ModelConfig, device: torch.device) -> int:
-    """Tokens of a step at most, where nothing is said: the least number, and more of a small model on a CPU."""
-    if device.type != "cpu":
-        return LEAST_CHUNK
+    """Tokens of a step at most, where nothing is said: the least number of the device, and more of a small model."""
     num_weights = sum(math.prod(shape) for shape in expected_tensors(config).values())
+    if device.type != "cpu":
+        least, most = GPU_CHUNKS
+        return max(least, min(GPU_STEP_WORK // num_weights // 256 * 256, most))
     return max(LEAST_CHUNK, min(STEP_WORK // num_weights // 256 * 256, MOST_CHUNK))
 
 
 def streaming_tokens(config: ModelConfig, device: torch.device) -> int:
-    """Tokens of prompts in a step while a stream is read. A GPU computes the least chunk in little more time than it
-    takes to read the weights, which a token costs anyhow."""
+    """Tokens of prompts in a step while a stream is read."""
     if device.type != "cpu":
-        return LEAST_CHUNK
+        return chunk_tokens(config, device) // GPU_STREAMING_SHARE
     return max(LEAST_STREAMING, chunk_tokens(config, device) // STREAMING_SHARE)
 
 

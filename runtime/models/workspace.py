@@ -54,6 +54,8 @@ class Workspace:
         return buffers
 
     def _grow(self, tokens: int) -> None:
+        self._kept.clear()
+        self._memory, self._capacity = (), 0  # before: the old and the new together are more than a GPU's pool leaves
         config = self._config
         q_width = config.num_heads * config.head_dim
         widths = (
@@ -67,7 +69,6 @@ class Workspace:
         )
         self._memory = tuple(torch.empty((tokens, w), dtype=self._dtype, device=self._device) for w in widths)
         self._capacity = tokens
-        self._kept.clear()
 
     def _views(self, tokens: int) -> Buffers:
         heads, head_dim = self._config.num_heads, self._config.head_dim

@@ -22,7 +22,7 @@ class EngineConfig:
     """Options of `Engine`. `model=None` is the bundled model; `kv_tokens=None` sizes the pool from free memory."""
 
     model: str | Path | None = None  # a folder; None: the bundled one
-    device: str = "auto"  # "cpu" or "cuda"; "auto": a GPU where there is one
+    device: str = "auto"  # "cpu" or "cuda"; "auto": the CPU
     dtype: str = "auto"  # "auto": the checkpoint's own
     weights: str = "auto"  # how they are kept in memory; "auto": as the checkpoint stores them
     kv_dtype: str = "auto"  # of the cache; "auto": the computation's
@@ -30,7 +30,7 @@ class EngineConfig:
     kv_memory: float | int | None = None  # for the pool: a share (0.5) of the memory that is left, or bytes (2 << 30)
     page_size: int = 16  # tokens of a page, the unit in which the cache is shared
     max_running_requests: int = 256  # sequences in a step at most; others wait
-    chunked_prefill_size: int | None = None  # tokens a step at most; None: 512, and up to 2048 of a small model
+    chunked_prefill_size: int | None = None  # tokens a step at most; None: 512 to 2048, on a GPU 2048 to 8192
     streaming_prefill_size: int | None = None  # of these, of prompts while a stream is read; None: by model and device
     schedule_policy: str = "lpm"  # who goes first: the longest cached prefix, or "fcfs": who came first
     eviction_policy: str = "lru"  # which leaves of the prefix cache go first: least recently, least often used, ...

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -15,8 +17,16 @@ from niwaki.runtime.engine import Engine
 from niwaki.runtime.forward.runner import Runner
 from niwaki.runtime.kv import memory as memory_of_pool
 from niwaki.runtime.kv.host_memory import available_bytes, total_bytes
-from niwaki.runtime.kv.memory import KvMemory, bytes_beside_pool, check_pool, chunk_tokens, pool_tokens
+from niwaki.runtime.kv.memory import (
+    KvMemory,
+    bytes_beside_pool,
+    check_pool,
+    chunk_tokens,
+    pool_tokens,
+    streaming_tokens,
+)
 from niwaki.runtime.models.config import Experts, LayerKind, LayerNames, ModelConfig
+from niwaki.runtime.models.workspace import Workspace
 from niwaki.runtime.options.config import EngineConfig
 
 SMALL = ModelConfig(
@@ -172,7 +182,35 @@ def test_a_step_of_a_small_model_takes_more_tokens_within_limits() -> None:
     wide = replace(SMALL, vocab_size=8, num_layers=1, hidden_size=1024, num_heads=8, head_dim=128, num_kv_heads=8)
     sizes = [chunk_tokens(replace(wide, intermediate_size=1024 * size), cpu) for size in (1, 2, 8, 16, 1024)]
     assert sizes == [2048, 2048, 1024, 512, 512]
-    assert chunk_tokens(SMALL, torch.device("cuda")) == 512
+
+
+def test_a_gpu_takes_larger_steps_and_of_those_a_quarter_while_a_stream_is_read() -> None:
+    gpu = torch.device("cuda")
+    large = replace(SMALL, vocab_size=8, num_layers=32, hidden_size=4096, num_heads=32, head_dim=128, num_kv_heads=8)
+    sizes = [chunk_tokens(replace(large, intermediate_size=1024 * size), gpu) for size in (4, 14, 100)]
+    assert sizes == [8192, 4352, 2048]
+    assert chunk_tokens(SMALL, gpu) == 8192
+    assert streaming_tokens(SMALL, gpu) == 2048
+
+
+def test_the_memory_of_a_step_is_let_go_before_a_larger_step_takes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = Workspace(SMALL, torch.device("cpu"), torch.float32)
+    space.of_size(16)
+    old = [weakref.ref(tensor) for tensor in space._memory]
+    empty = torch.empty
+
+    def checked(shape: tuple[int, int], **options: Any) -> torch.Tensor:
+        assert all(one() is None for one in old)
+        return empty(shape, **options)
+
+    monkeypatch.setattr(torch, "empty", checked)
+    assert len(old) == 7
+    assert len(space.of_size(17).x.tensor) == 17
+    monkeypatch.setattr(torch, "empty", Mock(side_effect=MemoryError))
+    with pytest.raises(MemoryError):
+        space.of_size(1000)
+    monkeypatch.undo()
+    assert len(space.of_size(3).x.tensor) == 3, "a step that had no room leaves none without"
 
 
 def test_what_is_said_of_a_step_holds() -> None:
