@@ -36,6 +36,7 @@ from niwaki.runtime.models.config import (
     ModelConfig,
     parse_config,
     stored_name,
+    with_joined_experts,
     with_prefix,
 )
 from niwaki.runtime.models.fields import token_ids
@@ -80,7 +81,7 @@ def read_model_folder(path: Path) -> ModelFolder:
 def _as_stored(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> ModelConfig:
     """The config with what the files know better: how they begin their names, and whether the head is the embedding.
     (One that is stored beside it and is another is not, as in transformers from 5.0 on.)"""
-    config = with_prefix(config, tensors)
+    config = with_joined_experts(with_prefix(config, tensors), {name: its.shape for name, its in tensors.items()})
     embedding, head = (tensors.get(stored_name(config.prefix, name)) for name in (EMBEDDING, HEAD))
     if not config.tie_embeddings or embedding is None or head is None or are_same(embedding, head):
         return config

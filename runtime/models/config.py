@@ -36,6 +36,8 @@ VISION = (*SEEING, *(TRUNK + name for name in SEEING))
 # than transformers has in memory, and writes where it is told not to translate them back.
 PREFIXES = ("", "language_model.", "model.language_model.")
 
+JOINED_GATE_UP, JOINED_DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -86,11 +88,13 @@ class Experts:
     groups_per_token: int = 1
     group_best: int = 1  # experts whose scores, summed, are the group's
     has_correction: bool = False  # a number for each expert is added to its score where experts are chosen
+    is_correction_a_row: bool = False  # it is stored as [1, experts]
     weighs_input: bool = False  # the weight is of what an expert reads, not of what it adds
     has_router_bias: bool = False
     has_bias: bool = False
-    # How a checkpoint has them: a tensor each; one of all, [experts, inputs, outputs]; in it gates and ups in turn.
-    storage: Literal["each", "stacked", "interleaved"] = "each"
+    # How a checkpoint has them: a tensor each; one of all, [experts, inputs, outputs]; in it gates and ups in turn; or
+    # one of all, [experts, outputs, inputs].
+    storage: Literal["each", "stacked", "interleaved", "joined"] = "each"
 
     def __post_init__(self) -> None:
         if self.count % self.groups or self.groups_per_token > self.groups:
@@ -305,6 +309,29 @@ def with_prefix(config: ModelConfig, names: Container[str]) -> ModelConfig:
     prefixes = (config.prefix, *PREFIXES)
     found = (prefix for prefix in prefixes if stored_name(prefix, FINAL_NORM) in names)
     return replace(config, prefix=next(found, config.prefix))
+
+
+def with_joined_experts(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> ModelConfig:
+    """The config with experts as transformers 5 has them in memory, and writes them where it is told not to translate
+    them back: one tensor of all. As it is where the files, whose tensors have these shapes, have them in no such."""
+    sparse = next((index for index, kind in enumerate(config.layer_kinds) if kind.is_sparse), None)
+    experts = config.experts
+    if sparse is None or experts is None:
+        return config
+    shape = shapes.get(stored_name(config.prefix, f"{TRUNK}layers.{sparse}.{JOINED_GATE_UP}"))
+    sides = 2 * experts.width, config.hidden_size
+    is_turned = experts.storage == "stacked" and sides != sides[::-1] and shape == (experts.count, *sides)
+    if shape is None or not (experts.storage == "each" or is_turned):
+        return config
+    correction = config.names.correction.replace("block_sparse_moe.", "mlp.").replace("mlp.moe_", "mlp.gate.moe_")
+    names = replace(
+        config.names,
+        router="mlp.gate",
+        correction=correction,
+        expert_gate_up=(JOINED_GATE_UP,),
+        expert_down=JOINED_DOWN,
+    )
+    return replace(config, names=names, experts=replace(experts, storage="joined"))
 
 
 def with_windows(config: ModelConfig, windows: tuple[int | None, ...]) -> ModelConfig:

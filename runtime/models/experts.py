@@ -149,7 +149,8 @@ class FusedSparseMlp:
         rows = x.tensor
         weights, chosen = self.router.choose(x)
         if self.rule.weighs_input:
-            rows = rows.repeat_interleave(self.rule.per_token, 0) * weights.view(-1, 1).to(rows.dtype)
+            each = rows[:, None].expand(-1, self.rule.per_token, -1).flatten(0, 1)  # repeat_interleave may wait
+            rows = each * weights.view(-1, 1).to(rows.dtype)
             weights = torch.ones_like(weights)
         self.fused(rows, weights, chosen, self.gate_up, self.gate, self.down, b.delta.tensor)
         if self.shared is not None:
@@ -160,7 +161,7 @@ def read_experts(ops: Ops, gate: Gate, config: ModelConfig, rule: Experts, prefi
     names = config.names
     weight = Operand.of(read(f"{prefix}{names.router}.weight"))
     bias = Operand.of(read(f"{prefix}{names.router}.bias")) if rule.has_router_bias else None
-    correction = read(f"{prefix}{names.correction}").float() if rule.has_correction else None
+    correction = read(f"{prefix}{names.correction}").float().flatten() if rule.has_correction else None
     router = Router(ops, weight, bias, correction, rule)
     shared = None
     if rule.shared_width is not None:
@@ -265,6 +266,8 @@ def _read_whole(
         if isinstance(stored, Coded):
             return partial(_matrices, stored, order), bias
         whole = read.plain(stored)
+        if rule.storage == "joined":
+            return whole, bias
         rows = whole.new_empty((len(whole), whole.shape[2], whole.shape[1]))
         for kept, one in zip(rows, whole, strict=True):
             kept.copy_(order(one.t()))

@@ -1,6 +1,7 @@
 """Granite: Llama with four constant factors: on the embedding, on what blocks add, on scores, and under the logits.
 
-Granite 4 without experts and without layers that keep a state: the same, its gates and ups in one.
+Granite 3's mixtures: the same over experts. Granite 4 without experts and without layers that keep a state: the same,
+its gates and ups in one.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from niwaki.runtime.api import ModelError
-from niwaki.runtime.models.config import Family, LayerKind, LayerNames, ModelConfig
+from niwaki.runtime.models.config import Experts, Family, LayerKind, LayerNames, ModelConfig
 from niwaki.runtime.models.fields import Fields, number, text, whole
 
 
@@ -19,6 +20,27 @@ def _granite(raw: Fields, llama: ModelConfig) -> ModelConfig:
         residual_scale=number(raw, "residual_multiplier", 1.0),
         attention_scale=number(raw, "attention_multiplier", 1.0),
         logit_scale=1.0 / number(raw, "logits_scaling", 1.0),
+    )
+
+
+def _granite_moe(raw: Fields, llama: ModelConfig) -> ModelConfig:
+    """All experts of a layer stand in one tensor."""
+    return replace(
+        _granite(raw, llama),
+        mlp_bias=False,
+        experts=Experts(
+            count=whole(raw, "num_local_experts", 8),
+            per_token=whole(raw, "num_experts_per_tok", 2),
+            width=llama.intermediate_size,
+            renormalise=True,
+            storage="joined",
+        ),
+        layers=(LayerKind(is_sparse=True),) * llama.num_layers,
+        names=LayerNames(
+            router="block_sparse_moe.router.layer",
+            expert_gate_up=("block_sparse_moe.input_linear.weight",),
+            expert_down="block_sparse_moe.output_linear.weight",
+        ),
     )
 
 
@@ -40,4 +62,5 @@ def _granite4(raw: Fields, llama: ModelConfig) -> ModelConfig:
 
 ATTENTION = {"attention", "full_attention"}
 GRANITE = Family(_granite)
+GRANITE_MOE = Family(_granite_moe)
 GRANITE4 = Family(_granite4)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from niwaki.runtime.models.config import Experts, Family, ModelConfig, with_windows
+from niwaki.runtime.models.config import Experts, Family, LayerNames, ModelConfig, with_windows
 from niwaki.runtime.models.fields import Fields, flag, layer_indices, whole
 from niwaki.runtime.models.positions import read_windows
 
@@ -27,9 +27,20 @@ def _qwen2_moe(raw: Fields, llama: ModelConfig) -> ModelConfig:
 
 
 def _qwen3_moe(raw: Fields, llama: ModelConfig) -> ModelConfig:
-    # transformers 5 writes num_local_experts, its forerunners num_experts.
-    count = whole(raw, "num_experts", whole(raw, "num_local_experts", 128))
-    return _sparse(raw, _qwen3(raw, llama), count, None)
+    return _sparse(raw, _qwen3(raw, llama), _count(raw, 128), None)
+
+
+def _qwen3_vl_moe(raw: Fields, llama: ModelConfig) -> ModelConfig:
+    """Experts stand in one tensor of all, and what they weigh sums to 1 whatever the file says."""
+    mixture = _sparse({**raw, "norm_topk_prob": True}, _qwen3(raw, llama), _count(raw, 60), None)
+    assert mixture.experts is not None, "just put in"
+    names = LayerNames(expert_gate_up=("mlp.experts.gate_up_proj",), expert_down="mlp.experts.down_proj")
+    return replace(mixture, experts=replace(mixture.experts, storage="stacked"), names=names)
+
+
+def _count(raw: Fields, default: int) -> int:
+    """transformers 5 writes num_local_experts, its forerunners num_experts."""
+    return whole(raw, "num_experts", whole(raw, "num_local_experts", default))
 
 
 def _nested(raw: Fields) -> Fields:
@@ -80,5 +91,18 @@ QWEN3_VL = Family(
     _qwen3,
     {"head_dim": 128, "max_position_embeddings": 128_000, "rope_theta": 500_000.0},
     text_types=("qwen3_vl_text",),
+    text_prefix="model.language_model.",
+)
+QWEN3_VL_MOE = Family(
+    _qwen3_vl_moe,
+    {
+        "max_position_embeddings": 128_000,
+        "moe_intermediate_size": 1408,
+        "num_experts_per_tok": 4,
+        "num_key_value_heads": 16,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+    },
+    text_types=("qwen3_vl_moe_text",),
     text_prefix="model.language_model.",
 )

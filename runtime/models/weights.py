@@ -83,7 +83,7 @@ def _experts(config: ModelConfig, experts: Experts) -> Iterator[tuple[str, Shape
     names, hidden, width = config.names, config.hidden_size, experts.width
     yield from _linear((names.router,), (experts.count,), hidden, experts.has_router_bias)
     if experts.has_correction:
-        yield names.correction, (experts.count,)
+        yield names.correction, (1, experts.count) if experts.is_correction_a_row else (experts.count,)
     if experts.storage == "each":
         for number in range(experts.count):
             gate_up = tuple(name.format(number) for name in names.expert_gate_up)
@@ -91,7 +91,8 @@ def _experts(config: ModelConfig, experts: Experts) -> Iterator[tuple[str, Shape
             yield from _linear((names.expert_down.format(number),), (hidden,), width, False)
     else:
         for name, inputs, outputs in ((names.expert_gate_up[0], hidden, 2 * width), (names.expert_down, width, hidden)):
-            yield name, (experts.count, inputs, outputs)
+            sides = (outputs, inputs) if experts.storage == "joined" else (inputs, outputs)
+            yield name, (experts.count, *sides)
             if experts.has_bias:
                 yield f"{name}_bias", (experts.count, outputs)
     if experts.shared_width is not None:

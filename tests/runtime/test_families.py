@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from niwaki.kernels.rope import LinearScaling, LongRopeScaling
 from niwaki.radix.pages import PageCopy
@@ -164,6 +165,26 @@ def test_a_model_that_also_sees_may_be_stored_under_the_names_that_transformers_
     got = load(other).forward([Row(ids, 0, range(5), 20)])
     assert (got - pair.logits(ids)).abs().max() < 1e-4
     assert torch.equal(got, load(pair).forward([Row(ids, 0, range(5), 20)]))
+
+
+JOINED = "ernie-moe mixtral qwen2-moe qwen3-moe olmoe glm4-moe minimax-m2 deepseek-v2 deepseek-v3".split()
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_experts_may_be_stored_as_one_tensor_of_all(name: str, tmp_path: Path) -> None:
+    """As transformers has them in memory."""
+    pair = make_pair(name, tmp_path / "published")
+    pair.reference.save_pretrained(tmp_path / "other", save_original_format=False)
+    names = load_file(tmp_path / "other" / "model.safetensors")
+    assert any(key.endswith(".mlp.experts.gate_up_proj") for key in names)
+    assert not any("experts.0" in key for key in names)
+    ids = random_ids(np.random.default_rng(6), 20)
+    other, published = (
+        Runner.load(folder, num_pages=5).forward([Row(ids, 0, range(5), 20)])
+        for folder in (tmp_path / "other", tmp_path / "published")
+    )
+    assert (other - pair.logits(ids)).abs().max() < 1e-4
+    assert torch.equal(other, published)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "qwen3-moe", "deepseek-v2"])
