@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 
+from niwaki.kernels.transfer import on_device
 from niwaki.kernels.triton.launch import POOLS, block_of, check, launch, warps_for
 
 Copy = tuple[int, int, int]  # source page, target page, tokens
@@ -38,11 +40,11 @@ def copy_pages(pool: torch.Tensor, copies: Sequence[Copy]) -> None:
     slot = kv_heads * head_dim
     block = min(block_of(page_size * slot), MAX_STEP)
     for independent in _independent(copies):
-        on_device = torch.tensor(independent, dtype=torch.int32).to(pool.device)
+        moved = on_device(np.array(independent, np.int32), pool.device)  # behind a step that still computes
         launch(
             _copy_pages,
             (len(independent), halves * layers),
-            pool, on_device, num_pages, page_size * slot, slot,
+            pool, moved, num_pages, page_size * slot, slot,
             BLOCK=block,
             num_warps=warps_for(block),
         )  # fmt: skip

@@ -15,6 +15,7 @@ import torch
 from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.segments import Int32s
 from niwaki.kernels.triton.plan import BatchShape, packed, padded, plan_in
+from niwaki.runtime.forward.recording import Recorder
 from niwaki.runtime.models.decoder import Decoder
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
@@ -35,12 +36,12 @@ class Recorded:
 class DecodeGraphs:
     """The graphs of one model. `blank` is a plan whose device half is put in for each graph."""
 
-    def __init__(self, model: Decoder, device: torch.device, blank: AttentionPlan) -> None:
+    def __init__(self, model: Decoder, device: torch.device, blank: AttentionPlan, recorder: Recorder) -> None:
         self._model = model
         self._device = device
         self._blank = blank
+        self._recorder = recorder
         self._recorded: dict[BatchShape, Recorded] = {}
-        self._memory = torch.cuda.graph_pool_handle()
         # Of all graphs: the logits of each by itself, of 17 batch sizes and ever longer rows, would come to gigabytes.
         self._logits: torch.Tensor | None = None
 
@@ -72,15 +73,14 @@ class DecodeGraphs:
         inputs = host.to(self._device)
         on_device = plan_in(inputs, shape)
         plan = replace(self._blank, num_tokens=shape.num_tokens, on_device=on_device)
-        # Compiles and loads the kernels, which no capture allows; stores what the replay will store again.
-        first = self._model.forward(on_device.token_ids, plan, None)
-        if self._logits is None:
-            self._logits = first.new_empty((ROWS[-1], first.shape[1]))
-        logits = self._logits[: shape.num_tokens]
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may use the GPU meanwhile, as a second engine does.
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            self._model.forward(on_device.token_ids, plan, None, out=logits)
+        with self._recorder.beside():
+            first = self._model.forward(on_device.token_ids, plan, None)  # stores what the replay will store again
+            if self._logits is None:
+                self._logits = first.new_empty((ROWS[-1], first.shape[1]))
+            logits = self._logits[: shape.num_tokens]
+            with self._recorder.recording() as recording:
+                self._model.forward(on_device.token_ids, plan, None, out=logits)
+        (graph,) = recording.graphs
         memory = self._model.buffers(shape.num_tokens)
         has_copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         return Recorded(graph, host, inputs, on_device.token_ids, logits, has_copied, memory)

@@ -16,10 +16,11 @@ import torch
 
 from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.segments import Int32s
+from niwaki.kernels.transfer import on_device
 from niwaki.kernels.triton.attend import AttentionCall
 from niwaki.kernels.triton.plan import BatchShape, DevicePlan, packed, plan_in, with_tokens
+from niwaki.runtime.forward.recording import Recorder
 from niwaki.runtime.models.decoder import Decoder
-from niwaki.runtime.sampling.sampler import on_device
 
 # Tokens. The head is computed for all of them, and a larger step keeps a GPU busy while its kernels are launched.
 SIZES = (8, 16, 32, 64, 128, 256)
@@ -40,14 +41,12 @@ class Pieces:
 class PieceGraphs:
     """The recorded steps of one model. `blank` is a plan whose device half is put in for each."""
 
-    def __init__(self, model: Decoder, device: torch.device, blank: AttentionPlan) -> None:
+    def __init__(self, model: Decoder, device: torch.device, blank: AttentionPlan, recorder: Recorder) -> None:
         self._model = model
         self._device = device
         self._blank = blank
+        self._recorder = recorder
         self._recorded: dict[int, Pieces] = {}
-        self._memory = torch.cuda.graph_pool_handle()
-        # One for all: cuBLAS keeps 32 MB for each stream that it has seen.
-        self._beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch gives it no types
         self._logits: torch.Tensor | None = None
 
     def forward(
@@ -84,33 +83,21 @@ class PieceGraphs:
         inputs = torch.zeros(3 * size, dtype=torch.int32, device=self._device)
         inputs[2 * size :].fill_(-1)  # nothing is stored
         attended = self._model.buffers(size).attended.tensor.zero_()
-        graphs: list[torch.cuda.CUDAGraph] = []
         calls: list[AttentionCall] = []
-
-        def begin() -> None:
-            graphs.append(torch.cuda.CUDAGraph())
-            graphs[-1].capture_begin(pool=self._memory, capture_error_mode="thread_local")
-
-        def part(call: AttentionCall) -> None:
-            graphs[-1].capture_end()
-            calls.append(call)
-            begin()
-
-        beside = self._beside
-        beside.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(beside):
-            first = self._forward(inputs, lambda call: None)  # compiles the kernels
+        with self._recorder.beside():
+            first = self._forward(inputs, lambda call: None)
             if self._logits is None:
                 self._logits = first.new_empty((SIZES[-1], first.shape[1]))
             logits = self._logits[:size]
-            torch.cuda.synchronize()
-            begin()
-            try:
+            with self._recorder.recording() as recording:
+
+                def part(call: AttentionCall) -> None:
+                    recording.cut()
+                    calls.append(call)
+
                 self._forward(inputs, part, logits)
-            finally:
-                graphs[-1].capture_end()
-        torch.cuda.current_stream(self._device).wait_stream(beside)
-        return Pieces(tuple(graphs), tuple(calls), inputs, attended, logits, self._model.buffers(size))
+        graphs = tuple(recording.graphs)
+        return Pieces(graphs, tuple(calls), inputs, attended, logits, self._model.buffers(size))
 
     def _forward(
         self, inputs: torch.Tensor, put_off: Callable[[AttentionCall], None], out: torch.Tensor | None = None

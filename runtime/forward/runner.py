@@ -28,6 +28,7 @@ from niwaki.kernels.segments import Int32s
 from niwaki.kernels.shared_prefix import costs_for
 from niwaki.kernels.small_kv import knows_e4m3
 from niwaki.kernels.tile_attention import can_tile
+from niwaki.kernels.transfer import on_device
 from niwaki.radix.pages import PageCopy
 from niwaki.runtime.api import ConfigError
 from niwaki.runtime.checkpoint.loader import open_checkpoint, read_model_folder
@@ -36,7 +37,6 @@ from niwaki.runtime.models.config import ModelConfig
 from niwaki.runtime.models.decoder import Decoder
 from niwaki.runtime.models.projection import Source
 from niwaki.runtime.models.weights import expected_tensors
-from niwaki.runtime.sampling.sampler import on_device
 
 if TYPE_CHECKING:
     from niwaki.runtime.forward.graphs import DecodeGraphs
@@ -173,10 +173,11 @@ class Runner:
         if cuda_graphs and self.is_on_gpu:
             from niwaki.runtime.forward.graphs import DecodeGraphs  # load Triton, which CPUs do without
             from niwaki.runtime.forward.pieces import PieceGraphs
+            from niwaki.runtime.forward.recording import Recorder
 
-            blank = make_plan((), page_size=page_size, num_pages=num_pages)
-            self._graphs = DecodeGraphs(self._model, self._device, blank)
-            self._pieces = PieceGraphs(self._model, self._device, blank)
+            blank, recorder = make_plan((), page_size=page_size, num_pages=num_pages), Recorder(self._device)
+            self._graphs = DecodeGraphs(self._model, self._device, blank, recorder)
+            self._pieces = PieceGraphs(self._model, self._device, blank, recorder)
 
     @property
     def is_on_gpu(self) -> bool:

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from niwaki.kernels.sample import NO_TOKEN, Longs, Words
-from niwaki.runtime.sampling.sampler import NO_ROWS, PlainDraws, on_device
+from niwaki.kernels.transfer import on_device
+from niwaki.runtime.sampling.sampler import NO_ROWS, PlainDraws
 
 if TYPE_CHECKING:
     from niwaki.runtime.requests.request import Request  # needs packages that a GPU's machine may not have

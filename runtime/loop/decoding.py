@@ -18,6 +18,7 @@ import torch
 from niwaki.kernels.plan import Spans
 from niwaki.kernels.sample import NO_TOKEN
 from niwaki.kernels.steady import take_highest
+from niwaki.kernels.transfer import on_device
 from niwaki.radix.cache import Cache
 from niwaki.runtime.api import Generation, NiwakiError
 from niwaki.runtime.constraints.kernels import Words
@@ -30,7 +31,7 @@ from niwaki.runtime.loop.untold import Taken, Untold
 from niwaki.runtime.requests.drafts import Listener
 from niwaki.runtime.requests.jobs import GenerateJob
 from niwaki.runtime.requests.request import Request
-from niwaki.runtime.sampling.sampler import NO_ROWS, PlainDraws, on_device, rows_of
+from niwaki.runtime.sampling.sampler import NO_ROWS, PlainDraws, rows_of
 
 SPARE_PAGES = 4  # columns by which the page table grows
 # Steps for which a batch under masks must have been steady before it runs ahead. Where something is forced in a text,

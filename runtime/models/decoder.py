@@ -22,6 +22,7 @@ from niwaki.kernels.ops import Ops, ops_for
 from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.rope import rope_tables, unrotated_tables
 from niwaki.kernels.small_kv import KINDS
+from niwaki.kernels.transfer import on_device
 from niwaki.runtime.models.attention import Attention, Pools, RopeTables, read_attention
 from niwaki.runtime.models.config import EMBEDDING, FINAL_NORM, HEAD, LayerKind, ModelConfig
 from niwaki.runtime.models.experts import read_experts
@@ -152,7 +153,7 @@ class Decoder:
         b = part.body.of_size(plan.num_tokens)
         index = None
         if wanted is not None and 0 < len(wanted) < plan.num_tokens:  # before a device computes: it would be waited for
-            index = torch.from_numpy(wanted.astype(np.int32)).to(self._device)
+            index = on_device(wanted.astype(np.int32), self._device)
         self._embed(token_ids, b)
         entering = b.x  # what the next block reads
         if self._first_norm is not None:

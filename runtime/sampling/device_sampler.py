@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from niwaki.kernels.sample import Longs, Words
+from niwaki.kernels.transfer import on_device
 from niwaki.kernels.triton.penalties import Changes, change_logits
 from niwaki.kernels.triton.sample import NO_TOKEN, NOT_FINITE, Draws, sample_rows
 from niwaki.runtime.api import GenerationError
@@ -24,7 +25,6 @@ from niwaki.runtime.sampling.sampler import (
     SampleRow,
     changes_of,
     checked_mask,
-    on_device,
     together,
 )
 

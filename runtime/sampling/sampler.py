@@ -35,6 +35,7 @@ from niwaki.kernels.sample import (
     highest_ids,
     penalise,
 )
+from niwaki.kernels.transfer import on_device
 from niwaki.runtime.api import GenerationError, SamplingParams
 from niwaki.runtime.constraints.protocol import MaskRow
 
@@ -222,12 +223,6 @@ def rows_of(logits: torch.Tensor, rows: Sequence[int] | Longs) -> torch.Tensor:
     if logits.device.type == "cpu":
         return torch.from_numpy(_on_host(logits)[rows])
     return logits[on_device(np.asarray(rows, np.int64), logits.device)]
-
-
-def on_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """Moved there without waiting for what the device does."""
-    tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _not_finite(highest: float) -> GenerationError:

@@ -1,26 +1,28 @@
-"""CUDA graphs without CUDA: a graph that computes its kernels anew over the same memory, as a replay does."""
+"""CUDA graphs of decoding, without CUDA: replayed they compute what is launched, and ask nothing of the device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import gc
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 
 pytest.importorskip("tests.kernels.triton_setup")  # skips where the kernels cannot run
 
-from niwaki.kernels.plan import AttentionPlan, make_plan
+from niwaki.kernels.plan import make_plan
 from niwaki.kernels.triton.launch import is_interpreted
 from niwaki.kernels.triton.ops import TritonOps
 from niwaki.runtime.forward.graphs import DecodeGraphs
+from niwaki.runtime.forward.recording import Recorder
 from niwaki.runtime.forward.runner import Batch, Row, Runner
-from niwaki.runtime.models.config import ModelConfig
+from niwaki.runtime.models.config import Experts, Latent, LayerKind, LayerNames, ModelConfig, Temperature
 from niwaki.runtime.models.decoder import Decoder
 from niwaki.runtime.models.workspace import Buffers
+from tests.fake_graphs import Graph, Watch, put_in_place
 
 if not is_interpreted():
     pytest.skip(
@@ -41,48 +43,19 @@ SMALL = ModelConfig(
 )
 
 
-class Graph:
-    """Stands for `torch.cuda.CUDAGraph`."""
-
-    def __init__(self) -> None:
-        self.replay: Callable[[], object] = lambda: pytest.fail("nothing was captured")
-
-
-class Order:
-    """Stands for streams and events, and for the model that a graph captures; keeps what happened, in order."""
+class Told(Decoder):
+    """Keeps what happens to a model whose graphs are recorded, in order, with the events of the device."""
 
     def __init__(self, model: Decoder) -> None:
         self.model = model
         self.done: list[str] = []
-        self._capturing: Graph | None = None
 
-    def forward(
-        self,
-        ids: torch.Tensor,
-        plan: AttentionPlan,
-        wanted: npt.NDArray[np.int64] | None,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        logits = self.model.forward(ids, plan, wanted, out=out)
-        self.done.append("capture" if self._capturing else "warm up")
-        if self._capturing is not None:
-
-            def replay() -> None:
-                self.done.append("replay")
-                self.model.forward(ids, plan, wanted, out=out)
-
-            self._capturing.replay = replay
-        return logits
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.done.append("warm up" if Graph.recording is None else "capture")
+        return self.model.forward(*args, **kwargs)
 
     def buffers(self, tokens: int) -> Buffers:
         return self.model.buffers(tokens)
-
-    @contextmanager
-    def capture(self, graph: Graph, pool: object, capture_error_mode: str) -> Iterator[None]:
-        assert capture_error_mode == "thread_local", "what another thread does must not end it"
-        self._capturing = graph
-        yield
-        self._capturing = None
 
     def synchronize(self) -> None:
         self.done.append("host is free")
@@ -92,22 +65,21 @@ class Order:
 
 
 @pytest.fixture
-def order(monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, Order]:
-    """A runner whose single tokens go through graphs."""
-    runner = Runner.random(SMALL, num_pages=PAGES, ops=TritonOps())
-    order = Order(runner._model)
-    fakes = {
-        "CUDAGraph": Graph,
-        "graph": order.capture,
-        "graph_pool_handle": lambda: None,
-        "Event": lambda: order,
-    }
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
+def graphed(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModelConfig], tuple[Runner, Told]]:
+    """Makes a runner whose single tokens go through graphs."""
+    put_in_place(monkeypatch)
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
-    blank = make_plan((), page_size=16, num_pages=PAGES)
-    runner._graphs = DecodeGraphs(order, CPU, blank)  # type: ignore[arg-type]  # it has what is asked of a decoder
-    return runner, order
+
+    def make(config: ModelConfig) -> tuple[Runner, Told]:
+        runner = Runner.random(config, num_pages=PAGES, ops=TritonOps())
+        told = Told(runner._model)
+        monkeypatch.setattr(torch.cuda, "Event", lambda: told)
+        monkeypatch.setattr(Graph, "on_replay", lambda: told.done.append("replay"))
+        blank = make_plan((), page_size=16, num_pages=PAGES)
+        runner._graphs = DecodeGraphs(told, CPU, blank, Recorder(CPU))
+        return runner, told
+
+    return make
 
 
 def rows_of(step: int, count: int, pages: int = 8) -> list[Row]:
@@ -116,43 +88,145 @@ def rows_of(step: int, count: int, pages: int = 8) -> list[Row]:
     return [Row(ids[i], 20 + step + 9 * (i == 1), range(pages * i, pages * i + pages)) for i in range(count)]
 
 
-def test_replays_give_what_launches_give(order: tuple[Runner, Order]) -> None:
-    graphed, happened = order
+Make = Callable[[ModelConfig], tuple[Runner, Told]]
+
+
+def test_replays_give_what_launches_give(graphed: Make) -> None:
+    recorded, happened = graphed(SMALL)
     plain = Runner.random(SMALL, num_pages=PAGES, ops=TritonOps())
     prompt = np.arange(29, dtype=np.int32)
-    for runner in (graphed, plain):
+    for runner in (recorded, plain):
         runner.forward([Row(prompt, 0, range(8 * i, 8 * i + 8), 0) for i in range(3)])
     happened.done.clear()
     for step, count in enumerate((3, 3, 1, 3)):
         rows = rows_of(step, count)
-        assert torch.allclose(graphed.forward(rows), plain.forward(rows), atol=1e-5)
+        assert torch.allclose(recorded.forward(rows), plain.forward(rows), atol=1e-5)
     recording = ["warm up", "capture"]
     step_of = ["host is free", "inputs are there", "replay"]
     assert happened.done == [*recording, *step_of, *step_of, *recording, *step_of, *step_of]
 
 
-def test_a_replay_takes_tokens_that_lie_on_the_device(order: tuple[Runner, Order]) -> None:
-    graphed, happened = order
-    expected = graphed.forward(rows_of(0, 3)).clone()
+def test_a_replay_takes_tokens_that_lie_on_the_device(graphed: Make) -> None:
+    runner, happened = graphed(SMALL)
+    expected = runner.forward(rows_of(0, 3)).clone()
     batch = Batch.of(rows_of(0, 3))
     drawn = torch.from_numpy(batch.token_ids.astype(np.int64))
     happened.done.clear()
-    graphed.forward(rows_of(1, 3))
-    assert torch.equal(graphed.forward(replace(batch, token_ids=np.zeros(3, np.int32), drawn=drawn)), expected)
+    runner.forward(rows_of(1, 3))
+    assert torch.equal(runner.forward(replace(batch, token_ids=np.zeros(3, np.int32), drawn=drawn)), expected)
     assert happened.done.count("replay") == 2
 
 
-def test_all_graphs_write_their_logits_to_the_same_memory(order: tuple[Runner, Order]) -> None:
+def test_all_graphs_write_their_logits_to_the_same_memory(graphed: Make) -> None:
     """By itself each of a large model's would hold a hundred megabytes."""
-    runner, _ = order
+    runner, _ = graphed(SMALL)
     three, one = (runner.forward(rows_of(0, count)) for count in (3, 1))
     assert three.data_ptr() == one.data_ptr()
 
 
-def test_rows_that_fill_a_batch_up_touch_no_page(order: tuple[Runner, Order]) -> None:
-    runner, _ = order
+def test_rows_that_fill_a_batch_up_touch_no_page(graphed: Make) -> None:
+    runner, _ = graphed(SMALL)
     before = runner.read_pages(range(PAGES))
     runner.forward(rows_of(0, 3))
     after = runner.read_pages(range(PAGES))
     changed = np.flatnonzero((before != after).any(1)).tolist()
     assert changed == [1, 9, 17], "the pages of positions 20 and 29"
+
+
+SPARSE = (LayerKind(is_sparse=True),)
+LIKE_GPT_OSS = replace(
+    SMALL,
+    has_sinks=True,
+    activation="clamped",
+    gate_alpha=1.7,
+    gate_limit=0.8,
+    layers=SPARSE,
+    experts=Experts(5, 2, 24, renormalise=True, has_router_bias=True, has_bias=True, storage="interleaved"),
+    names=LayerNames(expert_gate_up=("mlp.experts.gate_up_proj",), expert_down="mlp.experts.down_proj"),
+)
+LIKE_LLAMA4 = replace(
+    SMALL,
+    temperature=Temperature(0.6, 7.0, is_everywhere=True),
+    layers=SPARSE,
+    experts=Experts(5, 2, 24, renormalise=False, score="sigmoid", weighs_input=True, shared_width=16),
+)
+LIKE_DEEPSEEK = replace(
+    SMALL,
+    head_dim=32,
+    rotary_dim=8,
+    attention_scale=0.2,
+    latent=Latent(query_rank=12, rank=24, head_dim=12, rotary_dim=8, value_dim=20),
+    layers=SPARSE,
+    experts=Experts(6, 2, 24, renormalise=True, score="sigmoid", groups=3, groups_per_token=2, has_correction=True),
+)
+
+
+@pytest.mark.parametrize(
+    "config", [SMALL, LIKE_GPT_OSS, LIKE_LLAMA4, LIKE_DEEPSEEK], ids=["dense", "gpt-oss", "llama4", "deepseek"]
+)
+def test_a_step_that_is_replayed_asks_for_no_memory_and_waits_for_nothing(config: ModelConfig, graphed: Make) -> None:
+    """Nor does what was recorded for it: the graphs here refuse that, as CUDA does."""
+    runner, _ = graphed(config)
+    plain = Runner.random(config, num_pages=PAGES, ops=TritonOps())
+    runner.forward(rows_of(0, 3))
+    plain.forward(rows_of(0, 3))
+    batch = Batch.of(rows_of(1, 3))
+    drawn = torch.from_numpy(batch.token_ids.astype(np.int64))
+    asked = Watch()
+    with asked:
+        replayed = runner.forward(replace(batch, drawn=drawn))
+    assert torch.allclose(replayed, plain.forward(batch), atol=1e-5)
+    assert asked.names.count("copy_") == 3, "the inputs to pinned memory, from there to the device, and the tokens"
+    assert set(asked.names) <= {"copy_", "slice", "detach", "alias", "view", "lift_fresh"}, asked.names
+
+
+def test_only_the_first_recording_gives_memory_back(graphed: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    given_back: list[str] = []
+    runner, happened = graphed(SMALL)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append("all"))
+    for count in (1, 2, 3):
+        runner.forward(rows_of(0, count))
+    assert happened.done.count("capture") == 3
+    assert given_back == ["all"]
+
+
+def test_what_fails_while_it_is_recorded_is_told_and_leaves_nothing_behind(graphed: Make) -> None:
+    runner, told = graphed(SMALL)
+    expected = runner.forward(rows_of(0, 3)).clone()
+    model = told.model
+
+    class Broken(Decoder):
+        def __init__(self) -> None: ...
+
+        def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            logits = model.forward(*args, **kwargs)
+            if Graph.recording is None:
+                return logits
+            assert not gc.isenabled(), "what ends meanwhile may be CUDA's"
+            raise ZeroDivisionError
+
+    told.model = Broken()
+    assert gc.isenabled()
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            runner.forward(rows_of(0, 2))
+        assert gc.isenabled()
+    assert torch.equal(runner.forward(rows_of(0, 3)), expected), "what was recorded before goes on"
+    told.model = model
+    runner.forward(rows_of(0, 2))
+
+
+def test_what_would_wait_cannot_be_recorded(graphed: Make) -> None:
+    runner, told = graphed(SMALL)
+    model = told.model
+
+    class Waiting(Decoder):
+        def __init__(self) -> None: ...
+
+        def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            logits = model.forward(*args, **kwargs)
+            return logits.clamp(max=logits.max().item())
+
+    told.model = Waiting()
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing: item"):
+        runner.forward(rows_of(0, 2))

@@ -1,32 +1,25 @@
-"""Steps in pieces without CUDA: what is recorded between two attentions computes, replayed, what the whole step does.
-
-The graphs here keep each operator and each kernel that is called while they record, and do all of it anew over the
-same memory when they replay, as CUDA graphs do.
-"""
+"""Steps in pieces without CUDA: what is recorded between two attentions computes what the whole step does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Self
 
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("tests.kernels.triton_setup")  # skips where the kernels cannot run
-
-from triton.runtime import interpreter
 
 from niwaki.kernels.plan import make_plan
 from niwaki.kernels.triton.launch import is_interpreted
 from niwaki.kernels.triton.ops import TritonOps
 from niwaki.runtime.forward import pieces
 from niwaki.runtime.forward.pieces import PieceGraphs
+from niwaki.runtime.forward.recording import Recorder
 from niwaki.runtime.forward.runner import Row, Runner
 from niwaki.runtime.models.config import Experts, LayerKind, ModelConfig
+from tests.fake_graphs import Graph, put_in_place
 
 if not is_interpreted():
     pytest.skip(
@@ -52,99 +45,15 @@ MIXTURE = replace(
 )
 
 
-class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives it no types
-    """Keeps what is called under it. A result that lies in memory of its own is written there again on a replay."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[Callable[[], object]] = []
-        self.is_inside_kernel = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        made = func(*args, **given)
-        if not self.is_inside_kernel:
-
-            def again() -> None:
-                for old, new in zip(tensors_of(made), tensors_of(func(*args, **given)), strict=True):
-                    if old.data_ptr() != new.data_ptr():
-                        old.copy_(new)
-
-            self.calls.append(again)
-        return made
-
-
-def tensors_of(made: object) -> list[torch.Tensor]:
-    parts = made if isinstance(made, list | tuple) else [made]
-    return [part for part in parts if isinstance(part, torch.Tensor)]
-
-
-class Graph:
-    """Stands for `torch.cuda.CUDAGraph`."""
-
-    recording: Tape | None = None  # of the one that records
-    num_replays = 0
-
-    def __init__(self) -> None:
-        self.tape = Tape()
-
-    def capture_begin(self, pool: object, capture_error_mode: str) -> None:
-        assert capture_error_mode == "thread_local", "what another thread does must not end it"
-        assert Graph.recording is None, "one graph records at a time"
-        Graph.recording = self.tape
-        self.tape.__enter__()  # type: ignore[no-untyped-call]
-
-    def capture_end(self) -> None:
-        assert Graph.recording is self.tape
-        Graph.recording = None
-        self.tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-    def replay(self) -> None:
-        Graph.num_replays += 1
-        for call in self.tape.calls:
-            call()
-
-
-class Stream:
-    def wait_stream(self, other: Self) -> None: ...
-
-
-@contextmanager
-def inside_kernel(tape: Tape) -> Iterator[None]:
-    tape.is_inside_kernel = True
-    yield
-    tape.is_inside_kernel = False
-
-
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModelConfig], Runner]:
     """Makes a runner whose ragged steps go through pieces."""
-    run = interpreter.GridExecutor.__call__
-
-    def run_and_keep(self: object, *args: object, **kwargs: object) -> None:
-        tape = Graph.recording
-        with nullcontext() if tape is None else inside_kernel(tape):
-            run(self, *args, **kwargs)
-        if tape is not None:
-            tape.calls.append(lambda: run(self, *args, **kwargs))
-
-    monkeypatch.setattr(interpreter.GridExecutor, "__call__", run_and_keep)
-    monkeypatch.setattr(Graph, "num_replays", 0)
-    fakes = {
-        "CUDAGraph": Graph,
-        "graph_pool_handle": lambda: None,
-        "Stream": lambda device: Stream(),
-        "current_stream": lambda device: Stream(),
-        "stream": lambda stream: nullcontext(),
-        "synchronize": lambda: None,
-    }
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
+    put_in_place(monkeypatch)
 
     def make(config: ModelConfig) -> Runner:
         runner = Runner.random(config, num_pages=PAGES, ops=TritonOps())
         blank = make_plan((), page_size=16, num_pages=PAGES)
-        runner._pieces = PieceGraphs(runner._model, CPU, blank)
+        runner._pieces = PieceGraphs(runner._model, CPU, blank, Recorder(CPU))
         return runner
 
     return make
