@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import niwaki as nw
+from niwaki.lang.meta import Logprob
 from niwaki.lang.state import State
 from niwaki.runtime.api import Score, Segment, TokenLogprob
 from niwaki.runtime.api.choices import ChoicesMethod, choice_logprobs, method_of
@@ -237,8 +238,8 @@ def test_the_model_s_scores_are_those_of_float64(engine: Engine, reference: Refe
     for name, meta in seen.items():
         for key in ("normalized_prompt_logprobs", "probabilities"):
             assert meta[key] == pytest.approx(wanted[key], abs=2e-4), (name, key)
-    key = "normalized_unconditional_prompt_logprobs"
-    assert seen["unconditional_likelihood_normalized"][key] == pytest.approx(wanted[key], abs=2e-4)
+    told = seen["unconditional_likelihood_normalized"]["normalized_unconditional_prompt_logprobs"]
+    assert told == pytest.approx(wanted["normalized_unconditional_prompt_logprobs"], abs=2e-4)
 
 
 def test_each_method_picks_what_float64_picks(engine: Engine, reference: Reference) -> None:
@@ -261,13 +262,10 @@ def test_greedy_selection_follows_the_likeliest_token_of_the_trie(engine: Engine
 
 def test_meta_info_has_every_token_of_every_choice(engine: Engine) -> None:
     meta = pick.run("exact", backend=engine).get_meta_info("x")
-    tokens = meta["input_token_logprobs"]
-    assert isinstance(tokens, list)
+    tokens = cast("list[list[Logprob]]", meta["input_token_logprobs"])
     assert [[token_id for _, token_id, _ in row] for row in tokens] == [tokens_of(engine, c) for c in CHOICES]
-    assert meta["output_token_logprobs"] == [[] for _ in CHOICES]
-    logprobs = meta["choice_logprobs"]
-    assert isinstance(logprobs, list)
-    assert np.exp(logprobs) == pytest.approx(meta["probabilities"])
+    assert cast("object", meta["output_token_logprobs"]) == [[] for _ in CHOICES]
+    assert np.exp(meta["choice_logprobs"]) == pytest.approx(meta["probabilities"])
 
 
 def test_choices_alone_are_scored_after_the_begin_of_text_token(engine: Engine, reference: Reference) -> None:

@@ -130,7 +130,7 @@ def test_the_value_is_of_the_type_and_the_call_is_one_of_scores(dtype: object, a
     assert state.text() == f"Is it? {answer}"
     assert [call.kind for call in backend.calls] == ["score"]
     meta = state.get_meta_info("x")
-    assert meta["probabilities"] == pytest.approx([float(answer == text) for text in meta["choices"]])  # type: ignore[attr-defined]
+    assert meta["probabilities"] == pytest.approx([float(answer == text) for text in meta["choices"]])
     assert meta["complete"] is True
 
 

@@ -486,4 +486,4 @@ def test_a_scripted_answer_without_json_is_refused() -> None:
 )
 def test_an_option_that_no_batch_has_is_told_what_there_is(option: str, remedy: str) -> None:
     with pytest.raises(nw.ProgramError, match=f"a batch has no option '{option}'.*{re.escape(remedy)}"):
-        greet.run_batch([("Ada",)], **{option: 3})
+        greet.run_batch([("Ada",)], **{option: 3})  # type: ignore[call-overload]  # such an option

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import pytest
 
 import niwaki as nw
+from niwaki.lang.meta import Logprob
 from niwaki.lang.state import State
 from niwaki.runtime.api import Score, TokenLogprob
 from niwaki.runtime.api.choices import Decision, mean_logprob
@@ -57,8 +58,7 @@ def test_meta_info_of_a_select_holds_the_scores_of_all_choices() -> None:
     meta = pick.run(backend=nw.ScriptedBackend(["no way"])).get_meta_info("answer")
     assert meta["choices"] == ["yes", "no way"]
     assert meta["normalized_prompt_logprobs"] == [-100.0, -1e-12]
-    tokens = meta["input_token_logprobs"]
-    assert isinstance(tokens, list)
+    tokens = cast("list[list[Logprob]]", meta["input_token_logprobs"])
     assert [[text for _, _, text in choice] for choice in tokens] == [["yes"], ["no", " way"]]
 
 
@@ -123,7 +123,7 @@ def test_an_author_may_bring_a_method() -> None:
 
     state = f.run(backend=nw.ScriptedBackend(["a"]))
     assert state["x"] == "b"
-    assert state.get_meta_info("x")["why"] == "contrary"
+    assert state.get_meta_info("x")["why"] == "contrary"  # type: ignore[typeddict-item]  # of a method of one's own
 
 
 def test_an_unnamed_select_is_text_only() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -34,8 +34,7 @@ def pick(s: State, before: str, choices: Sequence[str], method: str = "exact", h
 
 def scores(state: State) -> list[tuple[list[str], list[float]]]:
     """Of each choice the tokens that were scored and their log-probabilities."""
-    told = state.get_meta_info("x")["input_token_logprobs"]
-    assert isinstance(told, list)
+    told = cast("list[list[tuple[float, int, str]]]", state.get_meta_info("x")["input_token_logprobs"])
     return [([text for _, _, text in row], [logprob for logprob, _, _ in row]) for row in told]
 
 
