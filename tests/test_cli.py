@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from niwaki import run_command
 from niwaki.__main__ import main
 from tests.counted_engine import PROGRAM, make_folder, one_line, rows, run
 
@@ -314,6 +315,21 @@ def test_a_dead_engine_stops_the_run_and_keeps_what_was_written(
     assert run("shout", "in.txt", "--concurrency", "1") == 1
     assert "the engine died" in one_line(capsys.readouterr().err)
     assert [row["loud"] for row in rows()] == ["A", "B"]  # the third is no error line: a restart runs it again
+
+
+def test_control_c_while_the_table_is_made_says_how_to_go_on(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(journal: Path, output: Path, count: int) -> None:
+        raise KeyboardInterrupt
+
+    Path("in.txt").write_text("a\nb\n")
+    with monkeypatch.context() as until:
+        until.setattr(run_command, "write_table", interrupted)
+        assert run("shout", "in.txt", output="out.csv") == 130
+    assert one_line(capsys.readouterr().err).endswith("interrupted; give the same command again to continue")
+    assert run("shout", "in.txt", output="out.csv") == 0
+    assert len(Path("out.csv").read_text().splitlines()) == 3
 
 
 def test_a_full_device_fails_the_run_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
