@@ -6,7 +6,7 @@ into the scores of sixteen keys in lanes. Values: the rows of two keys are laid 
 both keys' value of a column and meets the word of their two weights, rounded to bfloat16.
 
 One core of an EPYC, cycles for a key and its value of 64 columns, 23 November 2026: of three heads 15 where they are
-near (46 by paged_decode.py's own loops), of two 10 (43); from memory, in random pages, 60, as before.
+near (46 by paged_decode.py's own loops), of two 10 (43). What comes later is asked into the second cache.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
