@@ -7,11 +7,13 @@ import random
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # ships no types
 
 from niwaki.runtime.api import ConstraintError, JsonSchema
 from niwaki.runtime.constraints import ConstraintCompiler
-from tests.runtime.test_schema_normal import VOCABULARY, Json, admits, drawn
+from tests.runtime.test_schema_normal import KEY_SCHEMAS, VOCABULARY, Json, admits, check_both_ways, drawn
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +70,29 @@ def test_an_object_that_would_have_to_hold_another_one_is_no_way_and_alone_it_is
         ConstraintError, match="the schema admits no text: every value of it would have to hold another"
     ):
         compiler.compile(JsonSchema(json.dumps({"$ref": "#/$defs/e", "$defs": {"e": endless}})))
+
+
+LISTED = st.lists(st.sampled_from(["a", "b", "x", "y"]), min_size=1, max_size=3, unique=True)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(schema=KEY_SCHEMAS, failing=st.lists(LISTED, min_size=1, max_size=3), most=st.none() | st.integers(1, 3))
+def test_some_key_of_several_lists_must_come_for_each_of_them(
+    compiler: ConstraintCompiler, schema: dict[str, Json], failing: list[list[str]], most: int | None
+) -> None:
+    limit: dict[str, Json] = {} if most is None else {"maxProperties": most}
+    none_comes: list[Json] = [{"propertyNames": {"not": {"enum": [*names]}}} for names in failing]
+    whole: dict[str, Json] = {**schema, **limit, "type": "object", "not": {"anyOf": none_comes}}
+    check_both_ways(compiler, whole, (3, 12))
+
+
+def test_keys_that_are_listed_are_no_unknown_ones_of_which_only_one_can_be_asked_for(
+    compiler: ConstraintCompiler,
+) -> None:
+    parts: list[Json] = [{"propertyNames": {"not": {"enum": names}}} for names in (["1", "3"], ["2", "3"])]
+    schema: dict[str, Json] = {"type": "object", "not": {"anyOf": parts}, "maxProperties": 2}
+    validator = Draft202012Validator(schema)
+    matcher = compiler.compile(JsonSchema(json.dumps(schema))).matcher()
+    for keys in ("", "1", "2", "3", "12", "13", "23", "123", "4", "34", "124"):
+        value: Json = dict.fromkeys(keys)
+        assert admits(matcher, value) == validator.is_valid(value), value

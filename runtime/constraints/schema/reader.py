@@ -69,19 +69,21 @@ class Reader:
                 yield found
 
     def _by_witness(self, way: Way) -> Iterator[Way]:
-        """Each "some key" by cases: it is a known one, or not. At most one that is not is left in `exists`."""
+        """Each "some key" by cases: it is a known one, or one of those that are listed for it, or neither. At most one
+        that is neither is left in `exists`."""
         if not way.exists:
             yield way
             return
         way = self.with_listed_names(way)
         first, rest = way.exists[0], replace(way, exists=way.exists[1:])
-        for name in self.known_names(way):
+        listed = self._listed(first.keys)
+        for name in dict.fromkeys((*self.known_names(way), *(listed or ()))):
             if self._is_meant(name, first):
                 fields = Fields(((name, first.state),))
                 found = both(rest, Way("object", required=(name,), fields=(fields,)))
                 if found is not None:
                     yield from self._by_witness(found)
-        if self._is_closed(way):
+        if listed is not None or self._is_closed(way):
             return
         for found in self._by_witness(rest):
             if found.exists:
@@ -92,11 +94,18 @@ class Reader:
 
     def with_listed_names(self, way: Way) -> Way:
         """The way with the names that propertyNames lists as known keys, and no others."""
-        allowed = self.ways(way.names, "string") if way.names else []
-        if not way.names or any(found.values is None for found in allowed):
+        listed = self._listed(way.names)
+        if listed is None:
             return way
-        listed = tuple((str(value), ()) for found in allowed for value in found.values or ())
-        return replace(way, fields=(*way.fields, Fields(listed, (), NEVER)), names=())
+        fields = Fields(tuple((name, ()) for name in listed), (), NEVER)
+        return replace(way, fields=(*way.fields, fields), names=())
+
+    def _listed(self, keys: State) -> list[str] | None:
+        """All keys that are in the state; None where they are not listed."""
+        found = self.ways(keys, "string") if keys else []
+        if not keys or any(way.values is None for way in found):
+            return None
+        return [str(value) for way in found for value in way.values or ()]
 
     def _is_meant(self, name: str, wanted: Exists) -> bool:
         """Whether the key is one of those of which one must exist."""
