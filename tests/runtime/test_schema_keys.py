@@ -81,7 +81,8 @@ def test_some_key_of_several_lists_must_come_for_each_of_them(
     compiler: ConstraintCompiler, schema: dict[str, Json], failing: list[list[str]], most: int | None
 ) -> None:
     limit: dict[str, Json] = {} if most is None else {"maxProperties": most}
-    none_comes: list[Json] = [{"propertyNames": {"not": {"enum": [*names]}}} for names in failing]
+    lists: list[list[Json]] = [[*names] for names in failing]
+    none_comes: list[Json] = [{"propertyNames": {"not": {"enum": names}}} for names in lists]
     whole: dict[str, Json] = {**schema, **limit, "type": "object", "not": {"anyOf": none_comes}}
     check_both_ways(compiler, whole, (3, 12))
 
