@@ -75,7 +75,16 @@ class EndingSearch:
         looks_behind = CLOSING if self._cost() < COSTLY else BRACKETS
         ends, words = self._ends, self._ends.words
         whole = ends.shortest.whole
-        return straight_text(place, words, self._effort, known_end, ends.closings, looks_behind, whole)
+        closings, behind_key = ends.closings, self._end_behind_key
+        return straight_text(place, words, self._effort, known_end, closings, looks_behind, whole, behind_key)
+
+    def _end_behind_key(self, place: Native, key: bytes) -> bytes | None:
+        """What the shortest text has behind this key, its quotes and its colon, where it completes the text here."""
+        shortest = self._ends.shortest
+        start = shortest.whole.find(key) + len(key)
+        if start < len(key) or not self._effort.take(1 + int(shortest.counts[start]) // CHECKED_TOKENS):
+            return None
+        return shortest.whole[start:] if completes(place, shortest.from_byte(start), self._ends.words) else None
 
     def shortest(self, place: Native) -> bytes | None:
         """See `short_text`."""

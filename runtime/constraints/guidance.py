@@ -34,6 +34,7 @@ CLOSING: Final = b'"}],'
 BRACKETS: Final = b"}]"
 QUOTE: Final = CLOSING[0]
 LETTER: Final = ord("a")
+KEY_ENDS: Final = b'":'
 CONTEXT: Final = 3  # bytes: what stands before a key, `[{"` or `:{"`
 MOST_LETTERS: Final = 512  # that are tried for the end of a string
 MASKS_COMPARED: Final = 8  # one mask is too little: after `,` and after `:` a quote may be all that follows
@@ -204,6 +205,7 @@ def straight_text(
     closings: Sequence[bytes] = (),
     looks_behind: bytes = CLOSING,
     example: bytes = b"",
+    end_behind_key: Callable[[Native, bytes], bytes | None] = lambda place, key: None,
 ) -> bytes | None:
     """A continuation after which the text may end, closing at every place what can be closed: some tens of steps where
     a search looks at thousands of places. Often the shortest; None where it does not end within STRAIGHT_BYTES or the
@@ -211,12 +213,15 @@ def straight_text(
 
     `closings`: what strings may have to end with, their quotes included. `looks_behind`: bytes behind which `known_end`
     is asked. `example`: a whole text, followed where nothing else tells which key to take: any may lead to itself.
+    `end_behind_key`: as `known_end`, behind a key and its colon.
     """
     place = matcher.deep_copy()
     text = b""
     tried: set[int] = set()  # since something closed or was forced: these are taken again when no other byte may follow
     while len(text) <= STRAIGHT_BYTES and not place.is_error() and effort.take():
         end = known_end(place) if place.is_accepting() or text[-1:] in looks_behind else None
+        if end is None and text[-2:] == KEY_ENDS:
+            end = end_behind_key(place, text[text.rfind(b'"', 0, -2) :])
         if end is not None:
             return text + end
         forced = place.compute_ff_bytes()

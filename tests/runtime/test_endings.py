@@ -20,6 +20,8 @@ MANY: dict[str, object] = {"properties": {key: {"type": "string"} for key in KEY
 FEWER: dict[str, object] = {**MANY, "required": KEYS[1::2]}
 NESTED: dict[str, object] = {"properties": {**{key: {"type": "null"} for key in KEYS[:20]}, KEYS[0]: FEWER}}
 NESTED |= {"required": KEYS[:20], "type": "object"}
+LONG_KEYS = [f"{key} of a list that is longer than others are, and still is no list" for key in KEYS[:60]]
+NUMBERS: dict[str, object] = {"required": LONG_KEYS}
 NAMED: dict[str, object] = {"type": "object", "additionalProperties": False}
 NAMES = {
     key: {"type": "string", "minLength": 3} for key in ("label of this one", "place where it is", "what it is for")
@@ -49,6 +51,9 @@ def compiler() -> Iterator[ConstraintCompiler]:
             {"properties": {"o": NESTED}, "required": ["o"]},
             f'{{"o":{{"{KEYS[0]}":{{' + "".join(f'"{key}":"x",' for key in KEYS[:40]) + f'"{KEYS[40]}":"x',
             id="in a known end, too",
+        ),
+        pytest.param(
+            NUMBERS, "{" + "".join(f'"{key}":841,' for key in LONG_KEYS[:8]) + f'"{LONG_KEYS[8]}":[3.', id="more"
         ),
         pytest.param(GROUPS, '{"groups":[{"groups":[{"', id="what may hold itself"),
         pytest.param({"properties": {"r": {"pattern": "[a-z]{162}", "type": "string"}}}, '{"r":"}x!', id="letters"),

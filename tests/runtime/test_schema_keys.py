@@ -90,7 +90,8 @@ def test_some_key_of_several_lists_must_come_for_each_of_them(
 def test_keys_that_are_listed_are_no_unknown_ones_of_which_only_one_can_be_asked_for(
     compiler: ConstraintCompiler,
 ) -> None:
-    parts: list[Json] = [{"propertyNames": {"not": {"enum": names}}} for names in (["1", "3"], ["2", "3"])]
+    lists: list[list[Json]] = [["1", "3"], ["2", "3"]]
+    parts: list[Json] = [{"propertyNames": {"not": {"enum": names}}} for names in lists]
     schema: dict[str, Json] = {"type": "object", "not": {"anyOf": parts}, "maxProperties": 2}
     validator = Draft202012Validator(schema)
     matcher = compiler.compile(JsonSchema(json.dumps(schema))).matcher()
