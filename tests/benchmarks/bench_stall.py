@@ -5,9 +5,10 @@
     python -m tests.benchmarks.bench_stall --hostile                       # what stopped other engines, four at a time
 
 Free texts decode all the while; then as many requests come, each with a schema that nobody has seen, from several
-threads. Printed are the milliseconds of each step that are not the model's, alone and beside them, and the share of
-steps above the aim, 5 ms. The rows' own host time is in it: `--running` says how many decode at once. With `--hostile`
-one text is streamed, and printed are the milliseconds between its pieces, the model's in them.
+threads. Printed are the milliseconds of each step that are not the model's, alone and beside them, the share of steps
+above the aim, 5 ms, and how long the loop's thread itself worked: in the rest it waited for a processor, for the
+interpreter's lock or for masks. The rows' own host time is in it: `--running` says how many decode at once. With
+`--hostile` one text is streamed, and printed are the milliseconds between its pieces, the model's in them.
 """
 
 from __future__ import annotations
@@ -41,30 +42,37 @@ class Clock:
 
     def __init__(self) -> None:
         self.milliseconds: list[float] = []
-        self._model = 0.0
+        self.worked: list[float] = []
+        self._model = self._model_worked = 0.0
         step, forward = EngineCore.step, Runner.forward
 
         def timed_step(core: EngineCore) -> None:
-            self._model, began = 0.0, time.perf_counter()
+            self._model = self._model_worked = 0.0
+            began, worked = time.perf_counter(), time.thread_time()
             step(core)
             self.milliseconds.append(1000 * (time.perf_counter() - began - self._model))
+            self.worked.append(1000 * (time.thread_time() - worked - self._model_worked))
 
         def timed_forward(runner: Runner, rows: Sequence[Row] | Batch) -> torch.Tensor:
-            began = time.perf_counter()
+            began, worked = time.perf_counter(), time.thread_time()
             try:
                 return forward(runner, rows)
             finally:
                 self._model += time.perf_counter() - began
+                self._model_worked += time.thread_time() - worked
 
         EngineCore.step, Runner.forward = timed_step, timed_forward  # type: ignore[method-assign,assignment]
 
     def taken(self) -> str:
         """The steps since the last call."""
         found, self.milliseconds = np.array(self.milliseconds), []
+        worked, self.worked = np.array(self.worked), []
         above = float(np.mean(found > AIM_MS))
         return (
             f"{len(found):6} steps, outside the model p50 {np.percentile(found, 50):.2f} ms, "
-            f"p99 {np.percentile(found, 99):.2f}, longest {found.max():.1f}, above {AIM_MS:g} ms {above:.2%}"
+            f"p99 {np.percentile(found, 99):.2f}, longest {found.max():.1f}, above {AIM_MS:g} ms {above:.2%}; "
+            f"at work p50 {np.percentile(worked, 50):.2f}, p99 {np.percentile(worked, 99):.2f}, "
+            f"longest {worked.max():.1f}"
         )
 
 
