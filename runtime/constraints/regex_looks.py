@@ -75,17 +75,18 @@ def boundary(index: int, *, is_between: bool) -> Node:
     r"""\b (or \B): a word character on exactly one side (or not), by the ASCII definition and by Unicode's, so that
     every dialect agrees."""
     sides = ((False, True), (True, False)) if is_between else ((False, False), (True, True))
-    return Concatenation(
-        tuple(
-            Alternatives(
-                tuple(
-                    Concatenation((Look(words, False, no_before, index), Look(words, True, no_after, index)))
-                    for no_before, no_after in sides
-                )
+    found = [
+        Alternatives(
+            tuple(
+                Concatenation((Look(words, False, no_before, index), Look(words, True, no_after, index)))
+                for no_before, no_after in sides
             )
-            for words in (_ASCII_WORDS, UNICODE_WORDS)
         )
-    )
+        for words in (_ASCII_WORDS, UNICODE_WORDS)
+    ]
+    if not is_between:  # Python finds none in the empty text, up to 3.13
+        found.append(Alternatives((Look(CHARACTER, False, False, index), Look(CHARACTER, True, False, index))))
+    return Concatenation(tuple(found))
 
 
 def _without_anchors(node: Node, *, first: bool, last: bool) -> Node:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 from itertools import product
 
 import pytest
@@ -81,7 +82,7 @@ def test_word_boundaries_and_looks_behind_inside_of_groups_mean_what_re_finds() 
         return f"(?:{atom(depth - 1)}){rng.choice(['?', '+', '{2}', '{1,2}'])}"
 
     rng = random.Random(2)
-    texts = ["".join(text) for size in range(1, 6) for text in product("a-b", repeat=size)]  # "" has no \B up to 3.13
+    texts = ["".join(text) for size in range(6) for text in product("a-b", repeat=size)]
     understood = 0
     while understood < 100:
         pattern = "".join(atom(2) for _ in range(rng.randint(2, 4)))
@@ -92,7 +93,7 @@ def test_word_boundaries_and_looks_behind_inside_of_groups_mean_what_re_finds() 
         except (re.error, ConstraintError):
             continue
         understood += 1
-        for text in rng.sample(texts, 20):
+        for text in (*rng.sample(texts[1:], 20), *texts[: sys.version_info < (3, 14)]):  # that "" has no \B is over then
             assert languages.holds(found, text) == bool(expected.search(text)), (pattern, text)
             assert languages.holds(whole, text) == bool(expected.fullmatch(text)), (pattern, text)
 
