@@ -111,6 +111,30 @@ def test_pieces_of_prompts_do_not_become_too_small() -> None:
     assert plan([], [prefill(1, 9000, 8995)], room).rows == (Row(1, 5),)
 
 
+def test_however_deep_prompts_stand_a_step_has_some_of_them_and_no_more_work_than_it_may() -> None:
+    draw = np.random.default_rng(7)
+    for _ in range(300):
+        keys_per_token, budget = float(draw.choice([50, 400, 2000])), int(draw.choice([16, 64, 200]))
+        room = replace(ROOM, max_prompt_tokens=budget, keys_per_token=keys_per_token, free_pages=5000)
+        running = [
+            prefill(id, size, int(draw.integers(0, size - 17)))
+            for id, size in enumerate(draw.integers(40, 4000, draw.integers(0, 4)).tolist(), 1)
+        ]
+        waiting = [
+            Waiting(id, tokens(id, size), max_new_tokens=8, num_cached=int(draw.integers(0, size)))
+            for id, size in enumerate(draw.integers(2, 4000, draw.integers(1, 5)).tolist(), 10)
+        ]
+        rows = plan(waiting, running, room).rows
+        begun = {each.id: (each.num_computed, each.num_pending) for each in running}
+        begun |= {each.id: (each.num_cached, len(each.ids) - each.num_cached) for each in waiting}
+        assert rows
+        assert len({row.id for row in rows}) == len(rows)
+        assert all(0 < row.num_tokens <= begun[row.id][1] for row in rows)
+        work = [row.num_tokens * (1 + begun[row.id][0] / keys_per_token) for row in rows]
+        least = max(LEAST_PIECE * (1 + start / keys_per_token) for start, _ in begun.values())
+        assert sum(work) <= budget + least
+
+
 def test_beside_a_deep_piece_there_is_room_for_short_prompts() -> None:
     room = replace(ROOM, max_prompt_tokens=128, keys_per_token=1000.0)
     deep = prefill(1, 5000, 3000)
