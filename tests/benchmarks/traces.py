@@ -101,16 +101,18 @@ def told(output: Output) -> Told:
 
 
 class Traffic:
-    """Requests that look like each other: heads of a page, one token less and more, and of three; few tails."""
+    """Requests that look like each other: heads of a page, one token less and more, of three and of much less than one;
+    few tails, one of them empty."""
 
     def __init__(self, seed: int, *, is_plain: bool) -> None:
         draw = random.Random(seed)
         self._is_plain = is_plain
         self._heads = [tuple(draw.randrange(5, VOCAB_SIZE) for _ in range(3 * PAGE)) for _ in range(3)]
-        self._tails = [tuple(draw.randrange(5, VOCAB_SIZE) for _ in range(draw.randint(1, 20))) for _ in range(8)]
+        self._tails = [tuple(draw.randrange(5, VOCAB_SIZE) for _ in range(draw.randint(0, 20))) for _ in range(8)]
+        self._tails.append(())
 
     def asked(self, draw: random.Random) -> Asked:
-        size = draw.choice((PAGE - 1, PAGE, PAGE + 1, 2 * PAGE, 3 * PAGE))
+        size = draw.choice((2, 9, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE, 3 * PAGE))
         ids = draw.choice(self._heads)[:size] + draw.choice(self._tails)
         return Asked(ids, draw.choice((1, 12, 36)), draw.randrange(3), self._is_plain)
 
