@@ -64,21 +64,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--compile", type=int, metavar="CAPABILITY", help="compile only, for example for 90")
     parser.add_argument("--only", default="", help="cases whose name holds this")
     chosen = parser.parse_args(arguments)
+    found: list[Json] = []
+
+    def tell(line: Json) -> None:
+        """A run that is cut off leaves what it had."""
+        found.append(line)
+        print(", ".join(f"{name} {_cell(value)}" for name, value in line.items()), flush=True)
+        write(chosen.json, found)
+
     if chosen.compile:
         os.environ["TRITON_INTERPRET"] = "0"  # before the first kernel is defined
-        results = compile_all(chosen.compile, chosen.only)
+        results = compile_all(chosen.compile, chosen.only, tell)
     else:
-        found: list[Json] = []
-
-        def tell(line: Json) -> None:
-            """A run that is cut off leaves what it had."""
-            found.append(line)
-            print(", ".join(f"{name} {_cell(value)}" for name, value in line.items()), flush=True)
-            write(chosen.json, found)
-
         results = check_all(chosen.only, tunes=chosen.tune, tell=tell)
-        print()
-    print(table(results))
+    print(f"\n{table(results)}")
     write(chosen.json, results)
     return exit_status(results)
 
@@ -254,8 +253,8 @@ class AbsentGpu:
         return self._target
 
 
-def compile_all(capability: int, only: str) -> list[Json]:
-    """A line for each kernel that the cases start, at real widths, or why it fits no such GPU."""
+def compile_all(capability: int, only: str, tell: Callable[[Json], object] = lambda line: None) -> list[Json]:
+    """A line for each kernel that the cases start, at real widths, or why it fits no such GPU; told as it comes."""
     from triton.runtime.driver import driver
 
     from niwaki.kernels.triton.case import COMPILED
@@ -269,12 +268,13 @@ def compile_all(capability: int, only: str) -> list[Json]:
         try:
             with compiling(SHARED_KIB.get(capability, LEAST_SHARED_KIB) << 10) as kernels:
                 make().run()
+            lines: list[Json] = [{"case": name, **resources(kernel)} for kernel in kernels]
         except Exception as error:
-            results.append({"case": name, "failed": in_short(error)})
-            continue
-        for line in map(resources, kernels):
-            if {"case": name, **line} not in results:
-                results.append({"case": name, **line})
+            lines = [{"case": name, "failed": in_short(error)}]
+        for line in lines:
+            if line not in results:
+                results.append(line)
+                tell(line)
     return results
 
 

@@ -190,6 +190,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     (line,) = json.loads(out.read_text("utf-8"))["results"]
     assert line["kernel"] == "_gate_mul"
     assert line["registers"] > 0
+    assert told.stdout.startswith("case SiLU gate, kernel _gate_mul, "), "told as it comes"
     assert line["stack bytes"] == 0
 
 
