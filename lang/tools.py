@@ -30,7 +30,9 @@ from niwaki.runtime.api.calls import Answer, read_answer
 if TYPE_CHECKING:  # heavy: only programs with tools load it
     from pydantic import TypeAdapter
 
-ToolLike: TypeAlias = "Callable[..., object] | Mapping[str, object]"
+# A Python function or a mapping. Types do not say so: to mypy a list of two functions that differ is one of `function`,
+# which is no Callable.
+ToolLike: TypeAlias = object
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +214,7 @@ def _of_schema(given: Mapping[str, object]) -> Offered:
     return Offered(Tool(name, text, str(inner.get("description", ""))))
 
 
-def _of_function(function: Callable[..., object]) -> Offered:
+def _of_function(function: object) -> Offered:
     name = getattr(function, "__name__", "")
     if not callable(function) or not name.isidentifier():
         raise ConstraintError(f"a tool is a named Python function or a dict with its schema, got {function!r}")

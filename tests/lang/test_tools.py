@@ -237,6 +237,21 @@ def test_a_regex_may_be_several_and_a_text_may_stop_at_one() -> None:
     assert "AllOf" in repr(asked.constraint)
 
 
+def get_weather(city: str) -> str:
+    """Current weather"""
+    return "rain"
+
+
+def test_a_list_of_functions_that_differ_may_have_a_name() -> None:
+    """Of which mypy holds that it is no list of Callables; `mypy tests` looks at the calls."""
+    several = [get_weather, add]
+    assert nw.system("You can call tools.", tools=several) is not None
+    assert nw.gen("x", tools=several) is not None
+    for wrong in ("rain", 3):
+        with pytest.raises(nw.ConstraintError, match=f"named Python function or a dict with its schema, got {wrong!r}"):
+            nw.gen("x", tools=[get_weather, wrong])
+
+
 def test_the_bundled_model_calls_what_it_was_offered(bundled_engine: Engine) -> None:
     @nw.function
     def f(s: State, question: str) -> object:
