@@ -1,4 +1,4 @@
-"""Tells whoever sits at the screen that kernels are being compiled: the first time that takes a minute, in silence.
+"""Tells whoever sits at the screen that kernels are compiled: the first time that takes half a minute, in silence.
 
 Owns what is known of the compiling that goes on. Numba tells of each function that no cache had, and of no other.
 """
@@ -68,7 +68,7 @@ class _Listener(event.Listener):
                     self._watch = None
             if not has_told and lasts > TELL_SECONDS:
                 has_told = True
-                how_often = "once; the first time takes about a minute"
+                how_often = "once; the first time takes half a minute or more"
                 if not is_kept:
                     how_often = "in each process, for no folder can be written; NUMBA_CACHE_DIR names one"
                 _say(f"niwaki: compiling kernels for this processor ({how_often}) ...")

@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.bench_start [--runs 5]
 
-The kernels are compiled before: the first start on a machine takes a minute longer.
+The kernels are compiled before: the first start on a machine takes half a minute longer.
 """
 
 from __future__ import annotations

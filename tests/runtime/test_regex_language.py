@@ -93,7 +93,7 @@ def test_word_boundaries_and_looks_behind_inside_of_groups_mean_what_re_finds() 
         except (re.error, ConstraintError):
             continue
         understood += 1
-        for text in (*rng.sample(texts[1:], 20), *texts[: sys.version_info < (3, 14)]):  # that "" has no \B is over then
+        for text in (*rng.sample(texts[1:], 20), *texts[: sys.version_info < (3, 14)]):  # "" has no \B before
             assert languages.holds(found, text) == bool(expected.search(text)), (pattern, text)
             assert languages.holds(whole, text) == bool(expected.fullmatch(text)), (pattern, text)
 
