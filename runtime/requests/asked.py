@@ -71,7 +71,7 @@ def params_of(
         given = [given or {}] * count
     if not isinstance(given, Sequence) or not all(isinstance(one, Mapping) for one in given):
         raise RequestError(
-            f"sampling_params must be a mapping or a list of them, such as {{'max_new_tokens': 16}}, got {given!r}"
+            f"sampling_params must be a mapping or a list of them, got {given!r}; write {{'max_new_tokens': 16}}"
         )
     if len(given) != count:
         raise RequestError(f"{len(given)} sampling_params for {count} prompts; give one, or one a prompt")
