@@ -255,6 +255,12 @@ class Runner:
             ops=ops,
         )
 
+    def reserve(self, tokens: int) -> None:
+        """Take the memory of a step of so many tokens now, where graphs are recorded: each keeps what it writes to, so
+        what a larger step then grows out of would never be let go."""
+        if self._graphs is not None:
+            self._model.buffers(tokens)
+
     def forward(self, rows: Sequence[Row] | Batch) -> torch.Tensor:
         """Run one step: store the keys and values of all new tokens, return the logits asked for.
 

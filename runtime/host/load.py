@@ -17,7 +17,14 @@ from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.forward.runner import Runner, resolve_device
 from niwaki.runtime.host.local import LocalBackend
 from niwaki.runtime.kv.cache_file import Layout
-from niwaki.runtime.kv.memory import check_pool, chunk_tokens, keys_per_token, pool_tokens, streaming_tokens
+from niwaki.runtime.kv.memory import (
+    check_pool,
+    chunk_tokens,
+    keys_per_token,
+    most_logits,
+    pool_tokens,
+    streaming_tokens,
+)
 from niwaki.runtime.kv.tiers import DiskStore, MemoryStore, PageStore, Tiers
 from niwaki.runtime.loop.core import EngineCore
 from niwaki.runtime.options.config import EngineConfig
@@ -61,6 +68,7 @@ def load(config: EngineConfig) -> LoadedEngine:
         tree_attention=config.tree_attention and not config.deterministic,
         ops=FixedOps() if config.deterministic else None,
     )
+    runner.reserve(config.step_tokens + config.max_running_requests)
     weights = weights_fingerprint(folder)
     vocabulary = Vocabulary(
         tokenizer.token_bytes, frozenset(runner.config.eos_ids), runner.config.vocab_size, tokenizer.special_ids
@@ -115,6 +123,7 @@ def _wanted_tokens(config: EngineConfig, contents: ModelFolder) -> int:
     if config.kv_tokens:
         return config.kv_tokens
     device = resolve_device(config.device)
+    of_prompts = min(config.step_tokens, most_logits(contents.config.vocab_size))
     return pool_tokens(
         contents.config,
         device,
@@ -124,7 +133,7 @@ def _wanted_tokens(config: EngineConfig, contents: ModelFolder) -> int:
         stored=open_checkpoint(contents, device).code_bytes() if contents.config.quantization else {},
         kv_dtype=config.kv_dtype,
         step_tokens=config.step_tokens + config.max_running_requests,
-        step_logits=config.max_running_requests,
+        step_logits=of_prompts + config.max_running_requests,
     )
 
 

@@ -49,6 +49,10 @@ GPU_STEP_WORK = 32_000_000_000_000
 GPU_CHUNKS = 2048, 8192
 GPU_STREAMING_SHARE = 4
 
+# Numbers of a step's logits, but for one row of each request: 523 rows of a vocabulary of 128,256, and a quarter of a
+# gigabyte in float32. Whoever asks for the probabilities of a long prompt wants a row for each of its tokens.
+STEP_LOGITS = 1 << 26
+
 KvMemory = float | int | None  # a share of what is left (float), bytes (int), or the default share
 
 
@@ -128,6 +132,11 @@ def keys_per_token(config: ModelConfig, device: torch.device) -> float | None:
     return num_weights / attended / PROMPT_SPEED
 
 
+def most_logits(vocab_size: int) -> int:
+    """Rows of logits of a step, but for one of each request."""
+    return max(1, STEP_LOGITS // vocab_size)
+
+
 def bytes_beside_pool(
     config: ModelConfig,
     dtype: str,
@@ -144,7 +153,8 @@ def bytes_beside_pool(
     if config.experts is not None:
         width += config.experts.per_token * (3 * config.experts.width + config.hidden_size)
     kept = _weight_bytes(config, item, weights, stored)
-    # Buffers grow by doubling, and the logits are there in the model's type and in float32, which sampling may copy.
+    # Activations twice: their memory is taken when the model is loaded (`Runner.reserve`), and as much again is for
+    # what kernels make on the way. The logits are there in the model's type and in float32, which sampling may copy.
     return kept + 2 * step_tokens * width * item + step_logits * config.vocab_size * (item + 8) + LIBRARIES
 
 

@@ -21,6 +21,7 @@ from niwaki.runtime.constraints.masks import MaskFiller
 from niwaki.runtime.constraints.protocol import Matcher
 from niwaki.runtime.forward.runner import Batch, Row, Runner
 from niwaki.runtime.kv.kv_pages import KVPages
+from niwaki.runtime.kv.memory import most_logits
 from niwaki.runtime.kv.tiers import Tiers
 from niwaki.runtime.loop import scheduler
 from niwaki.runtime.loop.counters import Counters
@@ -70,11 +71,11 @@ class EngineCore:
         self.pause = Pause()
         self.pages = KVPages(runner, config, num_pages, tiers)
         self._cache = self.pages.cache
-        self._roster = Roster(self.pages, config, self.counters, keys_per_token)
+        vocab_size = runner.config.vocab_size
+        self._roster = Roster(self.pages, config, self.counters, most_logits(vocab_size), keys_per_token)
         self._decoding: Decoding | None = None  # while the batch is steady
         self._draft_rows = DRAFT_ROWS if config.draft_tokens else 0
         self._runs_ahead = runs_ahead
-        vocab_size = runner.config.vocab_size
         self._masks = MaskFiller((vocab_size + 31) // 32)
         forcing = boundaries if config.force_tokens else None
         self._delivery = Delivery(self._roster, self._masks, self.counters, forcing, self._end_ids, vocab_size)

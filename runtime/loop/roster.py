@@ -34,13 +34,20 @@ class Roster:
     """A running request holds a lease of pages, a waiting one does not."""
 
     def __init__(
-        self, pages: KVPages, config: EngineConfig, counters: Counters, keys_per_token: float | None = None
+        self,
+        pages: KVPages,
+        config: EngineConfig,
+        counters: Counters,
+        most_logits: int,
+        keys_per_token: float | None = None,
     ) -> None:
+        """`most_logits`: rows of them that a step has room for, beside one of each request."""
         self.waiting: list[Request] = []  # in order of arrival
         self.running: dict[int, Request] = {}
         self._pages = pages
         self._cache = pages.cache
         self._config = config
+        self._most_logits = most_logits
         self._keys_per_token = keys_per_token
         self._counters = counters
         self._policy: scheduler.Policy = "fcfs" if config.schedule_policy == "fcfs" else "lpm"
@@ -98,16 +105,21 @@ class Roster:
                 request.waited_steps += request.id not in has_row
         page_size = self._config.page_size
         batch: list[tuple[Request, Row]] = []
+        logits_left = self._most_logits
         for step in plan.rows:
             if step.id not in self.running:  # its admission failed for want of a page
                 continue
             request = self.running[step.id]
             assert request.lease is not None, "running requests hold a lease"
-            num_tokens = min(step.num_tokens, request.num_to_compute - request.num_computed)
+            num_unread = max(0, request.logits_from - request.num_computed)  # first tokens, whose logits nobody wants
+            num_tokens = min(
+                step.num_tokens, request.num_to_compute - request.num_computed, num_unread + max(1, logits_left)
+            )
             end = request.num_computed + num_tokens
             has_pages = end <= len(request.lease.page_ids) * page_size  # most rows do: no call for them
             if num_tokens > 0 and (has_pages or self._cache.reserve(request.lease, end)):
-                num_logits = max(0, end - max(request.num_computed, request.logits_from))
+                num_logits = max(0, num_tokens - num_unread)
+                logits_left -= num_logits
                 ids = request.ids[request.num_computed : end]
                 batch.append((request, Row(ids, request.num_computed, request.lease.page_ids, num_logits)))
         return batch

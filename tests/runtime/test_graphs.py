@@ -190,6 +190,16 @@ def test_only_the_first_recording_gives_memory_back(graphed: Make, monkeypatch: 
     assert given_back == ["all"]
 
 
+def test_graphs_keep_no_memory_that_larger_steps_have_grown_out_of(graphed: Make) -> None:
+    runner, _ = graphed(SMALL)
+    runner.reserve(64)
+    addresses = []
+    for rows in (rows_of(0, 1), [Row(np.arange(40, dtype=np.int32), 0, range(8), 0)], rows_of(0, 3)):
+        runner.forward(rows)
+        addresses.append(runner._model.buffers(1).x.tensor.data_ptr())
+    assert len(set(addresses)) == 1
+
+
 def test_what_fails_while_it_is_recorded_is_told_and_leaves_nothing_behind(graphed: Make) -> None:
     runner, told = graphed(SMALL)
     expected = runner.forward(rows_of(0, 3)).clone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -211,6 +212,46 @@ def test_the_memory_of_a_step_is_let_go_before_a_larger_step_takes_its_own(monke
         space.of_size(1000)
     monkeypatch.undo()
     assert len(space.of_size(3).x.tensor) == 3, "a step that had no room leaves none without"
+
+
+def test_a_loaded_engine_has_reserved_its_largest_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    reserved: list[int] = []
+    monkeypatch.setattr(Runner, "reserve", lambda self, tokens: reserved.append(tokens))
+    with Engine(kv_tokens=4096, chunked_prefill_size=640, max_running_requests=8):
+        assert reserved == [648]
+
+
+def entries_of(result: Mapping[str, Any]) -> list[Any]:
+    meta = result["meta_info"]
+    return [*meta["input_token_logprobs"], *meta["output_token_logprobs"]]
+
+
+def test_a_step_has_as_many_logits_as_memory_was_counted_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probabilities of a long prompt want as many rows of the whole vocabulary as it has tokens."""
+    texts = ["The red lamp means that the tank is empty. " * 6, "Is the soup cold? " * 8]
+    greedy = {"temperature": 0.0, "max_new_tokens": 5}
+    sizes: list[int] = []
+    forward = Runner.forward
+
+    def counted(self: Runner, rows: Any) -> torch.Tensor:
+        logits = forward(self, rows)
+        sizes.append(len(logits))
+        return logits
+
+    monkeypatch.setattr(Runner, "forward", counted)
+    told, most = [], []
+    for rows in (2**15, 20):
+        monkeypatch.setattr(memory_of_pool, "STEP_LOGITS", rows * 2048)
+        sizes.clear()
+        with Engine(kv_tokens=4096, chunked_prefill_size=1024, dtype="float32") as engine:
+            results = engine.generate(texts, greedy, return_logprob=True, logprob_start_len=9)
+        told.append([entry for one in results for entry in entries_of(one)])
+        most.append(max(sizes))
+    assert most[0] > 100
+    assert most[1] <= 20 + len(texts)
+    for whole, part in zip(*told, strict=True):
+        assert whole[1] == part[1]
+        assert whole[0] is part[0] is None or whole[0] == pytest.approx(part[0], abs=1e-4)
 
 
 def test_what_is_said_of_a_step_holds() -> None:
