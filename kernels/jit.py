@@ -15,6 +15,7 @@ import numba
 from numba.core import config as numba_config
 from numba.core import event
 from numba.core.caching import CacheImpl
+from numba.misc.appdirs import AppDirs
 
 from niwaki.kernels.kept_code import keep_by_types
 
@@ -37,9 +38,10 @@ SETTINGS = vars(numba_config)
 if SETTINGS["THREADING_LAYER"] == "default":
     SETTINGS["THREADING_LAYER"] = "workqueue"
 
-# Whoever has no home (a user of a container without an entry) would get a folder named "~" wherever the process stands,
-# and run the code that somebody else has put into one there.
-if os.path.expanduser("~/.cache").startswith("~") and "XDG_CACHE_HOME" not in os.environ:
+# Whoever has no home (a user of a container without an entry), or an XDG_CACHE_HOME that is empty or begins with "~",
+# would get a folder wherever the process stands, and run the code that somebody else has put into one there.
+caches = AppDirs("numba", False).user_cache_dir  # type: ignore[no-untyped-call]  # Numba has no types
+if not os.path.isabs(caches):
     places = CacheImpl._locator_classes
     places[:] = [place for place in places if not place.__name__.endswith("UserWideCacheLocator")]
 

@@ -62,7 +62,8 @@ def test_kernels_are_kept_so() -> None:
     assert type(order.stable_order._cache._cache_file) is CodeByTypes  # type: ignore[attr-defined]
 
 
-def test_without_a_home_nothing_is_kept_in_the_working_directory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("caches", [None, "", "~/.cache"])
+def test_without_a_home_nothing_is_kept_in_the_working_directory(tmp_path: Path, caches: str | None) -> None:
     """Numba would keep it in a folder named "~", and run what it finds in one."""
     package = tmp_path / "unwritable"
     package.mkdir()
@@ -71,6 +72,8 @@ def test_without_a_home_nothing_is_kept_in_the_working_directory(tmp_path: Path)
     kept = {
         name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR")
     }
+    if caches is not None:
+        kept["XDG_CACHE_HOME"] = caches
     environment = {**kept, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
     done = subprocess.run(
         [sys.executable, "-c", HOMELESS], cwd=tmp_path, env=environment, capture_output=True, text=True
