@@ -80,21 +80,23 @@ class _Effects:
 
     def __init__(self, program: str) -> None:
         self._program = program
-        self._seen: set[types.CodeType] = set()
+        # By function, not by code: two that a factory made name different ones. And whether as a part.
+        self._seen: set[tuple[types.FunctionType, bool]] = set()
         self.has_branch = False
 
     def check(self, func: Callable[..., object], *, is_part: bool = False) -> None:
         if not isinstance(func, types.FunctionType):
             self._refuse(f"{func!r} is no plain function")
-        if func.__code__ in self._seen:
+        if (func, is_part) in self._seen:
             return
-        self._seen.add(func.__code__)
+        has_state = is_part or not self._seen
+        self._seen.add((func, is_part))
         defaults = (*(func.__defaults__ or ()), *(func.__kwdefaults__ or {}).values())
         if not all(type(value) in PLAIN or (type(value) is tuple and is_plain(value)) for value in defaults):
             self._refuse("a default of its arguments lives outside and is no plain value", func, None)
         tree = self._parsed(func)
         parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-        names = _Names(tree, parents, has_state=is_part or not self._seen - {func.__code__})
+        names = _Names(tree, parents, has_state=has_state)
         own = {*func.__code__.co_varnames, *func.__code__.co_cellvars}
         bound = {name for node in ast.walk(tree) if (name := _bound_by(node)) is not None}
         for node in _body(tree):

@@ -121,6 +121,37 @@ def test_parts_are_traced() -> None:
     assert str(traced).splitlines()[1:4] == ["├ 'On trees. '", "├ 'Why? '", "├ gen answer"]
 
 
+def test_each_function_that_a_factory_made_is_looked_at() -> None:
+    """They have one code, and name different things."""
+
+    def made(said: Callable[[], str]) -> nw.Program[None]:
+        @nw.function
+        def part(s: State) -> None:
+            s += said()
+
+        return part
+
+    def quiet() -> str:
+        return "a"
+
+    def loud() -> str:
+        log.append("said")
+        return "b"
+
+    quiet_part, loud_part = made(quiet), made(loud)
+
+    @nw.function
+    def f(s: State) -> None:
+        quiet_part(s)
+        quiet_part(s)
+        loud_part(s)
+
+    before = len(log)
+    with pytest.raises(ProgramError, match="it may change log"):
+        f.trace()
+    assert len(log) == before
+
+
 def test_branches_that_are_alike_are_drawn_once() -> None:
     @nw.function
     def f(s: State) -> None:
