@@ -153,7 +153,11 @@ class State(Generic[R_co]):
 
     if not TYPE_CHECKING:  # a type checker is to see that there is no such attribute
 
-        def __getattr__(self, name: str) -> NoReturn:
+        def __getattr__(self, name: str) -> object:
+            if hasattr(
+                type(self), name
+            ):  # it is read again: what failed with an AttributeError does so by its own words
+                return object.__getattribute__(self, name)
             is_node = name in ("gen", "select") or name.startswith("gen_")
             how = f"write s += nw.{name}(...)" if is_node else f"a variable is s[{name!r}], and += appends"
             raise AttributeError(f"a state has no attribute {name!r}; {how}")

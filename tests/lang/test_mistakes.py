@@ -103,6 +103,18 @@ def test_what_is_no_attribute_of_a_state_is_told_how_it_is_written(name: str, re
     assert not hasattr(state, name)
 
 
+@pytest.mark.parametrize("name", ["ret_value", "token_ids", "usage"])
+def test_a_bodys_own_missing_attribute_is_told_as_itself(name: str) -> None:
+    @nw.function
+    def f(s: State) -> object:
+        s += "Why? "
+        return getattr("a text", "no_such_method")
+
+    state = f.stream(backend=nw.ScriptedBackend(lambda prompt: "hello"))
+    with pytest.raises(AttributeError, match="'str' object has no attribute 'no_such_method'"):
+        getattr(state, name)
+
+
 def test_what_stands_in_anothers_place_is_told_where_it_goes() -> None:
     with pytest.raises(nw.ProgramError, match="a type is given as dtype=int"):
         nw.gen("x", cast("int", int))
