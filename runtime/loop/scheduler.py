@@ -27,8 +27,8 @@ Policy = Literal["lpm", "fcfs"]
 PRIORITY_STEPS = 1024
 # Who has this many times less to compute than the prefill that is under way need not wait for its end.
 MUCH_LESS = 4
-# The first piece of a prompt in a step has no fewer tokens than this for all that stands before them, or it would take
-# as many steps as it has tokens.
+# One piece of a prompt in a step has no fewer tokens than this for all that stands before them, or it would take as many
+# steps as it has tokens: that of the long prefill which others may pass, so that it ends, else the first.
 LEAST_PIECE = 16
 # Of the tokens that a running request may still generate, this share has its pages kept free when others are admitted.
 # 0 would admit until decoding itself preempts; 1 would leave most of the pool idle, since few use all their budget.
@@ -183,12 +183,13 @@ def _filled(
     passing, long = _NOBODY, prefills[0] if prefills else None
     if policy == "lpm" and first is None and prefills and step.is_filled_by(prefills[0]):
         passing = _passing(waiting, running, prefills, step, under_way if room.shares_prefixes else None)
+        step.least_of = prefills[0].id if step.has_page_for(prefills[0]) else None
         prefills.sort(key=lambda each: each.id not in passing.parts)
     for request in prefills:
         if request.id in passing.parts:
             leaving = step.tokens_left - passing.parts[request.id]
         elif first is not None and _gives_way(request, first):
-            leaving = _num_new(first)
+            leaving = step.work_of(_num_found(first), _num_new(first))
         else:
             leaving = passing.num_kept
         step.add_running(request, leaving=leaving)
@@ -211,6 +212,7 @@ class _Step:
         self.shares_prefixes = room.shares_prefixes
         self.tokens_left = room.max_batch_tokens
         self.keys_per_token: float | None = None  # else a token behind so many others counts as two
+        self.least_of: int | None = None  # whose piece is LEAST_PIECE at least; None: the first one
         self._has_piece = False
         self.slots_left = room.max_running
         self.free_pages = room.free_pages
@@ -220,58 +222,72 @@ class _Step:
     def add_running(self, request: Running, *, leaving: int = 0) -> None:
         """A row of as many pending tokens as pages and the budget, but for `leaving`, allow, none if that is none."""
         self.slots_left -= 1
-        on_pages = (request.num_pages + max(0, self.free_pages)) * self.page_size - request.num_computed
-        most = self._affordable(request.num_computed, self.tokens_left - leaving)
-        num_tokens = max(0, min(request.num_pending, most, on_pages))
+        budget = self.tokens_left - leaving
+        most = self._affordable(request.id, request.num_computed, budget)
+        num_tokens = max(0, min(request.num_pending, most, self._num_on_pages(request)))
         if num_tokens:
             self.rows.append(Row(request.id, num_tokens))
-            self._pay(request.num_computed, num_tokens)
+            self._pay(request.num_computed, num_tokens, budget)
         new_pages = _missing_pages(request, request.num_computed + num_tokens, self.page_size)
         self.free_pages -= new_pages
         self.promised_pages += _expected_pages(request, self.page_size) - new_pages
 
     def num_first(self, request: Waiting) -> int:
         """Tokens of its first row."""
-        return min(_num_new(request), self._affordable(_num_found(request), self.tokens_left))
+        return min(_num_new(request), self._affordable(request.id, _num_found(request), self.tokens_left))
 
     def add_admitted(self, request: Waiting) -> None:
         num_tokens = self.num_first(request)
         self.rows.append(Row(request.id, num_tokens))
-        self._pay(_num_found(request), num_tokens)
+        self._pay(_num_found(request), num_tokens, self.tokens_left)
 
     def is_filled_by(self, prefill: Running) -> bool:
-        return prefill.num_pending > self._affordable(prefill.num_computed, self.tokens_left)
+        return prefill.num_pending > self._affordable(prefill.id, prefill.num_computed, self.tokens_left)
 
-    def _affordable(self, start: int, budget: int) -> int:
-        """Tokens behind `start` others, for so many at the start of a text."""
+    def has_page_for(self, prefill: Running) -> bool:
+        return self._num_on_pages(prefill) > 0
+
+    def _num_on_pages(self, request: Running) -> int:
+        return (request.num_pages + max(0, self.free_pages)) * self.page_size - request.num_computed
+
+    def _affordable(self, number: int, start: int, budget: int) -> int:
+        """Tokens of a request behind `start` others, for so many at the start of a text."""
         if self.keys_per_token is None:
             return budget
-        least = 0 if self._has_piece else min(budget, LEAST_PIECE)
-        return max(int(budget / (1 + start / self.keys_per_token)), least)
+        has_least = not self._has_piece if self.least_of is None else number == self.least_of
+        return max(int(budget / (1 + start / self.keys_per_token)), min(budget, LEAST_PIECE) if has_least else 0)
 
-    def _pay(self, start: int, num_tokens: int) -> None:
+    def _pay(self, start: int, num_tokens: int, budget: int) -> None:
+        """A least piece may be more work than its budget: what was left for others is theirs all the same."""
         if self.keys_per_token is not None:
             self._has_piece = True
-            num_tokens = min(self.tokens_left, math.ceil(num_tokens * (1 + start / self.keys_per_token)))
+            num_tokens = min(budget, self.work_of(start, num_tokens))
         self.tokens_left -= num_tokens
+
+    def work_of(self, start: int, num_tokens: int) -> int:
+        """Of tokens behind `start` others: as that of how many at the start of a text."""
+        if self.keys_per_token is None:
+            return num_tokens
+        return math.ceil(num_tokens * (1 + start / self.keys_per_token))
 
     def lengthen(self, request: Running) -> None:
         """The row of a prefill, whose pages are promised, by what tokens are left."""
         for at, row in enumerate(self.rows):
             if row.id == request.id:
-                more = self._affordable(request.num_computed, self.tokens_left)
+                self.least_of = None  # it has that
+                more = self._affordable(request.id, request.num_computed, self.tokens_left)
                 num_tokens = min(request.num_pending, row.num_tokens + more)
                 self.rows[at] = Row(request.id, num_tokens)
-                self._pay(request.num_computed, num_tokens - row.num_tokens)
+                self._pay(request.num_computed, num_tokens - row.num_tokens, self.tokens_left)
 
 
 @dataclass(frozen=True, slots=True)
 class _Passing:
     """Who goes before a long prefill."""
 
-    parts: Mapping[int, int] = field(default_factory=dict)  # tokens of prefills that are under way, by id
+    parts: Mapping[int, int] = field(default_factory=dict)  # work of prefills that are under way, by id
     admit: frozenset[int] = frozenset()  # who wait
-    num_kept: int = 0  # tokens for these
+    num_kept: int = 0  # work of these
 
 
 _NOBODY = _Passing()
@@ -290,7 +306,7 @@ def _passing(
     parts: dict[int, int] = {}
     for each in sorted(prefills, key=lambda each: each.num_pending):
         if tokens and each.num_pending <= most and _effective_priority(each) == rank_of_long:
-            parts[each.id] = min(tokens, each.num_pending)
+            parts[each.id] = min(tokens, step.work_of(each.num_computed, each.num_pending))
             tokens -= parts[each.id]
     slots = step.slots_left - len(prefills)
     pages = step.free_pages - step.promised_pages - sum(_expected_pages(each, step.page_size) for each in prefills)
@@ -305,7 +321,7 @@ def _passing(
         if num_pages > pages or (under_way is not None and under_way.helps(request)):
             continue
         pages -= num_pages
-        kept += min(_num_new(request), tokens - kept)
+        kept += min(step.work_of(_num_found(request), _num_new(request)), tokens - kept)
         admit.add(request.id)
     return _Passing(parts, frozenset(admit), kept)
 

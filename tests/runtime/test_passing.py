@@ -146,6 +146,35 @@ def test_beside_a_deep_piece_there_is_room_for_short_prompts() -> None:
     assert plan([asks(3, 2)], [nearly], room).rows == (Row(2, 31), Row(3, 2)), "40 more would fill the step"
 
 
+@pytest.mark.parametrize("before", [8000, 30_000, 100_000])
+def test_however_deep_a_long_prompt_stands_it_goes_on_and_short_ones_pass_it(before: int) -> None:
+    room = replace(ROOM, max_prompt_tokens=128, keys_per_token=1000.0, free_pages=50_000)
+    deep = prefill(1, before + 20_000, before)
+    waiting = [asks(id, 100) for id in range(3, 12)]
+    assert plan(waiting, [deep], room).rows == (Row(1, LEAST_PIECE), Row(3, 64)), "half of the step is for them"
+    begun = prefill(2, 100, 20)
+    assert plan(waiting, [deep, begun], room).rows == (Row(2, 62), Row(1, LEAST_PIECE))
+    full = replace(room, free_pages=0)
+    assert plan([], [deep, replace(begun, num_pages=7)], full).rows == (Row(2, 62), Row(1, LEAST_PIECE))
+    stuck = replace(deep, num_pages=before // 16)
+    assert plan([], [stuck, prefill(2, 100_020, 100_000)], full).rows == (Row(2, LEAST_PIECE),), "somebody goes on"
+
+
+def test_who_has_little_left_behind_much_passes_a_long_prompt_too() -> None:
+    room = replace(ROOM, max_prompt_tokens=128, keys_per_token=1000.0, free_pages=5000)
+    cached = Waiting(3, tokens(3, 5005), max_new_tokens=8, num_cached=5000)
+    assert plan([cached, asks(4, 20)], [LONG], room).rows == (Row(1, 78), Row(3, 5), Row(4, 20))
+    assert plan([], [LONG, prefill(2, 20_020, 20_000)], room).rows == (Row(2, 3), Row(1, 65))
+
+
+def test_prefills_leave_who_outranks_them_the_work_of_his_tokens() -> None:
+    room = replace(ROOM, max_prompt_tokens=128, keys_per_token=1000.0, free_pages=5000)
+    first = Waiting(3, tokens(3, 5020), max_new_tokens=8, num_cached=5000, priority=1)
+    assert plan([first], [LONG], room).rows == (Row(1, 8), Row(3, 20))
+    deeper = replace(first, ids=tokens(3, 30_020), num_cached=30_000)
+    assert plan([deeper], [LONG], room).rows == (Row(3, LEAST_PIECE),)
+
+
 def test_an_engine_on_a_cpu_computes_fewer_tokens_at_once_the_deeper_they_stand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
