@@ -60,20 +60,23 @@ def seen(claims: Sequence[Claim], priorities: Sequence[int], rank_of: Callable[[
     """The places in line of those who are looked at, where at most so many are. `rank_of` a place: the priority there
     with what was waited for; the line stands in its order.
 
-    The highest first, and of equals of each owner as many, or of each program of the only one. Who is beyond that has
-    not waited for them: whoever came first would hold up all others until its last one is admitted.
+    The highest first, and of equals of each owner as many, of each of his programs as many of them. Who is beyond that
+    has not waited for them: whoever came first would hold up all others until its last one is admitted.
     """
     if len(claims) <= most:
         return range(len(claims))
-    has_one_owner = len({owner for owner, _ in claims}) == 1
-    groups: list[Group] = [program if has_one_owner else owner for owner, program in claims]
-    share = max(1, most // len(set(groups)))
-    counts: dict[Group, int] = {}
+    num_programs = Counter(owner for owner, _ in set(claims))
+    share = max(1, most // len(num_programs))
+    counts = Counter[Claim]()
+    within = Counter[str]()  # of an owner: those of no program beyond its share
     alike: dict[tuple[int, bool], list[int]] = {}  # the first places of a priority, within shares and beyond
-    for place, (group, priority) in enumerate(zip(groups, priorities, strict=True)):
-        count = counts.get(group, 0)
-        counts[group] = count + 1
-        kept = alike.setdefault((priority, count >= share), [])
+    for place, (claim, priority) in enumerate(zip(claims, priorities, strict=True)):
+        owner = claim[0]
+        is_over = within[owner] >= share or counts[claim] >= max(1, share // num_programs[owner])
+        if not is_over:
+            counts[claim] += 1
+            within[owner] += 1
+        kept = alike.setdefault((priority, is_over), [])
         if len(kept) < most:
             kept.append(place)
     order = [

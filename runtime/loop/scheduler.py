@@ -27,8 +27,8 @@ Policy = Literal["lpm", "fcfs"]
 PRIORITY_STEPS = 1024
 # Who has this many times less to compute than the prefill that is under way need not wait for its end.
 MUCH_LESS = 4
-# One piece of a prompt in a step has no fewer tokens than this for all that stands before them, or it would take as many
-# steps as it has tokens: that of the long prefill which others may pass, so that it ends, else the first.
+# One piece of a prompt in a step has no fewer tokens than this for all that stands before them, or it would take as
+# many steps as it has tokens: that of the long prefill which others may pass, so that it ends; else the first.
 LEAST_PIECE = 16
 # Of the tokens that a running request may still generate, this share has its pages kept free when others are admitted.
 # 0 would admit until decoding itself preempts; 1 would leave most of the pool idle, since few use all their budget.

@@ -108,7 +108,7 @@ def test_a_bodys_own_missing_attribute_is_told_as_itself(name: str) -> None:
     @nw.function
     def f(s: State) -> object:
         s += "Why? "
-        return getattr("a text", "no_such_method")
+        return "a text".no_such_method  # type: ignore[attr-defined]  # the mistake
 
     state = f.stream(backend=nw.ScriptedBackend(lambda prompt: "hello"))
     with pytest.raises(AttributeError, match="'str' object has no attribute 'no_such_method'"):

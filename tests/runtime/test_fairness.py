@@ -91,6 +91,12 @@ def test_of_a_long_line_the_first_of_each_program_are_seen() -> None:
     assert list(seen(callers, [0] * 11, lambda place: 0, 4)) == [0, 1, 2, 10]
 
 
+def test_of_a_long_line_each_program_of_each_caller_is_seen() -> None:
+    line: list[Claim] = [("a", 1)] * 1000 + [("a", 2), ("b", 3)]
+    found = seen(line, [0] * len(line), lambda place: 0, 256)
+    assert (len(found), 1000 in found, 1001 in found) == (256, True, True)
+
+
 def test_of_a_long_line_a_higher_priority_is_seen_first() -> None:
     priorities = [5] * 4 + [0] * 4
     assert list(seen(claims([1] * 4 + [2] * 4), priorities, priorities.__getitem__, 4)) == [0, 1, 2, 3]
