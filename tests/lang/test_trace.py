@@ -13,6 +13,7 @@ import pytest
 
 import niwaki as nw
 from niwaki.lang.effects import check_free_of_effects
+from niwaki.lang.program import Program
 from niwaki.lang.state import State
 from niwaki.lang.trace import Placeholder
 from niwaki.runtime.api import Choices, ProgramError
@@ -124,7 +125,7 @@ def test_parts_are_traced() -> None:
 def test_each_function_that_a_factory_made_is_looked_at() -> None:
     """They have one code, and name different things."""
 
-    def made(said: Callable[[], str]) -> nw.Program[None]:
+    def made(said: Callable[[], str]) -> Program[None]:
         @nw.function
         def part(s: State) -> None:
             s += said()

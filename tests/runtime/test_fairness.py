@@ -92,7 +92,7 @@ def test_of_a_long_line_the_first_of_each_program_are_seen() -> None:
 
 
 def test_of_a_long_line_each_program_of_each_caller_is_seen() -> None:
-    line: list[Claim] = [("a", 1)] * 1000 + [("a", 2), ("b", 3)]
+    line: list[Claim] = [*([("a", 1)] * 1000), ("a", 2), ("b", 3)]
     found = seen(line, [0] * len(line), lambda place: 0, 256)
     assert (len(found), 1000 in found, 1001 in found) == (256, True, True)
 

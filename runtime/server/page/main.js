@@ -151,25 +151,20 @@ async function exportSession() {
 
 async function ask(text) {
   const asked = request(text); // before a session is made for what cannot be asked
-  if (session === null) {
-    const title = titleOf(text);
-    session = (await post("v1/sessions", { title })).id;
-    $("talk-title").textContent = title;
-    for (const name of OF_SESSIONS) $(name).disabled = false;
-    await listSessions();
-  }
+  running = new AbortController(); // before anything is waited for: a second click asks nothing, another session ends it
+  const { signal } = running;
+  busy(true);
   $("draft").value = "";
-  const here = session;
   const shown = element("div", "turn");
   const answer = messageElement("assistant", "");
   shown.append(messageElement("user", text), answer);
   $("turns").append(shown);
   scrollDown();
-  running = new AbortController();
-  busy(true);
   let told = "";
   try {
-    const turn = await answerInto(answer.querySelector(".body"), here, asked, running.signal);
+    const here = session ?? await begin(titleOf(text));
+    signal.throwIfAborted();
+    const turn = await answerInto(answer.querySelector(".body"), here, asked, signal);
     following(() => shown.append(toldElement(turn)));
     shown.dataset.turn = turn.id;
   } catch (error) {
@@ -183,6 +178,18 @@ async function ask(text) {
   }
   $("state").textContent = told;
   await listSessions();
+}
+
+// A session for its first message; its id.
+async function begin(title) {
+  const { id } = await post("v1/sessions", { title });
+  if (session === null) { // else another one was clicked meanwhile
+    session = id;
+    $("talk-title").textContent = title;
+    for (const name of OF_SESSIONS) $(name).disabled = false;
+  }
+  await listSessions();
+  return id;
 }
 
 // The first line, cut off behind a word.

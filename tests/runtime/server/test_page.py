@@ -199,6 +199,23 @@ def test_what_cannot_be_asked_makes_no_session_and_a_title_ends_behind_a_word(pa
 
 
 @needs_browser
+def test_a_message_goes_once_and_only_into_the_session_where_it_was_written(page: Browser) -> None:
+    send = "const ask = document.querySelector('#ask'); ask.requestSubmit();"
+    page.type("#draft", "the cat")
+    page.run(f"{send} ask.requestSubmit()")
+    page.wait(f"{IDLE} && document.querySelectorAll('.told').length === 1")
+    assert page.texts("#sessions button") == ["the cat"]
+    page.click("#new")
+    page.wait("document.querySelectorAll('.turn').length === 0")
+    page.type("#draft", "the dog")
+    page.run(f"{send} document.querySelector('#sessions button').click()")
+    page.wait(f"{IDLE} && document.querySelectorAll('#sessions button').length === 2")
+    assert page.texts("#sessions [aria-current=true]") == page.texts("#talk-title") == ["the cat"]
+    assert len(page.texts(".turn")) == 1
+    assert page.run("return document.querySelector('#draft').value") == "the dog"
+
+
+@needs_browser
 def test_who_reads_further_up_is_left_there(page: Browser, engine: Engine) -> None:
     said(page, "the cat", 1)
     page.run("document.querySelector('#turns').style.maxHeight = '60px'")
