@@ -236,7 +236,11 @@ class State(Generic[R_co]):
         found = probabilities(self._executor.outcome(_variable_name(name), outside=self._is_outside), name)
         if dtype is None:
             return {text: probability for text, _, probability in found}
-        return {as_type(value, dtype, name): probability for _, value, probability in found}
+        by_value: dict[T, float] = {}
+        for _, value, probability in found:  # 1 and True are two texts, and equal
+            key = as_type(value, dtype, name)
+            by_value[key] = by_value.get(key, 0.0) + probability
+        return by_value
 
     def text_iter(self, name: str | None = None) -> Iterator[str]:
         """The text, or one variable's text, in pieces as they come. They add up to the whole, also when asked late."""

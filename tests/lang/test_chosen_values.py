@@ -69,6 +69,12 @@ def test_probabilities_are_told_by_values_too(dtype: type[object], answer: str, 
         state.probabilities("x", float)
 
 
+def test_values_that_are_equal_have_the_probability_of_all_their_texts() -> None:
+    state = plain.run(Literal[1, True, 2], {"temperature": 0}, backend=nw.ScriptedBackend(["1"]))
+    assert len(state.probabilities("x")) == 3
+    assert state.probabilities("x", Literal[1, True, 2]) == pytest.approx({1: 1.0, 2: 0.0})
+
+
 def test_greedy_takes_the_most_probable_value_where_the_likeliest_token_begins_another() -> None:
     """Token by token the text would begin with 'a', and 'a' has 0.6; of whole values 'b' is the likeliest."""
     scores = [
