@@ -227,11 +227,12 @@ def straight_text(
         forced = place.compute_ff_bytes()
         closing = b"" if forced else _closing(place, byte_tokens, closings)
         follow = forced or closing or _nearest(place, byte_tokens, tried, _behind(text[-CONTEXT:], example))
-        # One that closes something, and no character of a string, may be needed again at once.
-        is_bracket = follow in BRACKETS and not place.validate_tokens([byte_tokens.ids[LETTER]])
+        # A character of a string closes nothing. A bracket that does may be needed again at once.
+        closes = follow in CLOSING and (follow == b'"' or not place.validate_tokens([byte_tokens.ids[LETTER]]))
+        is_bracket = closes and follow in BRACKETS
         if not follow or place.try_consume_tokens([byte_tokens.ids[byte] for byte in follow]) < len(follow):
             return None
-        if forced or closing or follow in CLOSING or follow[0] in tried:
+        if forced or closing or closes or follow[0] in tried:
             tried.clear()
         tried.update(() if forced or is_bracket else follow)
         text += follow

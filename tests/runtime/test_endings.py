@@ -57,6 +57,7 @@ def compiler() -> Iterator[ConstraintCompiler]:
         ),
         pytest.param(GROUPS, '{"groups":[{"groups":[{"', id="what may hold itself"),
         pytest.param({"properties": {"r": {"pattern": "[a-z]{162}", "type": "string"}}}, '{"r":"}x!', id="letters"),
+        pytest.param({"properties": {"r": {"pattern": "(^|-)a", "type": "string"}}}, '{"r":"}x]', id="a bracket"),
         pytest.param({"properties": {"r": {"minLength": 500, "type": "string"}}}, '{"r":"x}', id="a length"),
     ],
 )
