@@ -364,7 +364,10 @@ class Tree:
                 self.on_drop(leaf, max(0, num_left))
             if num_left > 0:
                 dropped += self._trim(leaf, wanted)
-                self.enqueue(leaf)
+                # At its rank: to lose pages is no use. Else a long text, a page at a time, outlives what is asked for.
+                leaf.queued_rank = rank
+                self._num_heaped += 1
+                heappush(heap, (rank, self._num_heaped, leaf))
                 break
             wanted = -num_left
             parent = leaf.parent

@@ -107,6 +107,23 @@ def test_what_was_asked_for_often_once_makes_way_in_the_end(*, is_pinned: bool) 
     cache.check()
 
 
+@pytest.mark.parametrize("policy", ["lru", "lfu", "priority"])
+def test_a_text_that_leaves_page_by_page_leaves_whole_before_the_next_one_in_line(policy: str) -> None:
+    cache = Cache(40, PAGE, eviction=policy)
+    long = np.arange(30 * PAGE, dtype=np.int32)
+    lease = cache.acquire(long, room_for=len(long))
+    assert lease is not None
+    cache.release(lease, long, len(long))
+    for number in (100, 100, 100, 200):
+        use(cache, number, priority=1)
+    for left in range(30, 0, -1):
+        assert cache.match(long) == left * PAGE, "it was never asked for again"
+        cache._evict(1)
+    assert cache.match(long) == 0
+    assert cache.match(prompt(100)) == cache.match(prompt(200)) == PAGE
+    cache.check()
+
+
 def test_new_texts_find_room_beside_those_that_are_done() -> None:
     """Three talks at once of four turns each, again and again, in a pool of six talks that keeps what was said."""
     hits = 0
