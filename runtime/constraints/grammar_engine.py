@@ -317,13 +317,14 @@ class GrammarMatcher:
         if self._ended or not 0 <= token_id < self._constraint.words.vocabulary.size:
             raise self._not_allowed(token_id)
         if self._known_after(token_id) is not None:
-            self._num_untold += 1
-        elif self._native.try_consume_tokens([token_id]) != 1:
-            if self._native.is_error():
-                raise ConstraintError(f"the grammar failed: {short_reason(self._native.get_error())}")
+            self._num_untold += 1  # its effort comes when it is told
+        elif self._native.try_consume_tokens([token_id]) == 1:
+            self._effort.add(PLACE_EFFORT, SAVED_EFFORT)
+        elif self._native.is_error():
+            raise ConstraintError(f"the grammar failed: {short_reason(self._native.get_error())}")
+        else:
             raise self._not_allowed(token_id)
         self._places.append(self._constraint.places.after(self._places[-1], token_id))
-        self._effort.add(PLACE_EFFORT, SAVED_EFFORT)
         ending, words, cost = self._ending, self._constraint.words, self._cost(token_id)
         text = words.vocabulary.token_bytes[token_id] or b""
         admitted, self._admitted = self._admitted, None

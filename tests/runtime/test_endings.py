@@ -10,6 +10,7 @@ import pytest
 
 from niwaki.runtime.api import JsonSchema
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
+from niwaki.runtime.constraints.grammar_engine import PLACE_EFFORT, GrammarMatcher
 from niwaki.runtime.constraints.guidance import SINGLE_BYTES, Effort, build, byte_tokenizer, straight_text
 
 END = 256
@@ -89,3 +90,17 @@ def test_what_one_token_spends_comes_back_with_the_next_ones() -> None:
     assert effort.left == 6
     part = effort.part(5)
     assert (part.left, effort.left) == (5, 1)
+
+
+def test_a_token_that_another_text_has_written_gives_its_effort_once(compiler: ConstraintCompiler) -> None:
+    compiled = compiler.compile(JsonSchema('{"type": "string", "minLength": 9}'))
+    for is_known in (False, True):
+        matcher = compiled.matcher()
+        assert isinstance(matcher, GrammarMatcher)
+        for byte in b'"abc':
+            assert bool(matcher._native)
+            matcher._effort.left = 0
+            matcher.accept(byte)
+            assert bool(matcher._num_untold) == is_known
+            assert bool(matcher._native), "it is told"
+            assert matcher._effort.left == PLACE_EFFORT
