@@ -12,6 +12,7 @@ from typing import Self
 
 import pytest
 
+import niwaki as nw
 from niwaki.__main__ import main
 from niwaki.lang.scripted import ScriptedBackend
 from niwaki.runtime.api import ModelError
@@ -90,6 +91,7 @@ def make_folder(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     engine = types.ModuleType("niwaki.runtime.engine")
     engine.Engine = CountedEngine  # type: ignore[attr-defined]  # a module made here
     monkeypatch.setitem(sys.modules, "niwaki.runtime.engine", engine)
+    monkeypatch.setitem(vars(nw), "Engine", CountedEngine)  # where the real one may have been looked up before
     monkeypatch.chdir(path)
     (path / "program.py").write_text(PROGRAM)
     return path
