@@ -83,7 +83,10 @@ def _run_ordered(
                 break
             try:
                 window.append(pool.submit(_attempt, run_one, row))
-            except RuntimeError as error:  # a user or a container has a limit of threads
+            except RuntimeError as error:
+                if "new thread" not in str(error):  # the interpreter ends: fewer rows would not help
+                    raise
+                # A user or a container has a limit of threads.
                 raise ConfigError(f"{error}: the system allows no more of them; run fewer rows at once") from error
             # Deliver what is ready before reading on, so that a journal never lags behind the work.
             while window and (len(window) >= WINDOW * num_threads or window[0].done()):

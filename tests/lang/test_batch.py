@@ -6,6 +6,8 @@ import json
 import os
 import random
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,6 +152,21 @@ def test_where_the_system_allows_fewer_threads_that_is_told(monkeypatch: pytest.
     with pytest.raises(ConfigError, match=r"can't start new thread: .* run fewer rows at once"):
         list(run_rows(lambda row: release.wait(60), range(8), num_threads=8))
     release.set()
+
+
+def test_rows_at_the_interpreters_end_are_not_told_to_be_fewer() -> None:
+    """A thread of the author's outlives the main one, and no pool takes work any more."""
+    code = (
+        "import threading\n"
+        "from niwaki.lang.batch import run_rows\n"
+        "def late():\n"
+        "    threading.main_thread().join()\n"
+        "    list(run_rows(str, range(3), num_threads=2))\n"
+        "threading.Thread(target=late).start()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert "RuntimeError: cannot schedule new futures after" in done.stderr
+    assert "ConfigError" not in done.stderr
 
 
 def test_the_progress_bar_counts_rows(capsys: pytest.CaptureFixture[str]) -> None:
