@@ -157,10 +157,11 @@ def test_where_the_system_allows_fewer_threads_that_is_told(monkeypatch: pytest.
 def test_rows_at_the_interpreters_end_are_not_told_to_be_fewer() -> None:
     """A thread of the author's outlives the main one, and no pool takes work any more."""
     code = (
-        "import threading\n"
+        "import concurrent.futures.thread as pools, threading, time\n"
         "from niwaki.lang.batch import run_rows\n"
         "def late():\n"
-        "    threading.main_thread().join()\n"
+        "    while not pools._shutdown:\n"
+        "        time.sleep(0.001)\n"
         "    list(run_rows(str, range(3), num_threads=2))\n"
         "threading.Thread(target=late).start()\n"
     )
