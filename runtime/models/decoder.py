@@ -17,6 +17,7 @@ import torch
 
 from niwaki.kernels.checks import SCALE_BYTES
 from niwaki.kernels.copy_pages import planes_of, read_pages, write_pages
+from niwaki.kernels.float_logits import float_logits
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import Ops, ops_for
 from niwaki.kernels.plan import AttentionPlan
@@ -133,7 +134,7 @@ class Decoder:
         self._embed(token_ids, b)
         logits = torch.empty((num_wanted, self._config.vocab_size), dtype=self._dtype, device=self._device)
         stack.forward(lines, plan, wanted, logits, threads)
-        return self._capped(logits.float())
+        return self._capped(float_logits(logits))
 
     def _embed(self, token_ids: torch.Tensor, b: Buffers) -> None:
         torch.index_select(self._embedding, 0, token_ids, out=b.x.tensor)
