@@ -27,6 +27,28 @@ def check_arrays(kernel: str, dtype: np.dtype[np.generic], **arrays: tuple[Array
             raise ValueError(f"{kernel}: {name} must be contiguous in its last dimension, got strides {array.strides}")
 
 
+def check_product(
+    kernel: str, dtype: np.dtype[np.generic], x: Array, weight: Array, bias: Array | None, out: Array
+) -> Array:
+    """x [rows, inputs], weight [outputs, inputs], bias [outputs], out [rows, outputs]. Returns the bias, an empty one
+    where there is none.
+
+    Raises:
+        TypeError, ValueError: as `check_arrays`.
+    """
+    outputs, inputs = weight.shape
+    bias = weight[:0, 0] if bias is None else bias
+    check_arrays(
+        kernel,
+        dtype,
+        x=(x, (out.shape[0], inputs)),
+        weight=(weight, weight.shape),
+        bias=(bias, (outputs if len(bias) else 0,)),
+        out=(out, (x.shape[0], outputs)),
+    )
+    return bias
+
+
 def check_pools(kernel: str, q: Array, k_pool: Array, v_pool: Array) -> None:
     """Keys and values [pages, page_size, kv_heads, head_dim] of the queries' dtype, or of 8 bits with their scales.
 

@@ -31,7 +31,7 @@ from llvmlite import ir
 from numba import prange, types
 from numba.extending import intrinsic
 
-from niwaki.kernels.checks import check_arrays
+from niwaki.kernels.checks import check_product
 from niwaki.kernels.jit import for_any_thread, get_num_threads, jit
 from niwaki.kernels.numeric import load
 from niwaki.kernels.operand import Array
@@ -67,19 +67,10 @@ def linear_few_pairs(x: Array, weight: Array, bias: Array | None, out: Array) ->
 
     A product that `takes_few` allows.
     """
-    outputs, inputs = weight.shape
-    bias = weight[:0, 0] if bias is None else bias
-    check_arrays(
-        "linear_few_pairs",
-        np.dtype(np.uint16),
-        x=(x, (out.shape[0], inputs)),
-        weight=(weight, weight.shape),
-        bias=(bias, (outputs if len(bias) else 0,)),
-        out=(out, (x.shape[0], outputs)),
-    )
+    bias = check_product("linear_few_pairs", np.dtype(np.uint16), x, weight, bias, out)
     threads = get_num_threads()
     if threads == 1 or weight.size < MIN_PARALLEL_ELEMENTS:
-        _all_columns(x, weight, bias, out, 0, outputs)
+        _all_columns(x, weight, bias, out, 0, len(weight))
     else:
         _columns_parallel(x, weight, bias, out, threads)
 

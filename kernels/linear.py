@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numba import prange
 
-from niwaki.kernels.checks import check_arrays
+from niwaki.kernels.checks import check_product
 from niwaki.kernels.jit import REDUCTION, get_num_threads, jit
 from niwaki.kernels.numeric import load, store
 from niwaki.kernels.operand import Array
@@ -55,19 +55,10 @@ def most_few_rows() -> int:
 
 def linear_few_rows(x: Array, weight: Array, bias: Array | None, out: Array) -> None:
     """x [rows, inputs], weight [outputs, inputs], bias [outputs], out [rows, outputs]; one dtype, rows contiguous."""
-    outputs, inputs = weight.shape
-    bias = weight[:0, 0] if bias is None else bias
-    check_arrays(
-        "linear_few_rows",
-        x.dtype,
-        x=(x, (out.shape[0], inputs)),
-        weight=(weight, weight.shape),
-        bias=(bias, (outputs if len(bias) else 0,)),
-        out=(out, (x.shape[0], outputs)),
-    )
+    bias = check_product("linear_few_rows", x.dtype, x, weight, bias, out)
     threads = get_num_threads()
     if threads == 1 or weight.size < MIN_PARALLEL_ELEMENTS:
-        _columns(x, weight, bias, out, 0, outputs)
+        _columns(x, weight, bias, out, 0, len(weight))
     else:
         _columns_parallel(x, weight, bias, out, threads)
 

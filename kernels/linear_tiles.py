@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
-from niwaki.kernels.checks import check_arrays
+from niwaki.kernels.checks import check_product
 from niwaki.kernels.few_pairs import AT_ONCE, MAX_ROWS, fits_pairs, put_few
 from niwaki.kernels.jit import for_any_thread, get_num_threads, jit
 from niwaki.kernels.numeric import load
@@ -51,19 +51,10 @@ def linear_tiles(x: Array, weight: Array, bias: Array | None, out: Array) -> Non
 
     A product that `takes` allows.
     """
-    outputs, inputs = weight.shape
-    bias = weight[:0, 0] if bias is None else bias
-    check_arrays(
-        "linear_tiles",
-        np.dtype(np.uint16),
-        x=(x, (out.shape[0], inputs)),
-        weight=(weight, weight.shape),
-        bias=(bias, (outputs if len(bias) else 0,)),
-        out=(out, (x.shape[0], outputs)),
-    )
+    bias = check_product("linear_tiles", np.dtype(np.uint16), x, weight, bias, out)
     threads = get_num_threads()
     if threads == 1 or len(x) * weight.size < MIN_PARALLEL_PRODUCTS:
-        _all_units(x, weight, bias, out, 1, 0, units_of(len(x), outputs, 1))
+        _all_units(x, weight, bias, out, 1, 0, units_of(len(x), len(weight), 1))
     else:
         _units_parallel(x, weight, bias, out, threads)
 

@@ -209,9 +209,10 @@ class NumbaOps(Plain):
 
     def linear(self, x: Operand, weight: Operand, bias: Operand | None, out: Operand) -> None:
         rows, matrix = array_of(x), array_of(weight)
-        if takes_few(rows, matrix):
+        is_whole = rows.flags.c_contiguous  # the kernels of pairs step over all of it
+        if is_whole and takes_few(rows, matrix):
             linear_few_pairs(rows, matrix, None if bias is None else array_of(bias), array_of(out))
-        elif takes(rows, matrix):
+        elif is_whole and takes(rows, matrix):
             linear_tiles(rows, matrix, None if bias is None else array_of(bias), array_of(out))
         elif is_few(rows):
             linear_few_rows(rows, matrix, None if bias is None else array_of(bias), array_of(out))

@@ -80,6 +80,16 @@ def test_a_product_by_pairs_is_torchs(rows: int, outputs: int, inputs: int, has_
     assert bool((out[rows] == 7.0).all())
 
 
+@pytest.mark.parametrize("rows", [3, MAX_ROWS + 8])
+def test_rows_that_lie_apart_are_multiplied_as_those_side_by_side(rows: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    wide = torch.randn((rows, 192), generator=generator).bfloat16()
+    weight = torch.randn((32, 64), generator=generator).div_(8).bfloat16()
+    out = torch.empty((rows, 32), dtype=torch.bfloat16)
+    NumbaOps().linear(Operand.of(wide[:, 64:128]), Operand.of(weight), None, Operand.of(out))
+    assert torch.allclose(out.double(), wide[:, 64:128].double() @ weight.double().t(), rtol=2**-8, atol=1e-5)
+
+
 @by_pairs
 def test_a_row_of_few_gets_the_same_bits_whoever_stands_beside_it() -> None:
     generator = torch.Generator().manual_seed(1)
