@@ -44,7 +44,19 @@ from niwaki.kernels.partial import Float32s
 from niwaki.kernels.segments import Int64s
 from niwaki.kernels.simd import LANES, multiply_add
 from niwaki.kernels.simd_memory import load16, store16
-from niwaki.kernels.tiles import ROWS, WHOLE, Bytes, aligned, clear, configure, has_tiles, release
+from niwaki.kernels.tiles import (
+    ROWS,
+    WHOLE,
+    Bytes,
+    aligned,
+    clear,
+    configure,
+    has_matrix_unit,
+    has_tiles,
+    multiply_few,
+    release,
+)
+from niwaki.kernels.vector_tiles import FEW
 from niwaki.kernels.widen import widen
 
 GROUP = 64  # inputs that share a scale where this file finds codes of 4 bits
@@ -175,7 +187,8 @@ class CodedLinear:
             raise ValueError(f"coded_linear: out must have {self.outputs} columns, got {result.shape[1]}")
         blocks = len(self.bias) // WIDE
         spans = self.span, self.zero_span
-        args = (rows, self.codes, self.scales, self.zeros, self.bias, *spans, result, WHOLE)
+        few = 0 if has_matrix_unit() else FEW[-1]
+        args = (rows, self.codes, self.scales, self.zeros, self.bias, *spans, result, WHOLE, few)
         threads = min(get_num_threads(), blocks)
         if threads == 1 or len(rows) * self.inputs * self.outputs < MIN_PARALLEL_PRODUCTS:
             _all_columns(*args, 0, blocks)
@@ -247,18 +260,18 @@ def _by_block(values: torch.Tensor, blocks: int) -> torch.Tensor:
 @jit(parallel=True)
 def _columns_parallel(
     x: Array, codes: Array, scales: Float32s, zeros: Bytes, bias: Float32s, span: int,
-    zero_span: int, out: Array, shape: Bytes, bounds: Int64s,
+    zero_span: int, out: Array, shape: Bytes, few: int, bounds: Int64s,
 ) -> None:  # fmt: skip
     for part in prange(bounds.shape[0] - 1):
-        _columns(x, codes, scales, zeros, bias, span, zero_span, out, shape, bounds[part], bounds[part + 1])
+        _columns(x, codes, scales, zeros, bias, span, zero_span, out, shape, few, bounds[part], bounds[part + 1])
 
 
 @jit()
 def _columns(
     x: Array, codes: Array, scales: Float32s, zeros: Bytes, bias: Float32s, span: int,
-    zero_span: int, out: Array, shape: Bytes, first_block: int, last_block: int,
+    zero_span: int, out: Array, shape: Bytes, few: int, first_block: int, last_block: int,
 ) -> None:  # fmt: skip
-    """Outputs WIDE x first_block to WIDE x last_block."""
+    """Outputs WIDE x first_block to WIDE x last_block. Up to `few` rows are not filled up to a tile."""
     rows, inputs = x.shape
     depth = (inputs + WIDE - 1) // WIDE
     groups, zero_groups = (depth + span - 1) // span, (depth + zero_span - 1) // zero_span
@@ -278,25 +291,34 @@ def _columns(
             for row in range(0, count, WIDE):
                 here = laid0 + row // ROWS * depth * TILE
                 height = min(WIDE, count - row)
-                is_tall = height > ROWS
+                is_tall, is_few = height > ROWS, height <= few
                 for r in range(0, height * WIDE, WIDE):
                     store16(total, r, load16(bias, block * WIDE))
                     store16(total, r + LANES, load16(bias, block * WIDE + LANES))
                 for g in range(groups):
                     scale = (block * groups + g) * WIDE
-                    clear(0)
-                    clear(1)
-                    clear(2)
-                    clear(3)
+                    here_sums = sums0 + g % 2 * WIDE * WIDE
+                    if is_few:
+                        for i in range(here_sums, here_sums + height * WIDE):
+                            sums[i] = 0
+                    else:
+                        clear(0)
+                        clear(1)
+                        clear(2)
+                        clear(3)
                     for k in range(g * span, min(g * span + span, depth)):
                         place = wide0 + k % kept * 2 * TILE
                         if row == 0:
                             zero = (block * zero_groups + k // zero_span) * WIDE
                             widen(codes, block * depth + k, zeros, zero, wide, place)
-                        multiply_step(laid, here + k * TILE, depth * TILE, is_tall, wide, place)
+                        if is_few:
+                            multiply_few(sums, here_sums, laid, here + k * TILE, wide, place, height)
+                        else:
+                            multiply_step(laid, here + k * TILE, depth * TILE, is_tall, wide, place)
                     if g > 0:  # while the matrix unit is at work
                         _add_scaled(sums, sums0 + (g - 1) % 2 * WIDE * WIDE, scales, scale - WIDE, total, height)
-                    store_products(is_tall, sums, sums0 + g % 2 * WIDE * WIDE)
+                    if not is_few:
+                        store_products(is_tall, sums, here_sums)
                 scale = (block * groups + groups - 1) * WIDE
                 _add_scaled(sums, sums0 + (groups - 1) % 2 * WIDE * WIDE, scales, scale, total, height)
                 put_sums(total, 0, out, first + row, height, block * WIDE)

@@ -25,6 +25,7 @@ ROWS = 16
 WORDS = 16
 LINE = 64
 NUM_SUMS = 4  # tiles that are sums; those behind them are factors
+FEW = (1, 2, 4, 8)  # rows for which there is a product of their own
 
 BYTE, WORD, LONG = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 POINTER = BYTE.as_pointer()
@@ -71,6 +72,21 @@ def multiply(builder, c: int, a: int, b: int) -> None:
     builder.call(_product(builder.module), [sums, first, builder.load(_stride_of(builder, a)), second])
 
 
+def multiply_few(builder, sums, a, stride, b, rows) -> None:
+    """sums [rows, 2, 16] += `rows` rows of A, `stride` bytes apart, times two tiles B that follow one another.
+
+    Every sum is what `multiply` makes of it, bit for bit. As many rows may be touched as the next of FEW says.
+    """
+    before = 0
+    for number in FEW:
+        is_in = builder.and_(
+            builder.icmp_signed(">", rows, LONG(before)), builder.icmp_signed("<=", rows, LONG(number))
+        )
+        with builder.if_then(is_in):
+            builder.call(_product(builder.module, number, tiles=2), [sums, a, stride, b])
+        before = number
+
+
 def _at(builder, memory, stride, row: int):
     offset = builder.mul(stride, LONG(row))
     return builder.bitcast(builder.gep(memory, [offset]), FLOATS.as_pointer())
@@ -104,9 +120,10 @@ def _stride_of(builder, tile: int):
     return _slot(builder, LONG, f"niwaki.stride.{tile}")
 
 
-def _product(module):
-    """The function (sums, a, bytes between rows of a, b) that adds a product of tiles; one in each module."""
-    name = "niwaki_product_of_tiles"
+def _product(module, rows=ROWS, tiles=1):
+    """The function (sums, a, bytes between rows of a, b) that adds a product of `rows` rows and tiles that follow one
+    another; one in each module."""
+    name = f"niwaki_product_of_{rows}_rows_and_{tiles}_tiles"
     if name in module.globals:
         return module.globals[name]
     kinds = [POINTER, POINTER, LONG, POINTER]
@@ -121,19 +138,20 @@ def _product(module):
     done = function.append_basic_block("done")
     builder = ir.IRBuilder(entry)
     places = [
-        builder.bitcast(builder.gep(sums, [LONG(row * LINE)], inbounds=True), FLOATS.as_pointer())
-        for row in range(ROWS)
+        builder.bitcast(builder.gep(sums, [LONG(line * LINE)], inbounds=True), FLOATS.as_pointer())
+        for line in range(rows * tiles)
     ]
     before = [builder.load(place, align=LINE) for place in places]
     builder.branch(loop)
 
     builder.position_at_end(loop)
     step = builder.phi(LONG)
-    totals = [builder.phi(FLOATS) for _ in range(ROWS)]
+    totals = [builder.phi(FLOATS) for _ in places]
     row_of_b = builder.gep(b, [builder.mul(step, LONG(LINE))], inbounds=True)
-    pairs = builder.load(builder.bitcast(row_of_b, INTS.as_pointer()), align=4)
-    rows = RowsOf(builder, builder.gep(a, [builder.mul(step, LONG(4))], inbounds=True), stride)
-    after = [_step(builder, total, rows, row, pairs) for row, total in enumerate(totals)]
+    lines = [builder.gep(row_of_b, [LONG(tile * ROWS * LINE)], inbounds=True) for tile in range(tiles)]
+    pairs = [builder.load(builder.bitcast(line, INTS.as_pointer()), align=4) for line in lines]
+    of_a = RowsOf(builder, builder.gep(a, [builder.mul(step, LONG(4))], inbounds=True), stride)
+    after = [_step(builder, total, of_a, i // tiles, pairs[i % tiles]) for i, total in enumerate(totals)]
     next_step = builder.add(step, LONG(1))
     step.add_incoming(LONG(0), entry)
     step.add_incoming(next_step, loop)

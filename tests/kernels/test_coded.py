@@ -88,6 +88,8 @@ def test_no_row_depends_on_the_rows_beside_it_or_on_threads() -> None:
         jit.set_num_threads(before)
     for row in (0, 15, 16, 33, 899):
         assert torch.equal(product(linear, x[row : row + 1])[0], whole[row])
+    for count in (2, 3, 5, 8, 9, 39):  # of few rows, or with few behind the last whole tile
+        assert torch.equal(product(linear, x[:count]), whole[:count])
 
 
 WITHOUT_AVX512 = """
