@@ -128,6 +128,22 @@ def ctranslate2(model: str) -> tuple[Run, Forget]:
     return run, lambda: None
 
 
+def llama_cpp(model: str) -> tuple[Run, Forget]:
+    from llama_server import llama_server
+
+    servers = llama_server(model)
+    running = next(servers)
+
+    def run(wave: Wave) -> int:
+        return sum(map(len, running.complete(wave)))
+
+    def forget() -> None:
+        nonlocal running
+        running = next(servers)
+
+    return run, forget
+
+
 ENGINES: dict[str, Callable[[str], tuple[Run, Forget]]] = {
     "niwaki": niwaki,
     "niwaki-plain": niwaki_plain,
@@ -136,6 +152,7 @@ ENGINES: dict[str, Callable[[str], tuple[Run, Forget]]] = {
     "vllm-compiled": vllm_compiled,
     "transformers": transformers,
     "ctranslate2": ctranslate2,
+    "llama_cpp": llama_cpp,
 }
 
 

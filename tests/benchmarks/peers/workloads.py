@@ -91,6 +91,7 @@ def judged(draw: Draw) -> list[Wave]:
 
 WORKLOADS: Mapping[str, Workload] = {
     "W0": Workload("32 x (64-256 in, 64-256 out)", plain),
+    "W0 alone": Workload("1 x 4 answers in turn, 256 in, 128 out", lambda draw: few_shot(draw, 0, 256, 1, 128) * 4),
     "W1": Workload("200 x (512 shared + 48), 1 out", lambda draw: few_shot(draw, 512, 48, 200, 1), ">= 2"),
     "W2": Workload("64 x 4 x (768 shared + 48 + 12), 1 out", scored, ">= 4", (4,)),
     "W3": Workload(
