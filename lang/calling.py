@@ -24,6 +24,7 @@ from niwaki.lang.tools import Ask
 from niwaki.lang.transcript import Span
 from niwaki.lang.types import schema_type
 from niwaki.runtime.api import (
+    AsksForReaders,
     Backend,
     Branch,
     Delta,
@@ -101,7 +102,10 @@ class Calling(Reading):
         params = self.params_of(node)
         branch, delta = self._branch_and_delta(backend)
         call = self.history.calls(node, params, branch, origin)
-        generation = backend.generate(branch, delta, params)
+        if self._is_streaming and isinstance(backend, AsksForReaders):
+            generation = backend.generate_read(branch, delta, params)
+        else:
+            generation = backend.generate(branch, delta, params)
         call.end = num_tokens(branch)
         with self._lock:
             self._place.all_sent()

@@ -10,9 +10,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
+from functools import partial
 from typing import Self
 
-from niwaki.lang.remote_branch import RemoteBranch
+from niwaki.lang.remote_branch import Pieces, RemoteBranch
 from niwaki.lang.remote_link import LongCall, ServerLink
 from niwaki.lang.remote_script import ScriptRun
 from niwaki.lang.remote_session import RemoteSession
@@ -33,6 +34,7 @@ from niwaki.runtime.api import (
     EngineStopped,
     Generation,
     Message,
+    NiwakiError,
     Pending,
     ProgramError,
     RequestError,
@@ -100,15 +102,22 @@ class RuntimeEndpoint:
         self._own(branch).unsent.extend(delta)
 
     def generate(self, branch: Branch, delta: Sequence[Segment], params: SamplingParams) -> Generation:
+        return self._begin(branch, delta, params, is_read=False)
+
+    def generate_read(self, branch: Branch, delta: Sequence[Segment], params: SamplingParams) -> Generation:
+        return self._begin(branch, delta, params, is_read=True)
+
+    def _begin(self, branch: Branch, delta: Sequence[Segment], params: SamplingParams, *, is_read: bool) -> Generation:
         own = self._own(branch)
         told = own.next_generation(delta, params)
         if told is not None:
             return told
-        call = LongCall()
-        generation = Generation(call.cancel)
-        path = f"/branches/{own.id}/generate"
+        name = own.id
+        pieces = Pieces(partial(self._listen, name), is_wanted=is_read)
+        call = LongCall(pieces.begin)
+        generation = Generation(call.cancel, lambda reads: pieces.want())
         body = {"delta": own.taken(delta), "params": params_json(params)}
-        self.start(self._generate, generation, call, path, body)
+        self.start(self._generate, generation, call, f"/branches/{name}/generate", body, pieces)
         return generation
 
     def score(
@@ -195,9 +204,9 @@ class RuntimeEndpoint:
     def events(self, call: LongCall, path: str, body: Json) -> Iterator[Json]:
         return self._link.events(call, path, body)
 
-    def _generate(self, generation: Generation, call: LongCall, path: str, body: Json) -> None:
+    def _generate(self, generation: Generation, call: LongCall, path: str, body: Json, pieces: Pieces) -> None:
         try:
-            for event in self.events(call, path, body):
+            for event in self.events(call, path, {**body, "streams": pieces.ask()}):
                 if "delta" in event:
                     generation.push(delta_of(as_object(event["delta"])))
                 elif "outputs" in event:
@@ -208,6 +217,10 @@ class RuntimeEndpoint:
             generation.fail(ended)  # nothing, when the result was there
         except Exception as error:  # whoever waits must be told, whatever it was
             generation.fail(error)
+
+    def _listen(self, branch_id: str) -> None:
+        with suppress(NiwakiError):  # the generation is over; or it fails, and tells why itself
+            self._link.call("POST", f"/branches/{branch_id}/listen", {})
 
     def _score(self, pending: Pending[tuple[Score, ...]], call: LongCall, path: str, body: Json) -> None:
         try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from niwaki.lang.remote_wire import Json, segments_json
@@ -55,3 +56,40 @@ class RemoteBranch:
     def closed(self) -> str | None:
         """Nobody will use it any more. The name of what the server is to close; None: nothing."""
         return self._id
+
+
+class Pieces:
+    """Whether the server is to tell a generation by pieces: those that nobody reads cost it much, and would hold up
+    other callers' prompts. Said with the call, or once somebody wants them. Thread-safe."""
+
+    def __init__(self, listen: Callable[[], None], *, is_wanted: bool) -> None:
+        """`listen` asks the server for them, which takes a while."""
+        self._listen = listen
+        self._lock = threading.Lock()  # all below
+        self._is_wanted = is_wanted
+        self._is_asked = False
+        self._has_begun = False
+
+    def want(self) -> None:
+        """Somebody begins to read. Never waits."""
+        with self._lock:
+            self._is_wanted = True
+            is_late = self._has_begun and not self._is_asked
+            self._is_asked |= is_late
+        if is_late:
+            threading.Thread(target=self._listen, name="niwaki-remote", daemon=True).start()
+
+    def ask(self) -> bool:
+        """What the call says, which is sent now."""
+        with self._lock:
+            self._is_asked = self._is_wanted
+            return self._is_asked
+
+    def begin(self) -> None:
+        """The server has the call: from now on it can be asked for them."""
+        with self._lock:
+            self._has_begun = True
+            is_late = self._is_wanted and not self._is_asked
+            self._is_asked |= is_late
+        if is_late:
+            self._listen()

@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -19,7 +19,9 @@ from niwaki.runtime.api import Cancelled, ConfigError, EngineStopped, NiwakiErro
 class LongCall:
     """One call that takes its time. Cancelling closes its connection, by which the server knows that nobody waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, begun: Callable[[], None] | None = None) -> None:
+        """`begun` is called where the answer begins to come, on the thread that reads it."""
+        self.begun = begun
         self.is_cancelled = False
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
@@ -109,6 +111,8 @@ class ServerLink:
                 if response.headers.get_content_type() == "application/json":
                     yield as_object(json.loads(response.read()))
                 else:
+                    if call.begun is not None:
+                        call.begun()
                     for line in response:
                         if line.startswith(b"data: "):
                             yield as_object(json.loads(line[6:]))

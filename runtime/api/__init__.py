@@ -37,11 +37,12 @@ from niwaki.runtime.api.errors import (
     UnsupportedByBackend,
 )
 from niwaki.runtime.api.pending import Generation, Pending
-from niwaki.runtime.api.protocol import Backend, Branch, OffersTools
+from niwaki.runtime.api.protocol import AsksForReaders, Backend, Branch, OffersTools
 from niwaki.runtime.api.sampling import MAX_LOGIT_BIAS, MAX_STOPS, SamplingOptions, SamplingParams
 from niwaki.runtime.api.text import BackendInfo, Delta, FinishReason, Message, Output, Score, Segment, TokenLogprob
 
 __all__ = [
+    "AsksForReaders",
     "AllOf",
     "Backend",
     "BackendInfo",

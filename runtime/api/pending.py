@@ -102,7 +102,8 @@ class Generation(Pending[tuple[Output, ...]]):
     num_read: ClassVar[int] = 0
 
     def __init__(self, cancel: Callable[[], None] | None = None, listen: Callable[[bool], None] | None = None) -> None:
-        """`listen` is called once, when somebody begins to take deltas, with whether he waits for each."""
+        """`listen` is called when somebody begins to take deltas, with whether he waits for each; and once more when
+        the first begins who does, where that was another one."""
         super().__init__(cancel)
         self._listen = listen
         self._deltas: list[Delta] = []
@@ -135,7 +136,7 @@ class Generation(Pending[tuple[Output, ...]]):
     def watch(self, tell: Callable[[], None], *, reads: bool = True) -> None:
         """Call `tell` whenever there may be more for `deltas_from`. It must neither wait nor raise. Without `reads`
         nobody waits for what comes: it is counted, say."""
-        self._begin_reading(reads=reads)
+        self.begin_reading(reads=reads)
         with self._lock:
             if not self._done:
                 self._watchers += (tell,)
@@ -160,7 +161,7 @@ class Generation(Pending[tuple[Output, ...]]):
 
         `timeout` bounds the wait for each next delta.
         """
-        self._begin_reading()
+        self.begin_reading()
         position = 0
         while new := self._after(position, timeout):
             position += len(new)
@@ -168,12 +169,14 @@ class Generation(Pending[tuple[Output, ...]]):
         if self._error is not None:
             raise self._error
 
-    def _begin_reading(self, *, reads: bool = True) -> None:
-        self._is_streamed = True
-        self._is_read |= reads
-        Generation.num_read = next(_reading_numbers)  # none twice: who writes late, too, is seen by who looks then
+    def begin_reading(self, *, reads: bool = True) -> None:
+        """Somebody takes deltas from now on; `reads`: as for `watch`."""
         with self._lock:
-            listen, self._listen = self._listen, None
+            is_news = not self._is_streamed or (reads and not self._is_read)
+            self._is_streamed = True
+            self._is_read |= reads
+            listen = self._listen if is_news else None
+        Generation.num_read = next(_reading_numbers)  # none twice: who writes late, too, is seen by who looks then
         if listen is not None:
             listen(reads)
 

@@ -79,6 +79,16 @@ class Backend(Protocol):
 
 
 @runtime_checkable
+class AsksForReaders(Protocol):
+    """What a backend has beside `Backend` where it must ask for pieces: those that nobody reads are left out."""
+
+    def generate_read(self, branch: Branch, delta: Sequence[Segment], params: SamplingParams) -> Generation:
+        """As `Backend.generate`, for one who reads the pieces from the start. Of any other they are asked for when
+        somebody begins to read."""
+        ...
+
+
+@runtime_checkable
 class OffersTools(Protocol):
     """What a backend has beside `Backend` where its model was trained to call tools."""
 

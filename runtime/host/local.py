@@ -298,10 +298,13 @@ class LocalBackend(Templates):
 
     def tell_deltas(self, generation: Generation, tell: Callable[[Delta], None], *, reads: bool) -> None:
         """Have `tell` called with each delta of what runs, from the first one on: from between two steps on, so that
-        none of them comes behind the end. `reads`: as for `Generation.watch`."""
+        none of them comes behind the end. `reads`: as for `Generation.watch`. One that deltas are told of is only said
+        to be read."""
 
         def begin() -> None:
-            if not generation.is_done:
+            if generation.is_streamed:
+                generation.begin_reading(reads=reads)
+            elif not generation.is_done:
                 generation.add_delta_callback(tell, reads=reads)
 
         with suppress(EngineStopped):

@@ -86,7 +86,7 @@ class Orders:
                 with self._lock:
                     running = self._running.get(id)
                     if running is None and id in self._running:
-                        self._early[id] = reads
+                        self._early[id] = reads or self._early.get(id, False)
                 if isinstance(running, Generation):
                     self._tell_pieces(id, running, reads)
             case frames.Flush(id):

@@ -130,8 +130,15 @@ class ParamsBody(Strict):
 
 
 class GenerateBody(Strict):
+    """`streams` false: there are no deltas until somebody asks for them at /listen."""
+
     delta: Segments
     params: ParamsBody
+    streams: bool = True
+
+
+class ListenBody(Strict):
+    """Nothing."""
 
 
 class ScoreBody(Strict):

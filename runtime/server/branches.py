@@ -17,7 +17,6 @@ from typing import TypeVar
 from fastapi import APIRouter, Request, Response
 
 from niwaki.runtime.api import (
-    Backend,
     Branch,
     EngineStopped,
     Generation,
@@ -37,6 +36,7 @@ from niwaki.runtime.server.answers import (
 from niwaki.runtime.server.branch_shapes import (
     AppendBody,
     GenerateBody,
+    ListenBody,
     OpenBody,
     RenderBody,
     ScoreBody,
@@ -47,6 +47,7 @@ from niwaki.runtime.server.branch_shapes import (
 )
 from niwaki.runtime.server.errors import ApiError, as_api_error, overloaded
 from niwaki.runtime.server.feed import Ended, Failed, Feed, Piece
+from niwaki.runtime.server.programs import Engine
 from niwaki.runtime.server.rates import tokens_of
 from niwaki.runtime.server.service import Service
 from niwaki.runtime.server.sse import EventStream, chunk_event, event, unless_gone
@@ -72,18 +73,20 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class HeldBranch:
-    """One open branch. `is_busy` while a call on it runs: a branch has one user at a time."""
+    """One open branch. `is_busy` while a call on it runs: a branch has one user at a time. `feed`: of the generation
+    that runs on it."""
 
     branch: Branch
     key: bytes
     is_busy: bool = False
+    feed: Feed | None = None
     used_at: float = field(default_factory=time.monotonic)
 
 
 class Branches:
     """Who holds which branch. Its methods run on the event loop; the backend's own run on threads."""
 
-    def __init__(self, backend: Backend, idle_seconds: float = IDLE_SECONDS) -> None:
+    def __init__(self, backend: Engine, idle_seconds: float = IDLE_SECONDS) -> None:
         self.backend = backend
         self._idle_seconds = idle_seconds
         self._held: dict[str, HeldBranch] = {}
@@ -121,6 +124,7 @@ class Branches:
 
     def give_back(self, held: HeldBranch) -> None:
         held.is_busy = False
+        held.feed = None
         held.used_at = time.monotonic()
 
     def close(self, branch_id: str, key: bytes) -> None:
@@ -231,17 +235,21 @@ def branches_router(branches: Branches) -> APIRouter:
         response_class=EventStream,
     )
     async def generate(request: Request, branch_id: str) -> Response:
-        """Append, then generate: events with deltas, then one with the outputs or the error."""
+        """Append, then generate: events with deltas, if asked for, then one with the outputs or the error."""
         service = service_of(request)
         body = await read_body(request, GenerateBody, service.config)
         params = body.params.params()
         held = branches.take(branch_id, key_of(request))
 
         def start() -> Sequence[Generation]:
-            return [backend.generate(held.branch, segments_of(body.delta), params)]
+            # Of late pieces, not of none: they may be asked for while it runs.
+            streams = body.streams or None
+            return [backend.generate(held.branch, segments_of(body.delta), params, streams=streams)]
 
         try:
-            feed = await service.begin_generations(1, start, compiles=params.constraint is not None)
+            feed = held.feed = await service.begin_generations(
+                1, start, compiles=params.constraint is not None, streams=service.must_stream(body.streams)
+            )
         except BaseException as error:
             branches.give_back(held)
             if isinstance(error, Exception):
@@ -256,6 +264,15 @@ def branches_router(branches: Branches) -> APIRouter:
             turn.close()
 
         return EventStream(_events(feed, turn), finish)
+
+    @router.post("/branches/{branch_id}/listen", openapi_extra=takes(ListenBody), responses=gives(BranchAnswer))
+    async def listen(request: Request, branch_id: str) -> Response:
+        """Tell of the generation that runs on it by deltas, all of them; none may run any more."""
+        await read_body(request, ListenBody, service_of(request).config)
+        held = branches.find(branch_id, key_of(request))
+        if held.feed is not None:
+            held.feed.listen()
+        return json_response({"id": branch_id})
 
     @router.post("/branches/{branch_id}/score", openapi_extra=takes(ScoreBody), responses=gives(ScoresAnswer))
     async def score(request: Request, branch_id: str) -> Response:

@@ -64,7 +64,7 @@ class Feed:
         self._events: deque[Event] = deque()  # all but pieces, which their generations keep
         self._num_taken = [0] * size  # of each generation's pieces; used on the loop only
         self._is_told = False  # since the reader last looked: one wake-up serves all events until then
-        self._lock = threading.Lock()  # the two fields below
+        self._lock = threading.Lock()  # the two fields below, and the two above that `listen` changes
         self._generations: list[Generation] = []
         self._is_closed = False
         self._began = time.perf_counter()
@@ -79,12 +79,13 @@ class Feed:
             index = len(self._generations)
             self._generations.append(generation)
             is_closed = self._is_closed
+            streams, reads = self._streams, self._reads
         if is_closed:
             self._metrics.aborted.inc()
             generation.cancel()
             return
-        if self._streams:
-            generation.watch(self._hear, reads=self._reads)
+        if streams:
+            generation.watch(self._hear, reads=reads)
         generation.add_done_callback(partial(self._end, index, generation))
 
     def _hear(self) -> None:
@@ -153,6 +154,16 @@ class Feed:
                     case Aborted():
                         raise Cancelled("the request was aborted")
         return [found[index] for index in range(self.size)]
+
+    def listen(self) -> None:
+        """Somebody waits for pieces from now on: of all that there are. Calling it twice is allowed."""
+        with self._lock:
+            if self._reads:
+                return
+            self._streams = self._reads = True
+            generations = tuple(self._generations)
+        for generation in generations:
+            generation.watch(self._hear)
 
     def interrupt(self, reason: EngineStopped) -> None:
         """Tell the reader that the server ends, and stop the work."""

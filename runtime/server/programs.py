@@ -92,7 +92,7 @@ class ServedProgram(Protocol):
 
 
 class Engine(Backend, Protocol):
-    """What served programs run on."""
+    """What programs run on, those that are served and those elsewhere."""
 
     def generate(
         self, branch: Branch, delta: Sequence[Segment], params: SamplingParams, *, streams: bool | None = True

@@ -81,14 +81,18 @@ def test_who_comes_late_is_told_of_what_there_is() -> None:
     assert generation.deltas_from(2) == []
 
 
-def test_who_only_counts_reads_nothing_and_the_first_who_listens_is_told_of_once() -> None:
+def test_who_only_counts_reads_nothing_and_the_first_who_listens_and_the_first_who_waits_are_told_of() -> None:
     told: list[bool] = []
     generation = Generation(listen=told.append)
     assert told == []
     generation.watch(lambda: None, reads=False)
     assert (bool(generation.is_streamed), generation.is_read, told) == (True, False, [False])
+    generation.watch(lambda: None, reads=False)
+    assert (generation.is_read, told) == (False, [False])
     generation.add_delta_callback(lambda delta: None)
-    assert (generation.is_read, told) == (True, [False])
+    assert (generation.is_read, told) == (True, [False, True])
+    generation.watch(lambda: None)
+    assert told == [False, True]
     late: list[bool] = []
     ended = Generation(listen=late.append)
     ended.succeed(())

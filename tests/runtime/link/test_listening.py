@@ -94,6 +94,25 @@ def test_who_asks_while_it_runs_hears_all_of_it(way: Way, reads: bool) -> None:
     assert set(was_read) == {reads}
 
 
+def test_who_begins_to_wait_for_what_others_count_is_a_reader_and_no_piece_comes_twice(way: Way) -> None:
+    heard: list[Delta] = []
+    was_read: list[bool] = []
+
+    def hear(delta: Delta) -> None:
+        heard.append(delta)
+        was_read.extend(map(_is_read, way.engine.backend._core._roster.running.values()))
+
+    with held(way.engine, steps=4) as release:
+        generation = way.client.start(IDS, PARAMS, streams=None)
+        generation.watch(lambda: None, reads=False)
+        generation.add_delta_callback(hear)
+        release()
+        (output,) = generation.result(60)
+    assert [token for delta in heard for token in delta.token_ids] == list(output.token_ids)
+    assert way.num_pieces == len(heard) > 3
+    assert set(was_read) == {True}
+
+
 def test_who_asks_before_the_constraint_is_compiled_hears_it(way: Way) -> None:
     gate = threading.Event()
     for _ in range(2):  # all threads that compile

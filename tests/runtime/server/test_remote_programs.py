@@ -14,7 +14,7 @@ from niwaki.lang.backends import Host
 from niwaki.lang.program import Program
 from niwaki.lang.remote import RuntimeEndpoint
 from niwaki.lang.state import State
-from niwaki.runtime.api import Message, Regex, SamplingOptions, Segment
+from niwaki.runtime.api import Generation, Message, Regex, SamplingOptions, Segment
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.branches import Branches
 from niwaki.runtime.server.config import ServerConfig, digests
@@ -143,6 +143,51 @@ def test_text_streams_from_the_server(endpoint: RuntimeEndpoint, engine: Engine)
         release()
         assert begun + "".join(delta.text for delta in deltas) == generation.result()[0].text
     endpoint.close(branch)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_remote_program_is_a_reader_where_somebody_reads_it(
+    endpoint: RuntimeEndpoint, engine: Engine, monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
+    """Others' prompts make way for whoever reads, and each piece costs both sides something."""
+    started: list[Generation] = []
+    start = engine.backend.start
+
+    def noted(*args: object, **options: object) -> Generation:
+        started.append(start(*args, **options))  # type: ignore[arg-type]  # what it was given
+        return started[-1]
+
+    monkeypatch.setattr(engine.backend, "start", noted)
+    state = talk.run(options={"backend": endpoint, "stream": streams})
+    if streams:
+        assert "".join(state.text_iter()) == state.text()
+    state.sync()
+    assert [(bool(one.is_streamed), one.is_read) for one in started] == [(streams, streams)] * 2
+    assert state.text() == values(talk, engine)["text"]
+
+
+def test_who_begins_to_read_while_it_runs_hears_all_of_it(endpoint: RuntimeEndpoint, engine: Engine) -> None:
+    params = SamplingOptions(max_new_tokens=30, temperature=0.0, ignore_eos=True).resolve()
+    branch = endpoint.open()
+    with held(engine, steps=4) as release:
+        generation = endpoint.generate(branch, [Segment("the")], params)
+        wait_until(lambda: bool(engine.stats()["requests_running"]))
+        assert not generation.deltas_from(0)
+        deltas = generation.deltas(60)
+        begun = next(deltas)
+        assert not generation.is_done
+        release()
+        told = [begun, *deltas]
+    assert "".join(delta.text for delta in told) == generation.result()[0].text
+    assert [one for delta in told for one in delta.token_ids] == list(generation.result()[0].token_ids)
+    endpoint.close(branch)
+
+
+def test_listening_to_a_branch_on_which_nothing_runs_does_nothing(endpoint: RuntimeEndpoint) -> None:
+    branch = endpoint.open()
+    endpoint._listen(branch.id)
+    endpoint.close(branch)
+    endpoint._listen(branch.id)
 
 
 def test_errors_are_those_of_an_engine(endpoint: RuntimeEndpoint, engine: Engine) -> None:
