@@ -38,7 +38,8 @@ KEY_ENDS: Final = b'":'
 CONTEXT: Final = 3  # bytes: what stands before a key, `[{"` or `:{"`
 MOST_LETTERS: Final = 512  # that are tried for the end of a string
 MASKS_COMPARED: Final = 8  # one mask is too little: after `,` and after `:` a quote may be all that follows
-NICENESS: Final = 5  # of threads and processes that compile: the engine's steps go first
+NICENESS: Final = 5  # of threads and processes that compile, above this: the engine's steps go first
+_OF_STEPS: Final = os.getpriority(os.PRIO_PROCESS, 0) if sys.platform == "linux" else 0
 _deep_lock = threading.Lock()
 
 
@@ -142,7 +143,8 @@ def build(grammar: str, tokenizer: LLTokenizer, *, is_shallow: bool = False) -> 
 
     def make_beside_others() -> None:
         if sys.platform == "linux":  # where it is this thread's alone
-            os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+            # Never less nice than it is, which only root may.
+            os.setpriority(os.PRIO_PROCESS, 0, max(_OF_STEPS + NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
         make()
 
     if is_shallow:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -407,3 +409,19 @@ def test_a_vocabulary_that_contradicts_itself_is_refused() -> None:
         Vocabulary([b"a", b"b"], (), 1)
     with pytest.raises(ConfigError, match="end token 7 is outside the vocabulary of 2"):
         Vocabulary([b"a", b"b"], (7,))
+
+
+AS_A_NICE_USER = """
+import os
+from niwaki.runtime.constraints.guidance import NICENESS, build, byte_tokenizer
+os.nice(NICENESS + 5)
+if os.getuid() == 0:
+    os.setuid(65534)  # who may not be less nice again
+build("start: /a/", byte_tokenizer())
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no niceness there")
+def test_who_was_started_as_nicer_than_what_compiles_compiles_too() -> None:
+    done = subprocess.run([sys.executable, "-c", AS_A_NICE_USER], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

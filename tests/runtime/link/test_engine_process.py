@@ -57,6 +57,14 @@ def test_its_counters_are_there_before_anybody_can_ask(long_folder: Path) -> Non
     assert usage["pages_free"] > 0
 
 
+def test_all_of_its_threads_give_way_to_the_process_that_answers(process: EngineProcess) -> None:
+    assert process.pid is not None
+    expected = min(19, os.getpriority(os.PRIO_PROCESS, 0) + engine_process.NICENESS)
+    threads = [thread.id for thread in psutil.Process(process.pid).threads()]
+    niceness = {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads}
+    assert min(niceness) == expected
+
+
 def test_who_asks_as_soon_as_it_is_there_is_answered(toy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the threads of a server do when the next engine has come."""
     answered: list[bool] = []
