@@ -38,8 +38,11 @@ def test_a_program_on_a_scripted_backend_does_not_load_torch() -> None:
     assert not modules_after(program) & {"torch", "numba", "llvmlite", "transformers", "tokenizers"}
 
 
-@pytest.mark.parametrize("module", ["niwaki.lang.batch", "niwaki.lang.records", "niwaki.runtime.api"])
-def test_the_language_and_the_seam_load_without_torch(module: str) -> None:
+@pytest.mark.parametrize(
+    "module",
+    ["niwaki.lang.batch", "niwaki.lang.records", "niwaki.runtime.api", "niwaki.runtime.checkpoint.stored"],
+)
+def test_the_language_the_seam_and_what_looks_into_folders_load_without_torch(module: str) -> None:
     assert "torch" not in modules_after(f"import {module}")
 
 

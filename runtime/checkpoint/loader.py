@@ -20,7 +20,6 @@ from niwaki.runtime.api import ModelError, RequestError, SamplingOptions
 from niwaki.runtime.checkpoint.folder import check_is_folder
 from niwaki.runtime.checkpoint.stored import (
     FLOAT_DTYPES,
-    NAMES,
     StoredTensor,
     are_same,
     float_dtype,
@@ -42,6 +41,17 @@ from niwaki.runtime.models.config import (
 from niwaki.runtime.models.fields import token_ids
 from niwaki.runtime.models.quantized import Scheme, stem
 from niwaki.runtime.models.weights import expected_tensors
+
+DTYPES = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +147,8 @@ class Checkpoint:
                 stored |= {stem(name) + suffix: its for suffix, its in parts.items()}
         _compare(path, self._tensors, stored, ignored)
         for name in stored.keys() & expected.keys() - self._parts.keys():
-            if self._tensors[name].dtype not in FLOAT_DTYPES.values():
-                raise ModelError(f"{path}: {unsupported_dtype(name, NAMES[self._tensors[name].dtype])}")
+            if self._tensors[name].dtype not in FLOAT_DTYPES:
+                raise ModelError(f"{path}: {unsupported_dtype(name, self._tensors[name].dtype)}")
         self._device = device or torch.device("cpu")
         self._opened: dict[Path, safe_open] = {}  # for a GPU: opening one reads its header
 
@@ -169,7 +179,7 @@ class Checkpoint:
             assert self._quantization is not None, "it has told the parts"
             shape = self._expected[name]
             size = self._quantization.num_bytes(shape, parts)
-            is_e4m3 = "weight" in parts and self._tensors[name].dtype == torch.float8_e4m3fn
+            is_e4m3 = "weight" in parts and self._tensors[name].dtype == "F8_E4M3"
             if size is not None and (not is_e4m3 or knows_e4m3(self._device)):
                 kept[name] = size
         return kept
@@ -186,7 +196,7 @@ class Checkpoint:
             file.seek(stored.offset)
             if file.readinto(data.numpy().data) != stored.size:
                 raise ModelError(f"{stored.file} was cut short while {name} was read")
-        return data.view(stored.dtype).view(stored.shape)
+        return data.view(DTYPES[stored.dtype]).view(stored.shape)
 
 
 def _compare(

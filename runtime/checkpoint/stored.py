@@ -1,6 +1,7 @@
 """Which tensors lie where in the safetensors files of a model folder, told from their headers; and its JSON files.
 
-Every offset is checked against the file's size before a byte of weights is read.
+Every offset is checked against the file's size before a byte of weights is read. Loads no torch: a server's own process
+tells by this what is wrong with a folder before its engine can.
 """
 
 from __future__ import annotations
@@ -12,24 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from niwaki.runtime.api import ModelError
+from niwaki.runtime.checkpoint.folder import check_is_folder
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_JSON_BYTES = 64 << 20  # the index of a checkpoint of 100,000 tensors is below 16 MB
-FLOAT_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-# Of parts of weights that are stored in fewer bits.
-PACKED_DTYPES = {
-    "F8_E4M3": torch.float8_e4m3fn,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "I32": torch.int32,
-    "I64": torch.int64,
-}
-TENSOR_DTYPES = FLOAT_DTYPES | PACKED_DTYPES
-NAMES = {dtype: name for name, dtype in TENSOR_DTYPES.items()}
-
+FLOAT_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # torch's names of them
+PACKED_BYTES = {"F8_E4M3": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}  # of parts of weights that are stored in fewer bits
+ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2} | PACKED_BYTES
 
 PIECE = 1 << 24  # bytes that are compared at a time
 
@@ -52,10 +43,17 @@ class StoredTensor:
 
     name: str
     file: Path
-    dtype: torch.dtype
+    dtype: str  # one of ITEM_BYTES
     shape: tuple[int, ...]
     offset: int
     size: int
+
+
+def check_folder(path: Path) -> None:
+    """Raises ModelError: it is no folder of a model, or its weights are missing, cut short or malformed."""
+    check_is_folder(path)
+    read_json_object(path / "config.json")
+    stored_tensors(path)
 
 
 def has_weights(path: Path) -> bool:
@@ -95,9 +93,7 @@ def are_same(one: StoredTensor, other: StoredTensor) -> bool:
 
 def float_dtype(tensors: Mapping[str, StoredTensor]) -> str | None:
     """That of the first one in floats, by torch's name."""
-    dtypes = (tensor.dtype for tensor in tensors.values() if tensor.dtype in FLOAT_DTYPES.values())
-    found = next(dtypes, None)
-    return None if found is None else str(found).removeprefix("torch.")
+    return next((FLOAT_DTYPES[tensor.dtype] for tensor in tensors.values() if tensor.dtype in FLOAT_DTYPES), None)
 
 
 def read_safetensors_header(file: Path) -> dict[str, StoredTensor]:
@@ -167,12 +163,12 @@ def _stored_tensor(file: Path, name: str, entry: object, data_start: int) -> Sto
             pass
         case _:
             raise ModelError(f"{file}: the header's entry of {name} is malformed: {str(entry)[:200]}")
-    if dtype not in TENSOR_DTYPES:
+    if dtype not in ITEM_BYTES:
         raise ModelError(f"{file}: {unsupported_dtype(name, dtype)}")
-    size = math.prod(shape) * TENSOR_DTYPES[dtype].itemsize
+    size = math.prod(shape) * ITEM_BYTES[dtype]
     if begin < 0 or end - begin != size:
         raise ModelError(f"{file}: {name} of {dtype} {shape} takes {size} bytes, its offsets say {begin} to {end}")
-    return StoredTensor(name, file, TENSOR_DTYPES[dtype], tuple(shape), data_start + begin, size)
+    return StoredTensor(name, file, dtype, tuple(shape), data_start + begin, size)
 
 
 def _shards(path: Path) -> dict[Path, list[str] | None]:

@@ -22,10 +22,12 @@ import httpx2
 import pytest
 from jsonschema import ValidationError  # type: ignore[import-untyped]  # ships no types
 
-from niwaki.runtime.api import ConfigError
+from niwaki.runtime.api import ConfigError, ModelError
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.link.engine_process import EngineProcess
 from niwaki.runtime.server import logs
 from niwaki.runtime.server.config import ServerConfig, digests
+from niwaki.runtime.server.hosted import hosted
 from niwaki.runtime.server.listen import bind, url_of
 from niwaki.runtime.server.serve import make_server, serving
 from niwaki.runtime.server.tracing import Tracing
@@ -355,6 +357,21 @@ def test_no_address_in_a_body_is_asked_for_anything(client: httpx2.Client) -> No
             assert client.post(page, json=body).status_code == 400, page
         with pytest.raises(BlockingIOError):
             canary.accept()
+
+
+def test_weights_that_are_cut_off_are_told_of_before_an_engine_can_tell(
+    toy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torn = tmp_path / "torn"
+    shutil.copytree(toy_folder, torn)
+    weights = torn / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    started: list[EngineProcess] = []
+    monkeypatch.setattr(EngineProcess, "start", started.append)
+    for folder, said in ((torn, "the download may be incomplete"), (tmp_path, "config.json is missing")):
+        with pytest.raises(ModelError, match=said), hosted(ServerConfig(), folder, {}):
+            pass
+    assert not started, "nobody waited for an engine"
 
 
 def test_a_taken_port_is_one_line_before_any_model_is_loaded() -> None:
