@@ -37,6 +37,8 @@ GENERATING = re.compile(
     "/v1/(chat/completions|completions|responses|sessions/[^/]+/(chat/completions|branches))|/generate|/scripts"
     "|/branches(/[^/]+/(generate|score))?|/programs/[^/]+(/batch)?"
 )
+# As clients ask for them whose base_url lacks the /v1.
+OPENAI_PAGES = ("/chat/completions", "/completions", "/responses", "/models", "/embeddings")
 PROBED = ("/health", "/ready")  # by those who know the server's address and none of its names, as Kubernetes' probes do
 
 ERRORS = {
@@ -133,13 +135,22 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     headers: Mapping[str, str] | None = None
     if isinstance(error, HTTPException):  # the framework's own: no such path, no such method
         headers = error.headers  # which methods there are
-        what = {404: "no such page", 405: "this page does not take that method"}.get(error.status_code, error.detail)
+        what = {404: _no_page(request.scope["path"]), 405: "this page does not take that method"}.get(
+            error.status_code, error.detail
+        )
         error = ApiError(error.status_code, what, code="not_found" if error.status_code == 404 else None)
     if isinstance(error, RequestValidationError):  # of what stands in the address
         first = error.errors()[0]
         param = str(first["loc"][-1])[:256]
         error = ApiError(400, f"{param}: {first['msg']}", param=param, code=str(first["type"]))
     return _refusal(service_of(request), as_api_error(error), headers)
+
+
+def _no_page(path: str) -> str:
+    """What is said of a path that is none. The same whatever pages there are: who has no key learns nothing."""
+    is_without = path.startswith(OPENAI_PAGES)
+    is_twice = path.startswith("/v1/v1/")
+    return "no such page" + "; the address of OpenAI's API ends with /v1, once" * (is_without or is_twice)
 
 
 def _refusal(service: Service, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:

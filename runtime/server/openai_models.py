@@ -28,6 +28,7 @@ from niwaki.runtime.server.tools import MAX_REASONING, MadeCalls, Plan, ToolChoi
 from niwaki.runtime.server.wire import (
     ChoiceTexts,
     Name,
+    NoMedia,
     Off,
     Pattern,
     Prompt,
@@ -179,7 +180,7 @@ class SamplingFields(FieldsOfOthers):
 class TextPart(Strict):
     """A piece of a message. Images, sound and files are refused: nothing is fetched for a client."""
 
-    type: Literal["text"]
+    type: Annotated[Literal["text"], NoMedia]
     text: Text
 
 

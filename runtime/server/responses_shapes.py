@@ -12,7 +12,7 @@ from niwaki.runtime.server.errors import ApiError
 from niwaki.runtime.server.openai_models import MAX_MESSAGES, MaxNew, TextFormat
 from niwaki.runtime.server.store import Json, new_id
 from niwaki.runtime.server.tools import MAX_TOOLS, FunctionName
-from niwaki.runtime.server.wire import Name, Off, Strict, Text, Unsupported
+from niwaki.runtime.server.wire import Name, NoMedia, Off, Strict, Text, Unsupported
 
 # ---------------------------------------------------------------------------------------------------------------
 # Bodies
@@ -22,7 +22,7 @@ from niwaki.runtime.server.wire import Name, Off, Strict, Text, Unsupported
 class InputText(Strict):
     """A piece of a message; `output_text` in messages of earlier answers."""
 
-    type: Literal["input_text", "output_text"]
+    type: Annotated[Literal["input_text", "output_text"], NoMedia]
     text: Text
     annotations: Annotated[list[JsonValue], Field(max_length=0)] | None = None
     logprobs: Annotated[list[JsonValue], Field(max_length=0)] | None = None

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    WithJsonSchema,
+)
 from pydantic.json_schema import models_json_schema
 from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 from starlette.requests import ClientDisconnect, Request
@@ -94,6 +104,15 @@ def _refuse(value: JsonValue) -> JsonValue:
     return value
 
 
+MEDIA = re.compile("image|audio|video|file")
+
+
+def _refuse_media(kind: object) -> object:
+    if isinstance(kind, str) and MEDIA.search(kind):
+        raise PydanticCustomError("unsupported", "this server reads text alone: no images, sound, video or files")
+    return kind
+
+
 def _expect(wanted: bool, given: bool) -> bool:
     if given is not wanted:
         raise PydanticCustomError("unsupported", "this server does not support it yet; leave it out")
@@ -103,6 +122,8 @@ def _expect(wanted: bool, given: bool) -> bool:
 # Not Literal[False], which takes 0, too.
 Off = Annotated[bool, AfterValidator(partial(_expect, False)), WithJsonSchema({"type": "boolean", "const": False})]
 On = Annotated[bool, AfterValidator(partial(_expect, True)), WithJsonSchema({"type": "boolean", "const": True})]
+# Of the type of a part of a message: what else clients send there.
+NoMedia = BeforeValidator(_refuse_media)
 # A field of the field's API that is not here yet. Ignoring it would give answers that nobody asked for.
 Unsupported = Annotated[JsonValue, AfterValidator(_refuse), WithJsonSchema({"type": "null"})]
 

@@ -65,6 +65,13 @@ def test_no_spelling_of_a_page_goes_around_the_key(guarded: httpx2.Client, path:
     assert "toy" not in answer.text
 
 
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/v1/chat/completions", "/models"])
+def test_an_address_without_its_v1_is_told_so(guarded: httpx2.Client, path: str) -> None:
+    told = guarded.post(path, json={}).json()["error"]
+    assert told["message"] == "no such page; the address of OpenAI's API ends with /v1, once"
+    assert guarded.post("/elsewhere", json={}).json()["error"]["message"] == "no such page"
+
+
 def test_every_route_but_two_needs_the_key(guarded: httpx2.Client) -> None:
     paths = guarded.get("/openapi.json", headers=bearer(ANN)).json()["paths"]
     for path, methods in paths.items():

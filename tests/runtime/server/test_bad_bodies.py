@@ -76,6 +76,18 @@ def test_a_message_that_cannot_be_read_is_named(client: httpx2.Client, messages:
     assert refused(client.post(CHAT, json={"messages": messages}))["param"] == param
 
 
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])
+def test_what_is_no_text_is_refused_as_such(client: httpx2.Client, kind: str) -> None:
+    parts = [{"type": "text", "text": "what is this?"}, {"type": kind, kind: {"url": "data:image/png;base64,AA=="}}]
+    said = refused(client.post(CHAT, json={"messages": [{"role": "user", "content": parts}]}))
+    assert said["param"] == "messages[0].content[1].type"
+    assert "no images, sound, video or files" in str(said["message"])
+    item = {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,AA=="}]}
+    assert "no images" in str(refused(client.post("/v1/responses", json={"input": [item]}))["message"])
+    other = refused(client.post(CHAT, json={"messages": [{"role": "user", "content": [{"type": "poem"}]}]}))
+    assert "Input should be 'text'" in str(other["message"])
+
+
 @pytest.mark.parametrize(
     "body",
     [
