@@ -26,6 +26,7 @@ class ServerConfig:
 
     host: str = "127.0.0.1"  # the address to listen on
     port: int = 30000  # 0: a free one
+    model_names: tuple[str, ...] = ()  # that clients may ask the model by; answers have the first. Empty: its folder's
     metrics_port: int | None = None  # a second one, for /metrics, /health and /ready alone, without a key; None: none
     key_digests: tuple[bytes, ...] = ()  # of keys that are answered, as `digests` makes them; empty: all are
     admin_digest: bytes | None = None  # of the key that may flush the cache
@@ -54,6 +55,8 @@ class ServerConfig:
             check_whole("metrics_port", self.metrics_port, 0, 65535)
             if self.metrics_port == self.port != 0:
                 raise ConfigError(f"metrics_port and port are both {self.port}; give two")
+        if not all(self.model_names):
+            raise ConfigError("a model's name must not be empty")
         check_whole("max_queued", self.max_queued, 0, 1_000_000)
         check_whole("max_restarts", self.max_restarts, 0, 1_000_000)
         check_whole("max_body_bytes", self.max_body_bytes, 1024, 2**30)

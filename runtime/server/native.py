@@ -419,11 +419,12 @@ async def detokenize(request: Request) -> Response:
 @router.get("/get_model_info", responses=gives(ModelInfoAnswer))
 async def model_info(request: Request) -> Response:
     """What SGLang's frontend asks first. The path is the model's name: where it lies is no client's business."""
-    model = service_of(request).model
+    service = service_of(request)
+    model, name = service.model, service.model_names[0]
     return json_response(
         {
-            "model_path": model.info.model,
-            "tokenizer_path": model.info.model,
+            "model_path": name,
+            "tokenizer_path": name,
             "is_generation": True,
             "context_length": model.info.context_length,
             "vocab_size": model.vocab_size,

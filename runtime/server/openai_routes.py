@@ -146,7 +146,8 @@ async def completions(request: Request) -> Response:
 @router.get("/v1/models", responses=gives(ModelsAnswer))
 async def models(request: Request) -> Response:
     """The one model that is served."""
-    return json_response({"object": "list", "data": [_card(service_of(request))]})
+    service = service_of(request)
+    return json_response({"object": "list", "data": [_card(service, name) for name in service.model_names]})
 
 
 @router.get("/v1/models/{name:path}", responses=gives(ModelCard))
@@ -155,7 +156,7 @@ async def model(request: Request, name: str) -> Response:
     if not name:
         raise ApiError(404, "no such page", code="not_found")
     service.check_model(name)
-    return json_response(_card(service))
+    return json_response(_card(service, name if name in service.model_names else service.model_names[0]))
 
 
 @router.post(
@@ -166,7 +167,7 @@ async def embeddings(request: Request) -> Response:
     service = service_of(request)
     body = await read_body(request, EmbeddingRequest, service.config)
     service.check_model(body.model)
-    message = f"{service.model.info.model!r} generates text and was not trained to embed it"
+    message = f"{service.model_names[0]!r} generates text and was not trained to embed it"
     raise ApiError(400, f"{message}; ask a server of an embedding model", param="model", code="unsupported")
 
 
@@ -197,7 +198,7 @@ async def _answer(
     keeper: Keeper | None = None,
 ) -> Response:
     """Start, then stream or wait. Everything that can be refused is refused before the first byte."""
-    head = Head(prefix, service.model.info.model)
+    head = Head(prefix, service.model_names[0])
     constraint = body.constraint_param()
     n = body.num_outputs
     streams = service.must_stream(bool(body.stream))
@@ -306,9 +307,9 @@ async def _chunks(
     yield DONE
 
 
-def _card(service: Service) -> Json:
+def _card(service: Service, name: str) -> Json:
     return {
-        "id": service.model.info.model,
+        "id": name,
         "object": "model",
         "created": service.started_at,
         "owned_by": "niwaki",

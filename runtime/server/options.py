@@ -23,6 +23,7 @@ DEFAULT_REPLICAS = ReplicaConfig()
 def add_options(parser: argparse.ArgumentParser) -> None:
     """All options of the server but those that say what it serves."""
     add = parser.add_argument
+    add("--model-name", action="append", default=[], metavar="NAME", help="by which clients ask; may be given again")
     add("--host", default=DEFAULT.host, metavar="ADDRESS", help="where to listen (%(default)s)")
     add("--port", type=int, default=DEFAULT.port, metavar="N", help="0 takes a free one and says which (%(default)s)")
     add("--metrics-port", type=int, metavar="N", help="a second one, for /metrics, /health and /ready, without a key")
@@ -93,6 +94,7 @@ def config_of(arguments: argparse.Namespace) -> ServerConfig:
     return ServerConfig(
         host=arguments.host,
         port=arguments.port,
+        model_names=tuple(arguments.model_name),
         metrics_port=arguments.metrics_port,
         key_digests=tuple(keys),
         key_limits=tuple(keys.items()),

@@ -52,7 +52,7 @@ async def tree(request: Request, limit: Annotated[int, Query(ge=1, le=MAX_NODES)
     namespace = service.namespace(key_of(request), None)
     nodes = await service.apart(lambda: service.engine.outline(limit, namespace))
     shown = [asdict(TreeNode.of(node, service.model.tokenizer)) for node in nodes]
-    return json_response({"model": service.model.info.model, "nodes": shown, "usage": dict(service.engine.usage())})
+    return json_response({"model": service.model_names[0], "nodes": shown, "usage": dict(service.engine.usage())})
 
 
 def _file(name: str) -> Response:

@@ -79,7 +79,7 @@ def responses_router(sessions: Sessions) -> APIRouter:
         except Exception as error:
             stand.close()
             raise as_api_error(error, param="input", constraint=_own_name(chat.constraint_param())) from error
-        writer = Writer(blank(body, service.model.info.model, int(time.time())))
+        writer = Writer(blank(body, service.model_names[0], int(time.time())))
 
         async def keep(output: Output) -> None:
             """Called when the writer has ended."""

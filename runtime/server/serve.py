@@ -145,7 +145,7 @@ class _Server(uvicorn.Server):
 
     @property
     def model_name(self) -> str:
-        return self._service.model.info.model
+        return self._service.model_names[0]
 
     def stop(self) -> None:
         """Begin to end; asked a second time, do not wait for what runs. May be called on any thread."""

@@ -217,10 +217,16 @@ class Service:
         named = bytes([len(key)]) + key + salt.encode()
         return f"{owner}/{hmac.new(self._secret, named, hashlib.sha256).hexdigest()}"
 
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """That clients may ask the model by; the first is the one that answers have."""
+        return self.config.model_names or (self.model.info.model,)
+
     def check_model(self, name: str | None) -> None:
-        served = self.model.info.model
-        if name is not None and name != served and name not in SERVED_ALIASES:
-            raise ApiError(404, f"this server has the model {served!r} only", param="model", code="model_not_found")
+        names = self.model_names
+        if name is not None and name not in names and name not in SERVED_ALIASES:
+            served = " or ".join(map(repr, names))
+            raise ApiError(404, f"this server has the model {served} only", param="model", code="model_not_found")
 
     def start(self) -> None:
         for begin in self.at_start:

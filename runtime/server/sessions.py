@@ -135,7 +135,7 @@ class SessionTurn:
             parent=asked.session.head,
             number=asked.past.num_turns + 1,
             messages=(*asked.messages, as_said(choice["message"])),
-            about={"model": self._service.model.info.model, "usage": used, "finish_reason": choice["finish_reason"]},
+            about={"model": self._service.model_names[0], "usage": used, "finish_reason": choice["finish_reason"]},
             request_key=asked.request_key,
         )
         storing = asyncio.ensure_future(stored(self._service, lambda: self._sessions.store.append(asked.session, turn)))

@@ -14,9 +14,11 @@ import pydantic
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from niwaki.runtime.api import Segment
+from niwaki.runtime.api import ConfigError, Segment
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.server.config import ServerConfig
 from niwaki.runtime.server.openai_models import CompletionRequest
+from niwaki.runtime.server.serve import serving
 
 END = 1  # the toy's token that ends a text
 MESSAGES: list[ChatCompletionMessageParam] = [
@@ -42,6 +44,21 @@ def test_the_served_model_is_listed(ai: openai.OpenAI) -> None:
     assert ai.models.retrieve("toy").owned_by == "niwaki"
     with pytest.raises(openai.NotFoundError, match="toy"):
         ai.models.retrieve("gpt-4")
+
+
+def test_the_model_is_known_by_the_names_that_it_was_given(engine: Engine) -> None:
+    config = ServerConfig(port=0, model_names=("team/llama", "gpt-4"))
+    with serving(engine, config) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        assert [model.id for model in client.models.list()] == ["team/llama", "gpt-4"]
+        assert client.models.retrieve("team/llama").id == "team/llama"
+        for name in ("team/llama", "gpt-4", "default"):
+            answer = client.chat.completions.create(model=name, messages=MESSAGES, max_completion_tokens=1)
+            assert answer.model == "team/llama"
+        assert client.responses.create(model="gpt-4", input="the", max_output_tokens=1).model == "team/llama"
+        with pytest.raises(openai.NotFoundError, match="'team/llama' or 'gpt-4' only"):
+            client.chat.completions.create(model="toy", messages=MESSAGES)
+    with pytest.raises(ConfigError, match="name must not be empty"):
+        ServerConfig(model_names=("",))
 
 
 def test_a_chat_answer_is_what_the_engine_says_to_the_rendered_prompt(ai: openai.OpenAI, engine: Engine) -> None:

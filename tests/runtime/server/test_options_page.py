@@ -136,7 +136,7 @@ def test_every_option_of_the_command_line_is_taken(tmp_path: Path, monkeypatch: 
         "--model": str(tmp_path), "--weights": "int8", "--kv-dtype": "fp8", "--kv-tokens": "4096",
         "--max-running-requests": "7", "--chunked-prefill-size": "96", "--streaming-prefill-size": "48",
         "--host-cache-bytes": "11", "--disk-cache-dir": str(pages), "--disk-cache-bytes": "13",
-        "--deterministic": None, "--host": "0.0.0.0", "--port": "0",
+        "--deterministic": None, "--model-name": "ours", "--host": "0.0.0.0", "--port": "0",
         "--metrics-port": "8", "--tls-cert": str(cert), "--tls-key": str(key),
         "--api-key": "a-good-key", "--api-key-file": str(keys), "--admin-key": "the-admin-key",
         "--requests-per-minute": "3", "--tokens-per-minute": "5", "--concurrent": "2", "--allowed-host": "our.example",
@@ -167,7 +167,7 @@ def test_every_option_of_the_command_line_is_taken(tmp_path: Path, monkeypatch: 
             cors_origins=("https://our.example",), tls_cert=cert, tls_key=key, max_queued=17, drain_seconds=1.5,
             metrics_port=8, max_restarts=1, replicas=ReplicaConfig(2, 3, 4, cpus=0.5, gpus=0.25, address="auto"),
             sessions="sqlite:///here.db", session_seconds=60.0, otlp_endpoint="http://collector:4318/v1/traces",
-            cache_secret=kept_secret(pages),
+            cache_secret=kept_secret(pages), model_names=("ours",),
         ),
         "model": tmp_path,
         "options": {
