@@ -17,6 +17,7 @@ from niwaki.lang.program_file import load_program, program_target
 from niwaki.lang.report import one_line
 from niwaki.run_command import NUM_TRACED, RunOptions, fail, run
 from niwaki.runtime.api import ConfigError, NiwakiError
+from niwaki.runtime.checkpoint.stored import check_folder
 from niwaki.runtime.options.config import KV_DTYPES, WEIGHTS, EngineConfig
 from niwaki.runtime.pictures import tree_command
 from niwaki.runtime.server.logs import configure
@@ -198,8 +199,8 @@ def serve(arguments: argparse.Namespace) -> int:
         from niwaki.runtime.server.listen import bound
 
         config = config_of(arguments)
-        if arguments.model is not None and not arguments.model.is_dir():
-            raise ConfigError(f"--model: there is no folder {arguments.model}")
+        if arguments.model is not None:
+            check_folder(arguments.model)  # the engine does so, too, but loads torch first
         configure(arguments.log_level, arguments.log_format)
         options = {name: getattr(arguments, name) for name in ENGINE_OPTIONS}
         programs = [Endpoint(load_program(*program_target(target))) for target in arguments.program]

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from niwaki.runtime.checkpoint.stored import check_folder
 from niwaki.runtime.link.engine_process import EngineProcess
 from niwaki.runtime.link.remote_engine import RemoteEngine
 from niwaki.runtime.replicas.engines import RayEngines
@@ -42,8 +41,6 @@ def hosted(config: ServerConfig, model: Path | None, options: dict[str, object])
         process = EngineProcess(model, options, max_restarts=config.max_restarts)
         process.launch()
         try:
-            if model is not None:
-                check_folder(model)  # the engine does so, too, but loads torch first
             importlib.import_module("niwaki.runtime.server.serve")  # takes a second, in which the engine loads
         except BaseException:
             process.shutdown()

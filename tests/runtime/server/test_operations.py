@@ -22,12 +22,11 @@ import httpx2
 import pytest
 from jsonschema import ValidationError  # type: ignore[import-untyped]  # ships no types
 
-from niwaki.runtime.api import ConfigError, ModelError
+from niwaki.runtime.api import ConfigError
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.link.engine_process import EngineProcess
 from niwaki.runtime.server import logs
 from niwaki.runtime.server.config import ServerConfig, digests
-from niwaki.runtime.server.hosted import hosted
 from niwaki.runtime.server.listen import bind, url_of
 from niwaki.runtime.server.serve import make_server, serving
 from niwaki.runtime.server.tracing import Tracing
@@ -359,19 +358,27 @@ def test_no_address_in_a_body_is_asked_for_anything(client: httpx2.Client) -> No
             canary.accept()
 
 
-def test_weights_that_are_cut_off_are_told_of_before_an_engine_can_tell(
-    toy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_folder_without_a_whole_model_is_told_of_before_an_engine_could(
+    toy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from niwaki.__main__ import main
+
     torn = tmp_path / "torn"
     shutil.copytree(toy_folder, torn)
     weights = torn / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     started: list[EngineProcess] = []
-    monkeypatch.setattr(EngineProcess, "start", started.append)
-    for folder, said in ((torn, "the download may be incomplete"), (tmp_path, "config.json is missing")):
-        with pytest.raises(ModelError, match=said), hosted(ServerConfig(), folder, {}):
-            pass
-    assert not started, "nobody waited for an engine"
+    monkeypatch.setattr(EngineProcess, "launch", started.append)
+    for folder, said in (
+        (str(torn), "the download may be incomplete"),
+        (str(tmp_path), "config.json is missing"),
+        ("team/llama", "hf download team/llama --local-dir FOLDER"),
+    ):
+        assert main(["serve", "--port", "0", "--model", folder]) == 1
+        told = capsys.readouterr().err
+        assert said in told
+        assert told.count("\n") == 1
+    assert not started
 
 
 def test_a_taken_port_is_one_line_before_any_model_is_loaded() -> None:
@@ -388,7 +395,7 @@ def test_a_taken_port_is_one_line_before_any_model_is_loaded() -> None:
     [
         (["--port", "70000"], "port must be"),
         (["--api-key", "abc"], "at least 8"),
-        (["--model", "nowhere"], "--model: there is no folder nowhere"),
+        (["--model", "nowhere"], "model folder nowhere does not exist"),
         (["--tls-cert", "nowhere.pem"], "--tls-cert: no file nowhere.pem"),
         (["--tls-key", "nowhere.pem"], "--tls-key without --tls-cert"),
         (["--tls-cert", __file__], f"--tls-cert: {__file__} holds no certificate in PEM"),

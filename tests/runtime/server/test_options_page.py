@@ -154,6 +154,7 @@ def test_every_option_of_the_command_line_is_taken(tmp_path: Path, monkeypatch: 
         found.update(config=config, model=model, options=options)
         raise ConfigError("far enough")
 
+    monkeypatch.setattr("niwaki.__main__.check_folder", lambda path: None)
     monkeypatch.setattr("niwaki.runtime.server.hosted.hosted", stop)
     monkeypatch.setattr("niwaki.runtime.server.listen.bound", lambda config: nullcontext((config, [])))
     monkeypatch.setattr("niwaki.__main__.configure", lambda *how: found.update(logs=how))
