@@ -7,6 +7,7 @@ Exit codes: 0 the run is done (records may have failed, see --strict), 1 it fail
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,8 +58,23 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     return _parser().parse_args(_with_joined_separator(argv))
 
 
+class _Parser(argparse.ArgumentParser):
+    """Of a command: tells wrong options itself; argparse leaves that to the one above, which has none like them."""
+
+    def parse_known_args(  # type: ignore[override]  # one of its overloads, the one that is called
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            close = difflib.get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, 1)
+            self.error(
+                f"unrecognized arguments: {' '.join(unknown)}" + "".join(f"; did you mean {one}?" for one in close)
+            )
+        return found, unknown
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="niwaki", description="Programs for language models.")
+    parser = _Parser(prog="niwaki", description="Programs for language models.")
     parser.add_argument("--version", action="version", version=f"niwaki {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run_parser = commands.add_parser(
@@ -110,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_constraint(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_constraint(commands: argparse._SubParsersAction[_Parser]) -> None:
     constraint_parser = commands.add_parser("constraint", help="look at a JSON schema or a regex")
     show_parser = constraint_parser.add_subparsers(dest="action", required=True, metavar="ACTION").add_parser(
         "show",

@@ -240,6 +240,24 @@ def test_a_run_that_cannot_start_says_why_in_one_line_and_leaves_no_output(
 
 
 @pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serve", "--prot", "3"], "niwaki serve: error: unrecognized arguments: --prot 3; did you mean --port?"),
+        (["serve", "--served-model-name=x"], "did you mean --model-name?"),
+        (["run", "p.py:f", "--input", "a", "--output", "b", "--concurency", "2"], "did you mean --concurrency?"),
+        (["tree", "--zzz"], "niwaki tree: error: unrecognized arguments: --zzz\n"),
+    ],
+)
+def test_a_wrong_option_is_told_by_its_command_with_the_one_that_is_like_it(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         [],
