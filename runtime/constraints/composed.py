@@ -15,7 +15,6 @@ import numpy as np
 
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.kernels import Words
-from niwaki.runtime.constraints.matcher import first_bit
 from niwaki.runtime.constraints.part_matchers import BudgetMatcher, MarkMatcher
 from niwaki.runtime.constraints.protocol import (
     ANY_BYTE,
@@ -27,6 +26,7 @@ from niwaki.runtime.constraints.protocol import (
     Matcher,
     follow,
 )
+from niwaki.runtime.constraints.token_graph import first_bit
 from niwaki.runtime.constraints.vocabulary import Vocabulary
 
 NO_END: Final = 1 << 30  # more tokens than any budget

@@ -6,8 +6,8 @@ import numpy as np
 
 from niwaki.runtime.constraints.grammar_vocabulary import GrammarVocabulary
 from niwaki.runtime.constraints.guidance import Native
-from niwaki.runtime.constraints.matcher import first_bit
 from niwaki.runtime.constraints.protocol import MAX_FORCED_BYTES, NOTHING_FORCED, Forced
+from niwaki.runtime.constraints.token_graph import first_bit
 
 
 def forced_run(matcher: Native, num_words: int) -> tuple[int, ...]:

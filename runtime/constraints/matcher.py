@@ -1,7 +1,7 @@
-"""The byte automaton over a vocabulary: masks, distances to the end, and the matcher that follows one text.
+"""A byte automaton as a constraint: what is kept of it while it is used, and the matcher that follows one text.
 
-An `AutomatonConstraint` owns what is shared by all texts of a constraint (rows of masks, filled on first use); a
-matcher owns the states of one text.
+An `AutomatonConstraint` owns what all texts of a constraint share (rows of masks, steps, what is forced: each filled on
+first use); a matcher owns the states of one text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints import kernels
 from niwaki.runtime.constraints.automaton import DEAD, START, ByteDfa
-from niwaki.runtime.constraints.kernels import UNREACHABLE, Ints, Words
+from niwaki.runtime.constraints.kernels import UNREACHABLE, Words
 from niwaki.runtime.constraints.protocol import (
     FREE,
     MAX_FORCED_BYTES,
@@ -25,30 +25,25 @@ from niwaki.runtime.constraints.protocol import (
     MaskRow,
     follow,
 )
+from niwaki.runtime.constraints.token_graph import TokenGraph, first_bit
 from niwaki.runtime.constraints.vocabulary import Vocabulary
 from niwaki.runtime.constraints.walks import Standing, StepTable
 
 ENDED: Final = -1  # in a matcher's states: an end token was accepted
-MAX_VISITS: Final = 20_000_000  # trie nodes visited before measuring is given up: about 0.1 s
-MAX_EDGES: Final = 4_000_000  # of the token graph
 MAX_STEPS: Final = 16_384  # from a state by a token, kept of one constraint
 STEP_BYTES: Final = 200
 MAX_ROWS_WITHIN: Final = 32  # masks near the end of a budget, kept of one constraint: a batch may share them
 
 
 class AutomatonConstraint:
-    """A byte automaton over a vocabulary.
-
-    Raises:
-        ConstraintError: no sequence of tokens makes a text that the automaton accepts, or the vocabulary lacks single
-            bytes and the automaton is too large to find out.
-    """
+    """A byte automaton over a vocabulary. Raises ConstraintError as `TokenGraph`."""
 
     def __init__(self, dfa: ByteDfa, vocabulary: Vocabulary, max_row_bytes: int = 32 * 1024 * 1024) -> None:
+        self.graph = graph = TokenGraph(dfa, vocabulary)
         self.dfa = dfa
         self.vocabulary = vocabulary
+        self.is_exact, self.distances, self.longest_distance = graph.is_exact, graph.distances, graph.longest_distance
         self._max_row_bytes = max_row_bytes
-        self._node_classes = dfa.byte_classes[vocabulary.node_bytes]
         self._lock = threading.Lock()  # guards the rows, not the automaton, which never changes
         self.rows: dict[int, Words] = {}  # state -> its mask
         self._rows_within: dict[tuple[int, int], Words] = {}  # (state, tokens that remain) -> its mask
@@ -60,20 +55,6 @@ class AutomatonConstraint:
         self.walkable: set[tuple[int, int]] = set()  # those of `known_steps`
         self.free: set[int] = set()  # states where nothing is forced and something may follow, as far as that is known
         self.known_steps = StepTable()  # as many of `steps` as need nobody's look
-        exact = self._measured()
-        self.is_exact = exact is not None
-        if exact is None:
-            if not vocabulary.has_every_byte:
-                raise ConstraintError(
-                    f"an automaton of {dfa.num_states} states is too large for a vocabulary without all single bytes"
-                )
-            exact = self._byte_distances()
-        # Tokens (or, where not exact, bytes: never fewer) from each state to the nearest end.
-        self.distances: Ints = exact
-        if self.distances[START] == UNREACHABLE:
-            raise ConstraintError("the vocabulary has no sequence of tokens for any text that the constraint allows")
-        finite = self.distances[self.distances != UNREACHABLE]
-        self.longest_distance = int(finite.max())
 
     @property
     def num_states(self) -> int:
@@ -81,8 +62,7 @@ class AutomatonConstraint:
 
     @property
     def num_bytes(self) -> int:
-        arrays = self.dfa.num_bytes + self._node_classes.nbytes + self.distances.nbytes
-        return arrays + self._row_bytes() + STEP_BYTES * len(self.steps) + self.known_steps.num_bytes
+        return self.graph.num_bytes + self._row_bytes() + STEP_BYTES * len(self.steps) + self.known_steps.num_bytes
 
     def matcher(self) -> AutomatonMatcher:
         return AutomatonMatcher(self, [START])
@@ -92,7 +72,7 @@ class AutomatonConstraint:
         row = self.rows.get(state)
         if row is not None:
             return row
-        row, count = self._walk(state, UNREACHABLE - 1)
+        row, count = self.graph.row(state, UNREACHABLE - 1)
         with self._lock:
             if self._row_bytes() > self._max_row_bytes:
                 self.rows.clear()
@@ -155,11 +135,11 @@ class AutomatonConstraint:
         return known
 
     def _row_within(self, state: int, remaining: int) -> Words:
-        row, count = self._walk(state, remaining - 1) if remaining > 0 else self._walk(state, -1)
+        row, count = self.graph.row(state, max(remaining, 0) - 1)
         if count or self.dfa.accepting[state]:
             return row
         # Nothing fits by what is measured. Where that is exact nothing does; else look for the way itself.
-        path = None if self.is_exact else self.shortest_path(state, remaining)
+        path = None if self.is_exact else self.graph.shortest_path(state, remaining)
         if path is None:
             return self.row(state)
         row[path[0] >> 5] |= np.uint32(1 << (path[0] & 31))
@@ -170,10 +150,7 @@ class AutomatonConstraint:
         known = self.steps.get((state, token_id))
         if known is not None:
             return known
-        text = self.vocabulary.bytes_of(token_id)
-        after = DEAD if text is None else int(self.dfa.run(text, state))
-        if self.distances[after] == UNREACHABLE:
-            after = DEAD
+        after = self.graph.step(state, token_id)
         if len(self.steps) < MAX_STEPS:
             self.steps[state, token_id] = after
         return after
@@ -185,185 +162,6 @@ class AutomatonConstraint:
         if self.is_exact:
             cost, farthest = int(self.distances[after] - self.distances[state]), int(self.distances[after])
         self.known_steps.add(state, token_id, after, cost, farthest, 0)
-
-    def shortest_path(self, state: int, budget: int) -> tuple[int, ...] | None:
-        """Fewest tokens from `state` to an end; None when they are more than `budget`."""
-        if not self.is_exact:
-            return self._searched_path(state, budget)
-        if self.distances[state] > budget:
-            return None
-        path = []
-        while self.distances[state] > 0:
-            row, _ = self._walk(state, int(self.distances[state]) - 1, with_end=False)
-            path.append(first_bit(row))
-            state = self.step(state, path[-1])
-        return tuple(path)
-
-    # -- measuring
-
-    def _measured(self) -> Ints | None:
-        """Exact distances in tokens for all states, or None where the token graph is too large to look at."""
-        dfa, vocabulary = self.dfa, self.vocabulary
-        num_states = len(dfa.accepting)
-        edge_starts = np.zeros(num_states + 1, np.int64)
-        edges = np.empty(4 * num_states + 1024, np.int32)
-        seen = np.full(num_states, -1, np.int32)
-        state, num_edges, visits_left = START, 0, MAX_VISITS
-        while True:
-            state, num_edges, visits = kernels.walk_edges(
-                state,
-                num_states,
-                self._node_classes,
-                vocabulary.node_depths,
-                vocabulary.node_skips,
-                vocabulary.node_tokens,
-                dfa.num_classes,
-                dfa.row_starts,
-                dfa.labels,
-                dfa.targets,
-                self._scratch(),
-                seen,
-                edge_starts,
-                edges,
-                num_edges,
-                visits_left,
-            )
-            visits_left -= visits
-            if state == num_states:
-                return kernels.distances_to(dfa.accepting, edge_starts, edges)
-            if visits_left < 0 or len(edges) > MAX_EDGES:
-                return None
-            edges = np.concatenate((edges, np.empty_like(edges)))
-
-    def _byte_distances(self) -> Ints:
-        dfa = self.dfa
-        degrees = np.diff(dfa.row_starts)
-        real = dfa.targets != DEAD  # dense rows have gaps
-        sources = np.repeat(np.arange(len(degrees)), degrees)[real]
-        edge_starts = np.zeros(len(degrees) + 1, np.int64)
-        np.cumsum(np.bincount(sources, minlength=len(degrees)), out=edge_starts[1:])
-        return kernels.distances_to(dfa.accepting, edge_starts, dfa.targets[real])
-
-    def _searched_path(self, start: int, budget: int) -> tuple[int, ...] | None:
-        """`shortest_path` forwards, breadth first: only as far as the end is away."""
-        if self.dfa.accepting[start]:
-            return ()
-        token_to = np.full(len(self.dfa.accepting), -1, np.int32)
-        found = np.empty(len(self.dfa.accepting), np.int32)
-        came_from: dict[int, int] = {}
-        token_to[start] = 0  # met already; it has no way back
-        level = [start]
-        visits_left = MAX_VISITS
-        for _ in range(budget):
-            next_level: list[int] = []
-            for state in level:
-                visits_left -= self._successors(state, token_to, found, next_level, came_from)
-                if visits_left < 0:
-                    return self._byte_path(start, budget)
-            for state in next_level:
-                if self.dfa.accepting[state]:
-                    path = []
-                    while state != start:
-                        path.append(int(token_to[state]))
-                        state = came_from[state]
-                    return tuple(reversed(path))
-            level = next_level
-        return None
-
-    def _successors(
-        self, state: int, token_to: Ints, found: Ints, next_level: list[int], came_from: dict[int, int]
-    ) -> int:
-        """Add the states not met before that a token leads to. Returns the work it took."""
-        dfa, vocabulary = self.dfa, self.vocabulary
-        count, visits = kernels.walk_successors(
-            state,
-            self._node_classes,
-            vocabulary.node_depths,
-            vocabulary.node_skips,
-            vocabulary.node_tokens,
-            vocabulary.tokens,
-            dfa.num_classes,
-            dfa.row_starts,
-            dfa.labels,
-            dfa.targets,
-            self._scratch(),
-            token_to,
-            found,
-        )
-        for after in found[:count].tolist():
-            next_level.append(after)
-            came_from[after] = state
-        return visits
-
-    def _byte_path(self, state: int, budget: int) -> tuple[int, ...] | None:
-        """An ending by tokens that each come nearest to the end: what is left when a search takes too long."""
-        path: list[int] = []
-        while self.distances[state] > 0:
-            limit = int(self.distances[state]) - 1
-            row, _ = self._walk(state, limit, with_end=False)
-            low = 0
-            while low < limit:  # the nearest that any token reaches, by bisection
-                middle = (low + limit) // 2
-                nearer, nearer_count = self._walk(state, middle, with_end=False)
-                if nearer_count:
-                    row, limit = nearer, middle
-                else:
-                    low = middle + 1
-            path.append(first_bit(row))
-            state = self.step(state, path[-1])
-            if len(path) > budget:
-                return None
-        return tuple(path)
-
-    # -- rows
-
-    def _walk(self, state: int, limit: int, with_end: bool = True) -> tuple[Words, int]:
-        """The mask of the tokens that lead to a distance of at most `limit`, and how many they are; end tokens are
-        set too where the text may end, but not counted."""
-        dfa, vocabulary = self.dfa, self.vocabulary
-        ends_here = with_end and dfa.accepting[state]
-        row = vocabulary.eos_words.copy() if ends_here else np.zeros(vocabulary.num_words, np.uint32)
-        count = kernels.walk_row(
-            state,
-            self._node_classes,
-            vocabulary.node_depths,
-            vocabulary.node_skips,
-            vocabulary.node_tokens,
-            vocabulary.tokens,
-            dfa.num_classes,
-            dfa.row_starts,
-            dfa.labels,
-            dfa.targets,
-            self.distances,
-            limit,
-            self._scratch(),
-            row,
-        )
-        return row, count
-
-    def walk_subtree(self, state: int, nodes: tuple[int, int], depth: int, limit: int, row: Words) -> None:
-        """`_walk` over the trie's nodes from and to, which stand `depth` deep, as if the text began there."""
-        dfa, vocabulary = self.dfa, self.vocabulary
-        first, last = nodes
-        kernels.walk_row(
-            state,
-            self._node_classes[first:last],
-            vocabulary.node_depths[first:last] - depth,
-            vocabulary.node_skips[first:last] - first,
-            vocabulary.node_tokens[first : last + 1],
-            vocabulary.tokens,
-            dfa.num_classes,
-            dfa.row_starts,
-            dfa.labels,
-            dfa.targets,
-            self.distances,
-            limit,
-            self._scratch(),
-            row,
-        )
-
-    def _scratch(self) -> Ints:
-        return np.empty(self.vocabulary.max_token_bytes + 1, np.int32)
 
     def _row_bytes(self) -> int:
         # The row, and its bytes as a key.
@@ -470,7 +268,7 @@ class AutomatonMatcher:
         state = self._states[-1]
         subtree = self._constraint.vocabulary.subtree(text)
         if state != ENDED and subtree is not None:
-            self._constraint.walk_subtree(state, subtree, len(text), remaining - 1, row)
+            self._constraint.graph.fill_subtree(state, subtree, len(text), remaining - 1, row)
 
     def accept_bytes(self, text: bytes) -> None:
         state = self._states[-1]
@@ -490,11 +288,4 @@ class AutomatonMatcher:
 
     def shortest_ending(self, budget: int) -> tuple[int, ...] | None:
         state = self._states[-1]
-        return () if state == ENDED else self._constraint.shortest_path(state, budget)
-
-
-def first_bit(row: Words) -> int:
-    """The lowest token of a mask that is not empty."""
-    word = int(np.flatnonzero(row)[0])
-    bits = int(row[word])
-    return 32 * word + (bits & -bits).bit_length() - 1
+        return () if state == ENDED else self._constraint.graph.shortest_path(state, budget)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niwaki.runtime.api import Choices, Constraint, ConstraintError, Regex
-from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary, compile_constraint, matcher
+from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary, compile_constraint, token_graph
 from niwaki.runtime.constraints.matcher import AutomatonConstraint
 from tests.runtime.derivatives import Oracle, Place, can_end, random_regex
 
@@ -293,12 +293,12 @@ def test_out_of_budget_the_text_ends_complete_where_any_text_fits(
 ) -> None:
     rng = random.Random(0)
     for pattern in (r'\{"a": "[ab é]{0,9}"\}', "(ab|b)*(é|a{7})", "ab{3}(ab)+"):
-        monkeypatch.setattr(matcher, "MAX_VISITS", 20_000_000 if is_exact else 0)
+        monkeypatch.setattr(token_graph, "MAX_VISITS", 20_000_000 if is_exact else 0)
         compiled = compile_constraint(Regex(pattern), WIDE, seconds=20)
         assert isinstance(compiled, AutomatonConstraint)
         assert compiled.is_exact == is_exact
         for budget in range(14):
-            monkeypatch.setattr(matcher, "MAX_VISITS", 20_000_000)  # of searches from here on
+            monkeypatch.setattr(token_graph, "MAX_VISITS", 20_000_000)  # of searches from here on
             fits = compiled.matcher().shortest_ending(budget) is not None
             for _ in range(10):
                 assert run_out(compiled, budget, rng).can_end == fits, (pattern, budget)
@@ -307,11 +307,11 @@ def test_out_of_budget_the_text_ends_complete_where_any_text_fits(
 def test_a_constraint_too_large_to_measure_gives_the_same_masks_and_endings(monkeypatch: pytest.MonkeyPatch) -> None:
     pattern = Regex(r'\{"a": "[ab é]{0,9}"\}|(ab)*')
     exact = compile_constraint(pattern, WIDE, seconds=20)
-    monkeypatch.setattr(matcher, "MAX_VISITS", 0)
+    monkeypatch.setattr(token_graph, "MAX_VISITS", 0)
     rough = compile_constraint(pattern, WIDE, seconds=20)
     rng = random.Random(0)
     for searches in (0, 20_000_000):
-        monkeypatch.setattr(matcher, "MAX_VISITS", searches)
+        monkeypatch.setattr(token_graph, "MAX_VISITS", searches)
         pair = exact.matcher(), rough.matcher()
         for _ in range(12):
             masks = [mask_of(one, WIDE) for one in pair]
