@@ -9,6 +9,9 @@ from itertools import chain
 from operator import itemgetter
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from niwaki.runtime.constraints.grammar_source import GrammarSource
 from niwaki.runtime.constraints.grammar_vocabulary import Ending, GrammarVocabulary, completes
 from niwaki.runtime.constraints.guidance import BRACKETS, CLOSING, Effort, KnownEnd, Native, short_text, straight_text
@@ -20,7 +23,7 @@ CHECKED_TOKENS: Final = 200  # of a known ending that take as long to check as a
 
 
 class KnownEnds:
-    """What all texts of a grammar may end as."""
+    """What all texts of a grammar may end as, and by how much each token may move an end away."""
 
     def __init__(self, words: GrammarVocabulary, shortest: Ending, source: GrammarSource) -> None:
         self.words = words
@@ -28,6 +31,12 @@ class KnownEnds:
         self.endings = (shortest, *([words.ending(source.other)] if source.other else []))
         self.rests = [(ending, *ending.written_rests()) for ending in self.endings]
         self.closings = source.closings
+        commitments = source.commitments
+        self.costs: npt.NDArray[np.int64] = (
+            np.maximum(words.plain_costs, commitments.inside) + words.openings * commitments.value
+        )
+        self.value = commitments.value
+        self.highest_cost = int(self.costs.max()) + self.value
 
 
 class EndingSearch:

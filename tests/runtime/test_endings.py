@@ -10,7 +10,8 @@ import pytest
 
 from niwaki.runtime.api import JsonSchema
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
-from niwaki.runtime.constraints.grammar_engine import PLACE_EFFORT, GrammarMatcher
+from niwaki.runtime.constraints.grammar_engine import GrammarMatcher
+from niwaki.runtime.constraints.grammar_way import PLACE_EFFORT
 from niwaki.runtime.constraints.guidance import SINGLE_BYTES, Effort, build, byte_tokenizer, straight_text
 
 END = 256
@@ -99,8 +100,8 @@ def test_a_token_that_another_text_has_written_gives_its_effort_once(compiler: C
         assert isinstance(matcher, GrammarMatcher)
         for byte in b'"abc':
             assert bool(matcher._native)
-            matcher._effort.left = 0
+            matcher._way.effort.left = 0
             matcher.accept(byte)
             assert bool(matcher._num_untold) == is_known
             assert bool(matcher._native), "it is told"
-            assert matcher._effort.left == PLACE_EFFORT
+            assert matcher._way.effort.left == PLACE_EFFORT
