@@ -38,6 +38,12 @@ KEY_ENDS: Final = b'":'
 CONTEXT: Final = 3  # bytes: what stands before a key, `[{"` or `:{"`
 MOST_LETTERS: Final = 512  # that are tried for the end of a string
 MASKS_COMPARED: Final = 8  # one mask is too little: after `,` and after `:` a quote may be all that follows
+# Tokens of these characters are looked at together where any text of them may follow: in strings, and in keys that are
+# none of some. llguidance's own hold characters that our keys do not: of 131,072 tokens the first mask inside a key
+# takes 0.15 ms with these and 1.2 with those. Where lengths are bounded, short ones are looked at together still.
+_IN_STRINGS: Final = r"[\x20-\x21\x23-\x5B\x5D-\x7E\x{A0}-\x{D7FF}]"
+SLICES: Final = (_IN_STRINGS + "{1,10}", _IN_STRINGS + "{1,30}")
+MIN_SLICED: Final = 4096  # tokens: fewer are walked as quickly, and each grammar is built 0.1 ms sooner
 NICENESS: Final = 5  # of threads and processes that compile, above this: the engine's steps go first
 _OF_STEPS: Final = os.getpriority(os.PRIO_PROCESS, 0) if sys.platform == "linux" else 0
 _deep_lock = threading.Lock()
@@ -72,15 +78,20 @@ class _Spelling:
         return []
 
 
-def tokenizer_of(tokens: Sequence[bytes | None], eos_ids: Sequence[int], size: int) -> LLTokenizer:
-    """A tokenizer of llguidance over these tokens; None and what is beyond them is never allowed by a mask."""
+def tokenizer_of(
+    tokens: Sequence[bytes | None], eos_ids: Sequence[int], size: int, slices: Sequence[str] | None = None
+) -> LLTokenizer:
+    """A tokenizer of llguidance over these tokens; None and what is beyond them is never allowed by a mask. `slices`:
+    regexes of tokens that are looked at together, which change no mask; None: those that suit our grammars."""
+    if slices is None:
+        slices = SLICES if size >= MIN_SLICED else ()
     # A first byte of 0xff marks what no text holds; each needs a name of its own.
     spelled = [piece or b"" for piece in tokens[:size]] + [b""] * (size - len(tokens))
     hidden = {i for i, piece in enumerate(spelled) if not piece} | set(eos_ids)
     for i in hidden:
         spelled[i] = b"\xff<%d>" % i
     wrapper = TokenizerWrapper(_Spelling(spelled, sorted(hidden), eos_ids[0]))
-    return LLTokenizer(wrapper, n_vocab=size, eos_token=list(eos_ids))
+    return LLTokenizer(wrapper, n_vocab=size, eos_token=list(eos_ids), slices=list(slices))
 
 
 class Effort:

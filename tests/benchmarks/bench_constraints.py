@@ -202,9 +202,11 @@ class Llguidance:
     name = "llguidance"
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._tokenizer = tokenizer_of(vocabulary.token_bytes, sorted(vocabulary.eos_ids), vocabulary.size)
-        self._num_words = vocabulary.num_words
         llguidance = importlib.import_module("llguidance")
+        tokens, ends = vocabulary.token_bytes, sorted(vocabulary.eos_ids)
+        slices = llguidance.LLTokenizer.general_slices()
+        self._tokenizer = tokenizer_of(tokens, ends, vocabulary.size, slices)
+        self._num_words = vocabulary.num_words
         self._matcher, self._executor = llguidance.LLMatcher, llguidance.LLExecutor()
 
     def start(self, schema: str, count: int) -> Texts:

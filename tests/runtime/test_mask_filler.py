@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from niwaki.runtime.api import Choices, Constraint, ConstraintError, JsonSchema, Regex
-from niwaki.runtime.constraints import ConstraintCompiler, Matcher
+from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
+from niwaki.runtime.constraints.grammar_engine import GrammarMatcher
+from niwaki.runtime.constraints.guidance import MIN_SLICED
 from niwaki.runtime.constraints.masks import MaskFiller
 from tests.toy_constraints import make_vocabulary
 
@@ -35,6 +37,54 @@ def test_every_row_is_what_its_matcher_alone_says(tmp_path: Path) -> None:
             if not matcher.is_done:
                 matcher.accept(int(draw.choice(allowed)))
     filler.close()
+    compiler.close()
+
+
+def test_a_mask_holds_the_tokens_whose_bytes_may_follow_one_by_one_whatever_is_looked_at_together() -> None:
+    pieces = [
+        "ab",
+        "a b",
+        "name",
+        "x" * 10,
+        "x" * 11,
+        "y" * 31,
+        'a"',
+        '":',
+        "a\\",
+        "\\n",
+        "é",
+        "a\x85",
+        "z\x7f",
+        "漢字",
+        "🙂",
+    ]
+    tokens = [*(bytes([byte]) for byte in range(256)), *(piece.encode() for piece in pieces), b"\t", b"a\n"]
+    vocabulary = Vocabulary([*tokens, None], {len(tokens)}, size=MIN_SLICED)
+    compiler = ConstraintCompiler(vocabulary, seconds=20)
+    schemas: list[object] = [
+        SCHEMA,
+        {"type": "string", "maxLength": 12},
+        {"type": "string", "minLength": 9, "maxLength": 11},
+        {"type": "string", "pattern": "^[^b]*$"},
+        {"additionalProperties": {"type": "integer"}, "properties": {"na": {}, "name": {"type": "null"}}},
+    ]
+    draw = random.Random(3)
+    row = np.zeros(vocabulary.num_words, np.uint32)
+    for schema in schemas:
+        compiled = compiler.compile(JsonSchema(json.dumps(schema)))
+        for _ in range(6):
+            matcher = compiled.matcher()
+            assert isinstance(matcher, GrammarMatcher)
+            while not matcher.is_done and draw.random() < 0.95:
+                matcher.fill_mask(row)
+                allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")[: len(tokens)]).tolist()
+                native = matcher.native
+                assert native is not None
+                assert allowed == [
+                    i for i, token in enumerate(tokens) if native.validate_tokens([*token]) == len(token)
+                ]
+                longer = [token_id for token_id in allowed if token_id > 255]
+                matcher.accept(draw.choice(longer if longer and draw.random() < 0.5 else allowed))
     compiler.close()
 
 
