@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Final, TypeAlias
 
@@ -90,6 +90,8 @@ def is_valid(schema: Json, text: str) -> bool:
             case "enum":
                 assert isinstance(value, list)
                 holds = digits in map(Fraction, map(repr, value)) and read in value
+            case "not" if isinstance(value, dict) and "enum" not in value:
+                holds = not is_valid(value, text)
             case "not":
                 assert isinstance(value, dict)
                 listed = value["enum"]
@@ -157,13 +159,18 @@ def is_canonical(text: str, schema: Json) -> bool:
         return digits != "0" or text == "0" if len(digits) <= LONG else False
     has_steps_or_constants = any(word in asked for word in ("integer", "multipleOf", "enum"))
     is_whole = Fraction(text).denominator == 1
+    if '"not": {"anyOf"' in asked and len(digits.partition("e")[0].lstrip("0.").replace(".", "")) > 15:
+        return False  # of what must not be whole
     is_plain = "e" not in text or "multipleOf" not in asked
     return is_plain and not (is_whole and has_steps_or_constants) and 0 < abs(Fraction(text)) < 10**300
 
 
-def faults_of(seed: int, compiler: ConstraintCompiler) -> list[str]:
+def faults_of(seed: int, compiler: ConstraintCompiler, steps: Sequence[Number] = ()) -> list[str]:
+    """`steps`: numbers are no multiples of some of these."""
     rng = random.Random(seed)
     schema = some_schema(rng)
+    if steps:
+        schema["not"] = {"anyOf": [{"multipleOf": step} for step in rng.sample(steps, rng.randint(1, 2))]}
     known = numbers_in(schema)
     numbers = [one for number in known for one in near(rng, number)] + [some_number(rng) for _ in range(8)]
     texts = [json.dumps(number) for number in numbers]
@@ -192,6 +199,55 @@ def faults_of(seed: int, compiler: ConstraintCompiler) -> list[str]:
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
 def test_random_numbers_agree_with_digits_and_doubles_both_ways(compiler: ConstraintCompiler, seed: int) -> None:
     assert faults_of(seed, compiler) == []
+
+
+@pytest.mark.parametrize("seed", range(NUM_SEEDS))
+def test_what_is_no_multiple_agrees_both_ways(compiler: ConstraintCompiler, seed: int) -> None:
+    assert faults_of(seed, compiler, (2, 5, 4, 10, 25, 8, 40, 1000, 2.5, 0.5)) == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "taken"),
+    [
+        ({"type": "integer", "not": {"multipleOf": 2}}, [-7, -1, 1, 3, 1001, 10**40 + 1]),
+        ({"type": "number", "not": {"multipleOf": 5}}, [-4, 1, 2.5, 0.1, 14, 1e-05]),
+        (
+            {"type": "integer", "multipleOf": 2, "not": {"anyOf": [{"multipleOf": 8}, {"multipleOf": 5}]}},
+            [2, 4, -6, 12],
+        ),
+        ({"type": "integer", "minimum": 8, "maximum": 12, "not": {"multipleOf": 4}}, [9, 10, 11]),
+        ({"type": "integer", "not": {"multipleOf": 2.5}}, [1, 4, 6]),
+    ],
+)
+def test_no_multiple_of_a_step_that_last_digits_tell_is_written(
+    compiler: ConstraintCompiler, schema: dict[str, Json], taken: list[Number]
+) -> None:
+    matcher = compiler.compile(JsonSchema(json.dumps(schema))).matcher()
+    assert all(takes(matcher, json.dumps(number)) for number in taken)
+    numbers = [*range(-30, 130), 2.5, 10.5, 1000, 10**40]
+    found = [number for number in numbers if takes(matcher, json.dumps(number))]
+    assert found == [number for number in numbers if is_valid(schema, json.dumps(number))]
+    ending = matcher.shortest_ending(3)
+    assert ending is not None
+    assert is_valid(schema, bytes(ending).decode())
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "integer", "not": {"multipleOf": 3}}, "/not/multipleOf: what is no multiple cannot be enforced"),
+        ({"type": "number", "not": {"multipleOf": 0.5}}, "/not/multipleOf: what is no multiple cannot be enforced"),
+        ({"type": "integer", "multipleOf": 3, "not": {"multipleOf": 2}}, "multipleOf 3 cannot be enforced exactly"),
+        ({"type": "integer", "multipleOf": 4, "not": {"multipleOf": 2}}, "admits no text"),
+        ({"type": "integer", "minimum": 4, "maximum": 4, "not": {"multipleOf": 2}}, "admits no text"),
+        ({"type": "integer", "not": {"multipleOf": 0.5}}, "admits no text"),
+    ],
+)
+def test_what_no_last_digits_tell_is_refused(
+    compiler: ConstraintCompiler, schema: dict[str, Json], reason: str
+) -> None:
+    with pytest.raises(ConstraintError, match=reason):
+        compiler.compile(JsonSchema(json.dumps(schema)))
 
 
 def test_what_is_not_whole_is_not_read_as_whole_either(compiler: ConstraintCompiler) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from niwaki.runtime.api import ConstraintError, JsonSchema
 from niwaki.runtime.constraints.grammar_source import source_of_schema
 from niwaki.runtime.constraints.guidance import build, byte_tokenizer
-from niwaki.runtime.constraints.schema.steps import as_engine_reads, step_of, step_regex
+from niwaki.runtime.constraints.schema.steps import as_engine_reads, no_multiple_regex, step_of, step_regex
 
 STEPS = "0.01 0.25 0.5 2.5 5 10 100 1 0.1 0.05 12.5 0.001 50 25 0.125 2 4 0.2 1e-7 0.0025 20 1.25".split()
 
@@ -33,6 +33,16 @@ def test_just_the_multiples_match(step: str) -> None:
         assert (pattern.fullmatch(text) is not None) == (is_multiple and decimals <= found.decimals), text
 
     check()
+
+
+@pytest.mark.parametrize("steps", [(2,), (5,), (2, 5), (4,), (25,), (8, 125), (1000,), (4, 10, 250)])
+def test_just_the_whole_numbers_match_that_are_no_multiples(steps: tuple[int, ...]) -> None:
+    pattern = re.compile(no_multiple_regex(steps))
+    numbers = [*range(-1200, 12_000), *range(10**20, 10**20 + 1100)]
+    found = [number for number in numbers if pattern.fullmatch(str(number))]
+    assert found == [number for number in numbers if all(number % step for step in steps)]
+    assert not any(map(pattern.fullmatch, ("-0", "01", "-", "1.5", "", "1" * 309)))
+    assert pattern.fullmatch("9" * 308)
 
 
 @pytest.mark.parametrize("step", ["1e10", "1e100", "1e307", "5e200", "100", "0.01", "0.25", "1"])

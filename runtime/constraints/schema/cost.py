@@ -136,9 +136,9 @@ class _Measure:
             case "null" | "boolean":
                 return 4
             case "integer" | "number":
-                if "not" in schema and not schema.keys() & {*LOWER, *UPPER}:
+                if kind == "number" and "not" in schema and not schema.keys() & {*LOWER, *UPPER}:
                     return 3
-                if schema.keys() & {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}:
+                if schema.keys() & {"not", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}:
                     size = widest_bound(schema) if schema.keys() & {*LOWER, *UPPER} else NUMBER_BYTES
                     if kind == "number" or not is_range(schema):  # of a whole one nothing but its digits are asked
                         size = max(NUMBER_BYTES, size)

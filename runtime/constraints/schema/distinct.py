@@ -268,6 +268,8 @@ def _count_of_kind(layout: Layout, kind: str, schema: dict[str, Json], depth: in
             low, high = schema.get("minimum"), schema.get("maximum")
             if not schema.keys() & LOWER or not schema.keys() & UPPER:
                 return ENDLESS
+            if kind == "integer" and "not" in schema:
+                return 1
             if isinstance(low, int) and isinstance(high, int) and not schema.keys() & BOUNDS - INCLUSIVE:
                 # Between large whole numbers no fraction of so few digits may be left.
                 has_fractions = kind == "number" and low < high and min(abs(low), abs(high)) <= MILLION

@@ -78,6 +78,7 @@ class Way:
     high: tuple[Fraction, bool] | None = None
     is_whole: bool | None = None
     multiples: tuple[Fraction, ...] = ()
+    no_multiples: tuple[int, ...] = ()  # whole numbers that last digits tell, see `steps.py`
     # strings
     patterns: tuple[tuple[str, str], ...] = ()  # (pattern, pointer)
     without: tuple[tuple[str, str], ...] = ()  # patterns that are not found

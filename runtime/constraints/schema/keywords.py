@@ -26,6 +26,7 @@ from niwaki.runtime.constraints.schema.facts import (
     both,
 )
 from niwaki.runtime.constraints.schema.formats import FORMAT_PATTERNS, KNOWN_FORMATS
+from niwaki.runtime.constraints.schema.steps import last_digits_tell
 from niwaki.runtime.constraints.schema.strings import has_boundary
 
 Ways: TypeAlias = list[Way]
@@ -127,9 +128,13 @@ def _multiple_of(schema: dict[str, Json], pointer: str, kind: str, holds: bool, 
         raise refused(f"{pointer}/multipleOf", f"must be above 0, got {schema['multipleOf']!r}")
     if holds:
         return [Way(kind, multiples=(step,))]
-    if step == 1:
-        return [Way(kind, is_whole=False)]
-    return [Way(kind, beyond=((f"{pointer}/multipleOf", "what is no multiple cannot be enforced"),))]
+    beyond = ((f"{pointer}/multipleOf", "what is no multiple cannot be enforced"),)
+    found = [Way(kind, is_whole=False, beyond=() if step.denominator == 1 else beyond)]
+    if last_digits_tell(step.numerator):
+        found += [Way(kind, is_whole=True, no_multiples=(step.numerator,))] if step.numerator > 1 else []
+    else:
+        found.append(Way(kind, is_whole=True, beyond=beyond))
+    return found
 
 
 def _fraction(value: Json, place: str) -> Fraction:

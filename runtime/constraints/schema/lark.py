@@ -7,7 +7,7 @@ only, that of `json.dumps(..., ensure_ascii=False)`: another spelling of a known
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from json.encoder import encode_basestring
 from typing import Final
@@ -21,7 +21,13 @@ from niwaki.runtime.constraints.schema.distinct import DISTINCT, DISTINCT_KEYS, 
 from niwaki.runtime.constraints.schema.document import Json, as_fraction, json_text
 from niwaki.runtime.constraints.schema.presence import witnesses
 from niwaki.runtime.constraints.schema.ranges import LOWER, UPPER, fraction_regex, is_range, range_regex
-from niwaki.runtime.constraints.schema.steps import as_engine_reads, step_in, step_regex
+from niwaki.runtime.constraints.schema.steps import (
+    as_engine_reads,
+    no_multiple_regex,
+    step_in,
+    step_regex,
+    steps_not_in,
+)
 from niwaki.runtime.constraints.schema.strings import anywhere, language_of
 
 _HEX: Final = "[0-9a-fA-F]"
@@ -175,6 +181,8 @@ class _Writer:
 
     def _number(self, kind: str, schema: dict[str, Json], once: bool) -> list[str]:
         bounds: dict[str, Json] = {key: schema[key] for key in NUMBER_KEYWORDS if key in schema}
+        if kind == "integer" and "not" in schema:
+            return [self._terminal(" & ".join(f"/{regex}/" for regex in _no_multiples(schema)))]
         if "not" in schema:
             within = f" & /{range_regex(bounds, is_whole=False)}/" if bounds else ""
             return [self._terminal(f"{'ONCE_FRACTION' if once else f'/{fraction_regex()}/'}{within}")]
@@ -347,6 +355,16 @@ def _rule_of(definition: str, *, once: bool = False) -> str:
 
 def _but(body: str, known: str) -> str:
     return f"({body}) & ~({known})" if known else body
+
+
+def _no_multiples(schema: dict[str, Json]) -> Iterator[str]:
+    """Regexes all of which match the whole numbers of a schema that are no multiples."""
+    yield no_multiple_regex(steps_not_in(schema))
+    limits: dict[str, Json] = {key: schema[key] for key in (*LOWER, *UPPER) if key in schema}
+    if limits:
+        yield range_regex(limits, is_whole=True)
+    if "multipleOf" in schema and (step := step_in(schema, is_whole=True)) is not None:
+        yield step_regex(step)
 
 
 NUMBER_KEYWORDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")

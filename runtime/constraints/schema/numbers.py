@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Final
@@ -18,7 +19,13 @@ from niwaki.runtime.constraints.schema.ranges import (
     range_regex,
     short_decimals,
 )
-from niwaki.runtime.constraints.schema.steps import as_engine_reads, least_common_multiple, step_of
+from niwaki.runtime.constraints.schema.steps import (
+    WITHIN_FREE,
+    as_engine_reads,
+    is_no_multiple,
+    least_common_multiple,
+    step_of,
+)
 
 MAX_EXCLUDED_NUMBERS: Final = 16
 MAX_LISTED_NUMBERS: Final = 32
@@ -33,7 +40,9 @@ def number_satisfies(value: float, way: Way) -> bool:
         return False
     if way.is_whole is not None and (number.denominator == 1) != way.is_whole:
         return False
-    return all((number / step).denominator == 1 for step in way.multiples)
+    if not all((number / step).denominator == 1 for step in way.multiples):
+        return False
+    return is_no_multiple(number, way.no_multiples)
 
 
 def whole_numbers(way: Way) -> list[Json] | None:
@@ -104,9 +113,14 @@ def _range_schema(way: Way, place: str) -> dict[str, Json] | None:
         schema[LOWER[low[1]]] = _as_number(low[0], LOWER[low[1]], place, is_exact=is_exact)
     if high is not None:
         schema[UPPER[high[1]]] = _as_number(high[0], UPPER[high[1]], place, is_exact=is_exact)
+    if (way.multiples or way.no_multiples) and not _has_multiple(step, way.no_multiples, low, high):
+        return None
+    if way.no_multiples:
+        if not is_exact:
+            why = "what is no multiple cannot be enforced beside it"
+            raise refused(place, f"multipleOf {_shown(step)} cannot be enforced exactly: {why}")
+        schema["not"] = {"anyOf": [{"multipleOf": other} for other in sorted(way.no_multiples)]}
     if way.multiples:
-        if not _has_multiple(step, low, high):
-            return None
         if not is_exact and as_engine_reads(step) is None:
             why = "the engine takes its digits for others"
             raise refused(place, f"multipleOf {_shown(step)} cannot be enforced exactly: {why}")
@@ -117,13 +131,22 @@ def _range_schema(way: Way, place: str) -> dict[str, Json] | None:
     return schema
 
 
-def _has_multiple(step: Fraction, low: tuple[Fraction, bool] | None, high: tuple[Fraction, bool] | None) -> bool:
+def _has_multiple(
+    step: Fraction,
+    others: Sequence[int],
+    low: tuple[Fraction, bool] | None,
+    high: tuple[Fraction, bool] | None,
+) -> bool:
+    """Whether one lies between the bounds that is a multiple of none of the others."""
+    if any((step / other).denominator == 1 for other in others):
+        return False
     if low is None or high is None:
         return True
     first, last = math.ceil(low[0] / step), math.floor(high[0] / step)
     first += low[1] and first * step == low[0]
     last -= high[1] and last * step == high[0]
-    return first <= last
+    near = range(first, min(last, first + WITHIN_FREE) + 1)
+    return any(is_no_multiple(count * step, others) for count in near)
 
 
 def _shown(step: Fraction) -> str:

@@ -16,6 +16,7 @@ from niwaki.runtime.constraints.schema.document import Json, as_fraction, json_t
 from niwaki.runtime.constraints.schema.free_keys import free_keys
 from niwaki.runtime.constraints.schema.presence import witnesses
 from niwaki.runtime.constraints.schema.ranges import is_range, short_decimals, shortest_number
+from niwaki.runtime.constraints.schema.steps import WITHIN_FREE, is_no_multiple, steps_not_in
 from niwaki.runtime.constraints.schema.strings import joined, shortest_of, witness_of
 
 VARIANTS: Final = 6  # how deep they are looked for
@@ -149,7 +150,7 @@ class _Texts:
             case "null" | "boolean":
                 return b"null" if kind == "null" else b"true"
             case "integer" | "number":
-                if "not" in schema:
+                if kind == "number" and "not" in schema:
                     return next(short_decimals(schema)).encode()
                 if is_range(schema):
                     text = shortest_number(schema, is_whole=kind == "integer")
@@ -220,7 +221,7 @@ class _Texts:
         match kind:
             case "boolean":
                 yield from (b"true", b"false")
-            case "integer" | "number" if "not" not in schema:
+            case "integer" | "number" if kind == "integer" or "not" not in schema:
                 yield from _whole_numbers(schema)
                 if kind == "number" and is_range(schema):
                     yield from (text.encode() for text in short_decimals(schema))
@@ -325,14 +326,15 @@ def _whole_numbers(schema: dict[str, Json]) -> Iterator[bytes]:
     low, high = _bound(schema, "minimum"), _bound(schema, "maximum")
     over, under = _bound(schema, "exclusiveMinimum"), _bound(schema, "exclusiveMaximum")
     first = _number(schema)
-    step = (_bound(schema, "multipleOf") or Fraction(1)).numerator
+    step, others = (_bound(schema, "multipleOf") or Fraction(1)).numerator, steps_not_in(schema)
     for sign in (1, -1):
         for index in count(1) if first is not None else ():
             number = int(first or 0) + sign * index * step
             is_over = (high is not None and number > high) or (under is not None and number >= under)
             if is_over or (low is not None and number < low) or (over is not None and number <= over):
                 break
-            yield str(number).encode()
+            if is_no_multiple(Fraction(number), others):
+                yield str(number).encode()
 
 
 def _number_or(value: Json, other: int) -> int:
@@ -349,11 +351,13 @@ def _number(schema: dict[str, Json]) -> bytes | None:
     over, under = (_bound(schema, key) for key in ("exclusiveMinimum", "exclusiveMaximum"))
     step = _bound(schema, "multipleOf") or Fraction(1)
     step = Fraction(step.numerator)  # whole and a multiple
-    candidates = [Fraction(0)]
+    others = steps_not_in(schema)
+    window = WITHIN_FREE + 1 if others else 1
+    candidates = [step * count for count in range(window)]
     for bound in (low, high, over, under):
         if bound is not None:
             place = math.floor(bound / step)
-            candidates += [step * near for near in (place - 1, place, place + 1)]
+            candidates += [step * near for near in range(place - window, place + window + 1)]
     fitting = [
         number
         for number in candidates
@@ -361,6 +365,7 @@ def _number(schema: dict[str, Json]) -> bytes | None:
         and (high is None or number <= high)
         and (over is None or number > over)
         and (under is None or number < under)
+        and is_no_multiple(number, others)
     ]
     return _least([str(int(number)).encode() for number in fitting])
 

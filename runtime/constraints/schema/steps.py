@@ -17,6 +17,8 @@ MOST_DECIMALS: Final = 40
 LARGEST_READ: Final = 2**32 - 1  # the digits of a step that the engine takes
 PARTS: Final = (2, 4, 5, 8, 10, 16, 20, 25, 40, 50, 100)  # of a step
 SMALL_FACTORS: Final = 100
+NO_MULTIPLE_ENDS: Final = 3  # last digits that tell what is no multiple
+WITHIN_FREE: Final = 3
 
 
 class Step(NamedTuple):
@@ -47,6 +49,48 @@ def step_in(schema: dict[str, Json], *, is_whole: bool) -> Step | None:
         return None
     step = as_fraction(value)
     return step_of(Fraction(step.numerator) if is_whole else step)
+
+
+def last_digits_tell(step: int) -> bool:
+    """Which whole numbers are no multiples of it: of 2, 4, 5, 8, 10 and so on."""
+    return 10**NO_MULTIPLE_ENDS % step == 0
+
+
+def is_no_multiple(number: Fraction, steps: Sequence[int]) -> bool:
+    """Of any of them. Of WITHIN_FREE whole numbers in a row and one more, one is none: what ends in 1, 3, 7 or 9. So
+    it is among multiples in a row of a number that itself is none."""
+    return all((number / step).denominator > 1 for step in steps)
+
+
+def steps_not_in(schema: dict[str, Json]) -> list[int]:
+    """Of what a normal schema of whole numbers has no multiples."""
+    negated = schema.get("not")
+    parts = negated.get("anyOf") if isinstance(negated, dict) else None
+    steps = [part["multipleOf"] for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    return [step for step in steps if isinstance(step, int)]
+
+
+def no_multiple_regex(steps: Sequence[int]) -> str:
+    """The whole numbers that are multiples of none of them; none is read as infinite."""
+    num_ends = next(count for count in range(1, NO_MULTIPLE_ENDS + 1) if all(10**count % step == 0 for step in steps))
+    ends = [str(end) for end in range(10**num_ends) if all(end % step for step in steps)]
+    options = [_one_of([end for end in ends if len(end) == size]) for size in range(1, num_ends + 1)]
+    front = f"[1-9][0-9]{{0,{FINITE_DIGITS - 1 - num_ends}}}"
+    options.append(front + _one_of([end.rjust(num_ends, "0") for end in ends]))
+    return f"-?(?:{'|'.join(filter(None, options))})"
+
+
+def _one_of(texts: list[str]) -> str:
+    """One of these digits, all as many; empty where there are none."""
+    rests: dict[str, list[str]] = {}
+    for text in texts:
+        if text:
+            rests.setdefault(text[0], []).append(text[1:])
+    firsts: dict[str, str] = {}  # by what may follow
+    for first, behind in rests.items():
+        rest = _one_of(behind)
+        firsts[rest] = firsts.get(rest, "") + first
+    return f"(?:{'|'.join(f'[{first}]{rest}' for rest, first in firsts.items())})" if firsts else ""
 
 
 def step_regex(step: Step) -> str:
