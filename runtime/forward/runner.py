@@ -88,6 +88,7 @@ class Batch:
     wanted: npt.NDArray[np.int64] | None  # indices of the tokens whose logits are wanted; None for all
     # The tokens where they were drawn, on the runner's device: `token_ids` then says only how many they are.
     drawn: torch.Tensor | None = None  # int64 [tokens]
+    as_computed: bool = False  # logits may be bfloat16, where the model's are that
 
     def ids_on(self, device: torch.device) -> torch.Tensor:
         """The tokens as int32."""
@@ -265,7 +266,8 @@ class Runner:
         """Run one step: store the keys and values of all new tokens, return the logits asked for.
 
         Returns:
-            float32 [sum of num_logits, vocab_size], in row order, positions ascending within a row.
+            float32 [sum of num_logits, vocab_size], in row order, positions ascending within a row; bfloat16 where the
+            batch allows it and they are that before anything is done to them.
 
         Raises:
             ValueError: a row is empty, its pages do not cover it or are outside the pool, num_logits is not from 0 to
@@ -289,7 +291,7 @@ class Runner:
         token_ids = rows.ids_on(self._device)
         may_be_parallel = threads == 1 or (work >= MIN_PARALLEL_WORK and not self._has_any_size)
         with nullcontext() if may_be_parallel else OneTorchThread():
-            return self._model.forward(token_ids, plan, rows.wanted, threads=threads)
+            return self._model.forward(token_ids, plan, rows.wanted, threads=threads, as_computed=rows.as_computed)
 
     def _plan(self, spans: Spans) -> AttentionPlan:
         kept, self._kept = self._kept, None

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from niwaki.kernels.float_logits import float_logits
 from niwaki.kernels.sample import Longs
 from niwaki.runtime.api import Cancelled, CapacityError, GenerationError, NiwakiError
 from niwaki.runtime.api.faults import told
@@ -146,8 +147,10 @@ class EngineCore:
             computed = self._compute(decoding.requests, decoding.batch, decoding.masked())
             if computed is not None and decoding.take_quietly(computed[0]):
                 self.counters.generated_tokens += len(decoding.requests)
-            elif computed is not None and not self._go_on(decoding, decoding.draw(*computed), computed):
-                self._settle()
+            elif computed is not None:
+                computed = float_logits(computed[0]), computed[1]
+                if not self._go_on(decoding, decoding.draw(*computed), computed):
+                    self._settle()
             return
         plan = self._roster.plan()
         rows = self._roster.carry_out(plan)

@@ -10,11 +10,13 @@ constraint is drawn with the others, under its mask (`led.Led`).
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from niwaki.kernels.float_logits import highest
 from niwaki.kernels.plan import Spans
 from niwaki.kernels.sample import NO_TOKEN
 from niwaki.kernels.steady import take_highest
@@ -96,7 +98,7 @@ class Decoding:
 
     def _lay_out(self) -> None:
         spans = Spans(self._starts, np.ones(len(self.requests), np.int64), self._table, self._held)
-        self.batch = Batch(self._token_ids, spans, None)
+        self.batch = Batch(self._token_ids, spans, None, as_computed=True)
 
     # -- before the forward pass --------------------------------------------------------------------------------------
 
@@ -250,14 +252,14 @@ class Decoding:
 
     def take_quietly(self, logits: torch.Tensor) -> bool:
         """`draw` and `take` at once, of a batch in which every token is the likeliest, where none makes anybody look.
-        False, and nothing done, elsewhere."""
+        False, and nothing done, elsewhere. `logits`: float32, or bfloat16 as they were computed."""
         self._watch_streamed()
         led = self._led
         is_quiet = (self._is_quiet or led.is_walking) and self._steps_left > 1 and not self._untold.is_full
         if not (is_quiet and self._draws.all_greedy and logits.is_cpu):
             return False
-        values, positions = logits.numpy(), self._draws.arrays[1]
-        best = self._draws.highest(values)
+        positions = self._draws.arrays[1]
+        values, best = highest(logits)
         if led.is_walking and not led.knows(best, self._last, self._starts):
             return False
         arrays = (self._may_end, self._token_ids, self._untold.row, self._starts, positions)
@@ -346,7 +348,7 @@ class Decoding:
         the token that is not read yet; maybe nobody."""
         self._led.end_walk()
         if self.flight is None:
-            return self.requests, self.batch
+            return self.requests, replace(self.batch, as_computed=False)
         starts, table, held, requests = self._next_starts(), self._table, self._held, self.requests
         going = starts < self._last
         if not going.all():

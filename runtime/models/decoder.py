@@ -101,9 +101,10 @@ class Decoder:
         part: Part | None = None,
         threads: int = 1,
         out: torch.Tensor | None = None,
+        as_computed: bool = False,
     ) -> torch.Tensor:
         """Logits float32 [len(wanted), vocab] of the batch's tokens `wanted`, of all where it is None; written to `out`
-        where there is one.
+        where there is one. With `as_computed` they may be bfloat16.
 
         token_ids int32 or int64 [tokens], in the order of the plan. Keys and values of all tokens are stored. Calls at
         the same time need a `part` each; one without a part may use so many `threads`.
@@ -111,6 +112,8 @@ class Decoder:
         with torch.inference_mode():
             if part is None and self._stack is not None:
                 logits = self._forward_at_once(self._stack, token_ids, plan, wanted, threads)
+                if logits is not None and not (as_computed and self._caps_nothing):
+                    logits = self._capped(float_logits(logits))
                 if logits is not None:
                     return logits if out is None else out.copy_(logits)
             return self._forward(token_ids, plan, wanted, part or self._whole, out)
@@ -123,7 +126,7 @@ class Decoder:
         wanted: npt.NDArray[np.int64] | None,
         threads: int,
     ) -> torch.Tensor | None:
-        """As `forward`, in one native call; None where there is none for such a step."""
+        """As `forward`, in one native call, as they were computed; None where there is none for such a step."""
         tokens = plan.num_tokens
         num_wanted = tokens if wanted is None else len(wanted)
         b = self._whole.body.of_size(tokens)
@@ -134,7 +137,7 @@ class Decoder:
         self._embed(token_ids, b)
         logits = torch.empty((num_wanted, self._config.vocab_size), dtype=self._dtype, device=self._device)
         stack.forward(lines, plan, wanted, logits, threads)
-        return self._capped(float_logits(logits))
+        return logits
 
     def _embed(self, token_ids: torch.Tensor, b: Buffers) -> None:
         torch.index_select(self._embedding, 0, token_ids, out=b.x.tensor)
@@ -210,6 +213,10 @@ class Decoder:
             return b.x
         self._ops.add_rms_norm(b.x, b.delta, norm, config.rms_norm_eps, b.normed, config.norm_offset)
         return b.normed
+
+    @property
+    def _caps_nothing(self) -> bool:
+        return self._config.logit_scale == 1.0 and self._config.logit_cap is None
 
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         if self._config.logit_scale != 1.0:

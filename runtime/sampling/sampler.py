@@ -177,13 +177,8 @@ class PlainDraws:
         if not logits.is_cpu:
             return None
         values = logits.numpy()
-        best = self.highest(values)
+        best: Longs = values.argmax(axis=1)  # at the first NaN, where there is one
         return best if np.isfinite(values[self._places, best]).all() else None
-
-    def highest(self, values: Floats) -> Longs:
-        """Where each row is highest; at the first NaN, where there is one."""
-        best: Longs = values.argmax(axis=1)
-        return best
 
     def draw_under(self, logits: torch.Tensor, best: Longs, masked: Longs, masks: Sequence[MaskRow]) -> Longs:
         """`draw`, where `best` is known, the `masked` rows under their masks; a number below 0 where none is left."""

@@ -16,7 +16,7 @@ from niwaki.kernels import crew
 from niwaki.kernels.segments import Int32s
 from niwaki.kernels.tiles import has_matrix_unit, has_tiles
 from niwaki.kernels.vector_tiles import multiplies_pairs
-from niwaki.runtime.forward.runner import Row, Runner
+from niwaki.runtime.forward.runner import Batch, Row, Runner
 from niwaki.runtime.models import stack
 from niwaki.runtime.models.config import Experts, LayerKind, ModelConfig, Temperature
 from niwaki.runtime.models.stack import Stack
@@ -121,6 +121,14 @@ def test_one_call_gives_what_its_kernels_give(config: ModelConfig, steps: list[i
         got, wanted = at_once.forward(rows), apart.forward(rows)
         torch.testing.assert_close(got, wanted, atol=0.06, rtol=0.05)  # a few roundings of bfloat16
     assert steps == [sum(len(row.token_ids) for row in rows) for rows in script(1)]
+
+
+def test_who_allows_it_gets_the_logits_as_they_were_computed() -> None:
+    for cap, dtype in ((None, torch.bfloat16), (30.0, torch.float32)):
+        runner = runner_of(replace(LLAMA, logit_cap=cap))
+        wanted, got = (runner.forward(replace(Batch.of(script(1)[2]), as_computed=each)) for each in (False, True))
+        assert (wanted.dtype, got.dtype) == (torch.float32, dtype)
+        assert torch.equal(got.float(), wanted)
 
 
 def forest(seed: int) -> list[list[Row]]:
