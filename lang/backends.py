@@ -13,6 +13,7 @@ from os import PathLike
 from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from niwaki.runtime.api import Backend, Branch, ConfigError, UnsupportedByBackend
+from niwaki.runtime.api.readiness import readiness
 
 log = logging.getLogger("niwaki.lang")
 
@@ -67,7 +68,8 @@ def default_host() -> Host:
     with _default.lock:
         if _default.host is None:
             # By name: a static import would make the language depend on the engine, and load torch with it.
-            engine = importlib.import_module("niwaki").Engine()
+            with readiness:
+                engine = importlib.import_module("niwaki").Engine()
             atexit.register(engine.shutdown)  # nobody else knows of it
             _default.host = engine
         host = _default.host

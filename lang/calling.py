@@ -12,7 +12,7 @@ from functools import partial
 from typing import cast
 
 from niwaki.lang.backends import Lease
-from niwaki.lang.clock import Alarm, clock
+from niwaki.lang.clock import Alarm, Countdown, clock
 from niwaki.lang.history import Called, History, num_tokens
 from niwaki.lang.meta import Selected, usage_of
 from niwaki.lang.nodes import Gen, Select, reasoning_name
@@ -277,7 +277,7 @@ class Calling(Reading):
 
     def _set_alarm(self, active: Active, node: Gen | Select) -> None:
         if node.timeout is not None:
-            active.alarm = clock.at(time.monotonic() + node.timeout, self._end_late_call, active, node)
+            active.alarm = clock.at_end_of(Countdown(node.timeout), self._end_late_call, active, node)
 
     def _stop_alarm(self, active: Active) -> None:
         if active.alarm is not None:

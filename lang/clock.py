@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import TypeVarTuple
 from weakref import WeakMethod
 
+from niwaki.runtime.api.readiness import readiness
+
 log = logging.getLogger("niwaki.lang")
 
 Ts = TypeVarTuple("Ts")
@@ -19,14 +21,33 @@ Ts = TypeVarTuple("Ts")
 # Alarms that were called off stay in line until their time comes, or until they are most of a line this long.
 MANY = 1024
 
+# Seconds until somebody looks again whose time stands still.
+SHORTEST = 0.01
+
+
+class Countdown:
+    """A time-out of so many seconds from now on. It stands still while this process gets ready to run anything: to load
+    the default model and to compile kernels takes what it takes, and is no run's doing."""
+
+    __slots__ = ("_end",)
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds - readiness.seconds()
+
+    def left(self) -> float:
+        """Seconds, at least 0."""
+        return max(0.0, self._end + readiness.seconds() - time.monotonic())
+
 
 class Alarm:
     """What `Clock.at` hands out."""
 
-    __slots__ = ("_ring",)
+    __slots__ = ("_ring", "left")
 
-    def __init__(self, ring: Callable[[], None]) -> None:
+    def __init__(self, ring: Callable[[], None], left: Callable[[], float]) -> None:
+        """`left`: seconds until it is to go off, as far as one can tell."""
         self._ring: Callable[[], None] | None = ring
+        self.left = left
 
     @property
     def is_cancelled(self) -> bool:
@@ -62,6 +83,13 @@ class Clock:
 
     def at(self, when: float, method: Callable[[*Ts], None], *args: *Ts) -> Alarm:
         """Call the bound `method` with `args` at `when`, or at once where that is past."""
+        return self._add(when, lambda: 0.0, method, *args)
+
+    def at_end_of(self, countdown: Countdown, method: Callable[[*Ts], None], *args: *Ts) -> Alarm:
+        """Call the bound `method` with `args` when no time is left."""
+        return self._add(time.monotonic() + countdown.left(), countdown.left, method, *args)
+
+    def _add(self, when: float, left: Callable[[], float], method: Callable[[*Ts], None], *args: *Ts) -> Alarm:
         target = WeakMethod(method)
 
         def ring() -> None:
@@ -69,7 +97,7 @@ class Clock:
             if call is not None:
                 call(*args)
 
-        alarm = Alarm(ring)
+        alarm = Alarm(ring, left)
         with self._changed:
             heapq.heappush(self._alarms, (when, next(self._order), alarm))
             self._sweep()
@@ -98,6 +126,11 @@ class Clock:
                 while not self._alarms or (wait := self._alarms[0][0] - time.monotonic()) > 0:
                     self._changed.wait(min(wait, threading.TIMEOUT_MAX) if self._alarms else None)
                 alarm = heapq.heappop(self._alarms)[2]
+                left = 0.0 if alarm.is_cancelled else alarm.left()
+                if left > 0.0:  # its time stood still meanwhile
+                    heapq.heappush(self._alarms, (time.monotonic() + max(left, SHORTEST), next(self._order), alarm))
+                    del alarm
+                    continue
             try:
                 alarm.go_off()
             except Exception:  # an alarm's fault is its own: the others must still go off

@@ -48,8 +48,8 @@ class Executor(Calling):
         self._forks: list[weakref.ref[Executor]] = []
         if parent is None:
             self.history.start()
-            if run.deadline is not None:
-                clock.at(run.deadline, self.end_late)
+            for limit in run.limits:
+                clock.at_end_of(limit, self.end_late)
 
     def stand_on(self, branch: Branch, segments: Sequence[Segment], messages: Sequence[Message]) -> None:
         """Begin on a branch that holds these segments, the last of which ends the last of these messages."""

@@ -36,7 +36,7 @@ def note_of_body(error: BaseException) -> str:
     name, place = "", None if _has_note(error) else error.__traceback__
     while place is not None:
         caller, name = name, str(place.tb_frame.f_globals.get("__name__", ""))
-        if caller == "niwaki.lang.program" and not name.startswith("niwaki.lang"):
+        if caller in ("niwaki.lang.program", "niwaki.lang.running") and not name.startswith("niwaki.lang"):
             code = place.tb_frame.f_code
             return f"{_NOTE}{code.co_name}, {Origin(code.co_filename, place.tb_lineno)}"
         place = place.tb_next

@@ -3,58 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from functools import partial, update_wrapper
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Generic, Literal, Self, cast, overload
+from typing import Literal, Self, overload
 
-from niwaki.lang.arguments import Arguments, Call, Row, batch_options, check_rows, row_arguments
+from niwaki.lang.arguments import Row, batch_options, check_rows, row_arguments
 from niwaki.lang.async_batch import DEFAULT_ASYNC_CONCURRENCY, Batch, iterate_on_a_loop, run_rows_async
 from niwaki.lang.backends import model_identity, usage_of
 from niwaki.lang.batch import DEFAULT_CONCURRENCY, check_batch, run_rows
 from niwaki.lang.checkpoint import StoredRow, fingerprint_of, run_with_checkpoint, run_with_checkpoint_async
-from niwaki.lang.effects import Part, is_free_of_effects, is_plain
+from niwaki.lang.effects import is_free_of_effects
 from niwaki.lang.executor import Executor
-from niwaki.lang.lazy import LazyExecutor, Shared
 from niwaki.lang.nodes import Gen, Text
 from niwaki.lang.origin import here
 from niwaki.lang.progress import with_async_progress_bar, with_progress_bar
-from niwaki.lang.run import Run, running_loop, start_task, start_thread
-from niwaki.lang.sessions import Visit
-from niwaki.lang.sites import sites_of
+from niwaki.lang.run import running_loop, start_thread
+from niwaki.lang.running import Running
 from niwaki.lang.state import ForkGroup, R_co, State
 from niwaki.lang.trace import Placeholder, Trace, trace
 from niwaki.lang.under_way import UnderWay
-from niwaki.runtime.api import NiwakiError, ProgramError, SamplingOptions
-
-# The run around the code that runs now: a program called inside another one is part of its run.
-_current_run: contextvars.ContextVar[Run | None] = contextvars.ContextVar("niwaki_current_run", default=None)
+from niwaki.runtime.api import ProgramError, SamplingOptions
 
 
-class Program(Part, Generic[R_co]):
+class Program(Running[R_co]):
     """A function whose first parameter is the state. Made by `@function`; calling it runs it.
 
     R_co is what the function returns, an `async def` when it is awaited.
     """
-
-    def __init__(
-        self,
-        func: Callable[..., object],
-        bound: Mapping[str, object] | None = None,
-        *,
-        is_compiled: bool = False,
-        only_plain: bool = False,
-    ) -> None:
-        """`only_plain`: a call with arguments that are no plain data is interpreted all the same."""
-        super().__init__(func, bound or {})
-        self.name = getattr(func, "__name__", repr(func))
-        self.is_async = inspect.iscoroutinefunction(func)
-        self._arguments = Arguments(func, self.name, self.bound)
-        self._sites = sites_of(func) if is_compiled else None
-        self._only_plain = only_plain
-        update_wrapper(self, func)
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # only where a State is taken for a mere object
@@ -313,6 +289,26 @@ class Program(Part, Generic[R_co]):
         stored = run_with_checkpoint_async(run, rows, Path(checkpoint), fingerprint, raises=on_error == "raise")
         return Batch(with_async_progress_bar(stored, rows, counters) if progress_bar else stored)
 
+    def _arun_batch(
+        self,
+        rows: Iterable[Row],
+        concurrency: int | Literal["auto"],
+        options: Mapping[str, object],
+        *,
+        on_error: Literal["return", "raise"],
+    ) -> AsyncGenerator[State[R_co] | Exception, None]:
+        program = self.for_rows()
+
+        async def run_one(row: Row) -> State[R_co]:
+            args, named = row_arguments(row, self.name)
+            state = await program.arun(*args, **named, options=options)
+            state._executor.release()
+            return state
+
+        default = DEFAULT_ASYNC_CONCURRENCY if self.is_async else DEFAULT_CONCURRENCY
+        num = default if concurrency == "auto" else concurrency
+        return run_rows_async(run_one, rows, concurrency=num, on_error=on_error)
+
     def trace(self, *args: object, **kwargs: object) -> Trace:
         """What the program will do, whatever the model says: print it. Arguments that are not given are placeholders.
 
@@ -380,121 +376,3 @@ class Program(Part, Generic[R_co]):
     @property
     def is_compiled(self) -> bool:
         return self._sites is not None
-
-    # -- one call -----------------------------------------------------------------------------------------------------
-
-    def _stream(self, call: Call) -> State[R_co]:
-        executor = self._new_executor(call)
-        if not self.is_async:
-            start_thread(partial(self._run_body, executor, call, is_streamed=True), self.name)
-        elif (loop := running_loop()) is None:
-            start_thread(lambda: asyncio.run(self._arun_body(executor, call)), self.name)
-        else:
-            executor.run.loop = loop  # what would block it is refused from now on: the body has not begun
-            start_task(self._arun_body(executor, call))
-        return State(executor, is_outside=True)
-
-    def _run_body(self, executor: Executor, call: Call, *, is_streamed: bool = False) -> None:
-        visit = Visit(call.session, executor)
-        token = _current_run.set(executor.run)
-        try:
-            visit.begin()
-            if isinstance(executor, LazyExecutor) and not is_streamed:  # what a script gives comes call by call
-                executor.write_script()
-            returned = self.func(State(executor), *call.args, **call.kwargs)
-            visit.end()
-            executor.end_body(returned)
-        except BaseException as error:
-            executor.abort(error)
-            raise
-        finally:
-            _current_run.reset(token)
-
-    async def _arun_body(self, executor: Executor, call: Call) -> None:
-        run = executor.run
-        run.loop = asyncio.get_running_loop()
-        visit = Visit(call.session, executor)
-        token = _current_run.set(run)
-        limit = asyncio.timeout(run.remaining())
-        try:
-            await run.load_backend()
-            async with limit:  # ends also a body that waits for something else than its state
-                if call.session is not None:
-                    await asyncio.to_thread(visit.begin)
-                returned = await cast("Awaitable[object]", self.func(State(executor), *call.args, **call.kwargs))
-                if call.session is not None:
-                    await executor.sync_async()
-                    await asyncio.to_thread(visit.end)
-                executor.end_body(returned)
-        except asyncio.CancelledError:
-            executor.cancel()
-            raise
-        except BaseException as error:
-            if limit.expired() and not isinstance(error, NiwakiError):
-                executor.abort(run.timed_out())
-                executor.raise_error()
-            executor.abort(error)
-            raise
-        finally:
-            _current_run.reset(token)
-
-    def _arun_batch(
-        self,
-        rows: Iterable[Row],
-        concurrency: int | Literal["auto"],
-        options: Mapping[str, object],
-        *,
-        on_error: Literal["return", "raise"],
-    ) -> AsyncGenerator[State[R_co] | Exception, None]:
-        program = self.for_rows()
-
-        async def run_one(row: Row) -> State[R_co]:
-            args, named = row_arguments(row, self.name)
-            state = await program.arun(*args, **named, options=options)
-            state._executor.release()
-            return state
-
-        default = DEFAULT_ASYNC_CONCURRENCY if self.is_async else DEFAULT_CONCURRENCY
-        num = default if concurrency == "auto" else concurrency
-        return run_rows_async(run_one, rows, concurrency=num, on_error=on_error)
-
-    def _run_on_a_loop(self, body: Coroutine[object, object, None], instead: str) -> None:
-        try:
-            self._check_no_loop(instead)
-        except ProgramError:
-            body.close()
-            raise
-        asyncio.run(body)
-
-    def _check_may_block(self, instead: str) -> None:
-        around = _current_run.get()
-        if around is not None and around.is_on_its_loop:
-            raise ProgramError(
-                f"{self.name}.{instead[1:]}() would stop every program on the event loop of async program "
-                f"{around.program}; write await {self.name}.{instead}(...)"
-            )
-
-    def _check_no_loop(self, instead: str) -> None:
-        if running_loop() is not None:
-            raise ProgramError(
-                f"program {self.name} is async, and an event loop runs here already; "
-                f"write await {self.name}.{instead}(...)"
-            )
-
-    def _new_executor(self, call: Call) -> Executor:
-        run = self._new_run(call)
-        around = _current_run.get()
-        if around is not None:
-            around.history.called(run.history, here())
-        is_any = self._only_plain and not all(map(is_plain, (*call.args, *call.kwargs.values())))
-        if self._sites is None or is_any or call.session is not None:  # a script begins from an empty text
-            return Executor(run)
-        return LazyExecutor(run, Shared(self._sites))
-
-    def _new_run(self, call: Call) -> Run:
-        around = _current_run.get()
-        if around is None:
-            return Run(self.name, call.options, call.backend, call.timeout, template=call.template)
-        host = around.backend if call.backend is None else call.backend
-        options, template = call.options.over(around.options), call.template or around.template
-        return Run(self.name, options, host, call.timeout, around.deadline, template)

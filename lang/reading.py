@@ -248,6 +248,8 @@ class Reading(ABC):
         if is_ready():
             return
         self.run.check_may_block()
-        if not self._changed.wait_for(is_ready, self.run.remaining()):
-            with self._changed.released():
-                self._time_out()
+        while not self._changed.wait_for(is_ready, self.run.patience()):
+            if self.run.remaining() == 0.0:  # else it stood still meanwhile
+                with self._changed.released():
+                    self._time_out()
+                return

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import cached_property
+from types import TracebackType
 
 from niwaki.lang.backends import Host, backend_of, default_host, is_default_ready
 from niwaki.lang.chat import ChatTemplate, template_by, template_of
+from niwaki.lang.clock import SHORTEST, Countdown
 from niwaki.lang.history import History
 from niwaki.lang.templates import TemplateFunction
 from niwaki.runtime.api import Backend, ProgramError, SamplingOptions, TimedOut
@@ -21,8 +22,8 @@ PROGRAM_DEFAULTS = SamplingOptions(heal=True)
 
 
 class Run:
-    """Backend, options, deadline, and chat template (None: the model's). `host` None: the default backend, looked up
-    when it is first needed.
+    """Backend, options, time limits, and chat template (None: the model's). `host` None: the default backend, looked up
+    when it is first needed. `around`: the limits of the run that this one is inside of.
 
     `loop` is the event loop that an `async def` body runs on, from its start on; what would block it is refused.
     """
@@ -33,7 +34,7 @@ class Run:
         options: SamplingOptions,
         host: Host | None = None,
         timeout: float | None = None,
-        deadline: float | None = None,
+        around: tuple[Countdown, ...] = (),
         template: TemplateFunction | None = None,
     ) -> None:
         self.template = template
@@ -42,9 +43,8 @@ class Run:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.options = options
         self.timeout = timeout
-        own = None if timeout is None else time.monotonic() + timeout
         # A run inside another one may end sooner than that, never later.
-        self.deadline = own if deadline is None else deadline if own is None else min(own, deadline)
+        self.limits = around if timeout is None else (*around, Countdown(timeout))
         self._backend: Backend | None = None if host is None else backend_of(host)
 
     @property
@@ -69,8 +69,13 @@ class Run:
             await asyncio.to_thread(default_host)
 
     def remaining(self) -> float | None:
-        """Seconds until the deadline, at least 0. None: there is none."""
-        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+        """Seconds that are left of its time, at least 0. None: there is no limit."""
+        return min((limit.left() for limit in self.limits), default=None)
+
+    def patience(self) -> float | None:
+        """Seconds until whoever waits is to look at `remaining` again. None: never."""
+        left = self.remaining()
+        return None if left is None else max(left, SHORTEST)
 
     @property
     def is_on_its_loop(self) -> bool:
@@ -88,6 +93,38 @@ class Run:
     def timed_out(self) -> TimedOut:
         limit = "that of the run around it" if self.timeout is None else f"of {self.timeout} s"
         return TimedOut(f"program {self.program} was not done within its timeout, {limit}")
+
+
+class TimeOfBody:
+    """`asyncio.timeout` by a run's own time, which may stand still: around the body of an async program."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._limit = asyncio.timeout(None)
+        self._look_again: asyncio.TimerHandle | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the body was ended by it."""
+        return self._limit.expired()
+
+    async def __aenter__(self) -> None:
+        await self._limit.__aenter__()
+        self._look()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, place: TracebackType | None
+    ) -> None:
+        if self._look_again is not None:
+            self._look_again.cancel()
+        await self._limit.__aexit__(kind, error, place)
+
+    def _look(self) -> None:
+        left, loop = self._run.remaining(), asyncio.get_running_loop()
+        if left == 0.0:
+            self._limit.reschedule(loop.time())
+        elif left is not None:
+            self._look_again = loop.call_later(max(left, SHORTEST), self._look)
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

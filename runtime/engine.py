@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Literal, Self, overload
 
 from niwaki.kernels.compile_notice import announce_compiling
+from niwaki.kernels.compile_time import on_compiling
 from niwaki.runtime.api import RequestError, SamplingOptions
+from niwaki.runtime.api.readiness import readiness
 from niwaki.runtime.host.forked import check_not_forked
 from niwaki.runtime.host.load import load
 from niwaki.runtime.options.config import EngineConfig
@@ -38,6 +40,7 @@ class Engine:
     def __init__(self, model: str | Path | None = None, **options: object) -> None:
         check_not_forked()
         announce_compiling()
+        on_compiling(readiness.begin, readiness.end)
         self._loaded = load(EngineConfig.of(model, options))
         self.config = self._loaded.config
         self.tokenizer = self._loaded.tokenizer

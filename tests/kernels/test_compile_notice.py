@@ -16,6 +16,7 @@ import pytest
 
 from niwaki.kernels import compile_notice
 from niwaki.kernels.compile_notice import announce_compiling
+from niwaki.kernels.compile_time import on_compiling
 
 PATIENCE = 60.0
 ROOT = Path(__file__).parents[2]
@@ -107,3 +108,20 @@ while compile_notice._listeners[0]._watch is not None:
 def test_functions_of_others_are_not_told_of(module: str | None) -> None:
     assert function_of(module)(2) == 4
     assert not watches()
+
+
+def test_whoever_keeps_the_time_is_told_once_of_what_is_compiled_and_of_ours_alone() -> None:
+    told: list[str] = []
+
+    def begins() -> None:
+        told.append("begins")
+
+    def ends() -> None:
+        told.append("ends")
+
+    on_compiling(begins, ends)
+    on_compiling(begins, ends)
+    function_of("somebody.else")(2)
+    assert told == []
+    function_of("niwaki.kernels.some")(2)
+    assert told == ["begins", "ends"]

@@ -13,6 +13,7 @@ import pytest
 import niwaki as nw
 from niwaki.lang.clock import MANY, Clock
 from niwaki.lang.state import State
+from niwaki.runtime.api.readiness import Readiness, readiness
 from tests.lang.passing_time import passing_time
 from tests.lang.waiting import PATIENCE, press_ctrl_c, wait_until
 
@@ -389,3 +390,64 @@ def test_leaving_a_batch_early_cancels_the_rows_that_run() -> None:
     assert {type(error) for error in ended} == {nw.Cancelled}
     wait_until(lambda: not any_branch_is_open(backend))
     backend.shutdown()
+
+
+# -- what no time-out counts ------------------------------------------------------------------------------------------
+
+
+@nw.function
+def brief(s: State, limit: float | None = None) -> None:
+    s += "go" + nw.gen("x", timeout=limit)
+
+
+@nw.function
+async def brief_async(s: State) -> None:
+    s += "go" + nw.gen("x")
+    await s.get("x")
+
+
+@pytest.fixture
+def late() -> Iterator[nw.ScriptedBackend]:
+    """Answers behind twice the time that the programs have."""
+
+    def answer(prompt: str) -> str:
+        time.sleep(2 * LIMIT)
+        return "done"
+
+    backend = nw.ScriptedBackend(answer, threads=1)
+    yield backend
+    backend.shutdown()
+
+
+@pytest.mark.parametrize(("of_run", "of_gen"), [(LIMIT, None), (None, LIMIT)])
+def test_time_stands_still_while_the_process_gets_ready(
+    late: nw.ScriptedBackend, of_run: float | None, of_gen: float | None
+) -> None:
+    with readiness:
+        state = brief.run(of_gen, backend=late, options={} if of_run is None else {"timeout": of_run})
+        assert state["x"] == "done"
+
+
+def test_the_time_of_an_async_body_stands_still_too(late: nw.ScriptedBackend) -> None:
+    with readiness:
+        assert brief_async.run(backend=late, timeout=LIMIT)["x"] == "done"
+
+
+def test_time_goes_on_when_the_process_is_ready(slow: nw.ScriptedBackend) -> None:
+    with readiness:
+        state = endless.run(backend=slow, timeout=LIMIT)
+        time.sleep(2 * LIMIT)
+        assert failure(state) is None
+    with pytest.raises(nw.TimedOut):
+        state["x"]
+
+
+def test_what_several_threads_make_ready_at_once_counts_once() -> None:
+    clock = Readiness()
+    began = time.monotonic()
+    with clock, clock:
+        time.sleep(0.01)
+    clock.end()  # one too many, as an interrupt may leave it
+    seconds = clock.seconds()
+    assert 0.01 <= seconds <= time.monotonic() - began
+    assert clock.seconds() == seconds
