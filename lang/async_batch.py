@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from typing import Generic, Literal, TypeVar
 
 from niwaki.lang.batch import WINDOW, check_batch
+from niwaki.lang.batch_places import as_one_async_batch
 from niwaki.runtime.api import Cancelled, ProgramError
 
 RowT = TypeVar("RowT")
@@ -63,13 +64,13 @@ def run_rows_async(
     A row that raises yields its exception and the others go on; with on_error="raise" the first such exception, in
     row order, is raised instead. `rows` is read lazily, at most `WINDOW * concurrency` rows ahead of the oldest
     unfinished one. When `rows` itself raises, what was read before is finished and yielded first. Closing the batch
-    cancels the rows that run.
+    cancels the rows that run. To an engine all rows are one program.
 
     Raises:
         ConfigError: concurrency is below 1, or on_error is unknown. Raised at once, not at the first result.
     """
     check_batch("concurrency", concurrency, on_error)
-    results = _run_ordered(run_one, rows, concurrency)
+    results = _run_ordered(as_one_async_batch(run_one), rows, concurrency)
     return _raise_errors(results) if on_error == "raise" else results
 
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Self, TypeVar
 
+from niwaki.lang.batch_places import as_one_batch
 from niwaki.runtime.api import ConfigError, NiwakiError, ProgramError
 from niwaki.runtime.api.faults import not_made
 
@@ -46,14 +47,14 @@ def run_rows(
     row order, is raised instead. `rows` is read lazily, at most `WINDOW * num_threads` rows ahead of the oldest
     unfinished one, so memory does not grow with the number of rows. When `rows` itself raises, what was read before
     is finished and yielded first. Closing the iterator drops the rows that have not started and does not wait
-    for those that have.
+    for those that have. To an engine all rows are one program.
 
     Raises:
         ConfigError: num_threads is below 1, or on_error is unknown: raised at once, not at the first result. Or the
             system allows fewer threads.
     """
     check_batch("num_threads", num_threads, on_error)
-    results = _run_ordered(run_one, rows, num_threads)
+    results = _run_ordered(as_one_batch(run_one), rows, num_threads)
     return _raise_errors(results) if on_error == "raise" else results
 
 

@@ -314,7 +314,7 @@ class Calling(Reading):
         with self._lock:
             lease = self._place.lease
         if lease is None:
-            lease = Lease(backend, backend.open())
+            lease = Lease(backend, self.run.open())
             with self._lock:
                 if self._error is not None:
                     raise self._error

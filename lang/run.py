@@ -11,11 +11,12 @@ from functools import cached_property
 from types import TracebackType
 
 from niwaki.lang.backends import Host, backend_of, default_host, is_default_ready
+from niwaki.lang.batch_places import current_batch
 from niwaki.lang.chat import ChatTemplate, template_by, template_of
 from niwaki.lang.clock import SHORTEST, Countdown
 from niwaki.lang.history import History
 from niwaki.lang.templates import TemplateFunction
-from niwaki.runtime.api import Backend, ProgramError, SamplingOptions, TimedOut
+from niwaki.runtime.api import Backend, Branch, ProgramError, SamplingOptions, TimedOut
 
 # What a program's pieces of text are: pieces of one text, wherever they were cut.
 PROGRAM_DEFAULTS = SamplingOptions(heal=True)
@@ -46,12 +47,17 @@ class Run:
         # A run inside another one may end sooner than that, never later.
         self.limits = around if timeout is None else (*around, Countdown(timeout))
         self._backend: Backend | None = None if host is None else backend_of(host)
+        self._batch = current_batch()
 
     @property
     def backend(self) -> Backend:
         if self._backend is None:
             self._backend = backend_of(default_host())
         return self._backend
+
+    def open(self) -> Branch:
+        """A new branch. Those of a batch's rows take their places in the engine together."""
+        return self.backend.open() if self._batch is None else self._batch.open(self.backend)
 
     @cached_property
     def defaults(self) -> SamplingOptions:

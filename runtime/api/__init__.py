@@ -37,7 +37,7 @@ from niwaki.runtime.api.errors import (
     UnsupportedByBackend,
 )
 from niwaki.runtime.api.pending import Generation, Pending
-from niwaki.runtime.api.protocol import AsksForReaders, Backend, Branch, OffersTools
+from niwaki.runtime.api.protocol import AsksForReaders, Backend, Branch, OffersTools, SharesPlaces
 from niwaki.runtime.api.sampling import MAX_LOGIT_BIAS, MAX_STOPS, SamplingOptions, SamplingParams
 from niwaki.runtime.api.text import BackendInfo, Delta, FinishReason, Message, Output, Score, Segment, TokenLogprob
 
@@ -77,6 +77,7 @@ __all__ = [
     "SamplingParams",
     "Score",
     "Segment",
+    "SharesPlaces",
     "Spacing",
     "StopRegex",
     "TimedOut",

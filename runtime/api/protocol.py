@@ -109,3 +109,16 @@ class OffersTools(Protocol):
     ) -> str:
         """As `Backend.render`, with the tools told to the model. Raises as `call_format`."""
         ...
+
+
+@runtime_checkable
+class SharesPlaces(Protocol):
+    """What a backend has beside `Backend` where programs that wait share the places of a step among them."""
+
+    def new_program(self) -> int:
+        """A number for branches that take their places together."""
+        ...
+
+    def open(self, *, namespace: str = "", program: int | None = None) -> Branch:
+        """As `Backend.open`. `program`: by `new_program`; None for one of its own, which its forks share."""
+        ...

@@ -277,9 +277,13 @@ class EngineClient(Templates):
         assert self._info is not None, "nobody has the client before the first engine is there"
         return self._info
 
-    def open(self, *, namespace: str = "") -> ClientBranch:
+    def new_program(self) -> int:
+        return next(self._numbers)
+
+    def open(self, *, namespace: str = "", program: int | None = None) -> ClientBranch:
         number = next(self._numbers)
-        return ClientBranch(number, np.empty(0, dtype=np.int32), namespace, program=number)
+        own = number if program is None else program
+        return ClientBranch(number, np.empty(0, dtype=np.int32), namespace, program=own)
 
     def fork(self, branch: Branch) -> ClientBranch:
         own = open_branch(branch, ClientBranch)

@@ -1,0 +1,69 @@
+"""Whose places the rows of a batch take in an engine that shares them among programs: 32 rows at once are one program.
+
+Beside somebody else's one program they have one share, not 32.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from niwaki.runtime.api import Backend, Branch, SharesPlaces
+
+RowT = TypeVar("RowT")
+ResultT = TypeVar("ResultT")
+
+
+class BatchPlaces:
+    """Opens the branches of one batch. A row may run programs on other backends than the batch's own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._programs: dict[int, tuple[Backend, int]] = {}  # by the backend's id, which it keeps while it is here
+
+    def open(self, backend: Backend) -> Branch:
+        if not isinstance(backend, SharesPlaces):
+            return backend.open()
+        with self._lock:
+            if id(backend) not in self._programs:
+                self._programs[id(backend)] = backend, backend.new_program()
+            _, program = self._programs[id(backend)]
+        return backend.open(program=program)
+
+
+def current_batch() -> BatchPlaces | None:
+    """That of the row that this code runs for."""
+    return _current.get()
+
+
+def as_one_batch(run_one: Callable[[RowT], ResultT]) -> Callable[[RowT], ResultT]:
+    """`run_one` for the rows of a batch. A batch in a row is of that one."""
+    places = _current.get() or BatchPlaces()
+
+    def run(row: RowT) -> ResultT:
+        token = _current.set(places)
+        try:
+            return run_one(row)
+        finally:
+            _current.reset(token)
+
+    return run
+
+
+def as_one_async_batch(run_one: Callable[[RowT], Awaitable[ResultT]]) -> Callable[[RowT], Awaitable[ResultT]]:
+    """`as_one_batch`, where a row is awaited."""
+    places = _current.get() or BatchPlaces()
+
+    async def run(row: RowT) -> ResultT:
+        token = _current.set(places)
+        try:
+            return await run_one(row)
+        finally:
+            _current.reset(token)
+
+    return run
+
+
+_current: contextvars.ContextVar[BatchPlaces | None] = contextvars.ContextVar("niwaki_current_batch", default=None)
