@@ -43,8 +43,8 @@ class Cache:
     ) -> None:
         """A cache over pages 0 to `num_pages - 1`. With `enabled` off nothing is ever shared.
 
-        `eviction` names the policy: "lru", "lfu" or "priority". `on_evict` is told the full pages that are about to
-        leave for want of room, while they still hold what they hold.
+        `eviction` names the policy, one of `EVICTIONS`. `on_evict` is told the full pages that are about to leave for
+        want of room, while they still hold what they hold.
 
         Raises:
             ValueError: `num_pages` or `page_size` is below 1, or there is no such policy.
@@ -58,7 +58,7 @@ class Cache:
         self.page_size = page_size
         self.enabled = enabled
         self._pool = PagePool(num_pages)
-        self._tree = Tree(page_size, EVICTIONS[eviction])
+        self._tree = Tree(page_size, EVICTIONS[eviction]())
         self._evicted = None if on_evict is None else LastEvicted(self._tree.page_bytes, on_evict)
         if self._evicted is not None:
             self._tree.on_drop = self._evicted.tell
@@ -195,7 +195,7 @@ class Cache:
             node, in_node, num_shared, source, num_tail = tree.find(root, query, self._clock, priority)
             if in_node < len(node.pages):
                 node = tree.split(node, in_node)  # so that the lock covers what is used and no more
-            node.stamp = self._clock
+            tree.use(node, self._clock, priority)
         else:
             node, source, num_shared, num_tail = root, None, 0, 0
         tree.lock(node)

@@ -6,12 +6,13 @@ unpinned one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Protocol, runtime_checkable
 
 STAMP_BITS = 40
 FIELD_BITS = 40  # of a count or a priority that goes before the stamp
 MOST = 1 << FIELD_BITS + STAMP_BITS  # ranks stay below this
+SPARED = 6  # 2 to 10 find about as much behind pauses of agents; of mixed traffic, less than 4 loses some to plain LRU
 HIGHEST_PRIORITY = (1 << FIELD_BITS - 1) - 1
 
 
@@ -27,14 +28,48 @@ class Eviction(Protocol):
     """Gives a node's rank, from 1 to MOST - 1, when it may be evicted from now on.
 
     `reached`: the highest rank that has been evicted, of pinned leaves or of others; it never falls. While the node
-    stands, its rank may grow, never fall.
+    stands, its rank may change, where it is put in line again.
     """
 
     def __call__(self, node: Used, reached: int) -> int: ...
 
 
+@runtime_checkable
+class Learning(Eviction, Protocol):
+    """An eviction that is told of what comes back."""
+
+    def returned(self, away: int) -> None:
+        """A lookup found what was used last so long before, in logical time."""
+
+
 def least_recently_used(node: Used, reached: int) -> int:
     return node.stamp
+
+
+class Returning:
+    """Least recently used first, as long as the pool keeps texts for longer than they stay away.
+
+    Where it does not, whoever comes back in turn finds that he has just been evicted, and so does the next one. So then
+    what was never asked for again makes way for what was: some find all of their text, the others nothing. How long
+    texts stay away is learned from those that come back; how old that is which is evicted now says how long the pool
+    keeps them. The less it is longer, the nearer to the head of the line stands who has never come back.
+    (To insert near where the next one leaves: Qureshi et al., Adaptive Insertion Policies for High Performance Caching,
+    2007.)
+    """
+
+    def __init__(self) -> None:
+        self._away = 1.0  # for how long: some nine in ten of those that came back of late were quicker
+
+    def returned(self, away: int) -> None:
+        if away > self._away:
+            self._away = min(away, self._away * 1.09)
+        else:
+            self._away = max(away, self._away * 0.99)
+
+    def __call__(self, node: Used, reached: int) -> int:
+        kept = node.stamp - reached
+        rank = max(1, kept // 32, SPARED * int(kept - self._away))
+        return node.stamp if node.hits or rank >= kept else reached + rank
 
 
 def least_frequently_used(node: Used, reached: int) -> int:
@@ -52,8 +87,9 @@ def lowest_priority(node: Used, reached: int) -> int:
     return (bounded + HIGHEST_PRIORITY << STAMP_BITS) + node.stamp
 
 
-EVICTIONS: Mapping[str, Eviction] = {
-    "lru": least_recently_used,
-    "lfu": least_frequently_used,
-    "priority": lowest_priority,
+EVICTIONS: Mapping[str, Callable[[], Eviction]] = {
+    "lru": lambda: least_recently_used,
+    "returning": Returning,
+    "lfu": lambda: least_frequently_used,
+    "priority": lambda: lowest_priority,
 }

@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 from niwaki.radix.children import PAIR_BYTES, TOKEN_BYTES, Children, common_tokens
-from niwaki.radix.eviction import MOST, Eviction, least_recently_used
+from niwaki.radix.eviction import MOST, Eviction, Learning, least_recently_used
 
 NO_PAGES: list[int] = []  # of nodes that have left, which nothing is added to
 
@@ -97,6 +97,8 @@ class Tree:
         self._num_heaped = 0  # since the start
         # Told before `evict` drops the pages of a leaf from the given one on.
         self.on_drop: Callable[[Node, int], None] | None = None
+        # Told of how long ago what a lookup found was used last.
+        self.on_return = eviction.returned if isinstance(eviction, Learning) else None
         # Told of a new child of a root: the namespace and the child's first page.
         self.on_begin: Callable[[str, bytes], None] | None = None
 
@@ -105,17 +107,12 @@ class Tree:
     def find(self, root: Node, query: bytes, stamp: int = 0, priority: int = 0, *, names_source: bool = True) -> Found:
         """The longest prefix of `query` in the tree.
 
-        With a `stamp`, what it passes whole counts as used then, by a request of that `priority`. `names_source` off:
-        the source may be left out, which saves looking for it.
+        With a `stamp`, what stands above the node that it ends in counts as used then, by a request of that `priority`;
+        that node is the caller's to `use`. `names_source` off: the source may be left out, which saves looking for it.
         """
         page_bytes = self.page_bytes
         node, pos = root, 0
         while True:
-            if stamp:
-                node.stamp = stamp
-                node.hits += 1
-                if node.priority < priority:
-                    node.priority = priority
             head = query[pos : pos + page_bytes]
             children = node.children
             if children is None or not head:
@@ -128,6 +125,11 @@ class Tree:
             if child is None or len(head) < page_bytes:
                 source, num_tail = children.nearest(head) if names_source else (None, children.shared(head))
                 return node, len(node.pages), pos // page_bytes, source, num_tail
+            if stamp:
+                node.stamp = stamp
+                node.hits += 1
+                if node.priority < priority:
+                    node.priority = priority
             key = child.key
             if query.startswith(key, pos):
                 node = child
@@ -138,6 +140,15 @@ class Tree:
             at = num_same * page_bytes
             num_tail = common_tokens(key[at : at + page_bytes], query[pos + at : pos + at + page_bytes])
             return child, num_same, pos // page_bytes + num_same, child if num_tail else None, num_tail
+
+    def use(self, node: Node, stamp: int, priority: int) -> None:
+        """A lookup of a request of that `priority` ended in `node`."""
+        if self.on_return is not None and node.parent is not None:
+            self.on_return(stamp - node.stamp)
+        node.stamp = stamp
+        node.hits += 1
+        if node.priority < priority:
+            node.priority = priority
 
     def child_from(self, node: Node, head: bytes) -> Node | None:
         """A child of `node` that starts with `head`, a page or less."""

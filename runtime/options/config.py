@@ -13,7 +13,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 KV_DTYPES = ("auto", "int8", "fp8")
 WEIGHTS = ("auto", "int8", "int4", "fp8")
 POLICIES = ("lpm", "fcfs")
-EVICTIONS = ("lru", "lfu", "priority")
+EVICTIONS = ("lru", "returning", "lfu", "priority")
 LEAST_CHUNK = 512  # tokens of a step, where nothing is said
 
 

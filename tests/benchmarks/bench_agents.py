@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--pause", type=int, default=0, metavar="STEPS")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    chosen = [("lpm", "lru"), ("lpm", "lfu"), ("fcfs", "lru")]
+    chosen = [("lpm", "lru"), ("lpm", "returning"), ("lpm", "lfu"), ("fcfs", "lru")]
     outcomes = [run(policy, eviction=eviction, pause=options.pause) for policy, eviction in chosen]
     print(table(outcomes))
     if options.json:

@@ -14,10 +14,17 @@ def test_interleaved_agents_over_half_a_pool_hit_as_often_as_the_best_order_woul
 
 
 @pytest.mark.parametrize("pause", [0, 30])
-@pytest.mark.parametrize("eviction", ["lru", "lfu"])
+@pytest.mark.parametrize("eviction", ["lru", "returning", "lfu"])
 def test_no_eviction_hits_more_often_than_the_one_that_knows_the_future(eviction: str, pause: int) -> None:
     found = run("lpm", agents=8, turns=4, max_running=2, eviction=eviction, pause=pause)
     assert 0 < found.hit_rate <= found.best_eviction <= found.optimum
+
+
+def test_agents_that_pause_for_longer_than_the_pool_lasts_find_some_of_their_text() -> None:
+    lru, returning = (run("lpm", eviction=name, pause=50) for name in ("lru", "returning"))
+    assert returning.hit_rate >= 2 * lru.hit_rate
+    lru, returning = (run("lpm", eviction=name) for name in ("lru", "returning"))
+    assert returning.hit_rate >= 0.99 * lru.hit_rate, "nothing is lost where they do not pause"
 
 
 def test_what_is_needed_last_leaves_first_and_from_its_end() -> None:

@@ -236,7 +236,7 @@ def test_the_same_holds_when_children_stand_in_many_blocks(monkeypatch: pytest.M
     simulation.finish()
 
 
-@pytest.mark.parametrize("eviction", ["lfu", "priority"])
+@pytest.mark.parametrize("eviction", ["returning", "lfu", "priority"])
 def test_the_same_holds_for_every_order_of_eviction(eviction: str) -> None:
     simulation = Simulation(random.Random(eviction), 12, 4, eviction=eviction)
     for _ in range(600):

@@ -85,7 +85,7 @@ def test_ranks_stay_below_the_rank_of_pinned_leaves() -> None:
     for priority in (-(10**9), 0, HIGHEST_PRIORITY, 10**9):
         node.priority = priority
         for reached in (0, MOST - 1):
-            assert all(0 < rank(node, reached) < MOST for rank in EVICTIONS.values())
+            assert all(0 < make()(node, reached) < MOST for make in EVICTIONS.values())
 
 
 @pytest.mark.parametrize("is_pinned", [True, False])
@@ -107,7 +107,7 @@ def test_what_was_asked_for_often_once_makes_way_in_the_end(*, is_pinned: bool) 
     cache.check()
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "priority"])
+@pytest.mark.parametrize("policy", ["lru", "returning", "lfu", "priority"])
 def test_a_text_that_leaves_page_by_page_leaves_whole_before_the_next_one_in_line(policy: str) -> None:
     cache = Cache(40, PAGE, eviction=policy)
     long = np.arange(30 * PAGE, dtype=np.int32)
@@ -160,7 +160,7 @@ def test_a_timed_pin_ends_at_its_time_and_not_before() -> None:
 
 
 def test_a_policy_that_is_not_there_is_refused_with_those_that_are() -> None:
-    with pytest.raises(ValueError, match="eviction must be one of lru, lfu, priority, got 'fifo'"):
+    with pytest.raises(ValueError, match="eviction must be one of lru, returning, lfu, priority, got 'fifo'"):
         Cache(8, eviction="fifo")
 
 
