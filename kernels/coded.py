@@ -187,13 +187,17 @@ class CodedLinear:
             raise ValueError(f"coded_linear: out must have {self.outputs} columns, got {result.shape[1]}")
         blocks = len(self.bias) // WIDE
         spans = self.span, self.zero_span
-        few = 0 if has_matrix_unit() else FEW[-1]
-        args = (rows, self.codes, self.scales, self.zeros, self.bias, *spans, result, WHOLE, few)
+        args = (rows, self.codes, self.scales, self.zeros, self.bias, *spans, result, WHOLE, few_rows())
         threads = min(get_num_threads(), blocks)
         if threads == 1 or len(rows) * self.inputs * self.outputs < MIN_PARALLEL_PRODUCTS:
             _all_columns(*args, 0, blocks)
         else:
             _columns_parallel(*args, np.linspace(0, blocks, threads + 1).astype(np.int64))
+
+
+def few_rows() -> int:
+    """Up to how many rows are multiplied as they are: a matrix unit has no use for less than a tile."""
+    return 0 if has_matrix_unit() else FEW[-1]
 
 
 def coded_linear(weight: Coded, bias: torch.Tensor | None) -> CodedLinear | None:
@@ -263,11 +267,11 @@ def _columns_parallel(
     zero_span: int, out: Array, shape: Bytes, few: int, bounds: Int64s,
 ) -> None:  # fmt: skip
     for part in prange(bounds.shape[0] - 1):
-        _columns(x, codes, scales, zeros, bias, span, zero_span, out, shape, few, bounds[part], bounds[part + 1])
+        columns_of(x, codes, scales, zeros, bias, span, zero_span, out, shape, few, bounds[part], bounds[part + 1])
 
 
 @jit()
-def _columns(
+def columns_of(
     x: Array, codes: Array, scales: Float32s, zeros: Bytes, bias: Float32s, span: int,
     zero_span: int, out: Array, shape: Bytes, few: int, first_block: int, last_block: int,
 ) -> None:  # fmt: skip
@@ -325,7 +329,7 @@ def _columns(
     release()
 
 
-_all_columns = for_any_thread(_columns)
+_all_columns = for_any_thread(columns_of)
 
 
 @jit(inline=True)

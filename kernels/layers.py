@@ -17,6 +17,8 @@ from __future__ import annotations
 import numpy as np
 
 from niwaki.kernels.atomics import blocks_at, count, pages_at, read, row_at, rows_at, seen, tell, wait_for
+from niwaki.kernels.calls import call_at
+from niwaki.kernels.coded_line import KERNEL, OUT
 from niwaki.kernels.few_pairs import columns_by_pairs
 from niwaki.kernels.jit import jit
 from niwaki.kernels.linear import columns_of as columns_of_few
@@ -49,7 +51,7 @@ START = 33  # pieces, then pieces taken, then pieces done, of each line
 TOLD_BLOCK, TOLD_STEP = range(2)  # of what a helper is told
 
 # Of a line: what it does, whether to the tokens whose logits are wanted or to all, and addresses and widths.
-NORM, ADD_NORM, QK_NORM, FEW, PAIRS, TILES, PACKED, STORE, SHARED, NESTED, OWN, GATE, SELECT = range(13)
+NORM, ADD_NORM, QK_NORM, FEW, PAIRS, TILES, PACKED, CODED, STORE, SHARED, NESTED, OWN, GATE, SELECT = range(14)
 LINE_WIDTH = 12
 
 EPS, OFFSET, SCALE = range(3)  # of the numbers, float64
@@ -70,7 +72,7 @@ def _units_of(block: Int64s, line: Int64s) -> tuple[int, int]:
         return (line[6] + LEAST_COLUMNS - 1) // LEAST_COLUMNS, 1
     if kind == TILES:
         return units_of(rows, line[6], _parts(block)), 1
-    if kind == PACKED:  # each piece lays the rows out anew
+    if kind in (PACKED, CODED):  # each piece lays the rows out anew
         blocks = (line[6] + WIDE - 1) // WIDE
         return blocks, (blocks + 2 * block[THREADS] - 1) // (2 * block[THREADS])
     if kind == SHARED:
@@ -211,6 +213,9 @@ def _help(block: Int64s, i: int, like: Array) -> None:
                     row = laid_block * ROWS_AT_ONCE
                     laid = lay_pairs(rows_at(line[2] + row * line[5] * 2, min(rows - row, ROWS_AT_ONCE), line[5], like))
                 _tiles(block, line, rows, laid, laid_block, unit % ranges, ranges, like)
+        elif kind == CODED:
+            out = line[OUT] if line[OUT] else block[LOGITS]
+            call_at(line[KERNEL], line.ctypes.data, rows, out, first, last)
         elif kind in (FEW, PAIRS, PACKED):
             _columns(block, line, rows, wide, first, last, like)
         elif kind in (SHARED, NESTED):

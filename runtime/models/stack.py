@@ -16,6 +16,8 @@ import numpy as np
 import torch
 
 from niwaki.kernels import layers
+from niwaki.kernels.coded import CodedLinear
+from niwaki.kernels.coded_line import OUT, X, line_of
 from niwaki.kernels.crew import Crew, Geometry
 from niwaki.kernels.few_pairs import MAX_ROWS as MAX_ROWS_OF_PAIRS
 from niwaki.kernels.few_pairs import takes_few
@@ -213,7 +215,7 @@ def _plain_positions(attention: HeadAttention, positions: int) -> int:
 
 
 def _is_one_kind(linear: Linear) -> bool:
-    return isinstance(linear, Projection | PackedLinear)
+    return isinstance(linear, Projection | PackedLinear | CodedLinear)
 
 
 def _many_rows(projection: Projection) -> Array:
@@ -228,7 +230,7 @@ def _many() -> int:
 
 
 def _shape(linear: Linear) -> tuple[int, int]:
-    if isinstance(linear, PackedLinear):
+    if isinstance(linear, PackedLinear | CodedLinear):
         return linear.outputs, linear.inputs
     assert isinstance(linear, Projection), "others are not plain"
     outputs, inputs = linear.weight.tensor.shape
@@ -238,6 +240,12 @@ def _shape(linear: Linear) -> tuple[int, int]:
 def _product(linear: Linear, x: Operand, out: Operand | None, is_tail: int = 0) -> list[int] | None:
     """None where layers.py has no kernel for so many rows."""
     place = 0 if out is None else out.tensor.data_ptr()
+    if isinstance(linear, CodedLinear):
+        line = line_of(linear)
+        line[:2] = layers.CODED, is_tail
+        (line[X],) = _at(x)
+        line[OUT] = place
+        return line
     if isinstance(linear, PackedLinear):
         return [
             layers.PACKED, is_tail, *_at(x, linear.weight), place, linear.inputs, linear.outputs, *_at(linear.bias)

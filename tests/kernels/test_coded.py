@@ -8,12 +8,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from niwaki.kernels import jit
+from niwaki.kernels.calls import call_at
 from niwaki.kernels.coded import GROUP, Coded, CodedLinear, coded, coded_linear, stacked_codes
+from niwaki.kernels.coded_line import KERNEL, X, line_of
 from niwaki.kernels.operand import Operand
+from niwaki.kernels.segments import Int64s
 from niwaki.kernels.tiles import has_tiles
 
 needs_tiles = pytest.mark.skipif(not has_tiles(), reason="this CPU has no bfloat16 tiles")
@@ -90,6 +94,29 @@ def test_no_row_depends_on_the_rows_beside_it_or_on_threads() -> None:
         assert torch.equal(product(linear, x[row : row + 1])[0], whole[row])
     for count in (2, 3, 5, 8, 9, 39):  # of few rows, or with few behind the last whole tile
         assert torch.equal(product(linear, x[:count]), whole[:count])
+
+
+@jit.jit()
+def call_line(line: Int64s, rows: int, out: int, first: int, last: int) -> None:
+    call_at(line[KERNEL], line.ctypes.data, rows, out, first, last)
+
+
+@needs_tiles
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_line_of_a_step_writes_its_blocks_and_no_others(kind: str) -> None:
+    linear = coded_linear(drawn(kind, 100, 320, 64), torch.linspace(-1, 1, 100))
+    assert linear is not None
+    for rows in (1, 5, 40):
+        x = rows_of(rows, 320)
+        out, wanted = torch.full((rows, 100), 7.0).bfloat16(), product(linear, x, torch.bfloat16)
+        line = np.array(line_of(linear), np.int64)
+        line[X] = x.data_ptr()
+        call_line(line, rows, out.data_ptr(), 1, 3)
+        assert torch.equal(out[:, 32:96], wanted[:, 32:96])
+        assert (out[:, :32] == 7).all()
+        assert (out[:, 96:] == 7).all()
+        call_line(line, rows, out.data_ptr(), 3, 5)  # there are four blocks, the last of them not whole
+        assert torch.equal(out[:, 32:], wanted[:, 32:])
 
 
 WITHOUT_AVX512 = """

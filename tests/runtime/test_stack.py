@@ -191,6 +191,18 @@ def test_weights_of_the_matrix_unit_are_read_too(monkeypatch: pytest.MonkeyPatch
     assert steps
 
 
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
+def test_weights_of_few_bits_are_read_too(kind: str, steps: list[int]) -> None:
+    config = replace(LLAMA, qkv_bias=True)
+    at_once = Runner.random(config, weights=kind, num_pages=PAGES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stack, "of", lambda *given: None)
+        apart = Runner.random(config, weights=kind, num_pages=PAGES)
+    for rows in script(3):
+        torch.testing.assert_close(at_once.forward(rows), apart.forward(rows), atol=0.06, rtol=0.05)
+    assert steps == [sum(len(row.token_ids) for row in rows) for rows in script(3)]
+
+
 def test_steps_before_the_position_where_queries_grow_are_one_call(steps: list[int]) -> None:
     growing = replace(LLAMA, temperature=Temperature(3.0, 128, 0.0, is_everywhere=True))
     at_once, apart, other = runner_of(growing), kernel_by_kernel(growing), kernel_by_kernel(LLAMA)
