@@ -21,7 +21,8 @@ WIDTH = 12
 BASE = 1 << 20  # of the digits of SPANS: columns of tiles that share scales, that share zeros, and few_rows()
 
 # Kinds of memory.
-INT8S, UINT8S, INT16S, UINT16S = (np.empty(0, kind) for kind in (np.int8, np.uint8, np.int16, np.uint16))
+INT8S, UINT8S = np.empty(0, np.int8), np.empty(0, np.uint8)
+INT16S, UINT16S = np.empty(0, np.int16), np.empty(0, np.uint16)
 INT64S, FLOATS = np.empty(0, np.int64), np.empty(0, np.float32)
 
 

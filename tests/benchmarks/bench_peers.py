@@ -42,7 +42,9 @@ OWN = ("niwaki-plain", "niwaki-serial")
 class Peer:
     """A process that runs workloads when it is asked to."""
 
-    def __init__(self, name: str, python: str, model: Path, file: Path, threads: int, log: IO[bytes]) -> None:
+    def __init__(
+        self, name: str, python: str, model: Path, file: Path, threads: int, weights: str, log: IO[bytes]
+    ) -> None:
         is_own = name.startswith("niwaki")
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
         environment["PYTHONPATH"] = str(ROOT) if is_own else ""
@@ -50,7 +52,7 @@ class Peer:
         if name.startswith("vllm") and openmp.exists():
             environment["LD_PRELOAD"] = str(openmp)  # as its documentation recommends
         self._process = subprocess.Popen(
-            [python, str(PEER), name, str(model), str(file), str(threads)],
+            [python, str(PEER), name, str(model), str(file), str(threads), weights],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment,
         )  # fmt: skip
         self.name = name
@@ -139,6 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", choices=["niwaki-tiny", *RANDOM], default="L15")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--weights", choices=["auto", "int8", "int4"], default="auto", help="beside llama_cpp alone")
     parser.add_argument("--only", choices=list(WORKLOADS), action="append")
     parser.add_argument("--json", type=Path, help="write the results there as well")
     options = parser.parse_args(argv)
@@ -163,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             with (LOGS / f"{name}.log").open("wb") as log:
                 file = files["in-turn" if name == "niwaki-serial" else "waves"]
-                peers.append(Peer(name, python, model, file, options.threads, log))
+                peers.append(Peer(name, python, model, file, options.threads, options.weights, log))
             print(f"{name} is ready", flush=True)
         for workload in names:
             found = measure(peers, workload, options.rounds, least_seconds(waves[workload], config, limits))
@@ -173,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             peer.close()
     print(means(results))
     if options.json is not None:
-        about = {**machine(), "threads": options.threads, "model": options.model}
+        about = {**machine(), "threads": options.threads, "model": options.model, "weights": options.weights}
         write_json(options.json, results, {**about, "bandwidth": limits.bandwidth, "flops": limits.flops})
     return 0
 

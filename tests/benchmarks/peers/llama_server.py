@@ -1,7 +1,8 @@
 """llama.cpp's server as a peer: a folder of a Llama as GGUF, a process of the server, and requests to it by HTTP.
 
-Weights stay in bfloat16 and the cache is of two bytes a number, as everybody's here. There is a slot for each of 32
-requests; a prompt goes to the slot that holds most of its beginning, and what a slot holds is not computed again.
+Weights stay in bfloat16, as everybody's here, or are rounded by GGUF's own package; the cache is of two bytes a number.
+There is a slot for each of 32 requests; a prompt goes to the slot that holds most of its beginning, and what a slot
+holds is not computed again.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ NAMES = {
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
 }
+ROUNDED = {"int8": gguf.GGMLQuantizationType.Q8_0, "int4": gguf.GGMLQuantizationType.Q4_0}
 PARTS = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -106,10 +108,10 @@ class Server:
         return tokens
 
 
-def llama_server(model: str) -> Iterator[Server]:
+def llama_server(model: str, weights: str) -> Iterator[Server]:
     """Servers without a cached token, one after another: the one before ends when the next is asked for."""
     file = Path(tempfile.mkdtemp(), "model.gguf")
-    write_gguf(Path(model), file)
+    write_gguf(Path(model), file, weights)
     while True:
         server = Server(file, int(os.environ["OMP_NUM_THREADS"]))
         try:
@@ -118,8 +120,9 @@ def llama_server(model: str) -> Iterator[Server]:
             server.close()
 
 
-def write_gguf(folder: Path, file: Path) -> None:
-    """A Llama in bfloat16 as GGUF, with a vocabulary of names that nobody reads."""
+def write_gguf(folder: Path, file: Path, weights: str) -> None:
+    """A Llama in bfloat16 as GGUF, with a vocabulary of names that nobody reads; its matrices in int8, in int4 with
+    embeddings and head in int8, or as they are."""
     config = json.loads((folder / "config.json").read_text("utf-8"))
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     writer = gguf.GGUFWriter(file, "llama")
@@ -145,7 +148,10 @@ def write_gguf(folder: Path, file: Path) -> None:
             if part in ("self_attn.q_proj", "self_attn.k_proj"):
                 bits = _interleaved(bits, heads if part == "self_attn.q_proj" else kv_heads)
         if bits.ndim == 1:  # norms are float32 there
-            writer.add_tensor(named, (bits.astype(np.uint32) << 16).view(np.float32))
+            writer.add_tensor(named, _floats(bits))
+        elif weights in ROUNDED:
+            kind = ROUNDED[weights if named.startswith("blk.") else "int8"]
+            writer.add_tensor(named, gguf.quants.quantize(_floats(bits), kind), raw_dtype=kind)
         else:
             raw = np.ascontiguousarray(bits).view(np.uint8)
             writer.add_tensor(named, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
@@ -164,6 +170,10 @@ def _tensors(file: Path) -> Iterator[tuple[str, Array]]:
             assert about["dtype"] == "BF16", f"{name} is {about['dtype']}"
             first, last = about["data_offsets"]
             yield name, np.array(data[start + first : start + last]).view(np.uint16).reshape(about["shape"])
+
+
+def _floats(bits: Array) -> Array:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def _interleaved(bits: Array, heads: int) -> Array:

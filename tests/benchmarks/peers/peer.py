@@ -1,7 +1,8 @@
 """One engine in one process, in an environment of its own: runs the workloads that `bench_peers` names, one a line.
 
-python peer.py ENGINE MODEL_DIR WAVES.json THREADS. A line on stdin is a workload's name, the answer a line of JSON with
-the seconds and the number of new tokens. Imports nothing of niwaki but in the engine of that name.
+python peer.py ENGINE MODEL_DIR WAVES.json THREADS WEIGHTS. WEIGHTS: as niwaki's option; llama.cpp has Q8_0 for int8 and
+Q4_0 for int4, the others have none. A line on stdin is a workload's name, the answer a line of JSON with the seconds
+and the number of new tokens. Imports nothing of niwaki but in the engine of that name.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ Forget = Callable[[], object]  # what the run before left in a cache
 MAX_ROWS = 32  # of a static batch
 
 
-def niwaki(model: str, *, enable_prefix_cache: bool = True) -> tuple[Run, Forget]:
+def niwaki(model: str, weights: str, *, enable_prefix_cache: bool = True) -> tuple[Run, Forget]:
     from niwaki.runtime.engine import Engine
 
     # No drafts: random weights soon repeat themselves, and the peers guess nothing.
-    engine = Engine(model, kv_tokens=65_536, enable_prefix_cache=enable_prefix_cache, draft_tokens=0)
+    engine = Engine(model, weights=weights, kv_tokens=65_536, enable_prefix_cache=enable_prefix_cache, draft_tokens=0)
 
     def run(wave: Wave) -> int:
         params = [{"temperature": 0, "max_new_tokens": count, "ignore_eos": True} for _, count in wave]
@@ -36,11 +37,12 @@ def niwaki(model: str, *, enable_prefix_cache: bool = True) -> tuple[Run, Forget
     return run, engine.flush_cache
 
 
-def niwaki_plain(model: str) -> tuple[Run, Forget]:
-    return niwaki(model, enable_prefix_cache=False)
+def niwaki_plain(model: str, weights: str) -> tuple[Run, Forget]:
+    return niwaki(model, weights, enable_prefix_cache=False)
 
 
-def vllm(model: str, *, is_compiled: bool = False) -> tuple[Run, Forget]:
+def vllm(model: str, weights: str, *, is_compiled: bool = False) -> tuple[Run, Forget]:
+    assert weights == "auto", "of bfloat16 alone"
     os.environ |= {
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -68,12 +70,13 @@ def vllm(model: str, *, is_compiled: bool = False) -> tuple[Run, Forget]:
     return run, llm.reset_prefix_cache
 
 
-def vllm_compiled(model: str) -> tuple[Run, Forget]:
-    return vllm(model, is_compiled=True)
+def vllm_compiled(model: str, weights: str) -> tuple[Run, Forget]:
+    return vllm(model, weights, is_compiled=True)
 
 
-def transformers(model: str) -> tuple[Run, Forget]:
+def transformers(model: str, weights: str) -> tuple[Run, Forget]:
     """Static batches, padded on the left; a batch runs until its longest answer is done."""
+    assert weights == "auto", "of bfloat16 alone"
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -99,8 +102,9 @@ def transformers(model: str) -> tuple[Run, Forget]:
     return run, lambda: None
 
 
-def ctranslate2(model: str) -> tuple[Run, Forget]:
+def ctranslate2(model: str, weights: str) -> tuple[Run, Forget]:
     """Static batches, too; in bfloat16 where it has that on this processor."""
+    assert weights == "auto", "of bfloat16 alone"
     import ctranslate2 as ct2
 
     folder = tempfile.mkdtemp()
@@ -128,10 +132,10 @@ def ctranslate2(model: str) -> tuple[Run, Forget]:
     return run, lambda: None
 
 
-def llama_cpp(model: str) -> tuple[Run, Forget]:
+def llama_cpp(model: str, weights: str) -> tuple[Run, Forget]:
     from llama_server import llama_server
 
-    servers = llama_server(model)
+    servers = llama_server(model, weights)
     running = next(servers)
 
     def run(wave: Wave) -> int:
@@ -144,7 +148,7 @@ def llama_cpp(model: str) -> tuple[Run, Forget]:
     return run, forget
 
 
-ENGINES: dict[str, Callable[[str], tuple[Run, Forget]]] = {
+ENGINES: dict[str, Callable[[str, str], tuple[Run, Forget]]] = {
     "niwaki": niwaki,
     "niwaki-plain": niwaki_plain,
     "niwaki-serial": niwaki_plain,  # asked for branches in turn
@@ -157,11 +161,11 @@ ENGINES: dict[str, Callable[[str], tuple[Run, Forget]]] = {
 
 
 def main() -> None:
-    name, model, file, threads = sys.argv[1:]
+    name, model, file, threads, weights = sys.argv[1:]
     os.environ["OMP_NUM_THREADS"] = threads
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the engine prints goes to stderr
-    run, forget = ENGINES[name](model)
+    run, forget = ENGINES[name](model, weights)
     waves: dict[str, list[Wave]] = json.loads(Path(file).read_text("utf-8"))
     print(json.dumps({"ready": name}), file=answers, flush=True)
     for line in sys.stdin:
