@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -10,6 +9,7 @@ from typing import TypeAlias, cast
 
 from niwaki.lang.backends import Host
 from niwaki.lang.expressions import check_options, check_timeout
+from niwaki.lang.foreign_names import RUN, hint
 from niwaki.lang.sessions import Session
 from niwaki.lang.state import ForkGroup, State
 from niwaki.lang.templates import TemplateFunction, template_function
@@ -19,6 +19,8 @@ Row: TypeAlias = Mapping[str, object] | tuple[object, ...]
 
 SAMPLING_NAMES = frozenset(f.name for f in fields(SamplingOptions)) - {"constraint"}
 # The last is SGLang's, and changes nothing: tokens are always told with their texts.
+# Two spellings of one option. The second is the one that is kept.
+_SPELLINGS = "max_tokens", "max_new_tokens"
 RUN_NAMES = SAMPLING_NAMES | {"backend", "stream", "timeout", "chat_template", "return_text_in_logprobs"}
 
 
@@ -55,6 +57,7 @@ class Arguments:
         Raises:
             ProgramError: the program has no such parameter, and no run such an option.
         """
+        arguments = self._spelled(arguments)
         for name in arguments:
             if not self._takes(name) and name not in RUN_NAMES | {"options"}:
                 raise self._unknown(name)
@@ -79,7 +82,7 @@ class Arguments:
         # What is given by position overrides what was bound by name.
         for parameter in self.parameters[: len(args)]:
             named.pop(parameter.name, None)
-        named |= kwargs
+        named |= self._spelled(kwargs)
         arguments = {name: value for name, value in named.items() if self._takes(name, is_option=name in RUN_NAMES)}
         for name, value in named.items():
             if name in arguments:
@@ -124,15 +127,20 @@ class Arguments:
                 return True
         return False
 
+    def _spelled(self, named: Mapping[str, object]) -> Mapping[str, object]:
+        """The run's options by one name each, where the program has no parameter that either name may mean."""
+        if _SPELLINGS[0] not in named or any(self._takes(name, is_option=True) for name in _SPELLINGS):
+            return named
+        return _by_one_name(named)
+
     def _unknown(self, name: str) -> ProgramError:
         known = [parameter.name for parameter in self.parameters]
-        close = difflib.get_close_matches(name, [*known, *RUN_NAMES], 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        remedy = hint(name, RUN, [*known, *RUN_NAMES])
         state = next(iter(self.signature.parameters))
         if name == state:
-            hint = f"; the first parameter, {state!r}, is the state: def {self._program}(s, {state}, ...)"
+            remedy = f"; the first parameter, {state!r}, is the state: def {self._program}(s, {state}, ...)"
         return ProgramError(
-            f"program {self._program}{self.shown} has no parameter {name!r}, and it is no option of a run{hint}"
+            f"program {self._program}{self.shown} has no parameter {name!r}, and it is no option of a run{remedy}"
         )
 
     @property
@@ -186,8 +194,7 @@ def _run_options(
     """
     for name in options:
         if name not in RUN_NAMES:
-            close = difflib.get_close_matches(name, RUN_NAMES, 1)
-            raise ProgramError(f"a run has no option {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+            raise ProgramError(f"a run has no option {name!r}{hint(name, RUN, RUN_NAMES)}")
     said = {name: value for name, value in options.items() if name in SAMPLING_NAMES}
     sampling = SamplingOptions(**said)  # type: ignore[arg-type]  # names are fields; values are checked on the next line
     check_options(sampling)
@@ -212,8 +219,19 @@ def _mapping(options: object) -> dict[str, object]:
     if isinstance(options, SamplingOptions):
         return {name: value for name in SAMPLING_NAMES if (value := getattr(options, name)) is not None}
     if isinstance(options, Mapping):
-        return dict(options)
+        return dict(_by_one_name(options))
     raise ProgramError(f"options must be a mapping of option names to values, got {options!r}")
+
+
+def _by_one_name(options: Mapping[str, object]) -> Mapping[str, object]:
+    """`max_tokens` as `max_new_tokens`: a gen takes both, and so does a run."""
+    short, whole = _SPELLINGS
+    if short not in options:
+        return options
+    if options.get(short) is not None and options.get(whole) is not None:
+        raise ProgramError(f"{short} and {whole} are the same option; give one of them")
+    value = options.get(whole) if options[short] is None else options[short]
+    return {**{name: said for name, said in options.items() if name != short}, whole: value}
 
 
 def check_rows(rows: object, program: str) -> None:
@@ -227,20 +245,19 @@ def check_rows(rows: object, program: str) -> None:
     raise ProgramError(f"a batch of program {program} takes a list of rows, got a {type(rows).__name__}; {hint}")
 
 
-def batch_options(given: dict[str, object]) -> dict[str, object]:
-    """The options of every row's run, checked once instead of in every row."""
+def batch_options(given: dict[str, object], batch: Callable[..., object]) -> dict[str, object]:
+    """The options of every row's run, checked once instead of in every row. `batch` has options of its own."""
     if "stream" in given:
         raise ProgramError("a batch cannot stream; iterate over it to get states as they finish")
-    options = {**_mapping(given.pop("options", None)), **given}
+    options = {**_mapping(given.pop("options", None)), **_by_one_name(given)}
     for name in options:
         if name not in RUN_NAMES:
-            close = difflib.get_close_matches(name, RUN_NAMES, 1, 0.8)
-            hint = (
-                "arguments of the program stand in the rows, or are bound with bind(); how many rows run at once is "
+            general = (
+                "; arguments of the program stand in the rows, or are bound with bind(); how many rows run at once is "
                 "num_threads of run_batch and concurrency of arun_batch"
             )
-            hint = f"did you mean {close[0]!r}?" if close else hint
-            raise ProgramError(f"a batch has no option {name!r}; {hint}")
+            known = [*RUN_NAMES, *inspect.signature(batch).parameters]
+            raise ProgramError(f"a batch has no option {name!r}{hint(name, RUN, known, 0.8) or general}")
     session = _run_options(options)[-1]
     if session is not None:
         raise ProgramError(f"the rows of a batch cannot all go on in {session!r}; run one after the other in it")

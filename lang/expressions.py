@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn, get_args
 
-from niwaki.lang.nodes import Chain, Content, Gen, RoleBegin, RoleEnd, Select, Text, as_nodes
+from niwaki.lang.misfits import before_or_behind, explains_misfits, one_content
+from niwaki.lang.nodes import Chain, Content, Expression, Gen, RoleBegin, RoleEnd, Select, Text, as_nodes
 from niwaki.lang.tools import ToolLike, ask_of, offers_of, with_reasoning
 from niwaki.lang.types import Pattern, ValueType, grammar_type, regex_type, schema_type, value_type
 from niwaki.runtime.api import ConstraintError, ProgramError, SamplingOptions, Spacing, UnsupportedByBackend
 from niwaki.runtime.api.choices import ChoicesMethod, method_of, token_length_normalized
 
 
+@explains_misfits
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -81,6 +83,11 @@ def gen(
         raise ProgramError(
             f"{max_tokens.__name__} is no number of tokens; a type is given as dtype={max_tokens.__name__}"
         )
+    if isinstance(max_tokens, str):
+        raise ProgramError(
+            f"gen takes the name of a variable and a number of tokens, got {name!r} and {max_tokens!r}"
+            f"{before_or_behind('gen', max_tokens)}"
+        )
     if max_tokens is not None and max_new_tokens is not None:
         raise ProgramError("max_tokens and max_new_tokens are the same option; give one of them")
     options = SamplingOptions(
@@ -134,26 +141,31 @@ def gen(
     return Gen(name, options, kind, timeout, dtype, ask)
 
 
+@explains_misfits
 def gen_int(name: str | None = None, **options: object) -> Gen:
     """`gen(dtype=int)`."""
     return _typed(int, name, options)
 
 
+@explains_misfits
 def gen_float(name: str | None = None, **options: object) -> Gen:
     """`gen(dtype=float)`."""
     return _typed(float, name, options)
 
 
+@explains_misfits
 def gen_bool(name: str | None = None, **options: object) -> Gen:
     """`gen(dtype=bool)`."""
     return _typed(bool, name, options)
 
 
+@explains_misfits
 def gen_string(name: str | None = None, **options: object) -> Gen:
     """`gen(dtype=str)`: a JSON string in the text, its content as the value."""
     return _typed(str, name, options)
 
 
+@explains_misfits
 def select(
     name: str | None = None,
     choices: Sequence[str] | None = None,
@@ -212,16 +224,19 @@ def separate_reasoning(content: Content, model_type: str | None = None) -> Chain
     return Chain(tuple(with_reasoning(node) if isinstance(node, Gen) else node for node in nodes))
 
 
+@explains_misfits
 def system(content: Content = "", tools: Sequence[ToolLike] | None = None) -> Chain:
     """A system turn in the model's own chat template. `tools` tell the model what it may call; in the first turn."""
     return role("system", content, tools)
 
 
+@explains_misfits
 def user(content: Content = "", tools: Sequence[ToolLike] | None = None) -> Chain:
     """A user turn in the model's own chat template. `tools` as in `system`, where there is no system turn."""
     return role("user", content, tools)
 
 
+@explains_misfits
 def assistant(content: Content = "") -> Chain:
     """An assistant turn in the model's own chat template; a `gen` inside starts from the generation prompt."""
     return role("assistant", content)
@@ -252,6 +267,8 @@ def assistant_end() -> RoleEnd:
 
 
 def role(name: str, content: Content, tools: Sequence[ToolLike] | None = None) -> Chain:
+    if isinstance(tools, str | Expression):
+        raise ProgramError(one_content(name))
     nodes = as_nodes(content)
     for node in nodes:
         if isinstance(node, RoleBegin | RoleEnd):
@@ -277,10 +294,7 @@ def _typed(dtype: type, name: str | None, options: dict[str, object]) -> Gen:
     for excluded in ("dtype", "regex", "choices", "choices_method", "json_schema", "json_spacing", "grammar"):
         if excluded in options:
             raise ProgramError(f"gen_{dtype.__name__} is typed already and takes no {excluded}")
-    try:
-        node = gen(name, dtype=dtype, **options)  # type: ignore[arg-type]  # names and types are gen's, which checks them
-    except TypeError as error:
-        raise ProgramError(f"gen of {dtype.__name__}: {error}") from error
+    node = gen(name, dtype=dtype, **options)  # type: ignore[arg-type]  # names and types are gen's, which checks them
     assert isinstance(node, Gen)
     return node
 
@@ -301,5 +315,5 @@ def _select_of_gen(
 
 def _check_name(name: object) -> None:
     if name is not None and (not isinstance(name, str) or not name):
-        hint = "; choices come behind it: select('name', [...])" if isinstance(name, list | tuple) else ""
+        hint = before_or_behind("select", name) if isinstance(name, list | tuple) else ""
         raise ProgramError(f"a variable's name must be a non-empty string, got {name!r}{hint}")

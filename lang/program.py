@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, Self, overload
+from typing import TYPE_CHECKING, Literal, Self, overload
 
 from niwaki.lang.arguments import Row, batch_options, check_rows, row_arguments
 from niwaki.lang.async_batch import DEFAULT_ASYNC_CONCURRENCY, Batch, iterate_on_a_loop, run_rows_async
@@ -15,6 +15,7 @@ from niwaki.lang.batch import DEFAULT_CONCURRENCY, check_batch, run_rows
 from niwaki.lang.checkpoint import StoredRow, fingerprint_of, run_with_checkpoint, run_with_checkpoint_async
 from niwaki.lang.effects import is_free_of_effects
 from niwaki.lang.executor import Executor
+from niwaki.lang.foreign_names import PROGRAM, hint, public
 from niwaki.lang.nodes import Gen, Text
 from niwaki.lang.origin import here
 from niwaki.lang.progress import with_async_progress_bar, with_progress_bar
@@ -49,6 +50,14 @@ class Program(Running[R_co]):
             return self.func(state, *call.args, **call.kwargs)
         return self.run(*args, **kwargs)
 
+    if not TYPE_CHECKING:  # a type checker is to see that there is no such attribute
+
+        def __getattr__(self, name: str) -> object:
+            if hasattr(type(self), name):  # as in `State`
+                return object.__getattribute__(self, name)
+            remedy = "" if name.startswith("_") else hint(name, PROGRAM, public(Program))
+            raise AttributeError(f"a program has no attribute {name!r}{remedy}")
+
     def __repr__(self) -> str:
         return f"<program {self.name}{self._arguments.signature}>"
 
@@ -56,9 +65,10 @@ class Program(Running[R_co]):
         """Run the program and return its state when the body has returned; generations may go on, and reads wait.
 
         Takes the program's own arguments, and the options of the run: any field of `SamplingOptions` (temperature,
-        max_new_tokens, stop, ...), `backend`, `stream` (see `stream`), `timeout` in seconds for the whole run, and
-        `chat_template` in place of the model's own: "chatml", "llama-3", "plain", or a function of the turns (mappings
-        with role and content) and of whether an assistant turn is to begin, which gives their text.
+        stop, max_new_tokens, which max_tokens is, too, ...), `backend`, `stream` (see `stream`), `timeout` in seconds
+        for the whole run, and `chat_template` in place of the model's own: "chatml", "llama-3", "plain", or a function
+        of the turns (mappings with role and content) and of whether an assistant turn is to begin, which gives their
+        text.
         Where the program has a parameter of such a name, it gets the value; the run's option then goes into
         `options={...}`.
 
@@ -189,7 +199,7 @@ class Program(Running[R_co]):
             JournalError: the checkpoint was made by another run.
         """
         check_rows(rows, self.name)
-        options = batch_options(kwargs)
+        options = batch_options(kwargs, self.run_batch)
         results: Iterator[State[R_co] | StoredRow | Exception]
         if checkpoint is None:
             results = self._run_batch(rows, num_threads, options, on_error=on_error)
@@ -278,7 +288,7 @@ class Program(Running[R_co]):
             JournalError: the checkpoint was made by another run. When the first result is asked for.
         """
         check_rows(rows, self.name)
-        options = batch_options(kwargs)
+        options = batch_options(kwargs, self.arun_batch)
         counters = partial(usage_of, options.get("backend"))
         if checkpoint is None:
             states = self._arun_batch(rows, concurrency, options, on_error=on_error)

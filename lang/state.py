@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Generic, Literal, NoReturn, Self, SupportsInde
 from niwaki.lang.awaited import Awaited
 from niwaki.lang.executor import Executor
 from niwaki.lang.expressions import role
+from niwaki.lang.foreign_names import FORKS, STATE, hint, public
 from niwaki.lang.meta import MetaInfo, Usage, meta_info, probabilities
+from niwaki.lang.misfits import explains_misfits
 from niwaki.lang.nodes import Content, Expression, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, SetVariable, as_nodes
 from niwaki.lang.origin import here
 from niwaki.lang.picture import picture_of
@@ -82,6 +84,7 @@ class State(Generic[R_co]):
     def system(self, content: Content) -> None: ...
     @overload
     def system(self) -> Block: ...
+    @explains_misfits
     def system(self, content: Content | _Held = _Held.OPEN) -> Block | None:
         """Append a system turn; without content, `with state.system():` holds the turn open."""
         return self._turn("system", content)
@@ -90,6 +93,7 @@ class State(Generic[R_co]):
     def user(self, content: Content) -> None: ...
     @overload
     def user(self) -> Block: ...
+    @explains_misfits
     def user(self, content: Content | _Held = _Held.OPEN) -> Block | None:
         """Append a user turn; without content, `with state.user():` holds the turn open."""
         return self._turn("user", content)
@@ -98,6 +102,7 @@ class State(Generic[R_co]):
     def assistant(self, content: Content) -> None: ...
     @overload
     def assistant(self) -> Block: ...
+    @explains_misfits
     def assistant(self, content: Content | _Held = _Held.OPEN) -> Block | None:
         """Append an assistant turn; without content, `with state.assistant():` holds the turn open."""
         return self._turn("assistant", content)
@@ -107,6 +112,7 @@ class State(Generic[R_co]):
         _variable_name(name)
         return Block(self._executor, ScopeBegin(name), ScopeEnd(name))
 
+    @explains_misfits
     def fork(self, count: int = 1) -> ForkGroup:
         """`count` states that start with everything that this one has. They run at the same time, on a shared prefix.
 
@@ -158,9 +164,12 @@ class State(Generic[R_co]):
                 type(self), name
             ):  # it is read again: what failed with an AttributeError does so by its own words
                 return object.__getattribute__(self, name)
-            is_node = name in ("gen", "select") or name.startswith("gen_")
-            how = f"write s += nw.{name}(...)" if is_node else f"a variable is s[{name!r}], and += appends"
-            raise AttributeError(f"a state has no attribute {name!r}; {how}")
+            how = hint(name, STATE, public(State), 0.8)
+            if name in ("gen", "select") or name.startswith("gen_"):
+                how = f"; write s += nw.{name}(...)"
+            elif name not in STATE or STATE[name].isidentifier():
+                how += f"; a variable is s[{name!r}], and += appends"
+            raise AttributeError(f"a state has no attribute {name!r}{how}")
 
     def __reduce__(self) -> NoReturn:
         raise ProgramError(
@@ -345,6 +354,14 @@ class ForkGroup(Sequence[State]):
         self._parent = parent
         self._states = tuple(State(child) for child in children)
         self._is_joined = False
+
+    if not TYPE_CHECKING:  # as in `State`
+
+        def __getattr__(self, name: str) -> object:
+            how = "" if name.startswith("_") else hint(name, FORKS, public(ForkGroup), 0.8)
+            if name in public(State):
+                how = f"; each fork has one: forks[0].{name}, or for fork in forks: fork.{name}"
+            raise AttributeError(f"a group of forks has no attribute {name!r}{how}")
 
     def __len__(self) -> int:
         return len(self._states)

@@ -158,7 +158,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     module = _HOME_OF.get(name)
     if module is None:
-        raise AttributeError(f"module 'niwaki' has no attribute {name!r}")
+        remedy = "" if name.startswith("_") else _remedy(name)
+        raise AttributeError(f"module 'niwaki' has no attribute {name!r}{remedy}")
     # To look for cycles among what torch and Numba make while they load, again and again, took 0.4 s of 2.6 up to the
     # first token, and found none.
     was_enabled = gc.isenabled()
@@ -170,6 +171,12 @@ def __getattr__(name: str) -> object:
             gc.enable()
     globals()[name] = value  # found without this function from now on
     return value
+
+
+def _remedy(name: str) -> str:
+    from niwaki.lang.foreign_names import MODULE, hint  # heavy for an import that nobody wrote wrongly
+
+    return hint(name, MODULE, __all__, 0.75)
 
 
 def __dir__() -> list[str]:

@@ -93,8 +93,8 @@ def test_a_missing_text_of_a_states_own_turn_is_no_open_turn(turn: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "remedy"),
-    [("gen", "write s += nw.gen(...)"), ("select", "write s += nw.select(...)"), ("append", "and += appends")]
-    + [("answer", "a variable is s['answer']")],
+    [("gen", "write s += nw.gen(...)"), ("select", "write s += nw.select(...)"), ("append", "write s += ...")]
+    + [("answer", "a variable is s['answer'], and += appends")],
 )
 def test_what_is_no_attribute_of_a_state_is_told_how_it_is_written(name: str, remedy: str) -> None:
     state = greet.run("Ada", backend=nw.ScriptedBackend(lambda prompt: "hello"))

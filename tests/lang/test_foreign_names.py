@@ -1,0 +1,272 @@
+"""Words of other frameworks, and slips of the pen: each is answered with the name that the thing has here."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import pytest
+
+import niwaki as nw
+from niwaki.lang import foreign_names
+from niwaki.lang.arguments import RUN_NAMES
+from niwaki.lang.foreign_names import OF_FUNCTION, Names, public
+from niwaki.lang.program import Program
+from niwaki.lang.state import ForkGroup, State
+
+gen, select, system, user, assistant = (
+    cast("Any", one) for one in (nw.gen, nw.select, nw.system, nw.user, nw.assistant)
+)
+
+
+@nw.function
+def tell(s: State, topic: str) -> None:
+    s += f"Of {topic}: " + nw.gen("answer")
+
+
+def backend() -> nw.ScriptedBackend:
+    return nw.ScriptedBackend(lambda prompt: "a b c d e f")
+
+
+def refused(act: Callable[[], object], message: str) -> None:
+    with pytest.raises(nw.ProgramError, match=re.escape(message)):
+        act()
+
+
+# -- calls -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [
+        ("max_token", "did you mean 'max_tokens'?"),
+        ("temprature", "did you mean 'temperature'?"),
+        ("stop_sequences", "it is called 'stop' here"),
+        ("max_completion_tokens", "it is called 'max_tokens' here"),
+        ("response_model", "it is called 'dtype' here"),
+        ("guided_regex", "it is called 'regex' here"),
+        ("options", "it is called 'choices' here"),
+        ("backend", "it is a run's: f.run(..., backend=...)"),
+        ("prompt", "text stands before it: s += 'text' + gen('x')"),
+        ("qqq", "it takes name, max_tokens, min_tokens"),
+    ],
+)
+@pytest.mark.parametrize("function", [gen, nw.gen_int])
+def test_an_option_that_a_gen_has_not_is_told_by_its_name_here(
+    function: Callable[..., object], option: str, meant: str
+) -> None:
+    refused(lambda: function("x", **{option: 3}), f"gen has no option {option!r}; {meant}")
+
+
+def test_text_in_the_place_of_a_variables_name_is_told_where_it_goes() -> None:
+    where = "text stands before it: s += 'text' + gen('name')"
+    refused(lambda: gen("Write a poem.", "x"), f"got 'Write a poem.' and 'x'; {where}")
+    refused(lambda: gen("Write a poem.", name="x"), f"given its name twice, 'Write a poem.' and name='x'; {where}")
+    refused(lambda: cast("Any", nw.gen_int)("x", 5), "gen_int takes name by position, got 2 arguments")
+
+
+@pytest.mark.parametrize(
+    ("act", "meant"),
+    [
+        (lambda: select("x", options=["a"]), "select has no option 'options'; it is called 'choices' here"),
+        (lambda: select("x", ["a"], method="exact"), "'method'; it is called 'choices_method' here"),
+        (lambda: select("x", ["a"], choice_methods="exact"), "did you mean 'choices_method'?"),
+        (lambda: select("x", ["a"], max_tokens=3), "'max_tokens'; a select compares whole choices"),
+        (lambda: select("x", ["a"], qqq=3), "it takes name, choices, temperature, choices_method, timeout, heal"),
+        (lambda: select(["a", "b"], name="x"), "choices come behind it: select('name', [...])"),
+        (lambda: system("a", name="b"), "system has no option 'name'; a turn has none"),
+        (lambda: user(text="b"), "user has no option 'text'; it is called 'content' here"),
+        (lambda: assistant("a", temperature=0), "it is an option of the gen inside"),
+        (lambda: assistant("a", tools=[len]), "they stand in the first turn: system(..., tools=[...])"),
+        (lambda: assistant("a", gen("y")), "assistant takes one content; add them up: assistant('text' + gen('x'))"),
+        (lambda: user("a", "b"), "user takes one content; add them up"),
+        (lambda: system("a", gen("y")), "system takes one content; add them up"),
+    ],
+)
+def test_a_call_that_fits_no_select_and_no_turn_is_told_what_would(act: Callable[[], object], meant: str) -> None:
+    refused(act, meant)
+
+
+@pytest.mark.parametrize(
+    ("act", "meant"),
+    [
+        (lambda s: s.user("a", name="b"), "user has no option 'name'; a turn has none"),
+        (lambda s: s.assistant("a", gen("y")), "assistant takes one content"),
+        (lambda s: s.fork(n=3), "fork has no option 'n'; it is called 'count' here"),
+    ],
+)
+def test_so_is_a_call_of_a_states_own(act: Callable[[Any], object], meant: str) -> None:
+    refused(lambda: nw.function(lambda s: act(s)).run(backend=backend()), meant)
+
+
+def test_a_type_error_of_somebody_elses_code_stays_one() -> None:
+    class Odd(list[str]):
+        def count(self, value: str, /) -> int:
+            raise TypeError("mine")
+
+    with pytest.raises(TypeError, match="mine"):
+        nw.select("x", Odd(["a", "a"]))
+
+
+def test_what_explains_misfits_looks_like_the_function_itself() -> None:
+    assert next(iter(inspect.signature(nw.gen).parameters)) == "name"
+    assert list(inspect.signature(nw.select).parameters)[:2] == ["name", "choices"]
+    assert nw.gen.__module__ == "niwaki.lang.expressions"
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_takes_both_spellings_of_the_number_of_tokens() -> None:
+    for options in ({"max_tokens": 3}, {"max_new_tokens": 3}, {"options": {"max_tokens": 3}}):
+        assert tell.run("cats", backend=backend(), **options)["answer"] == "a b c"
+        (row,) = tell.run_batch([{"topic": "cats"}], backend=backend(), **options)
+        assert isinstance(row, State)
+        assert row["answer"] == "a b c"
+    refused(lambda: tell.run("cats", max_tokens=3, max_new_tokens=4), "are the same option; give one of them")
+    refused(lambda: tell.run_batch([], max_tokens=3, max_new_tokens=4), "are the same option; give one of them")
+
+
+def test_what_is_bound_by_one_spelling_is_overridden_by_the_other() -> None:
+    three = "a b c"
+    assert tell.bind(max_new_tokens=1).run("cats", backend=backend(), max_tokens=3)["answer"] == three
+    assert tell.bind(max_tokens=1).run("cats", backend=backend(), max_new_tokens=3)["answer"] == three
+    assert tell.bind(max_tokens=3).run("cats", backend=backend())["answer"] == three
+
+
+def test_a_parameter_of_that_name_is_the_programs() -> None:
+    def own(s: State, max_tokens: str) -> object:
+        s += "text"
+        return max_tokens
+
+    def whole(s: State, max_new_tokens: str) -> object:
+        s += "text"
+        return max_new_tokens
+
+    assert nw.function(own).run(max_tokens="mine", backend=backend()).ret_value == "mine"
+    assert nw.function(own).run(max_tokens="mine", max_new_tokens=3, backend=backend()).ret_value == "mine"
+    refused(lambda: nw.function(whole).run(max_tokens=3), "did you mean 'max_new_tokens'?")
+
+
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [
+        ("model", "give it as backend=nw.Engine('FOLDER')"),
+        ("engine", "it is called 'backend' here"),
+        ("max_length", "it is called 'max_tokens' here"),
+        ("dtype", "it is an option of a gen: s += gen('x', ...)"),
+        ("backnd", "did you mean 'backend'?"),
+    ],
+)
+def test_an_option_that_a_run_has_not_is_told_by_its_name_here(option: str, meant: str) -> None:
+    for act in (tell.run, tell.bind):
+        refused(lambda act=act: act(**{option: 1}), f"no option of a run; {meant}")  # type: ignore[misc]
+    refused(lambda: tell.run("a", options={option: 1}), f"a run has no option {option!r}; {meant}")
+    refused(lambda: cast("Any", tell).run_batch([], **{option: 1}), f"a batch has no option {option!r}; {meant}")
+
+
+def test_an_option_of_a_batch_is_told_by_its_own_near_name() -> None:
+    refused(lambda: tell.run_batch([], num_thread=3), "a batch has no option 'num_thread'; did you mean 'num_threads'?")
+    refused(lambda: tell.arun_batch([], concurency=3), "did you mean 'concurrency'?")
+    refused(lambda: tell.run_batch([], concurrency=3), "is num_threads of run_batch and concurrency of arun_batch")
+
+
+# -- attributes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("batch", "a program has no attribute 'batch'; it is called 'run_batch' here"),
+        ("map", "it is called 'run_batch' here"),
+        ("invoke", "it is called 'run' here"),
+        ("abatch", "it is called 'arun_batch' here"),
+        ("run_bach", "did you mean 'run_batch'?"),
+    ],
+)
+def test_what_is_no_attribute_of_a_program_is_told_by_its_name_here(name: str, meant: str) -> None:
+    with pytest.raises(AttributeError, match=re.escape(meant)):
+        getattr(tell, name)
+    assert not hasattr(tell, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("generate", "write s += nw.gen(...)"),
+        ("append", "write s += ..."),
+        ("set", "write s['x'] = value"),
+        ("variables", "s['x'] is one variable, s.tree().trunk.variables are all"),
+        ("result", "it is called 'ret_value' here; a variable is s['result']"),
+        ("text_itr", "did you mean 'text_iter'?; a variable is s['text_itr']"),
+    ],
+)
+def test_what_is_no_attribute_of_a_state_is_told_by_its_name_here(name: str, meant: str) -> None:
+    state = tell.run("cats", backend=backend())
+    with pytest.raises(AttributeError, match=re.escape(meant)) as caught:
+        getattr(state, name)
+    assert ("a variable is s[" in str(caught.value)) == ("a variable is s[" in meant)
+
+
+def test_all_variables_are_where_a_state_says() -> None:
+    assert dict(tell.run("cats", backend=backend()).tree().trunk.variables) == {"answer": "a b c d e f"}
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("gen", "write forks += nw.gen(...)"),
+        ("append", "write forks += ..."),
+        ("gather", "it is called 'join' here"),
+        ("text", "each fork has one: forks[0].text, or for fork in forks: fork.text"),
+        ("get_var", "each fork has one: forks[0].get_var"),
+        ("joins", "did you mean 'join'?"),
+    ],
+)
+def test_what_is_no_attribute_of_a_group_of_forks_is_told(name: str, meant: str) -> None:
+    forks = tell.run("cats", backend=backend()).fork(2)
+    with pytest.raises(AttributeError, match=re.escape(f"a group of forks has no attribute {name!r}; {meant}")):
+        getattr(forks, name)
+    forks.join()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("regex", "write nw.gen('x', regex=...)"),
+        ("json", "write nw.gen('x', json_schema=...)"),
+        ("LLM", "nw.Engine('FOLDER') runs a model of yours"),
+        ("SamplingParams", "options stand in nw.gen('x', temperature=0)"),
+        ("generate", "it is called 'gen' here"),
+        ("set_backend", "it is called 'set_default_backend' here"),
+        ("asistant", "did you mean 'assistant'?"),
+    ],
+)
+def test_what_is_no_name_of_niwaki_is_told(name: str, meant: str) -> None:
+    with pytest.raises(AttributeError, match=re.escape(f"module 'niwaki' has no attribute {name!r}; {meant}")):
+        getattr(nw, name)
+
+
+# -- the tables --------------------------------------------------------------------------------------------------------
+
+PARAMETERS = {
+    function: set(inspect.signature(getattr(nw, function, None) or getattr(State, function)).parameters)
+    for function in OF_FUNCTION
+}
+TABLES: Mapping[str, tuple[Names, set[str]]] = {
+    **{function: (names, PARAMETERS[function]) for function, names in OF_FUNCTION.items()},
+    "run": (foreign_names.RUN, {*RUN_NAMES, "max_tokens"}),
+    "program": (foreign_names.PROGRAM, set(public(Program))),
+    "state": (foreign_names.STATE, set(public(State))),
+    "forks": (foreign_names.FORKS, set(public(ForkGroup))),
+    "niwaki": (foreign_names.MODULE, set(nw.__all__)),
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_table_names_what_is_there_and_no_name_that_is_taken(table: str) -> None:
+    names, known = TABLES[table]
+    assert {meant for meant in names.values() if meant.isidentifier()} <= known
+    assert not set(names) & known - {"tools"}  # a system's turn takes them, an assistant's does not
