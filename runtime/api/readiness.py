@@ -11,14 +11,18 @@ class Readiness:
     """Seconds in which something was made ready, however many threads did so at once. Thread-safe."""
 
     def __init__(self) -> None:
-        self._start()
-
-    def _start(self) -> None:
-        """Also in a fork: what its parent makes ready is made on threads that the fork does not have."""
         self._lock = threading.Lock()
         self._depth = 0
         self._began = 0.0
         self._seconds = 0.0
+
+    def _begin_in_fork(self) -> None:
+        """What its parent makes ready is made on threads that the fork does not have. Until now that counts: time-outs
+        that began before the fork count from it."""
+        if self._depth:
+            self._seconds += time.monotonic() - self._began
+        self._lock = threading.Lock()
+        self._depth = 0
 
     def begin(self) -> None:
         with self._lock:
@@ -47,4 +51,4 @@ class Readiness:
 
 readiness = Readiness()
 if hasattr(os, "register_at_fork"):  # where processes can be forked
-    os.register_at_fork(after_in_child=readiness._start)
+    os.register_at_fork(after_in_child=readiness._begin_in_fork)

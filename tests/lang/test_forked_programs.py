@@ -114,6 +114,23 @@ os.waitpid(pid, 0)
 print(f.run(backend=backend).error() is None)
 """
 
+READY = """
+import os, time
+from niwaki.runtime.api.readiness import readiness
+
+with readiness:
+    time.sleep(0.01)
+readiness.begin()  # on a thread that is not there in the fork
+time.sleep(0.01)
+before = readiness.seconds()
+pid = os.fork()
+if not pid:
+    stands = readiness.seconds()
+    print(stands >= before and readiness.seconds() == stands, flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+"""
+
 
 def told_by(code: str, *words: str) -> list[str]:
     done = subprocess.run(
@@ -126,6 +143,10 @@ def told_by(code: str, *words: str) -> list[str]:
 
 def test_in_a_fork_branches_are_closed_and_time_outs_kept_and_what_is_the_parents_stays() -> None:
     assert told_by(PROGRAMS) == ["closed True", "ended TimedOut", "the parent's False"]
+
+
+def test_what_made_a_process_ready_stays_counted_in_its_fork_and_nothing_runs_on_there() -> None:
+    assert told_by(READY) == ["True"]
 
 
 def test_a_scripted_backend_answers_in_a_fork_by_threads_of_its_own() -> None:
