@@ -55,6 +55,13 @@ def test_one_key_at_least_of_those_that_patterns_match(
         assert validator.is_valid(written), written
 
 
+def test_listed_keys_of_which_more_is_asked_than_can_be_enforced_are_refused(compiler: ConstraintCompiler) -> None:
+    names: Json = {"enum": ["ab", "cd e"], "not": {"pattern": r"\bab\b|\bx"}}
+    schema: Json = {"type": "object", "propertyNames": names, "minProperties": 1}
+    with pytest.raises(ConstraintError, match="different words"):
+        compiler.compile(JsonSchema(json.dumps(schema)))
+
+
 @pytest.mark.parametrize("where", [{}, {"additionalProperties": False}])
 def test_an_object_that_would_have_to_hold_another_one_is_no_way_and_alone_it_is_refused(
     where: dict[str, Json], compiler: ConstraintCompiler

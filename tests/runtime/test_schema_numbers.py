@@ -250,6 +250,32 @@ def test_what_no_last_digits_tell_is_refused(
         compiler.compile(JsonSchema(json.dumps(schema)))
 
 
+NO_THREES: dict[str, Json] = {"enum": [3, 4, 5, 7], "not": {"multipleOf": 3}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "minItems": 3, "maxItems": 3, "uniqueItems": True, "items": NO_THREES},
+        {
+            "type": "array", "minItems": 3, "maxItems": 3, "uniqueItems": True,
+            "items": {"type": "integer", "minimum": 1, "maximum": 7, "not": {"multipleOf": 3}},
+        },
+        {
+            "type": "array", "minItems": 3, "maxItems": 3, "uniqueItems": True,
+            "items": {"enum": [3, 6, 9]}, "contains": NO_THREES,
+        },
+        {"const": [3], "contains": NO_THREES},
+        {"const": {"a": 3}, "properties": {"a": NO_THREES}},
+    ],
+)  # fmt: skip
+def test_listed_numbers_of_which_more_is_asked_than_is_known_are_refused(
+    compiler: ConstraintCompiler, schema: dict[str, Json]
+) -> None:
+    with pytest.raises(ConstraintError, match="/not/multipleOf: what is no multiple cannot be enforced"):
+        compiler.compile(JsonSchema(json.dumps(schema)))
+
+
 def test_what_is_not_whole_is_not_read_as_whole_either(compiler: ConstraintCompiler) -> None:
     matcher = compiler.compile(JsonSchema('{"type": "number", "not": {"type": "integer"}}')).matcher()
     rng = random.Random(0)

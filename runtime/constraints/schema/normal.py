@@ -382,6 +382,8 @@ class _Writer:
         """All values of a state, or None where they are not listed."""
         listed: dict[str, Json] = {}
         for way in self._reader.all_ways(state):
+            if way.beyond:
+                raise refused(*way.beyond[0])
             values = whole_numbers(way) if way.values is None else way.values
             if values is None:
                 return None

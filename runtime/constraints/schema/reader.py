@@ -103,7 +103,7 @@ class Reader:
     def _listed(self, keys: State) -> list[str] | None:
         """All keys that are in the state; None where they are not listed."""
         found = self.ways(keys, "string") if keys else []
-        if not keys or any(way.values is None for way in found):
+        if not keys or any(way.values is None or way.beyond for way in found):
             return None
         return [str(value) for way in found for value in way.values or ()]
 
@@ -153,6 +153,8 @@ class Reader:
         for way in self.ways(state, kind):
             if way.values is not None:
                 if identity(value) in map(identity, way.values):
+                    if way.beyond:
+                        raise refused(*way.beyond[0])
                     return True
             elif self._satisfies(value, way):
                 return True
