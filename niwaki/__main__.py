@@ -66,10 +66,11 @@ class _Parser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            close = difflib.get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, 1)
-            self.error(
-                f"unrecognized arguments: {' '.join(unknown)}" + "".join(f"; did you mean {one}?" for one in close)
-            )
+            # Without the dashes, which all of them have: --lora is not like --program.
+            names = {option.lstrip("-"): option for option in self._option_string_actions}
+            close = difflib.get_close_matches(unknown[0].partition("=")[0].lstrip("-"), names, 1)
+            meant = "".join(f"; did you mean {names[one]}?" for one in close)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
         return found, unknown
 
 

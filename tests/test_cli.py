@@ -245,6 +245,7 @@ def test_a_run_that_cannot_start_says_why_in_one_line_and_leaves_no_output(
         (["serve", "--prot", "3"], "niwaki serve: error: unrecognized arguments: --prot 3; did you mean --port?"),
         (["serve", "--served-model-name=x"], "did you mean --model-name?"),
         (["run", "p.py:f", "--input", "a", "--output", "b", "--concurency", "2"], "did you mean --concurrency?"),
+        (["serve", "--lora", "x"], "niwaki serve: error: unrecognized arguments: --lora x\n"),
         (["tree", "--zzz"], "niwaki tree: error: unrecognized arguments: --zzz\n"),
     ],
 )
