@@ -24,8 +24,9 @@ def address_of(kernel: Called) -> int:
     """Of a kernel of `jit()`, which is compiled or read from the disk for it. It holds as long as the process."""
     dispatcher = cast("Any", kernel)
     dispatcher.compile(NUMBERS)
-    made = dispatcher.overloads[NUMBERS]
-    return int(made.library.get_pointer_to_function(made.fndesc.llvm_func_name))
+    made = dispatcher.overloads[NUMBERS]._asdict()
+    code, name = made["library"], made["fndesc"].llvm_func_name
+    return int(code.get_pointer_to_function(name))
 
 
 @intrinsic

@@ -31,6 +31,17 @@ class TokenGraph:
         self.dfa = dfa
         self.vocabulary = vocabulary
         self._node_classes = dfa.byte_classes[vocabulary.node_bytes]
+        self._walked = (  # what walks read of both
+            self._node_classes,
+            vocabulary.node_depths,
+            vocabulary.node_skips,
+            vocabulary.node_tokens,
+            vocabulary.tokens,
+            dfa.num_classes,
+            dfa.row_starts,
+            dfa.labels,
+            dfa.targets,
+        )
         exact = self._measured()
         self.is_exact = exact is not None
         if exact is None:
@@ -62,44 +73,16 @@ class TokenGraph:
         dfa, vocabulary = self.dfa, self.vocabulary
         ends_here = with_end and dfa.accepting[state]
         row = vocabulary.eos_words.copy() if ends_here else np.zeros(vocabulary.num_words, np.uint32)
-        count = kernels.walk_row(
-            state,
-            self._node_classes,
-            vocabulary.node_depths,
-            vocabulary.node_skips,
-            vocabulary.node_tokens,
-            vocabulary.tokens,
-            dfa.num_classes,
-            dfa.row_starts,
-            dfa.labels,
-            dfa.targets,
-            self.distances,
-            limit,
-            self._scratch(),
-            row,
-        )
+        count = kernels.walk_row(state, *self._walked, self.distances, limit, self._scratch(), row)
         return row, count
 
     def fill_subtree(self, state: int, nodes: tuple[int, int], depth: int, limit: int, row: Words) -> None:
         """`row` over the trie's nodes from and to, which stand `depth` deep, as if the text began there."""
-        dfa, vocabulary = self.dfa, self.vocabulary
         first, last = nodes
-        kernels.walk_row(
-            state,
-            self._node_classes[first:last],
-            vocabulary.node_depths[first:last] - depth,
-            vocabulary.node_skips[first:last] - first,
-            vocabulary.node_tokens[first : last + 1],
-            vocabulary.tokens,
-            dfa.num_classes,
-            dfa.row_starts,
-            dfa.labels,
-            dfa.targets,
-            self.distances,
-            limit,
-            self._scratch(),
-            row,
-        )
+        depths, skips, tokens = self._walked[1:4]
+        below = self._node_classes[first:last], depths[first:last] - depth, skips[first:last] - first
+        walked = *below, tokens[first : last + 1], *self._walked[4:]
+        kernels.walk_row(state, *walked, self.distances, limit, self._scratch(), row)
 
     def shortest_path(self, state: int, budget: int) -> tuple[int, ...] | None:
         """Fewest tokens from `state` to an end; None when they are more than `budget`."""
@@ -194,22 +177,7 @@ class TokenGraph:
         self, state: int, token_to: Ints, found: Ints, next_level: list[int], came_from: dict[int, int]
     ) -> int:
         """Add the states not met before that a token leads to. Returns the work it took."""
-        dfa, vocabulary = self.dfa, self.vocabulary
-        count, visits = kernels.walk_successors(
-            state,
-            self._node_classes,
-            vocabulary.node_depths,
-            vocabulary.node_skips,
-            vocabulary.node_tokens,
-            vocabulary.tokens,
-            dfa.num_classes,
-            dfa.row_starts,
-            dfa.labels,
-            dfa.targets,
-            self._scratch(),
-            token_to,
-            found,
-        )
+        count, visits = kernels.walk_successors(state, *self._walked, self._scratch(), token_to, found)
         for after in found[:count].tolist():
             next_level.append(after)
             came_from[after] = state

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from niwaki.runtime.api import Generation
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.serve import serving
 from niwaki.runtime.server.store import Turn
@@ -38,6 +39,20 @@ def long_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(toy_folder: Path) -> Iterator[Engine]:
     with Engine(toy_folder, kv_tokens=8192) as made:
         yield made
+
+
+@pytest.fixture
+def started(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Generation]:
+    """What the engine generates in this test, in the order in which it began."""
+    found: list[Generation] = []
+    start = engine.backend.start
+
+    def noted(*args: object, **options: object) -> Generation:
+        found.append(start(*args, **options))  # type: ignore[arg-type]  # what it was given
+        return found[-1]
+
+    monkeypatch.setattr(engine.backend, "start", noted)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -195,16 +195,8 @@ def test_pieces_are_asked_for_where_somebody_reads_them(
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_who_is_held_to_tokens_a_minute_is_no_reader_for_that(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, streams: bool
+    engine: Engine, started: list[Generation], streams: bool
 ) -> None:
-    started: list[Generation] = []
-    start = engine.backend.start
-
-    def noted(*args: object, **options: object) -> Generation:
-        started.append(start(*args, **options))  # type: ignore[arg-type]  # what it was given
-        return started[-1]
-
-    monkeypatch.setattr(engine.backend, "start", noted)
     body = {"prompt": "the cat", "max_tokens": 4, "stream": streams}
     with serving(engine, ServerConfig(port=0, limits=KeyLimits(tokens_per_minute=1000))) as url:
         assert httpx2.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200

@@ -147,17 +147,9 @@ def test_text_streams_from_the_server(endpoint: RuntimeEndpoint, engine: Engine)
 
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_remote_program_is_a_reader_where_somebody_reads_it(
-    endpoint: RuntimeEndpoint, engine: Engine, monkeypatch: pytest.MonkeyPatch, streams: bool
+    endpoint: RuntimeEndpoint, engine: Engine, started: list[Generation], streams: bool
 ) -> None:
     """Others' prompts make way for whoever reads, and each piece costs both sides something."""
-    started: list[Generation] = []
-    start = engine.backend.start
-
-    def noted(*args: object, **options: object) -> Generation:
-        started.append(start(*args, **options))  # type: ignore[arg-type]  # what it was given
-        return started[-1]
-
-    monkeypatch.setattr(engine.backend, "start", noted)
     state = talk.run(options={"backend": endpoint, "stream": streams})
     if streams:
         assert "".join(state.text_iter()) == state.text()
