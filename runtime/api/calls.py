@@ -118,6 +118,11 @@ class AnswerReader:
     def is_whole(self) -> bool:
         return self._read in (self._text, self._plain, self._after_call)
 
+    @property
+    def is_inside_call(self) -> bool:
+        """Whether the arguments of the call that was begun last are not whole yet."""
+        return self._read == self._arguments
+
     # Each of these reads what it can from what is held, and says which one goes on. None: more text is needed.
 
     def _think_begin(self) -> list[Event] | None:

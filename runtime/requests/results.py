@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from niwaki.runtime.api import Output, SamplingParams, TokenLogprob
 
@@ -23,17 +24,7 @@ def result_of(
 
     JSON has no infinity: who writes it gives the `lowest_logprob` to write in its place.
     """
-
-    def triples(logprobs: Sequence[TokenLogprob]) -> list[Triple]:
-        return [
-            (
-                None if one.logprob is None else max(one.logprob, lowest_logprob),
-                one.token_id,
-                one.text if with_texts else None,
-            )
-            for one in logprobs
-        ]
-
+    written = partial(triples, lowest_logprob=lowest_logprob, with_texts=with_texts)
     reason = output.finish_reason
     finish: dict[str, object] = {"type": reason.type}
     if reason.type == "length":
@@ -49,11 +40,22 @@ def result_of(
         "e2e_latency": output.seconds,
     }
     if params.return_logprob:
-        meta["output_token_logprobs"] = triples(output.logprobs)
+        meta["output_token_logprobs"] = written(output.logprobs)
         if params.top_logprobs_num:
-            meta["output_top_logprobs"] = [triples(top) for top in output.top_logprobs]
+            meta["output_top_logprobs"] = [written(top) for top in output.top_logprobs]
         if logits_from is not None:
-            meta["input_token_logprobs"] = triples(output.prompt_logprobs)
+            meta["input_token_logprobs"] = written(output.prompt_logprobs)
             if params.top_logprobs_num:
-                meta["input_top_logprobs"] = [triples(top) or None for top in output.prompt_top_logprobs]
+                meta["input_top_logprobs"] = [written(top) or None for top in output.prompt_top_logprobs]
     return {"text": output.text, "output_ids": list(output.token_ids), "meta_info": meta}
+
+
+def triples(logprobs: Sequence[TokenLogprob], *, lowest_logprob: float, with_texts: bool) -> list[Triple]:
+    return [
+        (
+            None if one.logprob is None else max(one.logprob, lowest_logprob),
+            one.token_id,
+            one.text if with_texts else None,
+        )
+        for one in logprobs
+    ]

@@ -12,7 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, RootModel
 from niwaki.runtime.api import BackendInfo
 from niwaki.runtime.pictures.tree_view import TreeNode
 from niwaki.runtime.server.openai_models import ChatMessage
-from niwaki.runtime.server.responses_shapes import ChosenFunction, Item, ResponseFunction, SchemaAnswer
+from niwaki.runtime.server.responses_shapes import (
+    AllowedFunctions,
+    ChosenFunction,
+    Item,
+    ResponseFunction,
+    SchemaAnswer,
+)
 from niwaki.runtime.server.tools import MadeCall
 
 
@@ -235,7 +241,7 @@ class ResponseAnswer(Answer):
     store: bool
     temperature: float
     text: TextAnswer
-    tool_choice: Literal["none", "auto", "required"] | ChosenFunction
+    tool_choice: Literal["none", "auto", "required"] | ChosenFunction | AllowedFunctions
     tools: list[ResponseFunction]
     top_logprobs: Literal[0]
     top_p: float

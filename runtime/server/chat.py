@@ -76,9 +76,19 @@ def segments(
     """
     for index, message in enumerate(messages):
         for call in message.calls:
-            _check_arguments(call, index)
+            if not is_whole(call):
+                param = f"messages[{index}].tool_calls"
+                raise ApiError(400, "the arguments of a call must be a JSON object", param=param)
     _check_variables(variables or {}, tokenizer)
     return _filled(_form(tokenizer, messages, tools, continues, variables or {}), messages)
+
+
+def is_whole(call: ToolCall) -> bool:
+    """Whether a template can write it: its arguments are an object."""
+    try:
+        return isinstance(json.loads(call.arguments), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _form(
@@ -151,15 +161,6 @@ def _guarded(text: str, tokenizer: Tokenizer) -> str:
     for mark in tokenizer.special_ids:
         text = text.replace(mark, mark[:1] + GUARD + mark[1:])
     return text
-
-
-def _check_arguments(call: ToolCall, index: int) -> None:
-    try:
-        arguments = json.loads(call.arguments)
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise ApiError(400, "the arguments of a call must be a JSON object", param=f"messages[{index}].tool_calls")
 
 
 def _check_variables(variables: Mapping[str, object], tokenizer: Tokenizer) -> None:

@@ -6,7 +6,9 @@ import re
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from typing import Annotated
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, TypeVar, cast
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import PlainTextResponse
@@ -27,7 +29,7 @@ from niwaki.runtime.api import (
     Spacing,
 )
 from niwaki.runtime.options.limits import TokenIds
-from niwaki.runtime.requests.results import result_of
+from niwaki.runtime.requests.results import Triple, result_of, triples
 from niwaki.runtime.server.access import administrative, key_of, service_of
 from niwaki.runtime.server.answers import (
     AbortAnswer,
@@ -70,6 +72,8 @@ from niwaki.runtime.server.wire import (
 
 router = APIRouter()
 admin_router = APIRouter(dependencies=[Depends(administrative)])
+
+Value = TypeVar("Value")
 
 _FLAGS = re.compile(r"\(\?([a-z]+)\)")  # for the whole of a pattern
 
@@ -161,21 +165,22 @@ def _grouped(pattern: str) -> str:
     return f"(?:{pattern})" if flags is None else f"(?{flags[1]}:{pattern[flags.end() :]})"
 
 
+Beside = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
+Start = Annotated[int, Field(ge=-1, le=MAX_IDS)]
+NumTops = Annotated[int, Field(ge=0, le=20)]
+
+
 class GenerateRequest(GenerateFieldsOfOthers):
-    """POST /generate"""
+    """POST /generate. What may be a list beside the prompts has one element for each of them."""
 
     text: Annotated[Text | TextList, Field(union_mode="left_to_right")] | None = None
     input_ids: Annotated[TokenIdList | TokenIdLists, Field(union_mode="left_to_right")] | None = None
-    sampling_params: (
-        NativeSampling
-        | Annotated[list[NativeSampling], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
-        | None
-    ) = None
+    sampling_params: NativeSampling | Annotated[list[NativeSampling], Beside] | None = None
     stream: bool = False
     rid: Name | None = None
-    return_logprob: bool | None = None
-    logprob_start_len: Annotated[int, Field(ge=-1, le=MAX_IDS)] | None = None
-    top_logprobs_num: Annotated[int, Field(ge=0, le=20)] | None = None
+    return_logprob: bool | Annotated[list[bool], Beside] | None = None
+    logprob_start_len: Start | Annotated[list[Start], Beside] | None = None
+    top_logprobs_num: NumTops | Annotated[list[NumTops], Beside] | None = None
     return_text_in_logprobs: bool | None = None
     cache_salt: Name | None = None
     extra_key: Name | None = None
@@ -190,15 +195,50 @@ class GenerateRequest(GenerateFieldsOfOthers):
             return self.input_ids
         raise ApiError(400, "give either text or input_ids", param="text")
 
-    def sampling(self, count: int) -> Sequence[NativeSampling]:
-        """One for each prompt. Raises ApiError when there are too few or too many."""
-        if isinstance(self.sampling_params, list):
-            if len(self.sampling_params) != count:
-                raise ApiError(
-                    400, f"{len(self.sampling_params)} sampling_params for {count} prompts", param="sampling_params"
-                )
-            return self.sampling_params
-        return [self.sampling_params or NativeSampling()] * count
+    def asked(self, count: int) -> Sequence[Asked]:
+        """What is asked for each prompt. Raises ApiError when there are too few or too many of something."""
+        sampling = _each("sampling_params", self.sampling_params, count)
+        returns = _each("return_logprob", self.return_logprob, count)
+        starts = _each("logprob_start_len", self.logprob_start_len, count)
+        tops = _each("top_logprobs_num", self.top_logprobs_num, count)
+        return [
+            Asked(one or NativeSampling(), bool(returned), start, top or 0)
+            for one, returned, start, top in zip(sampling, returns, starts, tops, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked for one prompt."""
+
+    sampling: NativeSampling
+    return_logprob: bool
+    logprob_start_len: int | None
+    top_logprobs_num: int
+
+    def logits_from(self, ids: TokenIds) -> int | None:
+        """The first position whose logits are wanted. Raises RequestError when it is behind the prompt.
+
+        Who wants log-probabilities and generates nothing can only mean the prompt's: so the frontend's
+        `unconditional_likelihood_normalized` asks for those of its choices.
+        """
+        start = self.logprob_start_len
+        if start is None and self.sampling.max_new_tokens == 0:
+            start = 0
+        if not self.return_logprob or start is None or start < 0:
+            return None
+        if start > len(ids):
+            raise RequestError(f"logprob_start_len {start} is behind the end of a prompt of {len(ids)} tokens")
+        return max(0, start - 1)
+
+
+def _each(field: str, given: Value | Sequence[Value] | None, count: int) -> Sequence[Value | None]:
+    """A field's value for each prompt. Raises ApiError: it has too few or too many."""
+    if not isinstance(given, list):
+        return [cast("Value | None", given)] * count
+    if len(given) != count:
+        raise ApiError(400, f"{len(given)} {field} for {count} prompts", param=field)
+    return given
 
 
 @router.post("/generate", openapi_extra=takes(GenerateRequest, streams=True), responses=gives(GenerateAnswers))
@@ -208,16 +248,16 @@ async def generate(request: Request) -> Response:
     service = service_of(request)
     body = await read_body(request, GenerateRequest, service.config)
     prompts = prompts_of(body.given)
-    sampling = body.sampling(len(prompts))
-    size = sum(one.n or 1 for one in sampling)
+    asked = body.asked(len(prompts))
+    size = sum(one.sampling.n or 1 for one in asked)
     writer = _Writer(body, is_batch(body.given) or size > 1)
     namespace = service.namespace(key_of(request), body.cache_salt or body.extra_key)
 
     def prepare() -> Sequence[Work]:
-        for prompt, one in zip(prompts, sampling, strict=True):
+        for prompt, one in zip(prompts, asked, strict=True):
             ids = service.model.encode(prompt) if isinstance(prompt, str) else service.model.ids(prompt, "input_ids")
-            options = one.options(bool(body.return_logprob), body.top_logprobs_num or 0, body.priority)
-            writer.works += works_of(ids, service.resolve(options), namespace, writer.logits_from(ids, one))
+            options = one.sampling.options(one.return_logprob, one.top_logprobs_num, body.priority)
+            writer.works += works_of(ids, service.resolve(options), namespace, one.logits_from(ids))
         return writer.works
 
     try:
@@ -225,7 +265,7 @@ async def generate(request: Request) -> Response:
         streams = service.must_stream(bool(body.stream))
         if body.rid is not None and not streams:
             streams = None
-        compiles = any(one.compiles for one in sampling)
+        compiles = any(one.sampling.compiles for one in asked)
         feed = await service.begin(size, prepare, compiles=compiles, streams=streams)
     except Exception as error:
         param = "text" if body.input_ids is None else "input_ids"
@@ -253,26 +293,13 @@ class _Writer:
     def __init__(self, body: GenerateRequest, is_list: bool) -> None:
         self.is_list = is_list
         self.works: list[Work] = []
-        self._body = body
+        self._with_texts = bool(body.return_text_in_logprobs)
         self._id = body.rid or uuid.uuid4().hex
         self._texts: defaultdict[int, str] = defaultdict(str)
         self._ids: defaultdict[int, list[int]] = defaultdict(list)
+        self._logprobs: defaultdict[int, list[Triple]] = defaultdict(list)
+        self._tops: defaultdict[int, list[list[Triple]]] = defaultdict(list)
         self._ended: set[int] = set()
-
-    def logits_from(self, ids: TokenIds, sampling: NativeSampling) -> int | None:
-        """The first position whose logits are wanted. Raises RequestError when it is behind the prompt.
-
-        Who wants log-probabilities and generates nothing can only mean the prompt's: so the frontend's
-        `unconditional_likelihood_normalized` asks for those of its choices.
-        """
-        start = self._body.logprob_start_len
-        if start is None and sampling.max_new_tokens == 0:
-            start = 0
-        if not self._body.return_logprob or start is None or start < 0:
-            return None
-        if start > len(ids):
-            raise RequestError(f"logprob_start_len {start} is behind the end of a prompt of {len(ids)} tokens")
-        return max(0, start - 1)
 
     def result(self, index: int, output: Output) -> Json:
         work = self.works[index]
@@ -281,7 +308,7 @@ class _Writer:
             work.params,
             work.logits_from,
             lowest_logprob=LOWEST_LOGPROB,
-            with_texts=bool(self._body.return_text_in_logprobs),
+            with_texts=self._with_texts,
         )
         meta = result["meta_info"]
         assert isinstance(meta, dict)
@@ -289,13 +316,18 @@ class _Writer:
         return result
 
     def partial(self, index: int, finish_reason: Json | None = None) -> Json:
-        """What has come so far; with a reason, that is all."""
+        """What has come so far; with a reason, that is all. A prompt's log-probabilities are known at the end."""
+        params = self.works[index].params
         meta: Json = {
             "id": self._id,
             "finish_reason": finish_reason,
             "prompt_tokens": len(self.works[index].ids),
             "completion_tokens": len(self._ids[index]),
         }
+        if params.return_logprob:
+            meta["output_token_logprobs"] = self._logprobs[index]
+            if params.top_logprobs_num:
+                meta["output_top_logprobs"] = self._tops[index]
         return {"text": self._texts[index], "output_ids": list(self._ids[index]), "meta_info": meta}
 
     def take(self, events: Sequence[Event]) -> dict[int, Json]:
@@ -303,9 +335,8 @@ class _Writer:
         latest: dict[int, Json] = {}
         for one in events:
             match one:
-                case Piece(index, Delta(text=text, token_ids=token_ids)):
-                    self._texts[index] += text
-                    self._ids[index] += token_ids
+                case Piece(index, delta):
+                    self._add(index, delta)
                     latest[index] = self.partial(index)
                 case Ended(index, output):
                     self._ended.add(index)
@@ -317,6 +348,13 @@ class _Writer:
                 case Failed(_, error):
                     raise error
         return latest
+
+    def _add(self, index: int, delta: Delta) -> None:
+        self._texts[index] += delta.text
+        self._ids[index] += delta.token_ids
+        written = partial(triples, lowest_logprob=LOWEST_LOGPROB, with_texts=self._with_texts)
+        self._logprobs[index] += written(delta.logprobs)
+        self._tops[index] += map(written, delta.top_logprobs)
 
 
 async def _whole(feed: Feed, writer: _Writer) -> list[Json]:

@@ -296,6 +296,9 @@ class ChatRequest(SamplingFields, ChatFieldsOfOthers):
         if self.continue_final_message and (last.role != "assistant" or not last.content or last.tool_calls):
             message = "it needs an assistant's message with a content, and no calls, at the end"
             raise ApiError(400, f"continue_final_message: {message}", param="continue_final_message")
+        if self.add_generation_prompt is False and not self.continue_final_message:
+            field, message = "add_generation_prompt", "an answer is a new turn, unless it goes on with the last one"
+            raise ApiError(400, f"{field}: {message}: continue_final_message", param=field, code="unsupported")
         super().check()
 
     def constraints(self) -> dict[str, Constraint]:

@@ -148,7 +148,7 @@ class ChatFieldsOfOthers(Strict):
     """Of chat alone."""
 
     chat_template_kwargs: Variables | None = None  # what the model's template reads
-    add_generation_prompt: On | None = None
+    add_generation_prompt: bool | None = None  # false: beside `continue_final_message` alone
     chat_template: Unasked = None
     documents: Unasked = None
     include_reasoning: Unasked = None

@@ -28,7 +28,7 @@ from niwaki.runtime.api import (
 )
 from niwaki.runtime.server.access import service_of
 from niwaki.runtime.server.answers import Answer, Variables
-from niwaki.runtime.server.errors import ApiError, as_api_error, failed_inside
+from niwaki.runtime.server.errors import ApiError, as_api_error, failed_inside, log
 from niwaki.runtime.server.metrics import Metrics
 from niwaki.runtime.server.rates import tokens_of
 from niwaki.runtime.server.service import Service
@@ -174,7 +174,8 @@ class _Run:
             if self._reason is not None:
                 raise self._reason from None
             raise
-        except NiwakiError:
+        except NiwakiError as error:
+            log.debug("a program was refused something", exc_info=error)
             raise
         except Exception as error:
             raise failed_inside(error, "the program failed", in_program=True) from error

@@ -36,6 +36,10 @@ InputParts = Annotated[list[InputText], Field(min_length=1, max_length=1024, fai
 InputContent = Annotated[Annotated[Text, Tag("(text)")] | Annotated[InputParts, Tag("(parts)")], Discriminator(_kind)]
 
 
+def _texts_of(content: str | Sequence[InputText]) -> list[str]:
+    return [content] if isinstance(content, str) else [part.text for part in content]
+
+
 class MessageItem(Strict):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -44,19 +48,16 @@ class MessageItem(Strict):
     status: Literal["completed", "incomplete", "in_progress"] | None = None
 
     def messages(self) -> list[Json]:
-        return [{"role": self.role, "content": "".join(self._texts())}]
+        return [{"role": self.role, "content": "".join(_texts_of(self.content))}]
 
     def listed(self) -> Json:
         is_answer = self.role == "assistant"
         more: Json = {"annotations": [], "logprobs": []} if is_answer else {}
         kind = "output_text" if is_answer else "input_text"
-        parts = [{"type": kind, "text": text, **more} for text in self._texts()]
+        parts = [{"type": kind, "text": text, **more} for text in _texts_of(self.content)]
         return {"id": self.id or new_id("msg"), "type": "message", "status": self.status or "completed"} | {
             "role": self.role, "content": parts
         }  # fmt: skip
-
-    def _texts(self) -> list[str]:
-        return [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
 
 
 class CallItem(Strict):
@@ -83,15 +84,15 @@ class CallOutputItem(Strict):
 
     type: Literal["function_call_output"]
     call_id: Name
-    output: Text
+    output: InputContent
     id: Name | None = None
     status: Literal["completed", "incomplete", "in_progress"] | None = None
 
     def messages(self) -> list[Json]:
-        return [{"role": "tool", "tool_call_id": self.call_id, "content": self.output}]
+        return [{"role": "tool", "tool_call_id": self.call_id, "content": "".join(_texts_of(self.output))}]
 
     def listed(self) -> Json:
-        said = self.model_dump(include={"type", "call_id", "output"})
+        said = self.model_dump(include={"type", "call_id", "output"}, exclude_none=True)
         return {"id": self.id or new_id("fco"), "status": self.status or "completed"} | said
 
 
@@ -139,6 +140,14 @@ class ChosenFunction(Strict):
     name: FunctionName
 
 
+class AllowedFunctions(Strict):
+    """Of the tools that the model is told, only these may be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ChosenFunction], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+
+
 class ObjectAnswer(Strict):
     type: Literal["json_object"]
 
@@ -176,7 +185,11 @@ class ResponseRequest(Strict):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     text: TextOptions | None = None
     tools: Annotated[list[ResponseFunction], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"]
+        | Annotated[ChosenFunction | AllowedFunctions, Field(discriminator="type")]
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
     metadata: Annotated[dict[Name, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
     # told to the service only; they change no answer
@@ -242,9 +255,13 @@ class ResponseRequest(Strict):
         return {name: value for name, value in said.items() if value is not None}
 
     def _chat_choice(self) -> object:
-        if isinstance(self.tool_choice, ChosenFunction):
-            return {"type": "function", "function": {"name": self.tool_choice.name}}
-        return self.tool_choice
+        match self.tool_choice:
+            case ChosenFunction() as chosen:
+                return _named(chosen)
+            case AllowedFunctions(mode=mode, tools=tools):
+                return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*map(_named, tools)]}}
+            case said:
+                return said
 
     def _chat_format(self) -> Json | None:
         match self.text and self.text.format:
@@ -253,6 +270,10 @@ class ResponseRequest(Strict):
             case ObjectAnswer():
                 return {"type": "json_object"}
         return None
+
+
+def _named(chosen: ChosenFunction) -> Json:
+    return {"type": "function", "function": {"name": chosen.name}}
 
 
 def _chat_tool(tool: ResponseFunction) -> Json:
@@ -305,9 +326,9 @@ def blank(body: ResponseRequest, model: str, created: int) -> Json:
 
 
 def _told_choice(body: ResponseRequest) -> object:
-    if isinstance(body.tool_choice, ChosenFunction):
-        return body.tool_choice.model_dump()
-    return body.tool_choice or "auto"
+    if body.tool_choice is None or isinstance(body.tool_choice, str):
+        return body.tool_choice or "auto"
+    return body.tool_choice.model_dump()
 
 
 def usage_told(used: Json) -> Json:

@@ -9,20 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from niwaki.runtime.api import Generation, Message, Output, SamplingParams, Segment
 from niwaki.runtime.options.limits import TokenIds
+from niwaki.runtime.server.chat import is_whole
 from niwaki.runtime.server.conversations import Conversations, Past, Stand
 from niwaki.runtime.server.errors import ApiError, as_api_error, log, unavailable
 from niwaki.runtime.server.openai_models import ChatMessage
 from niwaki.runtime.server.service import Service
 from niwaki.runtime.server.store import Conflict, Json, Session, Store, StoreFailed, Turn, new_id
+from niwaki.runtime.server.wire import MAX_TOLD
 
 Result = TypeVar("Result")
-
-MAX_TOLD = 64  # characters of an id that is none
 
 
 class Sessions:
@@ -171,8 +171,14 @@ def past_of(path: Sequence[Turn]) -> Past:
 
 
 def said(turn: Turn) -> tuple[Message, ...]:
-    """What a turn added."""
-    return tuple(ChatMessage.model_validate(message).message() for message in turn.messages)
+    """What a turn added, as the model is told it: a call that the budget or a stop cut off was never made, and no
+    template could write it."""
+    messages = [ChatMessage.model_validate(message).message() for message in turn.messages]
+    return tuple(_without_cut_calls(message) if message.calls else message for message in messages)
+
+
+def _without_cut_calls(message: Message) -> Message:
+    return replace(message, calls=tuple(call for call in message.calls if is_whole(call)))
 
 
 def as_said(message: object) -> Json:

@@ -217,7 +217,12 @@ class Talk:
 
     def __init__(self, reader: AnswerReader) -> None:
         self._reader = reader
-        self.has_calls = False
+        self._has_calls = False
+
+    @property
+    def has_whole_calls(self) -> bool:
+        """Whether it made calls, and can be answered: a stop may have cut off the last one's arguments."""
+        return self._has_calls and not self._reader.is_inside_call
 
     def more(self, text: str) -> Json:
         """The delta of a chunk; empty where it would say nothing."""
@@ -258,7 +263,7 @@ class Talk:
                 case Reasoning(text):
                     texts["reasoning_content"] = texts.get("reasoning_content", "") + text
                 case CallBegin(index, name):
-                    self.has_calls = True
+                    self._has_calls = True
                     # Nine letters and digits: the templates of one family take no other ids.
                     heads[index] = {"id": uuid.uuid4().hex[:9], "type": "function"}
                     functions[index] = {"name": name, "arguments": ""}

@@ -33,6 +33,7 @@ MAX_IDS = 1_000_000  # of one prompt: far above any context, but not above what 
 MAX_PROMPTS = 256
 MAX_CHOICES = 4096
 MAX_PATTERN = 64 * 2**10
+MAX_TOLD = 64  # characters of what a client wrote, in a refusal
 
 
 class Strict(BaseModel):
@@ -226,9 +227,17 @@ def as_refusal(error: ValidationError, given: JsonValue | bytes = None) -> ApiEr
             message = f"unknown field {param!r}"
         case "json_invalid":
             message = first["msg"]
+        case "union_tag_invalid":
+            message = _untagged(param, first["ctx"])
         case _:
             message = f"{param}: {first['msg']}" if param else first["msg"]
     return ApiError(400, message, param=param or None, code=str(first["type"]))
+
+
+def _untagged(param: str, context: Mapping[str, object]) -> str:
+    """What to say where an object is of no known kind; the kind is the client's own text, of any length."""
+    said = f"{str(context['tag'])[:MAX_TOLD]!r} is none of {context['expected_tags']}"
+    return f"{param}: {said}" if param else said
 
 
 def _likeliest(errors: Sequence[ErrorDetails]) -> ErrorDetails:

@@ -196,6 +196,23 @@ def test_a_million_wrong_elements_are_one_short_error(client: httpx2.Client) -> 
     assert len(answer.content) < 1000
 
 
+@pytest.mark.parametrize(
+    ("page", "body", "param"),
+    [
+        (CHAT, {"messages": USER, "response_format": {"type": "x" * 100_000}}, "response_format"),
+        ("/v1/responses", {"input": [{"type": "x" * 100_000}]}, "input[0]"),
+    ],
+)
+def test_an_object_of_no_known_kind_is_told_which_there_are_and_not_itself(
+    client: httpx2.Client, page: str, body: dict[str, object], param: str
+) -> None:
+    answer = client.post(page, json=body)
+    error = refused(answer)
+    assert error["param"] == param
+    assert "x' is none of '" in str(error["message"])
+    assert len(answer.content) < 1000
+
+
 def test_the_body_is_measured_while_it_is_read(client: httpx2.Client) -> None:
     def endless() -> object:
         for _ in range(5000):

@@ -273,6 +273,9 @@ def test_every_field_of_openais_client_may_be_null(client: httpx2.Client, page: 
 @pytest.mark.parametrize(
     ("page", "asks", "refused"),
     [
+        ("/v1/chat/completions", {"continue_final_message": True, "add_generation_prompt": False}, False),
+        ("/v1/chat/completions", {"add_generation_prompt": True}, False),
+        ("/v1/chat/completions", {"add_generation_prompt": False}, True),
         ("/v1/chat/completions", {"stream": True, "stream_options": {"include_obfuscation": False}}, False),
         ("/v1/chat/completions", {"stream": True, "stream_options": {"include_obfuscation": True}}, True),
         ("/v1/responses", {"stream": True, "stream_options": {"include_obfuscation": False}}, False),
@@ -286,6 +289,8 @@ def test_a_field_that_asks_for_what_is_here_is_taken(
     client: httpx2.Client, page: str, asks: dict[str, object], refused: bool
 ) -> None:
     body = {"input": "the", "max_output_tokens": 3} if page == "/v1/responses" else PROMPTS[page]
+    if "continue_final_message" in asks:
+        body = body | {"messages": [{"role": "user", "content": "the"}, {"role": "assistant", "content": "cat"}]}
     answer = client.post(page, json=body | asks)
     assert answer.status_code == (400 if refused else 200), answer.text
     if refused:

@@ -97,6 +97,37 @@ def test_who_generates_nothing_is_told_the_log_probabilities_of_the_prompt(clien
         )
 
 
+def test_log_probabilities_are_asked_for_prompt_by_prompt(client: httpx2.Client) -> None:
+    body = {"text": ["the cat", "the dog"], "sampling_params": GREEDY}
+    asked = {"return_logprob": [True, False], "logprob_start_len": [1, -1], "top_logprobs_num": [2, 0]}
+    first, second = [one["meta_info"] for one in client.post("/generate", json=body | asked).json()]
+    whole = {"return_logprob": True, "logprob_start_len": 1, "top_logprobs_num": 2}
+    alone = client.post("/generate", json=body | {"text": "the cat"} | whole).json()["meta_info"]
+    names = [name for name in alone if "logprobs" in name]
+    assert len(names) == 4
+    assert [first[name] for name in names] == [alone[name] for name in names]
+    assert not [name for name in second if "logprobs" in name]
+    refused = client.post("/generate", json=body | {"return_logprob": [True]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "return_logprob")
+
+
+def test_log_probabilities_grow_with_the_text_of_a_stream(client: httpx2.Client, engine: Engine) -> None:
+    greedy = GREEDY | {"max_new_tokens": 24, "ignore_eos": True}
+    body: dict[str, object] = {"text": "the cat", "sampling_params": greedy}
+    body |= {"return_logprob": True, "top_logprobs_num": 1, "stream": True}
+    with held(engine) as release, client.stream("POST", "/generate", json=body) as answer:
+        lines = []
+        for line in answer.iter_lines():
+            release()  # not before a piece was told: several would come as one
+            lines.append(line)
+    told = [json.loads(line.removeprefix("data: "))["meta_info"] for line in lines if line.startswith("data: {")]
+    assert len(told) > 1
+    for one in told:
+        assert len(one["output_token_logprobs"]) == len(one["output_top_logprobs"]) == one["completion_tokens"]
+        for name in ("output_token_logprobs", "output_top_logprobs"):
+            assert one[name] == told[-1][name][: one["completion_tokens"]]
+
+
 def test_a_text_ends_with_the_first_match_of_any_of_its_patterns(client: httpx2.Client) -> None:
     free = GREEDY | {"ignore_eos": True}
     whole = client.post("/generate", json={"text": "the cat", "sampling_params": free}).json()["text"]

@@ -59,6 +59,12 @@ def breaks(s: State, how: str) -> None:
 
 
 @nw.function
+def shapes(s: State, pattern: str) -> None:
+    s += "the"
+    s += nw.gen("x", regex=pattern, max_new_tokens=4)
+
+
+@nw.function
 def endless(s: State) -> None:
     s += "the"
     for _ in range(5000):  # forks, so that the text does not outgrow the context
@@ -104,7 +110,7 @@ def events_of(lines: Iterable[str]) -> list[dict[str, object]]:
 
 @pytest.fixture(scope="module")
 def programs(engine: Engine) -> Iterator[httpx2.Client]:
-    served = [Endpoint(program) for program in (guess, total, breaks, endless, typed, judge, fills)]
+    served = [Endpoint(program) for program in (guess, total, breaks, shapes, endless, typed, judge, fills)]
     config = ServerConfig(port=0, key_digests=digests(["a-key-of-ours"]))
     with serving(engine, config, served) as url, httpx2.Client(base_url=url, timeout=60, headers=KEY) as client:
         yield client
@@ -187,6 +193,16 @@ def test_a_failure_is_that_calls_own_and_says_nothing_of_the_inside(
         assert inside in caplog.text, "at debug level"
         assert inside not in failed.text + usual
     assert programs.post("/programs/guess", json={"text": "the"}).status_code == 200
+
+
+def test_the_log_says_at_debug_level_which_line_was_refused_what_it_asked_for(
+    programs: httpx2.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "niwaki.server"):
+        refused = programs.post("/programs/shapes", json={"pattern": "("})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_constraint")
+    assert 'nw.gen("x", regex=pattern' in caplog.text
+    assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
 
 
 def test_values_stream_while_they_grow_and_the_answer_comes_last(programs: httpx2.Client, engine: Engine) -> None:

@@ -202,11 +202,42 @@ def test_calls_are_items_and_their_results_go_back_in(bundled: openai.OpenAI) ->
     output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "4 degrees"}
     second = bundled.responses.create(input=[output], previous_response_id=first.id, **asked)
     assert second.output
+    in_parts = output | {"output": [{"type": "input_text", "text": part} for part in ("4 ", "degrees")]}
+    again = bundled.responses.create(input=[in_parts], previous_response_id=first.id, **asked)
+    assert again.output_text == second.output_text
+    assert again.usage is not None
+    assert second.usage is not None
+    assert again.usage.input_tokens == second.usage.input_tokens
     with bundled.responses.stream(input="How is the weather in Oslo?", tool_choice="required", **asked) as stream:
         arguments = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
         (streamed,) = stream.get_final_response().output
     assert isinstance(streamed, ResponseFunctionToolCall)
     assert "".join(arguments) == streamed.arguments == call.arguments
+
+
+def test_of_the_tools_that_the_model_is_told_only_those_allowed_are_called(bundled: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 9}}, "required": ["city"]}
+    tools: Any = [{"type": "function", "name": name, "parameters": schema} for name in ("get_weather", "get_map")]
+    allowed: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_map"}]}
+    answer = bundled.responses.create(
+        model="", input="How is the weather in Oslo?", tools=tools, tool_choice=allowed, temperature=0
+    )
+    assert {item.name for item in answer.output if isinstance(item, ResponseFunctionToolCall)} == {"get_map"}
+    assert answer.tool_choice.to_dict() == allowed  # type: ignore[union-attr]  # the object that it is
+
+
+def test_a_conversation_goes_on_behind_a_call_that_the_budget_cut_off(bundled: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"text": {"type": "string", "minLength": 400}}, "required": ["text"]}
+    tool: Any = {"type": "function", "name": "say", "parameters": schema}
+    cut = bundled.responses.create(
+        model="", input="Hello", tools=[tool], tool_choice="required", temperature=0, max_output_tokens=20
+    )
+    assert cut.status == "incomplete"
+    (call,) = cut.output
+    assert isinstance(call, ResponseFunctionToolCall)
+    assert not call.arguments.endswith("}")
+    after = bundled.responses.create(model="", input="Hello", previous_response_id=cut.id, max_output_tokens=8)
+    assert after.output_text
 
 
 @pytest.mark.parametrize(

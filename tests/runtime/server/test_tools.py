@@ -215,6 +215,30 @@ def test_what_cannot_be_done_is_refused_with_its_place(
     assert refusal.value.param == param
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_call_that_a_stop_cut_off_is_told_as_none_to_answer(ai: openai.OpenAI, *, streams: bool) -> None:
+    asked: dict[str, object] = {"tools": TOOLS, "tool_choice": "required", "temperature": 0, "max_tokens": 64}
+    body = {"messages": [QUESTION], "stop": "Por", "stream": streams} | asked
+    answer = ai.chat.completions.create(model="", **body)  # type: ignore[call-overload]  # either kind
+    reasons = {chunk.choices[0].finish_reason for chunk in answer} if streams else {answer.choices[0].finish_reason}
+    assert reasons - {None} == {"stop"}
+
+
+def test_a_session_goes_on_behind_a_call_that_was_cut_off(ai: openai.OpenAI) -> None:
+    session = ai.post("/sessions", cast_to=dict[str, object], body={})
+    turns = ai.with_options(base_url=f"{ai.base_url}sessions/{session['id']}")
+    cut = turns.chat.completions.create(
+        model="", messages=[QUESTION], tools=TOOLS, tool_choice="required", temperature=0, stop="Por"
+    )
+    assert cut.choices[0].message.tool_calls
+    after = turns.chat.completions.create(model="", messages=[QUESTION], temperature=0, max_tokens=8)
+    assert after.usage is not None
+    twice = [QUESTION, {"role": "assistant", "content": ""}, QUESTION]
+    told = ai.chat.completions.create(model="", messages=twice, temperature=0, max_tokens=8)  # type: ignore[arg-type]  # as dicts
+    assert told.usage is not None
+    assert after.usage.prompt_tokens == told.usage.prompt_tokens
+
+
 def test_a_model_without_a_form_of_calls_is_offered_none(url: str) -> None:
     with (
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as toy,
