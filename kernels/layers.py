@@ -8,6 +8,11 @@ is cut into pieces. Who is free takes the next one, by counting a number up, and
 piece is done. Nobody waits for a thread that has not come: who comes late finds the pieces taken, who never comes is
 not missed. No piece reads what another of its line writes, so no result depends on who did what.
 
+Between two layers' attention every line goes from row to row. So where rows are many, a CHAIN of those lines is one line:
+a piece of it is a block of rows, which goes through them all. What one writes is then in the core's own cache when the
+next reads it, and the threads wait for each other once. What only the chain reads a thread writes again and again to
+one place, the rows of the first block that it took.
+
 What the threads of one step share is a *block*: numbers at the places named below, then for each line how many pieces
 it has, how many are taken, and how many done. Addresses are not checked; models/stack.py writes the lines.
 """
@@ -23,7 +28,7 @@ from niwaki.kernels.few_pairs import columns_by_pairs
 from niwaki.kernels.jit import jit
 from niwaki.kernels.linear import columns_of as columns_of_few
 from niwaki.kernels.linear import widened
-from niwaki.kernels.linear_tiles import ROWS_AT_ONCE, columns_of, lay_pairs, ranges_of, units_of
+from niwaki.kernels.linear_tiles import ROWS_AT_ONCE, blocks_of, columns_of, lay_pairs, ranges_of, units_of
 from niwaki.kernels.operand import Array
 from niwaki.kernels.packed import WIDE
 from niwaki.kernels.packed import columns_of as packed_columns_of
@@ -51,8 +56,11 @@ START = 33  # pieces, then pieces taken, then pieces done, of each line
 TOLD_BLOCK, TOLD_STEP = range(2)  # of what a helper is told
 
 # Of a line: what it does, whether to the tokens whose logits are wanted or to all, and addresses and widths.
-NORM, ADD_NORM, QK_NORM, FEW, PAIRS, TILES, PACKED, CODED, STORE, SHARED, NESTED, OWN, GATE, SELECT = range(14)
+NORM, ADD_NORM, QK_NORM, FEW, PAIRS, TILES, PACKED, CODED, STORE, SHARED, NESTED, OWN, GATE, SELECT, CHAIN = range(15)
 LINE_WIDTH = 12
+BY_ROWS = (NORM, ADD_NORM, QK_NORM, TILES, STORE, GATE)  # what a chain may have
+STRIP = 8  # of a line of TILES: READS where x is as short as that, WRITES where what it writes is
+READS, WRITES = 1, 2
 
 EPS, OFFSET, SCALE = range(3)  # of the numbers, float64
 
@@ -72,6 +80,9 @@ def _units_of(block: Int64s, line: Int64s) -> tuple[int, int]:
         return (line[6] + LEAST_COLUMNS - 1) // LEAST_COLUMNS, 1
     if kind == TILES:
         return units_of(rows, line[6], _parts(block)), 1
+    if kind == CHAIN:  # where its products would not be divided by outputs, either
+        blocks = blocks_of(rows)
+        return (blocks if blocks >= _parts(block) else 0), 1
     if kind in (PACKED, CODED):  # each piece lays the rows out anew
         blocks = (line[6] + WIDE - 1) // WIDE
         return blocks, (blocks + 2 * block[THREADS] - 1) // (2 * block[THREADS])
@@ -101,7 +112,7 @@ def _shares_of_heads(block: Int64s, places: int) -> int:
 def _size_of_piece(block: Int64s, line: Int64s) -> int:
     units, least = _units_of(block, line)
     parts = _parts(block)
-    if line[0] == TILES:
+    if line[0] in (TILES, CHAIN):
         return 1
     return max(least, int((units + parts - 1) // parts))
 
@@ -150,12 +161,17 @@ def _cut(block: Int64s) -> None:
     """The pieces of each line, none of them taken."""
     lines = block[NUM_LINES]
     table = rows_at(block[LINES], lines, LINE_WIDTH, block)
+    chained = 0  # lines behind this one that are done by a chain
     for i in range(lines):
         size = _size_of_piece(block, table[i])
         units, _ = _units_of(block, table[i])
         pieces = (units + size - 1) // size
         if table[i, 0] == OWN:
             pieces += block[NUM_LONG] * _shares_of_heads(block, block[NUM_LONG])
+        if chained > 0:
+            pieces, chained = 0, chained - 1
+        elif table[i, 0] == CHAIN and pieces > 0:
+            chained = table[i, 2]
         block[START + i] = pieces
         block[START + lines + i] = block[START + 2 * lines + i] = 0
 
@@ -196,55 +212,75 @@ def _help(block: Int64s, i: int, like: Array) -> None:
     piece = count(block, START + lines + i, 1)
     if piece >= pieces:
         return
-    line = row_at(block[LINES] + i * LINE_WIDTH * 8, LINE_WIDTH, block)
-    kind, size = line[0], _size_of_piece(block, line)
-    rows = block[NUM_WANTED] if line[1] else block[TOKENS]
+    head = row_at(block[LINES] + i * LINE_WIDTH * 8, LINE_WIDTH, block)
+    chained, behind = (head[2], 1) if head[0] == CHAIN else (1, 0)
+    size, strip = _size_of_piece(block, head), piece
+    rows = block[NUM_WANTED] if head[1] else block[TOKENS]
     wide = np.empty((0, 0), np.float32)
     laid, laid_block = np.empty(0, np.float32), -1
-    if kind == FEW:
-        wide = widened(rows_at(line[2], rows, line[5], like))
+    if head[0] == FEW:
+        wide = widened(rows_at(head[2], rows, head[5], like))
     while piece < pieces:
-        first, last = piece * size, (piece + 1) * size
-        if kind == TILES:
-            ranges = ranges_of(rows, line[6], _parts(block))
-            for unit in range(first, min(last, units_of(rows, line[6], _parts(block)))):
-                if unit // ranges != laid_block:
-                    laid_block = unit // ranges
-                    row = laid_block * ROWS_AT_ONCE
-                    laid = lay_pairs(rows_at(line[2] + row * line[5] * 2, min(rows - row, ROWS_AT_ONCE), line[5], like))
-                _tiles(block, line, rows, laid, laid_block, unit % ranges, ranges, like)
-        elif kind == CODED:
-            out = line[OUT] if line[OUT] else block[LOGITS]
-            call_at(line[KERNEL], line.ctypes.data, rows, out, first, last)
-        elif kind in (FEW, PAIRS, PACKED):
-            _columns(block, line, rows, wide, first, last, like)
-        elif kind in (SHARED, NESTED):
-            places = block[ROOTS] if kind == SHARED else 1
-            shares, heads = _shares_of_heads(block, places), block[KV_HEADS]
-            for unit in range(first, min(last, places * shares)):
-                place, share = unit // shares, unit % shares
-                begin_at, end_at = (place, place + 1) if kind == SHARED else (block[ROOTS], block[NUM_SEGMENTS])
-                _read_shared(
-                    block, line, begin_at, end_at, heads * share // shares, heads * (share + 1) // shares, like
-                )  # fmt: skip
-        elif kind == OWN:
-            _read_own(block, line, piece, size, like)
-        else:
-            _rows(block, line, first, min(last, rows), like)
+        for number in range(chained):
+            line = row_at(block[LINES] + (i + behind + number) * LINE_WIDTH * 8, LINE_WIDTH, block)
+            kind, first, last = line[0], piece * size, (piece + 1) * size
+            if kind == TILES:
+                ranges = ranges_of(rows, line[6], _parts(block))
+                x, out = line[2], line[4]
+                if behind:
+                    laid_block = -1
+                    shift = (strip - piece) * ROWS_AT_ONCE * 2
+                    x += shift * line[5] if line[STRIP] & READS else 0
+                    out += shift * line[6] if line[STRIP] & WRITES else 0
+                for unit in range(first, min(last, units_of(rows, line[6], _parts(block)))):
+                    if unit // ranges != laid_block:
+                        laid_block = unit // ranges
+                        row = laid_block * ROWS_AT_ONCE
+                        laid = lay_pairs(rows_at(x + row * line[5] * 2, min(rows - row, ROWS_AT_ONCE), line[5], like))
+                    _tiles(block, line, rows, x, out, laid, laid_block, unit % ranges, ranges, like)
+            elif kind == CODED:
+                out = line[OUT] if line[OUT] else block[LOGITS]
+                call_at(line[KERNEL], line.ctypes.data, rows, out, first, last)
+            elif kind in (FEW, PAIRS, PACKED):
+                _columns(block, line, rows, wide, first, last, like)
+            elif kind in (SHARED, NESTED):
+                places = block[ROOTS] if kind == SHARED else 1
+                shares, heads = _shares_of_heads(block, places), block[KV_HEADS]
+                for unit in range(first, min(last, places * shares)):
+                    place, share = unit // shares, unit % shares
+                    begin_at, end_at = (place, place + 1) if kind == SHARED else (block[ROOTS], block[NUM_SEGMENTS])
+                    _read_shared(
+                        block, line, begin_at, end_at, heads * share // shares, heads * (share + 1) // shares, like
+                    )  # fmt: skip
+            elif kind == OWN:
+                _read_own(block, line, piece, size, like)
+            elif behind:
+                first = piece * ROWS_AT_ONCE
+                _rows(
+                    block,
+                    line,
+                    first,
+                    min(first + ROWS_AT_ONCE, rows),
+                    (strip if kind == GATE else piece) * ROWS_AT_ONCE,
+                    like,
+                )
+            else:
+                _rows(block, line, first, min(last, rows), first, like)
         count(block, START + 2 * lines + i, 1)
         piece = count(block, START + lines + i, 1)
 
 
 @jit(inline=True)
 def _tiles(
-    block: Int64s, line: Int64s, rows: int, laid: Float32s, laid_block: int, number: int, ranges: int, like: Array
-) -> None:
-    """As `_columns`."""
+    block: Int64s, line: Int64s, rows: int, x: int, place: int, laid: Float32s, laid_block: int, number: int,
+    ranges: int, like: Array,
+) -> None:  # fmt: skip
+    """As `_columns`, of x and to the place that are given."""
     outputs = line[6]
-    out = rows_at(line[4] if line[4] else block[LOGITS], rows, outputs, like)
+    out = rows_at(place if place else block[LOGITS], rows, outputs, like)
     bias = row_at(line[7], outputs if line[7] else 0, like)
     columns_of(
-        laid, rows_at(line[2], rows, line[5], like), rows_at(line[3], outputs, line[5], like), bias, out, laid_block,
+        laid, rows_at(x, rows, line[5], like), rows_at(line[3], outputs, line[5], like), bias, out, laid_block,
         number, ranges
     )  # fmt: skip
 
@@ -273,8 +309,8 @@ def _columns(block: Int64s, line: Int64s, rows: int, wide: Float32s, first: int,
 
 
 @jit(inline=True)
-def _rows(block: Int64s, line: Int64s, first: int, last: int, like: Array) -> None:
-    """What is done to each token by itself."""
+def _rows(block: Int64s, line: Int64s, first: int, last: int, strip: int, like: Array) -> None:
+    """What is done to each token by itself. `strip`: where the rows of what is not kept begin."""
     kind, rows = line[0], last - first
     numbers = row_at(block[NUMBERS], 3, DOUBLES)
     eps, offset = np.float32(numbers[EPS]), numbers[OFFSET]
@@ -304,8 +340,8 @@ def _rows(block: Int64s, line: Int64s, first: int, last: int, like: Array) -> No
         )  # fmt: skip
     elif kind == GATE:  # gates and ups, out, width of out
         width = line[4]
-        gate_up = rows_at(line[2] + first * 2 * width * 2, rows, 2 * width, like)
-        silu_mul_rows(gate_up, rows_at(line[3] + first * width * 2, rows, width, like))
+        gate_up = rows_at(line[2] + strip * 2 * width * 2, rows, 2 * width, like)
+        silu_mul_rows(gate_up, rows_at(line[3] + strip * width * 2, rows, width, like))
     elif kind == SELECT:  # residual stream, of the wanted ones, width; the same of the heads
         wanted = row_at(block[WANTED], block[NUM_WANTED], block)
         for pair in range(2):

@@ -90,7 +90,7 @@ class Stack:
         ]
         self._work = sum(math.prod(_shape(each)) for each in products)  # multiply-adds of a token
         self._work_of_a_key = 2 * len(plain) * self._q_width  # for each token that sees it
-        self._crew = Crew(geometry, 13 * len(plain) + 2)
+        self._crew = Crew(geometry, 14 * len(plain) + 3)
         projections = [each for each in (*products, head) if isinstance(each, Projection)]
         takes_all = all(takes(_many_rows(each), array_of(each.weight)) for each in projections)
         self._is_plain_everywhere = self._num_plain_positions == self._num_positions
@@ -150,17 +150,19 @@ class Stack:
         return max(plan.num_tokens, LEAST_ROWS) * self._work + attended
 
     def _written(self, body: Buffers, tail: Buffers | None, num_wanted: int) -> Int64s | None:
-        table: list[list[int] | None] = [[layers.NORM, 0, *_at(body.x, self._first_norm, body.normed), self._width]]
+        table: list[list[int] | None] = []
+        chain: list[list[int] | None] = [[layers.NORM, 0, *_at(body.x, self._first_norm, body.normed), self._width]]
         for layer in self._layers:
             attention, b, is_tail = layer.attention, body, 0
             pools, qkv_width = attention.pools, body.qkv.tensor.shape[1]
-            table.append(_product(attention.qkv, body.normed, body.qkv))
+            chain.append(_product(attention.qkv, body.normed, body.qkv))
             if attention.qk_norm is not None:
                 norm = attention.qk_norm
                 lengths = [len(norm.q.tensor), len(norm.k.tensor)]
-                table.append([layers.QK_NORM, 0, *_at(body.qkv), qkv_width, *_at(norm.q, norm.k), *lengths])
+                chain.append([layers.QK_NORM, 0, *_at(body.qkv), qkv_width, *_at(norm.q, norm.k), *lengths])
             tables = *_at(attention.rope.cos, attention.rope.sin), *attention.rope.cos.tensor.shape
-            table.append([layers.STORE, 0, *_at(body.qkv), qkv_width, *tables, *_at(pools.k, pools.v)])
+            chain.append([layers.STORE, 0, *_at(body.qkv), qkv_width, *tables, *_at(pools.k, pools.v)])
+            table += _chained(chain, 0)
             if layer is self._layers[-1]:
                 if not num_wanted:
                     break
@@ -171,14 +173,16 @@ class Stack:
             if is_tail:
                 pairs = *_at(body.x, b.x), self._width, *_at(body.attended, b.attended), self._q_width
                 table.append([layers.SELECT, 1, *pairs])
-            table.append(_product(attention.out, b.attended, b.delta, is_tail))
-            table.append([layers.ADD_NORM, is_tail, *_at(b.x, layer.mlp_norm, b.normed), self._width, *_at(b.delta)])
-            table.append(_product(layer.mlp.gate_up, b.normed, b.gate_up, is_tail))
-            table.append([layers.GATE, is_tail, *_at(b.gate_up, b.activated), b.activated.tensor.shape[1]])
-            table.append(_product(layer.mlp.down, b.activated, b.delta, is_tail))
-            table.append([layers.ADD_NORM, is_tail, *_at(b.x, layer.next_norm, b.normed), self._width, *_at(b.delta)])
+            chain = [
+                _product(attention.out, b.attended, b.delta, is_tail),
+                [layers.ADD_NORM, is_tail, *_at(b.x, layer.mlp_norm, b.normed), self._width, *_at(b.delta)],
+                _product(layer.mlp.gate_up, b.normed, b.gate_up, is_tail, layers.WRITES),
+                [layers.GATE, is_tail, *_at(b.gate_up, b.activated), b.activated.tensor.shape[1]],
+                _product(layer.mlp.down, b.activated, b.delta, is_tail, layers.READS),
+                [layers.ADD_NORM, is_tail, *_at(b.x, layer.next_norm, b.normed), self._width, *_at(b.delta)],
+            ]
             if layer is self._layers[-1]:
-                table.append(_product(self._head, b.normed, None, is_tail))
+                table += [*_chained(chain, is_tail), _product(self._head, b.normed, None, is_tail)]
         numbers = np.zeros((len(table), LINE_WIDTH), np.int64)
         for i, line in enumerate(table):
             if line is None:
@@ -237,8 +241,14 @@ def _shape(linear: Linear) -> tuple[int, int]:
     return outputs, inputs
 
 
-def _product(linear: Linear, x: Operand, out: Operand | None, is_tail: int = 0) -> list[int] | None:
-    """None where layers.py has no kernel for so many rows."""
+def _chained(lines: Sequence[list[int] | None], is_tail: int) -> list[list[int] | None]:
+    """These lines, so that blocks of rows go through all of them one after the other where rows are many."""
+    are_rows = all(line is None or line[0] in layers.BY_ROWS for line in lines)
+    return [[layers.CHAIN, is_tail, len(lines)], *lines] if are_rows else list(lines)
+
+
+def _product(linear: Linear, x: Operand, out: Operand | None, is_tail: int = 0, strip: int = 0) -> list[int] | None:
+    """None where layers.py has no kernel for so many rows. `strip`: what of it lives in a chain alone."""
     place = 0 if out is None else out.tensor.data_ptr()
     if isinstance(linear, CodedLinear):
         line = line_of(linear)
@@ -262,7 +272,7 @@ def _product(linear: Linear, x: Operand, out: Operand | None, is_tail: int = 0) 
         return None
     bias = 0 if linear.bias is None else linear.bias.tensor.data_ptr()
     outputs, inputs = weight.shape
-    return [kind, is_tail, *_at(x, linear.weight), place, inputs, outputs, bias]
+    return [kind, is_tail, *_at(x, linear.weight), place, inputs, outputs, bias, strip]
 
 
 def _places(b: Buffers) -> list[int]:
