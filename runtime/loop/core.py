@@ -214,11 +214,12 @@ class EngineCore:
 
     def _begin_decoding(self, last: Decoding | None = None) -> None:
         """After a step of which the next plan would be a repetition: keep the batch as arrays, where it decodes; those
-        of the last time where they can be."""
+        of the last time where they can be. One token that is left of a prompt is none that was drawn: `_commit` shares
+        and counts it."""
         requests = list(self._roster.running.values())
         if last is not None and last.requests == requests and last.resume():
             self._decoding = last
-        elif requests and all(r.samples and r.num_pending == 1 for r in requests):
+        elif requests and all(r.samples and r.num_pending == 1 and r.prefilled is not None for r in requests):
             config = self._runner.config
             self._decoding = Decoding(requests, self._end_ids, config.vocab_size, self._config.page_size)
 

@@ -94,6 +94,18 @@ def test_a_batch_is_steady_behind_its_prompts_where_nobody_waits(folder: Path) -
     host.run()
 
 
+def test_the_last_token_of_a_prompt_that_stands_alone_in_a_step_is_counted_and_shared(folder: Path) -> None:
+    host = Host(folder)
+    length = host.core._config.step_tokens + 1
+    generation = host.submit(replace(GREEDY, max_new_tokens=4), length)
+    host.step()
+    host.step()
+    assert host.core.counters.prefilled_tokens == length
+    assert host.core.pages.cache.stats().tree_tokens == length
+    host.run()
+    assert generation.result()[0].first_seconds > 0.0
+
+
 def test_a_batch_that_does_not_fit_a_step_is_not_steady() -> None:
     rows = tuple(plans.Row(index, 1) for index in range(4))
     alone = {"num_waiting": 0, "max_batch_tokens": 4}
