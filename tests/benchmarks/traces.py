@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from niwaki.radix.eviction import EVICTIONS
 from niwaki.runtime.api import Cancelled, Generation, Output, SamplingParams
 from niwaki.runtime.engine import Engine
 from tests.radix.test_cache_random import Simulation
@@ -40,7 +41,7 @@ Told = tuple[tuple[int, ...], tuple[float | None, ...]]
 
 def operations(count: int, seed: int) -> None:
     """`count` random operations over caches of many sizes; raises AssertionError at the first that is wrong."""
-    sizes = itertools.cycle(itertools.product((3, 9, 40, 200), (1, 4, 16), ("lru", "lfu", "priority")))
+    sizes = itertools.cycle(itertools.product((3, 9, 40, 200), (1, 4, 16), EVICTIONS))
     done = 0
     for number in itertools.count():
         num_pages, page_size, eviction = next(sizes)

@@ -1,0 +1,574 @@
+"""Random traces that mix what `traces` keeps apart: branches that are appended to, forked, scored and generated from,
+constraints, healing, tools, reasoning, n > 1, log-probabilities, penalties, stops, streams, priorities, namespaces;
+over engines of every eviction and schedule policy, with tiers, drafts, steps ahead, small pages and few places.
+Meanwhile caches are flushed, saved, loaded from damaged files, demoted, files of the disk tier torn, and steps, copies
+and reads of pages fail.
+
+python -m tests.benchmarks.mixed --traces 1000 --seed 1
+
+Each story must be told as it is told alone by a cold engine without a cache, bit for bit; no page may be lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import logging
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from niwaki.runtime.api import (
+    AllOf,
+    Branch,
+    Cancelled,
+    CapacityError,
+    Choices,
+    ConfigError,
+    Constraint,
+    Delta,
+    Generation,
+    GenerationError,
+    Grammar,
+    JsonSchema,
+    Output,
+    Pending,
+    Reasoned,
+    Regex,
+    SamplingParams,
+    Score,
+    Segment,
+    StopRegex,
+    Tool,
+    ToolCalls,
+)
+from niwaki.runtime.api.calls import HERMES
+from niwaki.runtime.engine import Engine
+from niwaki.runtime.options.config import EVICTIONS, POLICIES
+from tests.benchmarks.traces import wait_for_steps
+from tests.toy import VOCAB_SIZE, make_model
+
+PAGES = (4, 16)  # tokens
+PER_ENGINE = 25  # traces
+NAMESPACES = ("", "", "", "b", "b/c")
+WAIT = 120.0  # seconds for any answer
+
+TEXTS = (
+    "the cat sat on the mat and the dog sat on the log. ",
+    "the cat sat on the mat and the dog",
+    "a b c 1 2 3 yes no maybe",
+    "naïve café, 東京 and Zürich",
+    " yes",
+    "1",
+    "the cat sat on the mat and the cat sat on the mat and the cat",
+)
+CHOICES = (" yes", " no", "cat", "at", " maybe the dog", "ürich")
+TOOLS = (Tool("look", '{"type":"object","properties":{"at":{"type":"integer","maximum":99}},"required":["at"]}'),)
+CONSTRAINTS: tuple[Constraint, ...] = (
+    Regex(r"(yes|no|maybe)( (yes|no|maybe)){0,6}"),
+    Regex(r"(ab|ba|aab| ){4,40}"),
+    Regex(r"[a-c]{3}-\d{2,4}"),
+    Regex(r"the cat sat on the (mat|log)( and the dog sat on the (mat|log))?"),
+    Choices(("the cat", "the cat sat", "the dog", "no", "Zürich")),
+    JsonSchema('{"type":"object","properties":{"name":{"enum":["cat","dog"]},"age":{"type":"integer","maximum":99},'
+               '"tags":{"type":"array","items":{"type":"boolean"},"maxItems":3}},"required":["name","age"],'
+               '"additionalProperties":false}'),
+    JsonSchema('{"type":"array","items":{"type":"string","maxLength":5},"maxItems":3}', "free"),
+    Grammar('start: item ("," item)*\nitem: /[a-z]{1,4}/ | "(" start ")"'),
+    StopRegex(r"[aeiou]{2}|\d"),
+    AllOf((Regex(r"[a-z ]{4,20}"), StopRegex(r"t"))),
+    ToolCalls(TOOLS, HERMES),
+    ToolCalls(TOOLS, HERMES, is_required=True, is_parallel=False),
+    Reasoned("<think>", "</think>", 6, Choices(("yes", "no"))),
+)  # fmt: skip
+
+Told = tuple[object, ...]
+
+
+# -- what is asked ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Say:
+    text: str
+    is_control: bool = False
+
+
+@dataclass(frozen=True)
+class Gen:
+    text: str
+    params: SamplingParams
+
+
+@dataclass(frozen=True)
+class Pick:
+    text: str
+    choices: tuple[str, ...]
+    heal: bool
+    unconditional: bool
+
+
+@dataclass(frozen=True)
+class Fork:
+    """The rest is said on a twin; the first one stays where it is until the story ends."""
+
+
+@dataclass(frozen=True)
+class Ids:
+    """A story of its own: tokens, and what follows."""
+
+    ids: tuple[int, ...]
+    params: SamplingParams
+
+
+Move = Say | Gen | Pick | Fork | Ids
+Story = tuple[Move, ...]
+
+
+class Author:
+    """Draws stories that look like each other."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self.draw = draw
+        self.heads = [tuple(draw.randrange(5, VOCAB_SIZE) for _ in range(40)) for _ in range(2)]
+
+    def story(self) -> Story:
+        draw = self.draw
+        if draw.random() < 0.4:
+            ids = draw.choice(self.heads)[: draw.choice((1, 3, 4, 5, 15, 16, 17, 33, 40))]
+            ids += tuple(draw.randrange(5, VOCAB_SIZE) for _ in range(draw.choice((0, 0, 1, 7))))
+            return (Ids(ids, self.params(is_text=False)),)
+        moves: list[Move] = [Say("<|user|>", is_control=True)] if draw.random() < 0.3 else []
+        for _ in range(draw.randint(1, 3)):
+            kind, text = draw.random(), draw.choice(TEXTS)
+            if kind < 0.15:
+                moves.append(Say(text))
+            elif kind < 0.3:
+                moves.append(Fork())
+            elif kind < 0.45:
+                choices = tuple(
+                    draw.sample((" yes", " no", "cat", "at", " maybe the dog", "ürich"), draw.randint(1, 4))
+                )
+                moves.append(Pick(text, choices, draw.random() < 0.5, draw.random() < 0.3))
+            else:
+                moves.append(Gen(text, self.params(is_text=True)))
+        return tuple(moves)
+
+    def params(self, *, is_text: bool) -> SamplingParams:
+        draw = self.draw
+        params = SamplingParams(
+            max_new_tokens=draw.choice((1, 2, 8, 17, 40, 70)),
+            n=draw.choice((1, 1, 1, 1, 2, 3)),
+            temperature=draw.choice((0.0, 0.0, 1.0)),
+            seed=draw.randrange(3),
+            priority=draw.choice((0, 0, 0, -1, 3)),
+            ignore_eos=draw.random() < 0.5,
+        )
+        if draw.random() < 0.3:
+            params = replace(params, return_logprob=True, top_logprobs_num=draw.choice((0, 2)))
+            if draw.random() < 0.3:
+                params = replace(params, logprob_start_len=draw.choice((0, 1)))
+        if is_text and draw.random() < 0.5:
+            params = replace(params, heal=True)
+        if draw.random() < 0.3:
+            constraint = draw.choice(CONSTRAINTS)
+            return replace(params, constraint=constraint, max_new_tokens=draw.choice((12, 30)), ignore_eos=False)
+        if draw.random() < 0.2:
+            params = replace(params, stop=draw.choice((("t",), ("the", " a"), ("zz",))))
+        if draw.random() < 0.1:
+            params = replace(params, stop_regex=r"o.e|\d")
+        if draw.random() < 0.15:
+            params = replace(params, stop_token_ids=tuple(range(5, 15)))
+        if draw.random() < 0.15:
+            params = replace(params, top_k=20, top_p=0.9, min_p=0.01)
+        if draw.random() < 0.15:
+            params = replace(params, frequency_penalty=0.5, presence_penalty=0.2, repetition_penalty=1.1)
+        if draw.random() < 0.1:
+            params = replace(params, logit_bias=((7, 3.0), (9, -100.0)), min_tokens=min(3, params.max_new_tokens))
+        return params
+
+
+# -- how it is told ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Playing:
+    """One story on one engine: each move begins when the one before is answered."""
+
+    engine: Engine
+    story: Story
+    namespace: str = ""
+    streams: bool = False
+    at: int = 0
+    pending: Pending[tuple[Output, ...]] | Pending[tuple[Score, ...]] | None = None
+    deltas: list[Delta] = field(default_factory=list)
+    told: list[Told] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+    branch: Branch | None = None
+    left: list[Branch] = field(default_factory=list)
+    is_too_long: bool = False  # for the pool
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_too_long or (self.at == len(self.story) and self.pending is None)
+
+    def begin(self) -> None:
+        """The next move, which may have to be answered."""
+        backend, move = self.engine.backend, self.story[self.at]
+        if isinstance(move, Ids):
+            self.pending = backend.start(np.array(move.ids, np.int32), move.params, self.namespace)
+        else:
+            if self.branch is None:
+                self.branch = backend.open(namespace=self.namespace)
+            branch = self.branch
+            match move:
+                case Say(text, is_control):
+                    backend.append(branch, [Segment(text, is_control)])
+                    self.at += 1
+                case Fork():
+                    self.left.append(branch)
+                    self.branch = backend.fork(branch)
+                    self.at += 1
+                case Gen(text, params):
+                    self.pending = backend.generate(branch, [Segment(text)], params)
+                case Pick(text, choices, heal, unconditional):
+                    self.pending = backend.score(
+                        branch, [Segment(text)], choices, heal=heal, unconditional=unconditional
+                    )
+        if self.streams and isinstance(self.pending, Generation):
+            self.deltas = []
+            self.pending.add_delta_callback(self.deltas.append)
+
+    def end(self) -> None:
+        """Wait for the answer. Raises what it failed with; then the whole story has to be told again."""
+        assert self.pending is not None
+        pending, self.pending = self.pending, None
+        if isinstance(pending, Generation):
+            outputs = pending.result(timeout=WAIT)
+            self.outputs += outputs
+            self.told.append(tuple(map(told_of, outputs)))
+            if self.streams:
+                assert "".join(delta.text for delta in self.deltas) == outputs[0].text, "pieces add up to the text"
+                ids = tuple(token for delta in self.deltas for token in delta.token_ids)
+                assert ids == outputs[0].token_ids, f"pieces say {ids}, all is {outputs[0].token_ids}"
+        else:
+            scores: tuple[Score, ...] = pending.result(timeout=WAIT)  # type: ignore[assignment]  # no Generation
+            self.told.append(tuple((score.text, tuple(map(tuple, score.logprobs))) for score in scores))
+        self.at += 1
+
+    def step(self) -> None:
+        if self.pending is not None:
+            self.end()
+        elif not self.is_over:
+            self.begin()
+
+    def close(self) -> None:
+        for branch in (self.branch, *self.left):
+            if branch is not None:
+                self.engine.backend.close(branch)
+        self.branch, self.left = None, []
+
+    def again(self) -> Playing:
+        self.close()
+        return Playing(self.engine, self.story, self.namespace, self.streams)
+
+
+def told_of(output: Output) -> Told:
+    """All that must not hang on who else runs, nor on what is cached."""
+    return (
+        output.text, output.token_ids, output.finish_reason, output.complete, output.prompt_tokens, output.forced,
+        output.allowed, output.logprobs, output.top_logprobs, output.prompt_logprobs, output.prompt_top_logprobs,
+    )  # fmt: skip
+
+
+class Solo:
+    """How each story is told by a cold engine."""
+
+    def __init__(self, folder: Path, page_size: int) -> None:
+        self._engine = Engine(
+            folder, kv_tokens=2048, page_size=page_size, enable_prefix_cache=False, deterministic=True, draft_tokens=0
+        )
+        self._known: dict[Story, list[Told]] = {}
+
+    def __call__(self, story: Story) -> list[Told]:
+        if story not in self._known:
+            playing = Playing(self._engine, story)
+            while not playing.is_over:
+                playing.step()
+            playing.close()
+            self._known[story] = playing.told
+        return self._known[story]
+
+    def close(self) -> None:
+        self._engine.shutdown()
+
+
+# -- what happens to it meanwhile -------------------------------------------------------------------------------------
+
+
+class Faults(logging.Handler):
+    """Steps and moves of pages fail when they are told to; what the engine logs that they do not explain is a fault."""
+
+    OF = ("forward", "write_pages", "read_pages")
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(logging.WARNING)
+        self.runner = engine.backend._core._runner
+        self.left: Counter[str] = Counter()
+        self.unexplained: list[str] = []
+        for name in self.OF:
+            self._break(name)
+
+    def _break(self, name: str) -> None:
+        works: Callable[..., object] = getattr(self.runner, name)
+
+        def may_fail(*given: object) -> object:
+            if self.left[name] > 0:
+                self.left[name] -= 1
+                raise OSError(f"{name} was told to fail")
+            return works(*given)
+
+        setattr(self.runner, name, may_fail)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if record.name == "niwaki.engine" and "was told to fail" not in str(error):
+            self.unexplained.append(f"{record.getMessage()}: {error!r}")
+
+
+def meddle(engine: Engine, faults: Faults, folder: Path, draw: random.Random, playing: Sequence[Playing]) -> str:
+    kind = draw.choice(
+        ("flush", "save", "load", "tear", "demote", "forward", "write_pages", "read_pages", "check", "look")
+    )
+    saved = folder / f"{Path(str(engine.config.model)).name}{engine.config.page_size}.cache"
+    match kind:
+        case "flush":
+            engine.flush_cache()
+        case "save":
+            with suppress(OSError):
+                engine.save_cache(saved)
+        case "load":
+            if saved.exists():
+                if draw.random() < 0.3:
+                    damage(saved, draw)
+                with suppress(OSError, ConfigError):  # the damage may be in its first line
+                    engine.load_cache(saved)
+        case "tear":
+            for path in sorted((folder / "disk").glob("*.page"))[: draw.randint(1, 4)]:
+                with suppress(FileNotFoundError):  # the engine may delete it at any time
+                    damage(path, draw)
+        case "demote":
+            for one in playing:
+                if one.branch is not None:
+                    engine.backend.demote(one.branch)
+        case "check":
+            engine.backend.check()
+        case "look":
+            engine.tree()
+        case _:
+            faults.left[kind] += 1
+    return kind
+
+
+def damage(path: Path, draw: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    if draw.random() < 0.5 or not content:
+        del content[draw.randrange(len(content) + 1) :]
+    else:
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
+
+
+def options_of(draw: random.Random, folder: Path, page_size: int) -> dict[str, object]:
+    options: dict[str, object] = {
+        "page_size": page_size,
+        "kv_tokens": draw.choice((208, 256, 400)),
+        "chunked_prefill_size": draw.choice((16, 24, 64)),
+        "streaming_prefill_size": draw.choice((None, 16)),
+        "eviction_policy": draw.choice(EVICTIONS),
+        "schedule_policy": draw.choice(POLICIES),
+        "max_running_requests": draw.choice((2, 5, 256)),
+        "draft_tokens": draw.choice((0, 4, 16)),
+        "tree_attention": draw.random() < 0.8,
+        "deterministic": True,
+    }
+    if draw.random() < 0.6:
+        options["host_cache_bytes"] = draw.choice((20_000, 60_000, 2_000_000))
+    if draw.random() < 0.4:
+        options |= {"disk_cache_dir": folder / "disk", "disk_cache_bytes": draw.choice((100_000, 1_000_000))}
+    return options
+
+
+def trace(engine: Engine, solo: Solo, author: Author, faults: Faults, folder: Path, counts: Counter[str]) -> None:
+    """One trace; raises AssertionError where a story is told otherwise than alone."""
+    draw = author.draw
+    before = engine.stats()
+    was_disturbed = False
+    playing: list[Playing] = []
+    for _ in range(draw.randint(3, 10)):
+        action = draw.random()
+        if action < 0.35 or not playing:
+            stories = [author.story() for _ in range(draw.randint(1, 5))]
+            stories += stories[:1] * draw.randint(0, 2)
+            namespace = draw.choice(NAMESPACES)
+            begun = [Playing(engine, story, namespace, draw.random() < 0.3) for story in stories]
+            with suppress(CapacityError):
+                for one in begun:
+                    one.begin()
+            playing += [one for one in begun if one.at or one.pending is not None]
+        elif action < 0.5:
+            for place, one in enumerate(playing):
+                if one.pending is None or one.pending.is_done:
+                    go_on(playing, place, counts)
+        elif action < 0.55:
+            go_on(playing, draw.randrange(len(playing)), counts)
+        elif action < 0.68:
+            one = playing.pop(draw.randrange(len(playing)))
+            if one.pending is not None and draw.random() < 0.6:
+                one.pending.cancel()
+            if draw.random() < 0.7:
+                playing.append(one.again())
+            one.close()  # while it runs, perhaps
+            counts["cancelled"] += 1
+            was_disturbed = True
+        elif action < 0.8:
+            counts[meddle(engine, faults, folder, draw, playing)] += 1
+        else:
+            wait_for_steps(engine, draw.randint(1, 6))
+    while not all(one.is_over for one in playing):
+        for place in range(len(playing)):
+            go_on(playing, place, counts)
+    for one in playing:
+        if one.is_too_long:
+            one.close()
+            continue
+        expected = solo(one.story)
+        assert one.told == expected, f"{one.story} in {one.namespace!r}:\n{one.told}\nalone\n{expected}"
+        counts["stories"] += 1
+        one.close()
+    after = engine.stats()
+    names = ("prefilled_tokens", "cached_tokens", "generated_tokens", "finished", "failed", "preemptions")
+    did = {name: after[name] - before[name] for name in names}
+    moves = [move for one in playing for move in one.story]
+    was_disturbed |= did["failed"] + did["preemptions"] > 0 or any(one.is_too_long for one in playing)
+    if not was_disturbed and not any(isinstance(move, Pick) for move in moves):
+        is_loose = any(isinstance(move, Gen) and move.params.heal for move in moves)
+        adds_up([output for one in playing for output in one.outputs], did, is_loose=is_loose)
+        counts["added up"] += 1
+
+
+def adds_up(outputs: Sequence[Output], did: Mapping[str, float], *, is_loose: bool) -> None:
+    """What the engine has counted is what it has told. `is_loose`: where prompts are healed, their last tokens were
+    generated, too."""
+    wanted = {
+        "finished": len(outputs),
+        "cached": sum(output.cached_tokens for output in outputs),
+        "prompts": sum(output.prompt_tokens for output in outputs),
+        "generated": sum(len(output.token_ids) for output in outputs),
+    }
+    counted = {
+        "finished": did["finished"],
+        "cached": did["cached_tokens"],
+        "prompts": did["prefilled_tokens"] + did["cached_tokens"],
+        "generated": did["generated_tokens"],
+    }
+    if is_loose:
+        del wanted["generated"], wanted["prompts"]
+    assert all(counted[name] == value for name, value in wanted.items()), f"counted {counted}, told {wanted}"
+
+
+def go_on(playing: list[Playing], place: int, counts: Counter[str]) -> None:
+    try:
+        playing[place].step()
+    except CapacityError:
+        playing[place].is_too_long = True
+        counts["too long"] += 1
+    except (Cancelled, GenerationError) as error:
+        if "told to fail" not in str(error):
+            raise AssertionError(f"{playing[place].story} failed") from error
+        counts["failed"] += 1
+        playing[place] = playing[place].again()
+
+
+def traces(count: int, seed: int) -> Iterator[tuple[int, Counter[str]]]:
+    """Run them in turn over engines of many kinds; gives the number done and the counts now and then."""
+    counts: Counter[str] = Counter()
+    log = logging.getLogger("niwaki")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        # The second one soon says again what it has said: drafts come of it.
+        echo = make_model(folder / "echo", seed=1, sharpness=3.0, hidden_size=8, num_hidden_layers=1)
+        models = [make_model(folder / "toy", sharpness=3.0), echo]
+        solos = {(model, page_size): Solo(model, page_size) for model in models for page_size in PAGES}
+        done = 0
+        for number in itertools.count():
+            if done >= count:
+                break
+            draw = random.Random(f"{seed} {number}")
+            model, page_size = draw.choice(models), draw.choice(PAGES)
+            options = options_of(draw, folder, page_size)
+            with Engine(model, **options) as engine:
+                core = engine.backend._core
+                core._runs_ahead = draw.random() < 0.4
+                if core.pages._tiers is not None:
+                    core.pages._tiers._pays = lambda name: True  # type: ignore[method-assign]  # the model is quicker
+                faults = Faults(engine)
+                log.addHandler(faults)
+                author = Author(draw)
+                for _ in range(min(PER_ENGINE, count - done)):
+                    try:
+                        trace(engine, solos[model, page_size], author, faults, folder, counts)
+                        faults.left.clear()
+                        engine.backend.check()
+                        at_rest(engine)
+                        assert not faults.unexplained, faults.unexplained
+                    except BaseException as error:
+                        where = f"trace {done} of seed {seed}, engine {number}: {model.name}, {core._runs_ahead=}"
+                        error.add_note(f"{where}, {options}")
+                        raise
+                    done += 1
+                log.removeHandler(faults)
+                stats = engine.stats()
+                for key in ("cached_tokens", "preemptions", "drafted_tokens", "forced_tokens", "tier_restored_tokens"):
+                    counts[key] += int(stats.get(key, 0))
+            yield done, counts
+        for solo in solos.values():
+            solo.close()
+
+
+def at_rest(engine: Engine) -> None:
+    until = time.perf_counter() + 20
+    while engine.stats()["requests_running"] + engine.stats()["requests_waiting"]:
+        assert time.perf_counter() < until, "somebody still runs whose story was closed"
+        time.sleep(0.001)
+    engine.backend.check()  # between two steps: whatever was posted before it is done
+    cache = engine.backend._core.pages.cache.stats()
+    assert (cache.held_pages, cache.leases, cache.pins) == (0, 0, 0), cache
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--traces", type=int, default=1000, metavar="N")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many")
+    options = parser.parse_args(argv)
+    logging.getLogger("niwaki").propagate = False
+    began = time.perf_counter()
+    for done, counts in traces(options.traces, options.seed):
+        took = time.perf_counter() - began
+        print(f"{done} traces in {took:.0f} s: {dict(counts)}", flush=True)
+        if took > options.seconds:
+            break
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
