@@ -185,12 +185,8 @@ class Reader:
             options = (*others.unless, others.state)
             if not all(any(self.accepts(option, item) for option in options) for item in value[others.start :]):
                 return False
-        return all(
-            found.low <= sum(self.accepts(found.state, item) for item in value) <= (found.high or math.inf)
-            if found.high != 0
-            else not any(self.accepts(found.state, item) for item in value)
-            for found in way.contains
-        )
+        counts = [(found, sum(self.accepts(found.state, item) for item in value)) for found in way.contains]
+        return all(found.low <= count <= (math.inf if found.high is None else found.high) for found, count in counts)
 
     def _object_satisfies(self, value: dict[str, Json], way: Way) -> bool:
         if not _fits(len(value), way) or any(name not in value for name in way.required):
