@@ -30,7 +30,7 @@ class KnownEnds:
         self.shortest = shortest
         self.endings = (shortest, *([words.ending(source.other)] if source.other else []))
         self.rests = [(ending, *ending.written_rests()) for ending in self.endings]
-        self.closings = source.closings
+        self.closings, self.array_ends = source.closings, source.array_ends
         commitments = source.commitments
         self.costs: npt.NDArray[np.int64] = (
             np.maximum(words.plain_costs, commitments.inside) + words.openings * commitments.value
@@ -84,8 +84,10 @@ class EndingSearch:
         looks_behind = CLOSING if self._cost() < COSTLY else BRACKETS
         ends, words = self._ends, self._ends.words
         whole = ends.shortest.whole
-        closings, behind_key = ends.closings, self._end_behind_key
-        return straight_text(place, words, self._effort, known_end, closings, looks_behind, whole, behind_key)
+        behind_key = self._end_behind_key
+        return straight_text(
+            place, words, self._effort, known_end, ends.closings, looks_behind, whole, behind_key, ends.array_ends
+        )
 
     def _end_behind_key(self, place: Native, key: bytes) -> bytes | None:
         """What the shortest text has behind this key, its quotes and its colon, where it completes the text here."""

@@ -16,7 +16,14 @@ from niwaki.runtime.constraints.regex_language import Languages, TooManyTerms
 from niwaki.runtime.constraints.regex_lark import plain, terminal
 from niwaki.runtime.constraints.regex_meaning import matched_by
 from niwaki.runtime.constraints.regex_tree import Node
-from niwaki.runtime.constraints.schema import NormalSchema, closings, normalise, shortest_text, text_with_witness
+from niwaki.runtime.constraints.schema import (
+    NormalSchema,
+    array_ends,
+    closings,
+    normalise,
+    shortest_text,
+    text_with_witness,
+)
 from niwaki.runtime.constraints.schema.document import Json, json_text
 from niwaki.runtime.constraints.schema.lark import lark_of
 from niwaki.runtime.constraints.schema.spacing import spaced_grammar, spaced_text
@@ -29,7 +36,7 @@ TAME_TEXT: Final = 64 * 1024  # bytes of a grammar of ours, about a millisecond 
 # from costing seconds a mask).
 HEADER: Final = '%llguidance {"no_forcing": true}\n'
 _PLACE = re.compile(r"^at (\d+)\((\d+)\)")
-NUMBERS = Struct("<qqq?IIII")
+NUMBERS = Struct("<qqq?IIIII")
 
 
 class NoText(ValueError):
@@ -57,7 +64,7 @@ class GrammarSource:
     """A Lark grammar in llguidance's dialect, tried where it might take for ever to build, and a text of it, as short
     as was found. `is_small`: it is provably quick to build. `other` is a text whose ends may be needed where those of
     the shortest do not fit, or empty. `layout` is the normal schema as JSON where arrays allow no item twice beside the
-    grammar (`distinct.py`), else empty. `closings`: see `schema.closings`."""
+    grammar (`distinct.py`), else empty. `closings` and `array_ends`: see those of `schema`."""
 
     text: str
     shortest: bytes
@@ -67,21 +74,23 @@ class GrammarSource:
     other: bytes = b""
     layout: str = ""
     closings: tuple[bytes, ...] = ()
+    array_ends: tuple[bytes, ...] = ()
 
     def to_bytes(self) -> bytes:
         numbers = (self.commitments.value, self.commitments.inside, self.num_states, self.is_small)
         # JSON of one line each: the control characters of patterns are escaped in it.
-        texts = (self.shortest, self.other, self.layout.encode(), b"\n".join(self.closings))
+        lists = (b"\n".join(self.closings), b"\n".join(self.array_ends))
+        texts = (self.shortest, self.other, self.layout.encode(), *lists)
         return NUMBERS.pack(*numbers, *map(len, texts)) + b"".join(texts) + self.text.encode()
 
     @classmethod
     def from_bytes(cls, body: bytes) -> GrammarSource:
         value, inside, num_states, is_small, *sizes = NUMBERS.unpack_from(body)
         starts = [*accumulate(sizes, initial=NUMBERS.size), len(body)]
-        shortest, other, layout, lines, text = (body[start:end] for start, end in pairwise(starts))
-        found = tuple(lines.split(b"\n")) if lines else ()
+        shortest, other, layout, *lists, text = (body[start:end] for start, end in pairwise(starts))
+        found = [tuple(lines.split(b"\n")) if lines else () for lines in lists]
         commitments = Commitments(value, inside)
-        return cls(text.decode(), shortest, commitments, num_states, bool(is_small), other, layout.decode(), found)
+        return cls(text.decode(), shortest, commitments, num_states, bool(is_small), other, layout.decode(), *found)
 
 
 def source_of_schema(constraint: JsonSchema, seconds: float, word: bytes) -> GrammarSource:
@@ -124,6 +133,7 @@ def _source_of(normal: NormalSchema, spacing: Spacing, word: bytes) -> GrammarSo
         spaced_text(other, spacing),
         json_text(normal.schema) if normal.is_distinct else "",
         closings(normal.schema),
+        tuple(spaced_text(end, spacing) for end in array_ends(normal.schema, solve, letters)),
     )
 
 

@@ -34,6 +34,8 @@ CLOSING: Final = b'"}],'
 BRACKETS: Final = b"}]"
 QUOTE: Final = CLOSING[0]
 LETTER: Final = ord("a")
+CLOSE_ARRAY: Final = ord("]")
+ITEM_BEGINS: Final = b"[, \n"
 KEY_ENDS: Final = b'":'
 CONTEXT: Final = 3  # bytes: what stands before a key, `[{"` or `:{"`
 MOST_LETTERS: Final = 512  # that are tried for the end of a string
@@ -219,6 +221,7 @@ def straight_text(
     looks_behind: bytes = CLOSING,
     example: bytes = b"",
     end_behind_key: Callable[[Native, bytes], bytes | None] = lambda place, key: None,
+    array_ends: Sequence[bytes] = (),
 ) -> bytes | None:
     """A continuation after which the text may end, closing at every place what can be closed: some tens of steps where
     a search looks at thousands of places. Often the shortest; None where it does not end within STRAIGHT_BYTES or the
@@ -226,7 +229,7 @@ def straight_text(
 
     `closings`: what strings may have to end with, their quotes included. `looks_behind`: bytes behind which `known_end`
     is asked. `example`: a whole text, followed where nothing else tells which key to take: any may lead to itself.
-    `end_behind_key`: as `known_end`, behind a key and its colon.
+    `end_behind_key`: as `known_end`, behind a key and its colon. `array_ends`: what arrays may have to end with.
     """
     place = matcher.deep_copy()
     text = b""
@@ -239,6 +242,8 @@ def straight_text(
             return text + end
         forced = place.compute_ff_bytes()
         closing = b"" if forced else _closing(place, byte_tokens, closings)
+        if array_ends and not forced and not closing and (not text or text[-1:] in ITEM_BEGINS):
+            closing = _array_end(place, byte_tokens, array_ends)
         follow = forced or closing or _nearest(place, byte_tokens, tried, _behind(text[-CONTEXT:], example))
         # A character of a string closes nothing. A bracket that does may be needed again at once.
         closes = follow in CLOSING and (follow == b'"' or not place.validate_tokens([byte_tokens.ids[LETTER]]))
@@ -271,6 +276,16 @@ def _closing(place: Native, byte_tokens: ByteTokens, closings: Sequence[bytes]) 
         return b""
     least = enough // 2 + 1
     return bytes([LETTER]) * (least + bisect_left(range(least, enough), True, key=ends_behind)) + bytes([QUOTE])
+
+
+def _array_end(place: Native, byte_tokens: ByteTokens, array_ends: Sequence[bytes]) -> bytes:
+    """The one that ends the array whose item begins here; nothing where none does, or it may end at once."""
+    if any(place.validate_tokens([byte_tokens.ids[byte]]) for byte in (CLOSE_ARRAY, LETTER)):  # a letter: in a string
+        return b""
+    for end in array_ends:
+        if place.validate_tokens([byte_tokens.ids[byte] for byte in end]) == len(end):
+            return end
+    return b""
 
 
 def _behind(context: bytes, example: bytes) -> bytes:

@@ -35,6 +35,8 @@ GROUPS = {
     "required": ["groups", *NAMES],
 }
 
+ASKING: dict[str, object] = {"type": ["array", "string"], "contains": {"type": "null"}, "maxContains": 3}
+
 
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[ConstraintCompiler]:
@@ -61,6 +63,9 @@ def compiler() -> Iterator[ConstraintCompiler]:
         pytest.param({"properties": {"r": {"pattern": "[a-z]{162}", "type": "string"}}}, '{"r":"}x!', id="letters"),
         pytest.param({"properties": {"r": {"pattern": "(^|-)a", "type": "string"}}}, '{"r":"}x]', id="a bracket"),
         pytest.param({"properties": {"r": {"minLength": 500, "type": "string"}}}, '{"r":"x}', id="a length"),
+        pytest.param({"properties": {"r": ASKING}}, '{"r":[', id="an item that is asked for"),
+        pytest.param({"properties": {"r": ASKING}}, '{"r":["","null]",[null],{"k":null', id="behind others"),
+        pytest.param({"properties": {"r": {**ASKING, "minContains": 3}}}, '{"r":[1,null,1', id="several of them"),
     ],
 )
 def test_an_end_is_found_where_several_things_must_close(

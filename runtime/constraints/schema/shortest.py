@@ -71,6 +71,27 @@ def closings(root: Json) -> tuple[bytes, ...]:
     return tuple(sorted((closing for closing in found if len(closing) <= LONGEST_CLOSING), key=len))
 
 
+def array_ends(root: Json, solve: Solve, letters: Letters = _same_letter) -> tuple[bytes, ...]:
+    """What arrays that ask for certain items may have to end with before they can: the last items of a shortest one,
+    and the bracket behind them. The short ones first."""
+    asking: list[dict[str, Json]] = []
+    parts: list[Json] = [root]
+    for part in parts:  # grows while we walk
+        if isinstance(part, list):
+            parts += part
+        elif isinstance(part, dict):
+            asking += [part] if "x-automaton" in part else []
+            parts += part.values()
+    if not asking:
+        return ()
+    texts = _Texts(root, solve, letters)
+    found: dict[bytes, None] = {}
+    for part in asking[:MAX_CLOSINGS]:
+        items = least_items(part, texts.of) or []
+        found |= dict.fromkeys(b",".join(items[start:]) + b"]" for start in range(len(items)))
+    return tuple(sorted((end for end in found if len(end) <= LONGEST_CLOSING), key=len)[:MAX_CLOSINGS])
+
+
 def examples(root: Json) -> tuple[str, str]:
     """Two instances of a normal schema: a shortest one, and one that has the optional keys and an item, too."""
 
