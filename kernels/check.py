@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def tell(line: Json) -> None:
         """A run that is cut off leaves what it had."""
         found.append(line)
-        print(", ".join(f"{name} {_cell(value)}" for name, value in line.items()), flush=True)
+        print(", ".join(f"{name} {cell(value)}" for name, value in line.items()), flush=True)
         write(chosen.json, found)
 
     if chosen.compile:
@@ -161,7 +161,7 @@ def check_made(name: str, make: Callable[[], Case], ceilings: Ceilings | None) -
         return {"case": name, "right": False, "failed": in_short(error)}
 
 
-def in_short(error: Exception) -> str:
+def in_short(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".strip().splitlines()[0][:120]
 
 
@@ -174,7 +174,8 @@ def is_lost(device: torch.device) -> bool:
     return False
 
 
-def check_case(case: Case, ceilings: Ceilings | None) -> Json:
+def check_case(case: Case, ceilings: Ceilings | None, without: Sequence[str] = ()) -> Json:
+    """The line of a case, timed where there is a GPU, but for the peers that it does without."""
     got, expected = case.run().double(), case.reference().double()
     error = float((got - expected).norm() / expected.norm().clamp(min=1e-30))
     fits = error <= case.tolerance  # NaN does not
@@ -193,6 +194,8 @@ def check_case(case: Case, ceilings: Ceilings | None) -> Json:
         line["TFLOP/s"] = case.operations / seconds / 1e12
         line["of product"] = case.operations / seconds / ceilings.operations_per_second
     for name, run in case.peers.items():
+        if name in without:
+            continue
         try:
             line[f"x {name}"] = median_seconds(run) / seconds
         except Exception as error:  # somebody else's kernel: ours was right all the same
@@ -306,13 +309,13 @@ def resources(kernel: Any) -> Json:
 
 def table(results: Sequence[Json]) -> str:
     columns = list(dict.fromkeys(name for line in results for name in line))
-    cells = [[_cell(line.get(name)) for name in columns] for line in results]
+    cells = [[cell(line.get(name)) for name in columns] for line in results]
     widths = [max(len(row[i]) for row in [columns, *cells]) for i in range(len(columns))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [columns, *cells]]
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
     match value:
         case None:
             return ""

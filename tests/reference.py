@@ -59,7 +59,7 @@ def run(runner: Runner, sequences: Sequence[Sequenced], rng: np.random.Generator
             min(len(s.ids) - s.done, 1 if rng.random() < 0.5 else int(rng.integers(1, largest + 1))) for s in batch
         ]
         rows = [Row(s.ids[s.done : s.done + n], s.done, s.page_ids, n) for s, n in zip(batch, counts, strict=True)]
-        parts = torch.split(runner.forward(rows), counts)
+        parts = torch.split(runner.forward(rows).cpu(), counts)  # not the device's memory, which the next step takes
         for sequence, count, part in zip(batch, counts, parts, strict=True):
             sequence.done += count
             sequence.logits.append(part)

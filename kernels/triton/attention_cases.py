@@ -17,6 +17,8 @@ from niwaki.kernels.triton.peers import decode_peers, made_late, prefill_peers
 from niwaki.kernels.triton.plan import SPLIT, DevicePlan, device_plan
 from niwaki.kernels.triton.tree_attention import tree_attention
 
+FLEX = "FlexAttention"
+SLOW_PEERS = (FLEX,)  # torch compiles for half a minute
 WINDOW, SINKS = "decode, window and cap", "decode, chunk and sinks"
 
 
@@ -148,7 +150,7 @@ def prefill_case(size: Size, device: torch.device, dtype: torch.dtype) -> Case:
     cache = Cache(size, [0, 0], [size.prompt] * 2, device, dtype)
     peers: dict[str, Run] = {"SDPA": cache.sdpa(), **prefill_peers(cache)}
     if device.type == "cuda":
-        peers["FlexAttention"] = made_late(_flex, cache)
+        peers[FLEX] = made_late(_flex, cache)
     return Case(
         "prefill",
         f"2 x {size.prompt} tokens, {size.heads}/{size.kv_heads} x {size.head_dim}",

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from niwaki.kernels.ops import Ops
 from niwaki.radix.pages import PageCopy
 from niwaki.runtime.forward.runner import Row, Runner
 from tests.families import MODELS, VOCAB, make_pair
@@ -40,19 +41,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def differences(pair: Pair) -> tuple[float, float, float]:
+def differences(pair: Pair, device: str = "cpu", ops: Ops | None = None) -> tuple[float, float, float]:
+    """On this device, by these kernels instead of its own where they are given."""
     rng = np.random.default_rng(1)
-    runner = Runner.load(pair.folder, num_pages=PAGES, page_size=PAGE_SIZE)
+    runner = Runner.load(pair.folder, device=device, ops=ops, num_pages=PAGES, page_size=PAGE_SIZE)
     ids = random_ids(rng, 75)
     expected = pair.logits(ids)
-    whole = float((runner.forward([Row(ids, 0, range(30), len(ids))]) - expected).abs().max())
+    whole = float((runner.forward([Row(ids, 0, range(30), len(ids))]).cpu() - expected).abs().max())
     chunked = Sequenced(ids, [int(page) for page in rng.permutation(PAGES)[:19]])
     run(runner, [chunked], rng, largest=30)
-    return whole, difference(chunked, expected), ragged(pair, rng)
+    runner = Runner.load(pair.folder, device=device, ops=ops, num_pages=PAGES, page_size=PAGE_SIZE)
+    return whole, difference(chunked, expected), ragged(runner, pair, rng)
 
 
-def ragged(pair: Pair, rng: np.random.Generator) -> float:
-    runner = Runner.load(pair.folder, num_pages=PAGES, page_size=PAGE_SIZE)
+def ragged(runner: Runner, pair: Pair, rng: np.random.Generator) -> float:
     first = Sequenced(random_ids(rng, 30), list(range(8)))
     run(runner, [first], rng)
     runner.copy_pages([PageCopy(5, 20, SHARED % PAGE_SIZE)])

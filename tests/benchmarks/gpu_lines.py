@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from niwaki.runtime.models.weights import expected_tensors
 from niwaki.runtime.sampling.sampler import PlainDraws
 
 PAGE = 16
+LOGITS_APART = 1e-4  # in float32, of those of transformers
 SHAPES = {
     "0.6B": ModelConfig(
         vocab_size=151_936, num_layers=28, hidden_size=1024, intermediate_size=3072, num_heads=16, num_kv_heads=8,
@@ -76,14 +78,16 @@ class Work:
     by_launch: bool = True  # decoding without graphs, too
     split_rows: tuple[int, ...] = (1, 8, 64)
     splits: tuple[int, ...] = (256, 512, 1024, 2048, 0)
+    engine_steps: int = 320
+    engine_rounds: int = 6  # the first of which does not count, where there are others
 
 
 FULL = Work((1, 32, 128, 256), 1024, 4096, 128, 4096, 256, repeats=20)
 QUICK = replace(
     FULL, batches=(1, 128, 256), repeats=10, kinds=("int4 weights", "fp8 weights and cache"), by_launch=False,
-    split_rows=(1, 16), splits=(256, 512, 1024),
+    split_rows=(1, 16), splits=(256, 512, 1024), engine_steps=160, engine_rounds=3,
 )  # fmt: skip
-TINY = Work((2,), 20, 20, 3, 32, 5, repeats=1, split_rows=(2,), splits=(128, 0))
+TINY = Work((2,), 20, 20, 3, 32, 5, repeats=1, split_rows=(2,), splits=(128, 0), engine_steps=2, engine_rounds=1)
 
 
 def greedy_tokens(device: str, steps: int, ops: Ops | None = None) -> list[list[int]]:
@@ -114,7 +118,7 @@ def engine_lines(device: str, work: Work) -> Iterator[Json]:
     step."""
     from niwaki.runtime.engine import Engine  # needs packages that the rest does without
 
-    batch, length, steps = max(4, work.batches[-1]), 24, 16 * work.repeats
+    batch, length, steps = max(4, work.batches[-1]), 24, work.engine_steps
     generator = np.random.default_rng(0)
     prompts = generator.integers(300, 2000, (batch, length)).tolist()
     plain = {"temperature": 0, "max_new_tokens": steps, "ignore_eos": True}
@@ -125,7 +129,7 @@ def engine_lines(device: str, work: Work) -> Iterator[Json]:
         for kind, params in (("", plain), (", under a mask", {**plain, "regex": "[a-z ]*"})):
             seconds: dict[bool, list[float]] = {True: [], False: []}
             written: dict[bool, object] = {}
-            for _ in range(1 + min(work.repeats, 5)):
+            for _ in range(work.engine_rounds):
                 for ahead, taken in seconds.items():
                     core._runs_ahead = ahead
                     engine.flush_cache()
@@ -134,10 +138,21 @@ def engine_lines(device: str, work: Work) -> Iterator[Json]:
                     taken.append((time.perf_counter() - start) / (core.counters.steps - before))
                     assert isinstance(answers, list)
                     written[ahead] = [answer["output_ids"] for answer in answers]
-            launched, in_turn = (statistics.median(taken[1:]) * 1e3 for taken in seconds.values())
+            launched, in_turn = (statistics.median(taken[1:] or taken) * 1e3 for taken in seconds.values())
             line: Json = {"model": "niwaki-tiny", "work": f"engine, {batch} x {length}, {steps} new{kind}"}
             same = "yes" if written[True] == written[False] else "NO"
             yield line | {"ms": launched, "ms in turn": in_turn, "same tokens": same}
+
+
+def family_lines(name: str, device: torch.device) -> Iterator[Json]:
+    """How far the logits of one of tests/families.py are from transformers' on the CPU, in float32."""
+    from tests.benchmarks.bench_logits import differences  # needs transformers
+    from tests.families import MODELS, make_pair
+
+    with TemporaryDirectory() as folder:
+        ways = differences(make_pair(name, Path(folder)), device.type, TritonOps())
+    line: Json = {"work": f"logits of {name}", "architecture": MODELS[name][0], "whole": ways[0]}
+    yield line | {"in chunks": ways[1], "ragged": ways[2], "right": max(ways) < LOGITS_APART}
 
 
 def runner_of(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,8 @@ import torch
 pytest.importorskip("triton", reason="the GPU kernels need the package triton")
 
 from niwaki.kernels import check
-from tests.benchmarks.bench_gpu import Report, aims, main
-from tests.benchmarks.gpu_lines import KINDS, SHAPES, Json, branches, greedy_tokens, limit_seconds
+from tests.benchmarks.bench_gpu import Bench, Report, aims, in_turns, main
+from tests.benchmarks.gpu_lines import KINDS, SHAPES, TINY, Json, branches, greedy_tokens, limit_seconds
 
 
 @pytest.mark.parametrize(
@@ -47,16 +46,51 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_dry_run_takes_every_path_of_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other parts have tests of their own."""
-    monkeypatch.setattr("niwaki.kernels.check.check_all", lambda only, tunes, tell, ends: [])
-    monkeypatch.setattr("tests.benchmarks.gpu_lines.greedy_tokens", lambda device, steps, ops=None: [])
-    assert main(["--dry-run", "--json", str(tmp_path / "out.json")]) == 0
-    report = json.loads((tmp_path / "out.json").read_text())
-    work = [line["work"] for line in report["models"]]
-    assert len(work) == len(set(work)) == 10 + len(KINDS), work
-    assert [line["same tokens"] for line in report["models"] if "same tokens" in line] == ["yes", "yes", "yes"]
-    assert all(line["met"] is None for line in report["aims"]), "nothing was timed on a GPU"
+def test_a_dry_run_takes_every_path_of_the_models(tmp_path: Path) -> None:
+    """The kernels, the families and the engines have tests of their own."""
+    bench = Bench(torch.device("cpu"), TINY, "")
+    names = [name for name in bench.parts([]) if name.startswith("tiny: ")]
+    assert len(names) == 4 + len(KINDS)
+    report = Report(tmp_path / "out.json")
+    for name in [*names, "parts of the keys"]:
+        for line in bench.run(name, {"ceilings": {}}):
+            report.add(name, line)
+    work = [line["work"] for line in json.loads((tmp_path / "out.json").read_text())["models"]]
+    assert len(work) == len(set(work)) == 7 + len(KINDS), work
+
+
+def test_a_dry_run_gives_its_parts_to_workers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """And one that goes on where it was cut off runs the others alone."""
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    assert main(["--dry-run", "--only", "kernel gather", "--json", str(first)]) == 0
+    (line,) = json.loads(first.read_text())["kernels"]
+    assert line["part"] == "kernel gather two"
+    assert line["right"] is True
+    assert main(["--dry-run", "--only", "a", "--list"]) == 0
+    assert "kernel gather two\n" in capfd.readouterr().out
+    assert main(["--dry-run", "--only", "kernel gather", "--resume", str(first), "--json", str(second)]) == 0
+    assert json.loads(second.read_text())["kernels"] == [line]
+
+
+def test_what_was_broken_off_is_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    report = Report(path)
+    report.add("ceilings", {"bytes a second": 3e12, "operations a second": 8e14})
+    report.add("kernel one", {"case": "one", "right": True})
+    report.add("kernel two", {"failed": "its process ended by SIGSEGV"})
+    report.add("8B: decode", {"work": "decode, 1 x 1024", "tokens/s": 100.0})
+    report.add("8B: decode", {"failed": "it took longer than 60 s"})
+    report.add("engine", {"left out": "no time left"})
+    again = Report(None)
+    assert again.take_over(path) == {"ceilings", "kernel one"}
+    assert again.ceilings["bytes a second"] == 3e12
+    assert [line["part"] for line in again.kernels] == ["kernel one"]
+    assert check.exit_status([*report.kernels, *report.lines]) == check.SOME_WRONG
+
+
+def test_families_run_side_by_side_and_nothing_beside_them() -> None:
+    parts = ["ceilings", "kernel decode", "family llama", "family qwen3", "engine"]
+    assert list(in_turns(parts)) == [(False, parts[:2]), (True, parts[2:4]), (False, parts[4:])]
 
 
 def test_it_does_without_what_a_gpus_machine_may_not_have() -> None:
@@ -79,34 +113,6 @@ print(greedy_tokens("cpu", 1))
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert len(json.loads(ran.stdout)) == 3
-
-
-def test_a_part_that_fails_is_told_and_the_next_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    report, device = Report(path), torch.device("cpu")
-
-    def failing() -> Iterator[Json]:
-        yield {"work": "before"}
-        raise MemoryError("too large")
-
-    def lacking() -> Iterator[Json]:
-        import a_package_that_is_nowhere  # type: ignore[import-not-found]
-
-        yield {"work": a_package_that_is_nowhere}
-
-    report.run("one", failing, device)
-    report.run("two", lacking, device)
-    report.run("three", lambda: iter([{"work": "behind"}]), device)
-    assert check.exit_status(report.lines) == check.SOME_WRONG
-    report.ends = 0.0
-    report.run("late", failing, device)
-    assert json.loads(path.read_text())["models"] == [
-        {"work": "before"},
-        {"part": "one", "failed": "MemoryError: too large"},
-        {"part": "two", "left out": "a_package_that_is_nowhere is not installed"},
-        {"work": "behind"},
-        {"part": "late", "left out": "no time left"},
-    ]
 
 
 def test_the_aims_are_read_from_the_lines() -> None:
