@@ -34,15 +34,19 @@ LEAVES = st.one_of(
     ),
     st.fixed_dictionaries(
         {"enum": st.lists(st.sampled_from(["a", "b", "é", 1, None]), min_size=1, max_size=3)},
-        optional={"type": st.sampled_from(["string", "integer", ["string", "null"]])},
+        optional={"type": st.sampled_from(["string", "integer", ["string", "null"], ["null", "boolean"]])},
     ),
+    st.fixed_dictionaries({"const": st.sampled_from(["a", "é", None, 1])}, optional={"type": TYPES}),
+    st.fixed_dictionaries({"type": TYPES}, optional={"maxLength": SIZE, "minItems": SIZE, "required": st.just(["a"])}),
+    st.fixed_dictionaries({}, optional={"minLength": SIZE, "format": st.sampled_from(["colour", "uuid"])}),
 )
 
 
 def _larger(inner: st.SearchStrategy[Json]) -> st.SearchStrategy[Json]:
     objects = st.fixed_dictionaries(
-        {"type": st.sampled_from(["object", ["object"], ["null", "object"], ["object", "string"]])},
+        {},
         optional={
+            "type": st.sampled_from(["object", ["object"], ["null", "object"], ["object", "string"]]),
             "properties": st.dictionaries(KEYS, inner, max_size=3),
             "required": st.lists(KEYS, max_size=2),
             "additionalProperties": inner,
@@ -52,7 +56,8 @@ def _larger(inner: st.SearchStrategy[Json]) -> st.SearchStrategy[Json]:
         {"type": st.sampled_from(["array", ["array", "null"], ["array", "object"]])},
         optional={"items": inner, "minItems": SIZE, "maxItems": SIZE},
     )
-    return st.one_of(objects, arrays)
+    alternatives = st.fixed_dictionaries({"anyOf": st.lists(inner, min_size=1, max_size=4)})
+    return st.one_of(objects, arrays, alternatives)
 
 
 FORMATS = st.fixed_dictionaries({"type": st.just("string"), "format": st.just("uuid")}, optional={"maxLength": SIZE})
@@ -76,7 +81,7 @@ def normal_form(schema: Json) -> str:
         return str(error)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=600, deadline=None, derandomize=True)
 @given(schema=SCHEMAS)
 def test_a_plain_schema_is_written_as_its_ways_are(schema: Json) -> None:
     with patch.object(Plain, "written", return_value=None), patch.object(Plain, "is_possible", return_value=False):

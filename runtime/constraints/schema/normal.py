@@ -17,10 +17,11 @@ from niwaki.runtime.constraints.schema.arrays import MAX_STATES, Step, Wanted, a
 from niwaki.runtime.constraints.schema.constants import are_too_many
 from niwaki.runtime.constraints.schema.cost import cost_of
 from niwaki.runtime.constraints.schema.distinct import DISTINCT, DISTINCT_KEYS, check_distinct
-from niwaki.runtime.constraints.schema.document import Json, Watch, canonical, identity, json_text, read_schema, refused
-from niwaki.runtime.constraints.schema.facts import KINDS, Contains, State, Way
+from niwaki.runtime.constraints.schema.document import Json, Watch, canonical, identity, read_schema, refused
+from niwaki.runtime.constraints.schema.facts import Contains, State, Way
 from niwaki.runtime.constraints.schema.free_keys import has_free_keys
 from niwaki.runtime.constraints.schema.numbers import number_schemas, whole_numbers
+from niwaki.runtime.constraints.schema.plain import united
 from niwaki.runtime.constraints.schema.presence import presences, without_count
 from niwaki.runtime.constraints.schema.reader import Reader
 from niwaki.runtime.constraints.schema.references import Document
@@ -155,23 +156,8 @@ class _Writer:
             distinct = list({identity(value): value for value in constants}.values())
             if are_too_many(distinct):
                 raise refused(place, f"{len(distinct)} constants that share too little are too large; simplify it")
-            branches.append({"enum": distinct})
-        if not branches:
-            return False
-        types = [branch.get("type") for branch in branches]
-        if set(map(str, types)) == set(KINDS) and all(branch.keys() == {"type"} for branch in branches):
-            return True
-        if len(branches) == 1:
-            return branches[0]
-        if None not in types and len(set(map(str, types))) == len(types) and not {"integer", "number"} <= set(types):
-            merged: dict[str, Json] = {"type": types}
-            keys = [key for branch in branches for key in branch if key != "type"]
-            if len(keys) == len(set(keys)) and "not" not in keys:  # which would bind the other kinds as well
-                for branch in branches:
-                    merged |= {key: value for key, value in branch.items() if key != "type"}
-                return merged
-        distinct_branches = _distinct(branches)
-        return {"anyOf": list[Json](distinct_branches)} if len(distinct_branches) > 1 else distinct_branches[0]
+            constants = distinct
+        return united(branches, constants)
 
     def _branches(self, way: Way, place: str) -> list[dict[str, Json]]:
         match way.kind:
@@ -396,15 +382,3 @@ def _item_states(way: Way, index: int, state: State) -> Iterator[State]:
     asked = [(*found.unless, found.state) for found in way.others if index >= found.start]
     for chosen in product(*asked):
         yield tuple(dict.fromkeys((*state, *(atom for option in chosen for atom in option))))
-
-
-def _distinct(branches: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
-    """Each once. Only those of the same outline, keywords and keys, are compared as texts."""
-    outlines: dict[tuple[object, ...], list[dict[str, Json]]] = {}
-    for branch in branches:
-        keys = branch.get("properties")
-        outline = (str(branch.get("type")), *branch, "", *(keys if isinstance(keys, dict) else ()))
-        outlines.setdefault(outline, []).append(branch)
-    if len(outlines) == len(branches):
-        return list(branches)
-    return list({json_text(branch): branch for branch in branches}.values())

@@ -1,24 +1,31 @@
-"""Schemas that are written down as they stand, without their ways: those that ask for a type, for keys or for items and
-for nothing else. Most parts of most schemas are such."""
+"""Schemas that are written down as they stand, without their ways: those that ask for a type, for keys or for items,
+for one of some texts or for one of such schemas, and for nothing else. Most parts of most schemas are such."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-from niwaki.runtime.constraints.schema.document import Json, escaped
+from niwaki.runtime.constraints.schema.document import Json, escaped, json_text
 from niwaki.runtime.constraints.schema.facts import KINDS, NEVER, State
-from niwaki.runtime.constraints.schema.formats import KNOWN_FORMATS
-from niwaki.runtime.constraints.schema.keywords import LARGEST_LEAST, LARGEST_MOST, TYPES
+from niwaki.runtime.constraints.schema.formats import FORMAT_PATTERNS, KNOWN_FORMATS
+from niwaki.runtime.constraints.schema.keywords import KIND_OF, LARGEST_LEAST, LARGEST_MOST, TYPES
 from niwaki.runtime.constraints.schema.references import Document
 
 TYPE: Final = frozenset({"type"})
 REFERENCE: Final = frozenset({"$ref"})
-OF_OBJECTS: Final = frozenset({"type", "properties", "required", "additionalProperties"})
-OF_ARRAYS: Final = frozenset({"type", "items", "minItems", "maxItems"})
-OF_LENGTHS: Final = frozenset({"type", "minLength", "maxLength"})
-OF_TEXTS: Final = frozenset({"type", "enum"})
+ANY_OF: Final = frozenset({"anyOf"})
+MOST_BRANCHES: Final = 32  # of anyOf; among more, those that no value satisfies are looked for first
+OF_FORMATS: Final = frozenset({"type", "format"})
+OF_TYPE: Final = {
+    "object": frozenset({"type", "properties", "required", "additionalProperties"}),
+    "array": frozenset({"type", "items", "minItems", "maxItems"}),
+    "string": frozenset({"type", "minLength", "maxLength", "format"}),
+    **dict.fromkeys(("null", "boolean", "integer", "number"), TYPE),
+}
+COUNTING: Final = frozenset({"type", "required", "minItems", "maxItems", "minLength", "maxLength"})
+OF_CONSTANTS: Final = (frozenset({"enum"}), frozenset({"const"}))
 # With nothing but these, an empty object or array or any value of the type is in it.
 UNDEMANDING: Final = TYPE | {
     "properties",
@@ -29,6 +36,7 @@ UNDEMANDING: Final = TYPE | {
     "prefixItems",
     "additionalItems",
 }
+MAX_HOPS: Final = 8  # of anyOf in anyOf
 ORDER: Final = {"integer": KINDS.index("number")} | {kind: place for place, kind in enumerate(KINDS)}
 
 Write: TypeAlias = Callable[[State], Json]
@@ -64,6 +72,15 @@ class Plain:
         if not isinstance(schema, dict):
             return schema is True
         asked = self._asking & schema.keys()
+        if asked == ANY_OF:
+            places = self._branches(state[0][0], schema["anyOf"], MAX_HOPS)
+            return any(self._is_undemanding(self._document.node(place)) for place in places or ())
+        return self._is_undemanding(schema)
+
+    def _is_undemanding(self, schema: Json) -> bool:
+        if not isinstance(schema, dict):
+            return schema is True
+        asked = self._asking & schema.keys()
         return asked <= UNDEMANDING and ("type" not in asked or bool(_types(schema)))
 
     def written(self, state: State, write: Write) -> Json:
@@ -74,19 +91,84 @@ class Plain:
         asked = self._asking & schema.keys()
         if not asked:
             return True
+        pointer = state[0][0]
+        if asked == ANY_OF:
+            return self._any_of(pointer, schema["anyOf"], write)
+        if isinstance(name := schema.get("type"), str) and name in TYPES and asked <= OF_TYPE[name]:  # most are such
+            return {"type": name} if len(asked) == 1 else _of_type(name, asked, schema, pointer, write)
+        found = self._asked(schema, asked, pointer)
+        if found is None:
+            return None
+        options = _options(found, schema, pointer, write)
+        return None if options is None else united(options, found.texts)
+
+    def _any_of(self, pointer: str, branches: Json, write: Write) -> Json:
+        places = self._branches(pointer, branches, MAX_HOPS)
+        if places is None:
+            return None
+        asking: list[tuple[str, dict[str, Json], _Asked]] = []
+        for place in places:
+            schema = self._document.node(place)
+            if not isinstance(schema, dict) or not (asked := self._asking & schema.keys()):
+                return None
+            found = self._asked(schema, asked, place)
+            if found is None:
+                return None
+            asking.append((place, schema, found))
+        free = {name for _, _, found in asking for name, words in found.kinds if words <= TYPE}
+        if "number" in free:
+            free.add("integer")
+        options: list[dict[str, Json]] = [{"type": name} for name in free if name != "integer" or "number" not in free]
+        for place, schema, found in asking:
+            for name, words in found.kinds:
+                if name in free:  # which admits it anyway
+                    continue
+                option = _of_type(name, words, schema, place, write)
+                if option is None:
+                    return None
+                if isinstance(option, dict) and not (words <= COUNTING and option in options):
+                    options.append(option)
+        texts = [] if "string" in free else [text for _, _, found in asking for text in found.texts]
+        return united(sorted(options, key=_place), list(dict.fromkeys(texts)))
+
+    def _branches(self, pointer: str, branches: Json, hops: int) -> list[str] | None:
+        """Where the branches of an `anyOf` stand, those of one that is a branch itself instead of it; None where they
+        are too many, too deep or no branches."""
+        if not isinstance(branches, list) or not 0 < len(branches) <= MOST_BRANCHES or not hops:
+            return None
+        places: list[str] = []
+        for index in range(len(branches)):
+            place = self._target(f"{pointer}/anyOf/{index}")
+            schema = self._document.node(place)
+            if isinstance(schema, dict) and self._asking & schema.keys() == ANY_OF:
+                inner = self._branches(place, schema["anyOf"], hops - 1)
+                if inner is None:
+                    return None
+                places += inner
+            else:
+                places.append(place)
+        return places if len(places) <= MOST_BRANCHES else None
+
+    def _asked(self, schema: dict[str, Json], asked: AbstractSet[str], pointer: str) -> _Asked | None:
+        """What a schema with keywords asks; None where it is not plain."""
         if "format" in asked and isinstance(schema["format"], str) and schema["format"] not in KNOWN_FORMATS:
             asked = asked - {"format"}
-        if asked <= OF_TEXTS and _are_texts(schema.get("enum")) and schema.get("type", "string") == "string":
-            return {"enum": list(dict.fromkeys(schema["enum"]))}  # type: ignore[arg-type]  # texts
-        if "type" not in asked or not (names := _types(schema)):
+        names = _types(schema) if "type" in asked else [*KINDS]
+        if not names:
             return None
-        if asked == TYPE:
-            return _of_types(names)
-        others = [name for name in names if name != "null"]
-        found = _of_type(others[0], asked, schema, state[0][0], write) if len(others) == 1 else None
-        if found is None or len(names) == 1:
-            return found
-        return {**found, "type": ["null", others[0]]} if isinstance(found, dict) else {"type": "null"}
+        if any(words & asked and asked <= words | TYPE for words in OF_CONSTANTS):
+            self._document.check_words(pointer, schema)  # `const` came with draft 6
+            return _constants(schema["enum"] if "enum" in asked else [schema["const"]], names)
+        kinds: list[tuple[str, AbstractSet[str]]] = []
+        for name in sorted(set(names) - ({"integer"} if "number" in names else set()), key=ORDER.__getitem__):
+            kind = "number" if name == "integer" else name
+            words = frozenset(
+                word for word in asked if KIND_OF.get(word, kind) == kind and not _asks_nothing(word, schema[word])
+            )
+            if not words <= OF_TYPE[name]:
+                return None
+            kinds.append((name, words))
+        return _Asked(kinds, [])
 
     def _schema(self, state: State) -> Json:
         """The one schema that the state says must hold; None where it says something else."""
@@ -95,8 +177,74 @@ class Plain:
         return self._document.node(state[0][0])
 
 
-def _are_texts(values: Json) -> bool:
-    return isinstance(values, list) and bool(values) and all(isinstance(value, str) for value in values)
+class _Asked(NamedTuple):
+    """By a plain schema: of each type of values by which keywords, and which texts."""
+
+    kinds: Sequence[tuple[str, AbstractSet[str]]]
+    texts: Sequence[Json]
+
+
+def _options(asked: _Asked, schema: dict[str, Json], pointer: str, write: Write) -> list[dict[str, Json]] | None:
+    """A plain schema for each type of values; None where their ways must be asked."""
+    options: list[dict[str, Json]] = []
+    for name, words in asked.kinds:
+        found: Json = {"type": name} if words <= TYPE else _of_type(name, words, schema, pointer, write)
+        if isinstance(found, dict):
+            options.append(found)
+        elif found is None:
+            return None
+    return options
+
+
+def united(options: Sequence[dict[str, Json]], constants: Sequence[Json]) -> Json:
+    """One schema of those of single kinds of values and of constants; False where there are none."""
+    branches: list[dict[str, Json]] = [*options, {"enum": list(constants)}] if constants else list(options)
+    if not branches:
+        return False
+    types = [branch.get("type") for branch in branches]
+    if set(map(str, types)) == set(KINDS) and all(branch.keys() == {"type"} for branch in branches):
+        return True
+    if len(branches) == 1:
+        return branches[0]
+    if None not in types and len(set(map(str, types))) == len(types) and not {"integer", "number"} <= set(types):
+        merged: dict[str, Json] = {"type": types}
+        keys = [key for branch in branches for key in branch if key != "type"]
+        if len(keys) == len(set(keys)) and "not" not in keys:  # which would bind the other kinds as well
+            for branch in branches:
+                merged |= {key: value for key, value in branch.items() if key != "type"}
+            return merged
+    distinct = _distinct(branches)
+    return {"anyOf": list[Json](distinct)} if len(distinct) > 1 else distinct[0]
+
+
+def _distinct(branches: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
+    """Each once. Only those of the same outline, keywords and keys, are compared as texts."""
+    outlines: dict[tuple[object, ...], list[dict[str, Json]]] = {}
+    for branch in branches:
+        keys = branch.get("properties")
+        outline = (str(branch.get("type")), *branch, "", *(keys if isinstance(keys, dict) else ()))
+        outlines.setdefault(outline, []).append(branch)
+    if len(outlines) == len(branches):
+        return list(branches)
+    return list({json_text(branch): branch for branch in branches}.values())
+
+
+def _place(option: dict[str, Json]) -> int:
+    return ORDER[str(option["type"])]
+
+
+def _constants(values: Json, names: Sequence[str]) -> _Asked | None:
+    """Texts and null as far as the types admit them; None where there are others."""
+    if not isinstance(values, list) or not all(value is None or isinstance(value, str) for value in values):
+        return None
+    texts = [value for value in values if isinstance(value, str)] if "string" in names else []
+    return _Asked([("null", TYPE)] if None in values and "null" in names else [], [*dict.fromkeys(texts)])
+
+
+def _asks_nothing(word: str, value: Json) -> bool:
+    return (word in ("minLength", "minItems") and type(value) is int and value == 0) or (
+        word == "required" and value == []
+    )
 
 
 def _types(schema: dict[str, Json]) -> list[str]:
@@ -107,22 +255,17 @@ def _types(schema: dict[str, Json]) -> list[str]:
     return list(dict.fromkeys(texts)) if len(texts) == len(names) else []
 
 
-def _of_types(names: list[str]) -> Json:
-    distinct = set(names) - ({"integer"} if "number" in names else set())
-    if distinct == set(KINDS):
-        return True
-    ordered: list[Json] = [*sorted(distinct, key=ORDER.__getitem__)]
-    return {"type": ordered if len(ordered) > 1 else ordered[0]}
-
-
 def _of_type(name: str, asked: AbstractSet[str], schema: dict[str, Json], pointer: str, write: Write) -> Json:
-    if name == "object" and asked <= OF_OBJECTS:
+    """`asked`: some of OF_TYPE."""
+    if name == "object":
         return _object(schema, pointer, write)
-    if name == "array" and asked <= OF_ARRAYS:
+    if name == "array":
         return _array(schema, pointer, write)
-    if name == "string" and asked <= OF_LENGTHS:
+    if "format" not in asked:
         return _string(schema)
-    return None
+    name = str(schema["format"])
+    is_alone = name in KNOWN_FORMATS and asked <= OF_FORMATS
+    return {"type": "string", "pattern": FORMAT_PATTERNS[name]} if is_alone else None
 
 
 def _string(schema: dict[str, Json]) -> Json:
