@@ -9,9 +9,6 @@ from itertools import chain
 from operator import itemgetter
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
 from niwaki.runtime.constraints.grammar_source import GrammarSource
 from niwaki.runtime.constraints.grammar_vocabulary import Ending, GrammarVocabulary, completes
 from niwaki.runtime.constraints.guidance import BRACKETS, CLOSING, Effort, KnownEnd, Native, short_text, straight_text
@@ -32,11 +29,15 @@ class KnownEnds:
         self.rests = [(ending, *ending.written_rests()) for ending in self.endings]
         self.closings, self.array_ends = source.closings, source.array_ends
         commitments = source.commitments
-        self.costs: npt.NDArray[np.int64] = (
-            np.maximum(words.plain_costs, commitments.inside) + words.openings * commitments.value
-        )
         self.value = commitments.value
-        self.highest_cost = int(self.costs.max()) + self.value
+        # Not for each of 131,072 tokens: they are of a few dozen kinds.
+        self._costs: list[int] = [max(plain, commitments.inside) + num * self.value for plain, num in words.cost_kinds]
+        self.highest_cost = max(self._costs) + self.value
+
+    def cost(self, token_id: int) -> int:
+        """By how much the token may move an end away, beside what its last opening byte begins."""
+        found: int = self._costs[self.words.cost_kind_of[token_id]]
+        return found
 
 
 class EndingSearch:

@@ -220,7 +220,7 @@ class GrammarMatcher:
         place = self._places[-1]
         if found is FREE and place is not None and not place.is_free:
             ends = self._constraint.ends
-            place.cost, place.is_free = int(ends.costs[token_id]), True
+            place.cost, place.is_free = ends.cost(token_id), True
             place.farthest = place.cost + ends.value
             place.num_characters = int(ends.words.num_characters[token_id])
         return found

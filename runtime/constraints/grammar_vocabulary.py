@@ -92,17 +92,19 @@ class GrammarVocabulary(ByteTokens):
         self.vocabulary = vocabulary
         self.eos_ids = sorted(vocabulary.eos_ids)
         self.tokenizer: LLTokenizer = tokenizer_of(vocabulary.token_bytes, self.eos_ids, vocabulary.size)
-        # How far each token may move the end away: by what it may open, and by what it may ask for inside.
-        self.openings = np.zeros(vocabulary.size, np.int64)
-        self.plain_costs = np.full(vocabulary.size, PLAIN_COST, np.int64)
+        openings = np.zeros(vocabulary.size, np.int64)
+        plain_costs = np.full(vocabulary.size, PLAIN_COST, np.int64)
         self.num_characters = np.zeros(vocabulary.size, np.int32)  # that begin in each token
         # Arrays: a loop over 131k takes seconds.
         ids = [i for i in range(len(vocabulary.token_bytes)) if vocabulary.bytes_of(i) is not None]
         data, offsets = concatenated([vocabulary.token_bytes[i] or b"" for i in ids])
-        self.openings[ids] = np.add.reduceat(np.isin(data, list(OPENING)), offsets[:-1], dtype=np.int64)
+        openings[ids] = np.add.reduceat(np.isin(data, list(OPENING)), offsets[:-1], dtype=np.int64)
         self.num_characters[ids] = np.add.reduceat((data & 0xC0) != 0x80, offsets[:-1], dtype=np.int32)
         is_costly = np.logical_or.reduceat((data == ord("\\")) | (data >= 0x80), offsets[:-1])
-        self.plain_costs[np.array(ids)[is_costly]] = ESCAPE_COST
+        plain_costs[np.array(ids)[is_costly]] = ESCAPE_COST
+        # How far each token may move the end away: by what it may ask for inside, and by how much it may open.
+        found, self.cost_kind_of = np.unique((openings << 8) + plain_costs, return_inverse=True)
+        self.cost_kinds = [(int(kind) & 0xFF, int(kind) >> 8) for kind in found]
         self.nothing = self.ending(b"")
         super().__init__([int(self.ending(bytes([byte])).firsts[0]) for byte in range(256)])
         self._byte_words = np.array(self.ids) >> 5

@@ -134,7 +134,7 @@ class WayToEnd:
     def _cost(self, token_id: int) -> int:
         """By how much this token may move the end away. What the last opening byte begins is not settled by it: where
         the bound is the length of an ending since then, the next token may still choose another, as a longer key."""
-        own = int(self._ends.costs[token_id])
+        own = self._ends.cost(token_id)
         is_exact = self._is_sure or self._bounds[-1] == 0
         return own + self._ends.value if is_exact else own
 
