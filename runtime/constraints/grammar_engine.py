@@ -18,7 +18,7 @@ from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.distinct import DistinctMatcher
 from niwaki.runtime.constraints.grammar_endings import KnownEnds
 from niwaki.runtime.constraints.grammar_forced import forced_run, forced_text
-from niwaki.runtime.constraints.grammar_places import Place, Places
+from niwaki.runtime.constraints.grammar_places import Place, Places, Step
 from niwaki.runtime.constraints.grammar_source import GrammarSource
 from niwaki.runtime.constraints.grammar_vocabulary import Ending, GrammarVocabulary, completes
 from niwaki.runtime.constraints.grammar_way import FAR, WayToEnd
@@ -49,7 +49,7 @@ class GrammarConstraint:
     def __init__(self, source: GrammarSource, words: GrammarVocabulary) -> None:
         self.words = words
         self.num_states = source.num_states
-        self.places = Places()
+        self.places = Places(source.text if source.is_json and not source.layout else "")
         self._native_bytes = 64 * 1024 + 20 * len(source.text)  # llguidance does not tell; measured: 0.1 to 1 MB
         self._lock = threading.Lock()  # a matcher may be touched by one thread at a time
         if (length := len(source.shortest)) > MAX_SHORTEST:
@@ -75,7 +75,8 @@ class GrammarConstraint:
     def matcher(self) -> GrammarMatcher:
         with self._lock:
             native = self._start.deep_copy()
-        return GrammarMatcher(self, native, [self.places.start], WayToEnd(self.ends))
+            self.places.expect_text()
+        return GrammarMatcher(self, native, [self.places.start], [], WayToEnd(self.ends))
 
     def _verified(self, shortest: bytes) -> Ending:
         """The ending, seen to be accepted: what found it and what enforces it are two programs."""
@@ -91,14 +92,20 @@ class GrammarConstraint:
 class GrammarMatcher:
     """See `protocol.Matcher`."""
 
-    __slots__ = ("_constraint", "_ended", "_matcher", "_num_untold", "_places", "_way")
+    __slots__ = ("_constraint", "_ended", "_matcher", "_num_untold", "_places", "_tokens", "_way")
 
     def __init__(
-        self, constraint: GrammarConstraint, matcher: Native, places: list[Place | None], way: WayToEnd
+        self,
+        constraint: GrammarConstraint,
+        matcher: Native,
+        places: list[Place | None],
+        tokens: list[int],
+        way: WayToEnd,
     ) -> None:
         self._constraint = constraint
         self._matcher = matcher
         self._places = places  # after each accepted token, and one before them; None where it is not kept
+        self._tokens = tokens  # that were accepted
         self._way = way
         self._ended = False
         self._num_untold = 0  # of the last tokens, which led through places that are known
@@ -107,9 +114,8 @@ class GrammarMatcher:
     def _native(self) -> Native:
         """At the end of the text. Most steps of a text that others have written before do without it."""
         if self._num_untold:
-            end = len(self._places) - self._ended
-            places = self._places[end - self._num_untold : end]
-            untold = [place.token_id for place in places if place is not None]
+            end = len(self._tokens) - self._ended
+            untold = self._tokens[end - self._num_untold : end]
             self._num_untold = 0
             self._way.told(len(untold))
             self._matcher.consume_tokens(untold)
@@ -193,14 +199,29 @@ class GrammarMatcher:
         place = self._places[-1]
         if place is None:
             return False
-        after = place.first if place.first_id == token_id else place.after(token_id)
-        if after is None or not after.is_free or after.mask is None or not self._way.step(place, after, remaining):
+        step = place.first if place.first_id == token_id else place.step(token_id)
+        if step is None:
+            step = self._allowed(place, token_id)
+            if step is None:
+                return False
+        constraint = self._constraint
+        after = constraint.places.all[step.after]
+        if not after.is_free or after.mask is None or not self._way.step(place, after, token_id, remaining):
             return False
-        if after.walk_ends < BEFORE | BEHIND:
-            self._constraint.places.note_walkable(place, after)
+        if step.walk_ends < BEFORE | BEHIND:
+            cost = constraint.ends.cost(token_id)
+            constraint.places.note_walkable(place, step, cost, cost + constraint.ends.value)
         self._num_untold += 1
         self._places.append(after)
+        self._tokens.append(token_id)
         return True
+
+    def _allowed(self, place: Place, token_id: int) -> Step | None:
+        """A step that no text has taken, where the mask has it and what is behind it is known."""
+        words = self._constraint.words
+        if place.situation is None or token_id in words.vocabulary.eos_ids or not place.allows(token_id):
+            return None
+        return self._constraint.places.step(place, token_id, words.vocabulary.token_bytes[token_id] or b"")
 
     def standing(self) -> Standing | None:
         place = self._places[-1]
@@ -210,19 +231,17 @@ class GrammarMatcher:
 
     def walked(self, way: Sequence[Sequence[int]]) -> None:
         numbered = self._constraint.places.all
-        places = [numbered[place] for place, _ in way[1:]]
-        self._way.walked(places, [bound for _, bound in way[1:]])
-        self._num_untold += len(places)
-        self._places += places
+        tokens = [token_id for _, _, token_id in way[1:]]
+        self._way.walked(tokens, [bound for _, bound, _ in way[1:]])
+        self._num_untold += len(tokens)
+        self._places += [numbered[place] for place, _, _ in way[1:]]
+        self._tokens += tokens
 
     def follow(self, token_id: int, remaining: int) -> Followed:
         found = follow(self, token_id, remaining)
         place = self._places[-1]
-        if found is FREE and place is not None and not place.is_free:
-            ends = self._constraint.ends
-            place.cost, place.is_free = ends.cost(token_id), True
-            place.farthest = place.cost + ends.value
-            place.num_characters = int(ends.words.num_characters[token_id])
+        if found is FREE and place is not None:
+            place.is_free = True
         return found
 
     def learn(self, mask: npt.NDArray[np.uint32]) -> None:
@@ -233,7 +252,7 @@ class GrammarMatcher:
 
     @property
     def place(self) -> Place | None:
-        """The same for all texts of the constraint that came here by the same tokens; None where it is not kept."""
+        """The same for all texts of the constraint that are known to go on alike; None where it is not kept."""
         return self._places[-1]
 
     @property
@@ -256,10 +275,13 @@ class GrammarMatcher:
             self._ended = True
             self._way.accept_end()
             self._places.append(None)
+            self._tokens.append(token_id)
             return
-        if self._ended or not 0 <= token_id < self._constraint.words.vocabulary.size:
+        vocabulary = self._constraint.words.vocabulary
+        if self._ended or not 0 <= token_id < vocabulary.size:
             raise self._not_allowed(token_id)
-        if self._known_after(token_id) is not None:
+        place, text = self._places[-1], vocabulary.token_bytes[token_id] or b""
+        if place is not None and (place.step(token_id) is not None or place.allows(token_id)):
             self._num_untold += 1  # its effort comes when it is told
         elif self._native.try_consume_tokens([token_id]) == 1:
             self._way.told(1)
@@ -267,13 +289,17 @@ class GrammarMatcher:
             raise ConstraintError(f"the grammar failed: {short_reason(self._native.get_error())}")
         else:
             raise self._not_allowed(token_id)
-        self._places.append(self._constraint.places.after(self._places[-1], token_id))
+        places = self._constraint.places
+        step = None if place is None else places.step(place, token_id, text)
+        self._places.append(None if step is None else places.all[step.after])
+        self._tokens.append(token_id)
         self._way.accept(token_id)
 
     def _known_after(self, token_id: int) -> Place | None:
         """Where a token leads that another text went on with here."""
         place = self._places[-1]
-        return None if place is None else place.after(token_id)
+        step = None if place is None else place.step(token_id)
+        return None if step is None else self._constraint.places.all[step.after]
 
     def forced(self) -> tuple[int, ...]:
         return () if self._ended else forced_run(self._native, self._constraint.words.vocabulary.num_words)
@@ -321,7 +347,7 @@ class GrammarMatcher:
             raise ConstraintError(f"cannot take back {count} tokens of {len(self._places) - 1}")
         if count == 0:
             return
-        del self._places[-count:]
+        del self._places[-count:], self._tokens[-count:]
         self._way.rollback(count)
         texts = count - self._ended
         self._ended = False
@@ -331,7 +357,9 @@ class GrammarMatcher:
             raise ConstraintError(f"the grammar failed: {short_reason(self._matcher.get_error())}")
 
     def clone(self) -> GrammarMatcher:
-        twin = GrammarMatcher(self._constraint, self._native.deep_copy(), self._places.copy(), self._way.clone())
+        self._constraint.places.expect_text()
+        native = self._native.deep_copy()
+        twin = GrammarMatcher(self._constraint, native, self._places.copy(), self._tokens.copy(), self._way.clone())
         twin._ended = self._ended
         return twin
 

@@ -1,98 +1,141 @@
-"""Masks of a grammar, and what it forces, kept by the tokens that lead there: texts that begin alike share them."""
+"""Masks of a grammar, and what it forces, kept by place: texts that can go on in the same ways share them."""
 
 from __future__ import annotations
 
+import threading
 from typing import Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from niwaki.runtime.constraints.grammar_situations import START, Situation, Situations
 from niwaki.runtime.constraints.protocol import Forced
 from niwaki.runtime.constraints.walks import BEFORE, BEHIND, StepTable
 
 MAX_PLACES: Final = 4096  # of one constraint
+MAX_STEPS: Final = 8192  # between them
+MAX_GRAMMAR: Final = 8 * 1024  # characters, which take some milliseconds to be read
 MAX_MASK_BYTES: Final = 4 * 1024 * 1024  # of these masks
-PLACE_BYTES: Final = 400
+PLACE_BYTES: Final = 500
+STEP_BYTES: Final = 200
 NO_ID: Final = -1
 
 
-class Place(msgspec.Struct, eq=False, gc=False):
-    """Where the same tokens lead in every text of one constraint, and what was found there: the mask, what is forced,
-    whether the text may end, and whether nothing may follow.
-
-    Of the token that leads here: `cost`, by how much it may move the end away, and at most `farthest`; and how many
-    characters begin in it. They are known where nothing is forced here and something may follow (`is_free`).
-    """
-
-    # Not looked at by the collector of cycles, which has none to find: places lead forward only. Those of a thousand
-    # schemas held all rows up for 70 ms.
+class Step(msgspec.Struct, eq=False, gc=False):
+    """A token that may follow at a place, and the number of the one behind it."""
 
     token_id: int
+    after: int
+    walk_ends: int = NO_ID  # as which it was added to the known ones, see `StepTable.add`
+
+
+class Place(msgspec.Struct, eq=False, gc=False):
+    """Where texts of one constraint are that can go on in the same ways, and what was found there: the mask, what is
+    forced, whether the text may end, and whether nothing may follow. `is_free`: nothing is forced, something may.
+
+    Texts are known to be at one place by their situation, or else by their tokens.
+    """
+
+    # Not looked at by the collector of cycles, which has none to find: a step names its place by number. Those of a
+    # thousand schemas held all rows up for 70 ms.
+
     number: int  # in the order in which they were met
+    situation: Situation | None
     # Most places lead to one other only: what a step looks at lies together then.
     first_id: int = NO_ID
-    first: Place | None = None
-    others: dict[int, Place] | None = None
+    first: Step | None = None
+    others: dict[int, Step] | None = None
     mask: npt.NDArray[np.uint32] | None = None
     forced: Forced | None = None
     can_end: bool | None = None
     is_done: bool | None = None
     is_free: bool = False
-    walk_ends: int = -1  # as which the step to here was added to the known ones, see `StepTable.add`
-    cost: int = 0
-    farthest: int = 0
-    num_characters: int = 0
 
-    def after(self, token_id: int) -> Place | None:
+    def step(self, token_id: int) -> Step | None:
         if self.first_id == token_id:
             return self.first
         return None if self.others is None else self.others.get(token_id)
 
-    def add(self, token_id: int, number: int) -> Place:
-        place = Place(token_id, number)
+    def allows(self, token_id: int) -> bool:
+        """Whether the token is known to be in the mask."""
+        mask = self.mask
+        return mask is not None and bool(int(mask[token_id >> 5]) >> (token_id & 31) & 1)
+
+    def add(self, step: Step) -> None:
         if self.first is None:
-            self.first, self.first_id = place, token_id
+            self.first, self.first_id = step, step.token_id
         elif self.others is None:
-            self.others = {token_id: place}
+            self.others = {step.token_id: step}
         else:
-            self.others[token_id] = place
-        return place
+            self.others[step.token_id] = step
 
 
 class Places:
     """The places that texts of one constraint came through: what is known there need not be filled again. The first
-    ones are kept: texts begin alike, and part where their values do."""
+    ones are kept."""
 
-    def __init__(self) -> None:
-        self.start = Place(NO_ID, 0)
+    def __init__(self, grammar: str) -> None:
+        """`grammar`: one whose situations can be told, or nothing."""
+        self._grammar = grammar if len(grammar) <= MAX_GRAMMAR else ""
+        self._num_texts = 0
+        self.start = Place(0, None)
         self.all = [self.start]  # by number
         self.known_steps = StepTable()  # from number to number
+        self._situations: Situations | None = None  # told from the second text on: for one it would not pay
+        self._by_situation = {START: self.start}
+        self._num_steps = 0
         self._masks: dict[bytes, npt.NDArray[np.uint32]] = {}  # each once
-        self._mask_bytes = 0  # with their keys
+        self._mask_bytes = 0
+        self._lock = threading.Lock()
+
+    def expect_text(self) -> None:
+        """One more begins."""
+        self._num_texts += 1
+        if self._num_texts == 2 and self._grammar:
+            self._situations = Situations(self._grammar)
+            self.start.situation = START
 
     @property
     def num_bytes(self) -> int:
-        return PLACE_BYTES * len(self.all) + self._mask_bytes + self.known_steps.num_bytes
+        own = PLACE_BYTES * len(self.all) + STEP_BYTES * self._num_steps + self._mask_bytes
+        situations = 0 if self._situations is None else self._situations.num_bytes
+        return own + situations + self.known_steps.num_bytes
 
-    def after(self, place: Place | None, token_id: int) -> Place | None:
-        """None where no more are kept."""
-        found = place and place.after(token_id)
-        if found is None and place is not None and len(self.all) < MAX_PLACES:
-            found = place.add(token_id, len(self.all))
-            self.all.append(found)
-        return found
+    def step(self, place: Place, token_id: int, text: bytes) -> Step | None:
+        """A token that may follow there, and what it writes. None where the place behind it is not kept."""
+        found = place.step(token_id)
+        if found is not None:
+            return found
+        situation = None
+        if self._situations is not None and place.situation is not None:
+            situation = self._situations.after(place.situation, text)
+        with self._lock:
+            after = None if situation is None else self._by_situation.get(situation)
+            if after is None:
+                if len(self.all) >= MAX_PLACES:
+                    return None
+                after = Place(len(self.all), situation)
+                self.all.append(after)
+                if situation is not None:
+                    self._by_situation[situation] = after
+            step = Step(token_id, after.number)
+            if self._num_steps < MAX_STEPS and place.step(token_id) is None:
+                place.add(step)
+                self._num_steps += 1
+        return step
 
-    def note_walkable(self, place: Place, after: Place) -> None:
+    def note_walkable(self, place: Place, step: Step, cost: int, farthest: int) -> None:
         """Others may take this step without a look at them."""
+        after = self.all[step.after]
         ends = (BEFORE if place.can_end else 0) | (BEHIND if after.can_end else 0)
-        if after.walk_ends != ends:
-            after.walk_ends = ends
-            self.known_steps.add(place.number, after.token_id, after.number, after.cost, after.farthest, ends)
+        if step.walk_ends != ends:
+            step.walk_ends = ends
+            self.known_steps.add(place.number, step.token_id, step.after, cost, farthest, ends)
 
     def learn(self, place: Place, mask: npt.NDArray[np.uint32]) -> None:
         known = self._masks.get(key := mask.tobytes())
-        if known is None and self._mask_bytes + 2 * mask.nbytes <= MAX_MASK_BYTES:
-            known = self._masks[key] = mask.copy()
-            self._mask_bytes += 2 * mask.nbytes
+        if known is None and self._mask_bytes + mask.nbytes <= MAX_MASK_BYTES:
+            known = self._masks[key] = np.frombuffer(key, np.uint32)
+            self._mask_bytes += mask.nbytes
         place.mask = known

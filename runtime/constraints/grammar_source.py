@@ -36,7 +36,7 @@ TAME_TEXT: Final = 64 * 1024  # bytes of a grammar of ours, about a millisecond 
 # from costing seconds a mask).
 HEADER: Final = '%llguidance {"no_forcing": true}\n'
 _PLACE = re.compile(r"^at (\d+)\((\d+)\)")
-NUMBERS = Struct("<qqq?IIIII")
+NUMBERS = Struct("<qqq??IIIII")
 
 
 class NoText(ValueError):
@@ -64,7 +64,8 @@ class GrammarSource:
     """A Lark grammar in llguidance's dialect, tried where it might take for ever to build, and a text of it, as short
     as was found. `is_small`: it is provably quick to build. `other` is a text whose ends may be needed where those of
     the shortest do not fit, or empty. `layout` is the normal schema as JSON where arrays allow no item twice beside the
-    grammar (`distinct.py`), else empty. `closings` and `array_ends`: see those of `schema`."""
+    grammar (`distinct.py`), else empty. `closings` and `array_ends`: see those of `schema`. `is_json`:
+    `schema/lark.py` wrote it."""
 
     text: str
     shortest: bytes
@@ -75,9 +76,10 @@ class GrammarSource:
     layout: str = ""
     closings: tuple[bytes, ...] = ()
     array_ends: tuple[bytes, ...] = ()
+    is_json: bool = False
 
     def to_bytes(self) -> bytes:
-        numbers = (self.commitments.value, self.commitments.inside, self.num_states, self.is_small)
+        numbers = (self.commitments.value, self.commitments.inside, self.num_states, self.is_small, self.is_json)
         # JSON of one line each: the control characters of patterns are escaped in it.
         lists = (b"\n".join(self.closings), b"\n".join(self.array_ends))
         texts = (self.shortest, self.other, self.layout.encode(), *lists)
@@ -85,12 +87,23 @@ class GrammarSource:
 
     @classmethod
     def from_bytes(cls, body: bytes) -> GrammarSource:
-        value, inside, num_states, is_small, *sizes = NUMBERS.unpack_from(body)
+        value, inside, num_states, is_small, is_json, *sizes = NUMBERS.unpack_from(body)
         starts = [*accumulate(sizes, initial=NUMBERS.size), len(body)]
         shortest, other, layout, *lists, text = (body[start:end] for start, end in pairwise(starts))
-        found = [tuple(lines.split(b"\n")) if lines else () for lines in lists]
+        closed, ended = [tuple(lines.split(b"\n")) if lines else () for lines in lists]
         commitments = Commitments(value, inside)
-        return cls(text.decode(), shortest, commitments, num_states, bool(is_small), other, layout.decode(), *found)
+        return cls(
+            text.decode(),
+            shortest,
+            commitments,
+            num_states,
+            bool(is_small),
+            other,
+            layout.decode(),
+            closed,
+            ended,
+            bool(is_json),
+        )
 
 
 def source_of_schema(constraint: JsonSchema, seconds: float, word: bytes) -> GrammarSource:
@@ -134,6 +147,7 @@ def _source_of(normal: NormalSchema, spacing: Spacing, word: bytes) -> GrammarSo
         json_text(normal.schema) if normal.is_distinct else "",
         closings(normal.schema),
         tuple(spaced_text(end, spacing) for end in array_ends(normal.schema, solve, letters)),
+        is_json=True,
     )
 
 

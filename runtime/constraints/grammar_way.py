@@ -86,15 +86,18 @@ class WayToEnd:
         """An end token."""
         self._bounds.append(0)
 
-    def step(self, place: Place, after: Place, remaining: int) -> bool:
-        """`accept`, where what is known of the two places says that a way to an end fits behind; else it stays."""
+    def step(self, place: Place, after: Place, token_id: int, remaining: int) -> bool:
+        """`accept` a token between two places, where what is known of them says that a way to an end fits behind; else
+        it stays."""
         is_sure = self._is_sure
         if is_sure and self._ending is not self._ends.words.nothing:
             return False
-        before, farthest = self._bounds[-1], after.farthest
-        bound = before + after.cost if before else farthest
+        before, ends = self._bounds[-1], self._ends
+        cost = ends.cost(token_id)
+        farthest = cost + ends.value
+        bound = before + cost if before else farthest
         if bound < remaining or (place.can_end and farthest < remaining):
-            self._num_written = after.num_characters + (0 if is_sure else self._num_written)
+            self._num_written = int(ends.words.num_characters[token_id]) + (0 if is_sure else self._num_written)
             self._is_sure = False
             if bound >= remaining:
                 self._bounds[-1], bound = 0, farthest
@@ -107,15 +110,15 @@ class WayToEnd:
         self._bounds.append(bound)
         return True
 
-    def walked(self, places: Sequence[Place], bounds: Sequence[int]) -> None:
-        """Steps to these places, with what was found behind each."""
-        since = len(places)  # since when it is not sure how the text ends
+    def walked(self, token_ids: Sequence[int], bounds: Sequence[int]) -> None:
+        """Steps by these tokens, with what was found behind each."""
+        since = len(token_ids)  # since when it is not sure how the text ends
         while since and bounds[since - 1]:
             since -= 1
         if since:
             self._ending, self._is_sure = self._ends.words.nothing, True
-        if since < len(places):
-            written = sum(place.num_characters for place in places[since:])
+        if since < len(token_ids):
+            written = int(self._ends.words.num_characters[[*token_ids[since:]]].sum())
             self._num_written = written + (0 if self._is_sure else self._num_written)
             self._is_sure = False
         self._admitted = None

@@ -23,6 +23,7 @@ from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.protocol import Matcher
 
 MAX_THREADS: Final = 8
+FEW: Final = 2  # masks that are filled here: to hand them to another thread takes longer than one of them
 
 
 class Masks:
@@ -80,18 +81,23 @@ class MaskFiller:
                 rows[index] = told(error)
         if not alike:
             return
-        if self._native is None:
-            # One processor is the forward pass's: native threads that wait for it hold up the whole call.
-            self._native = LLExecutor(max(1, min((os.cpu_count() or 1) - 1, MAX_THREADS)))
         filled = np.zeros((len(alike), self._num_words), np.uint32)
-        self._native.unsafe_compute_mask_ptr(
-            [(found[0][2], place) for place, found in enumerate(alike.values())],
-            filled.ctypes.data, 4 * self._num_words, len(alike),
-        )  # fmt: skip
+        self._compute([found[0][2] for found in alike.values()], filled)
         for mask, found in zip(filled, alike.values(), strict=True):
             fault = _learned(found[0][1], mask)
             for index, _, _ in found:
                 rows[index] = fault or mask
+
+    def _compute(self, matchers: Sequence[LLMatcher], filled: Words) -> None:
+        if len(matchers) <= FEW:
+            for matcher, row in zip(matchers, filled, strict=True):
+                matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            return
+        if self._native is None:
+            # One processor is the forward pass's: native threads that wait for it hold up the whole call.
+            self._native = LLExecutor(max(1, min((os.cpu_count() or 1) - 1, MAX_THREADS)))
+        numbered = [(matcher, place) for place, matcher in enumerate(matchers)]
+        self._native.unsafe_compute_mask_ptr(numbered, filled.ctypes.data, 4 * self._num_words, len(matchers))
 
 
 def _known(matcher: Matcher, remaining: int) -> Words | NiwakiError | None:

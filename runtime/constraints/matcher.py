@@ -223,7 +223,7 @@ class AutomatonMatcher:
         return None if state == ENDED else Standing(constraint.known_steps, state, bound)
 
     def walked(self, way: Sequence[Sequence[int]]) -> None:
-        self._states += [place for place, _ in way[1:]]
+        self._states += [place for place, _, _ in way[1:]]
 
     def follow(self, token_id: int, remaining: int) -> Followed:
         found = follow(self, token_id, remaining)

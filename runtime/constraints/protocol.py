@@ -110,7 +110,7 @@ class Matcher(Protocol):
 
     def walked(self, way: Sequence[Sequence[int]]) -> None:
         """Steps of the table of `standing` were taken from there, as many as `step` would have: the place and the bound
-        there, and after each of them."""
+        there, and after each of them, with its token."""
         ...
 
     def known_mask(self, remaining: int) -> npt.NDArray[np.uint32] | None:

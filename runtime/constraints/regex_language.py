@@ -45,7 +45,8 @@ class Term:
 class Languages:
     """Builds terms and answers for them. Used by one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_terms: int = MAX_TERMS) -> None:
+        self._max_terms = max_terms
         self._terms: dict[tuple[object, ...], Term] = {}
         self._derivatives: dict[tuple[Term, int], Term] = {}
         self._classes: dict[Term, tuple[Ranges, ...]] = {}
@@ -55,6 +56,11 @@ class Languages:
         self.any_character = self.characters(ANY_CHARACTER)
         self.everything = self._term("repeat", (self.any_character,), low=0, high=None)
         self.something = self.sequence(self.any_character, self.everything)
+
+    @property
+    def num_terms(self) -> int:
+        """How many were built, with the answers about single characters."""
+        return len(self._terms) + len(self._derivatives)
 
     # -- building
 
@@ -152,7 +158,7 @@ class Languages:
         known = self._terms.get(key)
         if known is not None:
             return known
-        if len(self._terms) >= MAX_TERMS:
+        if len(self._terms) >= self._max_terms:
             raise TooManyTerms
         match kind:
             case "chars":
@@ -181,7 +187,7 @@ class Languages:
         key = (term, code)
         known = self._derivatives.get(key)
         if known is None:
-            if len(self._derivatives) >= MAX_TERMS:
+            if len(self._derivatives) >= self._max_terms:
                 raise TooManyTerms
             known = self._derivatives[key] = self._after(term, code)
         return known
@@ -221,22 +227,13 @@ class Languages:
             known = self._classes[term] = self._partition(term)
         return known
 
+    def cuts(self, terms: Iterable[Term]) -> list[int]:
+        """Characters from one of these to the next are not told apart; the last is behind all characters."""
+        return _cuts(_sets_of(terms))
+
     def _partition(self, term: Term) -> tuple[Ranges, ...]:
-        sets: dict[Ranges, None] = {}
-        seen: set[Term] = set()
-        stack = [term]
-        while stack:
-            part = stack.pop()
-            if part not in seen:
-                seen.add(part)
-                stack += part.parts
-                if part.ranges:
-                    sets[part.ranges] = None
-        cuts = {0, MAX_CODE_POINT + 1}
-        for ranges in sets:
-            for low, high in ranges:
-                cuts |= {low, high + 1}
-        edges = sorted(cuts)
+        sets = _sets_of([term])
+        edges = _cuts(sets)
         places = {edge: place for place, edge in enumerate(edges)}
         keys = [0] * len(edges)  # a bit for each set that holds what begins at the edge
         for number, ranges in enumerate(sets):
@@ -316,6 +313,29 @@ class Languages:
         except TooManyTerms:
             pass
         return None
+
+
+def _sets_of(terms: Iterable[Term]) -> list[Ranges]:
+    """Of characters, each once."""
+    sets: dict[Ranges, None] = {}
+    seen: set[Term] = set()
+    stack = [*terms]
+    while stack:
+        part = stack.pop()
+        if part not in seen:
+            seen.add(part)
+            stack += part.parts
+            if part.ranges:
+                sets[part.ranges] = None
+    return [*sets]
+
+
+def _cuts(sets: Iterable[Ranges]) -> list[int]:
+    cuts = {0, MAX_CODE_POINT + 1}
+    for ranges in sets:
+        for low, high in ranges:
+            cuts |= {low, high + 1}
+    return sorted(cuts)
 
 
 @lru_cache(maxsize=512)

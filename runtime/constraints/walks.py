@@ -70,9 +70,9 @@ class Walk:
         """`at`: where they are in the batch."""
         self._table = standings[0].table
         self._at = np.array(at, np.int64)
-        # Place and bound, before the first step and after each.
-        self._ways: Int64s = np.empty((WALKED + 1, len(at), 2), np.int64)
-        self._ways[0] = [(standing.place, standing.bound) for standing in standings]
+        # Place and bound, before the first step and after each, and the token that leads there.
+        self._ways: Int64s = np.empty((WALKED + 1, len(at), 3), np.int64)
+        self._ways[0] = [(standing.place, standing.bound, NO_STEP) for standing in standings]
         self.num_steps = 0
 
     def knows(self, token_ids: Int64s, last: Int64s, starts: Int64s) -> bool:
@@ -86,7 +86,8 @@ class Walk:
         self.num_steps += 1
 
     def ways(self) -> Iterator[tuple[int, list[list[int]]]]:
-        """Of each text where it is in the batch, and its places with their bounds, from where it stood on."""
+        """Of each text where it is in the batch, and its places with their bounds and the tokens that led there, from
+        where it stood on."""
         return zip(self._at.tolist(), self._ways[: self.num_steps + 1].swapaxes(0, 1).tolist(), strict=True)
 
 
@@ -114,7 +115,7 @@ def _put(slots: Int64s, step: Int64s) -> bool:
 def _step_all(
     slots: Int64s, ways: Int64s, step: int, at: Int64s, token_ids: Int64s, last: Int64s, starts: Int64s
 ) -> bool:
-    """A step of every row of ways [steps, rows, 2], from `step` on; False where one is not known or does not fit. Not
+    """A step of every row of ways [steps, rows, 3], from `step` on; False where one is not known or does not fit. Not
     `nogil`: to take the lock back costs more than this."""
     for row in range(len(at)):
         place, bound = ways[step, row, 0], ways[step, row, 1]
@@ -134,4 +135,5 @@ def _step_all(
                 return False
         ways[step + 1, row, 0] = slots[slot, 1]
         ways[step + 1, row, 1] = behind
+        ways[step + 1, row, 2] = token_ids[at[row]]
     return True

@@ -272,6 +272,7 @@ def w9(size: int, batches: Sequence[int], rounds: int) -> Iterator[str]:
     for batch in batches:
         first: dict[str, list[float]] = {peer.name: [] for peer in peers}
         later: dict[str, list[float]] = {peer.name: [] for peer in peers}
+        moved: dict[str, list[float]] = {peer.name: [] for peer in peers}
         for round_ in range(rounds + 1):  # the first one is not counted: after it texts have been seen
             for schema, text_of in TEXTS:
                 rows = [longest_match(json_text(text_of(random.Random(row))), vocabulary) for row in range(batch)]
@@ -283,10 +284,13 @@ def w9(size: int, batches: Sequence[int], rounds: int) -> Iterator[str]:
                         one.fill()
                         if round_:
                             (later if place else first)[name].append(1e6 * (time.perf_counter() - start))
+                        start = time.perf_counter()
                         one.accept(token_ids)
+                        if round_:
+                            moved[name].append(1e6 * (time.perf_counter() - start))
         yield f"  batch {batch:3}: " + "; ".join(
             f"{name} p50 {np.percentile(later[name], 50):.1f} us, p99 {np.percentile(later[name], 99):.0f}, "
-            f"first {np.percentile(first[name], 50):.0f}"
+            f"first {np.percentile(first[name], 50):.0f}, accept {np.percentile(moved[name], 50):.1f}"
             for name in first
         )
         for name in list(first)[1:]:

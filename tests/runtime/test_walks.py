@@ -240,7 +240,7 @@ def test_a_table_finds_all_that_was_added_and_nothing_else() -> None:
         for token_id in mine[:-1]:
             assert known.knows(np.array([token_id]), none + 100, none)
             known.go()
-            assert [way for _, way in known.ways()] == [[[place, 2], [added[place, token_id], 3]]]
+            assert [way for _, way in known.ways()] == [[[place, 2, -1], [added[place, token_id], 3, token_id]]]
             known = Walk([Standing(table, place, 2)], [0])
 
 
