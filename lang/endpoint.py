@@ -148,7 +148,9 @@ def _body_of(program: Program) -> tuple[dict[str, str], type[BaseModel]]:
         default = ... if parameter.default is parameter.empty else parameter.default
         names[f"p{index}"] = parameter.name
         fields[f"p{index}"] = (types[parameter.name], Field(default, alias=parameter.name))
-    config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+    config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True, cache_strings="keys"
+    )
     try:
         # mypy knows create_model's fields only where they are written out.
         body: type[BaseModel] = create_model(f"{program.name}_parameters", __config__=config, **fields)  # type: ignore[call-overload]

@@ -9,14 +9,23 @@ import socket
 import httpx2
 import pytest
 
+import niwaki as nw
+from niwaki.lang.endpoint import Endpoint
+from niwaki.lang.state import State
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.config import ServerConfig
+from niwaki.runtime.server.openai_models import CompletionRequest
 from niwaki.runtime.server.serve import serving
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 USER = [{"role": "user", "content": "the cat"}]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+
+
+@nw.function
+def echo(s: State, text: str) -> str:
+    return text
 
 
 def refused(answer: httpx2.Response, status: int = 400) -> dict[str, object]:
@@ -194,6 +203,18 @@ def test_a_million_wrong_elements_are_one_short_error(client: httpx2.Client) -> 
     answer = client.post(COMPLETIONS, content=body, headers=JSON)
     refused(answer)
     assert len(answer.content) < 1000
+
+
+def test_no_text_of_a_body_is_kept_for_the_next_one() -> None:
+    """Of all requests, and of all clients."""
+    said = '"nobody says this twice"'
+    pairs = [
+        [CompletionRequest.model_validate_json(f'{{"prompt": {said}}}').prompt for _ in range(2)],
+        [Endpoint(echo).body.model_validate_json(f'{{"text": {said}}}').model_dump()["p0"] for _ in range(2)],
+    ]
+    for one, other in pairs:
+        assert one == other
+        assert one is not other
 
 
 @pytest.mark.parametrize(
