@@ -114,7 +114,7 @@ def prepared_chat(
         options = replace(options, constraint=plan.constraint(options.constraint))
         return works_of(ids, service.resolve(options), namespace)
 
-    return prepare, ChatShape(service.model.tokenizer, tops, lambda: plan.reader())
+    return prepare, ChatShape(service.model.tokenizer, tops, lambda: plan.reader(), lambda: plan.think)
 
 
 @router.post("/v1/completions", openapi_extra=takes(CompletionRequest, streams=True), responses=gives(CompletionAnswer))

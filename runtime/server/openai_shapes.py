@@ -85,17 +85,23 @@ def usage_of(outputs: Sequence[Output], n: int, shape: Shape) -> Json:
 
 class ChatShape:
     """chat.completion and chat.completion.chunk. `tops` None: no log-probabilities. `reader` makes what takes an answer
-    apart, or nothing where answers are plain text; it is called when the first text is there."""
+    apart, or nothing where answers are plain text; it is called when the first text is there. `think` gives the
+    markers of reasoning that `reader` leaves in the content."""
 
     object_name = "chat.completion"
     chunk_name = "chat.completion.chunk"
 
     def __init__(
-        self, tokenizer: Tokenizer, tops: int | None, reader: Callable[[], AnswerReader | None] = lambda: None
+        self,
+        tokenizer: Tokenizer,
+        tops: int | None,
+        reader: Callable[[], AnswerReader | None] = lambda: None,
+        think: Callable[[], tuple[str, str] | None] = lambda: None,
     ) -> None:
         self._tokenizer = tokenizer
         self._tops = tops
         self._reader = reader
+        self._think = think
         self._talks: dict[int, Talk | None] = {}
 
     def opening(self, index: int) -> Json | None:
@@ -126,7 +132,7 @@ class ChatShape:
 
     def reasoning_tokens(self, output: Output) -> int:
         reader = self._reader()
-        think = None if reader is None else reader.think
+        think = self._think() if reader is None or reader.think is None else reader.think
         if think is None or not output.text.startswith(think[0]):
             return 0
         detokenizer = self._tokenizer.detokenizer(think)

@@ -341,6 +341,10 @@ def test_usage_tells_how_much_was_reasoning_and_what_the_cache_gave(ai: openai.O
     *_, last = ai.chat.completions.create(**asked, stream=True, stream_options=options)  # type: ignore[call-overload]
     assert last.usage.completion_tokens_details == whole.usage.completion_tokens_details
     assert last.usage.prompt_tokens_details == whole.usage.prompt_tokens_details
+    inside = {"extra_body": {"reasoning_tokens": 5, "regex": "[0-9]{2}", "separate_reasoning": False}}
+    told = ai.chat.completions.create(**asked | inside)  # type: ignore[call-overload]
+    assert told.choices[0].message.content.startswith("<|think|>")
+    assert told.usage.completion_tokens_details.reasoning_tokens == thought
     plain = ai.chat.completions.create(**asked | {"extra_body": {}})  # type: ignore[call-overload]
     assert plain.usage.completion_tokens_details.reasoning_tokens == 0
 
