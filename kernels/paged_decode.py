@@ -34,6 +34,7 @@ from niwaki.kernels.simd_memory import (
     element_at,
     float_at,
     load16,
+    load_alike,
     load_pair,
     load_part,
     place_in_pair,
@@ -175,25 +176,10 @@ def _decode_parallel(
 
 @jit()
 def decode_items(
-    q: Array,
-    k_pool: Array,
-    v_pool: Array,
-    page_table: Int32s,
-    token: Int32s,
-    table_row: Int32s,
-    length: Int32s,
-    first_key: Int32s,
-    partial_mixed: Array,
-    partial_lse: Array,
-    sinks: Array,
-    out: Array,
-    scale: float,
-    window: int,
-    chunk: int,
-    soft_cap: float,
-    first_item: int,
-    last_item: int,
-) -> None:
+    q: Array, k_pool: Array, v_pool: Array, page_table: Int32s, token: Int32s, table_row: Int32s, length: Int32s,
+    first_key: Int32s, partial_mixed: Array, partial_lse: Array, sinks: Array, out: Array, scale: float, window: int,
+    chunk: int, soft_cap: float, first_item: int, last_item: int,
+) -> None:  # fmt: skip
     """Work items first_item to last_item, numbered query x kv_heads + head; those of one query are done together."""
     page_size, kv_heads = k_pool.shape[1:3]
     heads, head_dim = q.shape[1:]
@@ -218,7 +204,13 @@ def decode_items(
     at = np.zeros(2 * BLOCK, np.int64)  # where the keys of the block begin in the pool, and those of the next one
     k = k_pool.reshape(-1)
     v = v_pool.reshape(-1)
+    before = partial_mixed.reshape(-1)
     item = first_item
+    block, end = 0, 0
+    if item < last_item:
+        block, end = _first_block(item // kv_heads, length, first_key, window, chunk)
+        _place(page_table, table_row[item // kv_heads], block, end - block, page_size, width, at)
+    block_of_next, end_of_next = block, end
     while item < last_item:
         i = item // kv_heads
         first_head = item % kv_heads
@@ -228,31 +220,38 @@ def decode_items(
             source = token[i] * q_strides[0] + h * q_strides[1]
             for d in range(0, padded, 2 * LANES):
                 place = h * padded + d
-                if d < whole:
-                    low, high = load_pair(q, source + d)
-                else:
-                    low, high = load_part(q, source + d, head_dim - d)
-                store16(query, place, multiply_add(low, by, zeros()))
-                store16(query, place + LANES, multiply_add(high, by, zeros()))
-                store16(mixed, place, zeros())
-                store16(mixed, place + LANES, zeros())
+                if not in_pairs:
+                    if d < whole:
+                        low, high = load_pair(q, source + d)
+                    else:
+                        low, high = load_part(q, source + d, head_dim - d)
+                    store16(query, place, multiply_add(low, by, zeros()))
+                    store16(query, place + LANES, multiply_add(high, by, zeros()))
+                low, high = zeros(), zeros()
+                if first_key[i] > 0 and d < whole:
+                    low, high = load_alike(before, (np.int64(token[i]) * heads + h) * head_dim + d, q)
+                store16(mixed, place, low)
+                store16(mixed, place + LANES, high)
             if first_key[i] > 0:
-                for d in range(head_dim):
+                for d in range(whole, head_dim):
                     mixed[h * padded + place_in_pair(d, is_half)] = partial_mixed[token[i], h, d]
             # Weights that sum to e^lse, seen from e^lse, sum to 1.
             highest[h] = partial_lse[token[i], h] if first_key[i] > 0 else LEAST
             total[h] = np.float32(1.0) if first_key[i] > 0 else np.float32(0.0)
-        # Blocks start at multiples of BLOCK, whatever the window: a row's sums do not depend on where it was cut.
-        seen, read = int(np.int64(length[i])), int(np.int64(first_key[i]))
-        block = max(read, seen - window, (seen - 1) // chunk * chunk)
-        end = min(block // BLOCK * BLOCK + BLOCK, seen)
-        _place(page_table, table_row[i], block, end - block, page_size, width, at)
+        seen = int(np.int64(length[i]))
         while block < seen:
             count = end - block
-            block, end = end, min(end + BLOCK, seen)
             for j in range(BLOCK):
                 at[j] = at[BLOCK + j]
-            _place(page_table, table_row[i], block, end - block, page_size, width, at)
+            block, end = end, min(end + BLOCK, seen)
+            if block < seen:
+                _place(page_table, table_row[i], block, end - block, page_size, width, at)
+            elif item < last_item:  # the first block of the next query is asked for with this one's last
+                block_of_next, end_of_next = _first_block(item // kv_heads, length, first_key, window, chunk)
+                _place(
+                    page_table, table_row[item // kv_heads], block_of_next, end_of_next - block_of_next, page_size,
+                    width, at
+                )  # fmt: skip
             if in_pairs:
                 asked = token[i] * q_strides[0]
                 _score_in_pairs(
@@ -283,6 +282,7 @@ def decode_items(
             for first in range(0, count, MIXED):
                 last = min(first + MIXED, count)
                 _mix(weights, first, last, v, at, first_head, last_head, group, head_dim, mixed)
+        block, end = block_of_next, end_of_next
         for h in range(first_head * group, last_head * group):
             if sinks.shape[0]:
                 total[h] += exp_f32(sinks[h] - highest[h])
@@ -298,6 +298,23 @@ def decode_items(
 
 
 _decode_all = for_any_thread(decode_items)
+
+
+@jit()
+def _first_block(i: int, length: Int32s, first_key: Int32s, window: int, chunk: int) -> tuple[int, int]:
+    """Where the first block of keys that query `i` reads begins, and ends. Blocks start at multiples of BLOCK, whatever
+    the window: a row's sums do not depend on where it was cut."""
+    seen, read = int(np.int64(length[i])), int(np.int64(first_key[i]))
+    block = max(read, seen - window, (seen - 1) // chunk * chunk)
+    return block, min(block // BLOCK * BLOCK + BLOCK, seen)
+
+
+@jit()
+def _ahead(j: int, count: int, keys: int) -> int:
+    """Where in `at` the key stands that comes so many `keys` behind key j of a block of `count`."""
+    whole = (count + RUN - 1) // RUN * RUN
+    place = j + keys
+    return place if place < whole else min(place - whole, BLOCK - RUN) + BLOCK
 
 
 @jit()
@@ -379,7 +396,7 @@ def _score_in_pairs(
 ) -> None:  # fmt: skip
     """The same, up to a multiple of RUN keys, of the query from q[asked] on, whose heads are `step` elements apart."""
     for j in range(0, count, RUN):
-        later = element_at(at, j + PAIRS_AHEAD)
+        later = element_at(at, _ahead(j, count, PAIRS_AHEAD))
         for head in range(first_head, last_head):
             for h in range(head * group, (head + 1) * group, HEADS):
                 score_pairs(
@@ -400,7 +417,7 @@ def _mix_in_pairs(
             store_bfloat16(halves, j, load16(weights, j))  # behind the last key they are 0
     for j in range(0, count, RUN):
         pairs = (min(RUN, count - j) + 1) // 2
-        later = element_at(at, j + PAIRS_AHEAD)
+        later = element_at(at, _ahead(j, count, PAIRS_AHEAD))
         for head in range(first_head, last_head):
             for h in range(head * group, (head + 1) * group, HEADS):
                 mix_pairs(
