@@ -19,9 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from niwaki.kernels.first_start import begin_beside
-from niwaki.kernels.layers import HEADS, NUMBERS, START, TOLD_BLOCK, TOLD_STEP, begin, end, is_free, work
+from niwaki.kernels.layers import begin, end, is_free, work
 from niwaki.kernels.operand import Array
 from niwaki.kernels.partial import NOTHING, Partial
+from niwaki.kernels.pieces import HEADS, NUMBERS, START, TOLD_BLOCK, TOLD_STEP
 from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.segments import Int64s
 

@@ -8,13 +8,13 @@ is cut into pieces. Who is free takes the next one, by counting a number up, and
 piece is done. Nobody waits for a thread that has not come: who comes late finds the pieces taken, who never comes is
 not missed. No piece reads what another of its line writes, so no result depends on who did what.
 
-Between two layers' attention every line goes from row to row. So where rows are many, a CHAIN of those lines is one line:
-a piece of it is a block of rows, which goes through them all. What one writes is then in the core's own cache when the
-next reads it, and the threads wait for each other once. What only the chain reads a thread writes again and again to
-one place, the rows of the first block that it took.
+Between two layers' attention every line goes from row to row. So where rows are many, a CHAIN of those lines is one
+line: a piece of it is a block of rows, which goes through them all. What one writes is then in the core's own cache
+when the next reads it, and the threads wait for each other once. What only the chain reads a thread writes again and
+again to one place, the rows of the first block that it took.
 
-What the threads of one step share is a *block*: numbers at the places named below, then for each line how many pieces
-it has, how many are taken, and how many done. Addresses are not checked; models/stack.py writes the lines.
+What the threads of one step share is a *block*: numbers at the places that pieces.py names, then for each line how many
+pieces it has, how many are taken, and how many done. Addresses are not checked; models/stack.py writes the lines.
 """
 
 from __future__ import annotations
@@ -28,12 +28,84 @@ from niwaki.kernels.few_pairs import columns_by_pairs
 from niwaki.kernels.jit import jit
 from niwaki.kernels.linear import columns_of as columns_of_few
 from niwaki.kernels.linear import widened
-from niwaki.kernels.linear_tiles import ROWS_AT_ONCE, blocks_of, columns_of, lay_pairs, ranges_of, units_of
+from niwaki.kernels.linear_tiles import ROWS_AT_ONCE, columns_of, lay_pairs, ranges_of, units_of
 from niwaki.kernels.operand import Array
 from niwaki.kernels.packed import WIDE
 from niwaki.kernels.packed import columns_of as packed_columns_of
 from niwaki.kernels.paged_decode import NO_SINKS, decode_items
 from niwaki.kernels.partial import Float32s
+from niwaki.kernels.pieces import (
+    ADD_NORM,
+    ALL,
+    CHAIN,
+    CODED,
+    DOUBLES,
+    EPS,
+    FEW,
+    FIRST_KEY,
+    FLOATS,
+    GATE,
+    HEAD_DIM,
+    HEADS,
+    INSIDE,
+    KV_HEADS,
+    LEAST_COLUMNS,
+    LENGTH,
+    LINE_WIDTH,
+    LINES,
+    LOGITS,
+    LONG,
+    LSE,
+    MIXED,
+    NESTED,
+    NORM,
+    NUM_LINES,
+    NUM_LONG,
+    NUM_PAGES,
+    NUM_QUERIES,
+    NUM_SEGMENTS,
+    NUM_WANTED,
+    NUMBERS,
+    OFFSET,
+    OWN,
+    PACKED,
+    PAGE_SIZE,
+    PAIRS,
+    POSITIONS,
+    QK_NORM,
+    READS,
+    ROOTS,
+    SCALE,
+    SEGMENT_TOKENS,
+    SEGMENTS,
+    SELECT,
+    SHARED,
+    SLOTS,
+    START,
+    STEP,
+    STORE,
+    STRIP,
+    TABLE,
+    TABLE_ROW,
+    TABLE_ROWS,
+    TABLE_WIDTH,
+    THREADS,
+    TILES,
+    TOKEN,
+    TOKENS,
+    TOLD_BLOCK,
+    TOLD_STEP,
+    WANTED,
+    WORDS,
+    WRITES,
+    cut,
+    parts_of,
+    place_of,
+    shares_of_heads,
+    size_of_piece,
+    stacks_of_roots,
+    stacks_of_rows,
+)
 from niwaki.kernels.rms_norm import add_rms_norm_rows, qk_norm_rows, rms_norm_rows
 from niwaki.kernels.rule import NO_CAP, NO_WINDOW
 from niwaki.kernels.segments import Int32s, Int64s
@@ -41,80 +113,6 @@ from niwaki.kernels.silu_mul import silu_mul_rows
 from niwaki.kernels.store_kv import rope_store_rows
 from niwaki.kernels.tile_attention import attend_heads
 from niwaki.kernels.tiles import WHOLE
-
-# Of a block: who may read it, and what the step is.
-STEP, INSIDE, THREADS, LINES, NUM_LINES = range(5)
-TOKENS, WANTED, NUM_WANTED, POSITIONS, SLOTS, LOGITS = range(5, 11)
-TABLE, TABLE_ROWS, TABLE_WIDTH = range(11, 14)
-NUM_QUERIES, TOKEN, TABLE_ROW, LENGTH, FIRST_KEY = range(14, 19)  # as `DecodeQueries`
-NUM_SEGMENTS, SEGMENTS, SEGMENT_TOKENS = range(19, 22)  # as `plan.FlatSegments`
-NUM_LONG, LONG, MIXED, LSE = range(22, 26)  # as `plan.FlatRows`, and `Partial`
-HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, NUM_PAGES, NUMBERS = range(26, 32)
-ROOTS = 32  # the first so many segments begin with the first key, and have no tokens in common
-START = 33  # pieces, then pieces taken, then pieces done, of each line
-
-TOLD_BLOCK, TOLD_STEP = range(2)  # of what a helper is told
-
-# Of a line: what it does, whether to the tokens whose logits are wanted or to all, and addresses and widths.
-NORM, ADD_NORM, QK_NORM, FEW, PAIRS, TILES, PACKED, CODED, STORE, SHARED, NESTED, OWN, GATE, SELECT, CHAIN = range(15)
-LINE_WIDTH = 12
-BY_ROWS = (NORM, ADD_NORM, QK_NORM, TILES, STORE, GATE)  # what a chain may have
-STRIP = 8  # of a line of TILES: READS where x is as short as that, WRITES where what it writes is
-READS, WRITES = 1, 2
-
-EPS, OFFSET, SCALE = range(3)  # of the numbers, float64
-
-PIECES = 4  # of a line for each thread
-LEAST_TOKENS, LEAST_COLUMNS = 8, 16  # in a piece; columns of few rows, which are read as vectors
-
-# Kinds of memory.
-FLOATS, DOUBLES, WORDS = np.empty(0, np.float32), np.empty(0, np.float64), np.empty(0, np.int32)
-
-
-@jit()
-def _units_of(block: Int64s, line: Int64s) -> tuple[int, int]:
-    """What a line's work is counted in, and how many of them make a piece at least."""
-    kind = line[0]
-    rows = block[NUM_WANTED] if line[1] else block[TOKENS]
-    if kind in (FEW, PAIRS):
-        return (line[6] + LEAST_COLUMNS - 1) // LEAST_COLUMNS, 1
-    if kind == TILES:
-        return units_of(rows, line[6], _parts(block)), 1
-    if kind == CHAIN:  # where its products would not be divided by outputs, either
-        blocks = blocks_of(rows)
-        return (blocks if blocks >= _parts(block) else 0), 1
-    if kind in (PACKED, CODED):  # each piece lays the rows out anew
-        blocks = (line[6] + WIDE - 1) // WIDE
-        return blocks, (blocks + 2 * block[THREADS] - 1) // (2 * block[THREADS])
-    if kind == SHARED:
-        return block[ROOTS] * _shares_of_heads(block, block[ROOTS]), 1
-    if kind == NESTED:
-        return (_shares_of_heads(block, 1) if block[ROOTS] < block[NUM_SEGMENTS] else 0), 1
-    if kind == OWN:
-        return block[NUM_QUERIES] * block[KV_HEADS], 1
-    return rows, LEAST_TOKENS
-
-
-@jit()
-def _parts(block: Int64s) -> int:
-    """Into how many pieces a line is cut, about."""
-    return 1 if block[THREADS] == 1 else PIECES * block[THREADS]
-
-
-@jit()
-def _shares_of_heads(block: Int64s, places: int) -> int:
-    """Into how many shares heads are divided that read the same keys at so many places. Memory answers quickest when
-    all heads read what lies side by side in a page, so not at all where there are places enough for every thread."""
-    return 1 if places >= 2 * block[THREADS] else min(block[KV_HEADS], block[THREADS])
-
-
-@jit()
-def _size_of_piece(block: Int64s, line: Int64s) -> int:
-    units, least = _units_of(block, line)
-    parts = _parts(block)
-    if line[0] in (TILES, CHAIN):
-        return 1
-    return max(least, int((units + parts - 1) // parts))
 
 
 @jit()
@@ -140,7 +138,7 @@ def begin(
     block[ROOTS] = roots
     block[NUM_LONG], block[LONG] = long.shape[0], long.ctypes.data
     block[MIXED], block[LSE] = mixed.ctypes.data, lse.ctypes.data
-    _cut(block)
+    cut(block)
     tell(block, STEP, step)
 
 
@@ -154,26 +152,6 @@ def end(block: Int64s) -> None:
 def is_free(block: Int64s) -> bool:
     """Whether nobody reads the block of a step that has ended."""
     return seen(block, INSIDE) == 0
-
-
-@jit()
-def _cut(block: Int64s) -> None:
-    """The pieces of each line, none of them taken."""
-    lines = block[NUM_LINES]
-    table = rows_at(block[LINES], lines, LINE_WIDTH, block)
-    chained = 0  # lines behind this one that are done by a chain
-    for i in range(lines):
-        size = _size_of_piece(block, table[i])
-        units, _ = _units_of(block, table[i])
-        pieces = (units + size - 1) // size
-        if table[i, 0] == OWN:
-            pieces += block[NUM_LONG] * _shares_of_heads(block, block[NUM_LONG])
-        if chained > 0:
-            pieces, chained = 0, chained - 1
-        elif table[i, 0] == CHAIN and pieces > 0:
-            chained = table[i, 2]
-        block[START + i] = pieces
-        block[START + lines + i] = block[START + 2 * lines + i] = 0
 
 
 @jit(nogil=True)
@@ -214,7 +192,7 @@ def _help(block: Int64s, i: int, like: Array) -> None:
         return
     head = row_at(block[LINES] + i * LINE_WIDTH * 8, LINE_WIDTH, block)
     chained, behind = (head[2], 1) if head[0] == CHAIN else (1, 0)
-    size, strip = _size_of_piece(block, head), piece
+    size, strip = size_of_piece(block, head), piece
     rows = block[NUM_WANTED] if head[1] else block[TOKENS]
     wide = np.empty((0, 0), np.float32)
     laid, laid_block = np.empty(0, np.float32), -1
@@ -225,14 +203,14 @@ def _help(block: Int64s, i: int, like: Array) -> None:
             line = row_at(block[LINES] + (i + behind + number) * LINE_WIDTH * 8, LINE_WIDTH, block)
             kind, first, last = line[0], piece * size, (piece + 1) * size
             if kind == TILES:
-                ranges = ranges_of(rows, line[6], _parts(block))
+                ranges = ranges_of(rows, line[6], parts_of(block))
                 x, out = line[2], line[4]
                 if behind:
                     laid_block = -1
                     shift = (strip - piece) * ROWS_AT_ONCE * 2
                     x += shift * line[5] if line[STRIP] & READS else 0
                     out += shift * line[6] if line[STRIP] & WRITES else 0
-                for unit in range(first, min(last, units_of(rows, line[6], _parts(block)))):
+                for unit in range(first, min(last, units_of(rows, line[6], parts_of(block)))):
                     if unit // ranges != laid_block:
                         laid_block = unit // ranges
                         row = laid_block * ROWS_AT_ONCE
@@ -244,13 +222,16 @@ def _help(block: Int64s, i: int, like: Array) -> None:
             elif kind in (FEW, PAIRS, PACKED):
                 _columns(block, line, rows, wide, first, last, like)
             elif kind in (SHARED, NESTED):
-                places = block[ROOTS] if kind == SHARED else 1
-                shares, heads = _shares_of_heads(block, places), block[KV_HEADS]
+                places = stacks_of_roots(block, line) if kind == SHARED else 1
+                shares, heads = shares_of_heads(block, places), block[KV_HEADS]
                 for unit in range(first, min(last, places * shares)):
-                    place, share = unit // shares, unit % shares
-                    begin_at, end_at = (place, place + 1) if kind == SHARED else (block[ROOTS], block[NUM_SEGMENTS])
+                    share, begin_at, end_at, token, end_token = unit % shares, block[ROOTS], block[NUM_SEGMENTS], 0, ALL
+                    if kind == SHARED:
+                        begin_at, token, end_token = place_of(block, line, unit // shares)
+                        end_at = begin_at + 1
                     _read_shared(
-                        block, line, begin_at, end_at, heads * share // shares, heads * (share + 1) // shares, like
+                        block, line, begin_at, end_at, token, end_token, heads * share // shares,
+                        heads * (share + 1) // shares, like
                     )  # fmt: skip
             elif kind == OWN:
                 _read_own(block, line, piece, size, like)
@@ -380,9 +361,11 @@ def _wanted(block: Int64s, tokens: Int32s) -> Int32s:
 
 @jit(inline=True)
 def _read_shared(
-    block: Int64s, line: Int64s, first: int, last: int, first_head: int, last_head: int, like: Array
-) -> None:
-    """qkv, its width, pools, out: these heads of segments `first` to `last`, ancestors first."""
+    block: Int64s, line: Int64s, first: int, last: int, token: int, end_token: int, first_head: int, last_head: int,
+    like: Array,
+) -> None:  # fmt: skip
+    """qkv, its width, pools, out: these heads of segments `first` to `last`, ancestors first, and of each of them its
+    tokens from number `token` to `end_token`."""
     tokens, heads, head_dim = block[TOKENS], block[HEADS], block[HEAD_DIM]
     keys, values = _pages(block, line[4], like), _pages(block, line[5], like)
     q = blocks_at(line[2], tokens, line[3] // head_dim, head_dim, like)[:, :heads]
@@ -396,7 +379,7 @@ def _read_shared(
     segments = rows_at(block[SEGMENTS], block[NUM_SEGMENTS], 5, block)
     for s in range(first, last):
         row, first_page, end_page = segments[s, 0], segments[s, 1], segments[s, 2]
-        begin, end = segments[s, 3], segments[s, 4]
+        begin, end = segments[s, 3] + token, min(segments[s, 4], segments[s, 3] + end_token)
         pages = row_at(block[TABLE] + (row * block[TABLE_WIDTH] + first_page) * 4, end_page - first_page, WORDS)
         queries = row_at(block[SEGMENT_TOKENS] + begin * 4, end - begin, WORDS)
         if line[1]:
@@ -423,11 +406,19 @@ def _read_own(block: Int64s, line: Int64s, piece: int, size: int, like: Array) -
     mixed, lse = blocks_at(block[MIXED], got, heads, head_dim, FLOATS), rows_at(block[LSE], got, heads, FLOATS)
     scale = row_at(block[NUMBERS], 3, DOUBLES)[SCALE]
     is_shared, whole = line[0] != OWN, int(np.int64(NO_WINDOW))
-    shares = _shares_of_heads(block, block[NUM_LONG])
-    in_long_rows = block[NUM_LONG] * shares
+    stacks = stacks_of_rows(block, line)
+    shares = shares_of_heads(block, stacks)
+    in_long_rows = stacks * shares
     if piece < in_long_rows:
-        number = rows_at(block[LONG], block[NUM_LONG], 5, block)[piece // shares]
-        first, rows, start, row, first_key = number[0], number[1], number[2], number[3], number[4]
+        place, token, end_token = place_of(block, line, piece // shares)
+        number = rows_at(block[LONG], block[NUM_LONG], 5, block)[place]
+        first, rows, start, row, first_key = (
+            number[0] + token,
+            end_token - token,
+            number[2] + token,
+            number[3],
+            number[4],
+        )
         share = piece % shares
         first_page = first_key // block[PAGE_SIZE]
         num_pages = (start + rows + block[PAGE_SIZE] - 1) // block[PAGE_SIZE] - first_page

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from niwaki.kernels import layers
+from niwaki.kernels import pieces
 from niwaki.kernels.coded import CodedLinear
 from niwaki.kernels.coded_line import OUT, X, line_of
 from niwaki.kernels.crew import Crew, Geometry
@@ -151,7 +151,7 @@ class Stack:
 
     def _written(self, body: Buffers, tail: Buffers | None, num_wanted: int) -> Int64s | None:
         table: list[list[int] | None] = []
-        chain: list[list[int] | None] = [[layers.NORM, 0, *_at(body.x, self._first_norm, body.normed), self._width]]
+        chain: list[list[int] | None] = [[pieces.NORM, 0, *_at(body.x, self._first_norm, body.normed), self._width]]
         for layer in self._layers:
             attention, b, is_tail = layer.attention, body, 0
             pools, qkv_width = attention.pools, body.qkv.tensor.shape[1]
@@ -159,9 +159,9 @@ class Stack:
             if attention.qk_norm is not None:
                 norm = attention.qk_norm
                 lengths = [len(norm.q.tensor), len(norm.k.tensor)]
-                chain.append([layers.QK_NORM, 0, *_at(body.qkv), qkv_width, *_at(norm.q, norm.k), *lengths])
+                chain.append([pieces.QK_NORM, 0, *_at(body.qkv), qkv_width, *_at(norm.q, norm.k), *lengths])
             tables = *_at(attention.rope.cos, attention.rope.sin), *attention.rope.cos.tensor.shape
-            chain.append([layers.STORE, 0, *_at(body.qkv), qkv_width, *tables, *_at(pools.k, pools.v)])
+            chain.append([pieces.STORE, 0, *_at(body.qkv), qkv_width, *tables, *_at(pools.k, pools.v)])
             table += _chained(chain, 0)
             if layer is self._layers[-1]:
                 if not num_wanted:
@@ -169,17 +169,17 @@ class Stack:
                 if tail is not None:
                     b, is_tail = tail, 1
             read = [*_at(body.qkv), qkv_width, *_at(pools.k, pools.v, body.attended)]
-            table += [[kind, is_tail, *read] for kind in (layers.SHARED, layers.NESTED, layers.OWN)]
+            table += [[kind, is_tail, *read] for kind in (pieces.SHARED, pieces.NESTED, pieces.OWN)]
             if is_tail:
                 pairs = *_at(body.x, b.x), self._width, *_at(body.attended, b.attended), self._q_width
-                table.append([layers.SELECT, 1, *pairs])
+                table.append([pieces.SELECT, 1, *pairs])
             chain = [
                 _product(attention.out, b.attended, b.delta, is_tail),
-                [layers.ADD_NORM, is_tail, *_at(b.x, layer.mlp_norm, b.normed), self._width, *_at(b.delta)],
-                _product(layer.mlp.gate_up, b.normed, b.gate_up, is_tail, layers.WRITES),
-                [layers.GATE, is_tail, *_at(b.gate_up, b.activated), b.activated.tensor.shape[1]],
-                _product(layer.mlp.down, b.activated, b.delta, is_tail, layers.READS),
-                [layers.ADD_NORM, is_tail, *_at(b.x, layer.next_norm, b.normed), self._width, *_at(b.delta)],
+                [pieces.ADD_NORM, is_tail, *_at(b.x, layer.mlp_norm, b.normed), self._width, *_at(b.delta)],
+                _product(layer.mlp.gate_up, b.normed, b.gate_up, is_tail, pieces.WRITES),
+                [pieces.GATE, is_tail, *_at(b.gate_up, b.activated), b.activated.tensor.shape[1]],
+                _product(layer.mlp.down, b.activated, b.delta, is_tail, pieces.READS),
+                [pieces.ADD_NORM, is_tail, *_at(b.x, layer.next_norm, b.normed), self._width, *_at(b.delta)],
             ]
             if layer is self._layers[-1]:
                 table += [*_chained(chain, is_tail), _product(self._head, b.normed, None, is_tail)]
@@ -243,31 +243,31 @@ def _shape(linear: Linear) -> tuple[int, int]:
 
 def _chained(lines: Sequence[list[int] | None], is_tail: int) -> list[list[int] | None]:
     """These lines, so that blocks of rows go through all of them one after the other where rows are many."""
-    are_rows = all(line is None or line[0] in layers.BY_ROWS for line in lines)
-    return [[layers.CHAIN, is_tail, len(lines)], *lines] if are_rows else list(lines)
+    are_rows = all(line is None or line[0] in pieces.BY_ROWS for line in lines)
+    return [[pieces.CHAIN, is_tail, len(lines)], *lines] if are_rows else list(lines)
 
 
 def _product(linear: Linear, x: Operand, out: Operand | None, is_tail: int = 0, strip: int = 0) -> list[int] | None:
-    """None where layers.py has no kernel for so many rows. `strip`: what of it lives in a chain alone."""
+    """None where pieces.py has no kernel for so many rows. `strip`: what of it lives in a chain alone."""
     place = 0 if out is None else out.tensor.data_ptr()
     if isinstance(linear, CodedLinear):
         line = line_of(linear)
-        line[:2] = layers.CODED, is_tail
+        line[:2] = pieces.CODED, is_tail
         (line[X],) = _at(x)
         line[OUT] = place
         return line
     if isinstance(linear, PackedLinear):
         return [
-            layers.PACKED, is_tail, *_at(x, linear.weight), place, linear.inputs, linear.outputs, *_at(linear.bias)
+            pieces.PACKED, is_tail, *_at(x, linear.weight), place, linear.inputs, linear.outputs, *_at(linear.bias)
         ]  # fmt: skip
     assert isinstance(linear, Projection), "others are not plain"
     rows, weight = array_of(x), array_of(linear.weight)
     if takes_few(rows, weight):
-        kind = layers.PAIRS
+        kind = pieces.PAIRS
     elif takes(rows, weight):
-        kind = layers.TILES
+        kind = pieces.TILES
     elif is_few(rows):
-        kind = layers.FEW
+        kind = pieces.FEW
     else:
         return None
     bias = 0 if linear.bias is None else linear.bias.tensor.data_ptr()

@@ -171,6 +171,40 @@ def test_large_steps_are_one_call_where_products_of_many_rows_have_a_kernel(
             assert torch.equal(got, wanted)
 
 
+def dense(seed: int) -> list[list[Row]]:
+    """Rows of so many queries that they are read in several stacks: behind one prefix, and of one text. Every number of
+    tokens is odd, and some rows want many logits."""
+    draw = np.random.default_rng(seed)
+
+    def ids(count: int) -> Int32s:
+        return draw.integers(0, 200, count).astype(np.int32)
+
+    prefix = list(range(8))
+    return [
+        [Row(ids(128), 0, prefix)],
+        [Row(ids(71 + i), 128, [*prefix, *range(8 + 6 * i, 14 + 6 * i)], 30 if i % 3 else 1) for i in range(12)],
+        [
+            Row(ids(491), 0, list(range(100, 131)), 3),
+            Row(ids(1), 128, [*prefix, 140]),
+            Row(ids(77), 0, [*range(150, 155)]),
+        ],
+    ]
+
+
+@pytest.mark.parametrize("config", PLAIN.values(), ids=PLAIN)
+def test_rows_of_many_queries_are_read_in_stacks(config: ModelConfig) -> None:
+    at_once, apart = runner_of(config), kernel_by_kernel(config)
+    torch.set_num_threads(1)
+    alone = runner_of(config)
+    for rows in dense(4):
+        torch.set_num_threads(3)
+        got = at_once.forward(rows)
+        torch.testing.assert_close(got, apart.forward(rows), atol=0.06, rtol=0.05)
+        torch.set_num_threads(1)
+        if multiplies_pairs() and not has_matrix_unit():
+            assert torch.equal(alone.forward(rows), got)
+
+
 def test_nobody_who_helps_changes_a_bit(steps: list[int]) -> None:
     answers = []
     for count in (1, 2, 4):
