@@ -9,7 +9,6 @@ from typing import Final, NoReturn
 
 from niwaki.runtime.constraints.regex_looks import boundary
 from niwaki.runtime.constraints.regex_tree import (
-    EMPTY,
     MAX_CODE_POINT,
     Alternatives,
     Anchor,
@@ -41,7 +40,11 @@ _CLASSES: Final[dict[str, tuple[Ranges, int]]] = {
     "s": (((9, 13), (32, 32)), 10),
     "w": (((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)), 330),
 }
+# In the Rust dialect, with what it does not count among them: superscripts and other numbers are words to Python, four
+# separators are blanks to it, as the mark of byte order is to ECMAScript.
+_WIDE: Final = {"\\w": r"\w\p{No}", "\\s": r"\s\x1C-\x1F\x{180E}\x{FEFF}"}
 _LOOKS: Final = {"?=": (True, False), "?!": (True, True), "?<=": (False, False), "?<!": (False, True)}
+_LETTERS_I: Final = (0x49, 0x69, 0x130, 0x131)  # with a dot and without
 _PROPERTY_COST: Final = 400
 _BEYOND_ASCII_COST: Final = 6  # of one range beyond ASCII: up to three more bytes, at both ends
 _PROPERTY_NAME: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_=:-& ")
@@ -122,6 +125,7 @@ class Parser:
 
     def concatenation(self) -> Node:
         items: list[Node] = []
+        self.pass_comments()
         while self.peek() not in ("", "|", ")"):
             items.append(self.repeated())
         return items[0] if len(items) == 1 else Concatenation(tuple(items))
@@ -130,6 +134,7 @@ class Parser:
         if self.peek() in ("*", "+", "?"):
             self.fail(f"nothing to repeat before '{self.peek()}'")
         node = self.atom()
+        self.pass_comments()
         bounds = self.bounds()
         if bounds is None:
             return node
@@ -138,9 +143,15 @@ class Parser:
         if self.peek() == "+":
             self.fail("possessive repeats are not supported: they match less than they say")
         self.take("?")  # lazy: which text matches does not depend on it
+        self.pass_comments()
         if self.bounds() is not None:
             self.fail("a repeat of a repeat needs a group: (?:...)", self.at - 1)
         return Repeat(node, *bounds)
+
+    def pass_comments(self) -> None:
+        """(?#...), of which a repeat behind it knows nothing."""
+        while self.take("(?#"):
+            self.until(")", "missing ')'")
 
     def bounds(self) -> tuple[int, int | None] | None:
         """The repeat that stands here: * + ? {m} {m,} {,n} {m,n}. A brace before anything else is a brace."""
@@ -196,9 +207,6 @@ class Parser:
         flags = self.dot_takes_newline, self.ignores_case, self.has_lines
         look = next((kind for mark, kind in _LOOKS.items() if self.take(mark)), None)
         if look is None and self.take("?"):
-            if self.take("#"):
-                self.until(")", "missing ')'")
-                return EMPTY
             if self.take("P<") or (self.peek() == "<" and self.text[self.at + 1 : self.at + 2] not in ("=", "!")):
                 self.take("<")
                 name = self.until(">", "missing '>'")
@@ -275,6 +283,14 @@ class Parser:
         cost = 1 + _BEYOND_ASCII_COST * sum(high >= 0x80 for _, high in members)
         return self.characters(members, f"[{range_source(members)}]", cost)
 
+    def in_no_case(self, excluded: Ranges, others: Ranges) -> Characters:
+        """Of `others`, those that are none of `excluded` in any case: what is left out has its other case left out."""
+        cost = self.exactly(others).cost
+        if any(low <= code <= high for low, high in excluded for code in _LETTERS_I):  # to Python they are one letter
+            excluded = normalised((*excluded, *((code, code) for code in _LETTERS_I)))
+        left = f"[{range_source(others)}]&&[^{range_source(excluded)}]"
+        return Characters(f"(?i:[{left}])", _ANY, cost, ignores_case=True)
+
     def opaquely(
         self,
         superset: Ranges,
@@ -308,7 +324,8 @@ class Parser:
             return self.exactly(_CLASSES[character][0])
         named = self.named_class(character, start)
         if named is not None:
-            return self.opaquely(*named, (named[1],))
+            superset, name, cost = named
+            return self.opaquely(superset, _in_rust(name), cost, (name,))
         return self.literal(self.escaped_code(character, start))
 
     def named_class(self, character: str, start: int) -> tuple[Ranges, str, int] | None:
@@ -401,6 +418,7 @@ class Parser:
     ) -> Characters:
         # Allowed is what every dialect allows, so excluded is what any of them excludes (see _CLASSES).
         narrow = {f"\\{name.upper() if negated else name}": members for name, (members, _) in _CLASSES.items()}
+        literal = ranges
         for members in (narrow[text] for _, text, _ in opaque if text in narrow):
             ranges = [*ranges, *(complement(members) if negated else members)]
         texts = {text for _, text, _ in opaque}
@@ -408,9 +426,11 @@ class Parser:
             ranges, opaque = _ANY, ()  # [\s\S] is every character, blanks beyond ASCII included
         opaque = [named for named in opaque if named[1] not in narrow]
         exact = normalised(ranges)
+        if not opaque and negated and literal and self.ignores_case:
+            return self.in_no_case(normalised(literal), complement(exact))
         if not opaque:
             return self.exactly(complement(exact) if negated else exact)
-        source = f"[{'^' * negated}{range_source(exact)}{''.join(text for _, text, _ in opaque)}]"
+        source = f"[{'^' * negated}{range_source(exact)}{''.join(_in_rust(text) for _, text, _ in opaque)}]"
         cost = sum(cost for _, _, cost in opaque)
         classes = tuple(text for _, text, _ in opaque)
         # The ASCII part of \\d, \\s and \\w is known exactly; \\p{...} is known nowhere.
@@ -421,3 +441,9 @@ class Parser:
             return self.opaquely(_ANY, source, cost, classes, exact, True)
         ascii_part = [r for r in complement(union) if r[1] < 0x80]
         return self.opaquely(normalised([*ascii_part, _BEYOND_ASCII]), source, cost, classes, exact, True)
+
+
+def _in_rust(name: str) -> str:
+    """A class as it is written in the Rust dialect."""
+    is_negated = name[1].isupper() and name.lower() in _WIDE
+    return f"[^{_WIDE[name.lower()]}]" if is_negated else _WIDE.get(name, name)
