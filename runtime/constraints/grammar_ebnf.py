@@ -172,6 +172,8 @@ def _written(node: Node) -> str:
             return f"({' '.join(map(_written, parts)) or _NOTHING})"
         case Either(options):
             return f"({' | '.join(map(_written, options))})"
+        case Repeat(high=0):  # which llguidance refuses
+            return f"({_NOTHING})"
         case Repeat(part):
             return f"({_written(part)}){sign_of(node)}"
         case _:

@@ -341,6 +341,7 @@ def test_grammars_of_both_syntaxes_admit_their_sentences(compiler: ConstraintCom
     [
         (r'root ::= "\u00e9" | [\u0041-\u0043] "\x41\t"', ["é", "BA\t"], ["DA\t", "u00e9"]),
         (r'root ::= "\U0001F600" | [^a\-z^]', ["😀", "b"], ["a", "-", "z", "^"]),
+        ('root ::= "a" [c]{0} ("b" root){0,0} "d"', ["ad"], ["acd", "abadd", "a"]),
         ("root ::= [a&&b] [+--] [-x] [y-]", ["&,--", "a+xy"], ["c,--", "a.xy", "aaxy"]),
         ('root ::= "a" . "b"', ["a\nb", "a😀b"], ["ab"]),
         ('root ::= a A a-b a_b\na ::= "1"\nA ::= "2"\na-b ::= "3"\na_b ::= "4"', ["1234"], ["1134", "1244"]),
