@@ -176,7 +176,7 @@ def is_lost(device: torch.device) -> bool:
 
 def check_case(case: Case, ceilings: Ceilings | None, without: Sequence[str] = ()) -> Json:
     """The line of a case, timed where there is a GPU, but for the peers that it does without."""
-    got, expected = case.run().double(), case.reference().double()
+    got, expected = (case.seen_as(tensor) for tensor in (case.run(), case.reference()))
     error = float((got - expected).norm() / expected.norm().clamp(min=1e-30))
     fits = error <= case.tolerance  # NaN does not
     line: Json = {"case": case.name, "shape": case.shape, "error": error, "right": fits}

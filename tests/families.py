@@ -28,6 +28,14 @@ COMMON: dict[str, object] = {
     "pad_token_id": None,
 }
 SLIDING, FULL = "sliding_attention", "full_attention"
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 MINISTRAL3_ROPE = {
     **YARN,
@@ -126,6 +134,8 @@ GRANITE4: dict[str, object] = {
 
 # Test name -> (architecture, what differs from COMMON).
 MODELS: dict[str, tuple[str, dict[str, object]]] = {
+    "llama": ("LlamaForCausalLM", {"num_key_value_heads": 4}),
+    "llama3": ("LlamaForCausalLM", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     "mistral": ("MistralForCausalLM", {"sliding_window": None}),
     "mistral-window": ("MistralForCausalLM", {"sliding_window": WINDOW, "head_dim": 16}),
     "ministral": (

@@ -18,7 +18,7 @@ from niwaki.kernels.triton.pages import copy_pages
 from niwaki.kernels.triton.penalties import Changes, change_logits
 from niwaki.kernels.triton.rope_store import rope_store_kv
 from niwaki.kernels.triton.rows import gather_rows
-from niwaki.kernels.triton.sample import Draws, sample_rows, sample_rows_torch
+from niwaki.kernels.triton.sample import Draws, misses_torch, sample_rows, sample_rows_torch
 
 
 def norm_case(size: Size, device: torch.device, dtype: torch.dtype) -> Case:
@@ -152,8 +152,9 @@ def sample_case(size: Size, device: torch.device) -> Case:
         f"{rows} x {vocab}: free, top-k 50, top-p 0.9 and min-p; half masked",
         lambda: sample_rows(logits, draws),
         lambda: sample_rows_torch(logits, draws),
-        0.0,  # a token that differs is looked at: an edge that rounding crosses is rarer than one in a million draws
+        1e-6,
         num_bytes=logits.numel() * 4,
+        seen_as=lambda tokens: 1.0 + misses_torch(logits, draws, tokens),
     )
 
 

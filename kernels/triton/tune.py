@@ -78,6 +78,8 @@ def candidates(kind: str) -> Iterator[Tuning]:
     yield default
     rows = (default.block_m,) if kind == "decode" or kind.endswith("_few") else (64, 128)
     for block_m, block_n, num_warps, num_stages in product(rows, (32, 64, 128), (4, 8), (2, 3, 4)):
+        if kind == "prefill" and block_m != 16 * num_warps:  # four warps multiply 64 rows; with others they spill
+            continue
         tuning = replace(default, block_m=block_m, block_n=block_n, num_warps=num_warps, num_stages=num_stages)
         if tuning != default:
             yield tuning

@@ -5,8 +5,8 @@ What matters most comes first: 1. What this GPU copies and multiplies. 2. The ke
 shapes of 0.6B, 8B and 1B models with random weights: decoding through CUDA graphs and launch by launch, against what
 the device's bandwidth allows (W0); a shared prefix, by tree attention and row by row (W14); the gap between two steps
 (W17); prefill, a step of both kinds. 5. The logits of all families beside transformers'. 6. The bundled model in the
-engine, steps launched ahead and in turn; ragged steps through graphs in pieces; decode attention cut into parts of
-several sizes; weights and caches of few bits; FlexAttention. Last, which of the aims are met.
+engine, steps launched ahead and in turn; ragged steps through graphs in pieces; attention cut into blocks, and decode
+attention into parts, of several sizes; weights and caches of few bits; FlexAttention. Last, which of the aims are met.
 
 Each is a part, run by a process of its own kind that is replaced where it crashes, hangs or loses the GPU: the others
 go on. With `--quick` each thing is looked at once, nothing is begun after 7 minutes, and all ends after 8. What was
@@ -51,6 +51,7 @@ from tests.benchmarks.gpu_lines import (
     TINY,
     Json,
     Work,
+    cut_lines,
     decode_lines,
     engine_lines,
     family_lines,
@@ -258,6 +259,7 @@ class Bench:
         found["engine"] = partial(engine_lines, device.type, work)
         for name, config in shapes.items():
             found[f"{name}: few tokens a row"] = partial(ragged_lines, name, config, device, work)
+        found |= {f"blocks of {kind}": partial(cut_lines, kind, device, work) for kind in ("prefill", "decode")}
         found["parts of the keys"] = self._split_lines
         for name, config in shapes.items():
             for kind in work.kinds:

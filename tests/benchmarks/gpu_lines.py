@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
+from triton.runtime.errors import OutOfResources, PTXASError
 
 import tests.no_msgspec  # noqa: F401  # before the runtime
 from niwaki.kernels import check
@@ -24,6 +26,7 @@ from niwaki.kernels.triton.case import REAL
 from niwaki.kernels.triton.case import TINY as TINY_SIZE
 from niwaki.kernels.triton.ops import TritonOps
 from niwaki.kernels.triton.paged_attention import paged_attention
+from niwaki.kernels.triton.tune import attention_runs, candidates
 from niwaki.runtime import bundled
 from niwaki.runtime.api import SamplingParams
 from niwaki.runtime.forward.runner import Batch, Row, Runner
@@ -78,6 +81,7 @@ class Work:
     by_launch: bool = True  # decoding without graphs, too
     split_rows: tuple[int, ...] = (1, 8, 64)
     splits: tuple[int, ...] = (256, 512, 1024, 2048, 0)
+    cuts: int | None = None  # block sizes of attention, at most
     engine_steps: int = 320
     engine_rounds: int = 6  # the first of which does not count, where there are others
 
@@ -87,7 +91,9 @@ QUICK = replace(
     FULL, batches=(1, 128, 256), repeats=10, kinds=("int4 weights", "fp8 weights and cache"), by_launch=False,
     split_rows=(1, 16), splits=(256, 512, 1024), engine_steps=160, engine_rounds=3,
 )  # fmt: skip
-TINY = Work((2,), 20, 20, 3, 32, 5, repeats=1, split_rows=(2,), splits=(128, 0), engine_steps=2, engine_rounds=1)
+TINY = Work(
+    (2,), 20, 20, 3, 32, 5, repeats=1, split_rows=(2,), splits=(128, 0), cuts=2, engine_steps=2, engine_rounds=1
+)
 
 
 def greedy_tokens(device: str, steps: int, ops: Ops | None = None) -> list[list[int]]:
@@ -307,6 +313,21 @@ def split_lines(device: torch.device, bandwidth: float, work: Work) -> Iterator[
             seconds = _once(run) if is_dry else check.median_seconds(run)
             line: Json = {"work": f"attention, {rows} x {keys} keys, parts of {split}", "us": seconds * 1e6}
             yield line | {"GB/s": read / seconds / 1e9, "of copy": read / seconds / bandwidth}
+
+
+def cut_lines(kind: str, device: torch.device, work: Work) -> Iterator[Json]:
+    """Attention alone, cut into blocks of several sizes: which the default should be. Nothing of it is kept."""
+    is_dry = device.type != "cuda"
+    size, dtype = (TINY_SIZE, torch.float32) if is_dry else (REAL, torch.bfloat16)
+    run = attention_runs(kind, size, device, dtype)
+    for tuning in islice(candidates(kind), work.cuts):
+        name = f"{kind} attention, blocks of {tuning.block_m} x {tuning.block_n}, "
+        line: Json = {"work": f"{name}{tuning.num_warps} warps, {tuning.num_stages} stages"}
+        try:
+            once = partial(run, tuning)
+            yield line | {"us": (_once(once) if is_dry else check.median_seconds(once)) * 1e6}
+        except (OutOfResources, PTXASError) as error:
+            yield line | {"does not fit": check.in_short(error)}
 
 
 def _once(run: Callable[[], object]) -> float:

@@ -52,11 +52,11 @@ def test_a_dry_run_takes_every_path_of_the_models(tmp_path: Path) -> None:
     names = [name for name in bench.parts([]) if name.startswith("tiny: ")]
     assert len(names) == 4 + len(KINDS)
     report = Report(tmp_path / "out.json")
-    for name in [*names, "parts of the keys"]:
+    for name in [*names, "blocks of prefill", "blocks of decode", "parts of the keys"]:
         for line in bench.run(name, {"ceilings": {}}):
             report.add(name, line)
     work = [line["work"] for line in json.loads((tmp_path / "out.json").read_text())["models"]]
-    assert len(work) == len(set(work)) == 7 + len(KINDS), work
+    assert len(work) == len(set(work)) == 11 + len(KINDS), work
 
 
 def test_a_dry_run_gives_its_parts_to_workers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

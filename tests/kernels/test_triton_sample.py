@@ -172,3 +172,27 @@ print(drawn_by(2) == drawn_by(3) == drawn_by(5))
     command = [sys.executable, "-c", program]
     told = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert told.stdout == "True\n", told.stderr
+
+
+def test_a_token_beside_the_edge_is_no_fault_and_another_is() -> None:
+    """What the check on a GPU takes for right: sums in another order round across an edge."""
+    logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]] * 3, device=DEVICE).log()  # a tenth, two, three, four
+    draws = kernel.Draws(
+        scale=torch.tensor([1.0, 1.0, 0.0], device=DEVICE),
+        top_p=torch.ones(3, dtype=torch.float64, device=DEVICE),
+        min_p=torch.zeros(3, dtype=torch.float64, device=DEVICE),
+        top_k=torch.tensor([4, 2, 4], device=DEVICE),
+        seed=torch.tensor([1, 2, 3], device=DEVICE),
+        position=torch.zeros(3, dtype=torch.int64, device=DEVICE),
+        mask_of=torch.full((3,), -1, dtype=torch.int32, device=DEVICE),
+        masks=torch.zeros((1, 1), dtype=torch.int32, device=DEVICE),
+    )
+    drawn = kernel.sample_rows_torch(logits, draws)
+    assert kernel.misses_torch(logits, draws, drawn).tolist() == [0.0, 0.0, 0.0]
+    number = kernel.uniform_torch(1, 0)
+    ends = [0.0, 0.1, 0.3, 0.6, 1.0]
+    for token in range(4):
+        miss = float(kernel.misses_torch(logits, draws, torch.tensor([token, 0, 3]))[0])
+        assert miss == pytest.approx(max(ends[token] - number, number - ends[token + 1], 0.0), abs=1e-6)
+    wrong = kernel.misses_torch(logits, draws, torch.tensor([int(drawn[0]), 0, 0]))
+    assert wrong.tolist() == [0.0, float("inf"), float("inf")], "not of the two best, not the best"

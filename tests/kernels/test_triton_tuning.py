@@ -18,7 +18,18 @@ from niwaki.kernels.triton import launch, tune
 from niwaki.kernels.triton.case import TINY, Case
 from niwaki.kernels.triton.row_cases import gather_case, norm_case
 from niwaki.kernels.triton.tune import attention_runs, best_of, candidates, product_run
-from niwaki.kernels.triton.tuning import DEFAULTS, EXACT, WIDE, Tuning, key_of, load, save, tuning_file, tuning_for
+from niwaki.kernels.triton.tuning import (
+    DEFAULTS,
+    EXACT,
+    LONG,
+    WIDE,
+    Tuning,
+    key_of,
+    load,
+    save,
+    tuning_file,
+    tuning_for,
+)
 
 
 def test_a_shape_that_nobody_measured_gets_the_default_of_its_kind() -> None:
@@ -223,6 +234,15 @@ def test_a_launch_that_does_not_fit_has_fewer_stages() -> None:
 def test_float32_of_wide_heads_is_cut_small() -> None:
     assert tuning_for("prefill", torch.device("cpu"), head_dim=64, group=2, bits=32) is EXACT
     assert tuning_for("prefill", torch.device("cpu"), head_dim=32, group=2, bits=32) is DEFAULTS["prefill"]
+
+
+def test_prompts_in_16_bits_have_longer_blocks_where_they_fit_registers() -> None:
+    cpu = torch.device("cpu")
+    assert tuning_for("prefill", cpu, head_dim=128, group=4, bits=16) is LONG
+    assert tuning_for("prefill", cpu, head_dim=64, group=4, bits=16) is DEFAULTS["prefill"]
+    assert tuning_for("prefill", cpu, head_dim=128, group=4, bits=8) is DEFAULTS["prefill"]
+    assert tuning_for("prefill", cpu, head_dim=256, group=4, bits=16) is WIDE["prefill"]
+    assert LONG in candidates("prefill")
 
 
 def test_wide_heads_have_smaller_blocks() -> None:

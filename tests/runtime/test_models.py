@@ -13,18 +13,11 @@ from niwaki.radix.pages import PageCopy
 from niwaki.runtime.bundled import MODEL_DIR
 from niwaki.runtime.forward.runner import Row, Runner
 from niwaki.runtime.models.config import ModelConfig
+from tests.families import LLAMA3
 from tests.reference import Ids, Pair, Sequenced, difference, open_reference, run
 
 VOCAB = 300
 NUM_PAGES = 400
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500_000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 256,
-}
 SHAPES: dict[str, dict[str, object]] = {
     "grouped-tied": {"num_key_value_heads": 2, "tie_word_embeddings": True},
     "multi-head-untied": {"num_key_value_heads": 4, "tie_word_embeddings": False},
