@@ -158,8 +158,10 @@ def test_a_largest_size_beyond_any_context_is_compiled(keyword: str, count: str)
 @pytest.mark.parametrize("count", ["-1", "2.5", "true", "null", '"3"'])
 @pytest.mark.parametrize("keyword", SIZES)
 def test_a_size_that_is_no_count_is_refused_at_its_place(keyword: str, count: str) -> None:
-    with pytest.raises(ConstraintError, match=rf"schema at /{keyword}: must be a whole number from 0 on"):
-        normalise(f'{{"{keyword}": {count}}}')
+    kind = {"Le": "string", "It": "array", "Pr": "object", "Co": "array"}[keyword[3:5]]
+    for beside in ("", f'"type": "{kind}", '):
+        with pytest.raises(ConstraintError, match=rf"schema at /{keyword}: must be a whole number from 0 on"):
+            normalise(f'{{{beside}"{keyword}": {count}}}')
 
 
 @pytest.mark.parametrize("keyword", SIZES)

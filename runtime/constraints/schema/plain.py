@@ -275,15 +275,15 @@ def _string(schema: dict[str, Json]) -> Json:
 def _sized(found: dict[str, Json], schema: dict[str, Json], low: str, high: str) -> Json:
     """`found` with bounds of a size; None where they are no plain ones."""
     least, most = schema.get(low, 0), schema.get(high)
-    if type(least) is not int or least < 0 or (most is not None and (type(most) is not int or most < 0)):
+    if type(least) is not int or least < 0 or (high in schema and (type(most) is not int or most < 0)):
         return None
     if least > LARGEST_LEAST:
         return None
-    if most is not None and least > most:
+    if type(most) is int and least > most:
         return False
     if least:
         found[low] = least
-    if most is not None and most <= LARGEST_MOST:
+    if type(most) is int and most <= LARGEST_MOST:
         found[high] = most
     return found
 
