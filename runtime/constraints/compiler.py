@@ -6,10 +6,12 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Final, assert_never
 
 import numpy as np
+from llguidance import LLMatcher, LLTokenizer
 
 from niwaki.runtime.api import (
     AllOf,
@@ -26,9 +28,10 @@ from niwaki.runtime.api import (
 )
 from niwaki.runtime.constraints.automaton import START, ByteDfa, from_edges, from_texts
 from niwaki.runtime.constraints.composed import ComposedConstraint
-from niwaki.runtime.constraints.grammar_engine import GrammarConstraint
+from niwaki.runtime.constraints.grammar_engine import GrammarConstraint, build_here
 from niwaki.runtime.constraints.grammar_source import GrammarSource
 from niwaki.runtime.constraints.grammar_vocabulary import GrammarVocabulary
+from niwaki.runtime.constraints.guidance import give_way
 from niwaki.runtime.constraints.matcher import AutomatonConstraint
 from niwaki.runtime.constraints.process import CompilePool
 from niwaki.runtime.constraints.protocol import CompiledConstraint
@@ -66,10 +69,10 @@ class ConstraintCompiler:
         self._pool = CompilePool(seconds)
         self._words: GrammarVocabulary | None = None  # built with the first schema or grammar
         self._lock = threading.Lock()
-        # What is quick is done here, one at a time: the engine's loop wants the interpreter's lock, too. Whoever hosts
-        # one says how to wait until it does not.
+        # What is quick is done here, one at a time: the engine's loop wants the interpreter's lock, too.
         self._here = threading.Lock()
-        self.wait_for_pause: Callable[[], None] = lambda: None
+        self._pause: Callable[[], None] | None = None  # see `steps_beside`
+        self._builder: ThreadPoolExecutor | None = None  # of one thread, made when it is needed
         # With the outcome (a str: why it is refused) the size of its source, which may be 100,000 texts: counted once.
         self._known: OrderedDict[Constraint, tuple[CompiledConstraint | str, int]] = OrderedDict()
         # What is compiled grows while it is used, and counting all of 1,000 took 0.8 ms: a part is, each time.
@@ -100,6 +103,11 @@ class ConstraintCompiler:
         self._remember(constraint, compiled)
         return compiled
 
+    def steps_beside(self, wait_for_pause: Callable[[], None]) -> None:
+        """An engine's loop runs in this process, and its steps go first. `wait_for_pause` waits until it does without
+        the interpreter's lock."""
+        self._pause = wait_for_pause
+
     def first_match(self, pattern: str) -> ByteDfa:
         """The automaton of the texts that end with their first match of the pattern. Raises as `compile`."""
         compiled = self.compile(StopRegex(pattern))
@@ -121,8 +129,12 @@ class ConstraintCompiler:
         return len(self._known)
 
     def close(self) -> None:
-        """End the compile processes, if any run."""
+        """End the compile processes and the thread, if any run."""
         self._pool.close()
+        with self._here:
+            builder, self._builder = self._builder, None
+        if builder is not None:
+            builder.shutdown()
 
     def _compiled(self, constraint: Constraint) -> CompiledConstraint:
         match constraint:
@@ -152,10 +164,23 @@ class ConstraintCompiler:
         words = self._vocabulary_of_grammars()
         try:
             with self._here if found.is_small else contextlib.nullcontext():
-                self.wait_for_pause()
-                return GrammarConstraint(found, words)
+                self._wait_for_pause()
+                return GrammarConstraint(found, words, self._build)
         except ConstraintError as error:
             raise refusal(constraint, f"cannot be enforced: {error}") from None
+
+    def _wait_for_pause(self) -> None:
+        if self._pause is not None:
+            self._pause()
+
+    def _build(self, source: GrammarSource, tokenizer: LLTokenizer) -> LLMatcher:
+        """Beside an engine on a thread of lower priority, also what is quick: a millisecond of a processor that the
+        step and its masks want. Small ones are built one at a time."""
+        if self._pause is None or not source.is_small:
+            return build_here(source, tokenizer)
+        if self._builder is None:
+            self._builder = ThreadPoolExecutor(1, "niwaki-grammar", give_way)
+        return self._builder.submit(build_here, source, tokenizer).result()
 
     def _vocabulary_of_grammars(self) -> GrammarVocabulary:
         try:
@@ -168,7 +193,7 @@ class ConstraintCompiler:
     def _source(self, constraint: Compilable, word: bytes = b"") -> Source:
         """Worked out here where that is surely quick, else where it can be killed. Raises as `source_of`."""
         with self._here:
-            self.wait_for_pause()
+            self._wait_for_pause()
             found = quick_source(constraint, self._seconds, word)
         return found or read_answer(self._pool.ask(request_for(constraint, word)))
 

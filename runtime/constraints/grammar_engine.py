@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.distinct import DistinctMatcher
@@ -39,14 +39,22 @@ GOES_ON: Final = b"a 0"  # bytes of which one may follow most texts that can end
 MAX_BEHIND: Final = 1024  # tokens that a prompt's last bytes begin, of which each is tried
 
 
+Build: TypeAlias = Callable[[GrammarSource, LLTokenizer], LLMatcher]
+
+
+def build_here(source: GrammarSource, tokenizer: LLTokenizer) -> LLMatcher:
+    """See `guidance.build`."""
+    return build(source.text, tokenizer, is_shallow=source.is_small)
+
+
 class GrammarConstraint:
-    """A grammar over a vocabulary.
+    """A grammar over a vocabulary. `build`: on which thread its matcher is built.
 
     Raises:
         ConstraintError: the engine refuses it for this vocabulary.
     """
 
-    def __init__(self, source: GrammarSource, words: GrammarVocabulary) -> None:
+    def __init__(self, source: GrammarSource, words: GrammarVocabulary, build: Build = build_here) -> None:
         self.words = words
         self.num_states = source.num_states
         self.places = Places(source.text if source.is_json and not source.layout else "")
@@ -55,7 +63,7 @@ class GrammarConstraint:
         if (length := len(source.shortest)) > MAX_SHORTEST:
             raise ConstraintError(f"its shortest text has {length} bytes, at most {MAX_SHORTEST}; ask for less")
         try:
-            native = build(source.text, words.tokenizer, is_shallow=source.is_small)
+            native = build(source, words.tokenizer)
         except ValueError as error:
             raise ConstraintError(f"it cannot be compiled: {error}") from None
         self._start: Native = native

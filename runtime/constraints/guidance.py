@@ -141,6 +141,13 @@ def byte_tokenizer() -> LLTokenizer:
     return tokenizer_of([bytes([byte]) for byte in range(256)], [256], 257)
 
 
+def give_way() -> None:
+    """Lower this thread's priority for good: the engine's steps go first."""
+    if sys.platform == "linux":  # where it is this thread's alone
+        # Never less nice than it is, which only root may.
+        os.setpriority(os.PRIO_PROCESS, 0, max(_OF_STEPS + NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+
+
 def build(grammar: str, tokenizer: LLTokenizer, *, is_shallow: bool = False) -> LLMatcher:
     """A matcher of a Lark grammar in llguidance's dialect. May take for ever, without the interpreter's lock.
     `is_shallow`: this thread's stack is surely deep enough; the others are built one after the other.
@@ -155,9 +162,7 @@ def build(grammar: str, tokenizer: LLTokenizer, *, is_shallow: bool = False) -> 
         made.append(LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits))
 
     def make_beside_others() -> None:
-        if sys.platform == "linux":  # where it is this thread's alone
-            # Never less nice than it is, which only root may.
-            os.setpriority(os.PRIO_PROCESS, 0, max(_OF_STEPS + NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+        give_way()
         make()
 
     if is_shallow:

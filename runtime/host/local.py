@@ -80,7 +80,7 @@ class LocalBackend(Templates):
         self._core = core
         self._boundaries = boundaries
         self._compilations = Compilations(compiler)
-        compiler.wait_for_pause = core.pause.wait
+        compiler.steps_beside(core.pause.wait)
         self._info = info
         self._limits = Limits(info.context_length, pool_tokens, compiler.vocabulary.size)
         # Called on the engine thread behind each step, when everybody was told what the step gave.
