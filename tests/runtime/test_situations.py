@@ -170,8 +170,20 @@ def test_masks_of_shared_places_are_those_of_a_text_by_itself(
         ("unknown keys", '{"name":"a","no":12,"x":[', '{"name":"\\n","no":-1,"anything":['),
         ("unknown keys", '{"name":"\\u00', '{"name":"abc \\u00'),
         ("what follows hangs on the value", '{"name":"a1', '{"name":"a987'),
+        ("strings, patterns and lengths", '{"a":"x","ab":"aba', '{"a":"another","ab":"ababa'),
+        ("strings, patterns and lengths", '{"a":"","ab":"aba","name":"éé",', '{"a":"x","ab":"","name":"abcd",'),
+        (
+            "strings, patterns and lengths",
+            '{"a":"","ab":"","name":"ab","é":"abc',
+            '{"a":"","ab":"","name":"ab","é":"xyzé',
+        ),
         ("numbers", "[5.25", "[17.123456"),
-        ("many constants", "[15,", '["a17",'),
+        ("numbers", '[0.5,"1",', "[1e9,-7.25,"),
+        ("constants", '["abc",', "[null,"),
+        ("many constants", '[null,"a1",15,', '["a17",'),
+        ("anything", '[[1,{"a":[]}],', '[1,"a",null,'),
+        ("references", '{"no":1,"a":[{"no":2},', '{"no":17,"a":[{"no":2,"a":[]},{"no":3},'),
+        ("references", '{"no":1,"a":[]', '{"no":17,"a":[{"no":2}]'),
         ("what follows hangs on the value", '{"name":"a1",', '{"name":"a987",'),
         ("a date", '["2024-02-29","', '["1999-12-31","'),
     ],
@@ -247,7 +259,7 @@ def test_a_character_that_no_language_has_ends_it(compiler: ConstraintCompiler) 
 def test_what_is_kept_is_bounded_and_counted(compiler: ConstraintCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_places, "MAX_PLACES", 40)
     monkeypatch.setattr(grammar_places, "MAX_STEPS", 60)
-    monkeypatch.setattr(grammar_situations, "MAX_BEHIND", 50)
+    monkeypatch.setattr(grammar_situations, "MAX_POINTS", 50)
     constraint = compiled(compiler, {**SCHEMAS["references"], "title": "bounded"})  # type: ignore[dict-item]
     before = constraint.num_bytes
     constraint.matcher()
@@ -265,5 +277,5 @@ def test_what_is_kept_is_bounded_and_counted(compiler: ConstraintCompiler, monke
     assert places._num_steps <= 60
     situations = places._situations
     assert situations is not None
-    assert len(situations._behind) <= 50
+    assert len(situations._points) <= 50
     assert constraint.num_bytes > before + 40 * grammar_places.PLACE_BYTES
