@@ -15,6 +15,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from typing import Final, TypeAlias
 
+import msgspec
+
 from niwaki.runtime.constraints.grammar_rules import START as START_RULE
 from niwaki.runtime.constraints.grammar_rules import Bracket, Rules
 from niwaki.runtime.constraints.grammar_terminals import WORDS, Unknown, language_of
@@ -32,25 +34,13 @@ MAX_MOVES: Final = 16_384
 MAX_POINTS: Final = 32_768
 TERM_BYTES: Final = 500
 MOVE_BYTES: Final = 120
-POINT_BYTES: Final = 300
+POINT_BYTES: Final = 400
 
 # The point before the string, number or word that is open, and what kind that is; what is left of the terminals, by
 # its number; what was read of it, while that begins a literal; and bytes of a character that is not whole.
 Situation: TypeAlias = "tuple[int, int, int, bytes | None, bytes]"
 START: Final[Situation] = (0, OUTSIDE, 0, b"", b"")
 Symbol: TypeAlias = "int | tuple[str, ...]"  # a byte, or what a value or key was
-
-
-class _Point:
-    """Between two values or marks of a text. `bracket`: the point behind the innermost open one. What may begin here is
-    found when something does."""
-
-    __slots__ = ("after", "before", "bracket", "room", "symbol")
-
-    def __init__(self, before: int, symbol: Symbol, bracket: int) -> None:
-        self.before, self.symbol, self.bracket = before, symbol, bracket
-        self.after: dict[Symbol, int] = {}
-        self.room: _Room | None = None
 
 
 class _Room:
@@ -67,15 +57,25 @@ class _Room:
         self.literals: dict[bytes, list[str]] = {}  # text -> units
 
 
-class _Left:
-    """What is left of terminals to be matched, each with its name."""
+# The collector of cycles need not look at the many: they name each other by number.
+class _Point(msgspec.Struct, eq=False, gc=False):
+    """Between two values or marks of a text. `bracket`: the point behind the innermost open one. What may begin here is
+    found when something does."""
 
-    __slots__ = ("moves", "number", "terms", "units")
+    before: int
+    symbol: Symbol
+    bracket: int
+    after: dict[Symbol, int]
+    room: _Room | None = None
 
-    def __init__(self, number: int, terms: tuple[tuple[str, Term], ...]) -> None:
-        self.number, self.terms = number, terms
-        self.moves: dict[int, _Left] = {}
-        self.units = [unit for unit, term in terms if term.is_nullable]  # that match
+
+class _Left(msgspec.Struct, eq=False, gc=False):
+    """What is left of terminals to be matched, each with its name, and which of them match."""
+
+    number: int
+    terms: tuple[tuple[str, Term], ...]
+    units: tuple[str, ...]
+    moves: dict[int, int]
 
 
 class Situations:
@@ -90,7 +90,7 @@ class Situations:
         self._cuts: list[int] = []  # between them no terminal tells characters apart
         self._left: list[_Left] = []
         self._known: dict[tuple[tuple[str, int], ...], _Left] = {}
-        self._points = [_Point(0, 0, 0)]
+        self._points = [_Point(0, 0, 0, {})]
         self._rooms: dict[frozenset[tuple[str, frozenset[str]]] | None, _Room] = {}
         self._num_moves = 0
         self.is_spent = False
@@ -98,7 +98,7 @@ class Situations:
     @property
     def num_bytes(self) -> int:
         terms = TERM_BYTES * self._languages.num_terms
-        return len(self._grammar) + terms + MOVE_BYTES * self._num_moves + POINT_BYTES * len(self._points)
+        return 4 * len(self._grammar) + terms + MOVE_BYTES * self._num_moves + POINT_BYTES * len(self._points)
 
     def after(self, situation: Situation, text: bytes) -> Situation | None:
         """Where a text of the grammar in this situation is when it has gone on like this; None where that is not
@@ -209,7 +209,7 @@ class Situations:
             if found >= MAX_POINTS:
                 raise TooManyTerms
             bracket = points[before].bracket if around is None else around
-            points.append(_Point(before, symbol, found if opens else bracket))
+            points.append(_Point(before, symbol, found if opens else bracket, {}))
             points[before].after[symbol] = found
         return found
 
@@ -296,21 +296,22 @@ class Situations:
                 raise Unknown
             return left
         code = self._cuts[bisect_right(self._cuts, code) - 1]
-        found = left.moves.get(code)
-        if found is None:
+        number = left.moves.get(code)
+        if number is None:
             if self._num_moves >= MAX_MOVES:
                 raise TooManyTerms
             terms = [(unit, self._languages.after(term, code)) for unit, term in left.terms]
             found = self._left_of(tuple((unit, term) for unit, term in terms if term is not self._languages.nothing))
-            left.moves[code] = found
+            left.moves[code] = number = found.number
             self._num_moves += 1
-        return found
+        return self._left[number]
 
     def _left_of(self, terms: tuple[tuple[str, Term], ...]) -> _Left:
         key = tuple((unit, term.number) for unit, term in terms)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = _Left(len(self._left), terms)
+            units = tuple(unit for unit, term in terms if term.is_nullable)
+            found = self._known[key] = _Left(len(self._left), terms, units, {})
             self._left.append(found)
         return found
 
