@@ -94,7 +94,9 @@ class Places:
         self._num_texts += 1
         if self._num_texts == 2 and self._grammar:
             self._situations = Situations(self._grammar)
-            self.start.situation = START
+            # The first text goes on by itself; where it went from the start, others find places that they share.
+            start = self.start
+            start.situation, start.first, start.first_id, start.others = START, None, NO_ID, None
 
     @property
     def num_bytes(self) -> int:
