@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -203,6 +204,18 @@ def _generator() -> type[GenerateJsonSchema]:
             if schema.keys() & _NO_KEYWORDS:
                 return refused("a limit on timedelta")
             return {"type": "string", "pattern": _DURATION}
+
+        def literal_schema(self, schema: core_schema.LiteralSchema) -> JsonSchemaValue:
+            # Of a plain Enum the validator takes the member itself, which no JSON is.
+            if any(isinstance(one, Enum) and not isinstance(one, str | int) for one in schema["expected"]):
+                return refused("a Literal of an Enum's members (one of its own values can be: give the Enum)")
+            return super().literal_schema(schema)
+
+        def bytes_schema(self, schema: core_schema.BytesSchema) -> JsonSchemaValue:
+            if "max_length" in schema:
+                return refused("max_length of bytes, which a text may pass by having fewer characters")
+            is_coded = self._config.val_json_bytes != "utf8"
+            return refused("bytes in base64 or hex") if is_coded else super().bytes_schema(schema)
 
         def date_schema(self, schema: core_schema.DateSchema) -> JsonSchemaValue:
             is_limited = schema.keys() & _NO_KEYWORDS or "now_op" in schema

@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 
 import niwaki as nw
 from niwaki.lang.nodes import Gen
+from niwaki.lang.number_patterns import int_pattern
 from niwaki.lang.remote_wire import params_json
 from niwaki.lang.state import State
-from niwaki.lang.types import ValueType, _int_pattern, grammar_type, schema_type, value_type
+from niwaki.lang.types import ValueType, grammar_type, schema_type, value_type
 from niwaki.runtime.api import Choices, Grammar, JsonSchema, Regex, SamplingParams
 from niwaki.runtime.server.branch_shapes import SchemaBody
 
@@ -200,7 +201,7 @@ def test_every_admitted_text_is_read(text: str) -> None:
 
 @given(st.integers(-5000, 5000), st.integers(0, 3000), st.integers(-10000, 10000))
 def test_bounds_of_whole_numbers_are_exact(low: int, width: int, number: int) -> None:
-    pattern = _int_pattern(low, low + width)
+    pattern = int_pattern(low, low + width)
     assert (re.fullmatch(pattern, str(number)) is not None) == (low <= number <= low + width)
     assert re.fullmatch(pattern, str(low))
     assert re.fullmatch(pattern, str(low + width))
