@@ -184,8 +184,11 @@ class Journal:
             OSError: it could not be written whole; the file still ends with the row before it.
             ValueError: the row is not JSON (a float that is not finite, a lone surrogate).
         """
-        text = json.dumps({"index": self.num_done, **row}, ensure_ascii=False, allow_nan=False)
-        line = memoryview(text.encode("utf-8") + b"\n")
+        try:
+            text = json.dumps({"index": self.num_done, **row}, ensure_ascii=False, allow_nan=False)
+            line = memoryview(text.encode("utf-8") + b"\n")
+        except ValueError as error:
+            raise ValueError(_what_is_no_json(row, error)) from error
         num_bytes = len(line)
         try:
             while line:
@@ -286,12 +289,25 @@ class Journal:
             os.lseek(self._fd, self._end, os.SEEK_SET)
 
 
+def _what_is_no_json(row: Mapping[str, object], error: ValueError) -> str:
+    """Which of its values has no place in a line of JSON."""
+    for name, value in row.items():
+        try:
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")
+        except ValueError:
+            return f"{name!r} is no JSON that others read: {value!r:.200}"
+    return str(error)
+
+
 def _opened(path: Path) -> tuple[int, bool]:
     """Its descriptor, and whether the file was not there before."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     try:
         return os.open(path, flags | os.O_EXCL, 0o666), True
     except FileExistsError:
+        if path.exists() and not path.is_file():
+            # Who can read of a pipe is its reader: nobody else would be told that the other one is gone.
+            flags = os.O_WRONLY | os.O_CLOEXEC
         return os.open(path, flags, 0o666), False
     except FileNotFoundError as error:
         raise not_made(path, error) from None

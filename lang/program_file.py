@@ -16,6 +16,8 @@ from niwaki.runtime.api import ConfigError
 
 JsonObject = Mapping[str, object]
 
+_GATHERS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
 
 def program_target(text: str) -> tuple[Path, str]:
     """FILE.py:FUNCTION, taken apart. Raises ConfigError for anything else."""
@@ -81,20 +83,32 @@ def parameters_of(program: Program, records: RecordFile) -> Callable[[str | Json
     parameters = list(inspect.signature(program.func).parameters.values())[1:]  # without the state
     required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
     columns = records.columns()
+    shown = repr(program).strip("<>")
     if records.format == "txt" or records.column is not None:
         named = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
         takers = required or named[:1]
         if len(takers) != 1 or takers[0] not in named:
-            raise ConfigError(f"{program!r} must have one parameter for the text of a record; give it .jsonl or .csv")
+            raise ConfigError(f"{shown} must have one parameter for the text of a record; give it .jsonl or .csv")
         text_name = takers[0]
     else:
         text_name = ""
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         known = {parameter.name for parameter in parameters}
+        by_name = {parameter.name for parameter in parameters if parameter.kind not in _GATHERS}
         unknown = [] if columns is None or takes_any else [name for name in columns if name not in known]
         if unknown:
+            is_parted_otherwise = columns is not None and len(columns) == 1 and set(";\t|") & set(unknown[0])
             raise ConfigError(
-                f"{records.path} has a column {unknown[0]!r}, and {program!r} no such parameter; "
-                "--column NAME gives it one column alone"
+                f"{records.path} has a column {unknown[0]!r}, and {shown} has no such parameter; "
+                + (
+                    "the fields of a .csv stand between commas"
+                    if is_parted_otherwise
+                    else "rename it, take all columns with **columns, or --column NAME gives it one alone"
+                )
+            )
+        missing = [name for name in required if columns is not None and name not in columns and name in by_name]
+        if missing:
+            raise ConfigError(
+                f"{records.path} has no column {missing[0]!r}, which {shown} needs; it has {', '.join(columns or ())}"
             )
     return lambda record: {text_name: record} if isinstance(record, str) else record

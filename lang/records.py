@@ -29,6 +29,7 @@ _FORMATS: dict[str, Format] = {
     ".txt": "txt",
 }
 _BOM = b"\xef\xbb\xbf"
+_OTHER_BOMS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16, and of UTF-32
 
 
 class RecordError(NiwakiError, ValueError):
@@ -55,15 +56,20 @@ class RecordFile:
     @classmethod
     def open(cls, path: Path, *, separator: str | None = None, column: str | None = None) -> RecordFile:
         """Raises ConfigError where the name and the options do not fit, OSError where the file cannot be read."""
+        if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
+            raise ConfigError(f"{path} is no file; the input is read more than once, so store it in one first")
         form = _FORMATS.get(path.suffix.lower())
         if form is None:
-            raise ConfigError(f"{path}: unknown kind of input; name it {', '.join(_FORMATS)}")
+            hint = f"; jq -c '.[]' {path} makes the lines of a .jsonl of a list" * (path.suffix.lower() == ".json")
+            raise ConfigError(f"{path}: unknown kind of input; name it {', '.join(_FORMATS)}{hint}")
         if separator is not None and form != "txt":
             raise ConfigError(f"a record separator is for .txt files, and {path.name} is not one")
         if separator is not None and not separator.strip():
             raise ConfigError("the record separator is empty")
         if column is not None and form == "txt":
             raise ConfigError(f"a column is for .jsonl, .csv and .parquet files, and {path.name} is none of them")
+        if form != "parquet":
+            _check_encoding(path)
         records = cls(path, form, separator, column)
         header = records.columns()  # a missing file or a folder fails here, by name
         if header is not None and column is not None and column not in header:
@@ -115,6 +121,17 @@ class RecordFile:
                 yield line_number, text if self.format == "txt" else _json_object(text)
             except RecordError as error:
                 yield line_number, error
+
+
+def _check_encoding(path: Path) -> None:
+    """Raises ConfigError for UTF-16 and UTF-32, whose lines would be neither errors nor what they say."""
+    with path.open("rb") as file:
+        start = file.read(64)
+    is_wide = len(start) >= 4 and any(set(start[first::2]) == {0} for first in (0, 1))
+    if start.startswith(_OTHER_BOMS) or is_wide:
+        raise ConfigError(
+            f"{path} is in UTF-16 or UTF-32, and input is read as UTF-8: iconv -f UTF-16 -t UTF-8 {path} writes it so"
+        )
 
 
 # A chunk is the bytes of one record, or None where they are more than MAX_RECORD_BYTES.
@@ -170,6 +187,8 @@ def _decoded(chunk: _Chunk) -> str:
 
 
 def _json_object(text: str) -> Mapping[str, object]:
+    if text in ("{", "["):
+        raise RecordError("begins JSON that goes over several lines; a record is one line, as jq -c writes it")
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:

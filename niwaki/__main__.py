@@ -87,7 +87,13 @@ def _parser() -> argparse.ArgumentParser:
     add = run_parser.add_argument
     add("program", metavar="FILE.py:FUNCTION", help="a function made with @niwaki.function")
     add("--input", required=True, type=Path, metavar="PATH", help=".jsonl, .csv, .parquet or .txt")
-    add("--output", required=True, type=Path, metavar="PATH", help="a row per record, in order: .jsonl, .csv, .parquet")
+    add(
+        "--output",
+        required=True,
+        type=_output,
+        metavar="PATH",
+        help="a row per record, in order: .jsonl, .csv, .parquet, or - for standard output",
+    )
     add("--model", type=Path, metavar="DIR", help="a Hugging Face model folder (default: the bundled model)")
     add("--limit", type=_positive, metavar="N", help="only the first N records")
     add(
@@ -245,6 +251,10 @@ def _with_joined_separator(argv: Sequence[str]) -> list[str]:
         else:
             joined.append(word)
     return joined
+
+
+def _output(text: str) -> Path:
+    return Path("/dev/stdout" if text == "-" else text)
 
 
 def _positive(text: str) -> int:

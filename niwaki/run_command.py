@@ -79,7 +79,11 @@ def run(options: RunOptions) -> int:
             if last == num_records:
                 journal.finish()
             _make_table(options.output, journal, last)
-            print(f"nothing to do: {options.output} has all {last} records (--restart begins again)")
+            print(
+                f"nothing to do: {options.output} has all {last} records (--restart begins again)"
+                if last
+                else f"nothing to do: {options.input} holds no record"
+            )
             return 0
         trees: dict[int, Tree] = {}
         rows = islice(records, journal.num_done, last)
@@ -243,9 +247,10 @@ def _write_row(journal: Journal, row: JsonObject) -> Failure | None:
 
 
 def _how_to_continue(journal: Journal) -> str:
+    rows, was, stand = ("row", "was", "stands") if journal.num_done == 1 else ("rows", "were", "stand")
     if not journal.is_resumable:
-        return f"{journal.num_done} rows were written"
-    return f"{journal.num_done} rows stand in {journal.path}; give the same command again to continue"
+        return f"{journal.num_done} {rows} {was} written"
+    return f"{journal.num_done} {rows} {stand} in {journal.path}; give the same command again to continue"
 
 
 def _fingerprint(options: RunOptions, records: RecordFile) -> Mapping[str, str]:

@@ -120,12 +120,13 @@ def test_a_finished_run_has_nothing_to_do(folder: Path, capsys: pytest.CaptureFi
     assert Path("out.jsonl").stat().st_mtime_ns == before.st_mtime_ns
 
 
-def test_an_empty_input_gives_an_empty_output(folder: Path) -> None:
+def test_an_empty_input_gives_an_empty_output(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("in.txt").write_text("a\n")
     assert run("shout", "in.txt") == 0
     Path("in.txt").write_text("")
     assert run("shout", "in.txt", "--restart") == 0
     assert rows() == []
+    assert "nothing to do: in.txt holds no record\n" in capsys.readouterr().out
 
 
 # -- records that fail ----------------------------------------------------------------------------------------------
@@ -173,6 +174,12 @@ def test_a_variable_that_the_output_line_needs_is_an_error(folder: Path) -> None
     assert "has its own 'index'" in json.dumps(rows()[0]["error"])
 
 
+def test_a_value_that_is_no_json_is_told_by_its_name(folder: Path) -> None:
+    Path("in.txt").write_text("1\nnan\n")
+    assert run("number", "in.txt") == 0
+    assert rows()[1]["error"] == {"type": "ValueError", "message": "'value' is no JSON that others read: nan"}
+
+
 def test_json_lines_with_a_strange_key_fail_alone(folder: Path) -> None:
     Path("in.jsonl").write_text('{"name": "a"}\n{"nam": "b"}\n{"name": "c"}\n')
     assert run("typed", "in.jsonl") == 0
@@ -194,7 +201,17 @@ def test_json_lines_with_a_strange_key_fail_alone(folder: Path) -> None:
         (["program.py:missing", "--input", "in.txt"], 1, "missing is not defined in program.py; programs there: shout"),
         (["program.py:not_a_program", "--input", "in.txt"], 1, "not_a_program is not a program"),
         (["program.py:two", "--input", "in.txt"], 1, "must have one parameter for the text"),
-        (["program.py:shout", "--input", "in.csv"], 1, "has a column 'name'"),
+        (
+            ["program.py:shout", "--input", "in.csv"],
+            1,
+            "in.csv has a column 'name', and program shout(s, text) has no such parameter; rename it",
+        ),
+        (["program.py:shout", "--input", "parted.csv"], 1, "the fields of a .csv stand between commas"),
+        (
+            ["program.py:two", "--input", "one.csv"],
+            1,
+            "one.csv has no column 'other', which program two(s, text, other) needs; it has text",
+        ),
         (["gone.py:shout", "--input", "in.txt"], 1, "no program file gone.py"),
         (["program:shout", "--input", "in.txt"], 1, "no program file program; did you mean program.py:shout?"),
         ([".:shout", "--input", "in.txt"], 1, "no program file ."),
@@ -222,6 +239,8 @@ def test_a_run_that_cannot_start_says_why_in_one_line_and_leaves_no_output(
 ) -> None:
     Path("in.txt").write_text("a\n")
     Path("in.csv").write_text("name\nAda\n")
+    Path("parted.csv").write_text("name;city\nAda;London\n")
+    Path("one.csv").write_text("text\nx\n")
     Path("in.pdf").write_text("a")
     Path("broken.py").write_text("x = 1\ny = x / 0\n")
     Path("syntax.py").write_text("def f(:\n")

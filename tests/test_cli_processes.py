@@ -70,6 +70,17 @@ def test_the_output_may_be_a_pipe(folder: Path) -> None:
     assert [json.loads(line)["index"] for line in text.splitlines()] == [0, 1]
 
 
+def test_a_reader_of_the_output_that_leaves_ends_the_run(folder: Path) -> None:
+    Path("in.txt").write_text("x" * 100 + "\n" + ("y" * 100 + "\n") * 3000)
+    process = command("run", "program.py:shout", "--input", "in.txt", "--output", "-")
+    assert process.stdout is not None and process.stderr is not None
+    assert json.loads(process.stdout.readline())["index"] == 0
+    process.stdout.close()
+    assert process.wait(timeout=60) == 1
+    assert "Broken pipe: /dev/stdout" in one_line(process.stderr.read())
+    process.stderr.close()
+
+
 def test_killed_again_and_again_a_run_loses_and_repeats_no_row(folder: Path) -> None:
     texts = [f"slow record {index}" for index in range(200)]
     Path("in.txt").write_text("\n".join(texts))

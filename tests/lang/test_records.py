@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,30 @@ def test_the_digest_is_that_of_the_bytes(tmp_path: Path) -> None:
     path = tmp_path / "in.txt"
     path.write_bytes(b"abc")
     assert RecordFile.open(path).digest() == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("name", ["in.txt", "in.jsonl", "in.csv"])
+def test_files_in_wider_encodings_are_refused_with_the_command_that_helps(
+    tmp_path: Path, name: str, encoding: str
+) -> None:
+    (tmp_path / name).write_bytes("text\n{}\n".encode(encoding))
+    with pytest.raises(ConfigError, match="iconv -f UTF-16 -t UTF-8"):
+        RecordFile.open(tmp_path / name)
+
+
+def test_json_over_several_lines_is_told_on_its_first(tmp_path: Path) -> None:
+    first, *_ = read(tmp_path / "in.jsonl", b'{\n "a": 1\n}\n')
+    assert (
+        first == "line 1 of in.jsonl begins JSON that goes over several lines; a record is one line, as jq -c writes it"
+    )
+
+
+def test_a_list_in_a_json_file_and_a_pipe_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "in.json").write_text("[{}]")
+    with pytest.raises(ConfigError, match=r"jq -c '\.\[\]' .*in\.json"):
+        RecordFile.open(tmp_path / "in.json")
+    os.mkfifo(tmp_path / "in.jsonl")
+    for path in (tmp_path / "in.jsonl", Path("-"), Path("/dev/stdin")):
+        with pytest.raises(ConfigError, match="is no file; the input is read more than once"):
+            RecordFile.open(path)
