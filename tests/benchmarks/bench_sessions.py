@@ -61,14 +61,14 @@ class Asker:
     def first_token(self, session: str, text: str, *, is_first: bool) -> None:
         """A turn up to its first token. The rest is read before the next one."""
         self._reading.close()
-        # With log-probabilities a token that writes nothing is told, too.
-        body = _body(text, 2, is_first=is_first) | {"stream": True, "logprobs": True}
+        # In letters: random weights write pieces of characters, too, and those are told when the character is whole.
+        body = _body(text, 2, is_first=is_first) | {"stream": True, "regex": "[a-z]+"}
         stream = self._client.stream("POST", f"/v1/sessions/{session}/chat/completions", json=body)
         answer = self._reading.enter_context(stream)
         came = b""
         pieces = answer.iter_bytes()
         self._reading.callback(lambda: [*pieces])
-        while b'"logprobs":{' not in came:
+        while b'"delta":{"content":"' not in came:
             came += next(pieces)
 
     def long_session(self) -> tuple[str, int]:
