@@ -208,11 +208,11 @@ class GrammarMatcher:
         if place is None:
             return False
         step = place.first if place.first_id == token_id else place.step(token_id)
-        if step is None:
+        constraint = self._constraint
+        if step is None or constraint.places.is_alone(place, step):
             step = self._allowed(place, token_id)
             if step is None:
                 return False
-        constraint = self._constraint
         after = constraint.places.all[step.after]
         if not after.is_free or after.mask is None or not self._way.step(place, after, token_id, remaining):
             return False
@@ -225,9 +225,10 @@ class GrammarMatcher:
         return True
 
     def _allowed(self, place: Place, token_id: int) -> Step | None:
-        """A step that no text has taken, where the mask has it and what is behind it is known."""
+        """A step that is known or in the mask, to a place that is shared."""
         words = self._constraint.words
-        if place.situation is None or token_id in words.vocabulary.eos_ids or not place.allows(token_id):
+        is_allowed = place.step(token_id) is not None or place.allows(token_id)
+        if place.situation is None or token_id in words.vocabulary.eos_ids or not is_allowed:
             return None
         return self._constraint.places.step(place, token_id, words.vocabulary.token_bytes[token_id] or b"")
 

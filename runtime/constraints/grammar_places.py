@@ -94,9 +94,7 @@ class Places:
         self._num_texts += 1
         if self._num_texts == 2 and self._grammar:
             self._situations = Situations(self._grammar)
-            # The first text goes on by itself; where it went from the start, others find places that they share.
-            start = self.start
-            start.situation, start.first, start.first_id, start.others = START, None, NO_ID, None
+            self.start.situation = START
 
     @property
     def num_bytes(self) -> int:
@@ -107,13 +105,20 @@ class Places:
     def step(self, place: Place, token_id: int, text: bytes) -> Step | None:
         """A token that may follow there, and what it writes. None where the place behind it is not kept."""
         found = place.step(token_id)
-        if found is not None:
+        if found is not None and not self.is_alone(place, found):
             return found
         situation = None
         if self._situations is not None and place.situation is not None:
             situation = self._situations.after(place.situation, text)
         with self._lock:
             after = None if situation is None else self._by_situation.get(situation)
+            if found is not None:
+                if after is not None:
+                    found.after = after.number
+                elif situation is not None:
+                    alone = self.all[found.after]
+                    alone.situation, self._by_situation[situation] = situation, alone
+                return found
             if after is None:
                 if len(self.all) >= MAX_PLACES:
                     return None
@@ -126,6 +131,10 @@ class Places:
                 place.add(step)
                 self._num_steps += 1
         return step
+
+    def is_alone(self, place: Place, step: Step) -> bool:
+        """Whether the first text took this step before places were shared: the one behind it may become one that is."""
+        return place.situation is not None and self.all[step.after].situation is None
 
     def note_walkable(self, place: Place, step: Step, cost: int, farthest: int) -> None:
         """Others may take this step without a look at them."""
