@@ -4,9 +4,10 @@
     python -m tests.benchmarks.bench_constraints --only W9 --vocab 8192 131072 --batch 1 32 256
 
 W8: JSON of which about 60 % is forced, written with forced tokens and without. W9: time of the masks of a batch along
-given texts, a different one in each row, ours (new ones, and those of texts seen before) against llguidance's own
-matcher on the bare schema and xgrammar's (`pip install niwaki[bench]`), on a generated vocabulary of words or, for
-131072, on Mistral's. W10: a batch under a constraint that forces nothing against the same batch without one.
+given texts, a different one in each row, and of telling each row its token ("accept"): ours (new ones, and those of
+texts seen before) against llguidance's own matcher on the bare schema and xgrammar's (`pip install niwaki[bench]`), of
+a generated vocabulary of words or, for 131072, of Mistral's. W10: a batch under a constraint that forces nothing
+against the same batch without one.
 """
 
 from __future__ import annotations
