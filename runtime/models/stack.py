@@ -21,12 +21,12 @@ from niwaki.kernels.coded_line import OUT, X, line_of
 from niwaki.kernels.crew import Crew, Geometry
 from niwaki.kernels.few_pairs import MAX_ROWS as MAX_ROWS_OF_PAIRS
 from niwaki.kernels.few_pairs import takes_few
-from niwaki.kernels.layers import LINE_WIDTH
 from niwaki.kernels.linear import is_few, most_few_rows
 from niwaki.kernels.linear_tiles import takes
 from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.ops import Linear, NumbaOps, array_of
 from niwaki.kernels.packed import PackedLinear
+from niwaki.kernels.pieces import LINE_WIDTH
 from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.rule import NO_CAP
 from niwaki.kernels.segments import Int64s
