@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.benchmarks.bench_agents import ANSWERED, best_eviction, run
+from tests.benchmarks.bench_agents import ANSWERED, Event, best_eviction, run
 
 
 def test_interleaved_agents_over_half_a_pool_hit_as_often_as_the_best_order_would() -> None:
@@ -30,7 +30,15 @@ def test_agents_that_pause_for_longer_than_the_pool_lasts_find_some_of_their_tex
 def test_what_is_needed_last_leaves_first_and_from_its_end() -> None:
     known = 100 + ANSWERED - 1  # of an agent that was answered once
     order = [("a", 100), ("b", 100), ("c", 100), ("a", 200), ("b", 200)]
-    asked = [(ord(name), size) for name, size in order]
-    assert best_eviction(asked, 10**6) == 2 * known / 700
-    # For "c" all of "b" goes but 45 tokens; for the second turn of "a" then "c", which never returns.
-    assert best_eviction(asked, 2 * known + 45) == pytest.approx((known + 45) / 700)
+    in_turn = [Event(ord(name), size, is_end) for name, size in order for is_end in (False, True)]
+    assert best_eviction(in_turn, 10**6) == 2 * known / 700
+    # For the 100 tokens of "c" 55 of "b" go; for the second turn of "a" then "c", which never returns.
+    assert best_eviction(in_turn, 2 * known + 45) == pytest.approx((2 * known - 55) / 700)
+
+
+def test_what_runs_leaves_no_room_for_what_does_not() -> None:
+    known = 100 + ANSWERED - 1
+    alone = [Event(1, 100, is_answered=False), Event(1, 100, is_answered=True)]
+    beside = [Event(2, 150, is_answered=False), Event(1, 200, is_answered=False)]
+    assert best_eviction([*alone, *beside], known + 150) == known / 450
+    assert best_eviction([*alone, *beside], known + 110) == (known - 40) / 450
