@@ -322,6 +322,9 @@ class Decoding:
             self._starts[place] = request.num_computed
             self._token_ids[place] = request.ids[-1]
             self._last[place] = _last_of(request)
+            # All of them anew: where the end of a prompt was healed, its commit may have put another's equal page in
+            # the place of one, which is somebody else's by now.
+            self._held[place] = 0
             self._hold(place, pages_of(request))
         self._count_left()
         self._draws.move_to(np.array([request.num_generated for request in self.requests], np.int64))

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from niwaki.kernels.echo import last_echo
-from niwaki.runtime.api import Cancelled, ConfigError, JsonSchema, Output, Regex, SamplingParams
+from niwaki.runtime.api import Cancelled, ConfigError, JsonSchema, Output, Regex, SamplingParams, Segment
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.requests.drafts import DRAFT_ROWS, FIRST_GUESS, LONGEST_PAUSE, Guesser, Listener
@@ -219,3 +219,20 @@ def test_drafts_survive_a_pool_that_is_short_and_requests_that_are_cancelled(fol
 def test_so_many_tokens_cannot_be_guessed(value: object, folder: Path) -> None:
     with pytest.raises(ConfigError, match="draft_tokens must be a whole number from 0 to 256"):
         Engine(folder, draft_tokens=value)
+
+
+def test_guesses_behind_a_healed_prompt_leave_each_sample_its_pages(tmp_path: Path) -> None:
+    """The second sample's last page of the prompt is replaced by the first one's equal one while a guess is checked."""
+    model = make_model(tmp_path / "toy", sharpness=3.0)
+    text = "the cat sat on the mat and the dog sat on the log. "
+    params = SamplingParams(max_new_tokens=12, n=2, temperature=0.0, ignore_eos=True, heal=True)
+    told: list[list[tuple[int, ...]]] = []
+    for draft_tokens in (0, 16):
+        with Engine(model, kv_tokens=512, page_size=4, deterministic=True, draft_tokens=draft_tokens) as engine:
+            branch = engine.backend.open()
+            for piece in (text, "a b c 1 2 3 yes no maybe"):
+                engine.backend.append(branch, [Segment(piece)])
+            outputs = engine.backend.generate(branch, [Segment(text)], params).result(timeout=60)
+            told.append([output.token_ids for output in outputs])
+            assert (engine.stats()["guessed_tokens"] > 0) == (draft_tokens > 0)
+    assert told[0] == told[1]
