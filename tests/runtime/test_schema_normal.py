@@ -334,6 +334,12 @@ def test_what_negates_keys_holds_both_ways(
         ({"type": "string", "pattern": "^(?!.*--)[a-z-]+$"}, ["a-b"], ["a--b", "A"]),
         ({"type": "array", "contains": {"minimum": 5, "type": "number"}}, [[5], [1, "a", 7]], [[], [1], ["a"]]),
         ({"type": "array", "contains": {"enum": ["a", 0]}}, [[0, 1], [1, "a", None]], [[], [1], [True]]),
+        (  # names of ours are keys like others
+            {"type": "object", "properties": {"x-automaton": {"type": "integer"}, "x-witness": {"type": "integer"}}},
+            [{"x-automaton": 1}, {"x-witness": 2}, {}],
+            [{"x-automaton": "a"}, {"x-witness": []}],
+        ),
+        ({"enum": [{"x-automaton": 1, "type": "array"}]}, [{"x-automaton": 1, "type": "array"}], [{}]),
         (  # none may be in it, and one must be
             {"contains": {"type": "integer"}, "maxContains": 0, "enum": [[], [1], ["a"], 9]},
             [9],

@@ -11,7 +11,7 @@ from typing import Final
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.regex_language import TooManyTerms
 from niwaki.runtime.constraints.schema.arrays import least_items
-from niwaki.runtime.constraints.schema.distinct import DISTINCT, DISTINCT_KEYS
+from niwaki.runtime.constraints.schema.distinct import DISTINCT, DISTINCT_KEYS, kinds_of
 from niwaki.runtime.constraints.schema.document import Json, as_fraction, json_text
 from niwaki.runtime.constraints.schema.free_keys import free_keys
 from niwaki.runtime.constraints.schema.presence import witnesses
@@ -63,7 +63,7 @@ def closings(root: Json) -> tuple[bytes, ...]:
                 patterns[pattern] = None
             if isinstance(keys := part.get("patternProperties"), dict):
                 patterns |= dict.fromkeys(keys)
-            if "x-witness" in part:
+            if "x-witness" in part and "object" in kinds_of(part):
                 patterns |= dict.fromkeys(pattern for pattern, _ in witnesses(part))
             parts += part.values()
     texts = [text for pattern in [*patterns][:MAX_CLOSINGS] if (text := witness_of(pattern))]
@@ -80,8 +80,8 @@ def array_ends(root: Json, solve: Solve, letters: Letters = _same_letter) -> tup
         if isinstance(part, list):
             parts += part
         elif isinstance(part, dict):
-            asking += [part] if "x-automaton" in part else []
-            parts += part.values()
+            asking += [part] if "x-automaton" in part and "array" in kinds_of(part) else []
+            parts += [value for key, value in part.items() if key != "enum"]  # constants say nothing
     if not asking:
         return ()
     texts = _Texts(root, solve, letters)
