@@ -1,8 +1,8 @@
-"""What the examples print on the bundled model in float32: on the CPU, and the same on a GPU.
+"""What the bundled model writes in float32, by itself and in the examples: on the CPU, and the same on a GPU.
 
-`python -m tests.benchmarks.gpu_examples PATH` writes what they print on this CPU. bench_gpu.py takes that file with
-`--expected`, else it asks the CPU of the GPU's machine, which first compiles its kernels. Left out are `service` and
-`engine`, which start engines of their own, and `rag`, which wants another package.
+`python -m tests.benchmarks.gpu_examples PATH` writes what it is on this CPU. bench_gpu.py takes that file with
+`--expected`, else it asks the CPU of the GPU's machine, which first compiles its kernels. Of the examples `service` and
+`engine` are left out, which start engines of their own, and `rag`, which wants another package.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ import sys
 from collections.abc import Collection, Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import torch
+
+from niwaki.kernels.triton.ops import TritonOps
+from tests.benchmarks.gpu_lines import greedy_tokens
 from tests.benchmarks.isolated import Json
 
 EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 ELSEWHERE: Final = {"engine", "rag", "service"}
 TYPED: Final = "My code is 4182.\nWhat is my code?\n"  # to the chat
+GREEDY_STEPS: Final = 32
 INBOX: Final = "inbox"  # not a file: all of its messages through `extract`
 
 
@@ -65,7 +70,7 @@ def _read_inbox() -> None:
 
 def example_lines(device: str, expected: Path | None, some: Collection[str]) -> Iterator[Json]:
     """A line for each example that prints something else there than on a CPU, and one for all."""
-    right = json.loads(expected.read_text("utf-8")) if expected is not None else said_on("cpu", some)
+    right = said_on("cpu", some) if expected is None else _read(expected)["examples"]
     got = said_on(device, some)
     other = [name for name in some if got[name] != right[name]]
     for name in other:
@@ -74,11 +79,24 @@ def example_lines(device: str, expected: Path | None, some: Collection[str]) -> 
     yield {"work": "examples, float32", "same tokens": "NO" if other else "yes", "examples": same}
 
 
+def greedy_lines(device: torch.device, steps: int, expected: Path | None) -> Iterator[Json]:
+    """Whether the bundled model writes the CPU's tokens, no engine around it."""
+    right = greedy_tokens("cpu", steps) if expected is None else _read(expected)["greedy tokens"]
+    same = greedy_tokens(device.type, steps, TritonOps()) == [row[:steps] for row in right]
+    yield {"model": "niwaki-tiny", "work": "greedy, as the CPU in float32", "same tokens": "yes" if same else "NO"}
+
+
+def _read(expected: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(expected.read_text("utf-8"))
+    return found
+
+
 def main() -> int:
     if len(sys.argv) != 2:
         print(__doc__)
         return 2
-    Path(sys.argv[1]).write_text(json.dumps(said_on("cpu", names()), indent=2) + "\n", "utf-8")
+    found = {"greedy tokens": greedy_tokens("cpu", GREEDY_STEPS), "examples": said_on("cpu", names())}
+    Path(sys.argv[1]).write_text(json.dumps(found, indent=2) + "\n", "utf-8")
     return 0
 
 

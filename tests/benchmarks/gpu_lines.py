@@ -113,11 +113,6 @@ def greedy_tokens(device: str, steps: int, ops: Ops | None = None) -> list[list[
     return written
 
 
-def greedy_lines(device: torch.device, steps: int) -> Iterator[Json]:
-    same = greedy_tokens(device.type, steps, TritonOps()) == greedy_tokens("cpu", steps)
-    yield {"model": "niwaki-tiny", "work": "greedy, as the CPU in float32", "same tokens": "yes" if same else "NO"}
-
-
 def engine_lines(device: str, work: Work) -> Iterator[Json]:
     """The bundled model in the engine, where a step is short: a batch decodes, each step launched before the last one's
     tokens are read, and in turn; the same under a mask. Whether the tokens are the same, and the milliseconds a

@@ -39,8 +39,10 @@ class Isolated:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _cannot_start: str = ""
 
-    def run(self, parts: Sequence[str], *, seconds: float, ends: float, stops: float, workers: int = 1) -> None:
-        """Each part within so many seconds; none is begun behind `ends`, or goes on behind `stops`, of
+    def run(
+        self, parts: Sequence[str], *, seconds: Callable[[str], float], ends: float, stops: float, workers: int = 1
+    ) -> None:
+        """Each part within its seconds; none is begun behind `ends`, or goes on behind `stops`, of
         `time.monotonic`."""
         waiting: SimpleQueue[str] = SimpleQueue()
         for part in parts:
@@ -54,7 +56,7 @@ class Isolated:
         for thread in threads:
             thread.join()
 
-    def _work(self, waiting: SimpleQueue[str], seconds: float, ends: float, stops: float) -> None:
+    def _work(self, waiting: SimpleQueue[str], seconds: Callable[[str], float], ends: float, stops: float) -> None:
         worker: Worker | None = None
         while True:
             try:
@@ -68,7 +70,7 @@ class Isolated:
                 worker = self._started(stops)
             if worker is None:
                 self._say(part, {"failed": self._cannot_start})
-            elif not self._done(worker, part, min(time.monotonic() + seconds, stops)):
+            elif not self._done(worker, part, min(time.monotonic() + seconds(part), stops)):
                 worker.end()
                 worker = None
         if worker is not None:

@@ -13,8 +13,9 @@ import torch
 pytest.importorskip("triton", reason="the GPU kernels need the package triton")
 
 from niwaki.kernels import check
+from tests.benchmarks import gpu_examples
 from tests.benchmarks.bench_gpu import Bench, Report, aims, in_turns, main
-from tests.benchmarks.gpu_lines import KINDS, SHAPES, TINY, Json, branches, greedy_tokens, limit_seconds
+from tests.benchmarks.gpu_lines import KINDS, QUICK, SHAPES, TINY, Json, branches, greedy_tokens, limit_seconds
 
 
 @pytest.mark.parametrize(
@@ -81,11 +82,46 @@ def test_what_was_broken_off_is_run_again(tmp_path: Path) -> None:
     report.add("8B: decode", {"work": "decode, 1 x 1024", "tokens/s": 100.0})
     report.add("8B: decode", {"failed": "it took longer than 60 s"})
     report.add("engine", {"left out": "no time left"})
+    report.add("kernel three", {"case": "three", "right": False})
+    report.add("examples", {"work": "examples, float32", "same tokens": "NO"})
     again = Report(None)
     assert again.take_over(path) == {"ceilings", "kernel one"}
     assert again.ceilings["bytes a second"] == 3e12
     assert [line["part"] for line in again.kernels] == ["kernel one"]
     assert check.exit_status([*report.kernels, *report.lines]) == check.SOME_WRONG
+
+
+def test_tokens_that_a_cpu_has_written_before_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the GPU's machine no CPU is asked then."""
+    path, asked = tmp_path / "expected.json", []
+    path.write_text(json.dumps({"greedy tokens": [[1, 2, 3]], "examples": {"one": "a", "two": "b"}}))
+
+    def written(device: str, steps: int, ops: object = None) -> list[list[int]]:
+        asked.append(device)
+        return [[1, 2]]
+
+    def said(device: str, some: object) -> dict[str, str]:
+        asked.append(device)
+        return {"one": "a", "two": "c"}
+
+    monkeypatch.setattr(gpu_examples, "greedy_tokens", written)
+    monkeypatch.setattr(gpu_examples, "said_on", said)
+    (line,) = gpu_examples.greedy_lines(torch.device("cuda"), 2, path)
+    assert line["same tokens"] == "yes"
+    other, every = gpu_examples.example_lines("cuda", path, ["one", "two"])
+    assert (other["work"], other["printed"], other["on the CPU"]) == ("example two", "c", "b")
+    assert check.exit_status([other]) == check.exit_status([every]) == check.SOME_WRONG
+    assert every["examples"] == "1 of 2 print what they print on the CPU"
+    assert asked == ["cuda", "cuda"]
+
+
+def test_the_parts_of_a_gpu_are_named_without_one() -> None:
+    """What matters most first."""
+    parts = list(Bench(torch.device("cuda"), QUICK, "0.6B,8B,1B").parts(["llama"]))
+    order = ["ceilings", "kernel decode", "kernel prefill", "greedy tokens", "examples", "0.6B: decode", "8B: gap"]
+    order += ["1B: prefill", "family llama", "engine", "FlexAttention beside prefill"]
+    assert [part for part in parts if part in order] == order
+    assert parts[-1] == order[-1]
 
 
 def test_families_run_side_by_side_and_nothing_beside_them() -> None:

@@ -41,7 +41,7 @@ def ran(*parts: str, seconds: float = 60.0, ends: float = 600.0, workers: int = 
     told = Told()
     isolated = Isolated([sys.executable, "-c", program], told.tell, told.machines.append, {"known": 5})
     now = time.monotonic()
-    isolated.run(parts, seconds=seconds, ends=now + ends, stops=now + 600.0, workers=workers)
+    isolated.run(parts, seconds=lambda part: seconds, ends=now + ends, stops=now + 600.0, workers=workers)
     return told
 
 
