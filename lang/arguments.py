@@ -173,10 +173,10 @@ def _signature(func: Callable[..., object], name: str) -> inspect.Signature:
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if not parameters or parameters[0].kind not in by_position:
         raise ProgramError(f"program {name}{signature} needs the state as its first parameter: def {name}(s, ...)")
-    if parameters[0].name == "self":
+    if (owner := parameters[0].name) in ("self", "cls"):
         raise ProgramError(
-            f"program {name}{signature}: the first parameter is the state, not an object; write @staticmethod above "
-            f"@function, or make a program of the bound method: function(self.{name})"
+            f"program {name}{signature}: the first parameter is the state, not an object or a class; write "
+            f"@staticmethod above @function, or make a program of the bound method: function({owner}.{name})"
         )
     if "options" in (parameter.name for parameter in parameters[1:]):
         raise ProgramError(f"program {name}: a parameter may not be called 'options', where a run's options go")

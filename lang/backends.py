@@ -44,6 +44,8 @@ def backend_of(host: Host) -> Backend:
     Raises:
         ConfigError: it is neither.
     """
+    if isinstance(host, type):
+        raise ConfigError(f"{host.__name__} is a class and no backend; give an object of it: {host.__name__}(...)")
     owned = host.backend if isinstance(host, HasBackend) else host
     missing = [name for name in ("open", "fork", "append", "generate", "score") if not hasattr(owned, name)]
     if missing:

@@ -194,7 +194,7 @@ class Executor(Calling):
             case RoleBegin(role=role):
                 if self._submitted_turn is not None:
                     raise ProgramError(
-                        f"a {role} turn begins inside a {self._submitted_turn} turn; turns do not nest: end that first"
+                        f"{_turn(role)} begins inside {_turn(self._submitted_turn)}; turns do not nest: end that first"
                     )
                 self._submitted_turn = role
             case RoleEnd(role=role):
@@ -433,6 +433,10 @@ class Executor(Calling):
                 "join('concat') of forks that opened chat turns; gather their variables with join() instead"
             )
         self._append(*(segment for snapshot in snapshots for segment in snapshot.segments))
+
+
+def _turn(role: str) -> str:
+    return f"{'an' if role == 'assistant' else 'a'} {role} turn"
 
 
 def _fail_those_behind(step: Step, error: BaseException) -> None:

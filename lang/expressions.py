@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from typing import NoReturn, get_args
 
 from niwaki.lang.misfits import before_or_behind, explains_misfits, one_content
@@ -188,10 +189,11 @@ def select(
     _check_name(name)
     check_timeout(timeout)
     if isinstance(choices, str) or not isinstance(choices, Sequence) or not choices:
-        raise ProgramError(f"select needs a list of choices, got {choices!r}")
+        raise ProgramError(f"select needs a list of choices, got {choices!r}{_as_choices(choices)}")
     for choice in choices:
         if not isinstance(choice, str) or not choice:
-            raise ProgramError(f"choices must be non-empty strings, got {choice!r}")
+            remedy = "" if isinstance(choice, str) else "; values of other types: gen(dtype=Literal[...] or an Enum)"
+            raise ProgramError(f"choices must be non-empty strings, got {choice!r}{remedy}")
     if len(set(choices)) < len(choices):
         repeated = next(choice for choice in choices if choices.count(choice) > 1)
         raise ProgramError(f"choice {repeated!r} is given twice")
@@ -311,6 +313,14 @@ def _select_of_gen(
     if said:
         raise ProgramError(f"a gen with choices is a select, which takes no {', '.join(said)}; leave it out")
     return select(name, choices, options.temperature or 0.0, method or token_length_normalized, timeout, options.heal)
+
+
+def _as_choices(given: object) -> str:
+    """How what was given may be written."""
+    if isinstance(given, type) and issubclass(given, Enum):
+        return f"; write gen('x', dtype={given.__name__})"
+    is_listable = isinstance(given, Iterable) and not isinstance(given, str | Sequence)
+    return "; make a list of it" if is_listable else ""
 
 
 def _check_name(name: object) -> None:

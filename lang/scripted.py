@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, TypeAlias
@@ -449,11 +450,16 @@ def _check_constraint(text: str, params: SamplingParams) -> None:
         case Choices(choices=choices) if text not in choices:
             raise ConstraintError(f"the scripted answer {text!r} is none of the choices {list(choices)!r}")
         case ToolCalls(tools=tools, is_required=is_required):
-            called = [call.name for call in read_answer(text, NIWAKI).calls]
+            calls = read_answer(text, NIWAKI).calls
+            called = [call.name for call in calls]
             unknown = set(called) - {tool.name for tool in tools}
             if unknown or (is_required and not called):
                 offered = [tool.name for tool in tools]
                 raise ConstraintError(f"the scripted answer {text!r} makes no call of the tools {offered}")
+            schemas = {tool.name: json.loads(tool.parameters or "{}") for tool in tools}
+            for call in calls:
+                with suppress(json.JSONDecodeError):  # a call that breaks off is judged by who reads it
+                    _check_keys(call.name, json.loads(call.arguments), schemas[call.name])
         case JsonSchema():  # only that it is JSON: a type's own parser, or the program, judges the rest
             try:
                 json.loads(text)
@@ -461,6 +467,17 @@ def _check_constraint(text: str, params: SamplingParams) -> None:
                 raise ConstraintError(f"the scripted answer {text!r} is not JSON") from None
         case _:
             pass
+
+
+def _check_keys(name: str, arguments: object, schema: Mapping[str, object]) -> None:
+    """Raises ConstraintError where arguments are missing, or are no parameters. What they hold is not looked at."""
+    given = arguments.keys() if isinstance(arguments, dict) else set()
+    known, needed = schema.get("properties", {}), schema.get("required", [])
+    missing = [key for key in needed if key not in given] if isinstance(needed, list) else []
+    other = [key for key in given if key not in known] if isinstance(known, dict) else []
+    if missing or (other and schema.get("additionalProperties") is False):
+        what = f"lacks {missing[0]!r}" if missing else f"has {other[0]!r}, which is no parameter"
+        raise ConstraintError(f"the scripted call of {name!r} {what}")
 
 
 def _begin_in_child() -> None:

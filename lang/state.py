@@ -171,6 +171,11 @@ class State(Generic[R_co]):
                 how += f"; a variable is s[{name!r}], and += appends"
             raise AttributeError(f"a state has no attribute {name!r}{how}")
 
+        def __setattr__(self, name: str, value: object) -> None:
+            if not name.startswith("_"):
+                raise AttributeError(f"a state takes no attribute {name!r}; a variable is set by s[{name!r}] = ...")
+            object.__setattr__(self, name, value)
+
     def __reduce__(self) -> NoReturn:
         raise ProgramError(
             "a state holds its place in a backend and cannot be pickled or copied; take its text() and variables, or "

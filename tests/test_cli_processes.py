@@ -73,7 +73,8 @@ def test_the_output_may_be_a_pipe(folder: Path) -> None:
 def test_a_reader_of_the_output_that_leaves_ends_the_run(folder: Path) -> None:
     Path("in.txt").write_text("x" * 100 + "\n" + ("y" * 100 + "\n") * 3000)
     process = command("run", "program.py:shout", "--input", "in.txt", "--output", "-")
-    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
     assert json.loads(process.stdout.readline())["index"] == 0
     process.stdout.close()
     assert process.wait(timeout=60) == 1
