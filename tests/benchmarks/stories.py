@@ -1,4 +1,4 @@
-"""Random stories for `mixed`: what is said, generated, scored and forked on a branch, so alike that they share pages."""
+"""Random stories for `mixed`: what is said, generated, scored and forked on a branch, alike enough to share pages."""
 
 from __future__ import annotations
 
