@@ -42,9 +42,7 @@ OWN = ("niwaki-plain", "niwaki-serial")
 class Peer:
     """A process that runs workloads when it is asked to."""
 
-    def __init__(
-        self, name: str, python: str, model: Path, file: Path, threads: int, weights: str, log: IO[bytes]
-    ) -> None:
+    def __init__(self, name: str, python: str, arguments: Sequence[str], threads: int, log: IO[bytes]) -> None:
         is_own = name.startswith("niwaki")
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
         environment["PYTHONPATH"] = str(ROOT) if is_own else ""
@@ -52,7 +50,7 @@ class Peer:
         if name.startswith("vllm") and openmp.exists():
             environment["LD_PRELOAD"] = str(openmp)  # as its documentation recommends
         self._process = subprocess.Popen(
-            [python, str(PEER), name, str(model), str(file), str(threads), weights],
+            [python, *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment,
         )  # fmt: skip
         self.name = name
@@ -60,11 +58,14 @@ class Peer:
 
     def run(self, workload: str) -> tuple[float, int]:
         """Seconds and new tokens."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(workload + "\n")
-        self._process.stdin.flush()
-        answer = self._answer()
+        answer = self.ask(workload)
         return float(str(answer["seconds"])), int(str(answer["new_tokens"]))
+
+    def ask(self, line: str) -> Mapping[str, object]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return self._answer()
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -166,7 +167,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             with (LOGS / f"{name}.log").open("wb") as log:
                 file = files["in-turn" if name == "niwaki-serial" else "waves"]
-                peers.append(Peer(name, python, model, file, options.threads, options.weights, log))
+                arguments = [str(PEER), name, str(model), str(file), str(options.threads), options.weights]
+                peers.append(Peer(name, python, arguments, options.threads, log))
             print(f"{name} is ready", flush=True)
         for workload in names:
             found = measure(peers, workload, options.rounds, least_seconds(waves[workload], config, limits))
