@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -32,10 +33,20 @@ class Expression:
         return Chain(as_nodes(other) + as_nodes(self))
 
     def __format__(self, spec: str) -> str:
-        raise ProgramError(
-            f"a {type(self).__name__.lower()} cannot stand inside an f-string, where only its repr would be left; "
-            "write s += 'text' + gen('x') instead"
-        )
+        raise ProgramError(_inside(type(self).__name__, "an f-string"))
+
+    def __str__(self) -> str:
+        """As its repr, for who prints it. `"..." % gen("x")` asks for it as well, so text that has it in it is refused
+        where it is appended."""
+        text = repr(self)
+        if text not in _PRINTED:
+            _PRINTED.append(text)
+        return text
+
+
+# What the last expressions were as text: nothing in a program that makes none. A print of one and a prompt that quotes
+# just that print are not told from the mistake.
+_PRINTED: Final[deque[str]] = deque(maxlen=16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +144,9 @@ def as_nodes(content: Content) -> tuple[Node, ...]:
     """
     match content:
         case str():
+            for text in tuple(_PRINTED):
+                if text in content:
+                    raise ProgramError(_inside(text.partition("(")[0], "a text"))
             return (Text(content),) if content else ()
         case Chain(nodes=nodes):
             return nodes
@@ -142,6 +156,13 @@ def as_nodes(content: Content) -> tuple[Node, ...]:
             return tuple(node for part in content for node in as_nodes(part))
         case _:
             raise ProgramError(f"a program is made of text, nodes and lists of them, got {content!r}{_remedy(content)}")
+
+
+def _inside(kind: str, where: str) -> str:
+    return (
+        f"a {kind.lower()} cannot stand inside {where}, where only its repr would be left; "
+        "write s += 'text' + gen('x') instead"
+    )
 
 
 def _remedy(content: object) -> str:

@@ -32,6 +32,10 @@ _BOM = b"\xef\xbb\xbf"
 _OTHER_BOMS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16, and of UTF-32
 
 
+# What else one line of JSON may be.
+_KINDS = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+
+
 class RecordError(NiwakiError, ValueError):
     """One record of the input cannot be read."""
 
@@ -196,7 +200,10 @@ def _json_object(text: str) -> Mapping[str, object]:
     except RecursionError:
         raise RecordError("is JSON nested too deeply") from None
     if not isinstance(value, dict):
-        raise RecordError(f"is not a JSON object but {type(value).__name__}")
+        kind = _KINDS.get(type(value), "a number")
+        raise RecordError(
+            f'is {kind} and no JSON object; write {{"text": ...}}, named as the program\'s parameters are'
+        )
     return value
 
 

@@ -57,10 +57,16 @@ class RuntimeEndpoint:
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout: float = 60.0) -> None:
         self._link = ServerLink(url, api_key, timeout)
+        self._asked = url, api_key, timeout
         self._info: BackendInfo | None = None
 
     def __repr__(self) -> str:
         return str(self._link)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Another process has connections of its own."""
+        url, api_key, timeout = self._asked
+        return partial(RuntimeEndpoint, api_key=api_key, timeout=timeout), (url,)
 
     # -- the protocol -----------------------------------------------------------------------------------------------
 
@@ -153,7 +159,10 @@ class RuntimeEndpoint:
         return ScriptRun(self, script).begin()
 
     def session(self, session_id: str | None = None, *, title: str | None = None) -> RemoteSession:
-        """A session of the server, or a new one: as the `backend` of a run it goes on from the session's last turn."""
+        """A session of the server, or a new one: as the `backend` of a run it goes on from the session's last turn.
+        That an id is there is told by what is done with it."""
+        if session_id is not None and title is not None:
+            raise ProgramError(f"session {session_id!r} is there already; title= is for a new one, without an id")
         if session_id is None:
             session_id = str(self.ask("POST", "/v1/sessions", {"title": title})["id"])
         return RemoteSession(self, session_id)

@@ -6,11 +6,12 @@ import http.client
 import json
 import os
 import socket
+import ssl
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from niwaki.lang.remote_wire import Json, as_object, error_at
 from niwaki.runtime.api import Cancelled, ConfigError, EngineStopped, NiwakiError, TimedOut
@@ -59,11 +60,13 @@ class ServerLink:
     """
 
     def __init__(self, url: str, api_key: str | None, timeout: float) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
-            raise ConfigError(f"{url!r} is no server's address, which has no path, as in http://127.0.0.1:30000")
+        parts = _address(url)
+        if not isinstance(timeout, int | float) or not timeout > 0:
+            raise ConfigError(f"timeout must be a number of seconds above 0, got {timeout!r}")
+        if api_key is not None and not (isinstance(api_key, str) and api_key.isascii() and api_key.isprintable()):
+            raise ConfigError("api_key must be a text of printable ASCII characters, without the line end of its file")
         self._is_secure = parts.scheme == "https"
-        self._host, self._port = parts.hostname, parts.port
+        self._host, self._port = parts.hostname or "", parts.port
         self._timeout = timeout
         self._headers = {"content-type": "application/json"}
         if api_key is not None:
@@ -173,7 +176,25 @@ class ServerLink:
             connection.close()
 
     def _unreachable(self, error: Exception) -> EngineStopped:
-        return EngineStopped(f"{self} cannot be reached: {type(error).__name__}: {error}")
+        hint = "; does it speak plain http?" * isinstance(error, ssl.SSLError)
+        return EngineStopped(f"{self} cannot be reached: {type(error).__name__}: {error}{hint}")
+
+
+def _address(url: str) -> SplitResult:
+    """Raises ConfigError: it is no http or https address, or has a path."""
+    if isinstance(url, str):
+        text = url if "://" in url else f"http://{url}"
+        try:
+            parts = urlsplit(text)
+            is_server = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # brackets, or a port that is none
+            is_server = False
+        if is_server and text == url and parts.path in ("", "/"):
+            return parts
+        if is_server:
+            meant = f"{parts.scheme}://{parts.netloc}"
+            raise ConfigError(f"{url!r} is no server's address, which has no path; did you mean {meant!r}?")
+    raise ConfigError(f"{url!r} is no server's address, which has no path, as in http://127.0.0.1:30000")
 
 
 def _begin_in_child() -> None:

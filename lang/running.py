@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial, update_wrapper
-from typing import Generic, cast
+from typing import Generic, SupportsIndex, cast
 
 from niwaki.lang.arguments import Arguments, Call
 from niwaki.lang.effects import Part, is_plain
@@ -43,6 +44,13 @@ class Running(Part, Generic[R_co]):
         self._sites = sites_of(func) if is_compiled else None
         self._only_plain = only_plain
         update_wrapper(cast("Callable[..., object]", self), func)  # a program can be called
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
+        """By its name, as a function is. In a script's own module by what it is made of, which cloudpickle can send."""
+        module, name = self.func.__module__, self.func.__qualname__
+        if module != "__main__" and getattr(sys.modules.get(module), name, None) is self:
+            return name
+        return super().__reduce_ex__(protocol)
 
     def _stream(self, call: Call) -> State[R_co]:
         executor = self._new_executor(call)

@@ -384,11 +384,15 @@ class ForkGroup(Sequence[State]):
                 f"forks[{index!r}] is no fork; forks[0][{index!r}] is the first one's variable, and after forks.join() "
                 f"s[{index!r}] the list of all"
             )
-        return self._states[index]
+        try:
+            return self._states[index]
+        except IndexError:
+            count = len(self)
+            raise _NoSuchFork(f"forks[{index}] is not there: {count} fork{'s' * (count > 1)}, from 0 on") from None
 
     def __setitem__(self, index: int, state: State) -> None:
         """Only what `forks[i] += ...` needs: the same state back in its place."""
-        if state is not self._states[index]:
+        if state is not self[index]:
             raise ProgramError(f"fork {index} cannot be replaced; append to it with forks[{index}] += ...")
 
     def __iadd__(self, content: ForkContent) -> Self:
@@ -429,6 +433,10 @@ class ForkGroup(Sequence[State]):
         marks = tuple(state._executor.mark(origin) for state in self._states)
         histories = tuple(state._executor.history for state in self._states)
         self._parent.submit((Join(marks, mode != "gather_variable", histories),), origin)
+
+
+class _NoSuchFork(ProgramError, IndexError):
+    pass
 
 
 async def _typed(value: Coroutine[object, object, object], dtype: TypeForm[T], name: str) -> T:

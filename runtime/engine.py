@@ -10,11 +10,11 @@ import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal, Self, overload
+from typing import Literal, NoReturn, Self, overload
 
 from niwaki.kernels.compile_notice import announce_compiling
 from niwaki.kernels.compile_time import on_compiling
-from niwaki.runtime.api import RequestError, SamplingOptions
+from niwaki.runtime.api import ProgramError, RequestError, SamplingOptions
 from niwaki.runtime.api.readiness import readiness
 from niwaki.runtime.host.forked import check_not_forked
 from niwaki.runtime.host.load import load
@@ -47,6 +47,12 @@ class Engine:
         self.backend = self._loaded.backend
         # Also at the interpreter's end: a thread inside torch while the process goes down aborts it.
         self._close = weakref.finalize(self, self.backend.shutdown)
+
+    def __reduce__(self) -> NoReturn:
+        raise ProgramError(
+            "an engine belongs to its process and cannot be pickled or copied; make one in each process, or let them "
+            "share a server by RuntimeEndpoint"
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -45,6 +45,8 @@ class EngineConfig:
     seed: int | None = None  # of the seeds that requests without one are given
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, str | Path | None):
+            raise ConfigError(f"model must be the path of a folder, or None for the bundled one, got {self.model!r}")
         _one_of("device", self.device, DEVICES)
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
@@ -63,6 +65,11 @@ class EngineConfig:
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 16, 1_000_000)
         if self.kv_tokens is not None:
+            if isinstance(self.kv_tokens, str | float):
+                raise ConfigError(
+                    f"kv_tokens counts tokens, as in kv_tokens=65536, got {self.kv_tokens!r}; kv_memory takes bytes, "
+                    "as in kv_memory=8 * 2**30, or a share of what is free, as in kv_memory=0.5"
+                )
             check_whole("kv_tokens", self.kv_tokens, self.page_size, 2**40)
         _kv_memory(self.kv_memory, self.kv_tokens)
         if self.seed is not None:
@@ -113,7 +120,8 @@ def _kv_memory(value: object, kv_tokens: int | None) -> None:
     is_share = isinstance(value, float) and 0.0 < value <= 1.0
     is_bytes = isinstance(value, int) and not isinstance(value, bool) and value > 1
     if not (is_share or is_bytes):
-        raise ConfigError(f"kv_memory must be a share above 0.0 and up to 1.0, or bytes, got {value!r}")
+        hint = "; write 8 GiB as 8 * 2**30" * isinstance(value, str)
+        raise ConfigError(f"kv_memory must be a share above 0.0 and up to 1.0, or bytes, got {value!r}{hint}")
 
 
 def check_whole(name: str, value: object, low: int, high: int) -> None:

@@ -50,7 +50,7 @@ def test_json_lines_are_objects_and_others_are_errors(tmp_path: Path) -> None:
     content = b'{"a": 1}\n[1]\n{"a": NaN}\n{"a"\n\n' + deep + b'\n{"a": "\xc3\xa9"}\n'
     assert read(tmp_path / "in.jsonl", content) == [
         {"a": 1},
-        "line 2 of in.jsonl is not a JSON object but list",
+        'line 2 of in.jsonl is a list and no JSON object; write {"text": ...}, named as the program\'s parameters are',
         "line 3 of in.jsonl is not valid JSON: NaN is no JSON number",
         "line 4 of in.jsonl is not valid JSON: Expecting ':' delimiter at character 4",
         "line 5 of in.jsonl is empty",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import enum
+import pickle
+import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -81,3 +85,124 @@ def test_a_scripted_call_that_no_model_could_make_is_refused(call: object, says:
 def test_a_scripted_call_may_leave_out_what_has_a_default() -> None:
     state = forecast.run(backend=nw.ScriptedBackend([{"name": "weather", "arguments": {"city": "Porto"}}]))
     assert state["step"].run() == "Porto: rain for 1"  # type: ignore[attr-defined]  # a Call
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        lambda: "Paris: %s." % nw.gen("x"),  # noqa: UP031  # the mistake
+        lambda: "Paris: " + str(nw.gen("x", regex="a+")),
+        lambda: f"Paris: {nw.select('x', choices=['a', 'b'])!s}",
+        lambda: str("Paris: " + nw.gen("x")),
+    ],
+)
+def test_a_node_that_was_made_text_of_is_refused_where_it_is_appended(text: Callable[[], str]) -> None:
+    def plain(s: nw.State) -> None:
+        s += text()
+
+    def in_a_turn(s: nw.State) -> None:
+        s += nw.user(text())
+
+    def in_a_list(s: nw.State) -> None:
+        s += ["a", text()]
+
+    for body in (plain, in_a_turn, in_a_list):
+        with pytest.raises(nw.ProgramError, match=r"^a (gen|select|chain) cannot stand inside a text, where only"):
+            nw.function(body).run(backend=nw.ScriptedBackend(["x"])).sync()
+
+
+def test_an_expression_is_printed_as_its_repr() -> None:
+    node = nw.gen("x")
+    assert str(node) == repr(node)
+
+
+def test_a_fork_that_is_not_there_is_told_how_many_there_are() -> None:
+    def body(s: nw.State) -> None:
+        forks = s.fork(2)
+        for index in (2, -3):
+            with pytest.raises(nw.ProgramError, match=rf"^forks\[{index}\] is not there: 2 forks, from 0 on$"):
+                forks[index]
+        with pytest.raises(IndexError, match="1 fork, from 0 on"):
+            s.fork(1)[5] += "x"
+
+    nw.function(body).run(backend=nw.ScriptedBackend()).sync()
+
+
+def test_a_program_of_a_module_is_pickled_by_its_name() -> None:
+    assert pickle.loads(pickle.dumps(forecast)) is forecast
+    with pytest.raises(pickle.PicklingError):
+        pickle.dumps(forecast.bind())
+
+
+def test_an_endpoint_is_pickled_as_it_was_asked_for() -> None:
+    endpoint = nw.RuntimeEndpoint("https://niwaki.example:8443", api_key="secret", timeout=5)
+    twin = pickle.loads(pickle.dumps(endpoint))
+    assert repr(twin) == repr(endpoint)
+    assert twin._asked == ("https://niwaki.example:8443", "secret", 5)
+    session = pickle.loads(pickle.dumps(endpoint.session("sess_1")))
+    assert (session.id, repr(session.endpoint)) == ("sess_1", repr(endpoint))
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("127.0.0.1:30000", "did you mean 'http://127.0.0.1:30000'"),
+        ("localhost", "did you mean 'http://localhost'"),
+        ("https://niwaki.example/v1", "did you mean 'https://niwaki.example'"),
+        ("http://127.0.0.1:port", "as in http://127"),
+        ("http://[::1", "as in http://127"),
+        ("ftp://127.0.0.1", "as in http://127"),
+        ("", "as in http://127"),
+        (30000, "as in http://127"),
+    ],
+)
+def test_what_is_no_servers_address_is_told_what_one_is(url: str, says: str) -> None:
+    with pytest.raises(nw.ConfigError, match=re.escape(f"{url!r} is no server's address") + f".*{re.escape(says)}"):
+        nw.RuntimeEndpoint(url)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"timeout": "5"}, "timeout must be a number of seconds above 0, got '5'"),
+        ({"timeout": 0}, "timeout must be a number of seconds above 0, got 0"),
+        ({"api_key": b"key"}, "api_key must be a text of printable ASCII"),
+        ({"api_key": "key\n"}, "without the line end of its file"),
+        ({"api_key": "clé"}, "api_key must be a text of printable ASCII"),
+    ],
+)
+def test_what_no_server_can_be_asked_with_is_refused_at_once(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(nw.ConfigError, match=says) as refused:
+        nw.RuntimeEndpoint("http://127.0.0.1:30000", **options)
+    assert "key\n" not in str(refused.value)
+
+
+def test_a_title_is_for_a_new_session() -> None:
+    with pytest.raises(nw.ProgramError, match="session 'sess_1' is there already; title= is for a new one"):
+        nw.RuntimeEndpoint("http://127.0.0.1:9").session("sess_1", title="x")
+
+
+@pytest.mark.parametrize("model", [5, b"model", ["model"]])
+def test_a_model_is_the_path_of_a_folder(model: Any) -> None:
+    with pytest.raises(nw.ConfigError, match="model must be the path of a folder, or None for the bundled one"):
+        nw.Engine(model)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"kv_tokens": "8GB"}, r"kv_tokens counts tokens.*got '8GB'; kv_memory takes bytes"),
+        ({"kv_tokens": 0.5}, r"kv_tokens counts tokens.*got 0\.5; kv_memory takes"),
+        ({"kv_memory": "8GB"}, r"got '8GB'; write 8 GiB as 8 \* 2\*\*30"),
+    ],
+)
+def test_memory_is_not_tokens(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(nw.ConfigError, match=says):
+        nw.Engine(**options)
+
+
+@pytest.mark.parametrize("way", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_an_engine_is_not_sent_to_another_process(way: Callable[[object], object]) -> None:
+    engine = object.__new__(nw.Engine)
+    with pytest.raises(nw.ProgramError, match="make one in each process, or let them share a server"):
+        way(engine)
