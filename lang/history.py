@@ -135,6 +135,16 @@ class History:
         for history in forks:
             history.joined = self.last
 
+    def outside_of_turns(self, start: int) -> str | None:
+        """What the first event from `start` on is that made text outside of chat turns; None: there is none."""
+        for event in self.events[start:]:
+            match event:
+                case Wrote(segment=segment, role=None) if not segment.control and segment.text.strip():
+                    return repr(segment.text[:40])
+                case Called(node=node, role=None):
+                    return f"{type(node).__name__.lower()} {node.name!r}"
+        return None
+
     def assigned(self, name: str, value: object) -> None:
         self.events.append(Assigned(name, value))
 

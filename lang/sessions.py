@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from niwaki.lang.executor import Executor
-from niwaki.runtime.api import Backend, Branch, Message, Segment
+from niwaki.runtime.api import Backend, Branch, Message, ProgramError, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Visit:
         self._session = session
         self._executor = executor
         self._turn: str | None = None
-        self._num_messages = 0
+        self._num_messages = self._num_events = 0
 
     def begin(self) -> None:
         if self._session is None:
@@ -54,6 +54,7 @@ class Visit:
         standing = self._session.enter()
         self._turn, self._num_messages = standing.turn, len(standing.messages)
         self._executor.stand_on(standing.branch, standing.segments, standing.messages)
+        self._num_events = len(self._executor.history.events)
 
     def end(self) -> None:
         """Wait until all that was appended has run, and store the turns that it added; those of forks are not among
@@ -61,5 +62,10 @@ class Visit:
         if self._session is None:
             return
         added = self._executor.messages()[self._num_messages :]
+        if (text := self._executor.history.outside_of_turns(self._num_events)) is not None:
+            raise ProgramError(
+                f"text outside of chat turns ({text}) has no place in a session: write user(...) and "
+                "assistant(gen(...)), or leave it to a fork"
+            )
         if added:
             self._session.store(self._turn, added)

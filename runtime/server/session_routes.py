@@ -33,6 +33,7 @@ from niwaki.runtime.server.wire import Name, Strict, gives, json_response, read_
 MAX_SESSIONS = 10_000  # of one key
 MAX_KEY = 256
 MAX_TURNS = 4096  # of an export: each is a row to store, and two to ask for when they go
+_GONE_ON = "the session has gone on meanwhile; begin again behind its last turn, or branch it to have two at once"
 MAX_BEGUN = 65_536  # messages that one begins with: the length of a body bounds them before
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -249,7 +250,7 @@ def sessions_router(sessions: Sessions, branches: Branches) -> APIRouter:
         with sessions.taken(owner, session_id):
             session = await sessions.find(service, owner, session_id)
             if session.head != body.after:
-                raise ApiError(409, "the session has gone on meanwhile", param=session.head, code="conflict")
+                raise ApiError(409, _GONE_ON, param=session.head, code="conflict")
             number = (await sessions.past(service, owner, session.head)).num_turns + 1
             turn = Turn(new_id("turn"), owner, session.head, number, tuple(map(_dumped, body.messages)), {})
             moved = await stored(service, lambda: store.append(session, turn))

@@ -144,6 +144,30 @@ def test_of_two_runs_at_once_the_later_one_fails(session: RemoteSession) -> None
     assert [message["content"] for message in session.messages()][::2] == ["meanwhile"]
 
 
+def test_text_outside_of_turns_is_refused_and_stores_nothing(session: RemoteSession) -> None:
+    @nw.function
+    def text(s: State) -> None:
+        s += nw.user("the cat") + nw.assistant(nw.gen("x")) + "a postscript"
+
+    @nw.function
+    def generated(s: State) -> None:
+        s += nw.gen("x")
+
+    @nw.function
+    def in_a_fork(s: State) -> None:
+        aside = s.fork(1)[0]
+        aside += "the dog" + nw.gen("y")
+        s += nw.user("the cat") + nw.assistant(nw.gen("x")) + "\n"
+
+    for program, what in ((text, "'a postscript'"), (generated, "gen 'x'")):
+        with pytest.raises(nw.ProgramError, match=rf"text outside of chat turns \({what}\) has no place in a session"):
+            program.run(backend=session, options=SHORT)
+    assert session.messages() == []
+    in_a_fork.run(backend=session, options=SHORT)
+    assert [message["role"] for message in session.messages()] == ["user", "assistant"]
+    turn.run("once more", backend=session, options=SHORT)
+
+
 def test_a_program_that_says_nothing_stores_no_turn(session: RemoteSession, client: httpx2.Client) -> None:
     @nw.function
     def look(s: State) -> int:
