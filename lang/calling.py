@@ -5,7 +5,6 @@ At most one call runs at a time; the backend's callback, on whatever thread it c
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,6 +39,7 @@ from niwaki.runtime.api import (
     TimedOut,
 )
 from niwaki.runtime.api.choices import decided
+from niwaki.runtime.api.readiness import readiness
 
 
 @dataclass(eq=False, slots=True)
@@ -54,7 +54,7 @@ class Active:
     num_streamed: int = 0  # tokens
     textless: list[Delta] = field(default_factory=list)  # tokens that have shown no text yet
     alarm: Alarm | None = None
-    since: float = field(default_factory=time.perf_counter)
+    since: float = field(default_factory=readiness.clock)
 
 
 class Calling(Reading):

@@ -6,7 +6,6 @@ that a fork that nobody holds any more still gives its place in the runtime back
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -15,6 +14,7 @@ from niwaki.lang.meta import Outcome
 from niwaki.lang.nodes import Gen, Select
 from niwaki.lang.origin import Origin
 from niwaki.runtime.api import Branch, SamplingParams, Segment
+from niwaki.runtime.api.readiness import readiness
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +90,11 @@ Event: TypeAlias = Wrote | Called | Sent | ForkedInto | JoinedFrom | Assigned | 
 class History:
     """Events of one state, oldest first. Written by whoever pumps the executor, one at a time; read by snapshot.
 
-    Times are of `time.perf_counter()`, in seconds.
+    Times are of `readiness.clock`, in seconds: a picture of a first run shows the run, and not the model being loaded.
     """
 
     program: str
-    created: float = field(default_factory=time.perf_counter)
+    created: float = field(default_factory=readiness.clock)
     started: float | None = None  # a fork starts when its parent gets there
     joined: float | None = None
     last: float | None = None
@@ -102,7 +102,7 @@ class History:
     events: list[Event] = field(default_factory=list)
 
     def start(self, role: str | None = None) -> None:
-        self.started = self.last = time.perf_counter()
+        self.started = self.last = readiness.clock()
         self.role = role
 
     def wrote(self, segments: Sequence[Segment]) -> None:
@@ -110,27 +110,27 @@ class History:
 
     def calls(self, node: Gen | Select, params: SamplingParams | None, branch: Branch, origin: Origin) -> Called:
         """A call begins; `answered` ends it."""
-        call = Called(node, params, origin, self.role, num_tokens(branch), time.perf_counter())
+        call = Called(node, params, origin, self.role, num_tokens(branch), readiness.clock())
         self.events.append(call)
         return call
 
     def answered(self, call: Called, outcome: Outcome) -> None:
         call.outcome = outcome
-        call.ended = self.last = time.perf_counter()
+        call.ended = self.last = readiness.clock()
 
     def sent(self, position: int | None, branch: Branch) -> None:
         self.events.append(Sent(position, num_tokens(branch)))
 
     def forked(self, histories: Sequence[History], origin: Origin) -> None:
-        self.last = time.perf_counter()
+        self.last = readiness.clock()
         self.events.append(ForkedInto(tuple(histories), origin, self.last))
 
     def called(self, history: History, origin: Origin) -> None:
         """A program of its own, called by this one's body."""
-        self.events.append(ForkedInto((history,), origin, time.perf_counter(), history.program))
+        self.events.append(ForkedInto((history,), origin, readiness.clock(), history.program))
 
     def has_joined(self, forks: Sequence[History], names: Sequence[str], origin: Origin, asked: float) -> None:
-        self.last = time.perf_counter()
+        self.last = readiness.clock()
         self.events.append(JoinedFrom(tuple(names), origin, asked, self.last))
         for history in forks:
             history.joined = self.last
@@ -149,7 +149,7 @@ class History:
         self.events.append(Assigned(name, value))
 
     def failed(self, error: BaseException) -> None:
-        self.last = time.perf_counter()
+        self.last = readiness.clock()
         self.events.append(Failed(error, self.last))
 
 

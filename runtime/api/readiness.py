@@ -1,4 +1,5 @@
-"""How long this process has been getting ready: loading the default model, compiling kernels. No time-out counts it."""
+"""How long this process has been getting ready: loading the default model, compiling kernels. No time-out counts it, no
+picture shows it."""
 
 from __future__ import annotations
 
@@ -41,6 +42,11 @@ class Readiness:
         """Until now: it grows as the clock does while something is being made ready, and else stands still."""
         with self._lock:
             return self._seconds + (time.monotonic() - self._began if self._depth else 0.0)
+
+    def clock(self) -> float:
+        """Seconds on a clock that stands still while something is being made ready."""
+        with self._lock:
+            return (self._began if self._depth else time.monotonic()) - self._seconds
 
     def __enter__(self) -> None:
         self.begin()

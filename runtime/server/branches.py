@@ -111,7 +111,12 @@ class Branches:
         """Raises ApiError: 404 for an unknown, closed or foreign one."""
         held = self._held.get(branch_id)
         if held is None or held.key != key:
-            raise ApiError(404, "no such branch: closed, expired, or never there", param="branch", code="not_found")
+            raise ApiError(
+                404,
+                "no such branch: closed, expired, or of a server before this one; run the program again",
+                param="branch",
+                code="not_found",
+            )
         return held
 
     def take(self, branch_id: str, key: bytes) -> HeldBranch:

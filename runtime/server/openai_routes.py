@@ -165,8 +165,7 @@ async def model(request: Request, name: str) -> Response:
 async def embeddings(request: Request) -> Response:
     """Refused, in so many words: the families of models that are served here generate text."""
     service = service_of(request)
-    body = await read_body(request, EmbeddingRequest, service.config)
-    service.check_model(body.model)
+    await read_body(request, EmbeddingRequest, service.config)
     message = f"{service.model_names[0]!r} generates text and was not trained to embed it"
     raise ApiError(400, f"{message}; ask a server of an embedding model", param="model", code="unsupported")
 

@@ -250,7 +250,7 @@ class Service:
         if self._is_draining:
             raise overloaded("the server is shutting down")
         if not self.engine.is_alive:
-            raise overloaded("the engine is not running")
+            raise overloaded("the engine is not running; it is started again, or the server's log says why not")
         limit = self.model.max_running + self.config.max_queued
         if self._in_flight and self.num_in_flight + size > limit:
             raise overloaded(f"{self.num_in_flight} sequences run or wait already; try again")

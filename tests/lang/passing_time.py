@@ -30,6 +30,5 @@ def passing_time() -> Iterator[Callable[[float], None]]:
 
     moved = SimpleNamespace(monotonic=lambda: time.monotonic() + passed, perf_counter=time.perf_counter)
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("calling", "clock"):
-            patch.setattr(f"niwaki.lang.{module}.time", moved)
+        patch.setattr("niwaki.lang.clock.time", moved)
         yield later

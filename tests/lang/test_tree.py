@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from types import SimpleNamespace
 
 import pytest
 
 import niwaki as nw
 from niwaki.lang.state import State
 from niwaki.lang.tree import Chosen, Forked, Generated, Joined, Prompt, Set, Tree
+from niwaki.runtime.api.readiness import readiness
 
 
 def kinds(tree: Tree) -> list[str]:
@@ -208,6 +210,27 @@ def test_times_are_in_order_and_waiting_is_waited_for() -> None:
         assert limb.start is not None
         assert 0 <= limb.start <= call.start < call.start + call.seconds <= joined.at <= tree.seconds
         assert call.seconds >= 0.002
+
+
+def test_no_time_passes_while_something_is_made_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = 0.0
+    moved = SimpleNamespace(monotonic=lambda: time.monotonic() + gone)
+    monkeypatch.setattr("niwaki.runtime.api.readiness.time", moved)
+
+    def load(prompt: str) -> str:
+        nonlocal gone
+        with readiness:
+            gone += 3600
+        return "one"
+
+    @nw.function
+    def f(s: State) -> None:
+        s += "a" + nw.gen("x") + nw.gen("y")
+
+    tree = f.run(backend=nw.ScriptedBackend(load)).tree()
+    calls = [item for item in tree.trunk.items if isinstance(item, Generated)]
+    assert len(calls) == 2
+    assert 0 < calls[0].start < calls[1].start < tree.seconds < 3600
 
 
 def test_on_the_bundled_model_the_shared_prefix_is_computed_once() -> None:

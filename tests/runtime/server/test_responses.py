@@ -265,3 +265,5 @@ def test_embeddings_are_refused_for_what_they_are(ai: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="not trained to embed") as caught:
         ai.embeddings.create(model="toy", input=["the cat"])
     assert caught.value.code == "unsupported"
+    with pytest.raises(openai.BadRequestError, match="'toy' generates text and was not trained to embed"):
+        ai.embeddings.create(model="text-embedding-3-small", input="the cat")  # no other name would help
