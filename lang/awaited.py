@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Coroutine, Generator
 from types import TracebackType
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from niwaki.runtime.api import ProgramError
 
@@ -50,6 +50,34 @@ class Awaited(Coroutine[object, object, T]):
         self._refuse()
 
     __radd__ = __add__
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Awaited):  # `if s.get("x") == "yes"` would go by, and never be true
+            self._refuse()
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        self._refuse()
+
+    def __len__(self) -> int:
+        self._refuse()
+
+    def __iter__(self) -> NoReturn:
+        self._refuse()
+
+    def __contains__(self, item: object) -> bool:
+        self._refuse()
+
+    def __getitem__(self, key: object) -> NoReturn:
+        self._refuse()
+
+    if not TYPE_CHECKING:  # else every name would be an attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            # Event loops and debuggers look for cr_frame and the like: it stays as it is, and can be awaited.
+            raise AttributeError(f"{self._written} is still to come; write (await {self._written}).{name}")
 
     def _refuse(self) -> NoReturn:
         is_awaited = inspect.getcoroutinestate(self._coroutine) != inspect.CORO_CREATED

@@ -446,7 +446,8 @@ def _check_constraint(text: str, params: SamplingParams) -> None:
         case Regex(pattern=pattern) if re.fullmatch(pattern, text) is None:
             is_spaced = text[:1] in ("{", "[") and any(blank in text for blank in (": ", ", ", "\n"))
             hint = "; JSON is written without blanks: give the value itself, or its compact text" if is_spaced else ""
-            raise ConstraintError(f"the scripted answer {text!r} does not match the regex {pattern!r}{hint}")
+            shown = pattern if len(pattern) <= 300 else f"{pattern[:300]}..."  # a model of many fields has a long one
+            raise ConstraintError(f"the scripted answer {text!r} does not match the regex {shown!r}{hint}")
         case Choices(choices=choices) if text not in choices:
             raise ConstraintError(f"the scripted answer {text!r} is none of the choices {list(choices)!r}")
         case ToolCalls(tools=tools, is_required=is_required):

@@ -302,6 +302,40 @@ def test_a_forgotten_await_never_becomes_text(text_of: Callable[[object], str], 
     refused(body, re.escape(remedy))
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda value: value == "yes",
+        lambda value: value != "yes",
+        lambda value: value in ("yes", "no"),
+        lambda value: "yes" if value else "no",
+        lambda value: not value,
+        lambda value: value["city"],
+        lambda value: "y" in value,
+        len,
+        list,
+    ],
+)
+def test_a_forgotten_await_is_never_compared_or_looked_into(use: Callable[[object], object]) -> None:
+    async def body(s: State) -> None:
+        s += nw.gen("x")
+        use(s.get("x"))
+
+    refused(body, re.escape("s.get('x') is still to come; write (await s.get('x'))"))
+
+
+def test_a_value_to_come_has_no_attributes_yet_and_can_still_be_awaited() -> None:
+    async def main() -> object:
+        value: Any = greet.stream("Ada", backend=nw.ScriptedBackend(["hi"])).get("answer")
+        with pytest.raises(AttributeError, match=re.escape("write (await s.get('answer')).upper")):
+            value.upper()
+        other = greet.stream("Ada", backend=nw.ScriptedBackend(["hi"])).get("answer")
+        assert len({value, other, value}) == 2
+        return await asyncio.gather(value, other, value)
+
+    assert asyncio.run(main(), debug=True) == ["hi", "hi", "hi"]
+
+
 def test_what_is_to_be_awaited_is_no_content() -> None:
     async def body(s: State) -> None:
         s += nw.gen("x")
@@ -485,6 +519,18 @@ def test_a_scripted_answer_with_blanks_in_its_json_is_told_what_is_wrong_with_it
 
     with pytest.raises(nw.ConstraintError, match="JSON is written without blanks: give the value itself"):
         program.run(backend=nw.ScriptedBackend(['{"name": "Ada", "age": 36}'])).sync()
+
+
+def test_a_scripted_answer_is_shown_beside_the_beginning_of_a_long_regex() -> None:
+    wide = pydantic.create_model("Wide", **{f"field_{i}": (str, ...) for i in range(50)})  # type: ignore[call-overload]
+
+    @nw.function
+    def program(s: State) -> None:
+        s += "x" + nw.gen("x", dtype=wide)
+
+    with pytest.raises(nw.ConstraintError, match=r"does not match the regex .*field_0.*[.]{3}'") as refusal:
+        program.run(backend=nw.ScriptedBackend(['{"field_1":"a"}'])).sync()
+    assert len(str(refusal.value)) < 800
 
 
 def test_a_scripted_answer_without_json_is_refused() -> None:
