@@ -144,9 +144,8 @@ def as_nodes(content: Content) -> tuple[Node, ...]:
     """
     match content:
         case str():
-            for text in tuple(_PRINTED):
-                if text in content:
-                    raise ProgramError(_inside(text.partition("(")[0], "a text"))
+            if _PRINTED:
+                _check_text(content)
             return (Text(content),) if content else ()
         case Chain(nodes=nodes):
             return nodes
@@ -156,6 +155,12 @@ def as_nodes(content: Content) -> tuple[Node, ...]:
             return tuple(node for part in content for node in as_nodes(part))
         case _:
             raise ProgramError(f"a program is made of text, nodes and lists of them, got {content!r}{_remedy(content)}")
+
+
+def _check_text(content: str) -> None:
+    for text in tuple(_PRINTED):
+        if text in content:
+            raise ProgramError(_inside(text.partition("(")[0], "a text"))
 
 
 def _inside(kind: str, where: str) -> str:

@@ -176,7 +176,8 @@ class ServerLink:
             connection.close()
 
     def _unreachable(self, error: Exception) -> EngineStopped:
-        hint = "; does it speak plain http?" * isinstance(error, ssl.SSLError)
+        is_no_tls = isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLCertVerificationError)
+        hint = "; does it speak plain http?" * is_no_tls
         return EngineStopped(f"{self} cannot be reached: {type(error).__name__}: {error}{hint}")
 
 

@@ -262,6 +262,11 @@ def test_branches_that_nobody_uses_expire(engine: Engine) -> None:
     asyncio.run(run())
 
 
+def test_a_server_without_tls_is_told_from_one_that_is_gone(url: str) -> None:
+    with pytest.raises(nw.EngineStopped, match=r"cannot be reached: SSL.*; does it speak plain http\?"):
+        RuntimeEndpoint(url.replace("http:", "https:"), timeout=5).info()
+
+
 def test_a_server_that_is_gone_is_told_at_once() -> None:
     with pytest.raises(nw.EngineStopped, match="cannot be reached"):
         RuntimeEndpoint("http://127.0.0.1:9", timeout=5).info()
