@@ -48,7 +48,7 @@ class Rules:
     def __init__(self, grammar: str) -> None:
         self.named: dict[str, str] = {}  # terminals
         self._rules: dict[str, list[tuple[str, ...]]] = {}
-        for line in grammar.splitlines():
+        for line in grammar.split("\n"):  # texts may hold what only others take for an end of a line
             name, colon, body = line.partition(": ")
             if not colon or name.startswith("%"):
                 continue
@@ -79,19 +79,14 @@ class Rules:
     def values(self, slot: str) -> Values:
         found = self._values.get(slot)
         if found is None:
-            self._values[slot] = Values(frozenset(), frozenset())  # while it is looked at: it adds nothing to itself
             units: set[str] = set()
             brackets: set[Bracket] = set()
-            for body in self._rules.get(slot, [(slot,)]):
+            for body in self._bodies(slot):
                 if _is_bracket(body):
                     brackets.add(body)
                 elif len(body) != 1 or not self._is_piece(body[0]):
                     raise Unknown
-                elif body[0] in self._rules:
-                    inner = self.values(body[0])
-                    units |= inner.units
-                    brackets |= inner.brackets
-                else:
+                elif body[0] not in self._rules:
                     units.add(body[0])
             found = self._values[slot] = Values(frozenset(units), frozenset(brackets))
         return found
@@ -147,11 +142,22 @@ class Rules:
         """Not a part of what stands in brackets, that has a rule of its own."""
         found = self._known_values.get(piece)
         if found is None:
-            self._known_values[piece] = True  # while it is looked at
-            found = self._known_values[piece] = piece not in self._rules or all(
-                _is_bracket(body) or (len(body) == 1 and self._is_value(body[0])) for body in self._rules[piece]
-            )
+            bodies = self._bodies(piece)
+            found = all(_is_bracket(body) or (len(body) == 1 and self._is_piece(body[0])) for body in bodies)
+            self._known_values[piece] = found
         return found
+
+    def _bodies(self, slot: str) -> list[tuple[str, ...]]:
+        """The alternatives of a slot, and those of rules that stand alone in one. Of rules that lead to each other none
+        is known before all are, so nothing of it is kept but what is asked for."""
+        names = [slot]
+        bodies: list[tuple[str, ...]] = []
+        for name in names:  # grows meanwhile
+            for body in self._rules.get(name, [(name,)]):
+                bodies.append(body)
+                if len(body) == 1 and body[0] in self._rules and body[0] not in names:
+                    names.append(body[0])
+        return bodies
 
     def _is_piece(self, piece: str) -> bool:
         return piece in self._rules or piece in self.units

@@ -40,7 +40,7 @@ def spaced_grammar(grammar: str, spacing: Spacing) -> str:
         return grammar
     lines = [
         line if _NO_MARKS.match(line) else _LITERAL.sub(lambda found: marks.get(found[0], found[0]), line)
-        for line in grammar.splitlines()
+        for line in grammar.removesuffix("\n").split("\n")  # texts may hold what only others take for an end of a line
     ]
     return "\n".join([*lines, _BLANK, ""] if spacing == "free" else [*lines, ""])
 
