@@ -12,8 +12,10 @@ import pytest
 from niwaki.runtime.api import JsonSchema, Spacing
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary, grammar_places, grammar_situations
 from niwaki.runtime.constraints.grammar_engine import GrammarConstraint, GrammarMatcher
+from niwaki.runtime.constraints.grammar_rules import Rules
 from niwaki.runtime.constraints.grammar_situations import START, Situations
 from niwaki.runtime.constraints.grammar_source import text_of_schema
+from niwaki.runtime.constraints.grammar_terminals import Unknown
 from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.protocol import FREE
 from niwaki.runtime.constraints.schema import normalise
@@ -25,6 +27,7 @@ PIECES = [
     b'["', b"[{", b"name", b'name":', b"-1", b"0.5", b"e1", b'","name',
 ]  # fmt: skip
 END = 256 + len(PIECES)
+SPACINGS: tuple[Spacing, ...] = ("compact", "spaced", "free")
 VOCABULARY = Vocabulary([*(bytes([b]) for b in range(256)), *PIECES, None], {END}, size=END + 3)
 OPEN: Json = {"type": "object", "properties": {"name": {"type": "string"}, "no": {"type": "integer"}}}
 KINDS: list[Json] = [{"const": "a"}, {"type": "string", "pattern": "^a[0-9]+$"}, {"type": "null"}]
@@ -215,6 +218,62 @@ def test_texts_that_go_on_differently_are_not(name: str, one: str, other: str, c
     constraint.matcher()
     first, second = written(constraint, one), written(constraint, other)
     assert first.place is not second.place
+
+
+@pytest.mark.parametrize("spacing", ["compact", "spaced"])
+def test_a_part_that_is_not_known_fits_nothing_less_when_it_is_looked_at_again(
+    spacing: Spacing, compiler: ConstraintCompiler
+) -> None:
+    """Many constants that are arrays stand in rules of their own, which are not known here. They were taken for rules
+    that admit nothing from the second look on: behind "a" only the 1 that must follow "b" was allowed."""
+    many: Json = {"enum": [*([n, n + 1] for n in range(14)), "a"]}
+    kinds: list[Json] = [{"type": "string"}, many]
+    branches: list[Json] = [
+        {
+            "type": "object",
+            "properties": {"k": kind, "no": {"const": number}},
+            "required": ["k", "no"],
+            "additionalProperties": False,
+        }
+        for number, kind in enumerate(kinds, 1)
+    ]
+    constraint = compiled(compiler, {"type": "array", "items": {"anyOf": branches}}, spacing)
+    constraint.matcher()
+    comma, colon = (", ", ": ") if spacing == "spaced" else (",", ":")
+
+    def item(key: str) -> str:
+        return f'{{"k"{colon}"{key}"{comma}"no"{colon}'
+
+    before = f"[{item('b')}1}}{comma}"
+    second = written(constraint, before + item("b"))
+    assert second.forced_text().text == b"1}"
+    other = written(constraint, before + item("a"))
+    assert second.place is not other.place
+    assert other.forced_text().text == b""  # it may be 1 or 2
+    for token_id in ids_of("2}]"):
+        other.accept(token_id)
+    assert other.is_done
+
+
+def test_rules_that_lead_to_each_other_admit_the_same() -> None:
+    rules = Rules('start: one\none: two | "1"\ntwo: one | "2" | "[" one "]"\nthree: two "," one\n')
+    assert rules.values("two") == rules.values("one")
+    assert rules.values("one").units == {'"1"', '"2"'}
+    assert rules.values("one").brackets == {('"["', "one", '"]"')}
+    for _ in range(2):
+        with pytest.raises(Unknown):
+            rules.values("three")
+
+
+def test_an_end_of_a_line_that_only_some_know_is_a_character(compiler: ConstraintCompiler) -> None:
+    for text in ("a\u2028T0: /a/\u2029b", "a\x85b"):
+        schema: Json = {"type": "array", "items": {"enum": [text, 1]}, "minItems": 1, "maxItems": 1}
+        for spacing in SPACINGS:
+            constraint = compiled(compiler, schema, spacing)
+            constraint.matcher()
+            assert written(constraint, f'["{text}"]').is_done
+        rules = Rules(text_of_schema(normalise(json.dumps(schema), 5).schema))
+        assert rules.named.keys() == set()
 
 
 def test_places_are_shared_from_the_second_text_on(compiler: ConstraintCompiler) -> None:
