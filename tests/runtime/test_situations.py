@@ -226,7 +226,8 @@ def test_a_part_that_is_not_known_fits_nothing_less_when_it_is_looked_at_again(
 ) -> None:
     """Many constants that are arrays stand in rules of their own, which are not known here. They were taken for rules
     that admit nothing from the second look on: behind "a" only the 1 that must follow "b" was allowed."""
-    many: Json = {"enum": [*([n, n + 1] for n in range(14)), "a"]}
+    pairs: list[Json] = [[n, n + 1] for n in range(14)]
+    many: Json = {"enum": [*pairs, "a"]}
     kinds: list[Json] = [{"type": "string"}, many]
     branches: list[Json] = [
         {
