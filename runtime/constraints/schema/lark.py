@@ -19,6 +19,7 @@ from niwaki.runtime.constraints.schema import constants
 from niwaki.runtime.constraints.schema.arrays import read_automaton
 from niwaki.runtime.constraints.schema.distinct import DISTINCT, DISTINCT_KEYS, Layout
 from niwaki.runtime.constraints.schema.document import Json, as_fraction, json_text
+from niwaki.runtime.constraints.schema.endless import without_endless
 from niwaki.runtime.constraints.schema.presence import witnesses
 from niwaki.runtime.constraints.schema.ranges import LOWER, UPPER, fraction_regex, is_range, range_regex
 from niwaki.runtime.constraints.schema.steps import (
@@ -81,6 +82,8 @@ def lark_of(root: Json) -> str:
     if writer.holds_any_once:
         lines.append(ANY_ONCE)
     body = "\n".join(lines)
+    if definitions:  # only a part that holds itself can be endless
+        body = without_endless(body)
     return "\n".join([body, *(line for name, line in BASICS.items() if name in body)]) + "\n"
 
 

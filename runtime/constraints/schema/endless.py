@@ -1,0 +1,88 @@
+"""Parts of a grammar that admit no finite text, as an object that must hold another one of its kind: they are left out,
+since a text that begins such a part could never end. Reads what `lark.py` writes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Final, NamedTuple, TypeAlias
+
+_PIECE: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\w+|[|()*+?]|\{\d*,?\d*\}')
+_MARK: Final = re.compile(r"[*+?]|\{\d*,?\d*\}")
+_MAY_BE_NONE: Final = re.compile(r"[*?]|\{0?,\d*\}")
+NOTHING: Final = '""'
+
+
+class Item(NamedTuple):
+    """`name`: of a rule or terminal, or a literal; without one it is a group."""
+
+    name: str
+    group: Body
+    mark: str
+
+
+Body: TypeAlias = "list[list[Item]]"  # alternatives, each in order
+
+
+def without_endless(grammar: str) -> str:
+    """The grammar without its endless parts. As it is where it has none, and where it is endless itself."""
+    lines = grammar.split("\n")
+    bodies: dict[str, Body] = {}
+    for line in lines:
+        name, colon, body = line.partition(": ")
+        if colon and not name[0].isupper() and not body.startswith("%"):
+            bodies[name] = _read(iter(_PIECE.findall(body)))
+    endless = _endless(bodies)
+    if not endless or "start" in endless:
+        return grammar
+    kept: list[str] = []
+    for line in lines:
+        name = line.partition(": ")[0]
+        if name not in endless:
+            kept.append(f"{name}: {_written(bodies[name], endless)}" if name in bodies else line)
+    return "\n".join(kept)
+
+
+def _endless(bodies: dict[str, Body]) -> AbstractSet[str]:
+    """The rules of which no text ends."""
+    endless = set(bodies)
+    while ends := {name for name in endless if any(_ending(bodies[name], endless))}:
+        endless -= ends
+    return endless
+
+
+def _ending(body: Body, endless: AbstractSet[str]) -> Iterable[Sequence[Item]]:
+    """The alternatives that have texts which end."""
+    return (items for items in body if all(_MAY_BE_NONE.fullmatch(item.mark) or _ends(item, endless) for item in items))
+
+
+def _ends(item: Item, endless: AbstractSet[str]) -> bool:
+    return item.name not in endless if item.name else any(_ending(item.group, endless))
+
+
+def _read(pieces: Iterable[str]) -> Body:
+    """Up to the bracket that closes, or to the end."""
+    body: Body = [[]]
+    for piece in pieces:
+        if piece == ")":
+            break
+        if piece == "|":
+            body.append([])
+        elif _MARK.fullmatch(piece):
+            body[-1][-1] = body[-1][-1]._replace(mark=piece)
+        else:
+            body[-1].append(Item("", _read(pieces), "") if piece == "(" else Item(piece, [], ""))
+    return body
+
+
+def _written(body: Body, endless: AbstractSet[str]) -> str:
+    options: list[str] = []
+    for items in _ending(body, endless):
+        kept = [item for item in items if _ends(item, endless)]
+        options.append(" ".join(_item(item, endless) for item in kept) or NOTHING)
+    return " | ".join(dict.fromkeys(options))
+
+
+def _item(item: Item, endless: AbstractSet[str]) -> str:
+    return (item.name or f"({_written(item.group, endless)})") + item.mark

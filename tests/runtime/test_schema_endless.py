@@ -1,0 +1,96 @@
+"""Parts of a schema that every value of would have to hold another one of never begin: a text could not end behind
+them, however many tokens it may have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from niwaki.runtime.api import JsonSchema, Spacing
+from niwaki.runtime.constraints import CompiledConstraint, ConstraintCompiler, Vocabulary
+from niwaki.runtime.constraints.schema import normalise
+from niwaki.runtime.constraints.schema.document import Json
+from niwaki.runtime.constraints.schema.endless import without_endless
+from niwaki.runtime.constraints.schema.lark import lark_of
+
+END = 256
+VOCABULARY = Vocabulary([*(bytes([byte]) for byte in range(256)), None], {END}, size=END + 1)
+ENDLESS: Json = {"type": "object", "properties": {"x": {"$ref": "#/$defs/endless"}}, "required": ["x"]}
+LISTS: Json = {"type": "array", "items": {"$ref": "#/$defs/endless"}, "minItems": 1}
+PART: Json = {"$ref": "#/$defs/endless"}
+CLOSED: dict[str, Json] = {"type": "object", "additionalProperties": False}
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[ConstraintCompiler]:
+    compiler = ConstraintCompiler(VOCABULARY, seconds=20)
+    yield compiler
+    compiler.close()
+
+
+def compiled(
+    compiler: ConstraintCompiler, schema: dict[str, Json], endless: Json, spacing: Spacing
+) -> CompiledConstraint:
+    return compiler.compile(JsonSchema(json.dumps({**schema, "$defs": {"endless": endless}}), spacing=spacing))
+
+
+def follow(compiled: CompiledConstraint, text: str) -> bytes:
+    matcher = compiled.matcher()
+    for byte in text.encode():
+        matcher.accept(byte)
+    row = np.zeros(VOCABULARY.num_words, np.uint32)
+    matcher.fill_mask(row)
+    return bytes(byte for byte in range(256) if row[byte >> 5] >> (byte & 31) & 1)
+
+
+@pytest.mark.parametrize("endless", [ENDLESS, LISTS])
+@pytest.mark.parametrize("spacing", ["compact", "spaced"])
+@pytest.mark.parametrize(
+    ("schema", "text", "behind"),
+    [
+        ({**CLOSED, "properties": {"a": PART, "b": {"type": "null"}}}, '{"', b"b"),
+        ({**CLOSED, "properties": {"a": PART}}, "{", b"}"),
+        ({"type": "array", "items": PART}, "[", b"]"),
+        ({"type": "array", "prefixItems": [{"const": 1}, PART, {}]}, "[1", b"]"),
+        ({"type": "array", "prefixItems": [{"const": 1}], "items": PART, "maxItems": 5}, "[1", b"]"),
+        ({"anyOf": [PART, {"type": "null"}]}, "", b"n"),
+        ({"type": "array", "items": {"anyOf": [PART, {"const": 1}]}}, "[", b"1]"),
+        ({"type": "object", "additionalProperties": PART}, "{", b"}"),
+        ({"type": "object", "patternProperties": {"^a": PART}, "additionalProperties": False}, "{", b"}"),
+    ],
+)
+def test_what_never_ends_does_not_begin(
+    schema: dict[str, Json], text: str, behind: bytes, endless: Json, spacing: Spacing, compiler: ConstraintCompiler
+) -> None:
+    assert follow(compiled(compiler, schema, endless, spacing), text) == behind
+
+
+def test_what_may_end_stays_as_it_is() -> None:
+    tree: Json = {"type": "array", "items": {"$ref": "#"}, "maxItems": 3}
+    normal = normalise(json.dumps(tree), 5).schema
+    text = lark_of(normal)
+    assert "d_" in text
+    assert without_endless(text) == text
+    grammar = (
+        'start: a | b\na: "[" a "]"\nb: ("x" a)? "\\"|(" (c | a){2,3} | a+ | (a | "") b*\nc: %json {"type": 1}\nD: /a/'
+    )
+    assert without_endless(grammar) == ('start: b\nb: "\\"|(" (c){2,3} | ("") b*\nc: %json {"type": 1}\nD: /a/')
+    alone = 'start: "[" start "]"'
+    assert without_endless(alone) == alone
+
+
+def test_a_text_with_an_endless_part_beside_it_ends_within_its_budget(compiler: ConstraintCompiler) -> None:
+    schema: dict[str, Json] = {**CLOSED, "properties": {"a": PART, "b": {"type": "null"}}}
+    matcher = compiled(compiler, schema, ENDLESS, "compact").matcher()
+    row = np.zeros(VOCABULARY.num_words, np.uint32)
+    for remaining in range(100, 0, -1):
+        matcher.fill_mask(row)
+        allowed = [byte for byte in b'ax{":b}nul' if row[byte >> 5] >> (byte & 31) & 1]
+        if not allowed:
+            break
+        matcher.forced_text()
+        matcher.accept(next(byte for byte in allowed if matcher.admits(byte, remaining)))
+    assert matcher.is_done
