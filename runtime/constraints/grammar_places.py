@@ -91,10 +91,11 @@ class Places:
 
     def expect_text(self) -> None:
         """One more begins."""
-        self._num_texts += 1
-        if self._num_texts == 2 and self._grammar:
-            self._situations = Situations(self._grammar)
-            self.start.situation = START
+        with self._lock:  # situations of two would be taken for each other's: they are numbers
+            self._num_texts += 1
+            if self._num_texts == 2 and self._grammar:
+                self._situations = Situations(self._grammar)
+                self.start.situation = START
 
     @property
     def num_bytes(self) -> int:
