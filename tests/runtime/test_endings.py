@@ -110,3 +110,21 @@ def test_a_token_that_another_text_has_written_gives_its_effort_once(compiler: C
             assert bool(matcher._num_untold) == is_known
             assert bool(matcher._native), "it is told"
             assert matcher._way.effort.left == PLACE_EFFORT
+
+
+LATE: dict[str, object] = {
+    "type": "array",
+    "prefixItems": [{"const": 1}, {"anyOf": [{"type": "integer"}, {"enum": ["", "b"]}]}],
+    "contains": {"type": "string", "format": "date"},
+    "maxContains": 1,
+}
+
+
+def test_what_an_array_asks_for_ends_it_also_where_no_short_one_has_it(compiler: ConstraintCompiler) -> None:
+    """A constant may be what is asked for, and a shortest array has it; behind its place a date must come."""
+    matcher = compiler.compile(JsonSchema(json.dumps({"type": "array", "items": LATE}))).matcher()
+    text = b"[[1,2" + b",[3,{},null]" * 6
+    for byte in text:
+        matcher.accept(byte)
+    ending = b',"0001-01-01"]]'
+    assert matcher.fits(len(ending))

@@ -130,10 +130,10 @@ def read_automaton(schema: dict[str, Json]) -> tuple[list[list[tuple[Json, int]]
     return states, frozenset(end for end in ends if isinstance(end, int))
 
 
-def least_items(schema: dict[str, Json], text_of: Callable[[Json], bytes | None]) -> list[bytes] | None:
-    """The items of a shortest array of an `x-automaton`, where `text_of` an item is known."""
+def least_items(schema: dict[str, Json], text_of: Callable[[Json], bytes | None], start: int = 0) -> list[bytes] | None:
+    """The items of a shortest array of an `x-automaton`, from a state on, where `text_of` an item is known."""
     states, ends = read_automaton(schema)
-    queue: list[tuple[int, int, list[bytes]]] = [(0, 0, [])]
+    queue: list[tuple[int, int, list[bytes]]] = [(0, start, [])]
     done: set[int] = set()
     while queue:
         length, state, items = heapq.heappop(queue)

@@ -10,7 +10,7 @@ from typing import Final
 
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.regex_language import TooManyTerms
-from niwaki.runtime.constraints.schema.arrays import least_items
+from niwaki.runtime.constraints.schema.arrays import least_items, read_automaton
 from niwaki.runtime.constraints.schema.distinct import DISTINCT, DISTINCT_KEYS, kinds_of
 from niwaki.runtime.constraints.schema.document import Json, as_fraction, json_text
 from niwaki.runtime.constraints.schema.free_keys import free_keys
@@ -72,8 +72,8 @@ def closings(root: Json) -> tuple[bytes, ...]:
 
 
 def array_ends(root: Json, solve: Solve, letters: Letters = _same_letter) -> tuple[bytes, ...]:
-    """What arrays that ask for certain items may have to end with before they can: the last items of a shortest one,
-    and the bracket behind them. The short ones first."""
+    """What arrays that ask for certain items may have to end with before they can: the last items of a shortest one, or
+    of one that began otherwise, and the bracket behind them. The short ones first."""
     asking: list[dict[str, Json]] = []
     parts: list[Json] = [root]
     for part in parts:  # grows while we walk
@@ -87,8 +87,9 @@ def array_ends(root: Json, solve: Solve, letters: Letters = _same_letter) -> tup
     texts = _Texts(root, solve, letters)
     found: dict[bytes, None] = {}
     for part in asking[:MAX_CLOSINGS]:
-        items = least_items(part, texts.of) or []
-        found |= dict.fromkeys(b",".join(items[start:]) + b"]" for start in range(len(items)))
+        for state in range(min(len(read_automaton(part)[0]), MAX_CLOSINGS)):  # what is asked for may come late
+            items = least_items(part, texts.of, state) or []
+            found |= dict.fromkeys(b",".join(items[start:]) + b"]" for start in range(len(items)))
     return tuple(sorted((end for end in found if len(end) <= LONGEST_CLOSING), key=len)[:MAX_CLOSINGS])
 
 
