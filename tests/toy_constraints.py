@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
-from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
+from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
 from tests.toy import make_tokenizer
 
 
@@ -16,3 +17,14 @@ def make_vocabulary(folder: Path) -> Vocabulary:
 def make_compiler(folder: Path) -> ConstraintCompiler:
     """Close it."""
     return ConstraintCompiler(make_vocabulary(folder), seconds=20)
+
+
+def takes(matcher: Matcher, text: str) -> bool:
+    """Of a vocabulary whose first tokens are the bytes: whether the text, one by one, is whole. The matcher stays."""
+    place = matcher.clone()
+    try:
+        for byte in text.encode():
+            place.accept(byte)
+    except ConstraintError:
+        return False
+    return place.can_end

@@ -18,6 +18,7 @@ from niwaki.runtime.api import ConstraintError, JsonSchema, Spacing
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
 from niwaki.runtime.constraints.distinct import DistinctMatcher
 from niwaki.runtime.constraints.grammar_engine import GrammarMatcher
+from tests.toy_constraints import takes
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -112,16 +113,6 @@ def allowed(matcher: Matcher) -> list[int]:
     row = np.zeros(VOCABULARY.num_words, np.uint32)
     matcher.fill_mask(row)
     return [int(i) for i in np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))]
-
-
-def takes(matcher: Matcher, text: str) -> bool:
-    place = matcher.clone()
-    try:
-        for byte in text.encode():
-            place.accept(byte)
-    except ConstraintError:
-        return False
-    return place.can_end
 
 
 def compiled(compiler: ConstraintCompiler, schema: Json, spacing: Spacing = "compact") -> Matcher | None:

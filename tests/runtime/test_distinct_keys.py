@@ -15,7 +15,8 @@ from niwaki.runtime.api import ConstraintError, JsonSchema, Spacing
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
 from niwaki.runtime.constraints.distinct import DistinctMatcher
 from niwaki.runtime.constraints.grammar_engine import GrammarMatcher
-from tests.runtime.test_distinct import Json, allowed, compiled, takes
+from tests.runtime.test_distinct import Json, allowed, compiled
+from tests.toy_constraints import takes
 
 WORDS = [
     b'","', b'"a"', b'"a":', b'"b":0', b'":', b'":0,"', b'{"', b'{"a":0,"a', b'{"c":0,"c":', b',"a"', b'0,"', b"},{",

@@ -12,7 +12,8 @@ from itertools import product
 import pytest
 
 from niwaki.runtime.api import ConstraintError, Regex
-from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
+from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
+from tests.toy_constraints import takes
 
 VOCABULARY = Vocabulary([*(bytes([b]) for b in range(256)), None], {256})
 TEXTS = ["".join(text) for size in range(4) for text in product("aAb1-_ \n]^", repeat=size)]
@@ -55,16 +56,6 @@ def drawn(rng: random.Random, depth: int = 2) -> str:
     branches = ["".join(piece() for _ in range(rng.randint(1, 3))) for _ in range(rng.choice([1, 1, 2]))]
     flags = rng.choice(["(?i)", "(?s)", "(?is)"]) if depth == 2 and rng.random() < 0.25 else ""
     return flags + "|".join(branches)
-
-
-def takes(matcher: Matcher, text: str) -> bool:
-    place = matcher.clone()
-    try:
-        for byte in text.encode():
-            place.accept(byte)
-    except ConstraintError:
-        return False
-    return place.can_end
 
 
 def test_what_is_taken_matches_as_python_does(compiler: ConstraintCompiler) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from niwaki.runtime.api import ConstraintError, JsonSchema
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
+from tests.toy_constraints import takes
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 Number: TypeAlias = "int | float"
@@ -120,16 +121,6 @@ def numbers_in(schema: Json) -> list[Number]:
     if isinstance(schema, list):
         return [number for value in schema for number in numbers_in(value)]
     return [schema] if isinstance(schema, int | float) and not isinstance(schema, bool) else []
-
-
-def takes(matcher: Matcher, text: str) -> bool:
-    place = matcher.clone()
-    try:
-        for byte in text.encode():
-            place.accept(byte)
-    except ConstraintError:
-        return False
-    return place.can_end
 
 
 def drawn(rng: random.Random, matcher: Matcher) -> str | None:

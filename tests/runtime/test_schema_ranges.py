@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # ships no types
 
 from niwaki.runtime.api import ConstraintError, JsonSchema
-from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
+from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
 from niwaki.runtime.constraints.grammar_source import source_of_schema
 from niwaki.runtime.constraints.schema.ranges import range_regex
+from tests.toy_constraints import takes
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 VOCABULARY = Vocabulary([*(bytes([b]) for b in range(256)), None], {256})
@@ -40,16 +41,6 @@ def compiler() -> Iterator[ConstraintCompiler]:
     compiler = ConstraintCompiler(VOCABULARY, seconds=20)
     yield compiler
     compiler.close()
-
-
-def takes(matcher: Matcher, text: str) -> bool:
-    place = matcher.clone()
-    try:
-        for byte in text.encode():
-            place.accept(byte)
-    except ConstraintError:
-        return False
-    return place.can_end
 
 
 @settings(max_examples=300, deadline=None)

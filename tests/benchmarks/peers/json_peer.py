@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from peer import VLLM_ENVIRONMENT, VLLM_OPTIONS
+
 Run = Callable[[], list[str]]
 
 
@@ -31,24 +33,15 @@ def niwaki(model: str, work: Any) -> tuple[Run, Callable[[], object]]:
 
 
 def vllm(model: str, work: Any) -> tuple[Run, Callable[[], object]]:
-    os.environ |= {
-        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
+    os.environ |= VLLM_ENVIRONMENT
     from vllm import LLM, SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
     llm = LLM(
         model,
-        dtype="bfloat16",
-        enable_prefix_caching=True,
-        block_size=32,
-        max_model_len=2048,
         enforce_eager=True,
-        disable_log_stats=True,
         structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
+        **VLLM_OPTIONS,
     )
     asked = StructuredOutputsParams(json=work["schema"])
     params = SamplingParams(temperature=0, max_tokens=work["max_tokens"], structured_outputs=asked)

@@ -21,6 +21,19 @@ Run = Callable[[Wave], int]  # gives the number of new tokens
 Forget = Callable[[], object]  # what the run before left in a cache
 
 MAX_ROWS = 32  # of a static batch
+VLLM_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+VLLM_OPTIONS: dict[str, Any] = {
+    "dtype": "bfloat16",
+    "enable_prefix_caching": True,
+    "block_size": 32,  # the smallest that it takes: the finest sharing
+    "max_model_len": 2048,
+    "disable_log_stats": True,
+}
 
 
 def niwaki(model: str, weights: str, *, enable_prefix_cache: bool = True) -> tuple[Run, Forget]:
@@ -43,23 +56,14 @@ def niwaki_plain(model: str, weights: str) -> tuple[Run, Forget]:
 
 def vllm(model: str, weights: str, *, is_compiled: bool = False) -> tuple[Run, Forget]:
     assert weights == "auto", "of bfloat16 alone"
-    os.environ |= {
-        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
+    os.environ |= VLLM_ENVIRONMENT
     from vllm import LLM, SamplingParams
 
     llm = LLM(
         model,
-        dtype="bfloat16",
         skip_tokenizer_init=True,
-        enable_prefix_caching=True,
-        block_size=32,  # the smallest that it takes: the finest sharing
-        max_model_len=2048,
         enforce_eager=not is_compiled,
-        disable_log_stats=True,
+        **VLLM_OPTIONS,
     )
 
     def run(wave: Wave) -> int:
