@@ -159,7 +159,7 @@ def as_nodes(content: Content) -> tuple[Node, ...]:
 
 def _check_text(content: str) -> None:
     for text in tuple(_PRINTED):
-        if text in content:
+        if str.__contains__(content, text):  # `in` would be a look of the program at text that only stands for some
             raise ProgramError(_inside(text.partition("(")[0], "a text"))
 
 

@@ -138,6 +138,13 @@ def test_text_of_arguments_that_is_only_said_leaves_the_answer_typed(program: Pr
     assert list(answer.model_json_schema()["properties"]) == names
 
 
+def test_text_that_an_expression_was_made_of_leaves_the_answer_typed() -> None:
+    str(nw.gen("printed"))  # what is appended from here on is looked through for it
+    answer = Endpoint(hands_on).answer
+    assert answer is not None
+    assert list(answer.model_json_schema()["properties"]) == ["x"]
+
+
 @pytest.mark.parametrize(
     "program",
     [
