@@ -234,8 +234,8 @@ class EngineClient(Templates):
         """
         self._limits.check(ids, params)
         number = next(self._numbers)
-        late = streams is None and self._keeps_branches
-        streams = streams is not False and not late
+        late = streams is None
+        streams = bool(streams)
         generation = Generation(
             lambda: self.post(frames.Cancel(number)),
             (lambda reads: self.post(frames.Listen(number, reads))) if late else None,

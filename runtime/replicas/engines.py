@@ -140,7 +140,8 @@ class ReplicaLink:
         self._client = client
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="niwaki-replicas", daemon=True)
-        self._calls: dict[int, asyncio.Task[None]] = {}  # by the order's id; used on the loop only
+        self._calls: dict[int, asyncio.Task[None]] = {}  # by the order's id; used on the loop only, as is the next one
+        self._telling: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         self._thread.start()
@@ -167,8 +168,8 @@ class ReplicaLink:
                 self._soon(self._cancel, id)
             case frames.Fork() | frames.Close() | frames.Demote():
                 pass  # no branch stands there
-            case frames.Listen():
-                raise AssertionError("pieces come from the start: who would be asked later may be another one")
+            case frames.Listen(id, reads):
+                self._soon(self._listen, id, reads)
             case frames.Load():
                 raise AssertionError("Serve loads the replicas")
 
@@ -196,8 +197,20 @@ class ReplicaLink:
         if task is not None:
             task.cancel()
 
+    def _listen(self, order_id: int, reads: bool) -> None:
+        if order_id in self._calls:
+            task = self._loop.create_task(self._tell_listener(order_id, reads))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
+
+    async def _tell_listener(self, order_id: int, reads: bool) -> None:
+        """All replicas are told: Serve alone knows which of them has the order, and it may be on its way there, or from
+        one that died to another one. One who is not told loses the pieces, and has the whole text in the end."""
+        with suppress(Exception):  # Ray's own trouble
+            await self._handle.broadcast("listen", order_id, reads).results_async(return_exceptions=True)
+
     async def _end(self) -> None:
-        tasks = [*self._calls.values()]
+        tasks = [*self._calls.values(), *self._telling]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

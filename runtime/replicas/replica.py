@@ -23,6 +23,7 @@ from niwaki.runtime.link.orders import Orders
 from niwaki.runtime.replicas.routing import Routing
 
 SUMMARY_MARKS = 4096  # of 32 tokens each: 32 KiB for the most recently used 131,072 tokens
+MAX_LISTENED = 4096  # orders whose pieces somebody wants, here or at another replica
 LAST = (frames.Ended, frames.Weighed, frames.Failed, frames.Seen, frames.Flushed)
 
 
@@ -34,6 +35,7 @@ class Replica:
         warm_up(self._engine)
         self._answers = Answers()
         self._orders = Orders(self._engine.backend, self._answers)
+        self._listened: dict[int, bool] = {}  # by order, that may be about to come: whether its reader waits
 
     async def ask(self, said: bytes, marks: bytes) -> AsyncIterator[bytes]:
         """Carry out an order; its reports as they come, those of a step together. `marks` are for the router."""
@@ -44,6 +46,8 @@ class Replica:
         answer = self._answers.open(order.id)
         try:
             self._orders.take(order)
+            if order.id in self._listened:
+                self._orders.take(frames.Listen(order.id, self._listened[order.id]))
             is_over = False
             while not is_over:
                 reports = await answer.take()
@@ -54,6 +58,13 @@ class Replica:
             self._orders.take(frames.Cancel(order.id))
             if isinstance(order, frames.Start | frames.Weigh):
                 self._orders.take(frames.Close(order.branch))
+
+    async def listen(self, order_id: int, reads: bool) -> None:
+        """Tell the pieces of an order, if it is here or comes here, as `frames.Listen` says."""
+        self._listened[order_id] = reads or self._listened.get(order_id, False)
+        if len(self._listened) > MAX_LISTENED:
+            del self._listened[next(iter(self._listened))]
+        self._orders.take(frames.Listen(order_id, reads))
 
     async def loaded(self) -> bytes:
         return msgspec.msgpack.encode(frames.loaded_by(self._engine))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, cast
@@ -44,6 +45,8 @@ class Deployment:
     def __init__(self, ask: Callable[[], AsyncIterator[bytes]]) -> None:
         self._ask = ask
         self.ask = self
+        self.told: list[tuple[object, ...]] = []
+        self.was_told = threading.Event()
 
     def options(self, *, stream: bool) -> Deployment:
         return self
@@ -51,15 +54,23 @@ class Deployment:
     def remote(self, said: bytes, marks: bytes) -> AsyncIterator[bytes]:
         return self._ask()
 
-    def broadcast(self, name: str) -> Any:
+    def broadcast(self, name: str, *given: object) -> Any:
+        if name == "listen":
+            self.told.append(given)
+            self.was_told.set()
         raise RuntimeError("nobody is there")
 
 
 def started(ask: Callable[[], AsyncIterator[bytes]]) -> tuple[ReplicaLink, Heard]:
-    heard = Heard()
-    link = ReplicaLink(Deployment(ask), cast("EngineClient", heard))
-    link.start()
+    link, heard, _ = with_deployment(ask)
     return link, heard
+
+
+def with_deployment(ask: Callable[[], AsyncIterator[bytes]]) -> tuple[ReplicaLink, Heard, Deployment]:
+    heard, deployment = Heard(), Deployment(ask)
+    link = ReplicaLink(deployment, cast("EngineClient", heard))
+    link.start()
+    return link, heard, deployment
 
 
 def refuse() -> AsyncIterator[bytes]:
@@ -136,6 +147,28 @@ def test_killed_at_any_moment_of_a_stream_another_replica_answers_or_the_loss_is
         assert ends[0] == ENDED
     else:
         assert [end.kind for end in ends if isinstance(end, frames.Failed)] == ["EngineStopped"]
+
+
+def test_who_wants_pieces_has_all_replicas_told_while_the_order_runs() -> None:
+    """Which of them has it, or will have it, nobody here knows; that Ray loses the word harms nobody."""
+    has_asked, is_over = threading.Event(), threading.Event()
+
+    async def ask() -> AsyncIterator[bytes]:
+        has_asked.set()
+        await asyncio.to_thread(is_over.wait, 20)
+        yield msgspec.msgpack.encode([PIECE, ENDED])
+
+    link, heard, deployment = with_deployment(ask)
+    link.post(frames.Listen(1, True))  # of nothing that runs
+    link.post(frames.Look(1, 10, ""))
+    assert has_asked.wait(20)
+    link.post(frames.Listen(1, False))
+    assert deployment.was_told.wait(20)
+    is_over.set()
+    heard.wait_for_end()
+    link.close()
+    assert deployment.told == [(1, False)]
+    assert heard.reports[:2] == [PIECE, ENDED]
 
 
 def test_where_replica_after_replica_dies_the_loss_is_told() -> None:

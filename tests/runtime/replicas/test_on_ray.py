@@ -86,6 +86,21 @@ def test_two_replicas_hit_as_one_cache_of_twice_the_size(engines: RayEngines) ->
     assert routed >= 1.8 * in_turn
 
 
+@pytest.mark.parametrize("asks", ["never", "at once", "while it runs"])
+def test_pieces_come_from_a_replica_to_those_who_ask_for_them(engines: RayEngines, asks: str) -> None:
+    ids, heard = np.arange(300, 340, dtype=np.int32), list[str]()
+    params = SamplingParams(max_new_tokens=400, temperature=0, ignore_eos=True)
+    generation = engines.backend.start(ids, params, streams=None)
+    if asks == "while it runs":
+        time.sleep(0.1)
+    if asks != "never":
+        generation.add_delta_callback(lambda delta: heard.append(delta.text))
+    (output,) = generation.result(60)
+    assert len(list(generation.deltas())) > 3 if heard else len(list(generation.deltas())) == 1
+    assert bool(heard) == (asks != "never")
+    assert "".join(delta.text for delta in generation.deltas()) == output.text
+
+
 def test_a_client_that_leaves_stops_its_generation(engines: RayEngines, client: httpx2.Client) -> None:
     body = {"prompt": "the cat", "max_tokens": 1500, "ignore_eos": True, "stream": True}
     with client.stream("POST", "/v1/completions", json=body) as stream:
