@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from typing import Final
+from urllib.parse import urljoin
 
 from niwaki.runtime.api import Constraint, ConstraintError, JsonSchema, Reasoned, Tool, ToolCalls
 from niwaki.runtime.constraints.automaton import from_texts
@@ -13,17 +14,16 @@ from niwaki.runtime.constraints.composed import NOTHING, InTurn, Mark, OneOf, Pa
 from niwaki.runtime.constraints.free import texts_not_beginning_with, texts_without
 from niwaki.runtime.constraints.matcher import AutomatonConstraint
 from niwaki.runtime.constraints.protocol import CompiledConstraint
-from niwaki.runtime.constraints.schema.references import DATA_KEYWORDS
+from niwaki.runtime.constraints.schema.document import Json, read_schema
+from niwaki.runtime.constraints.schema.references import dialect_of
+from niwaki.runtime.constraints.schema.ways import ASKING
 from niwaki.runtime.constraints.vocabulary import Vocabulary
 
 MAX_TOOLS: Final = 128
 TOOL_NAME: Final = re.compile("[a-zA-Z0-9_-]{1,64}")
 NO_PARAMETERS: Final = '{"type":"object","properties":{},"additionalProperties":false}'
-# Their values are schemas by names of the user's choice.
-NAMED_SCHEMAS: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 
 Compile = Callable[[Constraint], CompiledConstraint]
-Json = dict[str, object]
 
 
 def reasoned_piece(reasoned: Reasoned, vocabulary: Vocabulary, compiled: Compile) -> Piece:
@@ -97,30 +97,24 @@ def schema_of_calls(calls: ToolCalls) -> str:
         ConstraintError: a tool's parameters are no schema of an object.
     """
     key = calls.format.arguments_key
-    definitions: Json = {}
-    kinds: list[Json] = []
+    definitions: dict[str, Json] = {}
+    kinds: list[dict[str, Json]] = []
     for index, tool in enumerate(calls.tools):
         name = f"tool{index}"
-        definitions[name] = _moved(_parameters(tool), f"#/$defs/{name}")
-        kinds.append(
-            {
-                "type": "object",
-                "properties": {"name": {"const": tool.name}, key: {"$ref": f"#/$defs/{name}"}},
-                "required": ["name", key],
-                "additionalProperties": False,
-            }
-        )
-    one: Json = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+        definitions[name] = _document(tool, f"https://{name}.invalid/")
+        called: dict[str, Json] = {"name": {"const": tool.name}, key: {"$ref": f"#/$defs/{name}"}}
+        kinds.append({"type": "object", "properties": called, "required": ["name", key], "additionalProperties": False})
+    one: dict[str, Json] = {"anyOf": [*kinds]} if len(kinds) > 1 else kinds[0]
     if calls.format.is_list:
-        one = {"type": "array", "items": one, "minItems": 1} | ({} if calls.is_parallel else {"maxItems": 1})
+        one = {"type": "array", "items": one, "minItems": 1, **({} if calls.is_parallel else {"maxItems": 1})}
     return json.dumps({**one, "$defs": definitions}, ensure_ascii=False)
 
 
-def _parameters(tool: Tool) -> object:
+def _parameters(tool: Tool) -> dict[str, Json]:
     try:
-        schema = json.loads(tool.parameters or NO_PARAMETERS)
-    except (ValueError, RecursionError):
-        raise ConstraintError(f"the parameters of tool {tool.name!r} are not JSON") from None
+        schema = read_schema(tool.parameters or NO_PARAMETERS)
+    except ConstraintError as error:
+        raise ConstraintError(f"the parameters of tool {tool.name!r}: {error}") from None
     if not isinstance(schema, dict):
         raise ConstraintError(f"the parameters of tool {tool.name!r} must be the schema of an object, got {schema!r}")
     schema.setdefault("type", "object")
@@ -131,24 +125,15 @@ def _parameters(tool: Tool) -> object:
     return schema
 
 
-def _moved(schema: object, place: str) -> object:
-    """The schema with its references to its own root leading to where it stands now.
-
-    A part with an `$id` is a document of its own, whose references stay.
-    """
-    if isinstance(schema, list):
-        return [_moved(item, place) for item in schema]
-    if not isinstance(schema, dict) or isinstance(schema.get("$id"), str):
-        return schema
-    moved: Json = {}
-    for keyword, value in schema.items():
-        if keyword == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
-            moved[keyword] = place + value[1:]
-        elif keyword in NAMED_SCHEMAS and isinstance(value, dict):
-            moved[keyword] = {name: _moved(inner, place) for name, inner in value.items()}
-        else:
-            moved[keyword] = value if keyword in DATA_KEYWORDS else _moved(value, place)
-    return moved
+def _document(tool: Tool, address: str) -> Json:
+    """The parameters of a tool among others: a document of their own, where what its names and its `$schema` mean does
+    not hang on the others."""
+    schema = _parameters(tool)
+    if "$ref" in schema and dialect_of(schema).is_old:  # where a reference hides what stands beside it, also an $id
+        rest = {key: value for key, value in schema.items() if key not in ASKING}
+        schema = {"type": "object", "allOf": [{"$ref": schema["$ref"]}], **rest}
+    own = schema.get("$id")
+    return {**schema, "$id": urljoin(address, own) if isinstance(own, str) else address}
 
 
 def _piece(constraint: Constraint, vocabulary: Vocabulary, compiled: Compile) -> Piece:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from niwaki.runtime.api import ConstraintError, JsonSchema
-from niwaki.runtime.constraints import ConstraintCompiler
+from niwaki.runtime.constraints import ConstraintCompiler, Matcher
 from tests.runtime.test_schema_normal import VALUES, VOCABULARY, Json, admits, admitting_as
 
 DRAFTS = {
@@ -103,3 +103,59 @@ def test_what_only_looks_like_a_later_word_is_none(compiler: ConstraintCompiler)
     assert admits(compiler.compile(JsonSchema(json.dumps(named))).matcher(), {"prefixItems": 3})
     beside = {**said, "$ref": "#/definitions/d", "prefixItems": [], "definitions": {"d": {"type": "integer"}}}
     assert admits(compiler.compile(JsonSchema(json.dumps(beside))).matcher(), 12)
+
+
+def test_a_part_that_is_a_document_of_its_own_is_of_its_own_draft(compiler: ConstraintCompiler) -> None:
+    """Beside a `$ref` draft 7 alone looks at nothing, and it knows no `prefixItems`."""
+    old = {
+        "$id": "old",
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "definitions": {"d": {"type": "integer"}},
+    }
+    beside = {**old, "items": {"$ref": "#/definitions/d", "maximum": 3}, "type": "array"}
+    whole: dict[str, Json] = {"prefixItems": [{"$ref": "old"}, {"$ref": "old#/definitions/d", "maximum": 3}]}
+    compiled = compiler.compile(JsonSchema(json.dumps({**whole, "type": "array", "$defs": {"old": beside}})))
+    assert admits(compiled.matcher(), [[9], 3])
+    assert not admits(compiled.matcher(), [[9], 4])
+    late = {**old, "prefixItems": [True]}
+    with pytest.raises(ConstraintError, match=r"/\$defs/old/prefixItems: draft-07 does not know it"):
+        compiler.compile(JsonSchema(json.dumps({**whole, "type": "array", "$defs": {"old": late}})))
+
+
+def test_a_name_that_two_schemas_have_is_refused_where_it_is_used(compiler: ConstraintCompiler) -> None:
+    """The first or the last of them was taken."""
+
+    def named(kind: str, **names: str) -> Json:
+        return {**names, "type": kind}
+
+    def compiled(reference: str, *parts: Json) -> Matcher:
+        schema = {"$ref": reference, "$defs": {str(n): part for n, part in enumerate(parts)}}
+        return compiler.compile(JsonSchema(json.dumps(schema))).matcher()
+
+    for name, reference in (("$id", "d"), ("$anchor", "#d"), ("$dynamicAnchor", "#d")):
+        one, other = named("integer", **{name: "d"}), named("string", **{name: "d"})
+        with pytest.raises(ConstraintError, match=r"schema at /\$ref: two schemas"):
+            compiled(reference, one, other)
+        assert admits(compiled(reference, one), 1)
+    same = [named("integer", **{"$id": "d"})] * 2
+    assert admits(compiled("d", *same), 1)
+
+
+def test_a_fragment_alone_stays_in_the_part_that_it_is_in(compiler: ConstraintCompiler) -> None:
+    """Also where another has the same `$id`."""
+
+    def part(kind: str) -> Json:
+        own: Json = {"type": kind, "$anchor": "d"}
+        return {
+            "$id": "part",
+            "prefixItems": [{"$ref": "#d"}, {"$ref": "#/$defs/d"}],
+            "$defs": {"d": own},
+            "minItems": 2,
+        }
+
+    schema: Json = {"type": "array", "prefixItems": [part("integer"), part("string")], "minItems": 2}
+    compiled = compiler.compile(JsonSchema(json.dumps(schema)))
+    assert admits(compiled.matcher(), [[1, 2], ["a", "b"]])
+    wrong_ones: list[Json] = [[[1, 2], [1, 2]], [["a", 1], ["a", "b"]], [[1, "a"], ["a", "b"]]]
+    for wrong in wrong_ones:
+        assert not admits(compiled.matcher(), wrong)

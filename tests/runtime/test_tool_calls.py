@@ -221,6 +221,73 @@ def test_a_text_taken_back_token_by_token_has_the_masks_it_had(compiler: Constra
             matcher.rollback(1)
 
 
+def parameters(**words: object) -> dict[str, object]:
+    """Of one argument, `x`."""
+    return {"type": "object", "required": ["x"], "additionalProperties": False, **words}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"properties": {"x": {"$ref": "#/$defs/d"}}, "$defs": {"d": "HERE"}},
+        {"properties": {"x": {"$ref": "#d"}}, "$defs": {"d": {"$anchor": "d", "allOf": ["HERE"]}}},
+        {"properties": {"x": {"$dynamicRef": "#d"}}, "$defs": {"d": {"$dynamicAnchor": "d", "allOf": ["HERE"]}}},
+        {"$id": "a", "properties": {"x": {"$ref": "#/$defs/d"}}, "$defs": {"d": "HERE"}},
+        {"$id": "https://example.com/a", "properties": {"x": {"$ref": "a#/$defs/d"}}, "$defs": {"d": "HERE"}},
+        {"properties": {"x": {"$ref": "d"}}, "$defs": {"d": {"$id": "d", "allOf": ["HERE"]}}},
+        {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "$ref": "#/definitions/it",
+            "definitions": {"it": parameters(properties={"x": {"$ref": "#d"}}), "d": {"$id": "#d", "allOf": ["HERE"]}},
+        },
+    ],
+    ids=["pointer", "anchor", "dynamic anchor", "$id", "absolute $id", "resource", "draft 7"],
+)
+def test_names_in_the_schema_of_a_tool_are_its_own(compiler: ConstraintCompiler, words: dict[str, object]) -> None:
+    """Those of the last tool, or of the first, were taken for those of all."""
+
+    def tool(name: str, kind: str) -> Tool:
+        own = words if "$ref" in words else parameters(**words)
+        return Tool(name, json.dumps(own).replace('"HERE"', json.dumps({"type": kind})))
+
+    kinds = {"one": ("integer", "1"), "two": ("boolean", "true"), "three": ("null", "null")}
+    tools = tuple(tool(name, kind) for name, (kind, _) in kinds.items())
+    compiled = compiler.compile(ToolCalls(tools, HERMES, is_required=True))
+    for name in kinds:
+        for other, (_, value) in kinds.items():
+            call = ids_of(written(HERMES, f'{name} {{"x":{value}}}'))
+            assert accepts(compiled.matcher(), call) == (name == other)
+
+
+def test_a_tool_whose_arguments_hold_such_arguments_holds_no_call(compiler: ConstraintCompiler) -> None:
+    for said, word in (("2019-09", "$recursiveRef"), ("2020-12", "$dynamicRef"), ("2020-12", "$ref")):
+        own = parameters(
+            **{"$schema": f"https://json-schema.org/draft/{said}/schema"},
+            properties={"x": {"anyOf": [{"type": "null"}, {word: "#"}]}},
+        )
+        compiled = compiler.compile(ToolCalls((Tool("a", json.dumps(own)),), HERMES, is_required=True))
+        assert accepts(compiled.matcher(), ids_of(written(HERMES, 'a {"x":{"x":null}}')))
+        assert not accepts(compiled.matcher(), ids_of(written(HERMES, 'a {"x":{"name":"a","arguments":{"x":null}}}')))
+
+
+def test_the_schema_of_each_tool_is_of_the_draft_that_it_names(compiler: ConstraintCompiler) -> None:
+    old = {"$schema": "http://json-schema.org/draft-07/schema#", **parameters()}
+    beside = {
+        **old,
+        "properties": {"x": {"$ref": "#/definitions/d", "maximum": 3}},
+        "definitions": {"d": {"type": "integer"}},
+    }
+    new = parameters(properties={"x": {"prefixItems": [{"const": 1}], "maxItems": 1, "type": "array"}})
+    compiled = compiler.compile(
+        ToolCalls((Tool("old", json.dumps(beside)), Tool("new", json.dumps(new))), HERMES, is_required=True)
+    )
+    assert accepts(compiled.matcher(), ids_of(written(HERMES, 'old {"x":12}')))  # beside a $ref it asks for nothing
+    assert not accepts(compiled.matcher(), ids_of(written(HERMES, 'new {"x":[2]}')))
+    later = json.dumps({**old, "properties": new["properties"]})
+    with pytest.raises(ConstraintError, match=r"tool 'late': .*/properties/x/prefixItems: draft-07 does not know it"):
+        compiler.compile(ToolCalls((Tool("new", json.dumps(new)), Tool("late", later)), HERMES))
+
+
 def test_forced_markers_are_told(compiler: ConstraintCompiler) -> None:
     matcher = compiler.compile(ToolCalls(TOOLS, NIWAKI, is_required=True)).matcher()
     assert matcher.forced()[:1] == (CALL,)
@@ -237,8 +304,10 @@ def test_forced_markers_are_told(compiler: ConstraintCompiler) -> None:
         ((), "1 to 128 tools"),
         ((Tool("two words", ""),), "letters, digits"),
         ((Tool("a", ""), Tool("a", "")), "two tools are named 'a'"),
-        ((Tool("a", "{"),), "tool 'a' are not JSON"),
-        ((Tool("a", "[]"),), "schema of an object"),
+        ((Tool("a", "{"),), "tool 'a': the JSON schema is not valid JSON"),
+        ((Tool("a", "[]"),), "tool 'a': a JSON schema must be an object"),
+        ((Tool("a", "true"),), "schema of an object"),
+        ((Tool("a", '{"properties":{"x":{},"x":{}}}'),), "tool 'a': .* the key 'x' twice"),
         ((Tool("a", '{"type":"string"}'),), "of type 'object'"),
         ((Tool("b", ""), Tool("a", '{"properties":{"x":{"$ref":"#/nowhere"}}}')), "tool 'a': .*/properties/x"),
         ((Tool("a", '{"properties":{"x":{"type":"nothing"}}}'),), "tool 'a': .*/properties/x"),

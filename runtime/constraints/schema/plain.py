@@ -58,7 +58,7 @@ class Plain:
             return pointer
         place, passed = pointer, {pointer}
         while isinstance(schema := self._document.node(place), dict) and "$ref" in schema:
-            if not self._document.is_old and self._asking & schema.keys() != REFERENCE:
+            if self._asking & schema.keys() != REFERENCE and not self._document.dialect(place).is_old:
                 break
             place = self._document.target(place, "$ref", schema["$ref"])
             if place in passed:

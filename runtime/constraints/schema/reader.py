@@ -18,7 +18,7 @@ from niwaki.runtime.constraints.schema.numbers import number_satisfies
 from niwaki.runtime.constraints.schema.plain import Plain
 from niwaki.runtime.constraints.schema.references import Document
 from niwaki.runtime.constraints.schema.strings import Strings
-from niwaki.runtime.constraints.schema.ways import Circular, Expander
+from niwaki.runtime.constraints.schema.ways import ASKING, Circular, Expander
 
 LITERALS: Final = {"null": Way("null", values=(None,)), "boolean": Way("boolean", values=(True, False))}
 MAX_LOOKS: Final = 8  # how deep emptiness looks into required values
@@ -31,7 +31,7 @@ class Reader:
         self._expander = Expander(document, watch)
         this = weakref.proxy(self)  # no circle: what is known of a schema goes with its reader
         self._expander.is_empty = lambda way: bool(this.is_empty(way))
-        self.plain = Plain(document, self._expander.asking)
+        self.plain = Plain(document, ASKING)
         self.strings = Strings(watch)
         self._ways: dict[tuple[State, str], list[Way]] = {}
         self.being_written: set[State] = set()

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
-from niwaki.runtime.constraints.schema.document import Json, escaped, refused, unescaped
+from niwaki.runtime.constraints.schema.document import Json, escaped, identity, refused, unescaped
 from niwaki.runtime.constraints.schema.scopes import Scopes, plain
 
 ROOT_BASE: Final = "https://schema.invalid/"  # never fetched: what references inside the document are joined to
@@ -26,28 +27,44 @@ LATER: Final = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What a `$schema` says about the words of its schema."""
+
+    name: str
+    is_old: bool  # up to draft 7
+    is_2019: bool
+    is_recursive: bool  # it may have $recursiveRef
+    later: frozenset[str]  # words that it does not know
+
+
+class _Base(NamedTuple):
+    """Of a place: what references there are joined to, the pointer of the resource that it is in, and that one's
+    dialect."""
+
+    url: str
+    resource: str
+    dialect: Dialect
+
+
 class Document:
     """A schema, its nodes by JSON pointer, and its resources and anchors.
 
-    `root` is the pointer of the whole. Where an anchor is dynamic in several resources, the pointers handed out and
-    taken are places in a scope (see `scopes.py`).
+    A resource (core 4.3.5) is a schema with an `$id`, or the whole: `#` leads to it from inside, its anchors are its
+    own, and its `$schema` is for it alone. `root` is the pointer of the whole. Where an anchor is dynamic in several
+    resources, the pointers handed out and taken are places in a scope (see `scopes.py`).
     """
 
     def __init__(self, root: Json) -> None:
         self._nodes: dict[str, Json] = {"": root}
-        self._bases: dict[str, str] = {}
-        self._targets: dict[tuple[str, str, str], str] = {}  # of references: by base, keyword and text
-        self._resources: dict[str, str] = {ROOT_BASE: ""}
-        self._anchors: dict[tuple[str, str], str] = {}
+        whole = _Base(ROOT_BASE, "", dialect_of(root))
+        self._bases: dict[str, _Base] = {"": whole}
+        self._targets: dict[tuple[str, str, str], str] = {}  # of references: by resource, keyword and text
+        self._resources: dict[str, str | None] = {ROOT_BASE: ""}  # by address; None: of two that differ
+        self._anchors: dict[tuple[str, str], str | None] = {}  # by resource and name; None: of two
         self._dynamic: dict[str, dict[str, str]] = {}  # resource -> dynamic anchor -> its pointer
-        said = str(root.get("$schema")) if isinstance(root, dict) else ""
-        dialect = next((name for name in LATER if name in said), "")
-        self.is_old = dialect.startswith("draft")
-        self.is_2019 = dialect == "2019-09"
-        self.is_recursive = not self.is_old and "2020-12" not in said  # it may have $recursiveRef
-        self._dialect, self._later = dialect, LATER.get(dialect, frozenset())
         if isinstance(root, dict):
-            self._index("", root, ROOT_BASE)
+            self._index("", root, whole)
         names = [name for anchors in self._dynamic.values() for name in anchors]
         self._scopes = Scopes(self._dynamic) if len(names) > len(set(names)) else None
         self.root = "" if self._scopes is None else self._scopes.entered((), "", "")
@@ -55,23 +72,28 @@ class Document:
     def node(self, pointer: str) -> Json:
         return self._nodes[plain(pointer) if pointer[:1] == "~" else pointer]
 
+    def dialect(self, pointer: str) -> Dialect:
+        """That of an object of the document."""
+        return self._base(pointer).dialect
+
     def check_words(self, pointer: str, schema: dict[str, Json]) -> None:
         """Raises ConstraintError: a keyword that `$schema` does not know. To enforce it would not be what a validator
         does, to leave it out not what was meant."""
-        for keyword in schema if self._later else ():
-            if keyword in self._later:
-                reason = f"{self._dialect} does not know it; name a later $schema, or leave it out"
+        dialect = self.dialect(pointer)
+        for keyword in schema if dialect.later else ():
+            if keyword in dialect.later:
+                reason = f"{dialect.name} does not know it; name a later $schema, or leave it out"
                 raise refused(f"{pointer}/{keyword}", reason)
 
     def target(self, pointer: str, keyword: str, reference: Json) -> str:
         """The pointer that a `$ref`, `$dynamicRef` or `$recursiveRef` in the schema at `pointer` leads to.
 
         Raises:
-            ConstraintError: it leads out of the document, or nowhere.
+            ConstraintError: it leads out of the document, nowhere, or to one of two.
         """
         if self._scopes is not None or not isinstance(reference, str):
             return self._found_target(pointer, keyword, reference)
-        key = (self._base(pointer), keyword, reference)
+        key = (self._base(pointer).resource, keyword, reference)
         known = self._targets.get(key)
         if known is None:
             known = self._targets[key] = self._found_target(pointer, keyword, reference)
@@ -83,13 +105,18 @@ class Document:
             raise refused(place, f"a reference must be a string, got {reference!r}")
         if keyword == "$recursiveRef" and reference != "#":
             raise refused(place, f"must be '#', got {reference!r}")
-        url, fragment = _joined(self._base(pointer), reference)
-        resource = self._resources.get(url)
-        if resource is None:
+        base = self._base(pointer)
+        url, fragment = _joined(base.url, reference)
+        if url != base.url and url not in self._resources:
             raise refused(place, f"{reference!r} leads out of the schema, and nothing is fetched; put it under $defs")
+        resource = base.resource if url == base.url else self._resources[url]
+        if resource is None:
+            raise refused(place, f"two schemas that differ have the $id of {reference!r}; give each its own")
         name = unquote(fragment)
         if name and not name.startswith("/"):
-            found = self._anchors.get((url, name))
+            found = self._anchors.get((resource, name))
+            if found is None and (resource, name) in self._anchors:
+                raise refused(place, f"two schemas have the name of {reference!r}; give each its own")
         else:
             found = self._followed(resource, [unescaped(part) for part in name.split("/")[1:]])
         if found is None or not isinstance(self._nodes[found], dict | bool):
@@ -100,10 +127,10 @@ class Document:
         anchor = RECURSIVE if keyword == "$recursiveRef" else name
         if keyword != "$ref" and self._dynamic.get(resource, {}).get(anchor) == found:
             found = dict(bound).get(anchor, found)  # core 8.2.3.2: the outermost resource that has the anchor
-        return self._scopes.entered(bound, self._resources[self._base(found)], found)
+        return self._scopes.entered(bound, self._base(found).resource, found)
 
-    def _base(self, pointer: str) -> str:
-        return self._bases.get(plain(pointer) if pointer[:1] == "~" else pointer, ROOT_BASE)
+    def _base(self, pointer: str) -> _Base:
+        return self._bases.get(plain(pointer) if pointer[:1] == "~" else pointer) or self._bases[""]
 
     def _followed(self, pointer: str, path: list[str]) -> str | None:
         node = self._nodes[pointer]
@@ -118,7 +145,7 @@ class Document:
             self._nodes.setdefault(pointer, node)
         return pointer
 
-    def _index(self, pointer: str, node: list[Json] | dict[str, Json], base: str) -> None:
+    def _index(self, pointer: str, node: list[Json] | dict[str, Json], base: _Base) -> None:
         nodes = self._nodes
         nodes[pointer] = node
         if isinstance(node, list):
@@ -137,27 +164,45 @@ class Document:
             else:
                 nodes[place] = value
 
-    def _named(self, pointer: str, node: dict[str, Json], base: str) -> str:
+    def _named(self, pointer: str, node: dict[str, Json], base: _Base) -> _Base:
         """Note the names that a schema has for itself. Its base from here on."""
+        dialect = dialect_of(node) if isinstance(node.get("$schema"), str) else base.dialect
         for keyword in ("$id", "id"):
             name = node.get(keyword)
-            is_schema_id = isinstance(name, str) and not (self.is_old and "$ref" in node) and _is_schema_place(pointer)
-            if isinstance(name, str) and is_schema_id:
-                url, fragment = _joined(base, name)
-                if fragment:  # drafts 4 to 7 name anchors so
-                    self._anchors[url, fragment] = pointer
-                if not name.startswith("#") and (keyword == "$id" or self.is_old or pointer == ""):
-                    base = url
-                    self._resources.setdefault(url, pointer)
+            if not isinstance(name, str) or (dialect.is_old and "$ref" in node) or not _is_schema_place(pointer):
+                continue
+            url, fragment = _joined(base.url, name)
+            if not name.startswith("#"):
+                if keyword == "id" and not dialect.is_old and pointer != base.resource:
+                    continue
+                base = _Base(url, pointer, dialect)
+                known = self._resources.setdefault(url, pointer)
+                if known is not None and known != pointer and identity(self._nodes[known]) != identity(node):
+                    self._resources[url] = None
+            if fragment:  # drafts 4 to 7 name anchors so
+                self._name(base.resource, fragment, pointer)
         for keyword in ("$anchor", "$dynamicAnchor"):
             name = node.get(keyword)
             if isinstance(name, str):
-                self._anchors[base, name] = pointer
+                self._name(base.resource, name, pointer)
                 if keyword == "$dynamicAnchor":
-                    self._dynamic.setdefault(self._resources[base], {})[name] = pointer
-        if node.get("$recursiveAnchor") is True and self._resources[base] == pointer:
+                    self._dynamic.setdefault(base.resource, {})[name] = pointer
+        if node.get("$recursiveAnchor") is True and base.resource == pointer:
             self._dynamic.setdefault(pointer, {})[RECURSIVE] = pointer
         return base
+
+    def _name(self, resource: str, anchor: str, pointer: str) -> None:
+        if self._anchors.setdefault((resource, anchor), pointer) != pointer:
+            self._anchors[resource, anchor] = None
+
+
+def dialect_of(schema: Json) -> Dialect:
+    """That which a schema names in `$schema`: 2019-09 and 2020-12 together, where it names none."""
+    said = str(schema.get("$schema")) if isinstance(schema, dict) else ""
+    name = next((name for name in LATER if name in said), "")
+    is_old = name.startswith("draft")
+    is_recursive = not is_old and "2020-12" not in said
+    return Dialect(name, is_old, name == "2019-09", is_recursive, LATER.get(name, frozenset()))
 
 
 def _joined(base: str, reference: str) -> tuple[str, str]:

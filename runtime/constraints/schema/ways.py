@@ -69,8 +69,6 @@ class Expander:
         self._open: set[tuple[str, bool, str, bool]] = set()
         self._steps = 0
         self._kinds: dict[Atom, tuple[str, ...]] = {}
-        self._references = ("$ref", "$dynamicRef", *(("$recursiveRef",) if document.is_recursive else ()))
-        self.asking = ASKING if document.is_recursive else ASKING - {"$recursiveRef"}
         self.is_empty: Callable[[Way], bool] = lambda way: False  # set by the reader, which looks into states
 
     def of_state(self, state: State, kind: str) -> Ways:
@@ -136,7 +134,7 @@ class Expander:
         if not isinstance(schema, dict):
             raise refused(pointer, f"a schema must be an object or a boolean, got {schema!r}")
         keywords = ["type", *schema] if "type" in schema else list(schema)
-        if "$ref" in schema and self._document.is_old:
+        if "$ref" in schema and self._document.dialect(pointer).is_old:
             keywords = ["$ref"]  # up to draft 7 whatever stands beside a $ref is ignored
         else:
             self._document.check_words(pointer, schema)
@@ -144,7 +142,7 @@ class Expander:
             return []  # as below, for most kinds at once
         needs_all = exact or "unevaluatedProperties" in schema or "unevaluatedItems" in schema
         keywords.sort(key=lambda name: ORDER.get(name, 0))
-        relevant = (name for name in keywords if name in self.asking and KIND_OF.get(name, kind) == kind)
+        relevant = (name for name in keywords if name in ASKING and KIND_OF.get(name, kind) == kind)
         handlers = [found for found in dict.fromkeys(map(self._keyword, relevant)) if found is not None]
         if holds:
             ways = [FREE[kind]]
@@ -156,7 +154,7 @@ class Expander:
                     continue
                 ways = self._product(ways, handler(schema, pointer, kind, True, needs_all), pointer)
             ways = unevaluated_properties(schema, pointer, ways)
-            return unevaluated_items(schema, pointer, ways, is_2019=self._document.is_2019)
+            return unevaluated_items(schema, pointer, ways, is_2019=self._document.dialect(pointer).is_2019)
         if kind in ("object", "array") and ("unevaluatedProperties" in schema or "unevaluatedItems" in schema):
             return [Way(kind, beyond=((pointer, "unevaluated* cannot be negated"),))]
         failing: Ways = []
@@ -283,8 +281,9 @@ class Expander:
     def reference(self, schema: dict[str, Json], pointer: str, kind: str, holds: bool, exact: bool) -> Ways:
         """$ref and $dynamicRef (core 8.2.3), $recursiveRef (2019-09 core 8.2.4.2)."""
         ways = [FREE[kind]] if holds else []
-        for keyword in self._references:
-            if keyword in schema:
+        is_recursive = self._document.dialect(pointer).is_recursive
+        for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
+            if keyword in schema and (is_recursive or keyword != "$recursiveRef"):
                 found = self.of(self._document.target(pointer, keyword, schema[keyword]), kind, holds, exact)
                 ways = self._product(ways, found, pointer) if holds else ways + found
         return ways
