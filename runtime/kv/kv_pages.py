@@ -114,6 +114,7 @@ class KVPages:
         except Exception as error:  # what was copied into the first of them says the same, whole or half written over
             self._tiers.fault(error)
             return lease.num_cached
+        self._tiers.restored(len(pages))
         return stop * self._page_size
 
     def _keep_evicted(self, namespace: str, ids: TokenIds, first: int, page_ids: list[int]) -> None:

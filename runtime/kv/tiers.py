@@ -316,8 +316,7 @@ class Tiers:
         self._page_size = page_size
         self._seconds_per_token: float | None = None  # of the model, in prefill
         self._seconds_per_page: dict[str, float] = {}  # of each store
-        self._lookups = self._faults = 0
-        self.restored_tokens = 0
+        self._lookups = self._faults = self._restored_tokens = 0
 
     def keep(self, namespace: str, ids: TokenIds, first: int, pages: Bytes) -> None:
         """Pages `first`, `first + 1`, ... of the sequence `ids` leave the pool. pages [count, bytes of a page]."""
@@ -337,8 +336,11 @@ class Tiers:
             if page is None:
                 break
             found.append(page)
-        self.restored_tokens += len(found) * self._page_size
         return found
+
+    def restored(self, num_pages: int) -> None:
+        """So many of the pages that were found are in the pool now."""
+        self._restored_tokens += num_pages * self._page_size
 
     def first_missing(self, namespace: str, ids: TokenIds, first: int) -> int:
         """The first of the full pages of the sequence, from `first` on, that no store has; behind the last one if none
@@ -376,7 +378,7 @@ class Tiers:
             for store in self._stores
             for name, value in self._guarded(store.counts, nothing).items()
         }
-        return {"restored_tokens": self.restored_tokens, "faults": self._faults, **told}
+        return {"restored_tokens": self._restored_tokens, "faults": self._faults, **told}
 
     def _get(self, key: bytes) -> Bytes | None:
         for store in self._stores:

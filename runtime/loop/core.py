@@ -196,16 +196,15 @@ class EngineCore:
     def _commit(self, batch: Sequence[tuple[Request, Row]]) -> None:
         for request, row in batch:
             assert request.lease is not None
-            num_left = request.num_prompt - request.num_computed
-            was_prefilling = num_left > 0
-            num_tokens = len(row.token_ids) - request.num_guessed(row.end)
-            request.num_computed += num_tokens
-            if request.was_preempted and was_prefilling:
-                self.counters.recomputed_tokens += num_tokens
-            if was_prefilling:
-                self.counters.prefilled_tokens += min(num_left, num_tokens)
+            first, num_prompt = request.num_computed, request.num_prompt
+            request.num_computed += len(row.token_ids) - request.num_guessed(row.end)
+            if first < request.num_lost:
+                self.counters.recomputed_tokens += min(request.num_computed, request.num_lost) - first
+            if first < num_prompt:
+                new = min(request.num_computed, num_prompt) - max(first, request.num_lost)
+                self.counters.prefilled_tokens += max(0, new)
                 # Share the prompt at once; generated tokens go into the tree when the request ends.
-                is_whole = request.num_computed >= request.num_prompt
+                is_whole = request.num_computed >= num_prompt
                 if is_whole and request.prefilled is None:
                     request.prefilled = time.perf_counter()
                 self._cache.commit(request.lease, request.ids, request.num_computed, share_tail=is_whole)

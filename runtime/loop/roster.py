@@ -194,8 +194,11 @@ class Roster:
         request.lease, request.num_computed = found
         if request.num_cached is None:
             request.admitted = time.perf_counter()
-            request.num_cached = min(request.num_computed, request.num_prompt)  # forced tokens behind it may be cached
-            self._counters.cached_tokens += request.num_cached
+            request.num_cached = 0
+        # Forced tokens behind the prompt may be cached; and after a preemption what it had computed itself.
+        num_given = max(0, min(request.num_computed, request.num_prompt) - request.num_lost)
+        request.num_cached += num_given
+        self._counters.cached_tokens += num_given
         self.running[request.id] = request
 
     def wait_no_more(self, request: Request) -> None:
@@ -204,8 +207,8 @@ class Roster:
 
     def preempt(self, request: Request) -> None:
         """Give the pages back; the tokens stay known, and what the tree keeps need not be computed again."""
+        request.num_lost = max(request.num_lost, request.num_computed)
         self.leave(request)
-        request.was_preempted = True
         self._counters.preemptions += 1
         bisect.insort(self.waiting, request, key=lambda waiting: waiting.id)  # its old place: ids ascend with arrival
 

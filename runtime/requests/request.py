@@ -48,7 +48,7 @@ class Request:
 
     __slots__ = (
         "id", "job", "index", "params", "namespace", "seed", "num_prompt", "num_computed", "num_cached", "logits_from",
-        "lease", "matcher", "stops", "detokenizer", "waited_steps", "arrived", "admitted", "prefilled", "was_preempted",
+        "lease", "matcher", "stops", "detokenizer", "waited_steps", "arrived", "admitted", "prefilled", "num_lost",
         "logprobs", "top_logprobs", "allowed", "prompt_logprobs", "prompt_top", "forced", "drafted", "guesser",
         "healing", "_at_start", "_num_healed", "_num_shown", "_buffer", "_length", "_tokenizer", "_text", "_text_ends",
         "_unsent_text", "_unsent_ids", "_unsent_logprobs", "_unsent_top",
@@ -79,7 +79,7 @@ class Request:
         self.seed = seed
         self.num_prompt = len(ids)
         self.num_computed = 0
-        self.num_cached: int | None = None  # of the prompt, at the first admission
+        self.num_cached: int | None = None  # of the prompt: tokens that it never computed; None before it is admitted
         self.logits_from = len(ids) - 1 if logits_from is None else logits_from
         self.lease: Lease | None = None
         self.matcher = matcher
@@ -91,7 +91,7 @@ class Request:
         self.arrived = time.perf_counter()
         self.admitted: float | None = None  # when its first step began
         self.prefilled: float | None = None  # when the step was computed that gives its first token
-        self.was_preempted = False
+        self.num_lost = 0  # first tokens that were computed before it was preempted
         self.logprobs: list[TokenLogprob] = []
         self.top_logprobs: list[tuple[TokenLogprob, ...]] = []
         self.allowed: list[int | None] = []

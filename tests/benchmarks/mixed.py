@@ -312,10 +312,10 @@ def trace(engine: Engine, solo: Solo, author: Author, faults: Faults, folder: Pa
         counts["stories"] += 1
         one.close()
     after = engine.stats()
-    names = ("prefilled_tokens", "cached_tokens", "generated_tokens", "finished", "failed", "preemptions")
+    names = ("prefilled_tokens", "cached_tokens", "generated_tokens", "finished", "failed")
     did = {name: after[name] - before[name] for name in names}
     moves = [move for one in playing for move in one.story]
-    was_disturbed |= did["failed"] + did["preemptions"] > 0 or any(one.is_too_long for one in playing)
+    was_disturbed |= did["failed"] > 0 or any(one.is_too_long for one in playing)
     if not was_disturbed and not any(isinstance(move, Pick) for move in moves):
         is_loose = any(isinstance(move, Gen) and move.params.heal for move in moves)
         adds_up([output for one in playing for output in one.outputs], did, is_loose=is_loose)

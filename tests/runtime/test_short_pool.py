@@ -68,3 +68,26 @@ def test_a_storm_of_preemptions_computes_little_twice_and_changes_no_token(folde
         assert stats["preemptions"] > 0
         assert stats["recomputed_tokens"] <= 0.3 * sum(len(ids) + num_new for ids in asked)
         check_idle(engine)
+
+
+@pytest.mark.parametrize("chunk", [16, 64])
+def test_what_is_computed_once_more_is_counted_apart_from_prompts_and_to_the_token(
+    folder: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw, num_new = random.Random(6), 30
+    head = prompt(draw, 40)
+    asked = [head[: draw.choice((0, 20, 40))] + prompt(draw, draw.randint(2, 40)) for _ in range(30)]
+    computed: list[int] = []
+    with Engine(folder, kv_tokens=224, chunked_prefill_size=chunk, draft_tokens=0) as engine:
+        runner = engine.backend._core._runner
+        forward = runner.forward
+        monkeypatch.setattr(runner, "forward", lambda batch: computed.append(len(batch.token_ids)) or forward(batch))
+        results: Any = engine.generate(input_ids=asked, sampling_params={**PARAMS, "max_new_tokens": num_new})
+        stats = engine.stats()
+        check_idle(engine)
+    assert stats["preemptions"] > 0
+    assert stats["recomputed_tokens"] > 0
+    assert stats["cached_tokens"] == sum(result["meta_info"]["cached_tokens"] for result in results)
+    assert stats["prefilled_tokens"] + stats["cached_tokens"] == sum(map(len, asked))
+    num_texts = len(asked) * (num_new - 1)  # nobody needs the keys of a last token
+    assert sum(computed) == stats["prefilled_tokens"] + num_texts + stats["recomputed_tokens"]
