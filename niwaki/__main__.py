@@ -203,13 +203,7 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--host-cache-bytes", type=_positive, metavar="N", help="of memory for KV that leaves the cache; else none")
     add("--disk-cache-dir", metavar="DIR", help="for KV that leaves even that; kept for the next start")
-    add(
-        "--disk-cache-bytes",
-        type=_positive,
-        default=ENGINE.disk_cache_bytes,
-        metavar="N",
-        help="of files in it (%(default)s)",
-    )
+    add("--disk-cache-bytes", type=_positive, metavar="N", help="of files in it; else 4 GiB")
     add("--deterministic", action="store_true", help="the same bits whatever else runs, for some speed")
     add_options(parser)
 

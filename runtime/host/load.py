@@ -27,7 +27,7 @@ from niwaki.runtime.kv.memory import (
 )
 from niwaki.runtime.kv.tiers import DiskStore, MemoryStore, PageStore, Tiers
 from niwaki.runtime.loop.core import EngineCore
-from niwaki.runtime.options.config import EngineConfig
+from niwaki.runtime.options.config import DISK_CACHE_BYTES, EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def _tiers(config: EngineConfig, layout: Layout) -> Tiers | None:
         stores.append(MemoryStore(config.host_cache_bytes))
     if config.disk_cache_dir is not None:
         try:
-            stores.append(DiskStore(Path(config.disk_cache_dir), config.disk_cache_bytes))
+            stores.append(DiskStore(Path(config.disk_cache_dir), config.disk_cache_bytes or DISK_CACHE_BYTES))
         except OSError as error:
             raise ConfigError(f"disk_cache_dir {config.disk_cache_dir} cannot be used: {error}") from error
     return Tiers(stores, layout.fingerprint, layout.page_size) if stores else None

@@ -15,6 +15,7 @@ WEIGHTS = ("auto", "int8", "int4", "fp8")
 POLICIES = ("lpm", "fcfs")
 EVICTIONS = ("lru", "returning", "lfu", "priority")
 LEAST_CHUNK = 512  # tokens of a step, where nothing is said
+DISK_CACHE_BYTES = 4 * 2**30  # where nothing is said
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class EngineConfig:
     eviction_policy: str = "lru"  # which leaves of the prefix cache go first: least recently, least often used, ...
     host_cache_bytes: int = 0  # of memory for pages that were evicted from the pool; 0: none
     disk_cache_dir: str | Path | None = None  # a folder for pages that leave even that; shared between runs
-    disk_cache_bytes: int = 4 * 2**30  # of files in it
+    disk_cache_bytes: int | None = None  # of files in it; None: 4 GiB
     enable_prefix_cache: bool = True  # off: nothing is shared or kept
     tree_attention: bool = True  # keys that rows share are read once a step, where that pays
     deterministic: bool = False  # a request's tokens and log-probabilities are the same bits whatever runs beside it
@@ -57,10 +58,16 @@ class EngineConfig:
         check_whole("max_running_requests", self.max_running_requests, 1, 100_000)
         check_whole("draft_tokens", self.draft_tokens, 0, 256)
         check_whole("host_cache_bytes", self.host_cache_bytes, 0, 2**50)
-        check_whole("disk_cache_bytes", self.disk_cache_bytes, 1, 2**50)
         folder = self.disk_cache_dir
         if folder is not None and not (isinstance(folder, Path) or (isinstance(folder, str) and folder)):
             raise ConfigError(f"disk_cache_dir must be the path of a folder, got {folder!r}")
+        if self.disk_cache_bytes is not None:
+            check_whole("disk_cache_bytes", self.disk_cache_bytes, 1, 2**50)
+            if folder is None:
+                raise ConfigError(
+                    f"disk_cache_bytes={self.disk_cache_bytes} bounds the files in disk_cache_dir, which is not given; "
+                    "name a folder, or leave it out"
+                )
         for name in ("chunked_prefill_size", "streaming_prefill_size"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 16, 1_000_000)

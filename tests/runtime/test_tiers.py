@@ -394,6 +394,32 @@ def test_what_a_killed_process_left_half_written_is_deleted_and_nothing_else(
     assert list(tmp_path.iterdir()) == [other]
 
 
+def test_a_size_for_files_without_a_folder_for_them_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="disk_cache_bytes=4096 bounds the files in disk_cache_dir, which is not"):
+        Engine(folder, kv_tokens=256, disk_cache_bytes=4096)
+
+
+@pytest.mark.usefixtures("reading_pays")
+def test_pages_that_were_read_and_not_written_to_the_pool_are_not_counted_as_restored(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    first, second = prompt(1, 100), prompt(2, 110)
+    with Engine(folder, kv_tokens=128, host_cache_bytes=1 << 24) as engine:
+        expected = run(engine, first)
+        run(engine, second)
+        with monkeypatch.context() as patch:
+            patch.setattr(Runner, "write_pages", fails)
+            assert run(engine, first) == expected, "computed again"
+        assert engine.stats()["tier_restored_tokens"] == 0
+        assert engine.stats()["tier_faults"] == 1
+        run(engine, second)
+        run(engine, first)
+        assert engine.stats()["tier_restored_tokens"] > 0
+
+
 @pytest.mark.parametrize("wrong", [5, "", b"pages"])
 def test_a_disk_tier_needs_the_path_of_a_folder(folder: Path, wrong: object) -> None:
     with pytest.raises(ConfigError, match="disk_cache_dir must be the path of a folder"):
