@@ -71,9 +71,7 @@ def default_host() -> Host:
         if _default.host is None:
             # By name: a static import would make the language depend on the engine, and load torch with it.
             with readiness:
-                engine = importlib.import_module("niwaki").Engine()
-            atexit.register(engine.shutdown)  # nobody else knows of it
-            _default.host = engine
+                _default.host = importlib.import_module("niwaki").Engine()  # it ends with the process
         host = _default.host
     assert host is not None
     return host

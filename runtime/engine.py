@@ -16,6 +16,7 @@ from niwaki.kernels.compile_notice import announce_compiling
 from niwaki.kernels.compile_time import on_compiling
 from niwaki.runtime.api import ProgramError, RequestError, SamplingOptions
 from niwaki.runtime.api.readiness import readiness
+from niwaki.runtime.host.exits import let_daemons_go_silently
 from niwaki.runtime.host.forked import check_not_forked
 from niwaki.runtime.host.load import load
 from niwaki.runtime.options.config import EngineConfig
@@ -47,6 +48,7 @@ class Engine:
         self.backend = self._loaded.backend
         # Also at the interpreter's end: a thread inside torch while the process goes down aborts it.
         self._close = weakref.finalize(self, self.backend.shutdown)
+        let_daemons_go_silently()
 
     def __reduce__(self) -> NoReturn:
         raise ProgramError(
