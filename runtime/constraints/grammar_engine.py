@@ -30,7 +30,7 @@ from niwaki.runtime.constraints.guidance import (
     short_reason,
     short_text,
 )
-from niwaki.runtime.constraints.protocol import FREE, NOTHING_FORCED, Followed, Forced, MaskRow, follow
+from niwaki.runtime.constraints.protocol import FREE, NOTHING_FORCED, Followed, Forced, MaskRow, address_of, follow
 from niwaki.runtime.constraints.schema.distinct import Layout
 from niwaki.runtime.constraints.walks import BEFORE, BEHIND, Standing
 
@@ -145,9 +145,7 @@ class GrammarMatcher:
         for byte in GOES_ON:
             if self._native.validate_tokens([words.ids[byte]]):
                 return False
-        row = np.zeros(words.vocabulary.num_words, np.uint32)
-        self._fill(row)
-        return not (row & ~words.vocabulary.eos_words).any()
+        return not (self.new_mask() & ~words.vocabulary.eos_words).any()
 
     @property
     def can_end(self) -> bool:
@@ -168,8 +166,11 @@ class GrammarMatcher:
     def fill_mask(self, row: MaskRow) -> None:
         if self._ended:
             row.view(np.uint32)[:] = self._constraint.words.vocabulary.eos_words
-        else:
-            self._fill(row)
+            return
+        self._native.unsafe_compute_mask_ptr(address_of(row), row.nbytes)
+        failure = self.failure()
+        if failure is not None:
+            raise failure
 
     def fill_mask_within(self, row: MaskRow, remaining: int) -> None:
         self.fill_mask(row)
@@ -253,11 +254,19 @@ class GrammarMatcher:
             place.is_free = True
         return found
 
-    def learn(self, mask: npt.NDArray[np.uint32]) -> None:
-        """Keep what `fill_mask` says here for every text that comes by."""
+    def new_mask(self) -> npt.NDArray[np.uint32]:
+        """That of `fill_mask` where it is not known, kept for every text that comes by; do not write to it."""
+        mask = np.empty(self._constraint.words.vocabulary.num_words, np.uint32)
+        self._native.unsafe_compute_mask_ptr(address_of(mask), mask.nbytes)
+        return self.learn(mask)
+
+    def learn(self, mask: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+        """Keep what llguidance's matcher says here: `new_mask`."""
+        failure = self.failure()
+        if failure is not None:
+            raise failure
         place = self._places[-1]
-        if place is not None:
-            self._constraint.places.learn(place, mask)
+        return mask if place is None else self._constraint.places.learn(place, mask)
 
     @property
     def place(self) -> Place | None:
@@ -265,17 +274,21 @@ class GrammarMatcher:
         return self._places[-1]
 
     @property
+    def is_native(self) -> bool:
+        """Whether all of the mask is llguidance's: not once the text has ended, nor with checks beside it."""
+        return not self._ended and isinstance(self._matcher, LLMatcher)
+
+    @property
     def native(self) -> LLMatcher | None:
-        """For filling masks of many matchers in one call; None once the text has ended,
-        and where not all of the mask is filled there."""
+        """For filling masks of many matchers in one call; None where it is not `is_native`."""
         native = None if self._ended else self._native
         return native if isinstance(native, LLMatcher) else None
 
     def failure(self) -> ConstraintError | None:
-        """What went wrong in the native engine, if anything did."""
-        if not self._native.is_error():
+        """What went wrong in the native engine, as far as it was told, if anything did."""
+        if not self._matcher.is_error():
             return None
-        return ConstraintError(f"the grammar failed: {short_reason(self._native.get_error())}")
+        return ConstraintError(f"the grammar failed: {short_reason(self._matcher.get_error())}")
 
     def accept(self, token_id: int) -> None:
         if token_id in self._constraint.words.vocabulary.eos_ids:
@@ -377,12 +390,6 @@ class GrammarMatcher:
             return ()
         ending = self._way.found(self._native, 0)
         return None if ending is None or ending.num_tokens > budget else tuple(ending.tokens())
-
-    def _fill(self, row: MaskRow) -> None:
-        self._native.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        failure = self.failure()
-        if failure is not None:
-            raise failure
 
     def _not_allowed(self, token_id: int) -> ConstraintError:
         return ConstraintError(

@@ -6,7 +6,7 @@ import numpy as np
 
 from niwaki.runtime.constraints.grammar_vocabulary import GrammarVocabulary
 from niwaki.runtime.constraints.guidance import Native
-from niwaki.runtime.constraints.protocol import MAX_FORCED_BYTES, NOTHING_FORCED, Forced
+from niwaki.runtime.constraints.protocol import MAX_FORCED_BYTES, NOTHING_FORCED, Forced, address_of
 from niwaki.runtime.constraints.token_graph import first_bit
 
 
@@ -18,7 +18,7 @@ def forced_run(matcher: Native, num_words: int) -> tuple[int, ...]:
     place = matcher.deep_copy()
     row = np.zeros(num_words, np.uint32)
     while not place.is_accepting():
-        place.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        place.unsafe_compute_mask_ptr(address_of(row), row.nbytes)
         if int(np.bitwise_count(row).sum()) != 1:
             break
         run.append(first_bit(row))
@@ -36,5 +36,5 @@ def forced_text(matcher: Native, words: GrammarVocabulary) -> Forced:
     place = matcher.deep_copy()
     place.consume_tokens([words.ids[byte] for byte in text])
     row = np.zeros(words.vocabulary.num_words, np.uint32)
-    place.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+    place.unsafe_compute_mask_ptr(address_of(row), row.nbytes)
     return NOTHING_FORCED if place.is_error() else Forced(text, words.in_row(row))

@@ -145,9 +145,13 @@ class Places:
             step.walk_ends = ends
             self.known_steps.add(place.number, step.token_id, step.after, cost, farthest, ends)
 
-    def learn(self, place: Place, mask: npt.NDArray[np.uint32]) -> None:
+    def learn(self, place: Place, mask: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+        """The mask there, as the one that is kept where there is room."""
         known = self._masks.get(key := mask.tobytes())
-        if known is None and self._mask_bytes + mask.nbytes <= MAX_MASK_BYTES:
+        if known is None:
+            if self._mask_bytes + mask.nbytes > MAX_MASK_BYTES:
+                return mask
             known = self._masks[key] = np.frombuffer(key, np.uint32)
             self._mask_bytes += mask.nbytes
         place.mask = known
+        return known

@@ -1,43 +1,64 @@
 """The masks of one step, filled while the model computes it. Owns the thread that fills them; knows no request.
 
-Masks that are known already cost a look-up. The others are filled on a thread beside the forward pass: those of
-grammars in one native call, on several processors and without the interpreter's lock, since calls row by row would take
-the lock and give it back each time.
+Masks that are known already cost a look-up. The others are filled on a thread beside the forward pass, or at once where
+nothing goes on meanwhile; those of grammars once for each place, and many in one native call, on several processors and
+without the interpreter's lock, since calls row by row would take the lock and give it back each time.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import SimpleQueue
+from typing import Final, TypeAlias
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher
+from llguidance import LLExecutor
 
 from niwaki.runtime.api import NiwakiError
 from niwaki.runtime.api.faults import told
 from niwaki.runtime.constraints.grammar_engine import GrammarMatcher
 from niwaki.runtime.constraints.grammar_places import Place
 from niwaki.runtime.constraints.kernels import Words
-from niwaki.runtime.constraints.protocol import Matcher
+from niwaki.runtime.constraints.protocol import Matcher, address_of
 
 MAX_THREADS: Final = 8
-FEW: Final = 2  # masks that are filled here: to hand them to another thread takes longer than one of them
+FEW: Final = 2  # masks of grammars that are filled one by one: to hand them to native threads takes longer
+
+Wanted: TypeAlias = Sequence[tuple[Matcher, int]]  # with the tokens that remain
+Job: TypeAlias = "Callable[[], None] | None"
 
 
 class Masks:
     """One step's masks, in the order of their matchers; read once the step is computed."""
 
-    def __init__(self, rows: list[Words | NiwakiError], filling: Future[None] | None) -> None:
+    def __init__(self, rows: list[Words | NiwakiError]) -> None:
         self._rows = rows
-        self._filling = filling
+        self._fault: BaseException | None = None
+        self._filling = threading.Lock()  # a Future takes twice as long to be handed over and waited for
+
+    def fill_beside(self, fill: Callable[[list[Words | NiwakiError]], None], thread: SimpleQueue[Job]) -> None:
+        """Have the rows filled on that thread."""
+
+        def run() -> None:
+            try:
+                fill(self._rows)
+            except BaseException as error:
+                self._fault = error
+            self._filling.release()
+
+        self._filling.acquire()
+        thread.put(run)
 
     def rows(self) -> list[Words | NiwakiError]:
         """Wait for all. A row may be shared: do not write to it. Where a matcher failed, its error."""
-        if self._filling is not None:
-            self._filling.result()
-        return self._rows
+        with self._filling:
+            if self._fault is not None:
+                raise self._fault
+            return self._rows
 
 
 class MaskFiller:
@@ -45,77 +66,100 @@ class MaskFiller:
 
     def __init__(self, num_words: int) -> None:
         self._num_words = num_words
-        self._thread: ThreadPoolExecutor | None = None  # made when first needed: most engines see no grammar
+        self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._thread: threading.Thread | None = None  # made when first needed: most engines see no grammar
         self._native: LLExecutor | None = None
 
-    def start(self, wanted: Sequence[tuple[Matcher, int]]) -> Masks:
+    def start(self, wanted: Wanted) -> Masks:
         """Begin to fill the masks of matchers, each with the tokens that remain. Leave the matchers alone until the
         rows have been read."""
-        known = [_known(matcher, remaining) for matcher, remaining in wanted]
-        slow = [(index, *wanted[index]) for index, row in enumerate(known) if row is None]
-        rows: list[Words | NiwakiError] = [_NOT_YET if row is None else row for row in known]
-        if not slow:
-            return Masks(rows, None)
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="niwaki-masks")
-        return Masks(rows, self._thread.submit(self._fill, rows, slow))
+        rows, slow = _looked_up(wanted)
+        masks = Masks(rows)
+        if slow:
+            if self._thread is None:
+                self._thread = threading.Thread(target=_work, args=(self._jobs,), name="niwaki-masks", daemon=True)
+                self._thread.start()
+                weakref.finalize(self, self._jobs.put, None)
+            masks.fill_beside(partial(self._fill, slow), self._jobs)
+        return masks
+
+    def rows(self, wanted: Wanted) -> list[Words | NiwakiError]:
+        """`start` and wait, where nothing is done meanwhile."""
+        rows, slow = _looked_up(wanted)
+        if slow:
+            self._fill(slow, rows)
+        return rows
 
     def close(self) -> None:
         if self._thread is not None:
-            self._thread.shutdown()
+            self._jobs.put(None)
+            self._thread.join()
 
-    def _fill(self, rows: list[Words | NiwakiError], slow: Sequence[tuple[int, Matcher, int]]) -> None:
-        alike: dict[Place | GrammarMatcher, list[tuple[int, GrammarMatcher, LLMatcher]]] = {}  # they share a mask
+    def _fill(self, slow: Sequence[tuple[int, Matcher, int]], rows: list[Words | NiwakiError]) -> None:
+        alike: dict[Place | GrammarMatcher, list[tuple[int, GrammarMatcher]]] = {}  # they share a mask
         for index, matcher, remaining in slow:
-            native = matcher.native if isinstance(matcher, GrammarMatcher) else None
             try:
-                if isinstance(matcher, GrammarMatcher) and native is not None:
+                if isinstance(matcher, GrammarMatcher) and matcher.is_native:
                     if failure := matcher.failure():
                         raise failure
-                    alike.setdefault(matcher.place or matcher, []).append((index, matcher, native))
+                    alike.setdefault(matcher.place or matcher, []).append((index, matcher))
                 else:
                     row = np.zeros(self._num_words, np.uint32)
                     matcher.fill_mask_within(row, remaining)
                     rows[index] = row
             except Exception as error:
                 rows[index] = told(error)
-        if not alike:
-            return
-        filled = np.zeros((len(alike), self._num_words), np.uint32)
-        self._compute([found[0][2] for found in alike.values()], filled)
-        for mask, found in zip(filled, alike.values(), strict=True):
-            fault = _learned(found[0][1], mask)
-            for index, _, _ in found:
-                rows[index] = fault or mask
+        firsts = [texts[0][1] for texts in alike.values()]
+        masks = self._together(firsts) if len(firsts) > FEW else map(_new_mask, firsts)
+        for mask, texts in zip(masks, alike.values(), strict=True):
+            for index, matcher in texts:
+                is_anothers = isinstance(mask, NiwakiError) and matcher is not texts[0][1]
+                rows[index] = _new_mask(matcher) if is_anothers else mask
 
-    def _compute(self, matchers: Sequence[LLMatcher], filled: Words) -> None:
-        if len(matchers) <= FEW:
-            for matcher, row in zip(matchers, filled, strict=True):
-                matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-            return
+    def _together(self, matchers: Sequence[GrammarMatcher]) -> list[Words | NiwakiError]:
         if self._native is None:
             # One processor is the forward pass's: native threads that wait for it hold up the whole call.
             self._native = LLExecutor(max(1, min((os.cpu_count() or 1) - 1, MAX_THREADS)))
-        numbered = [(matcher, place) for place, matcher in enumerate(matchers)]
-        self._native.unsafe_compute_mask_ptr(numbered, filled.ctypes.data, 4 * self._num_words, len(matchers))
+        filled = np.zeros((len(matchers), self._num_words), np.uint32)
+        numbered = [(matcher.native, place) for place, matcher in enumerate(matchers)]
+        self._native.unsafe_compute_mask_ptr(numbered, address_of(filled), 4 * self._num_words, len(matchers))
+        return [_learned(matcher, mask) for matcher, mask in zip(matchers, filled, strict=True)]
 
 
-def _known(matcher: Matcher, remaining: int) -> Words | NiwakiError | None:
+def _work(jobs: SimpleQueue[Job]) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # it holds matchers
+
+
+def _looked_up(wanted: Wanted) -> tuple[list[Words | NiwakiError], list[tuple[int, Matcher, int]]]:
+    """The masks, and which are missing."""
+    rows: list[Words | NiwakiError] = []
+    slow: list[tuple[int, Matcher, int]] = []
+    for index, (matcher, remaining) in enumerate(wanted):
+        try:
+            known = matcher.known_mask(remaining)
+        except Exception as error:
+            rows.append(told(error))
+            continue
+        if known is None:
+            slow.append((index, matcher, remaining))
+        rows.append(_NOT_YET if known is None else known)
+    return rows, slow
+
+
+def _new_mask(matcher: GrammarMatcher) -> Words | NiwakiError:
     try:
-        return matcher.known_mask(remaining)
+        return matcher.new_mask()
     except Exception as error:
         return told(error)
 
 
-def _learned(matcher: GrammarMatcher, mask: Words) -> NiwakiError | None:
-    """Why the mask is none, if it is."""
+def _learned(matcher: GrammarMatcher, mask: Words) -> Words | NiwakiError:
     try:
-        if failure := matcher.failure():
-            return failure
-        matcher.learn(mask)
+        return matcher.learn(mask)
     except Exception as error:
         return told(error)
-    return None
 
 
 _NOT_YET: Final = np.empty(0, np.uint32)

@@ -281,7 +281,7 @@ class EngineCore:
         if computed is not None and is_late:
             decoding.narrow(requests)
         if computed is not None and is_late and decoding.requests:
-            launched = decoding.launched(requests, computed[0], before, self._masks.start(decoding.masked()).rows())
+            launched = decoding.launched(requests, computed[0], before, self._masks.rows(decoding.masked()))
         decoding.flight = launched
         if not goes_on or (is_late and launched is None):
             self._land_and_settle()

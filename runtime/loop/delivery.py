@@ -173,7 +173,7 @@ class Delivery:
                 self.take(request, Sampled(int(tokens[right])))
                 continue
             if right and request.matcher is not None:
-                masks = {request.id: self._masks.start([(request.matcher, request.remaining_new)]).rows()[0]}
+                masks = {request.id: self._masks.rows([(request.matcher, request.remaining_new)])[0]}
             self.draw([(request, right)], logits[right : right + 1], masks)
         request.guesser.learn(len(guess), right, request.length)
 
