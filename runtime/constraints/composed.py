@@ -28,6 +28,7 @@ from niwaki.runtime.constraints.protocol import (
 )
 from niwaki.runtime.constraints.token_graph import first_bit
 from niwaki.runtime.constraints.vocabulary import Vocabulary
+from niwaki.runtime.constraints.walks import Way
 
 NO_END: Final = 1 << 30  # more tokens than any budget
 
@@ -293,8 +294,8 @@ class ComposedMatcher:
     def standing(self) -> None:
         """No step is known."""
 
-    def walked(self, way: Sequence[Sequence[int]]) -> None:
-        assert not way, "no step is known"
+    def walked(self, way: Way) -> None:
+        assert not way.places, "no step is known"
 
     def known_mask(self, remaining: int) -> None:
         """Never at hand."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -32,7 +32,7 @@ from niwaki.runtime.constraints.guidance import (
 )
 from niwaki.runtime.constraints.protocol import FREE, NOTHING_FORCED, Followed, Forced, MaskRow, address_of, follow
 from niwaki.runtime.constraints.schema.distinct import Layout
-from niwaki.runtime.constraints.walks import BEFORE, BEHIND, Standing
+from niwaki.runtime.constraints.walks import BEFORE, BEHIND, Standing, Way
 
 MAX_SHORTEST: Final = 8000  # bytes of a shortest text
 GOES_ON: Final = b"a 0"  # bytes of which one may follow most texts that can end and go on: words, lists, numbers
@@ -239,13 +239,12 @@ class GrammarMatcher:
             return None
         return Standing(self._constraint.places.known_steps, place.number, self._way.bound)
 
-    def walked(self, way: Sequence[Sequence[int]]) -> None:
+    def walked(self, way: Way) -> None:
         numbered = self._constraint.places.all
-        tokens = [token_id for _, _, token_id in way[1:]]
-        self._way.walked(tokens, [bound for _, bound, _ in way[1:]])
-        self._num_untold += len(tokens)
-        self._places += [numbered[place] for place, _, _ in way[1:]]
-        self._tokens += tokens
+        self._way.walked(way.token_ids, way.bounds)
+        self._num_untold += len(way.token_ids)
+        self._places += [numbered[place] for place in way.places]
+        self._tokens += way.token_ids
 
     def follow(self, token_id: int, remaining: int) -> Followed:
         found = follow(self, token_id, remaining)

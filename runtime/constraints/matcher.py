@@ -7,7 +7,6 @@ first use); a matcher owns the states of one text.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -27,7 +26,7 @@ from niwaki.runtime.constraints.protocol import (
 )
 from niwaki.runtime.constraints.token_graph import TokenGraph, first_bit
 from niwaki.runtime.constraints.vocabulary import Vocabulary
-from niwaki.runtime.constraints.walks import Standing, StepTable
+from niwaki.runtime.constraints.walks import Standing, StepTable, Way
 
 ENDED: Final = -1  # in a matcher's states: an end token was accepted
 MAX_STEPS: Final = 16_384  # from a state by a token, kept of one constraint
@@ -222,8 +221,8 @@ class AutomatonMatcher:
         bound = self.distance if constraint.is_exact else 0
         return None if state == ENDED else Standing(constraint.known_steps, state, bound)
 
-    def walked(self, way: Sequence[Sequence[int]]) -> None:
-        self._states += [place for place, _, _ in way[1:]]
+    def walked(self, way: Way) -> None:
+        self._states += way.places
 
     def follow(self, token_id: int, remaining: int) -> Followed:
         found = follow(self, token_id, remaining)

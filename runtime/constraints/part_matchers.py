@@ -4,13 +4,13 @@ Their owner is `composed.ComposedMatcher`, which knows what stands before and be
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 
 import numpy as np
 
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.protocol import NOTHING_FORCED, Followed, Forced, MaskRow, Matcher, follow
+from niwaki.runtime.constraints.walks import Way
 
 
 class _PartMatcher(ABC):
@@ -32,8 +32,8 @@ class _PartMatcher(ABC):
     def standing(self) -> None:  # noqa: B027
         """No step is known."""
 
-    def walked(self, way: Sequence[Sequence[int]]) -> None:
-        assert not way, "no step is known"
+    def walked(self, way: Way) -> None:
+        assert not way.places, "no step is known"
 
     def known_mask(self, remaining: int) -> None:  # noqa: B027  # nothing is the answer
         """Never at hand."""

@@ -5,7 +5,6 @@ The byte automaton (`matcher.py`) stands behind it; engines for schemas and gram
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from ctypes import addressof, c_char
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, Protocol
@@ -15,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from niwaki.runtime.constraints.walks import Standing
+    from niwaki.runtime.constraints.walks import Standing, Way
 
 MaskRow = npt.NDArray[np.uint32] | npt.NDArray[np.int32]
 ANY_BYTE: Final = bytes(range(256))
@@ -109,9 +108,8 @@ class Matcher(Protocol):
         """Where steps that are known can be taken without the matcher, which is `walked` later; None where none can."""
         ...
 
-    def walked(self, way: Sequence[Sequence[int]]) -> None:
-        """Steps of the table of `standing` were taken from there, as many as `step` would have: the place and the bound
-        there, and after each of them, with its token."""
+    def walked(self, way: Way) -> None:
+        """These steps of the table of `standing` were taken from there, each as `step` would have."""
         ...
 
     def known_mask(self, remaining: int) -> npt.NDArray[np.uint32] | None:

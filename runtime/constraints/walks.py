@@ -63,6 +63,14 @@ class Standing(NamedTuple):
     bound: int
 
 
+class Way(NamedTuple):
+    """Steps of one text: the place behind each, the bound there, and the token that led there."""
+
+    places: list[int]
+    bounds: list[int]
+    token_ids: list[int]
+
+
 class Walk:
     """Texts of one constraint, from where they stand on."""
 
@@ -85,10 +93,10 @@ class Walk:
         """Take the steps that `knows` was asked about last."""
         self.num_steps += 1
 
-    def ways(self) -> Iterator[tuple[int, list[list[int]]]]:
-        """Of each text where it is in the batch, and its places with their bounds and the tokens that led there, from
-        where it stood on."""
-        return zip(self._at.tolist(), self._ways[: self.num_steps + 1].swapaxes(0, 1).tolist(), strict=True)
+    def ways(self) -> Iterator[tuple[int, Way]]:
+        """Of each text where it is in the batch, and the steps that it took."""
+        steps = self._ways[1 : self.num_steps + 1].T.tolist()  # all numbers of a text in a row: fewer lists are made
+        return zip(self._at.tolist(), map(Way._make, zip(*steps, strict=True)), strict=True)
 
 
 @jit()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from niwaki.runtime.api import Choices, Constraint, ConstraintError, JsonSchema, Regex
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
 from niwaki.runtime.constraints.grammar_engine import GrammarMatcher
 from niwaki.runtime.constraints.guidance import MIN_SLICED
+from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.masks import MaskFiller
 from tests.toy_constraints import make_vocabulary
 
@@ -28,7 +31,7 @@ def test_every_row_is_what_its_matcher_alone_says(tmp_path: Path) -> None:
     texts = [(compiler.compile(one).matcher(), draw.randint(2, 30)) for one in CONSTRAINTS * 4]
     for step in range(8):
         wanted: list[tuple[Matcher, int]] = [(matcher, max(1, left - step)) for matcher, left in texts]
-        rows = filler.start(wanted).rows()
+        rows = filler.rows(wanted) if step % 2 else filler.start(wanted).rows()
         for (matcher, left), row in zip(wanted, rows, strict=True):
             assert isinstance(row, np.ndarray)
             matcher.fill_mask_within(alone, left)
@@ -171,4 +174,68 @@ def test_a_matcher_that_fails_fails_alone(tmp_path: Path) -> None:
         assert isinstance(rows[wanted.index(good)], np.ndarray)
         assert isinstance(rows[wanted.index(bad)], ConstraintError)
     filler.close()
+    compiler.close()
+
+
+def test_a_fault_that_shows_in_a_mask_is_one_texts_alone_where_several_share_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocabulary = make_vocabulary(tmp_path)
+    compiler = ConstraintCompiler(vocabulary, seconds=20)
+    filler = MaskFiller(vocabulary.num_words)
+    compiled = compiler.compile(JsonSchema(json.dumps(SCHEMA) + "   "))
+    bad, good, same = (compiled.matcher() for _ in range(3))
+    new_mask = GrammarMatcher.new_mask
+
+    def fails_for_one(matcher: GrammarMatcher) -> Words:
+        if matcher is bad:
+            raise ConstraintError("too much")
+        return new_mask(matcher)
+
+    monkeypatch.setattr(GrammarMatcher, "new_mask", fails_for_one)
+    fault, *masks = filler.rows([(matcher, 90) for matcher in (bad, good, same)])
+    assert isinstance(fault, ConstraintError)
+    assert all(np.array_equal(mask, new_mask(good)) for mask in masks if isinstance(mask, np.ndarray))
+    assert all(isinstance(mask, np.ndarray) for mask in masks)
+    filler.close()
+    compiler.close()
+
+
+def test_a_fault_of_the_filler_reaches_whoever_waits_and_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocabulary = make_vocabulary(tmp_path)
+    compiler = ConstraintCompiler(vocabulary, seconds=20)
+    filler = MaskFiller(vocabulary.num_words)
+    compiled = compiler.compile(JsonSchema(json.dumps(SCHEMA) + "    "))
+    with monkeypatch.context() as patch:
+        patch.setattr(MaskFiller, "_fill", lambda *_: 1 / 0)
+        masks = filler.start([(compiled.matcher(), 90)])
+        with pytest.raises(ZeroDivisionError):
+            masks.rows()
+    (row,) = filler.start([(compiled.matcher(), 90)]).rows()
+    assert isinstance(row, np.ndarray)
+    filler.close()
+    compiler.close()
+
+
+def test_the_thread_of_a_filler_ends_with_it_and_what_is_filled_at_once_needs_none(tmp_path: Path) -> None:
+    vocabulary = make_vocabulary(tmp_path)
+    compiler = ConstraintCompiler(vocabulary, seconds=20)
+    compiled = compiler.compile(JsonSchema(json.dumps(SCHEMA) + "     "))
+
+    def threads() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "niwaki-masks"]
+
+    before = threads()
+    filler = MaskFiller(vocabulary.num_words)
+    filler.rows([(compiled.matcher(), 90)])
+    assert threads() == before
+    matcher = compiled.matcher()
+    matcher.accept(vocabulary.token_bytes.index(b"{"))
+    filler.start([(matcher, 90)]).rows()
+    (mine,) = set(threads()) - set(before)
+    del filler, matcher
+    mine.join(10)
+    assert not mine.is_alive()
     compiler.close()

@@ -240,7 +240,7 @@ def test_a_table_finds_all_that_was_added_and_nothing_else() -> None:
         for token_id in mine[:-1]:
             assert known.knows(np.array([token_id]), none + 100, none)
             known.go()
-            assert [way for _, way in known.ways()] == [[[place, 2, -1], [added[place, token_id], 3, token_id]]]
+            assert [way for _, way in known.ways()] == [([added[place, token_id]], [3], [token_id])]
             known = Walk([Standing(table, place, 2)], [0])
 
 
@@ -255,7 +255,7 @@ def test_a_walk_goes_only_where_an_end_is_known_to_fit_and_stops_to_tell() -> No
             return None
         walk.go()
         ((_, way),) = walk.ways()
-        return way[-1][1]
+        return way.bounds[-1]
 
     assert [bound_after(0, 5, left) for left in (10, 9)] == [9, None]
     assert [bound_after(1, 5, left) for left in (10, 9, 7, 6)] == [9, 6, 6, None]
