@@ -45,6 +45,7 @@ from niwaki.kernels.segments import Int64s
 from niwaki.kernels.simd import LANES, multiply_add
 from niwaki.kernels.simd_memory import load16, store16
 from niwaki.kernels.tiles import (
+    LINE,
     ROWS,
     WHOLE,
     Bytes,
@@ -318,7 +319,8 @@ def columns_of(
                         if is_few:
                             multiply_few(sums, here_sums, laid, here + k * TILE, wide, place, height)
                         else:
-                            multiply_step(laid, here + k * TILE, depth * TILE, is_tall, wide, place)
+                            top = here + k * TILE
+                            multiply_step(laid, top, top + depth * TILE, LINE, is_tall, wide, place)
                     if g > 0:  # while the matrix unit is at work
                         _add_scaled(sums, sums0 + (g - 1) % 2 * WIDE * WIDE, scales, scale - WIDE, total, height)
                     if not is_few:

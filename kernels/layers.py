@@ -101,6 +101,7 @@ from niwaki.kernels.pieces import (
     cut,
     parts_of,
     place_of,
+    rows_of_chain,
     shares_of_heads,
     size_of_piece,
     stacks_of_roots,
@@ -194,6 +195,7 @@ def _help(block: Int64s, i: int, like: Array) -> None:
     chained, behind = (head[2], 1) if head[0] == CHAIN else (1, 0)
     size, strip = size_of_piece(block, head), piece
     rows = block[NUM_WANTED] if head[1] else block[TOKENS]
+    tall = rows_of_chain(block, head) if behind else 0
     wide = np.empty((0, 0), np.float32)
     laid, laid_block = np.empty(0, np.float32), -1
     if head[0] == FEW:
@@ -207,7 +209,7 @@ def _help(block: Int64s, i: int, like: Array) -> None:
                 x, out = line[2], line[4]
                 if behind:
                     laid_block = -1
-                    shift = (strip - piece) * ROWS_AT_ONCE * 2
+                    shift = (strip - piece) * tall * 2
                     x += shift * line[5] if line[STRIP] & READS else 0
                     out += shift * line[6] if line[STRIP] & WRITES else 0
                 for unit in range(first, min(last, units_of(rows, line[6], parts_of(block)))):
@@ -219,7 +221,15 @@ def _help(block: Int64s, i: int, like: Array) -> None:
             elif kind == CODED:
                 out = line[OUT] if line[OUT] else block[LOGITS]
                 call_at(line[KERNEL], line.ctypes.data, rows, out, first, last)
-            elif kind in (FEW, PAIRS, PACKED):
+            elif kind == PACKED and behind:
+                _packed(
+                    line, line[2] + (strip if line[STRIP] & READS else piece) * tall * line[5] * 2,
+                    line[4] + (strip if line[STRIP] & WRITES else piece) * tall * line[6] * 2,
+                    min(tall, rows - piece * tall), 0, ALL, like
+                )  # fmt: skip
+            elif kind == PACKED:
+                _packed(line, line[2], line[4] if line[4] else block[LOGITS], rows, first, last, like)
+            elif kind in (FEW, PAIRS):
                 _columns(block, line, rows, wide, first, last, like)
             elif kind in (SHARED, NESTED):
                 places = stacks_of_roots(block, line) if kind == SHARED else 1
@@ -236,15 +246,8 @@ def _help(block: Int64s, i: int, like: Array) -> None:
             elif kind == OWN:
                 _read_own(block, line, piece, size, like)
             elif behind:
-                first = piece * ROWS_AT_ONCE
-                _rows(
-                    block,
-                    line,
-                    first,
-                    min(first + ROWS_AT_ONCE, rows),
-                    (strip if kind == GATE else piece) * ROWS_AT_ONCE,
-                    like,
-                )
+                first = piece * tall
+                _rows(block, line, first, min(first + tall, rows), (strip if kind == GATE else piece) * tall, like)
             else:
                 _rows(block, line, first, min(last, rows), first, like)
         count(block, START + 2 * lines + i, 1)
@@ -267,19 +270,22 @@ def _tiles(
 
 
 @jit(inline=True)
+def _packed(line: Int64s, x: int, out: int, rows: int, first: int, last: int, like: Array) -> None:
+    """As `_columns`, of so many rows of x and to the place that are given."""
+    inputs, outputs = line[5], line[6]
+    blocks = (outputs + WIDE - 1) // WIDE
+    packed_columns_of(
+        rows_at(x, rows, inputs, like),
+        row_at(line[3], blocks * ((inputs + WIDE - 1) // WIDE) * WIDE * WIDE, like),
+        row_at(line[7], blocks * WIDE, FLOATS), rows_at(out, rows, outputs, like), WHOLE, first, min(last, blocks)
+    )  # fmt: skip
+
+
+@jit(inline=True)
 def _columns(block: Int64s, line: Int64s, rows: int, wide: Float32s, first: int, last: int, like: Array) -> None:
     """x, weight, bias or 0, out or 0 for the logits, inputs, outputs."""
     kind, inputs, outputs = line[0], line[5], line[6]
     out = rows_at(line[4] if line[4] else block[LOGITS], rows, outputs, like)
-    if kind == PACKED:
-        blocks = (outputs + WIDE - 1) // WIDE
-        packed_columns_of(
-            rows_at(line[2], rows, inputs, like),
-            row_at(line[3], blocks * ((inputs + WIDE - 1) // WIDE) * WIDE * WIDE, like),
-            row_at(line[7], blocks * WIDE, FLOATS),
-            out, WHOLE, first, min(last, blocks)
-        )  # fmt: skip
-        return
     weight = rows_at(line[3], outputs, inputs, like)
     bias = row_at(line[7], outputs if line[7] else 0, like)
     begin_at, end_at = first * LEAST_COLUMNS, min(last * LEAST_COLUMNS, outputs)

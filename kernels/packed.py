@@ -31,7 +31,7 @@ from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.partial import Float32s
 from niwaki.kernels.segments import Int64s
 from niwaki.kernels.simd import LANES
-from niwaki.kernels.simd_memory import load16, store16, store_bfloat16
+from niwaki.kernels.simd_memory import load16, store16, store_bfloat16, store_both_bfloat16
 from niwaki.kernels.tiles import (
     LINE,
     ROWS,
@@ -111,32 +111,46 @@ def columns_of(
     depth = (inputs + WIDE - 1) // WIDE
     group = max(1, CHUNK_BYTES // (depth * TILE * 4))
     chunk = max(WIDE, CHUNK_BYTES // (depth * WIDE * 2) // WIDE * WIDE)
-    tiles = (min(rows, chunk) + ROWS - 1) // ROWS
+    is_laid = rows < ROWS or inputs < depth * WIDE  # or tiles would hold more than x
+    tiles = (min(rows, chunk) + ROWS - 1) // ROWS if is_laid else 0
     laid = np.zeros(tiles * depth * TILE + WIDE, np.uint16)
-    sums = np.empty(2 * WIDE * WIDE + LANES, np.float32)  # [2, 32 rows, 32 outputs]
-    laid0, sums0 = aligned(laid), aligned(sums)
+    sums = np.empty(WIDE * WIDE + LANES, np.float32)  # [32 rows, 32 outputs]
+    laid0, sums0, stride = aligned(laid), aligned(sums), x.strides[0] // x.itemsize
     configure(shape)
     for first in range(0, rows, chunk):
         count = min(chunk, rows - first)
-        lay_rows(x, first, count, laid, laid0)
-        # Weights of a group stay near while all rows pass; what a product gave is put in its place during the next one.
-        turn, row_before, block_before = 0, 0, -1
-        for start in range(first_block, last_block, group):
+        if is_laid:
+            lay_rows(x, first, count, laid, laid0)
+        # Weights of a group stay near while all rows pass.
+        for begin in range(first_block, last_block, group):
             for row in range(0, count, WIDE):
-                here = laid0 + row // ROWS * depth * TILE
-                for block in range(start, min(start + group, last_block)):
-                    place = sums0 + turn % 2 * WIDE * WIDE
-                    _product(
-                        laid, here, count - row > ROWS, weight, block * depth * 2 * TILE, depth, bias, block * WIDE,
-                        sums, place
-                    )  # fmt: skip
-                    if block_before >= 0:
-                        before = sums0 + (turn + 1) % 2 * WIDE * WIDE
-                        height = min(WIDE, count - row_before)
-                        put_sums(sums, before, out, first + row_before, height, block_before * WIDE)
-                    turn, row_before, block_before = turn + 1, row, block
-        place = sums0 + (turn + 1) % 2 * WIDE * WIDE
-        put_sums(sums, place, out, first + row_before, min(WIDE, count - row_before), block_before * WIDE)
+                # Where rows lie as they came, the last tiles begin sooner: some rows are then computed again.
+                top, low, is_tall = row, row + ROWS, count - row > ROWS
+                if not is_laid:
+                    top, low = top if is_tall else max(0, count - ROWS), min(low, count - ROWS)
+                for block in range(begin, min(begin + group, last_block)):
+                    output = block * WIDE
+                    there = block * depth * 2 * TILE
+                    if is_laid:
+                        here = laid0 + top * depth * WIDE
+                        _product(
+                            laid, here, here + depth * TILE, TILE, LINE, is_tall, weight, there, depth, bias, output,
+                            sums, sums0
+                        )  # fmt: skip
+                    else:
+                        here = (first + top) * stride
+                        _product(
+                            x, here, here + (low - top) * stride, WIDE, stride * 2, is_tall, weight, there, depth, bias,
+                            output, sums, sums0
+                        )  # fmt: skip
+                    if output + WIDE <= out.shape[1] and out.itemsize == 2:
+                        put_whole(sums, sums0, out, first + top, min(ROWS, count - top), output)
+                        if is_tall:
+                            put_whole(sums, sums0 + ROWS * WIDE, out, first + low, min(ROWS, count - low), output)
+                    else:
+                        put_sums(sums, sums0, out, first + top, min(ROWS, count - top), output)
+                        if is_tall:
+                            put_sums(sums, sums0 + ROWS * WIDE, out, first + low, min(ROWS, count - low), output)
     release()
 
 
@@ -158,31 +172,33 @@ def lay_rows(x: Array, first: int, count: int, laid: Array, laid0: int) -> None:
             laid[place + d // WIDE * TILE + d % WIDE] = x[first + row, d]
 
 
-@jit()
+@jit(inline=True)
 def _product(
-    laid: Array, here: int, is_tall: bool, weight: Array, there: int, depth: int, bias: Array, output: int,
-    sums: Float32s, sums0: int,
+    x: Array, top: int, low: int, step: int, line: int, is_tall: bool, weight: Array, there: int, depth: int,
+    bias: Array, output: int, sums: Float32s, sums0: int,
 ) -> None:  # fmt: skip
-    """sums [32 rows, 32 outputs]; of the second sixteen rows, which may not be there, only where `is_tall`."""
+    """sums [32 rows, 32 outputs] of the sixteen rows that begin at x[top] and, where `is_tall`, of those at x[low].
+    Rows of a tile lie `line` bytes apart, tiles of the next columns `step` elements."""
     load_tile(0, bias, output, 0)  # the same bias in each row
     load_tile(1, bias, output + LANES, 0)
     load_tile(2, bias, output, 0)
     load_tile(3, bias, output + LANES, 0)
     for k in range(depth):
-        multiply_step(laid, here + k * TILE, depth * TILE, is_tall, weight, there + 2 * k * TILE)
+        multiply_step(x, top + k * step, low + k * step, line, is_tall, weight, there + 2 * k * TILE)
     store_products(is_tall, sums, sums0)
 
 
 @jit(inline=True)
-def multiply_step(laid: Array, here: int, below: int, is_tall: bool, weight: Array, there: int) -> None:
-    """Tiles 0 to 3 += 32 rows x 32 outputs of 32 columns. The second sixteen rows lie `below` the first."""
-    load_tile(4, laid, here, LINE)
+def multiply_step(x: Array, top: int, low: int, line: int, is_tall: bool, weight: Array, there: int) -> None:
+    """Tiles 0 to 3 += 32 rows x 32 outputs of 32 columns: sixteen rows at x[top] and, where `is_tall`, sixteen at
+    x[low], which lie `line` bytes apart."""
+    load_tile(4, x, top, line)
     load_tile(6, weight, there, LINE)
     multiply(0, 4, 6)
     load_tile(7, weight, there + TILE, LINE)
     multiply(1, 4, 7)
     if is_tall:
-        load_tile(5, laid, here + below, LINE)
+        load_tile(5, x, low, line)
         multiply(2, 5, 6)
         multiply(3, 5, 7)
 
@@ -195,6 +211,16 @@ def store_products(is_tall: bool, sums: Float32s, sums0: int) -> None:
     if is_tall:
         store_tile(2, sums, sums0 + ROWS * WIDE, WIDE * 4)
         store_tile(3, sums, sums0 + ROWS * WIDE + LANES, WIDE * 4)
+
+
+@jit(inline=True)
+def put_whole(sums: Float32s, place: int, out: Array, first: int, count: int, output: int) -> None:
+    """As `put_sums`, where there are so many outputs, in bfloat16."""
+    stride = out.strides[0] // out.itemsize
+    for r in range(count):
+        source = place + r * WIDE
+        low, high = load16(sums, source), load16(sums, source + LANES)
+        store_both_bfloat16(out, (first + r) * stride + output, low, high)
 
 
 @jit()

@@ -6,7 +6,7 @@ import numpy as np
 
 from niwaki.kernels.atomics import rows_at
 from niwaki.kernels.jit import jit
-from niwaki.kernels.linear_tiles import blocks_of, units_of
+from niwaki.kernels.linear_tiles import ROWS_AT_ONCE, blocks_of, units_of
 from niwaki.kernels.packed import WIDE
 from niwaki.kernels.segments import Int64s
 from niwaki.kernels.simd import LANES
@@ -27,14 +27,19 @@ TOLD_BLOCK, TOLD_STEP = range(2)  # of what a helper is told
 # Of a line: what it does, whether to the tokens whose logits are wanted or to all, and addresses and widths.
 NORM, ADD_NORM, QK_NORM, FEW, PAIRS, TILES, PACKED, CODED, STORE, SHARED, NESTED, OWN, GATE, SELECT, CHAIN = range(15)
 LINE_WIDTH = 12
-BY_ROWS = (NORM, ADD_NORM, QK_NORM, TILES, STORE, GATE)  # what a chain may have
-STRIP = 8  # of a line of TILES: READS where x is as short as that, WRITES where what it writes is
+BY_ROWS = (NORM, ADD_NORM, QK_NORM, TILES, PACKED, STORE, GATE)  # what a chain may have
+MOST_ROWS = 3  # of a chain: of a block of rows
+STRIP = 8  # of a line of TILES or PACKED: READS where x is as short as that, WRITES where what it writes is
 READS, WRITES = 1, 2
 
 EPS, OFFSET, SCALE = range(3)  # of the numbers, float64
 
 QUERIES_OF_A_STACK = 768  # of which each has 256 bytes of sums and as much again beside them, for heads of 64
 ALL = 1 << 40
+
+# Of the matrix unit: rows that go through a chain at once, which bring the weights into the core's cache once, and rows
+# for each thread below which lines are divided by outputs instead.
+MOST_PACKED, LEAST_PACKED = 256, 64
 
 PIECES = 4  # of a line for each thread
 LEAST_TOKENS, LEAST_COLUMNS = 8, 16  # in a piece; columns of few rows, which are read as vectors
@@ -53,8 +58,8 @@ def work_of(block: Int64s, line: Int64s) -> tuple[int, int]:
     if kind == TILES:
         return units_of(rows, line[6], parts_of(block)), 1
     if kind == CHAIN:  # where its products would not be divided by outputs, either
-        blocks = blocks_of(rows)
-        return (blocks if blocks >= parts_of(block) else 0), 1
+        tall = rows_of_chain(block, line)
+        return ((rows + tall - 1) // tall if tall else 0), 1
     if kind in (PACKED, CODED):  # each piece lays the rows out anew
         blocks = (line[6] + WIDE - 1) // WIDE
         return blocks, (blocks + 2 * block[THREADS] - 1) // (2 * block[THREADS])
@@ -66,6 +71,18 @@ def work_of(block: Int64s, line: Int64s) -> tuple[int, int]:
     if kind == OWN:
         return block[NUM_QUERIES] * block[KV_HEADS], 1
     return rows, LEAST_TOKENS
+
+
+@jit()
+def rows_of_chain(block: Int64s, line: Int64s) -> int:
+    """Rows of each of its blocks; 0 where its lines are done one by one."""
+    rows, threads = block[NUM_WANTED] if line[1] else block[TOKENS], block[THREADS]
+    if line[MOST_ROWS] == ROWS_AT_ONCE:
+        return ROWS_AT_ONCE if blocks_of(rows) >= parts_of(block) else 0
+    if rows < LEAST_PACKED * threads:
+        return 0
+    blocks = (rows + threads * line[MOST_ROWS] - 1) // (threads * line[MOST_ROWS]) * threads  # as many for each thread
+    return int((rows + blocks * WIDE - 1) // (blocks * WIDE) * WIDE)
 
 
 @jit()

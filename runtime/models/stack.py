@@ -22,7 +22,7 @@ from niwaki.kernels.crew import Crew, Geometry
 from niwaki.kernels.few_pairs import MAX_ROWS as MAX_ROWS_OF_PAIRS
 from niwaki.kernels.few_pairs import takes_few
 from niwaki.kernels.linear import is_few, most_few_rows
-from niwaki.kernels.linear_tiles import takes
+from niwaki.kernels.linear_tiles import ROWS_AT_ONCE, takes
 from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.ops import Linear, NumbaOps, array_of
 from niwaki.kernels.packed import PackedLinear
@@ -91,10 +91,8 @@ class Stack:
         self._work = sum(math.prod(_shape(each)) for each in products)  # multiply-adds of a token
         self._work_of_a_key = 2 * len(plain) * self._q_width  # for each token that sees it
         self._crew = Crew(geometry, 14 * len(plain) + 3)
-        projections = [each for each in (*products, head) if isinstance(each, Projection)]
-        takes_all = all(takes(_many_rows(each), array_of(each.weight)) for each in projections)
         self._is_plain_everywhere = self._num_plain_positions == self._num_positions
-        self.has_any_size = len(projections) > len(products) and takes_all and self._is_plain_everywhere
+        self.has_any_size = all(map(_takes_any, (*products, head))) and self._is_plain_everywhere
         self._kept: dict[tuple[int, int, bool], _Lines] = {}
 
     @classmethod
@@ -222,6 +220,13 @@ def _is_one_kind(linear: Linear) -> bool:
     return isinstance(linear, Projection | PackedLinear | CodedLinear)
 
 
+def _takes_any(linear: Linear) -> bool:
+    """Whether pieces.py has a kernel for any number of rows, which is the quickest."""
+    if isinstance(linear, Projection):
+        return takes(_many_rows(linear), array_of(linear.weight))
+    return isinstance(linear, PackedLinear)
+
+
 def _many_rows(projection: Projection) -> Array:
     """Such as it multiplies, without memory of their own."""
     inputs = projection.weight.tensor.shape[1]
@@ -243,8 +248,9 @@ def _shape(linear: Linear) -> tuple[int, int]:
 
 def _chained(lines: Sequence[list[int] | None], is_tail: int) -> list[list[int] | None]:
     """These lines, so that blocks of rows go through all of them one after the other where rows are many."""
-    are_rows = all(line is None or line[0] in pieces.BY_ROWS for line in lines)
-    return [[pieces.CHAIN, is_tail, len(lines)], *lines] if are_rows else list(lines)
+    kinds = {line[0] for line in lines if line is not None}
+    most = pieces.MOST_PACKED if pieces.PACKED in kinds else ROWS_AT_ONCE
+    return [[pieces.CHAIN, is_tail, len(lines), most], *lines] if kinds <= set(pieces.BY_ROWS) else list(lines)
 
 
 def _product(linear: Linear, x: Operand, out: Operand | None, is_tail: int = 0, strip: int = 0) -> list[int] | None:
@@ -257,9 +263,8 @@ def _product(linear: Linear, x: Operand, out: Operand | None, is_tail: int = 0, 
         line[OUT] = place
         return line
     if isinstance(linear, PackedLinear):
-        return [
-            pieces.PACKED, is_tail, *_at(x, linear.weight), place, linear.inputs, linear.outputs, *_at(linear.bias)
-        ]  # fmt: skip
+        sizes = linear.inputs, linear.outputs
+        return [pieces.PACKED, is_tail, *_at(x, linear.weight), place, *sizes, *_at(linear.bias), strip]
     assert isinstance(linear, Projection), "others are not plain"
     rows, weight = array_of(x), array_of(linear.weight)
     if takes_few(rows, weight):

@@ -238,10 +238,11 @@ def test_a_packed_product_matches_torch(has_bias: bool, inputs: int, outputs: in
 
 
 @pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="this CPU has no bfloat16 tiles")
-def test_no_row_of_a_packed_product_depends_on_the_rows_beside_it_or_on_threads() -> None:
-    packed = packed_linear(randn(0, 700, 1000, dtype=torch.bfloat16), None)
+@pytest.mark.parametrize("inputs", [1000, 992])  # those of a whole number of tiles are read where they lie
+def test_no_row_of_a_packed_product_depends_on_the_rows_beside_it_or_on_threads(inputs: int) -> None:
+    packed = packed_linear(randn(0, 700, inputs, dtype=torch.bfloat16), None)
     assert packed is not None
-    x = randn(1, 900, 1000, dtype=torch.bfloat16)  # more rows than are laid out at once, and work for two threads
+    x = randn(1, 900, inputs, dtype=torch.bfloat16)  # more rows than are laid out at once, and work for two threads
     whole, again, alone = torch.empty(900, 700), torch.empty(900, 700), torch.empty(1, 700)
     packed.forward(Operand.of(x), Operand.of(whole))
     before = jit.get_num_threads()
@@ -254,6 +255,10 @@ def test_no_row_of_a_packed_product_depends_on_the_rows_beside_it_or_on_threads(
     for row in (0, 15, 16, 33, 899):
         packed.forward(Operand.of(x[row : row + 1]), Operand.of(alone))
         assert torch.equal(alone[0], whole[row])
+    for count in (15, 16, 17, 31, 33, 47, 48):  # each way that the last tiles of rows may lie
+        some = torch.empty(count, 700, dtype=torch.bfloat16)
+        packed.forward(Operand.of(x[:count]), Operand.of(some))
+        assert torch.equal(some, whole[:count].bfloat16())
 
 
 def test_only_bfloat16_is_packed() -> None:
