@@ -19,7 +19,8 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One finished chat turn. An assistant's may hold calls, a tool's answers the call of id `call_id`."""
+    """One finished chat turn. An assistant's may hold calls, a tool's answers the call of id `call_id`. `name`: of who
+    speaks, or of the tool."""
 
     role: str
     content: str

@@ -1,8 +1,9 @@
 """Chat messages as prompt text: the model's template around the contents, which it never sees.
 
-The template is rendered with a placeholder for each content; what stands between the placeholders is template text and
-may hold special tokens, the contents may not. Calls and tools are seen by the template, which writes their names and
-arguments as JSON: a sign inside each special token that they spell keeps it from becoming one.
+The template is rendered with a placeholder for each content and each speaker's name; what stands between the
+placeholders is template text and may hold special tokens, contents and names may not. Calls, tools and their names are
+seen by the template, which writes their arguments as JSON: a sign inside each special token that they spell keeps it
+from becoming one.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from niwaki.runtime.api import Message, Segment, Tool, ToolCall
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.server.errors import ApiError
 
-# Of Unicode's private use area, where no template text stands. A tool's placeholder ends with a quote, which shows
-# whether the template writes contents of tools as JSON.
+# Of Unicode's private use area, where no template text stands. A tool's placeholder and a name's end with a quote,
+# which shows whether the template writes them as JSON.
 PLACEHOLDER = re.compile('\ue000([0-9]+)(\\\\?"?)\ue001')
 GUARD = "\ue002"
 SIGNS = re.compile("[\ue000-\ue002]")
 MAX_FORMS = 256
 MAX_FORM_MESSAGES = 100
 
-Form = tuple[Segment | tuple[int, bool], ...]  # template text, and contents by message, as JSON or as they are
+# Template text, and contents by message, as JSON or as they are; behind the last message's index come the names.
+Form = tuple[Segment | tuple[int, bool], ...]
 
 
 class Prompts:
@@ -48,16 +50,15 @@ class Prompts:
         variables: Mapping[str, object] | None = None,
     ) -> list[Segment]:
         """As the function below."""
-        is_plain = not (
-            tools or variables or any(message.calls or message.name or message.call_id for message in messages)
-        )
+        is_plain = not (tools or variables or any(map(_is_of_tools, messages)))
         if not is_plain or len(messages) > MAX_FORM_MESSAGES or not self._tokenizer.has_lasting_template:
             return segments(self._tokenizer, messages, tools, continues=continues, variables=variables)
-        form = self._form(tuple([message.role for message in messages]), continues)
+        form = self._form(tuple([(message.role, message.name != "") for message in messages]), continues)
         return _filled(form, messages)
 
-    def _form_of(self, roles: tuple[str, ...], continues: bool) -> Form:
-        return _form(self._tokenizer, [Message(role, "x") for role in roles], (), continues, {})
+    def _form_of(self, speakers: tuple[tuple[str, bool], ...], continues: bool) -> Form:
+        messages = [Message(role, "x", name="x" if is_named else "") for role, is_named in speakers]
+        return _form(self._tokenizer, messages, (), continues, {})
 
 
 def segments(
@@ -91,6 +92,11 @@ def is_whole(call: ToolCall) -> bool:
         return False
 
 
+def _is_of_tools(message: Message) -> bool:
+    """Whether the template itself sees some of what it says."""
+    return bool(message.calls or message.call_id or (message.name and message.role == "tool"))
+
+
 def _form(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
@@ -98,12 +104,12 @@ def _form(
     continues: bool,
     variables: Mapping[str, object],
 ) -> Form:
-    stand_ins = [_stand_in(index, message, tokenizer) for index, message in enumerate(messages)]
+    stand_ins = [_stand_in(index, len(messages), message, tokenizer) for index, message in enumerate(messages)]
     rendering = tokenizer.render(stand_ins, add_generation_prompt=not continues, tools=tools, variables=variables)
     pieces = PLACEHOLDER.split(rendering)  # template text, index, and what a quote became, in turn
     indices = [int(index) for index in pieces[1::3]]
     wanted = [index for index, message in enumerate(stand_ins) if message.content]
-    if sorted(indices) != wanted:
+    if sorted(index for index in indices if index < len(messages)) != wanted:
         missing = next((i for i in wanted if indices.count(i) != 1), 0)
         raise ApiError(
             400,
@@ -126,24 +132,27 @@ def _filled(form: Form, messages: Sequence[Message]) -> list[Segment]:
             found.append(part)
         else:
             index, is_json = part
-            content = messages[index].content
+            content = messages[index].content if index < len(messages) else messages[index - len(messages)].name
             if content:
                 found.append(Segment(json.dumps(content, ensure_ascii=False)[1:-1] if is_json else content))
     return found
 
 
-def _stand_in(index: int, message: Message, tokenizer: Tokenizer) -> Message:
-    """What the template sees of a message."""
+def _stand_in(index: int, count: int, message: Message, tokenizer: Tokenizer) -> Message:
+    """What the template sees of a message, which is one of `count`."""
     quote = '"' if message.role == "tool" else ""
     content = f"\ue000{index}{quote}\ue001" if message.content or not message.calls else ""
     if not (message.calls or message.name or message.call_id):  # most are: it takes 1 us instead of 7
         return Message(message.role, content)
+    name = _guarded(message.name, tokenizer)
+    if name and message.role != "tool":
+        name = f'\ue000{count + index}"\ue001'
     return Message(
         message.role,
         content,
         tuple(replace(call, arguments=_guarded(call.arguments, tokenizer)) for call in message.calls),
         _guarded(message.call_id, tokenizer),
-        _guarded(message.name, tokenizer),
+        name,
     )
 
 

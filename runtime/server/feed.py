@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
 
 import msgspec
@@ -39,7 +39,9 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 class Aborted(msgspec.Struct, frozen=True):
-    """Somebody asked for the end of the request; what has come is all that there is."""
+    """Somebody asked for the end of the generations at `places`; what has come of them is all that there is."""
+
+    places: tuple[int, ...]
 
 
 Event = Piece | Ended | Failed | Aborted
@@ -62,7 +64,8 @@ class Feed:
         self._loop = asyncio.get_running_loop()
         self._reader: asyncio.Future[None] | None = None  # waits; used on the loop only
         self._events: deque[Event] = deque()  # all but pieces, which their generations keep
-        self._num_taken = [0] * size  # of each generation's pieces; used on the loop only
+        self._num_taken = [0] * size  # of each generation's pieces; used on the loop only, as is the next one
+        self._over: set[int] = set()  # of which nothing more is told
         self._is_told = False  # since the reader last looked: one wake-up serves all events until then
         self._lock = threading.Lock()  # the two fields below, and the two above that `listen` changes
         self._generations: list[Generation] = []
@@ -129,13 +132,21 @@ class Feed:
     def _taken(self) -> list[Event]:
         """What is there: the end of a generation stands behind its pieces, so it is looked for before them."""
         ends = [self._events.popleft() for _ in range(len(self._events))]
-        pieces: list[Event] = []
+        found: list[Event] = []
         if self._streams:
             for index, generation in enumerate(self._generations):
-                new = generation.deltas_from(self._num_taken[index])
-                self._num_taken[index] += len(new)
-                pieces += [Piece(index, delta) for delta in new]
-        return pieces + ends
+                if index not in self._over:
+                    new = generation.deltas_from(self._num_taken[index])
+                    self._num_taken[index] += len(new)
+                    found += [Piece(index, delta) for delta in new]
+        for event in ends:
+            if isinstance(event, Aborted):
+                found.append(Aborted(tuple(place for place in event.places if place not in self._over)))
+                self._over.update(event.places)
+            elif isinstance(event, Ended | Failed) and event.index not in self._over:
+                found.append(event)
+                self._over.add(event.index)
+        return found
 
     def _tell(self) -> None:
         if self._reader is not None and not self._reader.done():
@@ -167,13 +178,14 @@ class Feed:
 
     def interrupt(self, reason: EngineStopped) -> None:
         """Tell the reader that the server ends, and stop the work."""
-        self._put(Failed(0, reason))
+        self._put(Failed(min(set(range(self.size)) - self._over, default=0), reason))
         self._cancel()
 
-    def abort(self) -> None:
-        """Tell the reader that there will be no more, and stop the work."""
-        self._put(Aborted())
-        self._cancel()
+    def abort(self, places: Iterable[int]) -> None:
+        """Tell the reader that there will be no more of some generations, all of which were added, and stop them."""
+        told = tuple(places)
+        self._put(Aborted(told))
+        self._cancel(told)
 
     def close(self) -> None:
         """Stop what still runs. Calling it twice is allowed."""
@@ -184,10 +196,10 @@ class Feed:
             self._metrics.aborted.inc(num_left)
         self._cancel()
 
-    def _cancel(self) -> None:
+    def _cancel(self, places: Sequence[int] | None = None) -> None:
         with self._lock:
             generations = tuple(self._generations)
-        for generation in generations:
+        for generation in generations if places is None else [generations[place] for place in places]:
             try:
                 generation.cancel()
             except EngineStopped:
@@ -216,7 +228,9 @@ class Feed:
                 else:
                     self._metrics.first_piece.observe(output.first_seconds)
                 return num_running - 1
+            case Aborted(places):
+                return num_running - len(places)
             case Failed(_, error):
                 self._num_ended += num_running  # the others of the request fail with it
                 self._metrics.failed.labels(type(error).__name__).inc(num_running)
-        return 0
+                return 0

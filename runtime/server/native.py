@@ -177,7 +177,7 @@ class GenerateRequest(GenerateFieldsOfOthers):
     input_ids: Annotated[TokenIdList | TokenIdLists, Field(union_mode="left_to_right")] | None = None
     sampling_params: NativeSampling | Annotated[list[NativeSampling], Beside] | None = None
     stream: bool = False
-    rid: Name | None = None
+    rid: Name | Annotated[list[Name], Beside] | None = None
     return_logprob: bool | Annotated[list[bool], Beside] | None = None
     logprob_start_len: Start | Annotated[list[Start], Beside] | None = None
     top_logprobs_num: NumTops | Annotated[list[NumTops], Beside] | None = None
@@ -201,9 +201,10 @@ class GenerateRequest(GenerateFieldsOfOthers):
         returns = _each("return_logprob", self.return_logprob, count)
         starts = _each("logprob_start_len", self.logprob_start_len, count)
         tops = _each("top_logprobs_num", self.top_logprobs_num, count)
+        names = _each("rid", self.rid, count)
         return [
-            Asked(one or NativeSampling(), bool(returned), start, top or 0)
-            for one, returned, start, top in zip(sampling, returns, starts, tops, strict=True)
+            Asked(one or NativeSampling(), bool(returned), start, top or 0, name)
+            for one, returned, start, top, name in zip(sampling, returns, starts, tops, names, strict=True)
         ]
 
 
@@ -215,6 +216,12 @@ class Asked:
     return_logprob: bool
     logprob_start_len: int | None
     top_logprobs_num: int
+    name: str | None
+
+    @property
+    def size(self) -> int:
+        """In sequences."""
+        return self.sampling.n or 1
 
     def logits_from(self, ids: TokenIds) -> int | None:
         """The first position whose logits are wanted. Raises RequestError when it is behind the prompt.
@@ -249,8 +256,8 @@ async def generate(request: Request) -> Response:
     body = await read_body(request, GenerateRequest, service.config)
     prompts = prompts_of(body.given)
     asked = body.asked(len(prompts))
-    size = sum(one.sampling.n or 1 for one in asked)
-    writer = _Writer(body, is_batch(body.given) or size > 1)
+    size = sum(one.size for one in asked)
+    writer = _Writer(body, asked, is_batch(body.given) or size > 1)
     namespace = service.namespace(key_of(request), body.cache_salt or body.extra_key)
 
     def prepare() -> Sequence[Work]:
@@ -263,20 +270,20 @@ async def generate(request: Request) -> Response:
     try:
         # One that has a name may be aborted, and is then answered with what there is.
         streams = service.must_stream(bool(body.stream))
-        if body.rid is not None and not streams:
+        if writer.named and not streams:
             streams = None
         compiles = any(one.sampling.compiles for one in asked)
         feed = await service.begin(size, prepare, compiles=compiles, streams=streams)
     except Exception as error:
         param = "text" if body.input_ids is None else "input_ids"
         raise as_api_error(error, param=param, constraint="sampling_params") from error
-    if body.rid is not None:
-        service.name(feed, body.rid)
+    for name, places in writer.named:
+        service.name(feed, places, name)
 
     def finish() -> None:
         service.finish(feed)
-        if body.rid is not None:
-            service.unname(feed, body.rid)
+        for name, places in writer.named:
+            service.unname(feed, places, name)
 
     if body.stream:
         return EventStream(_chunks(feed, writer), finish)
@@ -290,16 +297,22 @@ async def generate(request: Request) -> Response:
 class _Writer:
     """Writes the results of one /generate request."""
 
-    def __init__(self, body: GenerateRequest, is_list: bool) -> None:
+    def __init__(self, body: GenerateRequest, asked: Sequence[Asked], is_list: bool) -> None:
         self.is_list = is_list
         self.works: list[Work] = []
+        self.named: list[tuple[str, range]] = []  # what may be aborted by its name, in sequences
         self._with_texts = bool(body.return_text_in_logprobs)
-        self._id = body.rid or uuid.uuid4().hex
+        self._ids_told: list[str] = []
+        unnamed = uuid.uuid4().hex
+        for one in asked:
+            places = range(len(self._ids_told), len(self._ids_told) + one.size)
+            self._ids_told += [one.name or unnamed] * one.size
+            if one.name is not None:
+                self.named.append((one.name, places))
         self._texts: defaultdict[int, str] = defaultdict(str)
         self._ids: defaultdict[int, list[int]] = defaultdict(list)
         self._logprobs: defaultdict[int, list[Triple]] = defaultdict(list)
         self._tops: defaultdict[int, list[list[Triple]]] = defaultdict(list)
-        self._ended: set[int] = set()
 
     def result(self, index: int, output: Output) -> Json:
         work = self.works[index]
@@ -312,14 +325,14 @@ class _Writer:
         )
         meta = result["meta_info"]
         assert isinstance(meta, dict)
-        meta["id"] = self._id
+        meta["id"] = self._ids_told[index]
         return result
 
     def partial(self, index: int, finish_reason: Json | None = None) -> Json:
         """What has come so far; with a reason, that is all. A prompt's log-probabilities are known at the end."""
         params = self.works[index].params
         meta: Json = {
-            "id": self._id,
+            "id": self._ids_told[index],
             "finish_reason": finish_reason,
             "prompt_tokens": len(self.works[index].ids),
             "completion_tokens": len(self._ids[index]),
@@ -339,12 +352,10 @@ class _Writer:
                     self._add(index, delta)
                     latest[index] = self.partial(index)
                 case Ended(index, output):
-                    self._ended.add(index)
                     latest[index] = self.result(index, output)
-                case Aborted():
-                    for index in set(range(len(self.works))) - self._ended:
+                case Aborted(places):
+                    for index in places:
                         latest[index] = self.partial(index, {"type": "abort", "message": "aborted"})
-                    return latest  # what came behind it is not told any more
                 case Failed(_, error):
                     raise error
         return latest

@@ -199,7 +199,7 @@ class ChatMessage(Strict):
     content: Content | None = None
     tool_calls: MadeCalls | None = None
     tool_call_id: Name | None = None
-    name: Name | None = None  # of a tool's turn
+    name: Name | None = None  # of who speaks, or of the tool: for templates that write it
     # told by our own answers; templates know nothing of it
     reasoning_content: Text | None = None
     function_call: Unsupported = None
@@ -214,10 +214,6 @@ class ChatMessage(Strict):
         if (self.tool_call_id is None) == (self.role == "tool"):
             raise PydanticCustomError(
                 "role", "a tool's message, and no other, has a tool_call_id", {"field": "tool_call_id"}
-            )
-        if self.name is not None and self.role != "tool":
-            raise PydanticCustomError(
-                "role", "this server does not tell names to the model; leave name out", {"field": "name"}
             )
         if self.content is None and self.tool_calls is None:
             raise PydanticCustomError("missing", "a message needs content", {"field": "content"})

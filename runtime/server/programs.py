@@ -1,6 +1,7 @@
 """A team's own programs as pages: POST /programs/NAME with the parameters as JSON answers with the values as JSON.
 
-With `?stream=true` the values come as server-sent events while they grow; /programs/NAME/batch takes many rows.
+/programs/NAME/batch takes many rows. With `?stream=true` the values come as server-sent events: while they grow, or as
+each row ends.
 """
 
 from __future__ import annotations
@@ -122,8 +123,9 @@ def programs_router(programs: Sequence[ServedProgram], backend: Engine) -> APIRo
             methods=["POST"],
             summary=f"{program.name}, many rows",
             description="Runs the program on every row. Answers with `results`, one for each row and in their order: "
-            "`values`, or the `error` that this row alone failed with: a wrong parameter, or what the program raised.",
-            openapi_extra=takes(batch),
+            "`values`, or the `error` that this row alone failed with: a wrong parameter, or what the program raised. "
+            "As a stream it tells each as soon as it is there, with its `index`.",
+            openapi_extra=takes(batch, streams=True),
             responses=gives(_results_of(program.name, answer)),
         )
     return router
@@ -236,17 +238,18 @@ class _Metered:
         return pending
 
 
+Streams = Annotated[bool, Query(description="Server-sent events while it runs.")]
+
+
 def _page_of(program: ServedProgram, backend: Engine) -> Callable[..., Awaitable[Response]]:
-    async def page(
-        request: Request, stream: Annotated[bool, Query(description="Server-sent events while it runs.")] = False
-    ) -> Response:
+    async def page(request: Request, stream: Streams = False) -> Response:
         service = service_of(request)
         body = await read_body(request, program.body, service.config)
         service.admit(1)
         run = _Run(backend, service.metrics)
         service.enter(run)
         if stream:
-            return EventStream(_events(program, body, run), lambda: service.finish(run))
+            return EventStream(_events(_steps(program, body, run), run), lambda: service.finish(run))
         return _response(await _answered(request, service, run, program.call(body, run.backend)))
 
     return page
@@ -254,8 +257,8 @@ def _page_of(program: ServedProgram, backend: Engine) -> Callable[..., Awaitable
 
 def _batch_page_of(
     program: ServedProgram, batch: type[BaseModel], backend: Engine
-) -> Callable[[Request], Awaitable[Response]]:
-    async def page(request: Request) -> Response:
+) -> Callable[..., Awaitable[Response]]:
+    async def page(request: Request, stream: Streams = False) -> Response:
         service = service_of(request)
         body = await read_body(request, batch, service.config)
         rows: Sequence[BaseModel | ApiError] = getattr(body, "rows")  # noqa: B009  # of a class made at run time
@@ -265,16 +268,19 @@ def _batch_page_of(
         service.enter(run)
         free = asyncio.Semaphore(MAX_PARALLEL)
 
-        async def one(row: BaseModel | ApiError) -> Mapping[str, object]:
+        async def one(row: BaseModel | ApiError) -> bytes:
             if isinstance(row, ApiError):
-                return row.body()
+                return to_json(row.body())
             async with free:
                 try:
-                    return {"values": await program.call(row, run.backend)}
+                    return _written({"values": await program.call(row, run.backend)})
                 except Exception as error:  # it is this row's own
-                    return _told(error).body()
+                    return to_json(_told(error).body())
 
-        return _response({"results": await _answered(request, service, run, _all(one, rows))})
+        if stream:
+            return EventStream(_events(_as_they_come(one, rows), run), lambda: service.finish(run))
+        results = await _answered(request, service, run, _all(one, rows))
+        return Response(b'{"results":[' + b",".join(results) + b"]}", media_type="application/json")
 
     return page
 
@@ -289,8 +295,8 @@ def _response(values: Mapping[str, object]) -> Response:
 
 
 async def _all(
-    one: Callable[[BaseModel | ApiError], Awaitable[Mapping[str, object]]], rows: Sequence[BaseModel | ApiError]
-) -> Sequence[Mapping[str, object]]:
+    one: Callable[[BaseModel | ApiError], Awaitable[bytes]], rows: Sequence[BaseModel | ApiError]
+) -> Sequence[bytes]:
     return await asyncio.gather(*(one(row) for row in rows))
 
 
@@ -301,17 +307,37 @@ async def _answered(request: Request, service: Service, run: _Run, work: Awaitab
         service.finish(run)
 
 
-async def _events(program: ServedProgram, body: BaseModel, run: _Run) -> AsyncIterator[bytes]:
+async def _steps(program: ServedProgram, body: BaseModel, run: _Run) -> AsyncIterator[bytes]:
     """`{"name", "value", "done"}` while values grow, then `{"values"}` with all that the program answers."""
-    steps = program.stream(body, run.backend)
+    async for step in program.stream(body, run.backend):
+        if isinstance(step, Mapping):
+            yield _written({"values": step})
+        else:
+            yield _written({"name": step.name, "value": step.value, "done": step.is_done})
+
+
+async def _as_they_come(
+    one: Callable[[BaseModel | ApiError], Awaitable[bytes]], rows: Sequence[BaseModel | ApiError]
+) -> AsyncIterator[bytes]:
+    """The result of each row beside its `index`, the first one to be there first."""
+
+    async def numbered(index: int) -> bytes:
+        return b'{"index":%d,' % index + (await one(rows[index])).removeprefix(b"{")
+
+    running = [asyncio.ensure_future(numbered(index)) for index in range(len(rows))]
+    try:
+        for next_one in asyncio.as_completed(running):
+            yield await next_one
+    finally:
+        for task in running:
+            task.cancel()
+
+
+async def _events(steps: AsyncIterator[bytes], run: _Run) -> AsyncIterator[bytes]:
+    """An event for each step; one that says why where they fail."""
     try:
         while (step := await run.result(anext(steps, None))) is not None:
-            told = (
-                {"values": step}
-                if isinstance(step, Mapping)
-                else {"name": step.name, "value": step.value, "done": step.is_done}
-            )
-            yield event(_written(told))
+            yield event(step)
     except Exception as error:
         yield event(to_json(_told(error).body()))
     yield DONE

@@ -172,7 +172,7 @@ class Service:
         self._secret = config.cache_secret or os.urandom(32)
         self._in_flight: dict[InFlight, bytes] = {}  # whose it is
         self._num_in_flight = 0  # in sequences
-        self._named: dict[tuple[bytes, str], set[Feed]] = {}  # (whose, its name) -> requests
+        self._named: dict[tuple[bytes, str], set[tuple[Feed, range]]] = {}  # (whose, its name) -> parts of requests
         self._rates = Rates(dict(config.key_limits), config.limits)
         self._is_draining = False
         self._must_hurry = False
@@ -336,23 +336,23 @@ class Service:
             self._rates.leave(key, one.num_tokens)
             self._count(-one.size)
 
-    def name(self, feed: Feed, name: str) -> None:
-        """Let `abort` find it under a name of its caller."""
-        self._named.setdefault((caller.get(), name), set()).add(feed)
+    def name(self, feed: Feed, places: range, name: str) -> None:
+        """Let `abort` find some of its generations under a name of its caller."""
+        self._named.setdefault((caller.get(), name), set()).add((feed, places))
 
-    def unname(self, feed: Feed, name: str) -> None:
+    def unname(self, feed: Feed, places: range, name: str) -> None:
         named = self._named.get((caller.get(), name), set())
-        named.discard(feed)
+        named.discard((feed, places))
         if not named:
             self._named.pop((caller.get(), name), None)
 
     def abort(self, name: str | None) -> None:
-        """End the caller's requests of that name; None: all that have one. Others' are not touched."""
+        """End what the caller gave that name; None: all that has one. Others' are not touched."""
         key = caller.get()
-        for (owner, known), feeds in tuple(self._named.items()):
+        for (owner, known), parts in tuple(self._named.items()):
             if owner == key and name in (None, known):
-                for feed in tuple(feeds):
-                    feed.abort()
+                for feed, places in tuple(parts):
+                    feed.abort(places)
 
     def _count(self, more: int) -> None:
         self._num_in_flight += more

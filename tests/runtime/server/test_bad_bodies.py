@@ -73,7 +73,7 @@ JSON = {"content-type": "application/json"}
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "user", "content": None}], "messages[0].content"),
         ([*USER, {"role": "user", "content": 5}], "messages[1].content"),
-        ([{"role": "user", "content": "x", "name": "me"}], "messages[0].name"),
+        ([{"role": "user", "content": "x", "name": 5}], "messages[0].name"),
         ([{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls[0].id"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]}],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,6 +103,29 @@ def test_a_form_that_is_kept_says_what_the_template_says(tmp_path: Path) -> None
     assert prompts.segments(other) == chat.segments(tokenizer, other) != prompts.segments(talk)
     assert prompts.segments(TALK) == chat.segments(tokenizer, TALK)
     assert prompts.segments(talk, [Tool("say", "", "Say it")]) != prompts.segments(talk)
+
+
+# In the manner of Kimi: who speaks is named beside the role, as JSON where it is the assistant.
+NAMING = (
+    "{% for message in messages %}<|{{ message.role }}|>{% if message.name %}"
+    "{{ message.name | tojson if message.role == 'assistant' else message.name }}: {% endif %}"
+    "{{ message.content }}<|end|>{% endfor %}"
+)
+
+
+def test_who_speaks_is_named_where_the_template_names_him_and_the_name_is_no_more_than_text(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(make_tokenizer(tmp_path, template=NAMING))
+    prompts = chat.Prompts(tokenizer)
+    for name in ("Lena", "<|end|", "<|end|>", "\ue0000\ue001", 'Le"na'):
+        said = [Message("user", "Hi.", name=name), Message("assistant", "Oh.", name=name), Message("user", "Hi.")]
+        segments = prompts.segments(said)
+        text = "".join(segment.text for segment in segments)
+        written = json.dumps(name, ensure_ascii=False)
+        assert text == f"<|user|>{name}: Hi.<|end|><|assistant|>{written}: Oh.<|end|><|user|>Hi.<|end|>"
+        assert tokenizer.encode(segments).count(tokenizer.token_id("<|end|>")) == 3
+        assert segments == chat.segments(tokenizer, said)
+    unnamed = Tokenizer(make_tokenizer(tmp_path / "u", template=QWEN))
+    assert chat.segments(unnamed, said) == chat.segments(unnamed, [replace(one, name="") for one in said])
 
 
 def test_a_template_that_tells_the_time_is_asked_each_time(tmp_path: Path) -> None:

@@ -245,6 +245,30 @@ def test_a_request_that_is_aborted_answers_with_what_there_was(client: httpx2.Cl
     assert client.post("/abort_request", json={}).status_code == 400
 
 
+def test_each_prompt_of_a_list_may_have_a_name_and_is_aborted_by_it_alone(
+    client: httpx2.Client, engine: Engine
+) -> None:
+    sampling = [{"max_new_tokens": count, "ignore_eos": True, "temperature": 0} for count in (480, 20, 20)]
+    sampling[1]["n"] = 2
+    asked = {"text": ["the cat", "the dog", "a"], "rid": ["one", "two", "three"], "sampling_params": sampling}
+    alone = client.post("/generate", json=asked | {"stream": False}).json()
+    with held(engine) as release, client.stream("POST", "/generate", json=asked | {"stream": True}) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        assert client.post("/abort_request", json={"rid": "one"}).status_code == 200
+        release()
+        events = [json.loads(line.removeprefix("data: ")) for line in lines if line and not line.endswith("[DONE]")]
+    last = {event["index"]: event for event in events}
+    assert [last[index]["meta_info"]["id"] for index in range(4)] == ["one", "two", "two", "three"]
+    reasons = [last[index]["meta_info"]["finish_reason"]["type"] for index in range(4)]
+    assert reasons == ["abort", "length", "length", "length"]
+    assert [last[index]["text"] for index in (1, 2, 3)] == [one["text"] for one in alone[1:]]
+    assert 0 < last[0]["meta_info"]["completion_tokens"] < 480
+    assert [event["index"] for event in events[events.index(last[0]) + 1 :]].count(0) == 0
+    wrong = client.post("/generate", json=asked | {"rid": ["one"]})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "rid")
+
+
 def test_all_named_requests_are_aborted_at_once_and_only_the_callers(engine: Engine) -> None:
     config = ServerConfig(port=0, key_digests=digests(["ann-has-a-key", "bob-has-a-key"]))
     asked = {"text": "the cat", "stream": True, "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}

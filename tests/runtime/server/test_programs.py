@@ -243,6 +243,27 @@ def test_a_batch_gives_each_row_its_values_or_its_own_error(programs: httpx2.Cli
     assert programs.post("/programs/guess/batch", json={"rows": []}).status_code == 400
 
 
+def test_a_row_whose_value_json_has_nothing_for_harms_no_other(programs: httpx2.Client) -> None:
+    rows = [{"numbers": [1]}, {"numbers": [1e308, 1e308]}, {"numbers": [2]}]
+    results = programs.post("/programs/total/batch", json={"rows": rows}).json()["results"]
+    assert [result.get("values") for result in results] == [{"total": 1}, None, {"total": 2}]
+    assert results[1]["error"]["code"] == "internal_error"
+
+
+def test_a_batch_streams_each_row_with_its_index_as_soon_as_it_is_there(programs: httpx2.Client) -> None:
+    rows: list[object] = [{"text": "7"}, {"text": 5}, {"text": "the ", "kind": "plant"}, {"text": "the "}] * 15
+    path = "/programs/guess/batch"
+    events = events_of(programs.post(f"{path}?stream=true", json={"rows": rows}).text.splitlines())
+    told: dict[object, dict[str, object]] = {event.pop("index"): event for event in events}
+    whole = programs.post(path, json={"rows": rows}).json()["results"]
+    assert [[*told[index]] for index in range(60)] == [[*result] for result in whole]
+    assert {str(one["values"]) for one in told.values() if "values" in one} <= {
+        "{'answer': 'cat'}",
+        "{'answer': 'dog'}",
+    }
+    assert [*told] != [*range(60)], "what is refused need not wait for what runs"
+
+
 def test_a_row_that_cannot_be_read_is_refused_alone(programs: httpx2.Client) -> None:
     rows = [{"text": "the "}, {"text": 5}, {}, "no object", {"text": "7", "kind": "plant"}, {"text": "the ", "no": 1}]
     answer = programs.post("/programs/guess/batch", json={"rows": [*rows, rows[0]]})
@@ -354,10 +375,12 @@ def test_a_program_that_is_told_to_end_between_two_steps_makes_no_other(engine: 
     assert asyncio.run(steps()) == [1]
 
 
-def test_a_client_that_leaves_ends_its_program(programs: httpx2.Client, engine: Engine) -> None:
+@pytest.mark.parametrize("path", ["endless", "endless/batch", "endless/batch?stream=true"])
+def test_a_client_that_leaves_ends_its_program(programs: httpx2.Client, engine: Engine, path: str) -> None:
     before = engine.stats()["generated_tokens"]
+    body: dict[str, object] = {"rows": [{}, {}, {"no": 1}]} if "batch" in path else {}
     with pytest.raises(httpx2.ReadTimeout):
-        programs.post("/programs/endless", json={}, timeout=httpx2.Timeout(60, read=0.3))
+        programs.post(f"/programs/{path}", json=body, timeout=httpx2.Timeout(60, read=0.3))
     wait_until(lambda: nobody_waits(programs))
     wait_until_idle(engine)
     assert engine.stats()["generated_tokens"] - before < 15_000
@@ -389,11 +412,11 @@ def test_the_command_line_names_a_program_that_is_not_there(capsys: pytest.Captu
     assert "is not FILE.py:FUNCTION" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("path", ["total", "total?stream=true", "total/batch"])
+@pytest.mark.parametrize("path", ["total", "total?stream=true", "total/batch", "total/batch?stream=true"])
 def test_a_value_that_json_has_nothing_for_is_an_error_and_no_null(programs: httpx2.Client, path: str) -> None:
     body: dict[str, object] = {"numbers": [1e308, 1e308]}
-    answer = programs.post(f"/programs/{path}", json={"rows": [body]} if path.endswith("batch") else body)
-    assert answer.status_code == (200 if "stream" in path else 500)
+    answer = programs.post(f"/programs/{path}", json={"rows": [body]} if "batch" in path else body)
+    assert answer.status_code == (500 if path == "total" else 200)
     assert "error" in answer.text
     assert "null" not in answer.text.partition("message")[0]
     assert "total" not in answer.text
