@@ -127,14 +127,13 @@ class DistinctMatcher:
 
     def consume_token(self, token_id: int) -> bool:
         text = self._pieces.written([token_id])
-        if self._native.validate_tokens([token_id]) == 1:
-            try:
-                after = self._after(text)
-            except Repeated:
-                return False
-        else:
-            after = self._readers[-1]
-        if not self._native.consume_token(token_id):  # which remembers the error
+        if self._native.validate_tokens([token_id]) != 1:  # asked to consume it, it would take nothing more
+            return False
+        try:
+            after = self._after(text)
+        except Repeated:
+            return False
+        if not self._native.consume_token(token_id):
             return False
         self._text += text
         self._readers.append(after)

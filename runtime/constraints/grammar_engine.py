@@ -231,7 +231,7 @@ class GrammarMatcher:
         is_allowed = place.step(token_id) is not None or place.allows(token_id)
         if place.situation is None or token_id in words.vocabulary.eos_ids or not is_allowed:
             return None
-        return self._constraint.places.step(place, token_id, words.vocabulary.token_bytes[token_id] or b"")
+        return self._constraint.places.step(place, token_id, words.vocabulary.bytes_of(token_id) or b"")
 
     def standing(self) -> Standing | None:
         place = self._places[-1]
@@ -301,7 +301,7 @@ class GrammarMatcher:
         vocabulary = self._constraint.words.vocabulary
         if self._ended or not 0 <= token_id < vocabulary.size:
             raise self._not_allowed(token_id)
-        place, text = self._places[-1], vocabulary.token_bytes[token_id] or b""
+        place, text = self._places[-1], vocabulary.bytes_of(token_id) or b""
         if place is not None and (place.step(token_id) is not None or place.allows(token_id)):
             self._num_untold += 1  # its effort comes when it is told
         elif self._native.try_consume_tokens([token_id]) == 1:

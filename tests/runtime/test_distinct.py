@@ -27,7 +27,7 @@ WORDS = [
     b"true,true", b", ", b'""', b"ab", b'b"', b'","a"', b"]}", b'{"a":', b"]]", b"],[", b"1]", b"[1,1],", b'{"', b"\n",
 ]  # fmt: skip
 END = 256 + len(WORDS)
-VOCABULARY = Vocabulary([*(bytes([b]) for b in range(256)), *WORDS, None], {END})
+VOCABULARY = Vocabulary([*(bytes([b]) for b in range(256)), *WORDS, None], {END}, size=END + 40)
 BUDGET = 60
 
 
@@ -265,6 +265,21 @@ def test_an_item_that_cannot_be_read_is_an_error_that_says_so(compiler: Constrai
     with pytest.raises(ConstraintError, match="nested too deeply"):  # noqa: PT012  # somewhere on the way out
         for byte in b"[" + 2000 * b"[" + 2000 * b"]":
             matcher.accept(byte)
+
+
+def test_a_token_that_is_refused_leaves_the_text_as_it_was(compiler: ConstraintCompiler) -> None:
+    """One that the grammar does not take, one that repeats an item, and one that does not exist."""
+    matcher = compiler.compile(
+        JsonSchema('{"type": "array", "items": {"type": "string"}, "uniqueItems": true}')
+    ).matcher()
+    for byte in b'["a",':
+        matcher.accept(byte)
+    for wrong in (ord("}"), 256 + WORDS.index(b'"a"'), VOCABULARY.size - 1):
+        with pytest.raises(ConstraintError, match="is not allowed"):
+            matcher.accept(wrong)
+    for byte in b'"b"]':
+        matcher.accept(byte)
+    assert matcher.is_done
 
 
 def test_taking_back_forgets_what_was_used(compiler: ConstraintCompiler) -> None:
