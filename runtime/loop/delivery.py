@@ -224,6 +224,8 @@ class Delivery:
             job.generation.push(delta)
         job.outputs[request.index] = request.output(reason)
         if request.index == 0:
-            job.moved(request.kept_ids(reason))
+            job.kept = request.kept_ids(reason)
         if len(job.outputs) == job.num_outputs:
+            assert job.kept is not None, "the first of its texts has ended, too"
+            job.moved(job.kept)
             job.generation.succeed(tuple(job.outputs[i] for i in range(job.num_outputs)))

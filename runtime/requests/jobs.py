@@ -12,12 +12,14 @@ from niwaki.runtime.requests.scoring import SharedBeginnings
 
 @dataclass(slots=True)
 class GenerateJob:
-    """n generations from one prompt. `moved` is told the tokens that stay on the branch, before the result is set."""
+    """n generations from one prompt. `moved` is told the tokens that stay on the branch, before the result is set:
+    where one of them fails, or all are cancelled, it stands where it stood."""
 
     generation: Generation
     num_outputs: int
     moved: Callable[[TokenIds], None] = lambda kept: None
     outputs: dict[int, Output] = field(default_factory=dict)
+    kept: TokenIds | None = None  # what stays: the prompt and the first text, once that has ended
     program: int | None = None  # whose places it takes (`loop.fairness`)
 
 

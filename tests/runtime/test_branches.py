@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 
 from niwaki.runtime.api import (
     Cancelled,
@@ -15,6 +18,7 @@ from niwaki.runtime.api import (
     ConstraintError,
     EngineStopped,
     Generation,
+    GenerationError,
     Regex,
     RequestError,
     SamplingParams,
@@ -22,6 +26,8 @@ from niwaki.runtime.api import (
 )
 from niwaki.runtime.constraints import Matcher
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.forward.runner import Batch
+from niwaki.runtime.requests.jobs import GenerateJob
 from tests.toy import make_model
 
 WEB = ["see http://www.cat.org and http://dog.org", "the cat sat on the mat"] * 3
@@ -122,3 +128,40 @@ def test_a_branch_may_be_closed_while_its_engine_is_shut_down(engine: Engine) ->
     ending.join(60)
     with pytest.raises(EngineStopped):
         running.result(60)
+
+
+@pytest.mark.parametrize("ending", ["cancelled", "failed"])
+def test_a_branch_stays_where_it_is_when_the_first_of_several_texts_has_ended_and_another_never_does(
+    engine: Engine, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, branch = engine.backend, engine.backend.open()
+    runner = backend._core._runner
+    works = runner.forward
+    params = SamplingParams(n=3, temperature=1.0, max_new_tokens=60, stop_token_ids=tuple(range(5, 100)))
+    seen = []
+
+    def forward(batch: Batch) -> torch.Tensor:
+        job = branch.jobs[0]
+        if isinstance(job, GenerateJob) and 0 in job.outputs:
+            seen.append(len(job.outputs))
+            if ending == "failed":
+                raise OSError("told to fail")
+            backend.cancel(job)
+        return works(batch)
+
+    monkeypatch.setattr(runner, "forward", forward)
+    backend.append(branch, [Segment("the cat")])
+    stood = list(branch.token_ids)
+    for seed in range(20):
+        generation = backend.generate(branch, [], replace(params, seed=seed))
+        try:
+            generation.result(60)
+        except (Cancelled, GenerationError):
+            assert list(branch.token_ids) == stood
+            break
+        branch.move(np.array(stood, np.int32), 0)
+    assert seen, "the first one ended before another"
+    assert seen[0] < 3
+    backend.close(branch)
+    backend.check()
+    assert backend._core.pages.cache.stats().pins == 0
