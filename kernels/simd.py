@@ -163,6 +163,61 @@ def _sum_of_lanes(typing, a):
     return types.float32(a), generate
 
 
+@intrinsic(prefer_literal=True)
+def _swapped(typing, a, width):
+    """Lane i of `a` in lane i xor `width`, a literal power of two below LANES."""
+    if not isinstance(width, types.IntegerLiteral):
+        return None
+
+    def generate(context, builder, signature, args):
+        order = [lane ^ width.literal_value for lane in range(LANES)]
+        return builder.shuffle_vector(args[0], args[0], ir.Constant(INTS, order))
+
+    return VECTOR(a, width), generate
+
+
+@intrinsic
+def _apart(typing, a, b):
+    """Of the lanes of `a` and then `b` the even ones, and the odd ones."""
+
+    def generate(context, builder, signature, args):
+        orders = (range(0, 2 * LANES, 2), range(1, 2 * LANES, 2))
+        pair = [builder.shuffle_vector(*args, ir.Constant(INTS, list(order))) for order in orders]
+        return context.make_tuple(builder, signature.return_type, pair)
+
+    return types.UniTuple(VECTOR, 2)(a, b), generate
+
+
+@intrinsic
+def _between(typing, a, b):
+    """The other way round: of which the lanes of `a` are the even ones and those of `b` the odd ones."""
+
+    def generate(context, builder, signature, args):
+        pair = [
+            builder.shuffle_vector(
+                *args, ir.Constant(INTS, [first + lane // 2 + lane % 2 * LANES for lane in range(LANES)])
+            )
+            for first in (0, LANES // 2)
+        ]
+        return context.make_tuple(builder, signature.return_type, pair)
+
+    return types.UniTuple(VECTOR, 2)(a, b), generate
+
+
+@intrinsic
+def _as_halves(typing, x):
+    """Words with x >= 0, rounded to bfloat16, in their lower halves, and words with it in their upper ones; else 0."""
+
+    def generate(context, builder, signature, args):
+        rounded = builder.add(builder.bitcast(args[0], INTS), ir.Constant(INTS, [0x8000] * LANES))
+        low = builder.lshr(rounded, ir.Constant(INTS, [16] * LANES))
+        high = builder.and_(rounded, ir.Constant(INTS, [0xFFFF0000] * LANES))
+        pair = [builder.bitcast(each, FLOATS) for each in (low, high)]
+        return context.make_tuple(builder, signature.return_type, pair)
+
+    return types.UniTuple(VECTOR, 2)(x), generate
+
+
 @intrinsic
 def _exp2_16(typing, x):
     """2**x in every lane for x <= 0: 1 for 0, and with a relative error below 4e-6 down to 2**-126. What is less may be
@@ -266,3 +321,7 @@ exp16 = cast("Callable[[Vector], Vector]", _exp16)
 largest_lane = cast("Callable[[Vector], np.float32]", _largest_lane)
 sum_of_lanes = cast("Callable[[Vector], np.float32]", _sum_of_lanes)
 exp2_16 = cast("Callable[[Vector], Vector]", _exp2_16)
+swapped = cast("Callable[[Vector, int], Vector]", _swapped)
+apart = cast("Callable[[Vector, Vector], tuple[Vector, Vector]]", _apart)
+between = cast("Callable[[Vector, Vector], tuple[Vector, Vector]]", _between)
+as_halves = cast("Callable[[Vector], tuple[Vector, Vector]]", _as_halves)

@@ -18,10 +18,10 @@ import math
 
 import numpy as np
 
+from niwaki.kernels.decode_by_vectors import LEAST
 from niwaki.kernels.jit import jit
 from niwaki.kernels.numeric import exp_f32
 from niwaki.kernels.operand import Array
-from niwaki.kernels.paged_decode import LEAST
 from niwaki.kernels.pair_products import OUTPUTS, add_to_tall, add_to_two, sum_of_tall, sum_of_two
 from niwaki.kernels.partial import Float32s
 from niwaki.kernels.segments import Int32s, Int64s
