@@ -369,10 +369,11 @@ class Cache:
         node, index, pos = lease._node, lease._num_shared, 0
         duplicates: list[int] = []
         while index < num_full:
-            child = None if node.children is None else node.children.get(query[pos : pos + page_bytes])
+            head = query[pos : pos + page_bytes]
+            child = None if node.children is None else node.children.get(head)
             if child is None:
                 own_locks = int(node is lease._node)
-                node = self._grow(node, query[pos:], lease.page_ids[index:num_full], own_locks, lease._priority)
+                node = self._grow(node, head, query[pos:], lease.page_ids[index:num_full], own_locks, lease._priority)
                 break
             num_same = common_pages(child.key, query, pos, page_bytes)
             duplicates += lease.page_ids[index : index + num_same]
@@ -390,24 +391,28 @@ class Cache:
         if duplicates:
             self._pool.give(duplicates)
 
-    def _grow(self, node: Node, key: bytes, pages: list[int], own_locks: int, priority: int) -> Node:
+    def _grow(self, node: Node, head: bytes, key: bytes, pages: list[int], own_locks: int, priority: int) -> Node:
         """Put `pages` below `node`, in place of the partial leaves that they make superfluous. Returns the last node.
+        `head`: the first page of `key`.
 
         A leaf that nobody else locks or pins is extended instead, so that a sequence that grows stays one node.
         """
-        tree = self._tree
-        head = key[: tree.page_bytes]
-        absorbed = tree.absorbed_by(node, head)
-        if absorbed and any(leaf.pins for leaf in absorbed):
-            # The heir of the pins is one page long, so that they keep no more than they did.
-            heir = tree.attach(node, head, pages[:1], self._clock, priority)
+        tree, siblings = self._tree, node.children
+        if siblings is not None and siblings.num_partial:
+            absorbed = tree.absorbed_by(node, head)
+            if any(leaf.pins for leaf in absorbed):
+                # The heir of the pins is one page long, so that they keep no more than they did.
+                heir = tree.attach(node, head, head, pages[:1], self._clock, priority)
+                for leaf in absorbed:
+                    self._pool.give(tree.detach(leaf, heir))
+                if len(pages) == 1:
+                    return heir
+                rest = key[len(head) :]
+                return tree.attach(heir, rest[: len(head)], rest, pages[1:], self._clock, priority)
             for leaf in absorbed:
-                self._pool.give(tree.detach(leaf, heir))
-            return heir if len(pages) == 1 else tree.attach(heir, key[len(head) :], pages[1:], self._clock, priority)
-        for leaf in absorbed:
-            self._pool.give(tree.detach(leaf, heir=node))
+                self._pool.give(tree.detach(leaf, heir=node))
         if node.parent is None or node.children or node.pins or node.protected != own_locks:
-            return tree.attach(node, key, pages, self._clock, priority)
+            return tree.attach(node, head, key, pages, self._clock, priority)
         tree.extend(node, key, pages)
         node.priority = max(node.priority, priority)
         return node
@@ -424,7 +429,8 @@ class Cache:
             tree.enqueue(known)
         else:
             absorbed = tree.absorbed_by(lease._node, tail)
-            leaf = lease._tail = tree.attach(lease._node, tail, [lease.page_ids[index]], self._clock, lease._priority)
+            page = lease.page_ids[index : index + 1]
+            leaf = lease._tail = tree.attach(lease._node, tail, tail, page, self._clock, lease._priority)
             tree.lock(leaf)
             for old in absorbed:
                 self._pool.give(tree.detach(old, heir=leaf))

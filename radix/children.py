@@ -16,9 +16,16 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator
 from itertools import pairwise
 from struct import Struct
-from typing import TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
-T = TypeVar("T")
+Group: TypeAlias = "list[bytes] | SortedKeys"  # keys that start with the same token: few as they came, many in order
+
+
+class Child(Protocol):
+    group: Group | None  # where its key stands; None while its siblings are few, in no groups
+
+
+T = TypeVar("T", bound=Child)
 
 TOKEN_BYTES = 4  # token ids are int32
 first_token = Struct("=I").unpack_from  # as a tuple of one
@@ -36,14 +43,14 @@ class Children(dict[bytes, T]):
     def __init__(self, page_bytes: int) -> None:
         self._page_bytes = page_bytes
         # From more than a few on, the keys by first token. Most groups are small, and stand as they came.
-        self._listed: list[list[bytes] | SortedKeys | None] = []  # by token
-        self._others: dict[int, list[bytes] | SortedKeys] = {}  # of tokens behind the list's end
+        self._listed: list[Group | None] = []  # by token
+        self._others: dict[int, Group] = {}  # of tokens behind the list's end
         self.pairs: Pairs | None = None  # of the keys in groups; None while the children are few
         self.num_partial = 0  # keys shorter than a page
 
     def around(self, key: bytes) -> tuple[bytes | None, bytes | None]:
         """Of the keys with the same first token: the last before `key`, and the first at it or behind it."""
-        group = self._group(key[:TOKEN_BYTES])
+        group = self._group(key)
         if isinstance(group, SortedKeys):
             return group.around(key)
         keys = sorted(group)
@@ -52,91 +59,110 @@ class Children(dict[bytes, T]):
 
     def nearest(self, head: bytes) -> tuple[T | None, int]:
         """The child that shares the longest head with `head`, a page or less, and how many tokens of it."""
-        group = self._group(head[:TOKEN_BYTES])
+        group = self._group(head)
         keys = [key for key in group.around(head) if key is not None] if isinstance(group, SortedKeys) else group
         if not keys:
             return None, 0
-        if self.pairs is None or self.pairs.may_have(head):
-            second = head[TOKEN_BYTES : 2 * TOKEN_BYTES]
-            for key in keys:
-                if key.startswith(second, TOKEN_BYTES):
-                    best = max(keys, key=lambda key: common_tokens(key, head))
-                    return self[best], common_tokens(best, head)
+        second = head[TOKEN_BYTES:PAIR_BYTES]
+        for key in keys:
+            if key.startswith(second, TOKEN_BYTES):
+                best = max(keys, key=lambda key: common_tokens(key, head))
+                return self[best], common_tokens(best, head)
         return self[keys[-1]], 1
 
-    def shared(self, head: bytes) -> int:
-        """How many tokens of `head`, a page or less, a child shares at most."""
-        pairs = self.pairs
-        if pairs is None or pairs.marks[hash(head[:PAIR_BYTES]) & pairs.mask]:  # `may_have`, without a call
-            return self.nearest(head)[1]
+    def alike(self, head: bytes) -> bytes | None:
+        """The key of a child that starts with the first token of `head`. Only where there are `pairs`."""
         token: int = first_token(head)[0]
-        if token < len(self._listed):
-            return 0 if self._listed[token] is None else 1
-        return 1 if token in self._others else 0
+        group = self._listed[token] if token < len(self._listed) else self._others.get(token)
+        if group is None:
+            return None
+        return group[-1] if isinstance(group, list) else group.last()
 
-    def _group(self, token: bytes) -> list[bytes] | SortedKeys:
-        """The keys that start with `token`."""
+    def begins(self, head: bytes) -> bool:
+        """Whether a child starts with the first token of `head`. Only where there are `pairs`."""
+        token: int = first_token(head)[0]
+        return (self._listed[token] if token < len(self._listed) else self._others.get(token)) is not None
+
+    def _group(self, head: bytes) -> Group:
+        """The keys that start with the first token of `head`."""
         if self.pairs is None:
+            token = head[:TOKEN_BYTES]
             return [key for key in self if key.startswith(token)]
-        return self._group_of(first_token(token)[0]) or []
-
-    def _group_of(self, token: int) -> list[bytes] | SortedKeys | None:
-        return self._listed[token] if token < len(self._listed) else self._others.get(token)
+        number: int = first_token(head)[0]
+        return (self._listed[number] if number < len(self._listed) else self._others.get(number)) or []
 
     def add(self, key: bytes, node: T) -> None:
         """`key` must be new."""
         self[key] = node
+        node.group = None
         if len(key) < self._page_bytes:
             self.num_partial += 1
-        if self.pairs is not None:
-            self._sort_in(key)
-            if self.pairs.room > 0:
-                self.pairs.add(key)
+        pairs = self.pairs
+        if pairs is not None:
+            token: int = first_token(key)[0]
+            group = self._listed[token] if token < len(self._listed) else self._others.get(token)
+            if isinstance(group, list) and len(group) < FEW:  # `_sort_in`, without a call, and what mostly happens
+                node.group = group
+                group.append(key)
+            else:
+                self._sort_in(key, node)
+            if pairs.room > 0:
+                pairs.marks[hash(key[:PAIR_BYTES]) & pairs.mask] = 1  # `Pairs.add`, without a call
+                pairs.room -= 1
             else:
                 self._mark()
         elif len(self) > FEW:
-            for known in self:
-                self._sort_in(known)
+            for known, child in self.items():
+                self._sort_in(known, child)
             self._mark()
 
     def replace(self, key: bytes, node: T) -> None:
         """Put another node at `key`, which must be there."""
-        assert key in self
+        node.group = self[key].group
         self[key] = node
 
     def remove(self, key: bytes) -> None:
         """`key` must be there."""
-        del self[key]
+        group = self.pop(key).group
         if len(key) < self._page_bytes:
             self.num_partial -= 1
-        if self.pairs is None:
-            return
-        token: int = first_token(key)[0]
-        listed = self._listed
-        group = listed[token] if token < len(listed) else self._others[token]
-        assert group is not None
-        if isinstance(group, SortedKeys):
+        if isinstance(group, list) and len(group) > 1:
             group.remove(key)
-            if len(group) <= FEW // 2:
-                self._put(token, group.all())
-        elif len(group) == 1:
-            self._put(token, None)
-        else:
-            group.remove(key)
+        elif group is not None:
+            self._leave(key, group)
 
-    def _sort_in(self, key: bytes) -> None:
+    def _sort_in(self, key: bytes, node: T) -> None:
         token: int = first_token(key)[0]
         group = self._listed[token] if token < len(self._listed) else self._others.get(token)
-        if group is None:
-            self._put(token, [key])
-        elif isinstance(group, SortedKeys):
-            group.add(key)
-        else:
+        if isinstance(group, list):
+            node.group = group
             group.append(key)
             if len(group) > FEW:
-                self._put(token, SortedKeys(sorted(group)))
+                self._regroup(token, SortedKeys(sorted(group)), group)
+        elif group is None:
+            node.group = group = [key]
+            self._put(token, group)
+        else:
+            node.group = group
+            group.add(key)
 
-    def _put(self, token: int, group: list[bytes] | SortedKeys | None) -> None:
+    def _leave(self, key: bytes, group: Group) -> None:
+        """Take a key out of a group that may be another one then, or none."""
+        token: int = first_token(key)[0]
+        if isinstance(group, list):
+            self._put(token, None)
+            return
+        group.remove(key)
+        if len(group) <= FEW // 2:
+            keys = group.all()
+            self._regroup(token, keys, keys)
+
+    def _regroup(self, token: int, group: Group, keys: list[bytes]) -> None:
+        self._put(token, group)
+        for key in keys:
+            self[key].group = group
+
+    def _put(self, token: int, group: Group | None) -> None:
         if token < len(self._listed):
             self._listed[token] = group
         elif group is not None:
@@ -153,7 +179,7 @@ class Children(dict[bytes, T]):
         for token, group in groups:
             self._put(token, group)
 
-    def _groups(self) -> Iterator[tuple[int, list[bytes] | SortedKeys]]:
+    def _groups(self) -> Iterator[tuple[int, Group]]:
         for token, group in enumerate(self._listed):
             if group is not None:
                 yield token, group
@@ -164,6 +190,7 @@ class Children(dict[bytes, T]):
         assert self.num_partial == sum(len(key) < self._page_bytes for key in self), "partial pages are counted"
         if self.pairs is None:
             assert len(self) <= FEW, "many children are kept in order"
+            assert all(child.group is None for child in self.values()), "few stand in no groups"
             return
         assert all(token >= len(self._listed) for token in self._others), "small tokens stand in the list"
         groups = {token: group.all() if isinstance(group, SortedKeys) else group for token, group in self._groups()}
@@ -173,9 +200,10 @@ class Children(dict[bytes, T]):
         for token, keys in groups.items():
             assert keys, "no empty group"
             assert all(first_token(key) == (token,) for key in keys), "keys stand with their first token"
-        for _, group in self._groups():
+        for token, group in self._groups():
             if isinstance(group, SortedKeys):
                 group.check()
+            assert all(self[key].group is group for key in groups[token]), "a child knows its group"
         assert all(self.pairs.may_have(key) for key in self), "pairs are known"
 
 
@@ -222,6 +250,9 @@ class SortedKeys:
 
     def all(self) -> list[bytes]:
         return [key for block in self._blocks for key in block]
+
+    def last(self) -> bytes:
+        return self._blocks[-1][-1]
 
     def around(self, key: bytes) -> tuple[bytes | None, bytes | None]:
         """The last key before `key`, and the first at it or behind it."""

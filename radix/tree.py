@@ -10,13 +10,11 @@ The tree moves no pages: what it drops it returns, and `cache.Cache` gives it ba
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
-from heapq import heapify, heappop, heappush
-from itertools import pairwise
 
-from niwaki.radix.children import PAIR_BYTES, TOKEN_BYTES, Children, common_tokens
+from niwaki.radix.children import PAIR_BYTES, TOKEN_BYTES, Children, Group, common_tokens
 from niwaki.radix.eviction import MOST, Eviction, Learning, least_recently_used
+from niwaki.radix.line import BUCKET_BITS, Line
 
 NO_PAGES: list[int] = []  # of nodes that have left, which nothing is added to
 
@@ -26,6 +24,7 @@ class Node:
 
     __slots__ = (
         "children",
+        "group",
         "head",
         "hits",
         "key",
@@ -50,6 +49,7 @@ class Node:
         self.hits = 0  # lookups that went through it or ended in it
         self.priority = 0  # the highest of the requests that wrote or used it
         self.children: Children[Node] | None = None  # by first page; None rather than empty
+        self.group: Group | None = None  # of `head`, in the parent's children
         self.protected = 0  # own hard locks + protected children; 0: may be evicted once it is a leaf
         self.pins = 0  # soft: evicted only when nothing else is left
         self.queued_rank = 0  # of its valid entry in the eviction line, 0 if it has none
@@ -87,14 +87,8 @@ class Tree:
         self.num_protected_pages = 0  # pages of nodes with protected > 0
         self.num_nodes = 0  # roots not counted
         self.num_key_bytes = 0
-        # Who may be evicted, with stale entries. Ranks mostly come in rising order, in a queue; the
-        # rest (parents that become leaves, pinned leaves) in a heap of (rank, number, leaf).
-        self._queue: deque[Node] = deque()
-        self._queued_ranks: deque[int] = deque()  # beside it: a tuple each would be one more thing to look at, and cold
-        self._heap: list[tuple[int, int, Node]] = []
-        self._last_rank = 0  # of the queue
+        self._line: Line[Node] = Line(MOST)  # who may be evicted
         self._reached = 0  # the highest rank that was evicted; those of pinned leaves count as if they were not
-        self._num_heaped = 0  # since the start
         # Told before `evict` drops the pages of a leaf from the given one on.
         self.on_drop: Callable[[Node, int], None] | None = None
         # Told of how long ago what a lookup found was used last.
@@ -119,11 +113,16 @@ class Tree:
                 return node, len(node.pages), pos // page_bytes, None, 0
             pairs = children.pairs
             if pairs is not None and not pairs.marks[hash(head[:PAIR_BYTES]) & pairs.mask]:
-                child = None  # no child begins so: to look at the marks first is one look less where nothing is cached
-            else:
-                child = children.get(head)
+                # No child begins with these two tokens, where nothing is cached: so neither page nor pair is looked up.
+                if not names_source:
+                    return node, len(node.pages), pos // page_bytes, None, 1 if children.begins(head) else 0
+                key = children.alike(head)
+                if key is None:
+                    return node, len(node.pages), pos // page_bytes, None, 0
+                return node, len(node.pages), pos // page_bytes, children[key], 1
+            child = children.get(head)
             if child is None or len(head) < page_bytes:
-                source, num_tail = children.nearest(head) if names_source else (None, children.shared(head))
+                source, num_tail = children.nearest(head)
                 return node, len(node.pages), pos // page_bytes, source, num_tail
             if stamp:
                 node.stamp = stamp
@@ -182,22 +181,21 @@ class Tree:
         at = num_pages * self.page_bytes
         upper = Node(node.key[:at], node.head, node.pages[:num_pages], parent, node.stamp)
         upper.hits, upper.priority = node.hits, node.priority
-        upper.children = Children(self.page_bytes)
-        head = node.key[at : at + self.page_bytes]
-        upper.children.add(head, node)
         upper.protected = 1 if node.protected else 0
         assert parent.children is not None
         parent.children.replace(node.head, upper)
-        node.head = head
+        node.head = node.key[at : at + self.page_bytes]
+        upper.children = Children(self.page_bytes)
+        upper.children.add(node.head, node)
         node.key = node.key[at:]
         node.pages = node.pages[num_pages:]
         node.parent = upper
         self.num_nodes += 1
         return upper
 
-    def attach(self, parent: Node, key: bytes, pages: list[int], stamp: int, priority: int = 0) -> Node:
-        """Add a leaf, to be locked or given a child next. No child of `parent` may start with the same page."""
-        head = key[: self.page_bytes]
+    def attach(self, parent: Node, head: bytes, key: bytes, pages: list[int], stamp: int, priority: int) -> Node:
+        """Add a leaf, to be locked or given a child next. No child of `parent` may start with `head`, the first page of
+        `key`."""
         node = Node(key, head, pages, parent, stamp)
         node.priority = priority
         if parent.children is None:
@@ -332,33 +330,20 @@ class Tree:
             rank += MOST
         if rank == node.queued_rank:
             return
-        node.queued_rank = rank
-        if self._last_rank <= rank < MOST:
-            self._last_rank = rank
-            self._queue.append(node)
-            self._queued_ranks.append(rank)
-        else:
-            self._num_heaped += 1
-            heappush(self._heap, (rank, self._num_heaped, node))
-        if len(self._heap) + len(self._queue) > 2 * self.num_nodes + 64:
-            valid = [(rank, leaf) for rank, leaf in self._queued() if rank == leaf.queued_rank]
-            self._queue.clear()  # in place, and the heap as well: `evict` may be looking at them
-            self._queued_ranks.clear()
-            self._queue.extend(leaf for _, leaf in valid)
-            self._queued_ranks.extend(rank for rank, _ in valid)
-            self._heap[:] = [entry for entry in self._heap if entry[0] == entry[2].queued_rank]
-            heapify(self._heap)
+        self._line.add(rank, node)
 
     def evict(self, num_pages: int) -> list[int]:
         """Drop `num_pages` pages, at most `num_evictable`: leaves in the policy's order, each from its end."""
-        queue, ranks, heap = self._queue, self._queued_ranks, self._heap
+        line, on_drop = self._line, self.on_drop
+        queue, ranks, numbers = line.queue, line.ranks, line.numbers
         dropped: list[int] = []
+        num_nodes = num_key_bytes = 0
         wanted = num_pages
         while wanted > 0:
-            if queue and (not heap or ranks[0] < heap[0][0]):
+            if queue and (not numbers or ranks[0] >> BUCKET_BITS < numbers[0]):  # `take`, without a call
                 rank, leaf = ranks.popleft(), queue.popleft()
             else:
-                rank, _, leaf = heappop(heap)
+                rank, leaf = line.take()
             if rank != leaf.queued_rank:
                 continue
             leaf.queued_rank = 0
@@ -367,49 +352,46 @@ class Tree:
             if leaf.pins and rank < MOST:  # pinned since it was queued
                 self.enqueue(leaf)
                 continue
-            if self._reached < rank % MOST:
-                self._reached = rank % MOST
+            if rank > self._reached:
+                self._reached = rank if rank < MOST else max(self._reached, rank - MOST)
             pages = leaf.pages
             num_left = len(pages) - wanted
-            if self.on_drop is not None:
-                self.on_drop(leaf, max(0, num_left))
+            if on_drop is not None:
+                on_drop(leaf, max(0, num_left))
             if num_left > 0:
                 dropped += self._trim(leaf, wanted)
                 # At its rank: to lose pages is no use. Else a long text, a page at a time, outlives what is asked for.
-                leaf.queued_rank = rank
-                self._num_heaped += 1
-                heappush(heap, (rank, self._num_heaped, leaf))
+                line.put_back(rank, leaf)
                 break
             wanted = -num_left
             parent = leaf.parent
             assert parent is not None
             siblings = parent.children
             assert siblings is not None
-            # `detach`, without a call, and what a leaf that leaves by itself does not need of it: 6 % of it all.
+            # `detach`, without a call, and what a leaf that leaves by itself does not need of it.
             siblings.remove(leaf.head)
             dropped += pages
-            self.num_nodes -= 1
-            self.num_pages -= len(pages)
-            self.num_key_bytes -= len(leaf.key)
-            leaf.parent, leaf.moved_to = None, parent
-            leaf.key, leaf.head, leaf.pages = b"", b"", NO_PAGES
+            num_nodes += 1
+            num_key_bytes += len(leaf.key)
+            leaf.parent = None
+            leaf.key = leaf.head = b""
+            leaf.pages = NO_PAGES
             if leaf.pins:
+                leaf.moved_to = parent
                 parent.pins += leaf.pins
             if not siblings:
                 parent.children = None
                 self.enqueue(parent)
                 self.drop_if_idle(parent)
+        self.num_nodes -= num_nodes
+        self.num_pages -= num_pages
+        self.num_key_bytes -= num_key_bytes
         return dropped
-
-    def _queued(self) -> Iterator[tuple[int, Node]]:
-        """The queue's entries, stale ones too."""
-        return zip(self._queued_ranks, self._queue, strict=True)
 
     def _trim(self, leaf: Node, num_pages: int) -> list[int]:
         keep = len(leaf.pages) - num_pages
         pages = leaf.pages[keep:]
         del leaf.pages[keep:]
-        self.num_pages -= num_pages
         self.num_key_bytes -= len(leaf.key) - keep * self.page_bytes
         leaf.key = leaf.key[: keep * self.page_bytes]
         return pages
@@ -432,9 +414,8 @@ class Tree:
         Raises:
             AssertionError: with the reason.
         """
-        queued = {leaf for rank, leaf in self._queued() if leaf.queued_rank == rank}
-        queued |= {leaf for rank, _, leaf in self._heap if leaf.queued_rank == rank}
-        assert all(a <= b for a, b in pairwise(self._queued_ranks)), "the eviction queue is in order"
+        self._line.check()
+        queued = set(self._line.valid())
         num_nodes = num_pages = num_protected_pages = num_key_bytes = 0
         everything = [*self.roots.values(), *self.nodes()]
         for node in everything:

@@ -21,151 +21,33 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from niwaki.radix.cache import Cache
+from niwaki.radix.summary import marks_of
 from niwaki.runtime.api import (
-    Branch,
     Cancelled,
     CapacityError,
     ConfigError,
-    Delta,
-    Generation,
     GenerationError,
     Output,
-    Pending,
-    Score,
-    Segment,
 )
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.options.config import EVICTIONS, POLICIES
-from tests.benchmarks.stories import Author, Fork, Gen, Ids, Pick, Say, Story
+from tests.benchmarks.playing import Playing, Solo
+from tests.benchmarks.stories import Author, Gen, Pick
 from tests.benchmarks.traces import wait_for_steps
 from tests.toy import make_model
 
 PAGES = (4, 16)  # tokens
 PER_ENGINE = 25  # traces
 NAMESPACES = ("", "", "", "b", "b/c")
-WAIT = 120.0  # seconds for any answer
-
-Told = tuple[object, ...]
-
-
-# -- how it is told ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(eq=False)
-class Playing:
-    """One story on one engine: each move begins when the one before is answered."""
-
-    engine: Engine
-    story: Story
-    namespace: str = ""
-    streams: bool = False
-    at: int = 0
-    pending: Pending[tuple[Output, ...]] | Pending[tuple[Score, ...]] | None = None
-    deltas: list[Delta] = field(default_factory=list)
-    told: list[Told] = field(default_factory=list)
-    outputs: list[Output] = field(default_factory=list)
-    branch: Branch | None = None
-    left: list[Branch] = field(default_factory=list)
-    is_too_long: bool = False  # for the pool
-
-    @property
-    def is_over(self) -> bool:
-        return self.is_too_long or (self.at == len(self.story) and self.pending is None)
-
-    def begin(self) -> None:
-        """The next move, which may have to be answered."""
-        backend, move = self.engine.backend, self.story[self.at]
-        if isinstance(move, Ids):
-            self.pending = backend.start(np.array(move.ids, np.int32), move.params, self.namespace)
-        else:
-            if self.branch is None:
-                self.branch = backend.open(namespace=self.namespace)
-            branch = self.branch
-            match move:
-                case Say(text, is_control):
-                    backend.append(branch, [Segment(text, is_control)])
-                    self.at += 1
-                case Fork():
-                    self.left.append(branch)
-                    self.branch = backend.fork(branch)
-                    self.at += 1
-                case Gen(text, params):
-                    self.pending = backend.generate(branch, [Segment(text)], params)
-                case Pick(text, choices, heal, unconditional):
-                    self.pending = backend.score(
-                        branch, [Segment(text)], choices, heal=heal, unconditional=unconditional
-                    )
-        if self.streams and isinstance(self.pending, Generation):
-            self.deltas = []
-            self.pending.add_delta_callback(self.deltas.append)
-
-    def end(self) -> None:
-        """Wait for the answer. Raises what it failed with; then the whole story has to be told again."""
-        assert self.pending is not None
-        pending, self.pending = self.pending, None
-        if isinstance(pending, Generation):
-            outputs = pending.result(timeout=WAIT)
-            self.outputs += outputs
-            self.told.append(tuple(map(told_of, outputs)))
-            if self.streams:
-                assert "".join(delta.text for delta in self.deltas) == outputs[0].text, "pieces add up to the text"
-                ids = tuple(token for delta in self.deltas for token in delta.token_ids)
-                assert ids == outputs[0].token_ids, f"pieces say {ids}, all is {outputs[0].token_ids}"
-        else:
-            scores: tuple[Score, ...] = pending.result(timeout=WAIT)  # type: ignore[assignment]  # no Generation
-            self.told.append(tuple((score.text, tuple(map(tuple, score.logprobs))) for score in scores))
-        self.at += 1
-
-    def step(self) -> None:
-        if self.pending is not None:
-            self.end()
-        elif not self.is_over:
-            self.begin()
-
-    def close(self) -> None:
-        for branch in (self.branch, *self.left):
-            if branch is not None:
-                self.engine.backend.close(branch)
-        self.branch, self.left = None, []
-
-    def again(self) -> Playing:
-        self.close()
-        return Playing(self.engine, self.story, self.namespace, self.streams)
-
-
-def told_of(output: Output) -> Told:
-    """All that must not hang on who else runs, nor on what is cached."""
-    return (
-        output.text, output.token_ids, output.finish_reason, output.complete, output.prompt_tokens, output.forced,
-        output.allowed, output.logprobs, output.top_logprobs, output.prompt_logprobs, output.prompt_top_logprobs,
-    )  # fmt: skip
-
-
-class Solo:
-    """How each story is told by a cold engine."""
-
-    def __init__(self, folder: Path, page_size: int) -> None:
-        self._engine = Engine(
-            folder, kv_tokens=2048, page_size=page_size, enable_prefix_cache=False, deterministic=True, draft_tokens=0
-        )
-        self._known: dict[Story, list[Told]] = {}
-
-    def __call__(self, story: Story) -> list[Told]:
-        if story not in self._known:
-            playing = Playing(self._engine, story)
-            while not playing.is_over:
-                playing.step()
-            playing.close()
-            self._known[story] = playing.told
-        return self._known[story]
-
-    def close(self) -> None:
-        self._engine.shutdown()
+KINDS = (
+    "flush", "save", "load", "tear", "demote", "forward", "write_pages", "read_pages", "check", "look", "summary",
+    "preempt", "preempt", "pin", "expire",
+)  # fmt: skip
 
 
 # -- what happens to it meanwhile -------------------------------------------------------------------------------------
@@ -202,9 +84,7 @@ class Faults(logging.Handler):
 
 
 def meddle(engine: Engine, faults: Faults, folder: Path, draw: random.Random, playing: Sequence[Playing]) -> str:
-    kind = draw.choice(
-        ("flush", "save", "load", "tear", "demote", "forward", "write_pages", "read_pages", "check", "look")
-    )
+    kind = draw.choice(KINDS)
     saved = folder / f"{Path(str(engine.config.model)).name}{engine.config.page_size}.cache"
     match kind:
         case "flush":
@@ -230,9 +110,48 @@ def meddle(engine: Engine, faults: Faults, folder: Path, draw: random.Random, pl
             engine.backend.check()
         case "look":
             engine.tree()
+        case "summary":
+            between_steps(engine, lambda: check_summary(engine.backend._core.pages.cache))
+        case "preempt":
+            between_steps(engine, lambda: preempt(engine, draw))
+        case "pin":
+            prompt = np.array(draw.choice(playing).known_ids(), np.int32)
+            until = time.monotonic() + draw.choice((0.0, 0.005, 0.05))
+            namespace = draw.choice(NAMESPACES)
+            between_steps(engine, lambda: engine.backend._core.pages.cache.pin(prompt, namespace, until=until))
+        case "expire":
+            between_steps(engine, lambda: engine.backend._core.pages.cache.expire(time.monotonic()))
         case _:
             faults.left[kind] += 1
     return kind
+
+
+def between_steps(engine: Engine, work: Callable[[], object]) -> None:
+    engine.backend._between_steps(work)
+
+
+def preempt(engine: Engine, draw: random.Random) -> None:
+    """As where pages are short: some who run give theirs back."""
+    core = engine.backend._core
+    core._land_and_settle()
+    running = list(core._roster.running.values())
+    for request in draw.sample(running, draw.randint(0, len(running))):
+        core._roster.preempt(request)
+
+
+def check_summary(cache: Cache) -> None:
+    """What a router is told: the marks of all that is cached, none before the one it stands on, and no others."""
+    marks = cache.summary(1 << 20)
+    cached = [marks_of(ids, namespace) for namespace, ids, _ in cache.paths()]
+    assert set(marks) == {mark for path in cached for mark in path}, "the summary has the marks of what is cached"
+    assert len(set(marks)) == len(marks), "each once"
+    places = {mark: place for place, mark in enumerate(marks)}
+    for path in cached:
+        order = [places[mark] for mark in path]
+        assert order == sorted(order), "no mark before the one it stands on"
+    some = cache.summary(3)
+    assert some == marks[: len(some)], "the first of them"
+    assert len(some) == min(3, len(marks))
 
 
 def damage(path: Path, draw: random.Random) -> None:
@@ -296,7 +215,17 @@ def trace(engine: Engine, solo: Solo, author: Author, faults: Faults, folder: Pa
             one.close()  # while it runs, perhaps
             counts["cancelled"] += 1
             was_disturbed = True
-        elif action < 0.8:
+        elif action < 0.71:
+            go_on(playing, draw.randrange(len(playing)), counts, Playing.ask_again)
+            was_disturbed = True
+        elif action < 0.73:
+            counts["late"] += draw.choice(playing).is_late()
+        elif action < 0.76:
+            wait_for_forced(engine)
+            for place in draw.sample(range(len(playing)), draw.randint(0, len(playing))):
+                go_on(playing, place, counts, Playing.ask_again)
+            was_disturbed = True
+        elif action < 0.86:
             counts[meddle(engine, faults, folder, draw, playing)] += 1
         else:
             wait_for_steps(engine, draw.randint(1, 6))
@@ -310,6 +239,7 @@ def trace(engine: Engine, solo: Solo, author: Author, faults: Faults, folder: Pa
         expected = solo(one.story)
         assert one.told == expected, f"{one.story} in {one.namespace!r}:\n{one.told}\nalone\n{expected}"
         counts["stories"] += 1
+        counts["asked again"] += one.num_again
         one.close()
     after = engine.stats()
     names = ("prefilled_tokens", "cached_tokens", "generated_tokens", "finished", "failed")
@@ -320,6 +250,13 @@ def trace(engine: Engine, solo: Solo, author: Author, faults: Faults, folder: Pa
         is_loose = any(isinstance(move, Gen) and move.params.heal for move in moves)
         adds_up([output for one in playing for output in one.outputs], did, is_loose=is_loose)
         counts["added up"] += 1
+
+
+def wait_for_forced(engine: Engine) -> None:
+    """Until a token has been forced, or the engine comes to rest."""
+    forced = engine.stats()["forced_tokens"]
+    while (now := engine.stats())["forced_tokens"] == forced and now["requests_running"]:
+        time.sleep(0.0002)
 
 
 def adds_up(outputs: Sequence[Output], did: Mapping[str, float], *, is_loose: bool) -> None:
@@ -342,9 +279,11 @@ def adds_up(outputs: Sequence[Output], did: Mapping[str, float], *, is_loose: bo
     assert all(counted[name] == value for name, value in wanted.items()), f"counted {counted}, told {wanted}"
 
 
-def go_on(playing: list[Playing], place: int, counts: Counter[str]) -> None:
+def go_on(
+    playing: list[Playing], place: int, counts: Counter[str], step: Callable[[Playing], None] = Playing.step
+) -> None:
     try:
-        playing[place].step()
+        step(playing[place])
     except CapacityError:
         playing[place].is_too_long = True
         counts["too long"] += 1
@@ -406,6 +345,7 @@ def at_rest(engine: Engine) -> None:
     while engine.stats()["requests_running"] + engine.stats()["requests_waiting"]:
         assert time.perf_counter() < until, "somebody still runs whose story was closed"
         time.sleep(0.001)
+    between_steps(engine, lambda: engine.backend._core.pages.cache.expire(float("inf")))
     engine.backend.check()  # between two steps: whatever was posted before it is done
     cache = engine.backend._core.pages.cache.stats()
     assert (cache.held_pages, cache.leases, cache.pins) == (0, 0, 0), cache

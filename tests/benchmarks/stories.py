@@ -77,6 +77,11 @@ class Fork:
 
 
 @dataclass(frozen=True)
+class Back:
+    """Back to where the last fork was made, if there was one, and on from there: a conversation that is rewound."""
+
+
+@dataclass(frozen=True)
 class Ids:
     """A story of its own: tokens, and what follows."""
 
@@ -84,7 +89,7 @@ class Ids:
     params: SamplingParams
 
 
-Move = Say | Gen | Pick | Fork | Ids
+Move = Say | Gen | Pick | Fork | Back | Ids
 Story = tuple[Move, ...]
 
 
@@ -106,8 +111,10 @@ class Author:
             kind, text = draw.random(), draw.choice(TEXTS)
             if kind < 0.15:
                 moves.append(Say(text))
-            elif kind < 0.3:
+            elif kind < 0.25:
                 moves.append(Fork())
+            elif kind < 0.3:
+                moves += [Fork(), Gen(text, self.params(is_text=True)), Back(), Say(draw.choice(TEXTS))]
             elif kind < 0.45:
                 choices = tuple(
                     draw.sample((" yes", " no", "cat", "at", " maybe the dog", "ürich"), draw.randint(1, 4))

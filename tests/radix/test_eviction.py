@@ -169,4 +169,4 @@ def test_a_leaf_that_is_used_again_goes_to_the_end_of_the_queue_and_evicting_sor
     for number in (1, 2, 3, 1, 2):
         use(cache, number)
     assert order_of_leaving(cache, [1, 2, 3]) == [3, 1, 2]
-    assert cache._tree._num_heaped == 0
+    assert cache._tree._line.num_apart == 0
