@@ -31,6 +31,7 @@ from niwaki.runtime.bundled import MODEL_DIR
 from niwaki.runtime.checkpoint.loader import read_model_folder
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.forward.runner import Batch
+from niwaki.runtime.loop import decoding
 from niwaki.runtime.loop.core import EngineCore
 from niwaki.runtime.options.config import EngineConfig
 from niwaki.runtime.requests.jobs import GenerateJob
@@ -82,7 +83,7 @@ class HostTime:
 
 
 def timed(owner: object, name: str, spent: dict[str, float]) -> None:
-    """Add the seconds of each call of the method to `spent`."""
+    """Add the seconds of each call of the method, or of the module's function, to `spent`."""
     method: Callable[..., Any] = getattr(owner, name)
 
     def call(*args: Any) -> Any:
@@ -133,23 +134,24 @@ def measure(batch: int, *, is_streamed: bool = False, runs_ahead: bool = False, 
     timed(core._decoding, "draw", spent)
     timed(core._decoding, "launched", spent)
     timed(core._decoding, "take_quietly", spent)
-    assert core._decoding is not None
-    timed(core._decoding._draws, "highest", spent)
-    timed(core._decoding._draws, "best", spent)
+    names = vars(decoding)
+    highest = names["highest"]
+    timed(decoding, "highest", spent)  # the draw of steps that are taken quietly
     parts: dict[str, list[float]] = {}
     for _ in range(STEPS // PAGE_SIZE):
         spent.clear()
         runner.seconds = 0.0
         total = seconds_of_a_page(core)
-        alone = spent.get("highest", 0.0) - spent.get("best", 0.0)  # the draw of steps that are taken quietly
-        draw = spent.get("draw", 0.0) + spent.get("launched", 0.0) + max(0.0, alone)
-        go_on = spent.get("_go_on", 0.0) + spent.get("take_quietly", 0.0) - max(0.0, alone)
+        quiet = spent.get("highest", 0.0)
+        draw = spent.get("draw", 0.0) + spent.get("launched", 0.0) + quiet
+        go_on = spent.get("_go_on", 0.0) + spent.get("take_quietly", 0.0) - quiet
         known = {"schedule, pages": spent["_steady"], "inputs": runner.seconds, "sample": draw, "tokens back": go_on}
         for name, seconds in {**known, "the step itself": total - sum(known.values())}.items():
             parts.setdefault(name, []).append(seconds)
     gc.unfreeze()
+    names["highest"] = highest
     medians = {name: statistics.median(values) / PAGE_SIZE * 1e6 for name, values in parts.items()}
-    return HostTime(batch, statistics.median(totals) / PAGE_SIZE * 1e6, medians, BUDGETS[batch])
+    return HostTime(batch, statistics.median(totals) / PAGE_SIZE * 1e6, medians, BUDGETS.get(batch, 0.0))
 
 
 def seconds_of_a_page(core: EngineCore) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from niwaki.runtime.engine import Engine
+from tests.benchmarks.bench_host import measure
 from tests.benchmarks.bench_prefix import Workload, few_shot, unique
 from tests.benchmarks.harness import compare, table, write_json
 from tests.benchmarks.peers.workloads import BRANCHING, serial, waves_of
@@ -79,3 +80,11 @@ def test_branches_in_turn_are_the_same_requests_and_never_two_of_one_program() -
             assert len(set(trunks)) == len(trunks) or name == "W2", name  # of W2 all questions share their head
     waves = waves_of(["W13"], 1000)["W13"]
     assert serial("W13", waves) == waves
+
+
+def test_the_parts_of_the_hosts_step_are_all_found_and_add_up_to_it() -> None:
+    for batch in (1, 4):
+        told = measure(batch)
+        assert all(microseconds >= 0 for microseconds in told.parts.values())
+        assert 0 < told.total < 1.5 * sum(told.parts.values())
+        assert told.parts["sample"] > 0, "the draw is looked at by itself"

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from niwaki.runtime.api import CapacityError
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.forward.runner import Batch
 from tests.toy import VOCAB_SIZE, make_model
 
 NUM_NEW = 6
@@ -81,7 +83,12 @@ def test_what_is_computed_once_more_is_counted_apart_from_prompts_and_to_the_tok
     with Engine(folder, kv_tokens=224, chunked_prefill_size=chunk, draft_tokens=0) as engine:
         runner = engine.backend._core._runner
         forward = runner.forward
-        monkeypatch.setattr(runner, "forward", lambda batch: computed.append(len(batch.token_ids)) or forward(batch))
+
+        def counted(batch: Batch) -> torch.Tensor:
+            computed.append(len(batch.token_ids))
+            return forward(batch)
+
+        monkeypatch.setattr(runner, "forward", counted)
         results: Any = engine.generate(input_ids=asked, sampling_params={**PARAMS, "max_new_tokens": num_new})
         stats = engine.stats()
         check_idle(engine)
