@@ -31,7 +31,8 @@ from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.partial import Float32s
 from niwaki.kernels.segments import Int64s
 from niwaki.kernels.simd import LANES
-from niwaki.kernels.simd_memory import load16, store16, store_bfloat16, store_both_bfloat16
+from niwaki.kernels.simd_memory import load16, store16, store_bfloat16
+from niwaki.kernels.simd_stores import store_both_bfloat16
 from niwaki.kernels.tiles import (
     LINE,
     ROWS,
@@ -45,10 +46,13 @@ from niwaki.kernels.tiles import (
     release,
     store_tile,
 )
+from niwaki.kernels.vector_tiles import multiplies_pairs
 
 WIDE = 32  # rows, outputs, and columns of x that go together
 TILE = 512  # bfloat16
 CHUNK_BYTES = 500_000  # of x that are laid out at once, and of weights that all of it passes: a core's cache holds both
+
+ROUNDS = multiplies_pairs()  # whether the processor, and whoever told Numba of it, has an instruction for that
 
 # Products (rows x inputs x outputs) from which threads pay: about a millisecond for one.
 MIN_PARALLEL_PRODUCTS = 500_000_000
@@ -143,7 +147,7 @@ def columns_of(
                             x, here, here + (low - top) * stride, WIDE, stride * 2, is_tall, weight, there, depth, bias,
                             output, sums, sums0
                         )  # fmt: skip
-                    if output + WIDE <= out.shape[1] and out.itemsize == 2:
+                    if ROUNDS and output + WIDE <= out.shape[1] and out.itemsize == 2:
                         put_whole(sums, sums0, out, first + top, min(ROWS, count - top), output)
                         if is_tall:
                             put_whole(sums, sums0 + ROWS * WIDE, out, first + low, min(ROWS, count - low), output)

@@ -31,7 +31,6 @@ from niwaki.kernels.jit import jit
 from niwaki.kernels.operand import Array
 from niwaki.kernels.segments import Int64s
 from niwaki.kernels.simd import FLOATS, INTS, LANES, VECTOR, Vector, added, fold, higher, in_all_lanes
-from niwaki.kernels.vector_tiles import multiplies_pairs
 
 PAIR = types.UniTuple(VECTOR, 2)
 
@@ -179,28 +178,6 @@ def _store_bfloat16(typing, array, index, value):
         return context.get_dummy_value()
 
     return types.void(array, index, value), generate
-
-
-@intrinsic
-def _store_both_bfloat16(typing, array, index, low, high):
-    """array[index : index + 32] = the sixteen of low, then those of high, rounded to bfloat16; array uint16. By the
-    processor's own instruction, where it has it, which makes a zero of what is too small to be a normal number."""
-    halves = ir.VectorType(ir.IntType(16), LANES)
-
-    def generate(context, builder, signature, args):
-        pointer = element_pointer(context, builder, signature, args)
-        if multiplies_pairs():
-            kind = ir.FunctionType(INTS, [FLOATS, FLOATS])
-            words = builder.call(ir.InlineAsm(kind, "vcvtne2ps2bf16 $1, $2, $0", "=v,v,v"), [args[2], args[3]])
-            builder.store(words, builder.bitcast(pointer, INTS.as_pointer()), align=2)
-        else:
-            for i, value in enumerate(args[2:]):
-                place = builder.gep(pointer, [ir.Constant(ir.IntType(64), i * LANES)])
-                words = builder.trunc(_upper_half(builder, _rounded(builder, value)), halves)
-                builder.store(words, builder.bitcast(place, halves.as_pointer()), align=2)
-        return context.get_dummy_value()
-
-    return types.void(array, index, low, high), generate
 
 
 @intrinsic
@@ -479,7 +456,6 @@ store16 = cast("Callable[[Array, int, Vector], None]", _store16)
 sum_eight = cast("Callable[[Array, int, int, *tuple[Vector, ...]], None]", _sum_eight)
 store_pair = cast("Callable[[Array, int, Vector, Vector], None]", _store_pair)
 store_bfloat16 = cast("Callable[[Array, int, Vector], None]", _store_bfloat16)
-store_both_bfloat16 = cast("Callable[[Array, int, Vector, Vector], None]", _store_both_bfloat16)
 store_pairs = cast("Callable[[Array, int, Vector, Vector], None]", _store_pairs)
 store_between = cast("Callable[[Array, int, int, Vector, Vector], None]", _store_between)
 transpose16 = cast("Callable[[Array, int, int, Array, int], None]", _transpose16)

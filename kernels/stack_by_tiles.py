@@ -38,6 +38,7 @@ from niwaki.kernels.simd_memory import (
     sum_of_rows,
     transpose16,
 )
+from niwaki.kernels.simd_stores import put_outside
 from niwaki.kernels.tiles import (
     LINE,
     ROWS,
@@ -98,34 +99,43 @@ def attend_by_tiles(
     at = np.zeros(4, np.int64)  # where the runs of the block of keys begin in the pool
     later = np.zeros(4, np.int64)  # and those of the next
     reach = np.empty((blocks, 4), np.int64)  # of a block of queries: the lowest and highest of `low`, and of `high`
-    for r in range(queries):
-        block = r // ROWS
-        high[r] = ends[r // group]
-        low[r] = max(high[r] - window, (high[r] - 1) // chunk * chunk, first_key)
-        if r % ROWS == 0:
-            reach[block] = low[r], low[r], high[r], high[r]
-        reach[block, 0], reach[block, 1] = min(reach[block, 0], low[r]), max(reach[block, 1], low[r])
-        reach[block, 2], reach[block, 3] = min(reach[block, 2], high[r]), max(reach[block, 3], high[r])
+    r = 0
+    for each in ends:
+        end = int(np.int64(each))
+        first = max(end - window, (end - 1) // chunk * chunk, first_key)
+        for _ in range(group):
+            block = r // ROWS
+            low[r], high[r] = first, end
+            if r % ROWS == 0:
+                reach[block] = first, first, end, end
+            reach[block, 0], reach[block, 1] = min(reach[block, 0], first), max(reach[block, 1], first)
+            reach[block, 2], reach[block, 3] = min(reach[block, 2], end), max(reach[block, 3], end)
+            r += 1
     start, end = reach[:, 0].min(), reach[:, 3].max()
     configure(shape)
     for head in range(first_head, last_head, at_once):
         num_heads = min(at_once, last_head - head)
-        for place in range(num_heads * queries):
-            own, r = place // queries, place % queries
-            token, h = tokens[r // group], (head + own) * group + r % group
-            block, row = own * blocks + r // ROWS, r % ROWS
-            source = token * (q.strides[0] // 2) + h * (q.strides[1] // 2)
-            for s in range(slices):
-                store16(asked, asked0 + (block * slices + s) * TILE + row * LANES, load16(q, source + s * SLICE))
-            # Weights that sum to e^lse, seen from e^lse, sum to 1.
-            for c in range(columns):
-                before = (np.int64(token) * heads + h) * head_dim + c * LANES
-                value = load16(flat, before) if first_key > 0 else zeros()
-                store16(mixed, mixed0 + (block * columns + c) * TILE + row * LANES, value)
-            line = block * ROWS + row
-            store16(total, line * LANES, zeros())
-            total[line * LANES] = np.float32(1.0) if first_key > 0 else np.float32(0.0)
-            highest[line] = partial_lse[token, h] * LOG2_E if first_key > 0 else LEAST
+        # Queries are counted up, not divided into tokens and heads: a division takes as long as what is done to one.
+        for own in range(num_heads):
+            r = 0
+            for token in tokens:
+                for h in range((head + own) * group, (head + own + 1) * group):
+                    stack, row = own * blocks + r // ROWS, r % ROWS
+                    source = token * (q.strides[0] // 2) + h * (q.strides[1] // 2)
+                    for s in range(slices):
+                        store16(
+                            asked, asked0 + (stack * slices + s) * TILE + row * LANES, load16(q, source + s * SLICE)
+                        )
+                    # Weights that sum to e^lse, seen from e^lse, sum to 1.
+                    before = (np.int64(token) * heads + h) * head_dim
+                    for c in range(columns):
+                        value = load16(flat, before + c * LANES) if first_key > 0 else zeros()
+                        store16(mixed, mixed0 + (stack * columns + c) * TILE + row * LANES, value)
+                    line = stack * ROWS + row
+                    store16(total, line * LANES, zeros())
+                    total[line * LANES] = np.float32(1.0) if first_key > 0 else np.float32(0.0)
+                    highest[line] = partial_lse[token, h] * LOG2_E if first_key > 0 else LEAST
+                    r += 1
         for own in range(num_heads):
             highest[own * blocks * ROWS + queries : (own + 1) * blocks * ROWS] = LEAST
         first = start // RUN * RUN
@@ -161,10 +171,9 @@ def attend_by_tiles(
                 count = min(ROWS, queries - rows)
                 if reach[block, 1] > first or min(reach[block, 2], last) < first + BLOCK:
                     for r in range(count):
-                        for j in range(min(low[rows + r] - first, BLOCK)):
-                            scores[here + r * BLOCK + j] = HIDDEN
-                        for j in range(max(min(high[rows + r], last) - first, 0), BLOCK):
-                            scores[here + r * BLOCK + j] = HIDDEN
+                        begin_at, end_at = low[rows + r] - first, min(high[rows + r], last) - first
+                        for j in range(0, BLOCK, RUN):
+                            put_outside(scores, here + r * BLOCK + j, begin_at - j, end_at - j, HIDDEN)
                 if soft_cap < math.inf:
                     cap_scores(scores, here, count, np.float32(scale), np.float32(soft_cap))
                 sums = mixed0 + stack * columns * TILE
@@ -175,26 +184,29 @@ def attend_by_tiles(
                 _mix(weights, weights0, values, values0 + own * 2 * columns * TILE, mixed, sums, columns)
                 stack, side, asked_for = following, 1 - side, ahead
             first = last
-        for stack in range(num_heads * blocks):
-            own, block = stack // blocks, stack % blocks
-            store16(shrink, 0, sum_of_rows(total, stack * TILE, LANES, 1))
-            for r in range(block * ROWS, min(block * ROWS + ROWS, queries)):
-                token, h = tokens[r // group], (head + own) * group + r % group
-                top = highest[stack * ROWS + r % ROWS]
-                sum_of_row = shrink[r % ROWS]
-                if is_partial:
-                    partial_lse[token, h] = top * LN_2 + np.log(sum_of_row)
-                elif sinks.shape[0]:
-                    sum_of_row += exp_f32(sinks[h] - top * LN_2)
-                inverse = splat(np.float32(1.0) / sum_of_row)
-                for c in range(columns):
-                    place = mixed0 + (stack * columns + c) * TILE + r % ROWS * LANES
-                    value = multiply_add(load16(mixed, place), inverse, zeros())
+        for own in range(num_heads):
+            r = 0
+            for token in tokens:
+                for h in range((head + own) * group, (head + own + 1) * group):
+                    stack, row = own * blocks + r // ROWS, r % ROWS
+                    if row == 0:
+                        store16(shrink, 0, sum_of_rows(total, stack * TILE, LANES, 1))
+                    top = highest[stack * ROWS + row]
+                    sum_of_row = shrink[row]
                     if is_partial:
-                        store16(flat, (np.int64(token) * heads + h) * head_dim + c * LANES, value)
-                    else:
-                        target = token * (out.strides[0] // 2) + h * (out.strides[1] // 2) + c * LANES
-                        store_bfloat16(out, target, value)
+                        partial_lse[token, h] = top * LN_2 + np.log(sum_of_row)
+                    elif sinks.shape[0]:
+                        sum_of_row += exp_f32(sinks[h] - top * LN_2)
+                    inverse = splat(np.float32(1.0) / sum_of_row)
+                    for c in range(columns):
+                        place = mixed0 + (stack * columns + c) * TILE + row * LANES
+                        value = multiply_add(load16(mixed, place), inverse, zeros())
+                        if is_partial:
+                            store16(flat, (np.int64(token) * heads + h) * head_dim + c * LANES, value)
+                        else:
+                            target = token * (out.strides[0] // 2) + h * (out.strides[1] // 2) + c * LANES
+                            store_bfloat16(out, target, value)
+                    r += 1
     release()
 
 
