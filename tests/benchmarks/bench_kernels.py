@@ -26,6 +26,7 @@ from niwaki.kernels.ops import NumbaOps, TorchOps
 from niwaki.kernels.plan import AttentionPlan, DecodeQueries, FlatRows, Span, make_plan
 from niwaki.runtime.forward.runner import Row, Runner
 from niwaki.runtime.models.config import ModelConfig
+from niwaki.runtime.models.projection import Projection
 from tests.benchmarks.harness import Comparison, compare, table, write_json
 from tests.benchmarks.shapes import RANDOM, SHAPES
 
@@ -152,27 +153,27 @@ def decode(config: ModelConfig, dtype: torch.dtype, *, alternatives: bool = Fals
         )
 
 
-def prefill(name: str, config: ModelConfig, rows: int = 512) -> Comparison:
+def prefill(name: str, config: ModelConfig, rows: int) -> Comparison:
     """The products of one layer for a prompt, beside one large square product of as many operations."""
     heads, width = config.num_heads * config.head_dim, config.intermediate_size
     qkv = heads + 2 * config.num_kv_heads * config.head_dim
     hidden = config.hidden_size
     shapes = ((hidden, qkv), (heads, hidden), (hidden, 2 * width), (width, hidden))
-    layer = [
-        [Operand.of(torch.randn(*shape).to(torch.bfloat16)) for shape in ((rows, inputs), (outputs, inputs))]
-        + [Operand.of(torch.empty(rows, outputs, dtype=torch.bfloat16))]
-        for inputs, outputs in shapes
-    ]
+    ops = NumbaOps()
+    layer = []
+    for inputs, outputs in shapes:
+        x, weight = (torch.randn(*shape).to(torch.bfloat16) for shape in ((rows, inputs), (outputs, inputs)))
+        linear = ops.packed(weight, None) or Projection(ops, Operand.of(weight), None)  # as models keep them
+        layer.append((linear, Operand.of(x), Operand.of(torch.empty(rows, outputs, dtype=torch.bfloat16))))
     side = 2048
     square, product = torch.randn(side, side).to(torch.bfloat16), torch.empty(side, side, dtype=torch.bfloat16)
     size = rows * sum(inputs * outputs for inputs, outputs in shapes)
     count = max(1, round(side**3 / size))
     per_square = count * size / side**3
-    ops = NumbaOps()
 
     def all_products() -> None:
-        for x, weight, out in layer:
-            ops.linear(x, weight, None, out)
+        for linear, x, out in layer:
+            linear.forward(x, out)
 
     compared = compare(
         "prefill",
@@ -241,7 +242,9 @@ PARTS: Mapping[str, Callable[[], list[Comparison]]] = {
         *(one for dtype in DTYPES for one in decode(SMALL, dtype, alternatives=True)),
         *(one for config in {**SHAPES, **RANDOM}.values() for one in decode(config, torch.bfloat16)),
     ],
-    "prefill": lambda: [prefill(name, config) for name, config in RANDOM.items()],
+    "prefill": lambda: [
+        prefill(name, config, rows) for name, config in RANDOM.items() for rows in (64, 128, 512, 2048)
+    ],
     "short-rows": lambda: [short_rows()],
 }
 
