@@ -101,7 +101,7 @@ from niwaki.kernels.pieces import (
     cut,
     parts_of,
     place_of,
-    rows_of_chain,
+    row_of_chain,
     shares_of_heads,
     size_of_piece,
     stacks_of_roots,
@@ -195,12 +195,15 @@ def _help(block: Int64s, i: int, like: Array) -> None:
     chained, behind = (head[2], 1) if head[0] == CHAIN else (1, 0)
     size, strip = size_of_piece(block, head), piece
     rows = block[NUM_WANTED] if head[1] else block[TOKENS]
-    tall = rows_of_chain(block, head) if behind else 0
+    strip_row = row_of_chain(block, head, strip) if behind else 0
     wide = np.empty((0, 0), np.float32)
     laid, laid_block = np.empty(0, np.float32), -1
     if head[0] == FEW:
         wide = widened(rows_at(head[2], rows, head[5], like))
     while piece < pieces:
+        row, end_row = 0, rows
+        if behind:
+            row, end_row = row_of_chain(block, head, piece), row_of_chain(block, head, piece + 1)
         for number in range(chained):
             line = row_at(block[LINES] + (i + behind + number) * LINE_WIDTH * 8, LINE_WIDTH, block)
             kind, first, last = line[0], piece * size, (piece + 1) * size
@@ -209,23 +212,22 @@ def _help(block: Int64s, i: int, like: Array) -> None:
                 x, out = line[2], line[4]
                 if behind:
                     laid_block = -1
-                    shift = (strip - piece) * tall * 2
+                    shift = (strip_row - row) * 2
                     x += shift * line[5] if line[STRIP] & READS else 0
                     out += shift * line[6] if line[STRIP] & WRITES else 0
                 for unit in range(first, min(last, units_of(rows, line[6], parts_of(block)))):
                     if unit // ranges != laid_block:
                         laid_block = unit // ranges
-                        row = laid_block * ROWS_AT_ONCE
-                        laid = lay_pairs(rows_at(x + row * line[5] * 2, min(rows - row, ROWS_AT_ONCE), line[5], like))
+                        top = laid_block * ROWS_AT_ONCE
+                        laid = lay_pairs(rows_at(x + top * line[5] * 2, min(rows - top, ROWS_AT_ONCE), line[5], like))
                     _tiles(block, line, rows, x, out, laid, laid_block, unit % ranges, ranges, like)
             elif kind == CODED:
                 out = line[OUT] if line[OUT] else block[LOGITS]
                 call_at(line[KERNEL], line.ctypes.data, rows, out, first, last)
             elif kind == PACKED and behind:
                 _packed(
-                    line, line[2] + (strip if line[STRIP] & READS else piece) * tall * line[5] * 2,
-                    line[4] + (strip if line[STRIP] & WRITES else piece) * tall * line[6] * 2,
-                    min(tall, rows - piece * tall), 0, ALL, like
+                    line, line[2] + (strip_row if line[STRIP] & READS else row) * line[5] * 2,
+                    line[4] + (strip_row if line[STRIP] & WRITES else row) * line[6] * 2, end_row - row, 0, ALL, like
                 )  # fmt: skip
             elif kind == PACKED:
                 _packed(line, line[2], line[4] if line[4] else block[LOGITS], rows, first, last, like)
@@ -246,8 +248,7 @@ def _help(block: Int64s, i: int, like: Array) -> None:
             elif kind == OWN:
                 _read_own(block, line, piece, size, like)
             elif behind:
-                first = piece * tall
-                _rows(block, line, first, min(first + tall, rows), (strip if kind == GATE else piece) * tall, like)
+                _rows(block, line, row, end_row, strip_row if kind == GATE else row, like)
             else:
                 _rows(block, line, first, min(last, rows), first, like)
         count(block, START + 2 * lines + i, 1)

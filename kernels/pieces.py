@@ -57,9 +57,8 @@ def work_of(block: Int64s, line: Int64s) -> tuple[int, int]:
         return (line[6] + LEAST_COLUMNS - 1) // LEAST_COLUMNS, 1
     if kind == TILES:
         return units_of(rows, line[6], parts_of(block)), 1
-    if kind == CHAIN:  # where its products would not be divided by outputs, either
-        tall = rows_of_chain(block, line)
-        return ((rows + tall - 1) // tall if tall else 0), 1
+    if kind == CHAIN:
+        return blocks_of_chain(block, line), 1
     if kind in (PACKED, CODED):  # each piece lays the rows out anew
         blocks = (line[6] + WIDE - 1) // WIDE
         return blocks, (blocks + 2 * block[THREADS] - 1) // (2 * block[THREADS])
@@ -74,15 +73,26 @@ def work_of(block: Int64s, line: Int64s) -> tuple[int, int]:
 
 
 @jit()
-def rows_of_chain(block: Int64s, line: Int64s) -> int:
-    """Rows of each of its blocks; 0 where its lines are done one by one."""
+def blocks_of_chain(block: Int64s, line: Int64s) -> int:
+    """0 where its lines are done one by one: where their products would be divided by outputs."""
     rows, threads = block[NUM_WANTED] if line[1] else block[TOKENS], block[THREADS]
     if line[MOST_ROWS] == ROWS_AT_ONCE:
-        return ROWS_AT_ONCE if blocks_of(rows) >= parts_of(block) else 0
+        blocks = blocks_of(rows)
+        return blocks if blocks >= parts_of(block) else 0
     if rows < LEAST_PACKED * threads:
         return 0
-    blocks = (rows + threads * line[MOST_ROWS] - 1) // (threads * line[MOST_ROWS]) * threads  # as many for each thread
-    return int((rows + blocks * WIDE - 1) // (blocks * WIDE) * WIDE)
+    most = threads * line[MOST_ROWS]
+    return int((rows + most - 1) // most * threads)
+
+
+@jit()
+def row_of_chain(block: Int64s, line: Int64s, piece: int) -> int:
+    """Where a block begins. None is larger than one before it, whose place a thread may write it to."""
+    rows = block[NUM_WANTED] if line[1] else block[TOKENS]
+    if line[MOST_ROWS] == ROWS_AT_ONCE:
+        return min(piece * ROWS_AT_ONCE, rows)
+    units, blocks = (rows + WIDE - 1) // WIDE, blocks_of_chain(block, line)
+    return int(min((piece * (units // blocks) + min(piece, units % blocks)) * WIDE, rows))
 
 
 @jit()
