@@ -50,8 +50,8 @@ from niwaki.kernels.vector_tiles import multiplies_pairs
 
 WIDE = 32  # rows, outputs, and columns of x that go together
 TILE = 512  # bfloat16
-# Of weights that stay in a core's cache while rows pass them, and of these rows: it holds both. Rows of 500,000 bytes took
-# 1.1 to 1.5 times as long on [512, 1536], [5632, 1024] and [1024, 2816], of 1,600,000 bytes 1.0 to 1.2 times.
+# Of weights that stay in a core's cache while rows pass them, and of these rows: it holds both. Rows of 500,000 bytes
+# took 1.1 to 1.5 times as long on [512, 1536], [5632, 1024] and [1024, 2816], of 1,600,000 bytes 1.0 to 1.2 times.
 CHUNK_BYTES = 500_000
 ROWS_BYTES = 800_000
 
