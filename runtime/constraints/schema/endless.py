@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, TypeAlias
 _PIECE: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\w+|[|()*+?]|\{\d*,?\d*\}')
 _MARK: Final = re.compile(r"[*+?]|\{\d*,?\d*\}")
 _MAY_BE_NONE: Final = re.compile(r"[*?]|\{0?,\d*\}")
+_RULE: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[a-z]\w*')
 NOTHING: Final = '""'
 
 
@@ -28,11 +29,12 @@ Body: TypeAlias = "list[list[Item]]"  # alternatives, each in order
 def without_endless(grammar: str) -> str:
     """The grammar without its endless parts. As it is where it has none, and where it is endless itself."""
     lines = grammar.split("\n")
-    bodies: dict[str, Body] = {}
+    texts: dict[str, str] = {}
     for line in lines:
         name, colon, body = line.partition(": ")
         if colon and not name[0].isupper() and not body.startswith("%"):
-            bodies[name] = _read(iter(_PIECE.findall(body)))
+            texts[name] = body
+    bodies = {name: _read(iter(_PIECE.findall(texts[name]))) for name in _leading_round(texts)}
     endless = _endless(bodies)
     if not endless or "start" in endless:
         return grammar
@@ -42,6 +44,15 @@ def without_endless(grammar: str) -> str:
         if name not in endless:
             kept.append(f"{name}: {_written(bodies[name], endless)}" if name in bodies else line)
     return "\n".join(kept)
+
+
+def _leading_round(texts: dict[str, str]) -> AbstractSet[str]:
+    """The rules that hold themselves, and those that lead to such. All others end, and are not read: most do."""
+    named = {name: set(_RULE.findall(body)) & texts.keys() for name, body in texts.items()}
+    round_: set[str] = set(texts)
+    while ends := {name for name in round_ if round_.isdisjoint(named[name])}:
+        round_ -= ends
+    return round_
 
 
 def _endless(bodies: dict[str, Body]) -> AbstractSet[str]:

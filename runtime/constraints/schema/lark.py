@@ -76,14 +76,10 @@ def lark_of(root: Json) -> str:
     shared = [f"{_rule_of(name)}: {writer.part(schema)}" for name, schema in definitions.items()]
     start = writer.part(root)
     writer.define_once(definitions)
-    lines = [f"start: {start}", *shared, *writer.lines]
-    if writer.holds_any:
-        lines.append(ANY_VALUE)
-    if writer.holds_any_once:
-        lines.append(ANY_ONCE)
-    body = "\n".join(lines)
+    body = "\n".join([f"start: {start}", *shared, *writer.lines])
     if definitions:  # only a part that holds itself can be endless
         body = without_endless(body)
+    body = "\n".join([body, *[ANY_VALUE] * writer.holds_any, *[ANY_ONCE] * writer.holds_any_once])
     return "\n".join([body, *(line for name, line in BASICS.items() if name in body)]) + "\n"
 
 
