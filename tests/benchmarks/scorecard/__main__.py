@@ -1,4 +1,5 @@
-"""Some of the server's lines of the scorecard at full size, each against a server in its own processes.
+"""Some lines of the scorecard at full size: L4, L5 and L8 on engines in this process, the others each against a server
+in its own processes.
 
 python -m tests.benchmarks.scorecard L1 F1 ...      # all of them without a name
 python -m tests.benchmarks.scorecard L1 --amount 1000
@@ -14,7 +15,7 @@ from collections.abc import Callable, Coroutine
 
 import psutil
 
-from tests.benchmarks.scorecard import faults, hostile, load, pressure, walls
+from tests.benchmarks.scorecard import faults, hostile, load, pools, pressure, walls
 from tests.benchmarks.scorecard.load import Line
 
 Test = Callable[[int], Coroutine[None, None, list[Line]]]
@@ -24,8 +25,11 @@ TESTS: dict[str, tuple[Test, int]] = {
     "L1": (load.l1, 10_000),
     "L2": (pressure.l2, 2_000),
     "L3": (pressure.l3, 5),
+    "L4": (pools.l4, 60),
+    "L5": (pools.l5, 200),
     "L6": (load.l6, 200_000),
     "L7": (load.l7, 60),
+    "L8": (pools.l8, 10),
     "F1": (faults.f1, 20),
     "F2": (faults.f2, 5),
     "F3": (faults.f3, 2),
