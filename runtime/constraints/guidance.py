@@ -198,22 +198,27 @@ def accepted(place: Native) -> bytes | None:
 
 
 def short_text(
-    matcher: Native, byte_tokens: ByteTokens, effort: Effort, known_end: KnownEnd = accepted, num_before: int = 0
+    matcher: Native,
+    byte_tokens: ByteTokens,
+    effort: Effort,
+    known_end: KnownEnd = accepted,
+    num_before: int = 0,
+    likely: bytes = LIKELY,
 ) -> bytes | None:
     """A short continuation, in bytes, after which the text may end: the shortest that the search meets.
 
     Uniform-cost over bytes. Among places as far away and with the same last masks one is kept at first, and where very
-    many bytes may follow only the likely ones are tried: both cost no correctness, only at times a byte.
+    many bytes may follow only the `likely` ones are tried: both cost no correctness, only at times a byte.
     None where the effort was in vain; behind `num_before` bytes and more a place counts as several, for its copies.
     """
     half = Effort(effort.left // 2)
     effort.left -= half.left
-    found, has_pruned = _searched(matcher, byte_tokens, half, known_end, num_before, prunes=True)
+    found, has_pruned = _searched(matcher, byte_tokens, half, known_end, num_before, likely)
     effort.left += max(0, half.left)
     if found is None and has_pruned:
-        found, _ = _searched(matcher, byte_tokens, effort, known_end, num_before, prunes=False)
+        found, _ = _searched(matcher, byte_tokens, effort, known_end, num_before)
     if found is None and effort.left > 0:  # one that was not kept may have been the way
-        found, _ = _searched(matcher, byte_tokens, effort, known_end, num_before, prunes=False, merges=False)
+        found, _ = _searched(matcher, byte_tokens, effort, known_end, num_before, merges=False)
     return found
 
 
@@ -323,11 +328,11 @@ def _searched(
     effort: Effort,
     known_end: KnownEnd,
     num_before: int,
+    likely: bytes = b"",
     *,
-    prunes: bool,
     merges: bool = True,
 ) -> tuple[bytes | None, bool]:
-    """The text, and whether bytes were left out."""
+    """The text, and whether bytes were left out. `likely`: which ones are tried where many may follow; none: all."""
     queue: list[tuple[int, int, bytes, tuple[int, ...], Native]] = [(0, 0, b"", (), matcher)]
     seen: set[tuple[int, tuple[int, ...]]] = set()
     order = 0
@@ -346,9 +351,8 @@ def _searched(
             continue
         seen.add(key)
         follow = byte_tokens.in_mask(mask)
-        if prunes and len(follow) > FEW:
-            likely = bytes(byte for byte in LIKELY if byte in follow)
-            follow = likely or follow[:FEW]
+        if likely and len(follow) > FEW:
+            follow = bytes(byte for byte in likely if byte in follow) or follow[:FEW]
             has_pruned = True
         for byte in follow:
             after = place.deep_copy()
@@ -368,7 +372,9 @@ def tried(grammar: str, *, searches: bool) -> bytes:
     matcher = build(grammar, byte_tokenizer())
     text: bytes | None = b""
     if searches:
-        text = short_text(matcher, SINGLE_BYTES, Effort(SEARCH_EFFORT))
+        # A character beyond ASCII that the text cannot do without stands in the grammar.
+        likely = LIKELY + bytes(sorted({byte for byte in grammar.encode() if byte >= 0x80}))
+        text = short_text(matcher, SINGLE_BYTES, Effort(SEARCH_EFFORT), likely=likely)
         text = straight_text(matcher, SINGLE_BYTES, Effort(STRAIGHT_BYTES)) if text is None else text
     rng = random.Random(0)
     for _ in range(TRIAL_STEPS):

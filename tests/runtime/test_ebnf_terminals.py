@@ -148,3 +148,15 @@ def test_large_grammars_are_read_in_little_time_whatever_they_hold() -> None:
     assert "rule_2000" in lark_of_ebnf(f'root ::= r0\n{chain}\nr2000 ::= "c"')
     many = "\n".join(f'r{n} ::= "({n}" [a-z]{{0,150}} root? ")"' for n in range(40))
     lark_of_ebnf(f"root ::= {' | '.join(f'r{n}' for n in range(40))}\n{many}")
+
+
+@pytest.mark.parametrize(
+    ("grammar", "shortest"),
+    [
+        ('root ::= [^x] root "a" | "é"', "é"),
+        (r"""root ::= ([^\\\-\]] root ["a] | [\\] root) | "é" """, "é"),
+    ],
+)
+def test_a_character_that_a_text_cannot_do_without_is_found(grammar: str, shortest: str) -> None:
+    """Beside a class of almost all characters it was not among those that are tried, and no text was found."""
+    assert source_of_grammar(Grammar(grammar, "ebnf")).shortest == shortest.encode()
