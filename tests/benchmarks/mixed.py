@@ -215,18 +215,17 @@ def trace(engine: Engine, solo: Solo, author: Author, faults: Faults, folder: Pa
             one.close()  # while it runs, perhaps
             counts["cancelled"] += 1
             was_disturbed = True
-        elif action < 0.71:
-            go_on(playing, draw.randrange(len(playing)), counts, Playing.ask_again)
-            was_disturbed = True
-        elif action < 0.73:
-            counts["late"] += draw.choice(playing).is_late()
-        elif action < 0.76:
-            wait_for_forced(engine)
-            for place in draw.sample(range(len(playing)), draw.randint(0, len(playing))):
+        elif action < 0.74:
+            if draw.random() < 0.5:
+                wait_for_forced(engine)
+            for place in draw.sample(range(len(playing)), draw.randint(1, len(playing))):
                 go_on(playing, place, counts, Playing.ask_again)
             was_disturbed = True
-        elif action < 0.86:
-            counts[meddle(engine, faults, folder, draw, playing)] += 1
+        elif action < 0.76:
+            counts["late"] += draw.choice(playing).is_late()
+        elif action < 0.88:
+            for _ in range(draw.randint(1, 3)):
+                counts[meddle(engine, faults, folder, draw, playing)] += 1
         else:
             wait_for_steps(engine, draw.randint(1, 6))
     while not all(one.is_over for one in playing):
