@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import Final, TypeAlias
 
 import numpy as np
-from llguidance import LLExecutor
+from llguidance import LLExecutor, LLMatcher
 
 from niwaki.runtime.api import NiwakiError
 from niwaki.runtime.api.faults import told
@@ -121,7 +121,11 @@ class MaskFiller:
             # One processor is the forward pass's: native threads that wait for it hold up the whole call.
             self._native = LLExecutor(max(1, min((os.cpu_count() or 1) - 1, MAX_THREADS)))
         filled = np.zeros((len(matchers), self._num_words), np.uint32)
-        numbered = [(matcher.native, place) for place, matcher in enumerate(matchers)]
+        numbered: list[tuple[LLMatcher, int]] = []
+        for place, matcher in enumerate(matchers):
+            native = matcher.native
+            assert native is not None, "others are filled by themselves"
+            numbered.append((native, place))
         self._native.unsafe_compute_mask_ptr(numbered, address_of(filled), 4 * self._num_words, len(matchers))
         return [_learned(matcher, mask) for matcher, mask in zip(matchers, filled, strict=True)]
 

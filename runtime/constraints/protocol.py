@@ -171,7 +171,7 @@ class Matcher(Protocol):
 
 def address_of(row: MaskRow) -> int:
     """Where it lies. `row.ctypes.data` says the same, and takes longer than many a mask."""
-    return addressof(c_char.from_buffer(row))
+    return addressof(c_char.from_buffer(row.data))
 
 
 def follow(matcher: Matcher, token_id: int, remaining: int) -> Followed:
