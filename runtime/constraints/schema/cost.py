@@ -10,7 +10,6 @@ from typing import Final
 
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.regex_language import Languages, Term, TooManyTerms
-from niwaki.runtime.constraints.regex_meaning import found_in
 from niwaki.runtime.constraints.regex_parser import parsed
 from niwaki.runtime.constraints.regex_tree import cost_of as cost_of_regex
 from niwaki.runtime.constraints.schema.arrays import least_path
@@ -21,6 +20,7 @@ from niwaki.runtime.constraints.schema.free_keys import free_keys
 from niwaki.runtime.constraints.schema.presence import witnesses
 from niwaki.runtime.constraints.schema.ranges import LOWER, UPPER, is_range, widest_bound
 from niwaki.runtime.constraints.schema.steps import step_in
+from niwaki.runtime.constraints.schema.strings import asked_of
 
 NUMBER_BYTES: Final = 48  # a bounded number: its digits
 WIDEST: Final = 6  # bytes of a character: an escape
@@ -259,13 +259,12 @@ def _is_small_step(step: Json) -> bool:
 @lru_cache(maxsize=512)
 def _pattern_bytes(pattern: str) -> int:
     """How many bytes a text of the pattern that was begun may still ask for, at most."""
-    languages = Languages()
+
+    def need(languages: Languages, term: Term) -> int:
+        return _need(term, {})[1] if term.is_plain else cost_of_regex(parsed(pattern))
+
     try:
-        node = parsed(pattern)
-        language = found_in(languages, node, pattern)
-        if language.is_plain:
-            return min(_need(language, {})[1], MOST_INSIDE)
-        return min(cost_of_regex(node), MOST_INSIDE)
+        return min(asked_of(pattern, need), MOST_INSIDE)
     except (ConstraintError, TooManyTerms):  # outside our dialect, not outside the engine's
         return UNKNOWN_PATTERN
 

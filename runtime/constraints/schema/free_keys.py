@@ -8,7 +8,7 @@ from typing import Final
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.regex_language import Languages, TooManyTerms
 from niwaki.runtime.constraints.schema.document import Json, refused
-from niwaki.runtime.constraints.schema.strings import joined, language_of
+from niwaki.runtime.constraints.schema.strings import joined, read
 
 MAX_MATCHED: Final = 50  # of each pattern: each is looked for among those that the ones before leave
 
@@ -52,7 +52,7 @@ def has_free_keys(schema: dict[str, Json], wanted: int, place: str) -> bool:
 
 def _matching(pattern: str, wanted: int) -> list[str]:
     languages = Languages()
-    term = language_of(languages, {"pattern": pattern})
+    term = read(languages, pattern)
     found: list[str] = []
     while len(found) < min(wanted, MAX_MATCHED):
         others = languages.none_of(languages.any_of([languages.text(key) for key in found]))

@@ -13,7 +13,7 @@ from json.encoder import encode_basestring
 from typing import Final
 
 from niwaki.runtime.api import ConstraintError
-from niwaki.runtime.constraints.regex_language import ANY_CHARACTER, Languages, TooManyTerms
+from niwaki.runtime.constraints.regex_language import ANY_CHARACTER, Languages, Term, TooManyTerms
 from niwaki.runtime.constraints.regex_lark import in_json, terminal
 from niwaki.runtime.constraints.schema import constants
 from niwaki.runtime.constraints.schema.arrays import read_automaton
@@ -29,7 +29,7 @@ from niwaki.runtime.constraints.schema.steps import (
     step_regex,
     steps_not_in,
 )
-from niwaki.runtime.constraints.schema.strings import anywhere, language_of
+from niwaki.runtime.constraints.schema.strings import anywhere, asked_of, of_length
 
 _HEX: Final = "[0-9a-fA-F]"
 _ESCAPE: Final = (  # \u of anything but half a surrogate pair
@@ -330,13 +330,15 @@ class _Writer:
 def text_terminal(pattern: str, least: int, most: int | None) -> str | None:
     """The strings in which a pattern is found, as a terminal; None where only the engine knows the pattern, and where
     no text is in it."""
-    languages = Languages()
-    schema: dict[str, Json] = {"pattern": pattern, "minLength": least}
-    try:
-        language = language_of(languages, schema if most is None else {**schema, "maxLength": most})
+
+    def written(languages: Languages, term: Term) -> str | None:
+        language = of_length(languages, term, least, most)
         if languages.is_empty(language) is True:
             return None
         return f'"\\"" {terminal(languages, language, in_json)} "\\""'
+
+    try:
+        return asked_of(pattern, written)
     except (ConstraintError, TooManyTerms):
         return None
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, lru_cache
-from typing import Final
+from typing import Final, TypeVar
 
 from llguidance import LLMatcher
 
@@ -24,7 +25,21 @@ _COUNT: Final = re.compile(r"\{\d*,?(\d{4,})")
 LANGUAGE_SECONDS: Final = 0.01  # that a question about languages may take, and far more: 50 to 300 ms at the worst
 QUICK_LOOKS: Final = 64  # of terms: for what is only a help
 OPENING: Final = frozenset(",:[{ ")  # behind these a quote may begin a string as well as end one
+MAX_KEPT: Final = 32  # patterns of a thread, as terms: a compilation asks up to five things of each
+MAX_KEPT_TERMS: Final = 1000  # of one of them
 QUICK_EXCLUDED: Final = 100  # characters of texts that a string must not be: 65 us for each text of 10
+
+Answer = TypeVar("Answer")
+
+
+class _Kept(threading.local):
+    """The last patterns that this thread asked of: languages are of one thread."""
+
+    def __init__(self) -> None:
+        self.terms: dict[str, tuple[Languages, Term]] = {}
+
+
+_kept = _Kept()
 
 
 class Strings:
@@ -160,6 +175,21 @@ def read(languages: Languages, pattern: str) -> Term:
     return found_in(languages, parsed(pattern), pattern)
 
 
+def asked_of(pattern: str, question: Callable[[Languages, Term], Answer]) -> Answer:
+    """The answer to a question about the texts in which a pattern is found. Raises as `read`, and as the question."""
+    kept = _kept.terms
+    found = kept.pop(pattern, None)
+    if found is None:
+        languages = Languages()
+        found = languages, read(languages, pattern)
+    answer = question(*found)
+    if found[0].num_terms <= MAX_KEPT_TERMS:
+        kept[pattern] = found
+        if len(kept) > MAX_KEPT:
+            del kept[next(iter(kept))]
+    return answer
+
+
 def has_boundary(pattern: str) -> bool:
     r"""Whether it has a \b or \B; False where it is no pattern of ours."""
     if r"\b" not in pattern and r"\B" not in pattern:
@@ -178,35 +208,32 @@ def shortest_of(pattern: str, least: int, most: int | None) -> str | None:
         ConstraintError: only the engine knows the pattern.
         TooManyTerms: it is too large.
     """
-    languages = Languages()
-    schema: dict[str, Json] = {"pattern": pattern, "minLength": least}
-    return languages.shortest(language_of(languages, schema if most is None else {**schema, "maxLength": most}))
+    return asked_of(pattern, lambda languages, term: languages.shortest(of_length(languages, term, least, most)))
 
 
 @lru_cache(maxsize=512)
 def witness_of(pattern: str) -> str | None:
     """A short text in which the pattern is found, and behind which a quote ends a string, wherever both may stand; None
     where none is found quickly."""
-    languages = Languages()
     try:
-        term = read(languages, pattern)
-        text = languages.shortest(term, QUICK_LOOKS)
+        return asked_of(pattern, _witness)
     except (ConstraintError, TooManyTerms):
         return None
+
+
+def _witness(languages: Languages, term: Term) -> str | None:
+    text = languages.shortest(term, QUICK_LOOKS)
     if text and text[-1] in OPENING:
         text += "a"
         return text if languages.holds(term, text) else None
     return text
 
 
-def language_of(languages: Languages, schema: dict[str, Json]) -> Term:
-    """The texts of a normal schema of strings. Raises as `found_in`."""
-    least, most, pattern = schema.get("minLength", 0), schema.get("maxLength"), schema.get("pattern")
-    parts = [read(languages, pattern)] if isinstance(pattern, str) else []
-    if least or most is not None:
-        low, high = int(str(least)), None if most is None else int(str(most))
-        parts.append(languages.repeat(languages.characters(ANY_CHARACTER), low, high))
-    return languages.all_of(parts)
+def of_length(languages: Languages, term: Term, least: int, most: int | None) -> Term:
+    """The texts of a term with so many characters."""
+    if not least and most is None:
+        return term
+    return languages.all_of([term, languages.repeat(languages.characters(ANY_CHARACTER), least, most)])
 
 
 def joined(patterns: Sequence[str], without: Sequence[str] = (), names: Iterable[str] = ()) -> str:
