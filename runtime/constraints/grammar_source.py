@@ -136,6 +136,7 @@ def _source_of(normal: NormalSchema, spacing: Spacing, word: bytes) -> GrammarSo
     other = text_with_witness(normal.schema, solve, letters) if normal.has_witness else b""
     if not normal.is_tame or len(text) > TAME_TEXT:
         _tried(text, searches=False)
+    has_closings, has_ends = normal.has_patterns or normal.has_automata, normal.has_automata
     blanks = 1 if spacing == "compact" else 2  # at most one byte more for each byte
     return GrammarSource(
         text,
@@ -145,8 +146,8 @@ def _source_of(normal: NormalSchema, spacing: Spacing, word: bytes) -> GrammarSo
         normal.is_small,
         spaced_text(other, spacing),
         json_text(normal.schema) if normal.is_distinct else "",
-        closings(normal.schema),
-        tuple(spaced_text(end, spacing) for end in array_ends(normal.schema, solve, letters)),
+        closings(normal.schema) if has_closings else (),
+        tuple(spaced_text(end, spacing) for end in array_ends(normal.schema, solve, letters)) if has_ends else (),
         is_json=True,
     )
 

@@ -49,6 +49,8 @@ class Cost:
     is_small: bool
     is_tame: bool
     has_witness: bool
+    has_patterns: bool
+    has_automata: bool
 
 
 def cost_of(root: Json, watch: Watch) -> Cost:
@@ -58,7 +60,10 @@ def cost_of(root: Json, watch: Watch) -> Cost:
     is_plain = measure.is_tame and is_short and measure.has_known_keys and not measure.has_witness
     is_small = is_plain and len(json_text(root)) <= SMALL_TEXT
     widest = max(measure.value, measure.widest + 4)
-    return Cost(measure.value, min(measure.inside, MOST_INSIDE), widest, is_small, measure.is_tame, measure.has_witness)
+    return Cost(
+        measure.value, min(measure.inside, MOST_INSIDE), widest, is_small, measure.is_tame, measure.has_witness,
+        measure.has_patterns, measure.has_automata,
+    )  # fmt: skip
 
 
 class _Measure:
@@ -69,6 +74,7 @@ class _Measure:
         self.value = self.inside = self.widest = 0
         self.is_tame = True
         self.has_witness = False  # an `x-witness` somewhere
+        self.has_patterns = self.has_automata = False
         self.has_known_keys = True  # none that only a pattern describes
         self._is_settled = True
         self._settled: dict[int, int | None] = {}  # of the parts that no open definition is in; the root holds them all
@@ -150,6 +156,7 @@ class _Measure:
             case "string":
                 return self._of_string(schema)
             case "array" if "x-automaton" in schema:
+                self.has_automata = True
                 return least_path(schema, self._of)
             case "array":
                 prefix = schema.get("prefixItems")
@@ -230,6 +237,7 @@ class _Measure:
             self.is_tame = False
 
     def _pattern(self, pattern: str) -> int:
+        self.has_patterns = True
         inside = _pattern_bytes(pattern)
         self.is_tame &= inside <= SMALL_INSIDE and len(pattern) <= SMALL_PATTERN and _has_small_counts(pattern)
         self.is_tame &= _BOUNDARY.search(pattern) is None

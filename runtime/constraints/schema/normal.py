@@ -40,7 +40,8 @@ class NormalSchema:
     `value` and `inside` are those of `grammar_source.Commitments`. `is_small` where compiling it is provably quick,
     `is_tame` where it takes time in proportion to its length: up to 75 ms for 38 KiB (22 November 2026). `has_witness`:
     one of its objects asks for an unknown key (`presence.py`). `is_distinct`: one of its arrays allows no item twice
-    and is no automaton, or one of its objects no key (`distinct.py`).
+    and is no automaton, or one of its objects no key (`distinct.py`). `has_patterns`, of strings or of keys, and
+    `has_automata`, of arrays: as far as some part that is no item of an automaton has them.
     """
 
     schema: Json
@@ -51,6 +52,8 @@ class NormalSchema:
     is_tame: bool
     has_witness: bool
     is_distinct: bool
+    has_patterns: bool
+    has_automata: bool
 
 
 def normalise(text: str, seconds: float = 10.0) -> NormalSchema:
@@ -80,7 +83,7 @@ def _normalised(text: str, watch: Watch) -> NormalSchema:
         cost = replace(cost, value=cost.widest + DISTINCT_BYTES, inside=cost.inside + DISTINCT_BYTES)
     return NormalSchema(
         root, writer.num_nodes, cost.value, cost.inside, cost.is_small, cost.is_tame, cost.has_witness,
-        writer.is_distinct,
+        writer.is_distinct, cost.has_patterns, cost.has_automata,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
@@ -48,7 +49,7 @@ class _Base(NamedTuple):
 
 
 class Document:
-    """A schema, its nodes by JSON pointer, and its resources and anchors.
+    """A schema, its objects and lists by JSON pointer, and its resources and anchors.
 
     A resource (core 4.3.5) is a schema with an `$id`, or the whole: `#` leads to it from inside, its anchors are its
     own, and its `$schema` is for it alone. `root` is the pointer of the whole. Where an anchor is dynamic in several
@@ -70,7 +71,13 @@ class Document:
         self.root = "" if self._scopes is None else self._scopes.entered((), "", "")
 
     def node(self, pointer: str) -> Json:
-        return self._nodes[plain(pointer) if pointer[:1] == "~" else pointer]
+        place = plain(pointer) if pointer[:1] == "~" else pointer
+        try:
+            return self._nodes[place]
+        except KeyError:  # neither an object nor a list
+            holder, _, name = place.rpartition("/")
+            inside = self._nodes[holder]
+            return inside[int(name)] if isinstance(inside, list) else _as_dict(inside)[unescaped(name)]
 
     def dialect(self, pointer: str) -> Dialect:
         """That of an object of the document."""
@@ -146,23 +153,20 @@ class Document:
         return pointer
 
     def _index(self, pointer: str, node: list[Json] | dict[str, Json], base: _Base) -> None:
-        nodes = self._nodes
-        nodes[pointer] = node
+        self._nodes[pointer] = node
         if isinstance(node, list):
-            inner: dict[str, Json] = {str(index): item for index, item in enumerate(node)}
+            inner: Iterable[tuple[str, Json]] = ((str(index), value) for index, value in enumerate(node))
         else:
-            inner = node
+            inner = node.items()
             if not NAMING.isdisjoint(node):
                 base = self._named(pointer, node, base)
-            self._bases[pointer] = base
+            if base is not self._bases[""]:
+                self._bases[pointer] = base
             if not DATA_KEYWORDS.isdisjoint(node) and not pointer.endswith(("/properties", "/$defs", "/definitions")):
-                inner = {key: value for key, value in node.items() if key not in DATA_KEYWORDS}
-        for key, value in inner.items():
-            place = f"{pointer}/{escaped(key)}"
+                inner = [(key, value) for key, value in inner if key not in DATA_KEYWORDS]
+        for key, value in inner:
             if isinstance(value, dict) or isinstance(value, list):  # noqa: SIM101  # a union is built anew each time
-                self._index(place, value, base)
-            else:
-                nodes[place] = value
+                self._index(f"{pointer}/{escaped(key)}", value, base)
 
     def _named(self, pointer: str, node: dict[str, Json], base: _Base) -> _Base:
         """Note the names that a schema has for itself. Its base from here on."""
@@ -203,6 +207,11 @@ def dialect_of(schema: Json) -> Dialect:
     is_old = name.startswith("draft")
     is_recursive = not is_old and "2020-12" not in said
     return Dialect(name, is_old, name == "2019-09", is_recursive, LATER.get(name, frozenset()))
+
+
+def _as_dict(node: Json) -> dict[str, Json]:
+    assert isinstance(node, dict), "what a pointer leads into"
+    return node
 
 
 def _joined(base: str, reference: str) -> tuple[str, str]:
