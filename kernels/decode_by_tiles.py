@@ -39,8 +39,8 @@ from niwaki.kernels.simd import (
     times,
     zeros,
 )
-from niwaki.kernels.simd_memory import element_at, load16, load_alike, splat_at, store16, store_pair
-from niwaki.kernels.stack_by_tiles import HIDDEN, LN_2, LOG2_E, RUN, SLICE, TILE, ask_for_rows
+from niwaki.kernels.simd_memory import element_at, load16, load_alike, prefetch, splat_at, store16, store_pair
+from niwaki.kernels.stack_by_tiles import HIDDEN, LN_2, LOG2_E, RUN, SLICE, TILE
 from niwaki.kernels.tiles import (
     ROWS,
     Bytes,
@@ -100,8 +100,8 @@ def decode_by_tiles(
         block, end = first_block(item // kv_heads, length, first_key, window, chunk)
         _place(page_table, table_row[item // kv_heads], block, end, page_size, width, later)
         offset, columns = item % kv_heads * head_dim, min(kv_heads, last_item - item) * head_dim
-        ask_for_rows(k, later, 0, _runs(block, end) * RUN, width, offset, columns)
-        ask_for_rows(v, later, 0, _runs(block, end) * RUN, width, offset, columns)
+        _ask_for_rows(k, later, 0, _runs(block, end) * RUN, width, offset, columns)
+        _ask_for_rows(v, later, 0, _runs(block, end) * RUN, width, offset, columns)
     while item < last_item:
         i = item // kv_heads
         first_head = item % kv_heads
@@ -148,7 +148,7 @@ def decode_by_tiles(
                 queries = asked0 + stack * size_asked
                 for run in range(0, runs, 2):
                     number = (stack - first_head * parts) * runs + min(run + 2, runs)
-                    ask_for_rows(k, later, of_keys, rows * number // times_asked, width, offset, columns)
+                    _ask_for_rows(k, later, of_keys, rows * number // times_asked, width, offset, columns)
                     of_keys = rows * number // times_asked
                     low, high = element_at(at, run) + own, element_at(at, min(run + 1, runs - 1)) + own
                     clear(0)
@@ -184,7 +184,7 @@ def decode_by_tiles(
                     for run in range(runs):
                         if s == 0:
                             number = (stack - first_head * parts) * runs + run + 1
-                            ask_for_rows(v, later, of_values, rows * number // times_asked, width, offset, columns)
+                            _ask_for_rows(v, later, of_values, rows * number // times_asked, width, offset, columns)
                             of_values = rows * number // times_asked
                         load_tile(5, weights, weights0 + run * 2 * wide * RUN, LINE)
                         key = block + run * RUN
@@ -251,6 +251,15 @@ def _place(page_table: Int32s, row: int, block: int, end: int, page_size: int, w
     for run in range(_runs(block, end)):
         at[run] = (np.int64(page_table[row, key // page_size]) * page_size + key % page_size) * width
         key += RUN
+
+
+@jit(inline=True)
+def _ask_for_rows(pool: Array, at: Int64s, first: int, last: int, width: int, offset: int, columns: int) -> None:
+    """Rows `first` to `last` of the runs of keys that begin at these places in the pool, so many columns of them."""
+    for row in range(first, last):
+        begin = element_at(at, row // RUN) + row % RUN * width + offset
+        for column in range(begin, begin + columns, SLICE):
+            prefetch(pool, column)
 
 
 @jit()

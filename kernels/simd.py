@@ -206,7 +206,7 @@ def _between(typing, a, b):
 
 @intrinsic
 def _as_halves(typing, x):
-    """Words with x >= 0, rounded to bfloat16, in their lower halves, and words with it in their upper ones; else 0."""
+    """Words whose lower halves are x, rounded to bfloat16, and words whose upper halves are; the other halves are 0."""
 
     def generate(context, builder, signature, args):
         rounded = builder.add(builder.bitcast(args[0], INTS), ir.Constant(INTS, [0x8000] * LANES))

@@ -91,13 +91,12 @@ def attend_by_tiles(
     # Of a head's block of keys: tiles [run, slice] of pairs of columns by keys, and [half, columns] of pairs of keys.
     keys = np.empty(at_once * 4 * slices * TILE + LANES, np.float32)
     values = np.empty(at_once * 2 * columns * TILE + LANES, np.float32)
-    scores = np.empty(2 * ROWS * BLOCK + LANES, np.float32)  # [two blocks of queries, queries, keys]
+    scores = np.empty(2 * ROWS * BLOCK + LANES, np.float32)  # [queries, keys] of two stacks
     weights = np.empty(2 * TILE + LANES, np.float32)  # [half, queries, 16]: of key i and of key i + 16 in one word
     shrink = np.empty(ROWS, np.float32)
     asked0, mixed0, keys0, values0 = aligned(asked), aligned(mixed), aligned(keys), aligned(values)
     scores0, weights0 = aligned(scores), aligned(weights)
     at = np.zeros(4, np.int64)  # where the runs of the block of keys begin in the pool
-    later = np.zeros(4, np.int64)  # and those of the next
     reach = np.empty((blocks, 4), np.int64)  # of a block of queries: the lowest and highest of `low`, and of `high`
     r = 0
     for each in ends:
@@ -145,44 +144,38 @@ def attend_by_tiles(
                 k, v, pages, first - first_key, last - first_key, page_size, width, head * head_dim, num_heads, slices,
                 at, keys, keys0, values, values0
             )  # fmt: skip
-            keys_ahead = min(last + BLOCK, end) - last
-            for key in range(last - first_key, last - first_key + keys_ahead, RUN):
-                later[(key - last + first_key) // RUN] = (
-                    np.int64(pages[key // page_size]) * page_size + key % page_size
-                ) * width
-            # The unit scores a block of queries while vectors weigh the one before.
-            stack, side = _next_seen(reach, blocks, 0, num_heads * blocks, first, last), 0
-            if stack < num_heads * blocks:
-                own_keys = keys0 + stack // blocks * 4 * slices * TILE
-                _score(asked, asked0 + stack * slices * TILE, keys, own_keys, slices, scores, scores0)
-            asked_for = 0
-            while stack < num_heads * blocks:
-                following = _next_seen(reach, blocks, stack + 1, num_heads * blocks, first, last)
-                here, there = scores0 + side * ROWS * BLOCK, scores0 + (1 - side) * ROWS * BLOCK
-                if following < num_heads * blocks:
-                    own_keys = keys0 + following // blocks * 4 * slices * TILE
-                    _score(asked, asked0 + following * slices * TILE, keys, own_keys, slices, scores, there)
-                # A few at a time: a core waits for no more than a dozen lines at once.
-                ahead = keys_ahead * following // (num_heads * blocks)
-                ask_for_rows(k, later, asked_for, ahead, width, head * head_dim, num_heads * head_dim)
-                ask_for_rows(v, later, asked_for, ahead, width, head * head_dim, num_heads * head_dim)
-                own, block = stack // blocks, stack % blocks
-                rows = block * ROWS
-                count = min(ROWS, queries - rows)
-                if reach[block, 1] > first or min(reach[block, 2], last) < first + BLOCK:
-                    for r in range(count):
-                        begin_at, end_at = low[rows + r] - first, min(high[rows + r], last) - first
-                        for j in range(0, BLOCK, RUN):
-                            put_outside(scores, here + r * BLOCK + j, begin_at - j, end_at - j, HIDDEN)
-                if soft_cap < math.inf:
-                    cap_scores(scores, here, count, np.float32(scale), np.float32(soft_cap))
-                sums = mixed0 + stack * columns * TILE
-                _weigh(
-                    scores, here, factor, highest, stack * ROWS, total, shrink, weights, weights0,
-                    mixed, sums, columns
-                )  # fmt: skip
-                _mix(weights, weights0, values, values0 + own * 2 * columns * TILE, mixed, sums, columns)
-                stack, side, asked_for = following, 1 - side, ahead
+            ask_for_block(
+                k, v, pages, last - first_key, min(last + BLOCK, end) - first_key, page_size, width, head * head_dim,
+                num_heads * head_dim
+            )  # fmt: skip
+            # Scores are one stack ahead of their weights: the unit makes them while vectors weigh those before.
+            waiting, place = -1, scores0
+            for stack in range(num_heads * blocks + 1):
+                before, place_before = waiting, place
+                if stack < num_heads * blocks:
+                    own, block = stack // blocks, stack % blocks
+                    rows = block * ROWS
+                    count = min(ROWS, queries - rows)
+                    if reach[block, 0] >= last or reach[block, 3] <= first:
+                        continue
+                    waiting, place = stack, 2 * scores0 + ROWS * BLOCK - place
+                    own_keys = keys0 + own * 4 * slices * TILE
+                    _score(asked, asked0 + stack * slices * TILE, keys, own_keys, slices, scores, place)
+                    if reach[block, 1] > first or min(reach[block, 2], last) < first + BLOCK:
+                        for r in range(count):
+                            begin_at, end_at = low[rows + r] - first, min(high[rows + r], last) - first
+                            for j in range(0, BLOCK, RUN):
+                                put_outside(scores, place + r * BLOCK + j, begin_at - j, end_at - j, HIDDEN)
+                    if soft_cap < math.inf:
+                        cap_scores(scores, place, count, np.float32(scale), np.float32(soft_cap))
+                if before >= 0:
+                    sums = mixed0 + before * columns * TILE
+                    _weigh(
+                        scores, place_before, factor, highest, before * ROWS, total, shrink, weights, weights0,
+                        mixed, sums, columns
+                    )  # fmt: skip
+                    own_values = values0 + before // blocks * 2 * columns * TILE
+                    _mix(weights, weights0, values, own_values, mixed, sums, columns)
             first = last
         for own in range(num_heads):
             r = 0
@@ -208,14 +201,6 @@ def attend_by_tiles(
                             store_bfloat16(out, target, value)
                     r += 1
     release()
-
-
-@jit()
-def _next_seen(reach: Int64s, blocks: int, stack: int, stacks: int, first: int, last: int) -> int:
-    """The first stack from `stack` on of which some query sees one of the keys `first` to `last`; else `stacks`."""
-    while stack < stacks and (reach[stack % blocks, 0] >= last or reach[stack % blocks, 3] <= first):
-        stack += 1
-    return stack
 
 
 @jit()
@@ -260,15 +245,6 @@ def ask_for_block(
             for column in range(0, columns, SLICE):
                 prefetch(k, at + row * width + column)
                 prefetch(v, at + row * width + column)
-
-
-@jit(inline=True)
-def ask_for_rows(pool: Array, at: Int64s, first: int, last: int, width: int, offset: int, columns: int) -> None:
-    """Rows `first` to `last` of the runs of keys that begin at these places in the pool, so many columns of them."""
-    for row in range(first, last):
-        begin = element_at(at, row // RUN) + row % RUN * width + offset
-        for column in range(begin, begin + columns, SLICE):
-            prefetch(pool, column)
 
 
 @jit()
