@@ -240,10 +240,9 @@ class GrammarMatcher:
         return Standing(self._constraint.places.known_steps, place.number, self._way.bound)
 
     def walked(self, way: Way) -> None:
-        numbered = self._constraint.places.all
         self._way.walked(way.token_ids, way.bounds)
         self._num_untold += len(way.token_ids)
-        self._places += [numbered[place] for place in way.places]
+        self._places += map(self._constraint.places.all.__getitem__, way.places)
         self._tokens += way.token_ids
 
     def follow(self, token_id: int, remaining: int) -> Followed:
