@@ -1,19 +1,25 @@
 """A matrix product with weights laid out for the CPU's matrix unit (tiles.py): out = x W^T + bias, bfloat16.
 
 Rows of x go through in blocks of 32, two tiles, against 32 outputs at a time, two tiles more: four products for each 32
-columns. The weights lie in the order in which they are read, so a step streams them once. A row's result does not
-depend on the rows beside it.
+columns. The weights lie in the order in which they are read, so a step streams them once; rows are read where they lie,
+if there are enough for a tile and they have no odd columns. A row's result does not depend on the rows beside it.
 
 Beside oneDNN's product with weights in its own order, which had served before, on one core of a Xeon with AMX, 22
-November 2026, time of oneDNN / time of this (up to 16 rows on copies of the weights that no cache holds):
+November 2026, time of oneDNN / time of an earlier version of this, on copies of the weights that no cache holds:
 
-    rows              1      8      16     32     64    256    1024
-    [640, 384]      2.3    3.0    2.1    1.8    1.3    0.8    0.7
-    [1920, 384]     1.8    1.6    1.6    1.6    1.2    0.9    0.8
-    [384, 960]      2.1    2.2    2.0    1.6    1.3    0.8    0.8
-    [4096, 1024]    1.3    1.3    1.4    1.2    1.1    0.8    0.9
+    rows              1      8      16     32
+    [640, 384]      2.3    3.0    2.1    1.8
+    [1920, 384]     1.8    1.6    1.6    1.6
+    [384, 960]      2.1    2.2    2.0    1.6
+    [4096, 1024]    1.3    1.3    1.4    1.2
 
-Long prompts lose a little of what decoding gains; two layouts of the same weights would take twice the memory.
+Many rows, one core, 26 November 2026, TFLOP/s: that version multiplied L15's four products at 0.74 to 1.01, of 64 to
+2,048 rows, torch at 0.37 to 0.53 (64 rows), 1.17 to 1.29 (512) and 1.32 to 1.57 (2,048), alone; this one at 1.35 to
+1.46, 256 rows, but for [1920, 384] at 1.2 (by its thread's clock, others at work). The unit does 2.1 of such numbers,
+and 2.9 of zeros, so benchmarks want numbers. Sums of 12 steps lose a fifth on their way out of the tiles, in every
+order of the stores that was tried; asking for weights ahead took 1.02 to 1.05 times as long, asking for what will be
+written 0.95 to 1.01. For some tens of milliseconds at a time one core does all this at a quarter of its rate, with
+numbers and not with zeros: the machine's doing, so that only least times, or many, tell two versions apart.
 """
 
 from __future__ import annotations
