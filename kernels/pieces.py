@@ -90,7 +90,7 @@ def row_of_chain(block: Int64s, line: Int64s, piece: int) -> int:
     """Where a block begins. None is larger than one before it, whose place a thread may write it to."""
     rows = block[NUM_WANTED] if line[1] else block[TOKENS]
     if line[MOST_ROWS] == ROWS_AT_ONCE:
-        return min(piece * ROWS_AT_ONCE, rows)
+        return int(min(piece * ROWS_AT_ONCE, rows))
     units, blocks = (rows + WIDE - 1) // WIDE, blocks_of_chain(block, line)
     return int(min((piece * (units // blocks) + min(piece, units % blocks)) * WIDE, rows))
 
