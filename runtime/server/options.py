@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--sessions",
         metavar="URL",
         default=SESSIONS,
-        help="where conversations are stored: sqlite:///FILE, postgresql://..., sqlite:// in memory (%(default)s)",
+        help="of conversations: sqlite:///FILE, postgresql://..., redis://..., sqlite:// in memory (%(default)s)",
     )
     add(
         "--session-seconds",

@@ -133,16 +133,20 @@ class Store(Protocol):
 
 
 def open_store(url: str) -> Store:
-    """The store at a URL: `sqlite:///FILE`, where ~ is the home, `sqlite://` (in memory), `postgresql://...`.
+    """The store at a URL: `sqlite:///FILE`, where ~ is the home, `sqlite://` (in memory), `postgresql://...`, or
+    `redis://...`, `rediss://...` or `unix://SOCKET` of Redis.
 
     Raises:
         ConfigError: it cannot be opened, or the URL is none.
     """
-    from niwaki.runtime.server.store_sql import SqlStore  # loads SQLAlchemy
-
     scheme = url.partition("://")[0].partition("+")[0]
-    if scheme not in ("sqlite", "postgresql"):
-        raise ConfigError(
-            f"sessions are stored at sqlite:///FILE or postgresql://..., got a URL that begins {scheme!r}"
-        )
-    return SqlStore(url)
+    if scheme in ("sqlite", "postgresql"):
+        from niwaki.runtime.server.store_sql import SqlStore  # loads SQLAlchemy
+
+        return SqlStore(url)
+    if scheme in ("redis", "rediss", "unix"):
+        from niwaki.runtime.server.store_redis import RedisStore
+
+        return RedisStore(url)
+    known = "sqlite:///FILE, postgresql://... or redis://..."
+    raise ConfigError(f"sessions are stored at {known}, got a URL that begins {scheme!r}")

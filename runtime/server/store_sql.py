@@ -49,6 +49,30 @@ _turns = sa.Table(
     sa.UniqueConstraint("session", "request_key", name="niwaki_turns_once"),
 )
 
+# What a turn of a session asks is made once: to write a statement anew takes 0.3 ms, to carry it out 0.08.
+_ID, _OWNER = sa.bindparam("wanted"), sa.bindparam("whose")
+_SESSION = sa.select(_sessions).where(_sessions.c.id == _ID, _sessions.c.owner == _OWNER)
+_TURN = sa.select(_turns).where(_turns.c.id == _ID, _turns.c.owner == _OWNER)
+_TURN_OF_REQUEST = sa.select(_turns.c.id).where(
+    _turns.c.session == _ID, _turns.c.request_key == sa.bindparam("request")
+)
+_MOVE = (
+    _sessions.update()
+    .where(_sessions.c.id == _ID, _sessions.c.head.is_not_distinct_from(sa.bindparam("before")))
+    .values(head=sa.bindparam("now"), updated=sa.bindparam("at"))
+)
+_ADD_TURN = _turns.insert()
+
+
+def _path_to() -> sa.Select[*tuple[Any, ...]]:
+    last = sa.select(_turns.c.id, _turns.c.parent).where(_turns.c.id == _ID, _turns.c.owner == _OWNER)
+    steps = last.cte("steps", recursive=True)
+    steps = steps.union_all(sa.select(_turns.c.id, _turns.c.parent).where(_turns.c.id == steps.c.parent))
+    return sa.select(_turns).where(_turns.c.id.in_(sa.select(steps.c.id))).order_by(_turns.c.number)
+
+
+_PATH = _path_to()
+
 
 class SqlStore:
     """The `Store` protocol over SQLAlchemy. `sqlite://` lives in memory, and ends with the store."""
@@ -82,13 +106,12 @@ class SqlStore:
             connection.execute(_sessions.insert().values(**values, **times))
             rows = [{**_row(turn), "session": session.id, "is_kept": False} for turn in turns]
             if rows:
-                connection.execute(_turns.insert(), rows)
+                connection.execute(_ADD_TURN, rows)
             _demand(connection, session.head)
 
     def session(self, owner: str, session_id: str) -> Session | None:
-        wanted = sa.select(_sessions).where(_sessions.c.id == session_id, _sessions.c.owner == owner)
         with self._engine.connect() as connection:
-            row = connection.execute(wanted).one_or_none()
+            row = connection.execute(_SESSION, {"wanted": session_id, "whose": owner}).one_or_none()
         return None if row is None else _session(row)
 
     def sessions(self, owner: str, limit: int, after: str | None) -> list[Session]:
@@ -112,7 +135,7 @@ class SqlStore:
         try:
             with self._engine.begin() as connection:
                 moved = _moved(connection, session, turn.id)
-                connection.execute(_turns.insert().values(**_row(turn), session=session.id, is_kept=False))
+                connection.execute(_ADD_TURN, {**_row(turn), "session": session.id, "is_kept": False})
         except sa.exc.IntegrityError:  # the one thing that may be there twice
             assert turn.request_key is not None
             earlier = self.turn_of_request(session.id, turn.request_key)
@@ -120,9 +143,9 @@ class SqlStore:
         return moved
 
     def turn_of_request(self, session_id: str, request_key: str) -> str | None:
-        wanted = sa.select(_turns.c.id).where(_turns.c.session == session_id, _turns.c.request_key == request_key)
+        asked = {"wanted": session_id, "request": request_key}
         with self._engine.connect() as connection:
-            return connection.execute(wanted).scalar_one_or_none()
+            return connection.execute(_TURN_OF_REQUEST, asked).scalar_one_or_none()
 
     def describe(self, session: Session, about: Mapping[str, object]) -> Session:
         updated = _now_after(session)
@@ -147,22 +170,17 @@ class SqlStore:
     # -- turns ------------------------------------------------------------------------------------------------------
 
     def turn(self, owner: str, turn_id: str) -> Turn | None:
-        wanted = sa.select(_turns).where(_turns.c.id == turn_id, _turns.c.owner == owner)
         with self._engine.connect() as connection:
-            row = connection.execute(wanted).one_or_none()
+            row = connection.execute(_TURN, {"wanted": turn_id, "whose": owner}).one_or_none()
         return None if row is None else _turn(row)
 
     def path(self, owner: str, turn_id: str) -> list[Turn]:
-        last = sa.select(_turns.c.id, _turns.c.parent).where(_turns.c.id == turn_id, _turns.c.owner == owner)
-        steps = last.cte("steps", recursive=True)
-        steps = steps.union_all(sa.select(_turns.c.id, _turns.c.parent).where(_turns.c.id == steps.c.parent))
-        wanted = sa.select(_turns).where(_turns.c.id.in_(sa.select(steps.c.id))).order_by(_turns.c.number)
         with self._engine.connect() as connection:
-            return [_turn(row) for row in connection.execute(wanted)]
+            return [_turn(row) for row in connection.execute(_PATH, {"wanted": turn_id, "whose": owner})]
 
     def add_turn(self, turn: Turn) -> None:
         with self._engine.begin() as connection:
-            connection.execute(_turns.insert().values(**_row(turn), session=None, is_kept=True))
+            connection.execute(_ADD_TURN, {**_row(turn), "session": None, "is_kept": True})
             _demand(connection, turn.parent)
 
     def drop_turn(self, turn: Turn) -> None:
@@ -207,8 +225,7 @@ def _memory(url: sa.URL) -> sa.Engine:
 def _moved(connection: sa.Connection, session: Session, head: str | None) -> Session:
     """Let a session stand elsewhere. Raises Conflict when it is not where it was."""
     updated = _now_after(session)
-    where = (_sessions.c.id == session.id, _sessions.c.head.is_not_distinct_from(session.head))
-    done = connection.execute(_sessions.update().where(*where).values(head=head, updated=updated))
+    done = connection.execute(_MOVE, {"wanted": session.id, "before": session.head, "now": head, "at": updated})
     if done.rowcount != 1:
         raise Conflict("the session was moved or deleted by somebody else")
     return replace(session, head=head, updated=updated)

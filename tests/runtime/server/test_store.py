@@ -23,11 +23,13 @@ from niwaki.runtime.server import store_sql
 from niwaki.runtime.server.config import ServerConfig
 from niwaki.runtime.server.options import SESSIONS
 from niwaki.runtime.server.serve import serving
-from niwaki.runtime.server.store import Conflict, Session, Store, Turn, new_id, open_store
+from niwaki.runtime.server.store import Conflict, Session, Store, StoreFailed, Turn, new_id, open_store
+from niwaki.runtime.server.store_redis import RedisStore
 from niwaki.runtime.server.store_sql import SqlStore
 from tests.lang.waiting import PATIENCE
 
-POSTGRES = Path(os.path.realpath(shutil.which("postgres") or "")).parent
+DEBIANS = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))  # not on the path
+POSTGRES = Path(os.path.realpath(shutil.which("postgres") or next(reversed(DEBIANS), ""))).parent
 NOBODY = 65534  # PostgreSQL refuses to run as root
 
 
@@ -66,15 +68,44 @@ def postgresql() -> Iterator[str]:
                 server.terminate()
 
 
-@pytest.fixture(params=["memory", "file", "postgresql"])
+@pytest.fixture(scope="module")
+def redis() -> Iterator[str]:
+    """The URL of a Redis or Valkey of our own, on a Unix socket."""
+    pytest.importorskip("redis")  # niwaki[redis]
+    command = shutil.which("redis-server") or shutil.which("valkey-server")
+    if command is None:
+        pytest.skip("no Redis here")
+    with tempfile.TemporaryDirectory() as folder:
+        options = [
+            "--port",
+            "0",
+            "--unixsocket",
+            f"{folder}/socket",
+            "--dir",
+            folder,
+            "--save",
+            "",
+            "--daemonize",
+            "no",
+        ]
+        with subprocess.Popen([command, *options], stdout=subprocess.PIPE, text=True) as server:
+            try:
+                assert server.stdout is not None
+                assert any("ready to accept connections" in line.lower() for line in server.stdout)
+                yield f"unix://{folder}/socket"
+            finally:
+                server.terminate()
+
+
+@pytest.fixture(params=["memory", "file", "postgresql", "redis"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     match request.param:
         case "memory":
             url = "sqlite://"
         case "file":
             url = f"sqlite:///{tmp_path / 'kept.db'}"
-        case _:
-            url = request.getfixturevalue("postgresql")
+        case database:
+            url = request.getfixturevalue(database)
     made = open_store(url)
     yield made
     made.close()
@@ -290,10 +321,29 @@ def test_a_file_below_the_home_is_named_as_a_shell_names_it(tmp_path: Path, monk
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
-@pytest.mark.parametrize("wrong", ["redis://x", "mysql://x", "nothing", "sqlite:////proc/none/x.db", ""])
+@pytest.mark.parametrize("wrong", ["redis://127.0.0.1:1", "mysql://x", "nothing", "sqlite:////proc/none/x.db", ""])
 def test_a_store_that_cannot_be_is_refused(wrong: str) -> None:
     with pytest.raises(ConfigError):
         open_store(wrong)
+
+
+def test_a_full_redis_is_told_and_nothing_of_a_turn_is_there(redis: str) -> None:
+    store = RedisStore(redis)
+    session, turns = grown(store, begun(store), 2)
+    turn = following(session, 3, "a key")
+    store._redis.config_set("maxmemory", 1)
+    with pytest.raises(StoreFailed, match="maxmemory"):
+        store.append(session, turn)
+    with pytest.raises(StoreFailed, match="maxmemory"):
+        begun(store, turns[0].id)
+    store._redis.config_set("maxmemory", 0)
+    assert store.session("me", session.id) == session
+    assert store.turn("me", turn.id) is None
+    moved = store.append(session, turn)
+    store.drop_session(moved)
+    assert [one for one in turns if store.turn("me", one.id)] == []
+    assert [key for key in store._redis.keys() if "turn" in key and turn.id in key] == []
+    store.close()
 
 
 def test_a_full_disk_is_told_and_logged_without_what_was_to_be_stored(
