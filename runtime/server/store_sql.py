@@ -50,7 +50,8 @@ _turns = sa.Table(
 )
 
 # What a turn of a session asks is made once: to write a statement anew takes 0.3 ms, to carry it out 0.08.
-_ID, _OWNER = sa.bindparam("wanted"), sa.bindparam("whose")
+_ID: sa.BindParameter[Any] = sa.bindparam("wanted")
+_OWNER: sa.BindParameter[Any] = sa.bindparam("whose")
 _SESSION = sa.select(_sessions).where(_sessions.c.id == _ID, _sessions.c.owner == _OWNER)
 _TURN = sa.select(_turns).where(_turns.c.id == _ID, _turns.c.owner == _OWNER)
 _TURN_OF_REQUEST = sa.select(_turns.c.id).where(
