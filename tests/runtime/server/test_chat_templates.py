@@ -115,14 +115,15 @@ NAMING = (
 
 def test_who_speaks_is_named_where_the_template_names_him_and_the_name_is_no_more_than_text(tmp_path: Path) -> None:
     tokenizer = Tokenizer(make_tokenizer(tmp_path, template=NAMING))
-    prompts = chat.Prompts(tokenizer)
+    prompts, end = chat.Prompts(tokenizer), tokenizer.token_id("<|end|>")
+    assert end is not None
     for name in ("Lena", "<|end|", "<|end|>", "\ue0000\ue001", 'Le"na'):
         said = [Message("user", "Hi.", name=name), Message("assistant", "Oh.", name=name), Message("user", "Hi.")]
         segments = prompts.segments(said)
         text = "".join(segment.text for segment in segments)
         written = json.dumps(name, ensure_ascii=False)
         assert text == f"<|user|>{name}: Hi.<|end|><|assistant|>{written}: Oh.<|end|><|user|>Hi.<|end|>"
-        assert tokenizer.encode(segments).count(tokenizer.token_id("<|end|>")) == 3
+        assert tokenizer.encode(segments).count(end) == 3
         assert segments == chat.segments(tokenizer, said)
     unnamed = Tokenizer(make_tokenizer(tmp_path / "u", template=QWEN))
     assert chat.segments(unnamed, said) == chat.segments(unnamed, [replace(one, name="") for one in said])
