@@ -347,7 +347,7 @@ def _value(output: Output, node: Gen, backend: Backend) -> Value:
         if node.ask is None:
             assert node.type is not None
             return Value(node.type.parse(output.text))
-        answer = node.ask.read(output.text, backend)
+        answer = node.ask.read(output.text, backend, is_either=node.type is not None)
         if not answer.is_whole:
             raise GenerationError("it ends inside a call or inside the reasoning")
         if answer.calls:

@@ -115,13 +115,14 @@ class Ask:
         budget = max_new_tokens // 2 if self.reasoning is True else self.reasoning
         return Reasoned("" if before.rstrip().endswith(begin) else begin, end, budget, made)
 
-    def read(self, text: str, backend: Backend) -> Answer:
-        """The text of an answer, taken apart."""
+    def read(self, text: str, backend: Backend, *, is_either: bool) -> Answer:
+        """The text of an answer, taken apart. `is_either`: it is calls, or a text in a form of its own."""
         form = offering(backend).call_format() if self.offered else None
+        names = [one.tool.name for one in self.offered] if is_either else None
         if not self.reasoning:
-            return read_answer(text, form)
+            return read_answer(text, form, names=names)
         begin, end = _markers(backend)
-        return read_answer(text, form, (begin if text.startswith(begin) else "", end))
+        return read_answer(text, form, (begin if text.startswith(begin) else "", end), names)
 
     def marks(self, backend: Backend) -> tuple[str, ...]:
         """Texts that are the model's own markers where its answer holds them."""

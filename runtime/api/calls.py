@@ -6,7 +6,7 @@ Plain data, no model work.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -24,6 +24,7 @@ SIGNATURES: Final = (
     (MISTRAL, ("[TOOL_CALLS]", "arguments"), ("[ARGS]",)),
     (LLAMA3, ('"parameters": ', "tool_call"), ()),
 )
+BLANKS: Final = " \t\r\n"  # those of JSON, which may stand before a call that no marker begins
 REASONING_MARKERS: Final = (("<think>", "</think>"), ("<|think|>", "<|/think|>"))
 
 
@@ -33,6 +34,12 @@ def format_of(template: str) -> CallFormat | None:
         if all(text in template for text in said) and not any(text in template for text in unsaid):
             return form
     return None
+
+
+def heads_of(form: CallFormat, names: Collection[str]) -> tuple[str, ...]:
+    """How an answer begins that is a call of one of these tools."""
+    opening = form.begin + ("[" if form.is_list else "")
+    return tuple(f'{opening}{{"name":{json.dumps(name)},"{form.arguments_key}":' for name in names)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -82,15 +89,26 @@ class Answer:
 class AnswerReader:
     """Takes an answer apart while it grows: its reasoning up to `think[1]`, text, and calls of `form`.
 
-    `think[0]` stands before the reasoning; text that does not begin with it has none. Linear in the text; what may be
-    the beginning of a marker is held back.
+    `think[0]` stands before the reasoning; text that does not begin with it has none. `shows_thoughts`: it is told as
+    text, and no call is looked for in it. `names`: the answer is a call of one of these tools from its beginning on, or
+    has no call (`ToolCalls.answer`). Linear in the text; what may be the beginning of a marker is held back.
     """
 
-    def __init__(self, form: CallFormat | None, think: tuple[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        form: CallFormat | None,
+        think: tuple[str, str] | None = None,
+        names: Collection[str] | None = None,
+        *,
+        shows_thoughts: bool = False,
+    ) -> None:
         self._form = form
         self._think = self.think = think
+        self._thought = Content if shows_thoughts else Reasoning
+        self._heads = () if names is None or form is None else heads_of(form, names)
         self._held = ""
-        self._read: Callable[[], list[Event] | None] = self._text if think is None else self._think_begin
+        self._answer: Callable[[], list[Event] | None] = self._either if self._heads else self._text
+        self._read = self._answer if think is None else self._think_begin
         self._index = -1  # of the call that was begun last
         self._depth = 0
         self._is_string = self._is_escaped = False
@@ -110,13 +128,15 @@ class AnswerReader:
     def finish(self) -> list[Event]:
         """The answer ended: what was held back is text after all. What is left of an unfinished call's head goes."""
         held, self._held = self._held, ""
-        if not held or self._read not in (self._text, self._plain, self._thinking, self._think_begin):
+        if not held or self._read not in (self._text, self._plain, self._either, self._thinking, self._think_begin):
             return []
-        return [Content(held) if self._read in (self._text, self._plain) else Reasoning(held)]
+        return [self._thought(held) if self._read in (self._thinking, self._think_begin) else Content(held)]
 
     @property
     def is_whole(self) -> bool:
-        return self._read in (self._text, self._plain, self._after_call)
+        return self._read in (self._text, self._plain, self._after_call) or (
+            self._read == self._either and not self._held
+        )
 
     @property
     def is_inside_call(self) -> bool:
@@ -130,19 +150,26 @@ class AnswerReader:
         begin = self._think[0]
         if len(self._held) < len(begin) and begin.startswith(self._held):
             return None
-        self._read = self._thinking if self._held.startswith(begin) else self._text
+        if not self._held.startswith(begin):
+            self._read = self._answer
+            return []
+        self._read = self._thinking
         self._held = self._held.removeprefix(begin)
-        return []
+        return self._marked(begin)
 
     def _thinking(self) -> list[Event] | None:
         assert self._think is not None
         text = self._before(self._think[1])
+        found: list[Event] = [self._thought(text)] if text else []
         if self._held.startswith(self._think[1]):
             self._held = self._held[len(self._think[1]) :]
-            self._read = self._text
-        elif not text:
-            return None
-        return [Reasoning(text)] if text else []
+            self._read = self._answer
+            return found + self._marked(self._think[1])
+        return found or None
+
+    def _marked(self, marker: str) -> list[Event]:
+        """A marker of the reasoning, where that is shown."""
+        return [Content(marker)] if marker and self._thought is Content else []
 
     def _text(self) -> list[Event] | None:
         form = self._form
@@ -150,9 +177,10 @@ class AnswerReader:
             self._read = self._plain
             return []
         if not form.mark:
-            if not self._held.strip():
+            begun = self._held.lstrip(BLANKS)
+            if not begun:
                 return None
-            self._read = self._head if self._held.lstrip().startswith("{") else self._plain
+            self._read = self._head if begun.startswith("{") else self._plain
             return []
         text = self._before(form.mark)
         if self._held.startswith(form.begin):
@@ -161,6 +189,17 @@ class AnswerReader:
         elif not text:
             return None
         return [Content(text)] if text else []
+
+    def _either(self) -> list[Event] | None:
+        assert self._form is not None
+        if self._held.startswith(self._heads):
+            self._held = self._held[len(self._form.begin) :]
+            self._read = self._head
+        elif any(head.startswith(self._held) for head in self._heads):
+            return None
+        else:
+            self._read = self._plain
+        return []
 
     def _plain(self) -> list[Event] | None:
         text, self._held = self._held, ""
@@ -253,9 +292,11 @@ class AnswerReader:
         return text
 
 
-def read_answer(text: str, form: CallFormat | None, think: tuple[str, str] | None = None) -> Answer:
+def read_answer(
+    text: str, form: CallFormat | None, think: tuple[str, str] | None = None, names: Collection[str] | None = None
+) -> Answer:
     """A whole answer, taken apart. Raises GenerationError as `AnswerReader.push`."""
-    reader = AnswerReader(form, think)
+    reader = AnswerReader(form, think, names)
     events = reader.push(text)
     is_whole = reader.is_whole
     return answer_of([*events, *reader.finish()], is_whole=is_whole)

@@ -10,6 +10,13 @@ BLANKS = b" \t\r\n"
 EVERY_BYTE = np.arange(256, dtype=np.uint8)
 
 
+def texts_before(marker: bytes) -> ByteDfa:
+    """Texts behind which `marker` comes for the first time when it is written there. None holds the beginning of a
+    marker that overlaps itself: behind `a > b >` the marker `>>>` would be met one place too soon."""
+    period = next((n for n in range(1, len(marker)) if marker.startswith(marker[n:])), len(marker))
+    return texts_without(marker[:period])
+
+
 def texts_without(marker: bytes) -> ByteDfa:
     """All texts that do not hold `marker` (Knuth, Morris and Pratt's automaton, without its last state). The empty
     marker: all texts."""

@@ -8,10 +8,23 @@ from collections.abc import Callable
 from typing import Final
 from urllib.parse import urljoin
 
-from niwaki.runtime.api import Constraint, ConstraintError, JsonSchema, Reasoned, Tool, ToolCalls
+from niwaki.runtime.api import (
+    AllOf,
+    Choices,
+    Constraint,
+    ConstraintError,
+    Grammar,
+    JsonSchema,
+    Reasoned,
+    Regex,
+    StopRegex,
+    Tool,
+    ToolCalls,
+)
+from niwaki.runtime.api.calls import heads_of
 from niwaki.runtime.constraints.automaton import from_texts
 from niwaki.runtime.constraints.composed import NOTHING, InTurn, Mark, OneOf, Part, Piece, Several
-from niwaki.runtime.constraints.free import texts_not_beginning_with, texts_without
+from niwaki.runtime.constraints.free import texts_before, texts_not_beginning_with
 from niwaki.runtime.constraints.matcher import AutomatonConstraint
 from niwaki.runtime.constraints.protocol import CompiledConstraint
 from niwaki.runtime.constraints.schema.document import Json, read_schema
@@ -24,6 +37,7 @@ TOOL_NAME: Final = re.compile("[a-zA-Z0-9_-]{1,64}")
 NO_PARAMETERS: Final = '{"type":"object","properties":{},"additionalProperties":false}'
 
 Compile = Callable[[Constraint], CompiledConstraint]
+Answer = Regex | Choices | JsonSchema | Grammar | StopRegex | AllOf
 
 
 def reasoned_piece(reasoned: Reasoned, vocabulary: Vocabulary, compiled: Compile) -> Piece:
@@ -32,7 +46,7 @@ def reasoned_piece(reasoned: Reasoned, vocabulary: Vocabulary, compiled: Compile
         raise ConstraintError("reasoning needs the marker that ends it")
     if reasoned.max_tokens < 0:
         raise ConstraintError(f"the budget of reasoning must be at least 0 tokens, got {reasoned.max_tokens}")
-    span = Part(AutomatonConstraint(texts_without(reasoned.end.encode()), vocabulary), reasoned.max_tokens)
+    span = Part(AutomatonConstraint(texts_before(reasoned.end.encode()), vocabulary), reasoned.max_tokens)
     return InTurn(
         (
             _marker(reasoned.begin, vocabulary),
@@ -58,7 +72,7 @@ def calls_piece(calls: ToolCalls, vocabulary: Vocabulary, compiled: Compile) -> 
     if calls.is_required:
         return made
     if calls.answer is not None:
-        return OneOf((_piece(calls.answer, vocabulary, compiled), made))
+        return OneOf((Part(_answer(calls, calls.answer, compiled)), made))
     if not form.mark:
         return OneOf((Part(AutomatonConstraint(texts_not_beginning_with(ord("{")), vocabulary)), made))
     return InTurn((_free(form.mark, vocabulary), OneOf((NOTHING, made))))
@@ -75,6 +89,29 @@ def compiled_calls(calls: ToolCalls, compiled: Compile) -> CompiledConstraint:
             except ConstraintError as reason:
                 raise ConstraintError(f"the parameters of tool {tool.name!r}: {reason}") from None
         raise ConstraintError(f"the tools together: {error}") from None
+
+
+def _answer(calls: ToolCalls, answer: Answer, compiled: Compile) -> CompiledConstraint:
+    """The texts of `answer` that cannot be taken for a call. Raises ConstraintError: they cannot be told apart."""
+    found = compiled(answer)
+    names = [tool.name for tool in calls.tools]
+    heads = heads_of(calls.format, names)
+    alike = [name for name, head in zip(names, heads, strict=True) if _may_begin_with(found, head.encode())]
+    if not alike:
+        return found
+    if isinstance(answer, JsonSchema | Grammar):
+        raise ConstraintError(f"the answer may begin as a call of tool {alike[0]!r} does; ask for another form of it")
+    begins = "|".join(map(re.escape, heads)).replace("\\\n", "\\n")
+    parts = answer.parts if isinstance(answer, AllOf) else (answer,)
+    return compiled(AllOf((*parts, Regex(f"(?s)(?!{begins}).*"))))
+
+
+def _may_begin_with(constraint: CompiledConstraint, text: bytes) -> bool:
+    try:
+        constraint.matcher().accept_bytes(text)
+    except ConstraintError:
+        return False
+    return True
 
 
 def check_tools(tools: tuple[Tool, ...]) -> None:
@@ -155,7 +192,7 @@ def _marker(text: str, vocabulary: Vocabulary) -> Piece:
 
 
 def _free(marker: str, vocabulary: Vocabulary) -> Piece:
-    return Part(AutomatonConstraint(texts_without(marker.encode()), vocabulary))
+    return Part(AutomatonConstraint(texts_before(marker.encode()), vocabulary))
 
 
 def marks_of(constraint: Constraint | None) -> tuple[str, ...]:

@@ -111,6 +111,7 @@ def prepared_chat(
         ids = service.model.encode(segments) if ground is None else ground.place(segments, namespace)
         room = service.model.room(ids, "messages")
         options = body.options(max_new or room, tops)
+        plan = replace(plan, is_either=options.constraint is not None)
         options = replace(options, constraint=plan.constraint(options.constraint))
         return works_of(ids, service.resolve(options), namespace)
 

@@ -120,6 +120,7 @@ class Plan:
     think: tuple[str, str] | None = None
     reasoning_tokens: int | None = None
     shows_reasoning: bool = False  # inside the content, not apart
+    is_either: bool = False  # calls, or an answer in a form of its own
 
     def constraint(self, answer: Constraint | None) -> Constraint | None:
         """One constraint for calls, reasoning and the form of the answer, none of them dropped."""
@@ -142,8 +143,10 @@ class Plan:
 
     def reader(self) -> AnswerReader | None:
         """Of one answer; None where it is text and nothing else."""
-        think = None if self.shows_reasoning else self.think
-        return None if self.form is None and think is None else AnswerReader(self.form, think)
+        if self.form is None and (self.think is None or self.shows_reasoning):
+            return None
+        names = [tool.name for tool in self.callable] if self.is_either else None
+        return AnswerReader(self.form, self.think, names, shows_thoughts=self.shows_reasoning)
 
 
 def plan_of(

@@ -168,6 +168,82 @@ def test_tools_and_a_format_of_the_answer_are_one_constraint(
     assert not accepts(compiled.matcher(), [*ids_of(text), *ids_of(written(NIWAKI, "ping {}"))])
 
 
+CALLED = '{"type":"object","properties":{"name":{"type":"string"},"parameters":{"type":"object"}}}'
+
+
+@pytest.mark.parametrize(
+    ("form", "answer", "text"),
+    [
+        (LLAMA3, JsonSchema('{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}'), '{"a":1}'),
+        (
+            LLAMA3,
+            JsonSchema('{"type":"object","properties":{"name":{"const":"Add"}}}'),
+            '{"name":"Add","parameters":1}',
+        ),
+        (LLAMA3, Regex(r'\{"name":.*'), '{"name":"else","parameters":{}}'),
+        (HERMES, Regex("(?s).*"), "say <tool_call>\n{}"),
+        (NIWAKI, JsonSchema('{"type":"string"}'), '"<|call|>"'),
+        (MISTRAL, Grammar("start: /\\[TOOL_CALLS\\] .*/"), "[TOOL_CALLS] are made"),
+    ],
+    ids=["object", "another name", "regex", "hermes", "niwaki", "mistral"],
+)
+def test_an_answer_that_looks_like_a_call_is_none(
+    compiler: ConstraintCompiler, form: CallFormat, answer: Regex | JsonSchema | Grammar, text: str
+) -> None:
+    """It was read as a call that is written wrongly, and the generation failed."""
+    compiled = compiler.compile(ToolCalls(TOOLS, form, answer=answer))
+    assert accepts(compiled.matcher(), list(text.encode()))
+    names = [tool.name for tool in TOOLS]
+    for width in (1, 4, len(text)):
+        reader = AnswerReader(form, None, names)
+        events = [event for at in range(0, len(text), width) for event in reader.push(text[at : at + width])]
+        found = answer_of([*events, *reader.finish()], is_whole=reader.is_whole)
+        assert (found.content, found.calls, found.is_whole) == (text, (), True)
+    call = written(form, "ping {}")
+    assert accepts(compiled.matcher(), ids_of(call))
+    assert [one.name for one in read_answer(call, form, names=names).calls] == ["ping"]
+    for cut in range(1, len(call) - 1 - len(form.end)):
+        assert not read_answer(call[:cut], form, names=names).is_whole
+
+
+def test_what_would_be_read_as_a_call_is_no_answer(compiler: ConstraintCompiler) -> None:
+    call = list(written(NIWAKI, "ping {}").encode())  # in letters, where a call has the special tokens
+    compiled = compiler.compile(ToolCalls(TOOLS, NIWAKI, answer=Regex("(?s).*")))
+    assert not accepts(compiled.matcher(), call)
+    assert accepts(compiled.matcher(), [ord(" "), *call])
+    for answer in (JsonSchema(CALLED), Grammar("start: /(.|\n)*/")):
+        with pytest.raises(ConstraintError, match="the answer may begin as a call of tool 'add' does"):
+            compiler.compile(ToolCalls(TOOLS, LLAMA3, answer=answer))
+
+
+def test_what_only_python_takes_for_a_blank_stands_before_no_call(compiler: ConstraintCompiler) -> None:
+    compiled = compiler.compile(ToolCalls(TOOLS, LLAMA3))
+    for text in ("\u00a0{a}", "\v{a}", "\f"):
+        assert accepts(compiled.matcher(), ids_of(text))
+        assert read_answer(text, LLAMA3).content == text
+    assert read_answer(" \n" + written(LLAMA3, "ping {}"), LLAMA3).calls
+
+
+def test_reasoning_ends_where_its_marker_is_met_first(compiler: ConstraintCompiler) -> None:
+    """A marker may overlap itself: `>>>>` was read as the marker and `>`, which the constraint had not taken it for."""
+    for marker, thoughts in ((">>>", "a>"), ("-+-", "-+"), ("ababa", "xab")):
+        compiled = compiler.compile(Reasoned("", marker, 6, Choices(("yes",))))
+        assert not accepts(compiled.matcher(), ids_of(f"{thoughts}{marker}yes"))
+        for text in (f"a?{marker}yes", f"{marker}yes"):
+            assert accepts(compiled.matcher(), ids_of(text))
+            assert read_answer(text, None, ("", marker)).content == "yes"
+
+
+def test_thoughts_that_are_shown_hold_no_calls() -> None:
+    text = "<think>a <tool_call>\n</think>so " + written(HERMES, "ping {}")
+    for width in (1, 5, len(text)):
+        reader = AnswerReader(HERMES, ("<think>", "</think>"), shows_thoughts=True)
+        events = [event for at in range(0, len(text), width) for event in reader.push(text[at : at + width])]
+        found = answer_of([*events, *reader.finish()], is_whole=reader.is_whole)
+        assert (found.content, found.reasoning) == ("<think>a <tool_call>\n</think>so ", "")
+        assert [call.name for call in found.calls] == ["ping"]
+
+
 def test_reasoning_is_free_within_its_budget_and_then_the_constraint_holds(compiler: ConstraintCompiler) -> None:
     compiled = compiler.compile(Reasoned("<think>", "</think>", 6, Choices(("yes", "no"))))
     assert accepts(compiled.matcher(), ids_of("<think>hm, </think>yes"))
