@@ -113,7 +113,8 @@ class Link(Generic[Sent, Received]):
     def _write(self) -> None:
         while True:
             with self._changed:
-                self._must_write = self._must_write and bool(self._posted)  # flushed while it wrote
+                # Flushed while it wrote, or left over before it began to.
+                self._must_write = self._must_write and bool(self._posted or self._unsent)
                 self._changed.wait_for(lambda: self._must_write or self._is_closed)
                 frames, self._unsent = self._unsent, b""
                 frames += self._frame() if self._posted else b""

@@ -192,3 +192,23 @@ def test_what_was_posted_before_the_close_is_sent(writer: Writer) -> None:
     assert writer.frame() == [large]
     assert writer.frame() == [[1]]
     assert writer.theirs.recv(1) == b""
+
+
+def test_what_the_socket_does_not_take_before_the_threads_begin_is_written_by_them() -> None:
+    """It was forgotten, and the next frame stood in the middle of this one."""
+    ours, theirs = socket.socketpair()
+    reader = Reader()
+    writing: Link[list[int], object] = Link(ours, object, lambda _: None, lambda: None)
+    writing.post([*range(CHUNK_BYTES)] * 20)  # more than a socket holds
+    writing.start()
+    reading: Link[object, list[int]] = Link(theirs, list[int], reader._receive, reader._end)
+    reading.start()
+    reader.wait()
+    writing.post([1])
+    reader.wait()
+    writing.close()
+    writing.join(60)
+    reading.join(60)
+    assert reader.numbers == [*[*range(CHUNK_BYTES)] * 20, 1]
+    reader.theirs.close()
+    reader.link.join(60)
