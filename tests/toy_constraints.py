@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+
+import numpy as np
 
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
@@ -28,3 +31,31 @@ def takes(matcher: Matcher, text: str) -> bool:
     except ConstraintError:
         return False
     return place.can_end
+
+
+def allowed(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:
+    """The tokens of its mask, ascending."""
+    row = np.zeros(vocabulary.num_words, np.uint32)
+    matcher.fill_mask(row)
+    return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+
+
+def drawn_within(
+    matcher: Matcher, vocabulary: Vocabulary, budget: int, rng: random.Random, likely: bytes, share: float
+) -> bytes:
+    """A text of at most so many tokens, each drawn of those that are admitted, as often as `share` of those that begin
+    with a likely byte."""
+    text = b""
+    for remaining in range(budget, 0, -1):
+        tokens = allowed(matcher, vocabulary)
+        assert tokens, text
+        first = [token for token in tokens if (vocabulary.bytes_of(token) or b"\0")[0] in likely]
+        first = rng.sample(first, len(first)) if rng.random() < share else []
+        order = [*first, *rng.sample(tokens, len(tokens))]
+        token = next((token for token in order if matcher.admits(token, remaining)), None)
+        assert token is not None, text
+        matcher.accept(token)
+        if token in vocabulary.eos_ids:
+            break
+        text += vocabulary.bytes_of(token) or b""
+    return text

@@ -347,7 +347,7 @@ def wait_for_no_branches(backend: nw.ScriptedBackend) -> None:
     import gc
     import time
 
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while backend.num_open_branches and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.001)

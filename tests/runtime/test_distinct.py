@@ -18,7 +18,7 @@ from niwaki.runtime.api import ConstraintError, JsonSchema, Spacing
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
 from niwaki.runtime.constraints.distinct import DistinctMatcher
 from niwaki.runtime.constraints.grammar_engine import GrammarMatcher
-from tests.toy_constraints import takes
+from tests.toy_constraints import drawn_within, takes
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -142,21 +142,8 @@ def test_what_is_drawn_ends_in_its_budget_and_validates(
     matcher = compiled(compiler, schema, spacing)
     if matcher is None or not matcher.fits(BUDGET):
         return
-    rng = random.Random(seed)
-    text = b""
-    for remaining in range(BUDGET, 0, -1):
-        tokens = allowed(matcher)
-        assert tokens, (schema, text)
-        # Else most texts are empty, or one long string.
-        likely = [token for token in tokens if (VOCABULARY.bytes_of(token) or b"-")[0] in b'",:ab01nt{[ ']
-        first = rng.sample(likely, len(likely)) if rng.random() < 0.9 else []
-        order = [*first, *rng.sample(tokens, len(tokens))]
-        token = next((token for token in order if matcher.admits(token, remaining)), None)
-        assert token is not None, (schema, text)
-        matcher.accept(token)
-        if token == END:
-            break
-        text += VOCABULARY.token_bytes[token] or b""
+    # Without likely bytes most texts are empty, or one long string.
+    text = drawn_within(matcher, VOCABULARY, BUDGET, random.Random(seed), b'",:ab01nt{[ -', 0.9)
     assert matcher.can_end, (schema, text)
     assert Draft202012Validator(schema).is_valid(json.loads(text)), (schema, text)
 

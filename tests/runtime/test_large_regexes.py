@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from niwaki.runtime.api import ConstraintError, Regex
+from niwaki.runtime.api import Regex
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
 from niwaki.runtime.constraints.grammar_engine import GrammarConstraint
 from niwaki.runtime.constraints.grammar_source import source_of_large_regex
@@ -17,6 +17,7 @@ from niwaki.runtime.constraints.grammar_vocabulary import GrammarVocabulary
 from niwaki.runtime.constraints.matcher import AutomatonConstraint
 from niwaki.runtime.constraints.pattern import parse
 from niwaki.runtime.constraints.regex_growth import stands_once
+from tests.toy_constraints import takes
 
 WORDS = [b"ab", b"ba-", b"aaaa", "日本".encode(), "é-".encode()[:2], b"\n#", b"##", b"1.5"]
 END = 256 + len(WORDS)
@@ -34,15 +35,6 @@ def allowed(matcher: Matcher) -> list[int]:
     row = np.zeros(VOCABULARY.num_words, np.uint32)
     matcher.fill_mask(row)
     return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
-
-
-def takes(matcher: Matcher, text: str) -> bool:
-    try:
-        for byte in text.encode():
-            matcher.accept(byte)
-    except ConstraintError:
-        return False
-    return matcher.can_end
 
 
 @pytest.mark.parametrize(

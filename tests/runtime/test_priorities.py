@@ -14,7 +14,8 @@ from niwaki.runtime.loop.plans import Row, Running, Waiting
 from niwaki.runtime.loop.roster import MAX_MATCHED_WAITING
 from niwaki.runtime.loop.scheduler import plan
 from tests.formula import Host
-from tests.runtime.test_scheduler import ROOM, FakeEngine, Request, decoding, tokens
+from tests.runtime.test_scheduler import ROOM, decoding, tokens
+from tests.runtime.test_scheduler_loads import FakeEngine, Request
 from tests.toy import make_model
 
 URGENT = Waiting(9, tokens(9, 32), max_new_tokens=8, priority=1)

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from fractions import Fraction
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from niwaki.runtime.api import ConstraintError, JsonSchema
+from niwaki.runtime.constraints import ConstraintCompiler
 from niwaki.runtime.constraints.grammar_source import source_of_schema
 from niwaki.runtime.constraints.guidance import build, byte_tokenizer
 from niwaki.runtime.constraints.schema.steps import as_engine_reads, no_multiple_regex, step_of, step_regex
+from tests.runtime.test_schema_normal import VOCABULARY, drawn
+from tests.toy_constraints import takes
 
 STEPS = "0.01 0.25 0.5 2.5 5 10 100 1 0.1 0.05 12.5 0.001 50 25 0.125 2 4 0.2 1e-7 0.0025 20 1.25".split()
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[ConstraintCompiler]:
+    compiler = ConstraintCompiler(VOCABULARY, seconds=20, max_bytes=1)
+    yield compiler
+    compiler.close()
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -104,3 +116,50 @@ def test_a_step_that_the_engine_takes_for_another_is_refused_with_its_place(step
         source_of_schema(
             JsonSchema(f'{{"properties": {{"a": {{"type": "number", "multipleOf": {step}}}}}}}'), 10, b"abc"
         )
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    kind=st.sampled_from(["integer", "number"]),
+    low=st.integers(-16, 16),
+    width=st.integers(0, 10),
+    strict=st.tuples(st.booleans(), st.booleans()),
+    step=st.sampled_from([4, 8, 12, 28]),
+)
+def test_a_multiple_is_asked_for_only_where_one_lies_between_the_bounds(
+    compiler: ConstraintCompiler, kind: str, low: int, width: int, strict: tuple[bool, bool], step: int
+) -> None:
+    """All in quarters. Steps are whole: of 0.25 the engine takes 0.50 and not 0.5."""
+    bounds = {
+        "exclusiveMinimum" if strict[0] else "minimum": low / 4,
+        "exclusiveMaximum" if strict[1] else "maximum": (low + width) / 4,
+    }
+    between = range(low + strict[0], low + width + 1 - strict[1])
+    is_met = any(quarters % step == 0 and (kind == "number" or quarters % 4 == 0) for quarters in between)
+    number = {"type": kind, "multipleOf": step / 4, **bounds}
+    optional = compiler.compile(JsonSchema(json.dumps({"type": "object", "properties": {"a": number}}))).matcher()
+    assert takes(optional, "{}")
+    if is_met:
+        text = drawn(compiler.compile(JsonSchema(json.dumps(number))).matcher(), Random(0), 12)
+        assert takes(optional, f'{{"a":{text}}}')
+        return
+    assert not takes(optional, '{"a":0}')
+    with pytest.raises(ConstraintError, match="admits no text"):
+        compiler.compile(JsonSchema(json.dumps(number)))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    step=st.sampled_from([25, 50, 75, 125, 100, 10, 1, 4, 20, 12, 250]),
+    count=st.integers(-400, 400),
+    beside=st.integers(-3, 3),
+)
+def test_a_multiple_is_written_with_as_many_decimals_as_it_has(
+    compiler: ConstraintCompiler, step: int, count: int, beside: int
+) -> None:
+    """All in hundredths."""
+    matcher = compiler.compile(JsonSchema(json.dumps({"type": "number", "multipleOf": step / 100}))).matcher()
+    hundredths = count * step + beside
+    number = hundredths / 100
+    text = json.dumps(int(number) if number.is_integer() else number)
+    assert takes(matcher, text) == (hundredths % step == 0), (text, step)
