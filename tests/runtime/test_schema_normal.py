@@ -24,6 +24,8 @@ WORDS = [b'{"a":', b'","', b'"}', b"true", b"[0", b'{"', b"]}"]
 END = 256 + len(WORDS)
 VOCABULARY = Vocabulary([*(bytes([b]) for b in range(256)), *WORDS, None], {END})
 
+DATE = "2024-01-01"
+DATE_OR_X: dict[str, Json] = {"enum": [DATE, "x"]}
 VALUES: list[Json] = [
     None,
     True,
@@ -407,6 +409,31 @@ def test_what_negates_keys_holds_both_ways(
 )
 def test_schemas_by_example(compiler: ConstraintCompiler, schema: Json, yes: list[Json], no: list[Json]) -> None:
     matcher = compiler.compile(JsonSchema(json.dumps(schema))).matcher()
+    assert [admits(matcher, value) for value in yes] == [True] * len(yes)
+    assert [admits(matcher, value) for value in no] == [False] * len(no)
+
+
+@pytest.mark.parametrize(
+    ("schema", "yes", "no"),
+    [
+        (
+            {"items": DATE_OR_X, "contains": {"format": "date"}, "minContains": 2},
+            [[DATE] * 2],
+            [["x"] * 2, ["x", DATE]],
+        ),
+        ({"items": DATE_OR_X, "contains": {"format": "date"}, "maxContains": 1}, [["x", DATE]], [["x"], [DATE, DATE]]),
+        ({"allOf": [DATE_OR_X, {"format": "date"}]}, [DATE], ["x"]),
+        ({"propertyNames": {"format": "date"}, "properties": {"x": {}, DATE: {}}}, [{DATE: 1}], [{"x": 1}]),
+        ({**DATE_OR_X, "format": "date"}, [DATE, "x"], ["2024-01-02"]),
+        ({"not": {**DATE_OR_X, "format": "date"}, "maxLength": 10}, ["2024-01-02", ""], [DATE, "x"]),
+    ],
+)
+def test_a_format_is_asked_of_constants_that_it_does_not_stand_beside(
+    compiler: ConstraintCompiler, schema: dict[str, Json], yes: list[Json], no: list[Json]
+) -> None:
+    """Constants were taken to have every format, and at once to lack it: two of `x` held two dates."""
+    kind = "array" if "items" in schema else "object" if "properties" in schema else "string"
+    matcher = compiler.compile(JsonSchema(json.dumps({"type": kind, **schema}))).matcher()
     assert [admits(matcher, value) for value in yes] == [True] * len(yes)
     assert [admits(matcher, value) for value in no] == [False] * len(no)
 

@@ -188,9 +188,11 @@ def _pattern(schema: dict[str, Json], pointer: str, kind: str, holds: bool, exac
 
 
 def _format(schema: dict[str, Json], pointer: str, kind: str, holds: bool, exact: bool) -> Ways:
-    """format (validation 7): those of 7.3 are enforced, any other name is an annotation (7.2.3)."""
+    """format (validation 7): those of 7.3 are enforced, any other name is an annotation (7.2.3). So is one beside
+    constants, which often have another form: an empty text, or a name."""
     name = schema["format"]
-    if kind != "string" or not isinstance(name, str) or name not in KNOWN_FORMATS:
+    is_known = isinstance(name, str) and name in KNOWN_FORMATS and not schema.keys() & {"enum", "const"}
+    if kind != "string" or not isinstance(name, str) or not is_known:
         return [FREE[kind]] if holds else []
     place = f"{pointer}/format"
     if holds:

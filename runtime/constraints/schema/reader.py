@@ -13,6 +13,7 @@ from typing import Final
 
 from niwaki.runtime.constraints.schema.document import Json, Watch, identity, refused
 from niwaki.runtime.constraints.schema.facts import FREE, NEVER, Exists, Fields, State, Way, both, contradicts
+from niwaki.runtime.constraints.schema.formats import FORMAT_PATTERNS
 from niwaki.runtime.constraints.schema.keywords import kind_of
 from niwaki.runtime.constraints.schema.numbers import number_satisfies
 from niwaki.runtime.constraints.schema.plain import Plain
@@ -161,13 +162,14 @@ class Reader:
         return False
 
     def _satisfies(self, value: Json, way: Way) -> bool:
-        """Whether a value of the way's kind satisfies its facts. Formats are not asked of constants."""
+        """Whether a value of the way's kind satisfies its facts."""
         if way.beyond:
             raise refused(*way.beyond[0])
         if identity(value) in map(identity, way.excluded):
             return False
         if isinstance(value, str):
-            found = (self.strings.matches(pattern, value, place) for pattern, place in way.patterns)
+            wanted = (*way.patterns, *((FORMAT_PATTERNS[name], place) for name, place in way.formats))
+            found = (self.strings.matches(pattern, value, place) for pattern, place in wanted)
             lost = (self.strings.matches(pattern, value, place) for pattern, place in way.without)
             return _fits(len(value), way) and all(found) and not any(lost)
         if isinstance(value, list):
