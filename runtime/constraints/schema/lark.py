@@ -65,6 +65,7 @@ ANY_ONCE: Final = (
     """once_value: "null" | "true" | "false" | ONCE_INTEGER | ONCE_FRACTION | KEY | any_array | any_object"""
 )
 ENGINE_OPTIONS: Final = {"x-guidance": {"whitespace_flexible": False}}
+LEAVES: Final = {"integer": "INTEGER", "number": "NUMBER", "string": "STRING"}
 COMMA: Final = ' "," '
 MAX_LITERALS: Final = 12  # more constants than this are one terminal
 
@@ -115,6 +116,8 @@ class _Writer:
             self.holds_any_once |= once
             return "once_value" if once else "value"
         assert isinstance(schema, dict), "an impossible part is never written"
+        if len(schema) == 1 and not once and isinstance(kind := schema.get("type"), str) and kind in LEAVES:
+            return LEAVES[kind]  # most parts are such
         reference = schema.get("$ref")
         if isinstance(reference, str):
             name = reference.removeprefix("#/$defs/")

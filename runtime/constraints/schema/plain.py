@@ -51,6 +51,10 @@ class Plain:
 
     def behind(self, state: State) -> State:
         """The state with each reference that stands alone followed to what it leads to. Raises as `Document.target`."""
+        if len(state) == 1:
+            pointer, holds = state[0]
+            target = self._target(pointer) if holds else pointer
+            return state if target is pointer else ((target, holds),)
         return tuple(dict.fromkeys([(self._target(pointer) if holds else pointer, holds) for pointer, holds in state]))
 
     def _target(self, pointer: str) -> str:
