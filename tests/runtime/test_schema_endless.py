@@ -82,6 +82,15 @@ def test_what_may_end_stays_as_it_is() -> None:
     assert without_endless(alone) == alone
 
 
+def test_a_text_that_is_spelled_as_a_rule_is_none() -> None:
+    assert without_endless('start: "a" b\na: "[" a "]"\nb: "x"') == 'start: "a" b\nb: "x"'
+
+
+def test_a_rule_leads_through_others_to_an_endless_one() -> None:
+    grammar = 'start: (a | "0") d?\na: "," b\nb: "," c\nc: "[" c "]"\nd: "x"'
+    assert without_endless(grammar) == 'start: ("0") d?\nd: "x"'
+
+
 def test_a_text_with_an_endless_part_beside_it_ends_within_its_budget(compiler: ConstraintCompiler) -> None:
     schema: dict[str, Json] = {**CLOSED, "properties": {"a": PART, "b": {"type": "null"}}}
     matcher = compiled(compiler, schema, ENDLESS, "compact").matcher()
