@@ -205,6 +205,21 @@ def test_a_watch_tells_what_was_worked_on() -> None:
     assert raised.value.place is None  # the whole schema
 
 
+def test_a_watch_counts_this_thread_s_processor_time_and_not_the_clock() -> None:
+    watch = Watch(0.05)
+    time.sleep(0.1)
+    for _ in range(3):
+        watch.check()
+    watch.expect(0.02)
+    with pytest.raises(TookTooLong):
+        watch.expect(0.06)
+    began = time.thread_time()
+    with pytest.raises(TookTooLong):
+        while True:
+            watch.check()
+    assert time.thread_time() - began < PROCESSOR_SECONDS
+
+
 def test_a_process_that_nobody_asks_learns_what_formats_mean() -> None:
     text_terminal.cache_clear()
     learn_format("date-time")
