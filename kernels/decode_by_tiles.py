@@ -114,10 +114,10 @@ def decode_by_tiles(
             source = token[i] * q_strides[0] + h * q_strides[1]
             _lay_out(q, source, q_strides[1], count, wide, slices, room, asked, asked0 + stack * size_asked)
             for lane in range(LANES):
-                here = got and lane % wide < count
+                is_there = got and lane % wide < count
                 # Weights that sum to e^lse, seen from e^lse, sum to 1.
-                highest[stack * LANES + lane] = partial_lse[token[i], h + lane % wide] * LOG2_E if here else LEAST
-                total[stack * LANES + lane] = np.float32(1.0) if here and lane < wide else np.float32(0.0)
+                highest[stack * LANES + lane] = partial_lse[token[i], h + lane % wide] * LOG2_E if is_there else LEAST
+                total[stack * LANES + lane] = np.float32(1.0) if is_there and lane < wide else np.float32(0.0)
             for n in range(wide):
                 for s in range(slices):
                     low, high = zeros(), zeros()
@@ -150,14 +150,14 @@ def decode_by_tiles(
                     number = (stack - first_head * parts) * runs + min(run + 2, runs)
                     _ask_for_rows(k, later, of_keys, rows * number // times_asked, width, offset, columns)
                     of_keys = rows * number // times_asked
-                    low, high = element_at(at, run) + own, element_at(at, min(run + 1, runs - 1)) + own
+                    here, there = element_at(at, run) + own, element_at(at, min(run + 1, runs - 1)) + own
                     clear(0)
                     clear(1)
                     for s in range(slices):
                         load_tile(4, asked, queries + s * ROWS * wide, 4 * wide)
-                        load_tile(6, k, low + s * SLICE, 2 * width)
+                        load_tile(6, k, here + s * SLICE, 2 * width)
                         multiply(0, 6, 4)
-                        load_tile(7, k, high + s * SLICE, 2 * width)
+                        load_tile(7, k, there + s * SLICE, 2 * width)
                         multiply(1, 7, 4)
                     place = scores0 + run * RUN * wide
                     store_tile(0, scores, place, 4 * wide)

@@ -11,7 +11,7 @@ from niwaki.kernels.jit import set_num_threads
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import NumbaOps, array_of
 from niwaki.kernels.paged_decode import paged_decode_attention, paged_decode_attention_torch
-from niwaki.kernels.partial import Partial
+from niwaki.kernels.partial import NOTHING, Partial
 from niwaki.kernels.plan import DecodeQueries
 from niwaki.kernels.rule import PLAIN, AttentionRule
 from niwaki.kernels.tiles import has_matrix_unit
@@ -36,6 +36,19 @@ def pools_of(rows: list[int], kv_heads: int, head_dim: int, page_size: int) -> t
                 pool[table[number, first // page_size], : len(part)] = part
         pools.append(pool)
     return pools, table
+
+
+def attend(
+    q: torch.Tensor,
+    pools: list[torch.Tensor],
+    table: np.ndarray,
+    queries: DecodeQueries,
+    out: torch.Tensor,
+    rule: AttentionRule = PLAIN,
+    partial: Partial = NOTHING,
+) -> None:
+    queries_of_all, keys, values, result = (array_of(Operand.of(each)) for each in (q, *pools, out))
+    paged_decode_attention(queries_of_all, keys, values, table, queries, result, rule, partial)
 
 
 def queries_of(lengths: list[int], first_key: list[int] | None = None) -> DecodeQueries:
@@ -64,12 +77,12 @@ def test_a_query_attends_as_the_formula_says_and_reads_no_key_that_it_may_not_se
     q = randn(3, len(LENGTHS) + 2, heads + 2, head_dim, dtype=torch.bfloat16)[:, :heads]
     out, expected = torch.full_like(q, torch.nan), torch.full(q.shape, torch.nan)
     queries = queries_of(LENGTHS)
-    paged_decode_attention(
-        array_of(Operand.of(q)), *(array_of(Operand.of(pool)) for pool in pools), table, queries,
-        array_of(Operand.of(out)), rule
-    )  # fmt: skip
-    indices = (torch.from_numpy(each).long() for each in (table, queries.token, queries.table_row, queries.length))
-    paged_decode_attention_torch(q.float(), *(pool.float() for pool in pools), *indices, expected, rule)
+    attend(q, pools, table, queries, out, rule)
+    keys, values = (pool.float() for pool in pools)
+    pages, token, table_row, seen = (
+        torch.from_numpy(each).long() for each in (table, queries.token, queries.table_row, queries.length)
+    )
+    paged_decode_attention_torch(q.float(), keys, values, pages, token, table_row, seen, expected, rule)
     assert out[0].isnan().all()
     assert out[-1].isnan().all()
     assert (out[1:-1].float() - expected[1:-1]).abs().max() < 2e-2
@@ -98,10 +111,9 @@ def test_a_query_goes_on_from_what_it_got_before(group: int) -> None:
     heads, first_key = 2 * group, [0, 16, 48, 64, 288]
     lengths = [30, 17, 200, 65, 300]
     pools, table = pools_of(lengths, 2, 64, 16)
-    arrays = [array_of(Operand.of(pool)) for pool in pools]
     q = randn(3, len(lengths) + 1, heads, 64, dtype=torch.bfloat16)
     whole, resumed = torch.zeros_like(q), torch.zeros_like(q)
-    paged_decode_attention(array_of(Operand.of(q)), *arrays, table, queries_of(lengths), array_of(Operand.of(whole)))
+    attend(q, pools, table, queries_of(lengths), whole)
     partial = Partial.empty(len(lengths) + 1, heads, 64)
     for number, first in enumerate(first_key):
         keys, values = (
@@ -111,28 +123,25 @@ def test_a_query_goes_on_from_what_it_got_before(group: int) -> None:
         scores = torch.einsum("hd,khd->hk", q[number + 1].float(), keys) / 8
         partial.lse[number + 1] = scores.logsumexp(-1).numpy()
         partial.mixed[number + 1] = torch.einsum("hk,khd->hd", scores.softmax(-1), values).numpy()
-    paged_decode_attention(
-        array_of(Operand.of(q)), *arrays, table, queries_of(lengths, first_key), array_of(Operand.of(resumed)),
-        PLAIN, partial
-    )  # fmt: skip
+    attend(q, pools, table, queries_of(lengths, first_key), resumed, PLAIN, partial)
     assert (whole.float() - resumed.float()).abs().max() < 2e-2
 
 
 def test_neither_neighbours_nor_threads_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     pools, table = pools_of(LENGTHS, 3, 64, 16)
-    arrays = [array_of(Operand.of(pool)) for pool in pools]
     q = randn(3, len(LENGTHS) + 1, 6, 64, dtype=torch.bfloat16)
     queries = queries_of(LENGTHS)
     alone, together, halved = (torch.zeros_like(q) for _ in range(3))
-    paged_decode_attention(array_of(Operand.of(q)), *arrays, table, queries, array_of(Operand.of(together)))
+    attend(q, pools, table, queries, together)
     for i in range(len(LENGTHS)):
-        one = DecodeQueries(*(each[i : i + 1] for each in (queries.token, queries.table_row, queries.length)),
-                            queries.first_key[i : i + 1])  # fmt: skip
-        paged_decode_attention(array_of(Operand.of(q)), *arrays, table, one, array_of(Operand.of(alone)))
+        token, table_row, length, first_key = (
+            each[i : i + 1] for each in (queries.token, queries.table_row, queries.length, queries.first_key)
+        )
+        attend(q, pools, table, DecodeQueries(token, table_row, length, first_key), alone)
     monkeypatch.setattr(paged_decode, "MIN_PARALLEL_ELEMENTS", 0)
     set_num_threads(2)
     try:
-        paged_decode_attention(array_of(Operand.of(q)), *arrays, table, queries, array_of(Operand.of(halved)))
+        attend(q, pools, table, queries, halved)
     finally:
         set_num_threads(1)
     assert torch.equal(alone, together)
@@ -144,9 +153,6 @@ def test_nan_in_one_head_harms_no_other() -> None:
     q = randn(3, len(LENGTHS) + 1, 6, 64, dtype=torch.bfloat16)
     q[4, 2, 5] = torch.nan
     out = torch.zeros_like(q)
-    paged_decode_attention(
-        array_of(Operand.of(q)), *(array_of(Operand.of(pool)) for pool in pools), table, queries_of(LENGTHS),
-        array_of(Operand.of(out))
-    )  # fmt: skip
+    attend(q, pools, table, queries_of(LENGTHS), out)
     assert out[4, 2].isnan().all()
     assert int(out.isnan().any(-1).sum()) == 1
