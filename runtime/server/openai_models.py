@@ -209,13 +209,13 @@ class ChatMessage(Strict):
 
     @model_validator(mode="after")
     def _is_of_its_role(self) -> ChatMessage:
-        if self.tool_calls is not None and self.role != "assistant":
+        if self.tool_calls and self.role != "assistant":
             raise PydanticCustomError("role", "only an assistant's message has tool_calls", {"field": "tool_calls"})
         if (self.tool_call_id is None) == (self.role == "tool"):
             raise PydanticCustomError(
                 "role", "a tool's message, and no other, has a tool_call_id", {"field": "tool_call_id"}
             )
-        if self.content is None and self.tool_calls is None:
+        if self.content is None and not self.tool_calls:
             raise PydanticCustomError("missing", "a message needs content", {"field": "content"})
         return self
 

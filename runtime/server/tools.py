@@ -100,7 +100,7 @@ class MadeCall(Strict):
         return ToolCall(self.function.name, self.function.arguments or "{}", self.id)
 
 
-MadeCalls = Annotated[list[MadeCall], Field(min_length=1, max_length=MAX_CALLS, fail_fast=True)]
+MadeCalls = Annotated[list[MadeCall], Field(max_length=MAX_CALLS, fail_fast=True)]  # vLLM answers [] for none
 
 # ---------------------------------------------------------------------------------------------------------------
 # What a request asks of its answer

@@ -71,6 +71,7 @@ JSON = {"content-type": "application/json"}
     [
         ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
         ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "assistant", "tool_calls": []}], "messages[0].content"),
         ([{"role": "user", "content": None}], "messages[0].content"),
         ([*USER, {"role": "user", "content": 5}], "messages[1].content"),
         ([{"role": "user", "content": "x", "name": 5}], "messages[0].name"),
@@ -83,6 +84,14 @@ JSON = {"content-type": "application/json"}
 )
 def test_a_message_that_cannot_be_read_is_named(client: httpx2.Client, messages: object, param: str) -> None:
     assert refused(client.post(CHAT, json={"messages": messages}))["param"] == param
+
+
+def test_an_answer_of_another_server_that_lists_no_calls_is_taken_back(client: httpx2.Client) -> None:
+    said = [*USER, {"role": "assistant", "content": "a", "tool_calls": []}, *USER]
+    told = client.post(CHAT, json={"messages": said, "max_tokens": 1})
+    assert told.status_code == 200
+    plain = client.post(CHAT, json={"messages": [*USER, {"role": "assistant", "content": "a"}, *USER], "max_tokens": 1})
+    assert told.json()["usage"]["prompt_tokens"] == plain.json()["usage"]["prompt_tokens"]
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])
