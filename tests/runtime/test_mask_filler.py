@@ -195,6 +195,7 @@ def test_a_fault_that_shows_in_a_mask_is_one_texts_alone_where_several_share_it(
     monkeypatch.setattr(GrammarMatcher, "new_mask", fails_for_one)
     fault, *masks = filler.rows([(matcher, 90) for matcher in (bad, good, same)])
     assert isinstance(fault, ConstraintError)
+    assert isinstance(good, GrammarMatcher)
     assert all(np.array_equal(mask, new_mask(good)) for mask in masks if isinstance(mask, np.ndarray))
     assert all(isinstance(mask, np.ndarray) for mask in masks)
     filler.close()
