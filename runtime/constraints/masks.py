@@ -53,6 +53,13 @@ class Masks:
         self._filling.acquire()
         thread.put(run)
 
+    def are_there(self, seconds: float | None = 0.0) -> bool:
+        """Whether they are all filled, in so many seconds at the latest; None: wait."""
+        if not self._filling.acquire(timeout=-1 if seconds is None else seconds):
+            return False
+        self._filling.release()
+        return True
+
     def rows(self) -> list[Words | NiwakiError]:
         """Wait for all. A row may be shared: do not write to it. Where a matcher failed, its error."""
         with self._filling:
@@ -69,6 +76,7 @@ class MaskFiller:
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._thread: threading.Thread | None = None  # made when first needed: most engines see no grammar
         self._native: LLExecutor | None = None
+        self._last: Masks | None = None  # that the thread was given
 
     def start(self, wanted: Wanted) -> Masks:
         """Begin to fill the masks of matchers, each with the tokens that remain. Leave the matchers alone until the
@@ -81,12 +89,15 @@ class MaskFiller:
                 self._thread.start()
                 weakref.finalize(self, self._jobs.put, None)
             masks.fill_beside(partial(self._fill, slow), self._jobs)
+            self._last = masks
         return masks
 
     def rows(self, wanted: Wanted) -> list[Words | NiwakiError]:
         """`start` and wait, where nothing is done meanwhile."""
         rows, slow = _looked_up(wanted)
         if slow:
+            if self._last is not None:
+                self._last.are_there(None)  # masks are filled on one thread at a time
             self._fill(slow, rows)
         return rows
 

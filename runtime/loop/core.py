@@ -18,7 +18,7 @@ from niwaki.runtime.api.faults import told
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.constraints.kernels import Words
-from niwaki.runtime.constraints.masks import MaskFiller
+from niwaki.runtime.constraints.masks import MaskFiller, Masks
 from niwaki.runtime.constraints.protocol import Matcher
 from niwaki.runtime.forward.runner import Batch, Row, Runner
 from niwaki.runtime.kv.kv_pages import KVPages
@@ -148,14 +148,16 @@ class EngineCore:
             if computed is not None and decoding.take_quietly(computed[0]):
                 self.counters.generated_tokens += len(decoding.requests)
             elif computed is not None:
-                computed = float_logits(computed[0]), computed[1]
-                if not self._go_on(decoding, decoding.draw(*computed), computed):
+                logits, filled = float_logits(computed[0]), computed[1].rows()  # before any matcher moves on
+                if not self._go_on(decoding, decoding.draw(logits, filled), (logits, filled)):
                     self._settle()
             return
         plan = self._roster.plan()
         rows = self._roster.carry_out(plan)
         if not rows:
-            self._refuse_the_impossible()
+            if not self._delivery.take_late():
+                self._refuse_the_impossible()
+            self._end_failed()
             return
         self._run(self._with_drafts(rows))
         num_running, num_waiting = len(self._roster.running), len(self._roster.waiting)
@@ -166,32 +168,32 @@ class EngineCore:
     def _run(self, rows: Sequence[tuple[Request, Row]]) -> None:
         masked = [request for request, row in rows if request.is_masked and row.end >= request.length]
         wanted = [(request.matcher, request.remaining_new) for request in masked if request.matcher is not None]
+        began = time.perf_counter()
         computed = self._compute([request for request, _ in rows], Batch.of([row for _, row in rows]), wanted)
         if computed is not None:
             self._commit(rows)
-            logits, filled = computed
-            self._delivery.take_logits(rows, logits, dict(zip((request.id for request in masked), filled, strict=True)))
+            logits, masks = computed
+            self._delivery.take_logits(rows, logits, masked, masks, began)
             self._end_failed()
 
     def _compute(
         self, requests: Sequence[Request], batch: Batch, wanted: Sequence[tuple[Matcher, int]]
-    ) -> Computed | None:
+    ) -> tuple[torch.Tensor, Masks] | None:
         """Run the model, and fill masks meanwhile, for texts that may still have so many tokens. None where it failed:
         the whole batch is lost, the engine is not."""
         self.counters.steps += 1
-        masks = self._masks.start(wanted) if wanted else None
+        masks = self._masks.start(wanted)
         start = time.perf_counter()
         try:
             with self.pause:
                 logits = self._runner.forward(batch)
         except Exception as error:
             log.exception("a step failed")
-            if masks is not None:
-                masks.rows()  # nobody else may touch the matchers before
+            masks.rows()  # nobody else may touch the matchers before
             self._fail_batch(requests, error)
             return None
         self.pages.note_computed(len(batch.token_ids), time.perf_counter() - start)
-        return logits, () if masks is None else masks.rows()  # all at once, before any matcher moves on
+        return logits, masks
 
     def _commit(self, batch: Sequence[tuple[Request, Row]]) -> None:
         for request, row in batch:
@@ -254,7 +256,7 @@ class EngineCore:
         elif computed is not None and drawing:
             logits, masks = computed
             rows = rows_of(logits, [row for _, row in drawing])
-            self._delivery.draw(drawing, rows, decoding.by_request(masks))
+            self._delivery.draw([request for request, _ in drawing], rows, decoding.by_request(masks))
         self._end_failed()
         is_steady = decoding is self._decoding and decoding.keep([*taken.looked_at, *taken.one_by_one])
         return is_steady and not (self._roster.waiting and len(decoding.requests) < len(requests))

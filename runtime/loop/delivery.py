@@ -7,7 +7,9 @@ by the core.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import torch
@@ -17,17 +19,23 @@ from niwaki.runtime.api import FinishReason, NiwakiError
 from niwaki.runtime.api.faults import told
 from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.constraints.kernels import Words
-from niwaki.runtime.constraints.masks import MaskFiller
+from niwaki.runtime.constraints.masks import MaskFiller, Masks
 from niwaki.runtime.constraints.protocol import Matcher
 from niwaki.runtime.forward.runner import Row
 from niwaki.runtime.loop.counters import Counters
 from niwaki.runtime.loop.forced import force
+from niwaki.runtime.loop.late import Late
 from niwaki.runtime.loop.roster import Roster
 from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.requests.jobs import GenerateJob, Job, ScoreJob
 from niwaki.runtime.requests.request import Request
 from niwaki.runtime.sampling.redraw import sample_within
 from niwaki.runtime.sampling.sampler import PlainDraws, Sampled, SampleRow, rows_of, token_logprobs
+
+# Beside texts without constraints the others are looked after for so long in a step, or for this share of what the step
+# has taken so far, where that is more; who is left sits out the next step.
+PATIENCE: Final = 0.003  # seconds
+SHARE: Final = 0.25
 
 FilledMasks = Mapping[int, Words | NiwakiError]  # by request
 
@@ -54,6 +62,7 @@ class Delivery:
         # Jobs of which a request has failed, to be ended by the core: a callback would be a cycle, and who drops an
         # engine wants its memory back at once.
         self.failed: list[tuple[Job, NiwakiError]] = []
+        self._late = Late()
 
     def begin(self, request: Request) -> bool:
         """Add what a constraint forces at once. False where that ends it."""
@@ -69,8 +78,16 @@ class Delivery:
         self._counters.failed += 1
         self.failed.append((request.job, error))
 
-    def take_logits(self, batch: Sequence[tuple[Request, Row]], logits: torch.Tensor, masks: FilledMasks) -> None:
-        """Behind a step: `logits` are those that the rows of `batch` wanted, one below the other."""
+    def take_logits(
+        self,
+        batch: Sequence[tuple[Request, Row]],
+        logits: torch.Tensor,
+        masked: Sequence[Request],
+        masks: Masks,
+        began: float,
+    ) -> None:
+        """Behind a step: `logits` are those that the rows of `batch` wanted, one below the other; `masks` those of
+        `masked`, in order. `began`: when the step did."""
         drawing: list[tuple[Request, int]] = []  # (request, its row in logits)
         reading: list[tuple[Request, int, int, int]] = []  # (request, first row, first position, count)
         drafts: list[tuple[Request, TokenIds, int]] = []  # (request, what was guessed, its first row)
@@ -93,13 +110,21 @@ class Delivery:
         if reading:
             self._read(reading, logits)
             drawing = [(request, row) for request, row in drawing if request.id in self._roster.running]
-        if drawing:
-            self.draw(drawing, rows_of(logits, [row for _, row in drawing]), masks)
-        for request, guess, first in drafts:
-            try:
-                self._check_draft(request, guess, logits[first : first + 1 + len(guess)], masks)
-            except Exception as error:
-                self.fail(request, told(error))
+        free = [(request, row) for request, row in drawing if request.matcher is None]
+        led = [(request, row) for request, row in drawing if request.matcher is not None]
+        if free:
+            self.draw([request for request, _ in free], rows_of(logits, [row for _, row in free]), {})
+        if drafts:
+            masks_of = _by_request(masked, masks)
+            for request, guess, first in drafts:
+                try:
+                    self._check_draft(request, guess, logits[first : first + 1 + len(guess)], masks_of)
+                except Exception as error:
+                    self.fail(request, told(error))
+        if led:
+            self._late.add([request for request, _ in led], rows_of(logits, [row for _, row in led]), masked, masks)
+        now = time.perf_counter()
+        self.take_late(now + max(PATIENCE, SHARE * (now - began)) if free else None)
         for request, _ in batch:
             if request.is_computed and not request.samples and request.id in self._roster.running:
                 try:
@@ -107,13 +132,37 @@ class Delivery:
                 except Exception as error:
                     self.fail(request, told(error))
 
-    def draw(self, drawing: Sequence[tuple[Request, int]], logits: torch.Tensor, masks: FilledMasks) -> None:
+    def take_late(self, until: float | None = None) -> bool:
+        """Draw and take what steps have computed for texts under constraints, the oldest first: one at least, and as
+        many as the time allows; without a time all. Whether there were any."""
+        has_taken = False
+        while not has_taken or until is None or time.perf_counter() < until:
+            for rows in self._late.ready():
+                here = [place for place, one in enumerate(rows.requests) if one.lease is rows.leases[place]]
+                if here:
+                    masks = _by_request(rows.masked, rows.masks)
+                    self._late.add_drawn(self._drawn([rows.requests[place] for place in here], rows_of(rows.logits, here), masks))
+            found = self._late.next_drawn()
+            if found is not None:
+                has_taken = True
+                self.take(*found)
+            elif not self._late.wait(until):
+                break
+        return has_taken
+
+    def draw(self, requests: Sequence[Request], logits: torch.Tensor, masks: FilledMasks) -> None:
         """One token for each request, from the row of `logits` in its place, whatever its parameters are."""
+        for request, sampled in self._drawn(requests, logits, masks):
+            self.take(request, sampled)
+
+    def _drawn(
+        self, requests: Sequence[Request], logits: torch.Tensor, masks: FilledMasks
+    ) -> list[tuple[Request, Sampled]]:
         ready: list[Request] = []
         rows: list[SampleRow] = []
         texts: list[tuple[Matcher, int] | None] = []
         kept: list[int] = []
-        for place, (request, _) in enumerate(drawing):
+        for place, request in enumerate(requests):
             mask = masks.get(request.id)
             if isinstance(mask, NiwakiError):  # a fault belongs to its request
                 self.fail(request, mask)
@@ -128,15 +177,17 @@ class Delivery:
             ready.append(request)
             kept.append(place)
         if not ready:
-            return
-        drawn = sample_within(rows_of(logits, kept), rows, texts, self._end_ids)
-        for request, row, sampled in zip(ready, rows, drawn, strict=True):
+            return []
+        drawn: list[tuple[Request, Sampled]] = []
+        found = sample_within(rows_of(logits, kept), rows, texts, self._end_ids)
+        for request, row, sampled in zip(ready, rows, found, strict=True):
             if isinstance(sampled, NiwakiError):
                 self.fail(request, sampled)
             elif request.wants_logprobs and row.mask is not None:
-                self.take(request, replace(sampled, allowed=int(np.bitwise_count(row.mask).sum())))
+                drawn.append((request, replace(sampled, allowed=int(np.bitwise_count(row.mask).sum()))))
             else:
-                self.take(request, sampled)
+                drawn.append((request, sampled))
+        return drawn
 
     def take(self, request: Request, sampled: Sampled, *, is_accepted: bool = False) -> None:
         if request.lease is None:  # another of its job has failed
@@ -174,7 +225,7 @@ class Delivery:
                 continue
             if right and request.matcher is not None:
                 masks = {request.id: self._masks.rows([(request.matcher, request.remaining_new)])[0]}
-            self.draw([(request, right)], logits[right : right + 1], masks)
+            self.draw([request], logits[right : right + 1], masks)
         request.guesser.learn(len(guess), right, request.length)
 
     def _read(self, reading: Sequence[tuple[Request, int, int, int]], logits: torch.Tensor) -> None:
@@ -229,3 +280,7 @@ class Delivery:
             assert job.kept is not None, "the first of its texts has ended, too"
             job.moved(job.kept)
             job.generation.succeed(tuple(job.outputs[i] for i in range(job.num_outputs)))
+
+
+def _by_request(masked: Sequence[Request], masks: Masks) -> FilledMasks:
+    return dict(zip((request.id for request in masked), masks.rows(), strict=True))
