@@ -24,7 +24,7 @@ from niwaki.runtime.api import (
 from niwaki.runtime.constraints.matcher import AutomatonMatcher
 from niwaki.runtime.constraints.protocol import MaskRow
 from niwaki.runtime.forward.runner import Batch
-from niwaki.runtime.loop import plans, scheduler
+from niwaki.runtime.loop import delivery, plans, scheduler
 from tests.formula import Host, mixed
 from tests.toy import make_model
 
@@ -74,6 +74,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch, work: Callable[[], list[Output]]
 def test_a_steady_batch_gives_what_single_steps_give(
     kinds: list[SamplingParams], num_pages: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(delivery, "PATIENCE", 3600.0)  # else who sits a step out hangs on the machine's speed
     host, single = Host(folder, num_pages), Host(folder, num_pages)
     outputs = mixed(host, kinds)
     assert outputs == one_by_one(monkeypatch, lambda: mixed(single, kinds))

@@ -1,0 +1,158 @@
+"""Beside texts without constraints the others are looked after as far as the time goes; who is left sits a step out."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from niwaki.runtime.api import Cancelled, JsonSchema, Output, Regex, SamplingParams
+from niwaki.runtime.constraints import masks
+from niwaki.runtime.loop import delivery, scheduler
+from tests.formula import Host, mixed
+from tests.runtime.test_decoding import CONSTRAINED, DRAWN, GREEDY
+from tests.toy import make_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("toy"))
+
+
+def schema_of(number: int) -> JsonSchema:
+    names = {f"{word}{number}": {"type": kind} for word, kind in (("a", "string"), ("b", "integer"), ("c", "boolean"))}
+    return JsonSchema(json.dumps({"properties": names, "required": [*names], "additionalProperties": False}))
+
+
+FREE = replace(GREEDY, max_new_tokens=60)
+LED = [replace(DRAWN, ignore_eos=False, constraint=schema_of(number), max_new_tokens=50) for number in range(5)]
+LED_LONG = replace(GREEDY, constraint=Regex("[a-z ]{40,}"), max_new_tokens=50)
+
+
+def limited(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr(delivery, "PATIENCE", seconds)
+    monkeypatch.setattr(delivery, "SHARE", 0.0)
+
+
+def written(host: Host, kinds: Sequence[SamplingParams]) -> list[Output]:
+    """But for what was guessed, and what others had computed before."""
+    return [replace(one, drafted=(), drafted_spans=(), cached_tokens=0) for one in mixed(host, kinds)]
+
+
+@pytest.mark.parametrize(("seconds", "num_pages"), [(0.0, 400), (0.0, 60), (0.0005, 400)])
+def test_who_sits_out_writes_the_same(
+    seconds: float, num_pages: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = [*CONSTRAINED, *LED, FREE, replace(FREE, temperature=1.0)]
+    limited(monkeypatch, 3600.0)
+    expected = written(Host(folder, num_pages), kinds)
+    limited(monkeypatch, seconds)
+    host = Host(folder, num_pages)
+    assert written(host, kinds) == expected
+    assert (num_pages == 60) == (host.core.counters.preemptions > 0)
+
+
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No batch is steady, and no mask late."""
+    monkeypatch.setattr(scheduler, "is_steady", lambda plan, num_running, **others: False)
+    monkeypatch.setattr(masks.Masks, "are_there", lambda waiting, seconds: True)
+
+
+def written_behind_each_step(host: Host, params: Sequence[SamplingParams]) -> list[list[int]]:
+    """How many tokens each has after each step, until the first has ended."""
+    for one in params:
+        host.submit(one, 4)
+    requests = list(host.core._roster.waiting)
+    written = [[request.num_generated for request in requests]]  # what is forced at once
+    while not host.generations[0].is_done:
+        host.step()
+        written.append([request.num_generated for request in requests])
+    return written
+
+
+def moved(written: Sequence[Sequence[int]]) -> list[list[bool]]:
+    """Of each step who has written something in it."""
+    return [[old < new for old, new in zip(before, after, strict=True)] for before, after in pairwise(written)]
+
+
+def test_a_text_without_a_constraint_has_a_token_of_every_step_and_the_others_take_turns(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited(monkeypatch, 0.0)
+    one_by_one(monkeypatch)
+    host = Host(folder)
+    written = written_behind_each_step(host, [FREE, *LED])
+    steps = moved(written)
+    assert all(has for has, *_ in steps)
+    assert len(steps) == FREE.max_new_tokens
+    assert all(sum(others) <= 1 for _, *others in steps)
+    for place in range(1, 1 + len(LED)):
+        at = [number for number, has in enumerate(steps) if has[place]]
+        assert at[0] < len(LED) + 1
+        assert all(later - earlier <= len(LED) + 1 for earlier, later in pairwise(at))
+        assert host.generations[place].is_done
+
+
+def test_texts_under_constraints_alone_wait_for_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, 0.0)
+    one_by_one(monkeypatch)
+    host = Host(folder)
+    assert all(map(all, moved(written_behind_each_step(host, [LED_LONG] * 3))[:4]))
+
+
+def test_who_is_alone_when_the_others_have_ended_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, 0.0)
+    host = Host(folder)
+    written_behind_each_step(host, [replace(FREE, max_new_tokens=3), *LED])
+    assert host.core.num_running == len(LED)
+    host.run()
+    assert host.core.counters.preemptions == 0
+
+
+def test_who_is_cancelled_while_he_sits_out_is_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, 0.0)
+    host = Host(folder)
+    for params in [FREE, *LED]:
+        host.submit(params, 4)
+    host.step()
+    host.step()
+    running = [request for request in host.core._roster.running.values() if request.num_pending == 0]
+    assert len(running) >= 3
+    for request in running:
+        host.core.abort(request.job)
+    while host.core.has_work:
+        host.step()
+    gone = [host.generations[request.id] for request in running]
+    assert all(isinstance(generation.error(), Cancelled) for generation in gone)
+    assert host.core.pages.cache.stats().held_pages == 0
+
+
+def test_masks_that_are_not_there_hold_nobody_up_but_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, 0.0)
+    may_fill = threading.Event()
+    fill = masks.MaskFiller._fill
+
+    def held_up(*arguments: object) -> None:
+        may_fill.wait(30)
+        fill(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(masks.MaskFiller, "_fill", held_up)
+    host = Host(folder)
+    quick = replace(GREEDY, constraint=Regex("[a-z ]*"), max_new_tokens=20)
+    host.submit(FREE, 4)
+    host.submit(LED[0], 4)
+    host.submit(quick, 4)
+    for _ in range(10):
+        host.step()
+    free, led, _ = host.core._roster.running.values()
+    assert free.num_generated == 10
+    num_forced = len(led.forced)
+    assert led.num_generated == num_forced
+    may_fill.set()
+    host.run()
+    assert all(generation.error() is None for generation in host.generations)
