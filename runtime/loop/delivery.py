@@ -34,7 +34,7 @@ from niwaki.runtime.sampling.sampler import PlainDraws, Sampled, SampleRow, rows
 
 # Beside texts without constraints the others are looked after for so long in a step, or for this share of what the step
 # has taken so far, where that is more; who is left sits out the next step.
-PATIENCE: Final = 0.003  # seconds
+PATIENCE: Final = 0.002  # seconds
 SHARE: Final = 0.25
 
 FilledMasks = Mapping[int, Words | NiwakiError]  # by request
@@ -138,10 +138,8 @@ class Delivery:
         has_taken = False
         while not has_taken or until is None or time.perf_counter() < until:
             for rows in self._late.ready():
-                here = [place for place, one in enumerate(rows.requests) if one.lease is rows.leases[place]]
-                if here:
-                    masks = _by_request(rows.masked, rows.masks)
-                    self._late.add_drawn(self._drawn([rows.requests[place] for place in here], rows_of(rows.logits, here), masks))
+                masks = _by_request(rows.masked, rows.masks)
+                self._late.add_drawn(self._drawn(rows.requests, rows.logits, masks))
             found = self._late.next_drawn()
             if found is not None:
                 has_taken = True

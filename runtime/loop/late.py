@@ -8,25 +8,33 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from niwaki.radix.handles import Lease
 from niwaki.runtime.constraints.masks import Masks
 from niwaki.runtime.requests.request import Request
-from niwaki.runtime.sampling.sampler import Sampled
+from niwaki.runtime.sampling.sampler import Sampled, rows_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Undrawn:
     """Rows of one step, and the logits of each. `masks`: of the step, in the order of `masked`."""
 
     requests: Sequence[Request]
-    leases: Sequence[Lease | None]  # another one, or none: it was set back or has ended meanwhile
-    logits: torch.Tensor
+    leases: Sequence[Lease | None]
+    logits: torch.Tensor  # [rows, vocab]
     masked: Sequence[Request]
     masks: Masks
+
+    def still_here(self) -> Undrawn | None:
+        """Without those that were set back or have ended meanwhile: another lease, or none. None where that is all."""
+        here = [place for place, request in enumerate(self.requests) if request.lease is self.leases[place]]
+        if len(here) == len(self.requests):
+            return self
+        requests, leases = [self.requests[place] for place in here], [self.leases[place] for place in here]
+        return replace(self, requests=requests, leases=leases, logits=rows_of(self.logits, here)) if here else None
 
 
 class Late:
@@ -36,9 +44,7 @@ class Late:
         self._undrawn: list[Undrawn] = []
         self._drawn: deque[tuple[Request, Lease | None, Sampled]] = deque()
 
-    def add(
-        self, requests: Sequence[Request], logits: torch.Tensor, masked: Sequence[Request], masks: Masks
-    ) -> None:
+    def add(self, requests: Sequence[Request], logits: torch.Tensor, masked: Sequence[Request], masks: Masks) -> None:
         """Rows of this step, the logits of which nobody else writes to."""
         self._undrawn.append(Undrawn(requests, [request.lease for request in requests], logits, masked, masks))
 
@@ -46,7 +52,8 @@ class Late:
         """Those whose masks are there; they are to be drawn."""
         for rows in [rows for rows in self._undrawn if rows.masks.are_there(0.0)]:
             self._undrawn.remove(rows)
-            yield rows
+            if (here := rows.still_here()) is not None:
+                yield here
 
     def wait(self, until: float | None) -> bool:
         """Until more are `ready`. False where that takes longer, or there are none."""

@@ -39,7 +39,7 @@ class Running(msgspec.Struct, frozen=True, gc=False):
 
     id: int
     num_tokens: int  # known
-    num_computed: int  # of these, whose KV is written; less than num_tokens: the newest has always yet to be computed
+    num_computed: int  # of these, whose KV is written; less than num_tokens, but while it sits a step out (`late.py`)
     num_pages: int  # held
     max_new_tokens: int  # still to come
     num_exclusive_pages: int | None = None  # pages that preempting it gives back (`Cache.num_exclusive`); None: all

@@ -40,10 +40,12 @@ def plan(waiting: Sequence[Waiting], running: Sequence[Running], room: Room, pol
 
     Who is of a higher priority than somebody who runs waits for no place, and for no prefill: lower ones give way.
 
-    Progress: while anything runs, somebody gets a row, and the first admitted of the highest priority is never
-    preempted, so requests end; when nothing runs, the first request that fits an empty pool is admitted. A plan without
-    rows means that there is nothing to do, or nothing that could ever fit, which `Limits.check_room` refuses
-    beforehand.
+    Who has nothing pending has no row: a text under a constraint that sits a step out (`late.py`).
+
+    Progress: while anything that has something pending runs, somebody gets a row, and the first admitted of the highest
+    priority is never preempted, so requests end; when nothing runs, the first request that fits an empty pool is
+    admitted. A plan without rows means that there is nothing to do, or nothing that could ever fit, which
+    `Limits.check_room` refuses beforehand.
     """
     kept, preempted = _make_room(running, room)
     if preempted:  # what was just given up must not be taken by a newcomer

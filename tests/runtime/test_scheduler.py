@@ -39,6 +39,16 @@ def test_a_short_run_of_forced_tokens_counts_as_decoding() -> None:
     assert plan([], [prefill, forced], ROOM).rows == (Row(2, 9), Row(1, 503))
 
 
+def test_who_has_nothing_pending_has_no_row_and_keeps_his_place_and_pages() -> None:
+    late = Running(1, 33, 33, 3, max_new_tokens=10)
+    waiting = [Waiting(7, tokens(7, 40), max_new_tokens=8)]
+    made = plan(waiting, [late, decoding(2)], replace(ROOM, max_running=2))
+    assert made.rows == (Row(2, 1),)
+    assert not made.preempt
+    assert plan(waiting, [late], replace(ROOM, max_running=2)).admit == (7,)
+    assert not plan([], [late], ROOM).rows
+
+
 def test_the_budget_is_never_exceeded_and_prefills_are_cut_to_fit() -> None:
     waiting = [Waiting(i, tokens(i, 300), max_new_tokens=8) for i in range(5)]
     made = plan(waiting, [], ROOM)
