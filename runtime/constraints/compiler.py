@@ -175,12 +175,14 @@ class ConstraintCompiler:
 
     def _build(self, source: GrammarSource, tokenizer: LLTokenizer) -> LLMatcher:
         """Beside an engine on a thread of lower priority, also what is quick: a millisecond of a processor that the
-        step and its masks want. Small ones are built one at a time."""
+        step and its masks want. Small ones are built one at a time. What comes behind it waits for a pause again."""
         if self._pause is None or not source.is_small:
             return build_here(source, tokenizer)
         if self._builder is None:
             self._builder = ThreadPoolExecutor(1, "niwaki-grammar", give_way)
-        return self._builder.submit(build_here, source, tokenizer).result()
+        built = self._builder.submit(build_here, source, tokenizer).result()
+        self._wait_for_pause()
+        return built
 
     def _vocabulary_of_grammars(self) -> GrammarVocabulary:
         try:
