@@ -96,8 +96,9 @@ def test_a_sink_takes_its_share(group: int) -> None:
     k_pool, v_pool = (randn(seed, 40, 16, 2, 64, dtype=torch.bfloat16) for seed in (1, 2))
     q = randn(3, 3, heads, 64, dtype=torch.bfloat16)
     got, plain = torch.empty_like(q), torch.empty_like(q)
+    asked, keys_there, values_there = (Operand.of(each) for each in (q, k_pool, v_pool))
     for rule, out in ((AttentionRule(sinks=Operand.of(sinks)), got), (PLAIN, plain)):
-        NumbaOps().attend(*(Operand.of(each) for each in (q, k_pool, v_pool)), plan, Operand.of(out), rule)
+        NumbaOps().attend(asked, keys_there, values_there, plan, Operand.of(out), rule)
     for row in range(3):
         pages = torch.from_numpy(plan.page_table[row]).long()
         keys = k_pool[pages].view(-1, 2, 64)[: int(plan.decode.length[row])].float().repeat_interleave(group, 1)
