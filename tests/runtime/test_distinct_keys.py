@@ -15,8 +15,8 @@ from niwaki.runtime.api import ConstraintError, JsonSchema, Spacing
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
 from niwaki.runtime.constraints.distinct import DistinctMatcher
 from niwaki.runtime.constraints.grammar_engine import GrammarMatcher
-from tests.runtime.test_distinct import Json, allowed, compiled
-from tests.toy_constraints import drawn_within, takes
+from tests.runtime.test_distinct import Json, compiled
+from tests.toy_constraints import allowed, drawn_within, takes
 
 WORDS = [
     b'","', b'"a"', b'"a":', b'"b":0', b'":', b'":0,"', b'{"', b'{"a":0,"a', b'{"c":0,"c":', b',"a"', b'0,"', b"},{",
@@ -120,7 +120,7 @@ def test_a_mask_holds_just_the_tokens_that_are_taken_byte_by_byte(
         return
     rng = random.Random(seed)
     for _ in range(14):
-        tokens = allowed(matcher)
+        tokens = allowed(matcher, VOCABULARY)
         for token, text in enumerate(VOCABULARY.token_bytes):
             if text and (len(text) > 1 or text in b'",:{}[]abc 01'):
                 place = matcher.clone()
@@ -158,10 +158,10 @@ def test_no_key_comes_twice_where_they_are_counted_and_none_is_begun_that_could_
     assert matcher is not None
     for byte in b'{"a":0,"':
         matcher.accept(byte)
-    assert [token for token in allowed(matcher) if token < 256] == [ord("b")]
+    assert [token for token in allowed(matcher, VOCABULARY) if token < 256] == [ord("b")]
     for byte in b'b":0':
         matcher.accept(byte)
-    assert {ord("}")} == {token for token in allowed(matcher) if token < 256 and chr(token) in ",}"}
+    assert {ord("}")} == {token for token in allowed(matcher, VOCABULARY) if token < 256 and chr(token) in ",}"}
 
 
 def test_a_key_may_still_come_twice_where_known_ones_are_enough(compiler: ConstraintCompiler) -> None:
