@@ -34,7 +34,7 @@ from niwaki.runtime.sampling.sampler import PlainDraws, Sampled, SampleRow, rows
 
 # Beside texts without constraints the others are looked after for so long in a step, or for this share of what the step
 # has taken so far, where that is more; who is left sits out the next step.
-PATIENCE: Final = 0.002  # seconds
+PATIENCE: Final = 0.0005  # seconds
 SHARE: Final = 0.25
 
 FilledMasks = Mapping[int, Words | NiwakiError]  # by request
