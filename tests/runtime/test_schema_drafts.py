@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]  # ships no types
 import pytest
+import referencing.exceptions
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -120,6 +121,30 @@ def test_a_part_that_is_a_document_of_its_own_is_of_its_own_draft(compiler: Cons
     late = {**old, "prefixItems": [True]}
     with pytest.raises(ConstraintError, match=r"/\$defs/old/prefixItems: draft-07 does not know it"):
         compiler.compile(JsonSchema(json.dumps({**whole, "type": "array", "$defs": {"old": late}})))
+
+
+@pytest.mark.parametrize("around", [None, *DRAFTS])
+@pytest.mark.parametrize(("word", "own"), [("id", "draft-04"), ("$id", "draft-07")])
+def test_the_draft_around_a_part_says_which_word_makes_it_a_document(
+    around: str | None, word: str, own: str, compiler: ConstraintCompiler
+) -> None:
+    """A part of draft 4 with an `id` in a whole of a later draft was one: what it said of the whole was refused."""
+    said = {} if around is None else {"$schema": around}
+    part = {word: "http://parts.example/part", "$schema": f"http://json-schema.org/{own}/schema#", "type": "array"}
+    for defined in ({}, {"definitions": {"d": {"type": "string"}}}):
+        inner = {**part, "items": {"$ref": "#/definitions/d"}, **defined}
+        definitions = {"part": inner, "d": {"type": "integer"}}
+        schema = {**said, "$ref": "#/definitions/part", "definitions": definitions}
+        validator = DRAFTS.get(around or "", jsonschema.Draft202012Validator)(schema)
+        try:
+            valid = [value for value in VALUES if validator.is_valid(value)]
+        except referencing.exceptions.Unresolvable:
+            with pytest.raises(ConstraintError, match="leads to no schema"):
+                compiler.compile(JsonSchema(json.dumps(schema)))
+            continue
+        compiled = compiler.compile(JsonSchema(json.dumps(schema)))
+        assert [value for value in VALUES if admits(compiled.matcher(), value)] == valid
+        assert [1] in valid or ["a"] in valid
 
 
 def test_a_name_that_two_schemas_have_is_refused_where_it_is_used(compiler: ConstraintCompiler) -> None:

@@ -34,6 +34,7 @@ class Dialect:
 
     name: str
     is_old: bool  # up to draft 7
+    naming: str  # the word that makes a part a resource
     is_2019: bool
     is_recursive: bool  # it may have $recursiveRef
     later: frozenset[str]  # words that it does not know
@@ -169,16 +170,21 @@ class Document:
                 self._index(f"{pointer}/{escaped(key)}", value, base)
 
     def _named(self, pointer: str, node: dict[str, Json], base: _Base) -> _Base:
-        """Note the names that a schema has for itself. Its base from here on."""
-        dialect = dialect_of(node) if isinstance(node.get("$schema"), str) else base.dialect
+        """Note the names that a schema has for itself. Its base from here on.
+
+        Which word is a name the dialect around it says: in 2020-12 an `id` makes no resource, and a `$schema` beside it
+        says nothing (core 8.1.1).
+        """
+        around = base.dialect
+        dialect = dialect_of(node) if isinstance(node.get("$schema"), str) else around
         for keyword in ("$id", "id"):
             name = node.get(keyword)
-            if not isinstance(name, str) or (dialect.is_old and "$ref" in node) or not _is_schema_place(pointer):
+            if not isinstance(name, str) or (around.is_old and "$ref" in node) or not _is_schema_place(pointer):
+                continue
+            if keyword != around.naming and pointer != base.resource:
                 continue
             url, fragment = _joined(base.url, name)
             if not name.startswith("#"):
-                if keyword == "id" and not dialect.is_old and pointer != base.resource:
-                    continue
                 base = _Base(url, pointer, dialect)
                 known = self._resources.setdefault(url, pointer)
                 if known is not None and known != pointer and identity(self._nodes[known]) != identity(node):
@@ -206,7 +212,8 @@ def dialect_of(schema: Json) -> Dialect:
     name = next((name for name in LATER if name in said), "")
     is_old = name.startswith("draft")
     is_recursive = not is_old and "2020-12" not in said
-    return Dialect(name, is_old, name == "2019-09", is_recursive, LATER.get(name, frozenset()))
+    naming = "id" if name in ("draft-03", "draft-04") else "$id"
+    return Dialect(name, is_old, naming, name == "2019-09", is_recursive, LATER.get(name, frozenset()))
 
 
 def _as_dict(node: Json) -> dict[str, Json]:
