@@ -347,6 +347,7 @@ def test_on_a_phone_nothing_is_cut_off_and_a_branch_can_be_told_from_its_trunk(p
         page.click(".turn:first-child .told button:first-of-type")
         page.wait("document.querySelectorAll('#sessions button').length === 2")
         assert page.run("return document.documentElement.scrollWidth") == 390
+        page.run("document.querySelector('#model').textContent = 'niwaki-tiny-instruct-v2, 131,072 tokens'")
         cut = page.run(
             "return [...document.querySelectorAll('#sessions button, #sessions span, #model, #talk-title')]"
             ".filter((one) => one.scrollWidth > one.clientWidth"
@@ -357,6 +358,19 @@ def test_on_a_phone_nothing_is_cut_off_and_a_branch_can_be_told_from_its_trunk(p
         heights = page.run("return [...document.querySelectorAll('.told button')].map((one) => one.clientHeight)")
         assert isinstance(heights, list)
         assert 0 < max(heights) < 30, "of one line"
+    finally:
+        page.be_window()
+
+
+@needs_browser
+def test_on_a_phone_a_long_conversation_is_a_screen_at_most_and_its_end_is_in_sight(page: Browser) -> None:
+    page.be_phone()
+    try:
+        for turns in range(1, 9):
+            said(page, f"the cat {turns}", turns)
+        assert page.run("return document.querySelector('#talk').clientHeight <= 844") is True
+        ends = "(selector) => document.querySelector(selector).getBoundingClientRect().bottom"
+        assert page.run(f"const end = {ends}; return end('.turn:last-child') <= end('#turns')") is True
     finally:
         page.be_window()
 
