@@ -359,8 +359,9 @@ def _value(output: Output, node: Gen, backend: Backend) -> Value:
         kind = "call" if node.type is None else node.type.name
         name = "a gen" if node.name is None else f"gen {node.name!r}"
         if output.finish_reason.type == "length":
+            num = output.completion_tokens
             raise GenerationError(
-                f"{name} used up its {output.completion_tokens} tokens before its {kind} was complete "
+                f"{name} used up its {num} {'token' if num == 1 else 'tokens'} before its {kind} was complete "
                 f"({output.text!r}); give it a larger max_tokens"
             ) from error
         if not output.complete:

@@ -84,7 +84,7 @@ def gen(
         raise ProgramError(
             f"{max_tokens.__name__} is no number of tokens; a type is given as dtype={max_tokens.__name__}"
         )
-    if isinstance(max_tokens, str):
+    if isinstance(max_tokens, str) and not max_tokens.isdecimal():
         raise ProgramError(
             f"gen takes the name of a variable and a number of tokens, got {name!r} and {max_tokens!r}"
             f"{before_or_behind('gen', max_tokens)}"

@@ -53,16 +53,21 @@ def schema_of(dtype: object, name: str, refusal: ConstraintError) -> str:
     """
     from pydantic import TypeAdapter  # heavy: only programs with composed types load it
     from pydantic.errors import PydanticUserError
+    from pydantic_core import SchemaError
 
     if isinstance(dtype, str):
         raise refusal
     try:
         adapter: TypeAdapter[object] = TypeAdapter(dtype)  # type: ignore[arg-type]  # a type, known only at run time
         schema = adapter.json_schema(schema_generator=_generator())
+    except (SchemaError, ImportError) as error:  # a pattern that its regexes do not know, a package that it lacks
+        raise ConstraintError(
+            f"dtype {name}: Pydantic has no validator for it: {str(error).split(chr(10))[-1]}"
+        ) from error
     except (PydanticUserError, NameError, TypeError) as error:
         if isinstance(error, PydanticUserError) and error.code == "typed-dict-version":
             raise ConstraintError(
-                f"dtype {name}: before Python 3.12 a TypedDict can be read that is made by typing_extensions.TypedDict"
+                f"dtype {name}: before Python 3.12 Pydantic reads only typing_extensions.TypedDict; import it from there"
             ) from error
         raise refusal from error
     if not schema:  # Any, object: a value of it could be anything

@@ -138,7 +138,8 @@ def _checked_regex(pattern: object) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ConstraintError(f"regex {pattern!r} is not valid at {error.pos}: {error.msg}") from error
+        at = (error.pos or 0) + 1  # counted from 1, as where other regexes are refused
+        raise ConstraintError(f"regex {pattern!r} is not valid at {at}: {error.msg}") from error
     return pattern
 
 
@@ -161,7 +162,7 @@ def schema_type(schema: Mapping[str, object] | str | type, spacing: Spacing = "c
             raise ConstraintError(f"json_schema must hold JSON values only: {error}") from error
         return ValueType("json_schema", JsonSchema(text, spacing), str)
     name = _name(schema)
-    refusal = ConstraintError(f"json_schema {name}: the type has no JSON schema")
+    refusal = ConstraintError(f"json_schema {name} is none; give a dict, its JSON text, or a type that has one")
     return ValueType(f"json_schema {name}", JsonSchema(schema_of(schema, name, refusal), spacing), str)
 
 

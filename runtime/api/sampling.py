@@ -100,8 +100,9 @@ class SamplingOptions:
             said["stop"] = (self.stop,) if isinstance(self.stop, str) else _listed("stop", self.stop)
         if self.stop_token_ids is not None:
             said["stop_token_ids"] = _listed("stop_token_ids", self.stop_token_ids)
+            _check_token_ids("stop_token_ids", self.stop_token_ids)
         if self.logit_bias is not None:
-            said["logit_bias"] = tuple(sorted(self.logit_bias.items()))
+            said["logit_bias"] = _biases(self.logit_bias)
         params = SamplingParams(**said)  # type: ignore[arg-type]  # names and types are those of the twin class
         _check_bounds(params, said)
         return params
@@ -132,6 +133,7 @@ FLOAT_BOUNDS: dict[str, tuple[float, float]] = {
     "presence_penalty": (-2.0, 2.0),
     "repetition_penalty": (0.01, 10.0),
 }
+SWITCHES = frozenset(("ignore_eos", "return_logprob", "heal"))
 MAX_STOPS = 32
 MAX_LOGIT_BIAS = 300
 
@@ -141,6 +143,19 @@ def _listed(name: str, given: Collection[T]) -> tuple[T, ...]:
     if not isinstance(given, Collection):
         raise RequestError(f"{name} must be a list, got {given!r}")
     return tuple(given)
+
+
+def _check_token_ids(name: str, given: Collection[int]) -> None:
+    for token_id in given:
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise RequestError(f"{name} must be token ids, got {token_id!r}; the tokenizer has those of a text")
+
+
+def _biases(given: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
+    if not isinstance(given, Mapping):
+        raise RequestError(f"logit_bias must map token ids to numbers, got {given!r}")
+    _check_token_ids("the keys of logit_bias", given)
+    return tuple(sorted(given.items()))
 
 
 def _check_bounds(params: SamplingParams, said: Mapping[str, object]) -> None:
@@ -159,7 +174,7 @@ def _check_bounds(params: SamplingParams, said: Mapping[str, object]) -> None:
         raise RequestError("top_p must be above 0, got 0.0; for greedy text set temperature=0")
     if params.top_k == 0:
         raise RequestError("top_k must be -1 (off) or at least 1, got 0")
-    if params.seed is not None and (isinstance(params.seed, bool) or not 0 <= params.seed < 2**63):
+    if params.seed is not None and (type(params.seed) is not int or not 0 <= params.seed < 2**63):
         raise RequestError(f"seed must be a whole number from 0 to 2**63 - 1, got {params.seed!r}")
     if len(params.stop) > MAX_STOPS:
         raise RequestError(f"at most {MAX_STOPS} stop strings, got {len(params.stop)}")
@@ -171,9 +186,10 @@ def _check_bounds(params: SamplingParams, said: Mapping[str, object]) -> None:
     if len(params.logit_bias) > MAX_LOGIT_BIAS:
         raise RequestError(f"at most {MAX_LOGIT_BIAS} logit_bias entries, got {len(params.logit_bias)}")
     for token_id, bias in params.logit_bias:
-        if not -100.0 <= bias <= 100.0:
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100.0 <= bias <= 100.0:
             raise RequestError(f"logit_bias[{token_id}] must be from -100 to 100, got {bias!r}")
-    if not isinstance(params.heal, bool):
-        raise RequestError(f"heal must be True or False, got {params.heal!r}")
+    for name in filter(SWITCHES.__contains__, said):
+        if not isinstance(said[name], bool):
+            raise RequestError(f"{name} must be True or False, got {said[name]!r}")
     if params.min_tokens > params.max_new_tokens:
         raise RequestError(f"min_tokens {params.min_tokens} is above max_new_tokens {params.max_new_tokens}")

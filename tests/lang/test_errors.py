@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -417,8 +417,8 @@ def test_a_node_in_an_f_string_is_refused() -> None:
     [
         (lambda: nw.gen("x", regex="a", dtype=int), nw.ProgramError, "one constraint, got dtype and regex"),
         (lambda: nw.gen("x", regex="a", choices=["a"]), nw.ProgramError, "regex and choices"),
-        (lambda: nw.gen("x", regex="(a"), nw.ConstraintError, r"regex '\(a' is not valid at 0"),
-        (lambda: nw.gen("x", regex="[z-a]"), nw.ConstraintError, "not valid at 1"),
+        (lambda: nw.gen("x", regex="(a"), nw.ConstraintError, r"regex '\(a' is not valid at 1"),
+        (lambda: nw.gen("x", regex="[z-a]"), nw.ConstraintError, "not valid at 2"),
         (lambda: nw.gen("x", regex=cast("str", 5)), nw.ConstraintError, "must be a string, got 5"),
         (lambda: nw.gen("x", choices=["a"], n=2), nw.ProgramError, "takes no n"),
         (lambda: nw.gen("x", choices=["a"], max_tokens=2), nw.ProgramError, "takes no max_new_tokens"),
@@ -428,6 +428,15 @@ def test_a_node_in_an_f_string_is_refused() -> None:
         (lambda: nw.gen("x", temperature=-1), nw.RequestError, "temperature .* got -1"),
         (lambda: nw.gen("x", max_tokens=-1), nw.RequestError, "max_new_tokens"),
         (lambda: nw.gen("x", n=17), nw.RequestError, "n must be a whole number from 1 to 16, got 17"),
+        (lambda: nw.gen("x", max_tokens=cast("int", "10")), nw.RequestError, "max_new_tokens .* got '10'"),
+        (lambda: nw.gen("x", seed=cast("int", "7")), nw.RequestError, "seed must be a whole number .* got '7'"),
+        (lambda: nw.gen("x", seed=cast("int", 0.5)), nw.RequestError, "seed must be a whole number .* got 0.5"),
+        (lambda: nw.gen("x", logit_bias=cast("Any", {"a": 1})), nw.RequestError, "keys of logit_bias .* got 'a'"),
+        (lambda: nw.gen("x", logit_bias=cast("Any", [5])), nw.RequestError, r"logit_bias must map .* got \[5\]"),
+        (lambda: nw.gen("x", logit_bias=cast("Any", {5: "a"})), nw.RequestError, r"logit_bias\[5\] must .* got 'a'"),
+        (lambda: nw.gen("x", stop_token_ids=cast("Any", "x")), nw.RequestError, "must be token ids, got 'x'"),
+        (lambda: nw.gen("x", ignore_eos=cast("bool", "no")), nw.RequestError, "ignore_eos must be True or False"),
+        (lambda: nw.gen("x", json_schema=cast("Any", True)), nw.ConstraintError, "json_schema True is none; give"),
         (lambda: nw.gen("x", stop=""), nw.RequestError, "stop strings"),
         (lambda: nw.gen(""), nw.ProgramError, "name must be a non-empty string"),
         (lambda: nw.gen(cast("str", 5)), nw.ProgramError, "name must be a non-empty string, got 5"),

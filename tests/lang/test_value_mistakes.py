@@ -7,6 +7,7 @@ import datetime
 import decimal
 import enum
 import re
+import sys
 from typing import Annotated, Any, Literal, cast
 
 import pydantic
@@ -16,16 +17,7 @@ import niwaki as nw
 from niwaki.lang.state import State
 from niwaki.lang.tools import Call
 from niwaki.lang.types import value_type
-
-
-@nw.function
-def greet(s: State, name: str) -> None:
-    s += f"Hello {name}: " + nw.gen("answer")
-
-
-class Person(pydantic.BaseModel):
-    name: str
-    age: int
+from tests.lang.test_mistakes import Person, greet
 
 
 # -- types -------------------------------------------------------------------------------------------------------------
@@ -49,6 +41,22 @@ def test_a_dataclass_of_names_that_nobody_can_find_is_refused_by_name() -> None:
 
     with pytest.raises(nw.ConstraintError, match="dtype Outer: name 'Inner' is not defined; a dataclass"):
         nw.gen("x", dtype=Outer)
+
+
+def test_a_type_that_pydantic_cannot_read_is_refused_with_its_reason() -> None:
+    @dataclasses.dataclass
+    class Code:
+        code: Annotated[str, pydantic.Field(pattern=r"(?=.*\d)[a-z\d]{4}")]
+
+    with pytest.raises(nw.ConstraintError, match=r"^dtype Code: Pydantic has no validator for it: error: look-around"):
+        nw.gen("x", dtype=Code)
+
+
+def test_a_type_whose_package_is_missing_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "email_validator", None)
+    monkeypatch.setattr("pydantic.networks.email_validator", None, raising=False)
+    with pytest.raises(nw.ConstraintError, match="dtype EmailStr: .* email-validator is not installed"):
+        nw.gen("x", dtype=pydantic.EmailStr)
 
 
 def test_a_refusal_of_a_type_does_not_begin_with_another_one() -> None:
