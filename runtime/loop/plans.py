@@ -23,6 +23,7 @@ class Waiting(msgspec.Struct, frozen=True, gc=False):  # one of each in every pl
     num_locked_pages: int = 0  # of these, full pages that running requests hold already (`Cache.peek`)
     priority: int = 0  # higher goes first
     waited_steps: int = 0
+    waited_seconds: float = 0.0
     namespace: str = ""
     max_cached: int | None = None  # tokens that it may take from the cache; None: all but the last
     program: int | None = None  # `fairness`
@@ -46,7 +47,7 @@ class Running(msgspec.Struct, frozen=True, gc=False):
     priority: int = 0
     ids: TokenIds | None = None  # known tokens; while it prefills, others wait for them instead of repeating it
     namespace: str = ""
-    waited_steps: int = 0  # before it was admitted, and without a row
+    waited_seconds: float = 0.0  # before it was admitted, and without a row that it could have had
     program: int | None = None
 
     @property

@@ -57,12 +57,13 @@ class Roster:
     # -- a step -----------------------------------------------------------------------------------------------------
 
     def plan(self) -> plans.Plan:
+        now = time.perf_counter()
         room = plans.Room(
             free_pages=self._cache.num_free + self._cache.num_evictable,
             page_size=self._config.page_size,
             max_batch_tokens=self._config.step_tokens,
             max_running=self._config.max_running_requests,
-            max_prompt_tokens=self._prompt_tokens(),
+            max_prompt_tokens=self._prompt_tokens(now),
             keys_per_token=self._keys_per_token,
             shares_prefixes=self._config.enable_prefix_cache,
             since_aged=self._since_aged,
@@ -71,17 +72,16 @@ class Roster:
         is_short = room.free_pages < 2 * len(self.running)
         line: Sequence[Request] = self.waiting
         if line and len({request.params.priority for request in (*line, *self.running.values())}) > 1:
-            is_short, line = True, _by_priority(line)
-        running = [self._as_running(request, is_short=is_short) for request in self.running.values()]
+            is_short, line = True, _by_priority(line, now)
+        running = [self._as_running(request, now, is_short=is_short) for request in self.running.values()]
         if len(line) > MAX_MATCHED_WAITING:
-            line = _seen(line) if self._policy == "lpm" else line[:MAX_MATCHED_WAITING]
-        waiting = [self._as_waiting(request) for request in line]
+            line = _seen(line, now) if self._policy == "lpm" else line[:MAX_MATCHED_WAITING]
+        waiting = [self._as_waiting(request, now) for request in line]
         return scheduler.plan(waiting, running, room, self._policy)
 
-    def _prompt_tokens(self) -> int | None:
+    def _prompt_tokens(self, now: float) -> int | None:
         """The bound on prompts in a step, where streams are read or were a while ago. None for one that is alone: its
         own prompt holds nobody up."""
-        now = time.perf_counter()
         num_read = sum(map(_is_read, self.running.values()))
         if num_read or any(map(_is_read, self.waiting)):
             self._read_until = now + READING_SECONDS
@@ -99,10 +99,13 @@ class Roster:
             self._admit(by_id[request_id])
         for request in self.waiting:
             request.waited_steps += 1
-        if len(plan.rows) < len(self.running):  # a prefill that a higher priority holds up waits, too
-            has_row = {step.id for step in plan.rows}
-            for request in self.running.values():
-                request.waited_steps += request.id not in has_row
+        now = time.perf_counter()
+        has_row = {step.id for step in plan.rows}
+        for request in self.running.values():  # a prefill that a higher priority holds up waits, too
+            if request.id in has_row:
+                _end_wait(request, now)
+            elif request.waits_since is None and request.num_computed < request.num_to_compute:
+                request.waits_since = now
         page_size = self._config.page_size
         batch: list[tuple[Request, Row]] = []
         logits_left = self._most_logits
@@ -143,7 +146,7 @@ class Roster:
         for request in self.waiting:
             request.waited_steps += count
 
-    def _as_running(self, request: Request, *, is_short: bool) -> plans.Running:
+    def _as_running(self, request: Request, now: float, *, is_short: bool) -> plans.Running:
         assert request.lease is not None, "running requests hold a lease"
         num_tokens = request.num_to_compute
         return plans.Running(
@@ -156,11 +159,11 @@ class Roster:
             num_exclusive_pages=self._cache.num_exclusive(request.lease) if is_short else None,
             ids=request.ids[:num_tokens],
             namespace=request.namespace,
-            waited_steps=request.waited_steps,
+            waited_seconds=_waited(request, now),
             program=request.job.program,
         )
 
-    def _as_waiting(self, request: Request) -> plans.Waiting:
+    def _as_waiting(self, request: Request, now: float) -> plans.Waiting:
         most = _max_cached(request)
         match = self._cache.remembered.get(request.id)
         if match is None:
@@ -174,6 +177,7 @@ class Roster:
             num_locked_pages=match.num_locked_pages,
             max_cached=most,
             waited_steps=request.waited_steps,
+            waited_seconds=_waited(request, now),
             namespace=request.namespace,
             program=request.job.program,
         )
@@ -209,6 +213,8 @@ class Roster:
         """Give the pages back; the tokens stay known, and what the tree keeps need not be computed again."""
         request.num_lost = max(request.num_lost, request.num_computed)
         self.leave(request)
+        if request.waits_since is None:
+            request.waits_since = time.perf_counter()
         self._counters.preemptions += 1
         bisect.insort(self.waiting, request, key=lambda waiting: waiting.id)  # its old place: ids ascend with arrival
 
@@ -228,18 +234,27 @@ class Roster:
         self.running.pop(request.id, None)
 
 
-def _by_priority(waiting: Sequence[Request]) -> Sequence[Request]:
+def _waited(request: Request, now: float) -> float:
+    """Seconds without a row that it could have had, until `now`."""
+    return request.waited_seconds + (0.0 if request.waits_since is None else now - request.waits_since)
+
+
+def _end_wait(request: Request, now: float) -> None:
+    request.waited_seconds, request.waits_since = _waited(request, now), None
+
+
+def _by_priority(waiting: Sequence[Request], now: float) -> Sequence[Request]:
     """Where not all are looked at, the highest first; equals in order of arrival."""
     if len(waiting) <= MAX_MATCHED_WAITING:
         return waiting
-    return sorted(waiting, key=lambda request: -scheduler.rank(request.params.priority, request.waited_steps))
+    return sorted(waiting, key=lambda request: -scheduler.rank(request.params.priority, _waited(request, now)))
 
 
-def _seen(line: Sequence[Request]) -> Sequence[Request]:
+def _seen(line: Sequence[Request], now: float) -> Sequence[Request]:
     """Of more than are looked at, the first of each priority and each caller or program."""
 
     def rank_of(place: int) -> int:
-        return scheduler.rank(line[place].params.priority, line[place].waited_steps)
+        return scheduler.rank(line[place].params.priority, _waited(line[place], now))
 
     claims = [(fairness.owner_of(request.namespace), request.job.program) for request in line]
     if len(set(claims)) == 1:

@@ -23,8 +23,9 @@ from niwaki.runtime.loop.plans import AGED_STEPS, Plan, Room, Row, Running, Wait
 
 Policy = Literal["lpm", "fcfs"]
 
-# For every so many steps without a row a request counts as one priority higher: nothing waits for ever.
-PRIORITY_STEPS = 1024
+# For every so many seconds without a row a request counts as one priority higher: nothing waits for ever. Of a small
+# model 1,024 steps are some four seconds, and behind whoever had waited for so many what was urgent stood in line.
+PRIORITY_SECONDS = 30.0
 # Who has this many times less to compute than the prefill that is under way need not wait for its end.
 MUCH_LESS = 4
 # One piece of a prompt in a step has no fewer tokens than this for all that stands before them, or it would take as
@@ -77,9 +78,9 @@ def is_decoding(request: Running, page_size: int) -> bool:
     return request.num_pending <= page_size
 
 
-def rank(priority: int, waited_steps: int) -> int:
-    """As what priority a request counts after so many steps without a row."""
-    return priority + waited_steps // PRIORITY_STEPS
+def rank(priority: int, waited_seconds: float) -> int:
+    """As what priority a request counts after so long without a row."""
+    return priority + int(waited_seconds // PRIORITY_SECONDS)
 
 
 def pages_for(num_tokens: int, page_size: int) -> int:
@@ -463,4 +464,4 @@ def _num_found(request: Waiting) -> int:
 
 
 def _effective_priority(request: Waiting | Running) -> int:
-    return rank(request.priority, request.waited_steps)
+    return rank(request.priority, request.waited_seconds)

@@ -48,10 +48,10 @@ class Request:
 
     __slots__ = (
         "id", "job", "index", "params", "namespace", "seed", "num_prompt", "num_computed", "num_cached", "logits_from",
-        "lease", "matcher", "stops", "detokenizer", "waited_steps", "arrived", "admitted", "prefilled", "num_lost",
-        "logprobs", "top_logprobs", "allowed", "prompt_logprobs", "prompt_top", "forced", "drafted", "guesser",
-        "healing", "_at_start", "_num_healed", "_num_shown", "_buffer", "_length", "_tokenizer", "_text", "_text_ends",
-        "_unsent_text", "_unsent_ids", "_unsent_logprobs", "_unsent_top",
+        "lease", "matcher", "stops", "detokenizer", "waited_steps", "waited_seconds", "waits_since", "arrived",
+        "admitted", "prefilled", "num_lost", "logprobs", "top_logprobs", "allowed", "prompt_logprobs", "prompt_top",
+        "forced", "drafted", "guesser", "healing", "_at_start", "_num_healed", "_num_shown", "_buffer", "_length",
+        "_tokenizer", "_text", "_text_ends", "_unsent_text", "_unsent_ids", "_unsent_logprobs", "_unsent_top",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +89,8 @@ class Request:
         self.detokenizer = tokenizer.detokenizer(marks_of(params.constraint))
         self.waited_steps = 0
         self.arrived = time.perf_counter()
+        self.waited_seconds = 0.0  # but for what it waits now
+        self.waits_since: float | None = self.arrived  # None while it has rows
         self.admitted: float | None = None  # when its first step began
         self.prefilled: float | None = None  # when the step was computed that gives its first token
         self.num_lost = 0  # first tokens that were computed before it was preempted

@@ -114,17 +114,17 @@ def test_a_batch_that_does_not_fit_a_step_is_not_steady() -> None:
     assert not scheduler.is_steady(plans.Plan(rows), 5, **alone)
 
 
-@pytest.mark.parametrize("waited_steps", [0, 3 * scheduler.PRIORITY_STEPS])
+@pytest.mark.parametrize("waited_seconds", [0.0, 3 * scheduler.PRIORITY_SECONDS])
 @pytest.mark.parametrize("most_seen", [256, 10])
 def test_a_program_of_many_branches_does_not_hold_up_another_s_only_one(
-    folder: Path, most_seen: int, waited_steps: int, monkeypatch: pytest.MonkeyPatch
+    folder: Path, most_seen: int, waited_seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("niwaki.runtime.loop.roster.MAX_MATCHED_WAITING", most_seen)
     host = Host(folder)
     for _ in range(40):
         host.submit(GREEDY, 9, 1)
     for request in host.core._roster.waiting:
-        request.waited_steps = waited_steps
+        request.waited_seconds = waited_seconds
     host.submit(GREEDY, 9, 2)
     while not host.generations[-1].is_done:
         host.step()

@@ -14,7 +14,7 @@ from niwaki.runtime.api import SamplingParams, Segment
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.loop.fairness import Claim, over_share, owner_of, seen
 from niwaki.runtime.loop.plans import Plan, Room, Running, Waiting
-from niwaki.runtime.loop.scheduler import PRIORITY_STEPS, Policy, plan
+from niwaki.runtime.loop.scheduler import PRIORITY_SECONDS, Policy, plan
 from niwaki.runtime.requests.request import Request
 
 PAGE = 4
@@ -106,7 +106,7 @@ def test_of_a_long_line_a_higher_priority_is_seen_first() -> None:
 
 
 def test_waiting_long_before_another_program_came_raises_nobody_over_its_share() -> None:
-    old = [replace(request, waited_steps=3 * PRIORITY_STEPS) for request in line_of([1] * 8, {1: 36})]
+    old = [replace(request, waited_seconds=3 * PRIORITY_SECONDS) for request in line_of([1] * 8, {1: 36})]
     line = [*old, replace(line_of([2] * 9, {})[8], waited_steps=5)]
     assert planned(line, [], 4).admit == (0, 1, 8, 2)
     ranks = [3] * 10 + [0]

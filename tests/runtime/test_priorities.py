@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,9 @@ from msgspec.structs import replace
 
 from niwaki.radix import Cache
 from niwaki.runtime.api import SamplingParams
-from niwaki.runtime.loop import scheduler
 from niwaki.runtime.loop.plans import Row, Running, Waiting
 from niwaki.runtime.loop.roster import MAX_MATCHED_WAITING
-from niwaki.runtime.loop.scheduler import plan
+from niwaki.runtime.loop.scheduler import PRIORITY_SECONDS, plan
 from tests.formula import Host
 from tests.runtime.test_scheduler import ROOM, decoding, tokens
 from tests.runtime.test_scheduler_loads import FakeEngine, Request
@@ -67,11 +67,10 @@ def test_a_high_priority_does_not_wait_for_the_prefill_of_a_low_one() -> None:
     assert engine.preemptions == 0
 
 
-def test_a_low_prefill_is_not_held_up_for_ever_by_a_stream_of_high_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "PRIORITY_STEPS", 32)
+def test_a_low_prefill_is_not_held_up_for_ever_by_a_stream_of_high_ones() -> None:
     low = Request(0, tokens(0, 640), max_new_tokens=2)
     stream = [Request(1 + i, tokens(1 + i, 64), max_new_tokens=2, arrives=1 + i, priority=1) for i in range(256)]
-    engine = FakeEngine(Cache(400), max_batch_tokens=64)
+    engine = FakeEngine(Cache(400), max_batch_tokens=64, step_seconds=PRIORITY_SECONDS / 32)
     engine.run([low, *stream], max_steps=400)
     assert low.first_token_step is not None
     assert low.first_token_step < 3 * 32
@@ -88,3 +87,22 @@ def test_a_high_priority_behind_hundreds_of_low_ones_is_seen(folder: Path) -> No
     assert not waiting[-1].is_done
     host.run()
     assert host.core.pages.cache.stats().held_pages == 0
+
+
+def test_time_that_a_request_runs_is_none_that_it_has_waited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    host = Host(folder)
+    host.submit(SamplingParams(max_new_tokens=8, temperature=0.0), 9)
+    roster = host.core._roster
+    request = roster.waiting[0]
+    now += 40.0
+    host.step()
+    assert (request.waited_seconds, request.waits_since) == (40.0, None)
+    now += 500.0
+    roster.preempt(request)
+    now += 25.0
+    (waiting,) = [roster._as_waiting(request, now)]
+    assert waiting.waited_seconds == 65.0
+    host.run()
+    assert request.waited_seconds == 65.0

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from niwaki.radix import Cache, Lease, TokenIds
 from niwaki.runtime.loop.plans import AGED_STEPS, Plan, Room, Running, Waiting
-from niwaki.runtime.loop.scheduler import PRIORITY_STEPS, Policy, plan
+from niwaki.runtime.loop.scheduler import PRIORITY_SECONDS, Policy, plan
 from tests.runtime.test_scheduler import ROOM, decoding, tokens
 
 
@@ -48,6 +48,7 @@ class FakeEngine:
     preemptions: int = 0
     longest_decode_gap: int = 0
     since_aged: int = AGED_STEPS
+    step_seconds: float = 0.01
 
     def run(self, requests: list[Request], *, max_steps: int) -> None:
         future = sorted(requests, key=lambda request: (request.arrives, request.id))
@@ -97,6 +98,7 @@ class FakeEngine:
             num_locked_pages=found.num_locked_pages,
             priority=request.priority,
             waited_steps=request.waited_steps,
+            waited_seconds=request.waited_steps * self.step_seconds,
             namespace=request.namespace,
         )
 
@@ -112,7 +114,7 @@ class FakeEngine:
             priority=request.priority,
             ids=request.ids,
             namespace=request.namespace,
-            waited_steps=request.waited_steps,
+            waited_seconds=request.waited_steps * self.step_seconds,
         )
 
     def preempt(self, id: int) -> None:
@@ -263,9 +265,9 @@ def test_a_higher_priority_takes_the_place_of_who_loses_least_and_equals_take_no
     made = plan([Waiting(8, tokens(8, 32), max_new_tokens=8), urgent], running, full)
     assert (made.preempt, made.admit) == ((0,), (9,))
     assert plan([urgent], running, replace(full, max_running=5)).preempt == (), "there is a place for it"
-    for same in (replace(urgent, priority=0), replace(urgent, priority=0, waited_steps=3 * PRIORITY_STEPS)):
+    for same in (replace(urgent, priority=0), replace(urgent, priority=0, waited_seconds=3 * PRIORITY_SECONDS)):
         assert plan([same], running, full).preempt == ()
-    aged = [replace(request, waited_steps=PRIORITY_STEPS) for request in running]
+    aged = [replace(request, waited_seconds=PRIORITY_SECONDS) for request in running]
     assert plan([urgent], aged, full).preempt == (), "they waited long enough to count as much"
 
 
