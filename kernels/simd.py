@@ -29,6 +29,7 @@ LANES = 16
 ROUNDING = 1.5 * 2**23
 # 2**x for x from 0 to 1, at most 1e-7 of it away, and 1 for 0: least squares, weighted until the peaks were equal.
 OF_REST = (1.0, 0.693151312, 0.24016445, 0.0557999131, 0.00901703031, 0.00186713007)
+OF_REST_ROUGHLY = (1.0, 0.695116699, 0.227645263, 0.077066794)  # the same, at most 9e-5 of it away
 
 FLOATS = ir.VectorType(ir.FloatType(), LANES)
 INTS = ir.VectorType(ir.IntType(32), LANES)
@@ -71,7 +72,7 @@ def _multiply_add(typing, a, b, c):
     """a b + c in every lane."""
 
     def generate(context, builder, signature, args):
-        return _fused(builder, *args)
+        return fused(builder, *args)
 
     return VECTOR(a, b, c), generate
 
@@ -127,6 +128,17 @@ def _where_less(typing, a, b, x, y):
         return builder.select(builder.fcmp_ordered("<", a, b), x, y)
 
     return VECTOR(a, b, x, y), generate
+
+
+@intrinsic
+def _is_any_less(typing, a, b):
+    """Whether a < b in any lane."""
+
+    def generate(context, builder, signature, args):
+        lanes = builder.bitcast(builder.fcmp_ordered("<", *args), ir.IntType(LANES))
+        return builder.icmp_unsigned("!=", lanes, ir.Constant(ir.IntType(LANES), 0))
+
+    return types.boolean(a, b), generate
 
 
 @intrinsic
@@ -225,18 +237,14 @@ def _exp2_16(typing, x):
 
     def generate(context, builder, signature, args):
         if splits_numbers():
-            rest = _spelt(builder, "vreduceps $$1, $1, $0", args[0])  # 0 to 1 above the next whole number below
-            power = _constant(OF_REST[-1])
-            for factor in OF_REST[-2::-1]:
-                power = _fused(builder, power, rest, _constant(factor))
-            return _spelt(builder, "vscalefps $2, $1, $0", power, args[0])
+            return power_of_two(builder, args[0], OF_REST)
         lowest = _constant(-126.0)
         x = builder.select(builder.fcmp_ordered("<", args[0], lowest), lowest, args[0])
         shifted = builder.fadd(x, _constant(ROUNDING))
         r = builder.fsub(x, builder.fsub(shifted, _constant(ROUNDING)))
         power = _constant(math.log(2) ** 5 / 120)
         for degree in (4, 3, 2, 1, 0):
-            power = _fused(builder, power, r, _constant(math.log(2) ** degree / math.factorial(degree)))
+            power = fused(builder, power, r, _constant(math.log(2) ** degree / math.factorial(degree)))
         exponent = builder.shl(builder.bitcast(shifted, INTS), ir.Constant(INTS, [23] * LANES))
         return builder.bitcast(builder.add(builder.bitcast(power, INTS), exponent), FLOATS)
 
@@ -253,6 +261,15 @@ def splits_numbers() -> bool:
     return has_both
 
 
+def power_of_two(builder, x, of_rest):
+    """2**x in every lane, by instructions that there are where `splits_numbers`."""
+    rest = _spelt(builder, "vreduceps $$1, $1, $0", x)  # 0 to 1 above the next whole number below
+    power = _constant(of_rest[-1])
+    for factor in of_rest[-2::-1]:
+        power = fused(builder, power, rest, _constant(factor))
+    return _spelt(builder, "vscalefps $2, $1, $0", power, x)
+
+
 def _spelt(builder, text, *values):
     """The instruction, of vectors."""
     kind = ir.FunctionType(FLOATS, [FLOATS] * len(values))
@@ -263,7 +280,7 @@ def _constant(value):
     return ir.Constant(FLOATS, [value] * LANES)
 
 
-def _fused(builder, a, b, c):
+def fused(builder, a, b, c):
     kind = ir.FunctionType(FLOATS, [FLOATS] * 3)
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.fmuladd.v16f32"), [a, b, c])
 
@@ -280,13 +297,13 @@ def _exponential(builder, x):
     lowest = _constant(-87.0)
     x = builder.select(builder.fcmp_ordered("<", x, lowest), lowest, x)
     # Added to 1.5 x 2**23, a number is rounded to an integer, which then stands in the lowest bits.
-    shifted = _fused(builder, x, _constant(float(LOG2_E)), _constant(ROUNDING))
+    shifted = fused(builder, x, _constant(float(LOG2_E)), _constant(ROUNDING))
     n = builder.fsub(shifted, _constant(ROUNDING))
-    r = _fused(builder, n, _constant(-float(LN2_HIGH)), x)
-    r = _fused(builder, n, _constant(-float(LN2_LOW)), r)
+    r = fused(builder, n, _constant(-float(LN2_HIGH)), x)
+    r = fused(builder, n, _constant(-float(LN2_LOW)), r)
     power = _constant(1 / 720)
     for factor in (1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0):
-        power = _fused(builder, power, r, _constant(factor))
+        power = fused(builder, power, r, _constant(factor))
     exponent = builder.shl(builder.bitcast(shifted, INTS), ir.Constant(INTS, [23] * LANES))
     return builder.bitcast(builder.add(builder.bitcast(power, INTS), exponent), FLOATS)
 
@@ -316,6 +333,7 @@ minus = cast("Callable[[Vector, Vector], Vector]", _minus)
 times = cast("Callable[[Vector, Vector], Vector]", _times)
 silu = cast("Callable[[Vector], Vector]", _silu)
 larger = cast("Callable[[Vector, Vector], Vector]", _larger)
+is_any_less = cast("Callable[[Vector, Vector], bool]", _is_any_less)
 where_less = cast("Callable[[Vector, Vector, Vector, Vector], Vector]", _where_less)
 exp16 = cast("Callable[[Vector], Vector]", _exp16)
 largest_lane = cast("Callable[[Vector], np.float32]", _largest_lane)

@@ -239,7 +239,7 @@ def _transpose16(typing, source, index, stride, target, place):
 
     def generate(context, builder, signature, args):
         into = builder.bitcast(element_pointer(context, builder, signature, args, 3), INTS.as_pointer())
-        for row, value in enumerate(_turned(context, builder, signature, args)):
+        for row, value in enumerate(turned(context, builder, signature, args)):
             builder.store(value, builder.gep(into, [ir.Constant(ir.IntType(64), row)]), align=4)
         return context.get_dummy_value()
 
@@ -253,7 +253,7 @@ def _transpose16_apart(typing, source, index, stride, target, place, apart):
     def generate(context, builder, signature, args):
         into = element_pointer(context, builder, signature, args, 3)
         step = context.cast(builder, args[5], signature.args[5], types.intp)
-        for row, value in enumerate(_turned(context, builder, signature, args)):
+        for row, value in enumerate(turned(context, builder, signature, args)):
             here = builder.gep(into, [builder.mul(step, ir.Constant(ir.IntType(64), row))])
             builder.store(value, builder.bitcast(here, INTS.as_pointer()), align=2)
         return context.get_dummy_value()
@@ -261,7 +261,7 @@ def _transpose16_apart(typing, source, index, stride, target, place, apart):
     return types.void(source, index, stride, target, place, apart), generate
 
 
-def _turned(context, builder, signature, args):
+def turned(context, builder, signature, args):
     """The rows of the tile that `_transpose16` reads, turned."""
     rows = [builder.load(start, align=2) for start in _row_pointers(context, builder, signature, args, INTS)]
     for width in (8, 4, 2, 1):  # swap the lower left quarter of each square with the upper right one

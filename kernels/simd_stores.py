@@ -14,8 +14,20 @@ from numba import types
 from numba.extending import intrinsic
 
 from niwaki.kernels.operand import Array
-from niwaki.kernels.simd import FLOATS, INTS, LANES, Vector, in_all_lanes
-from niwaki.kernels.simd_memory import element_pointer
+from niwaki.kernels.partial import Float32s
+from niwaki.kernels.simd import (
+    FLOATS,
+    INTS,
+    LANES,
+    OF_REST_ROUGHLY,
+    VECTOR,
+    Vector,
+    fused,
+    higher,
+    in_all_lanes,
+    power_of_two,
+)
+from niwaki.kernels.simd_memory import element_pointer, turned
 
 
 @intrinsic
@@ -35,6 +47,56 @@ def _put_outside(typing, array, index, first, end, value):
 
 
 @intrinsic
+def _weigh_two(typing, scores, index, factor, less, weights, place, sums, highest):
+    """Word i of weights[place : place + 16] = w[i] and, in the upper half, v[i], rounded to bfloat16: powers of two, of
+    a factor + less for a = scores[index : index + 16] and of b factor + less for those 256 further on, to 9e-5. Both
+    arrays float32. Gives sums + w + v, and the largest of `highest`, a and b. Where `splits_numbers`."""
+
+    def generate(context, builder, signature, args):
+        factor, less, sums, highest = args[2], args[3], args[6], args[7]
+        first = builder.bitcast(element_pointer(context, builder, signature, args), FLOATS.as_pointer())
+        second = builder.gep(first, [ir.Constant(ir.IntType(64), LANES)])
+        a, b = (builder.load(each, align=4) for each in (first, second))
+        powers = [power_of_two(builder, fused(builder, each, factor, less), OF_REST_ROUGHLY) for each in (a, b)]
+        half = ir.Constant(INTS, [0x8000] * LANES)  # as in `store_pairs`
+        low, high = (builder.add(builder.bitcast(each, INTS), half) for each in powers)
+        low = builder.lshr(low, ir.Constant(INTS, [16] * LANES))
+        words = builder.or_(low, builder.and_(high, ir.Constant(INTS, [0xFFFF0000] * LANES)))
+        target = element_pointer(context, builder, signature, args, 4)
+        builder.store(words, builder.bitcast(target, INTS.as_pointer()), align=4)
+        sums = builder.fadd(sums, builder.fadd(*powers))
+        highest = higher(builder, highest, higher(builder, a, b))
+        return context.make_tuple(builder, signature.return_type, [sums, highest])
+
+    pair = types.UniTuple(VECTOR, 2)
+    return pair(scores, index, factor, less, weights, place, sums, highest), generate
+
+
+@intrinsic
+def _turn_pairs(typing, source, index, stride, other, target, place):
+    """Words [c, r] of the tiles from target[place] on and from target[place + 256] on: numbers 2 c and 2 c + 1 of the
+    32 from source[index + stride x r] on, each beside that from source[other + stride x r] on, in the upper half;
+    source of bfloat16, target of 32-bit elements."""
+
+    def generate(context, builder, signature, args):
+        pointer = element_pointer(context, builder, signature, args, 4)
+        into = builder.bitcast(pointer, INTS.as_pointer())
+        start = context.cast(builder, args[3], signature.args[3], signature.args[1])
+        a, b = (turned(context, builder, signature, [args[0], each, args[2]]) for each in (args[1], start))
+        bits, lower = ir.Constant(INTS, [16] * LANES), ir.Constant(INTS, [0xFFFF] * LANES)
+        upper = ir.Constant(INTS, [0xFFFF0000] * LANES)
+        for row, (x, y) in enumerate(zip(a, b, strict=True)):
+            even = builder.or_(builder.and_(x, lower), builder.shl(y, bits))
+            odd = builder.or_(builder.lshr(x, bits), builder.and_(y, upper))
+            for tile, value in enumerate((even, odd)):
+                number = ir.Constant(ir.IntType(64), tile * LANES + row)
+                builder.store(value, builder.gep(into, [number]), align=4)
+        return context.get_dummy_value()
+
+    return types.void(source, index, stride, other, target, place), generate
+
+
+@intrinsic
 def _store_both_bfloat16(typing, array, index, low, high):
     """array[index : index + 32] = the sixteen of low, then those of high, rounded to bfloat16 by an instruction of
     AVX512-BF16, which makes a zero of what is too small to be a normal number; array uint16."""
@@ -51,3 +113,7 @@ def _store_both_bfloat16(typing, array, index, low, high):
 
 put_outside = cast("Callable[[Array, int, int, int, np.float32], None]", _put_outside)
 store_both_bfloat16 = cast("Callable[[Array, int, Vector, Vector], None]", _store_both_bfloat16)
+weigh_two = cast(
+    "Callable[[Float32s, int, Vector, Vector, Float32s, int, Vector, Vector], tuple[Vector, Vector]]", _weigh_two
+)
+turn_pairs = cast("Callable[[Array, int, int, int, Array, int], None]", _turn_pairs)

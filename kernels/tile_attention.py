@@ -21,13 +21,19 @@ from niwaki.kernels.partial import NOTHING, Float32s, Partial
 from niwaki.kernels.plan import PrefillRow, Segment
 from niwaki.kernels.rule import PLAIN, AttentionRule
 from niwaki.kernels.segments import Int32s, Int64s
+from niwaki.kernels.simd import splits_numbers
 from niwaki.kernels.stack_by_pairs import attend_by_pairs
 from niwaki.kernels.stack_by_tiles import RUN, SLICE, attend_by_tiles
+from niwaki.kernels.stack_in_lanes import attend_in_lanes
 from niwaki.kernels.tiles import WHOLE, Bytes, has_matrix_unit, has_tiles
 from niwaki.kernels.vector_tiles import multiplies_pairs
 
 # These heads of a stack; what both take is told in `attend_by_tiles`.
-attend_heads = attend_by_pairs if multiplies_pairs() and not has_matrix_unit() else attend_by_tiles
+attend_heads = attend_by_tiles
+if has_matrix_unit() and splits_numbers():
+    attend_heads = attend_in_lanes
+elif multiplies_pairs() and not has_matrix_unit():
+    attend_heads = attend_by_pairs
 
 
 def can_tile(dtype: torch.dtype, page_size: int, head_dim: int) -> bool:
