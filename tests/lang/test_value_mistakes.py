@@ -19,7 +19,6 @@ from niwaki.lang.tools import Call
 from niwaki.lang.types import value_type
 from tests.lang.test_mistakes import Person, greet
 
-
 # -- types -------------------------------------------------------------------------------------------------------------
 
 
@@ -55,7 +54,7 @@ def test_a_type_that_pydantic_cannot_read_is_refused_with_its_reason() -> None:
 def test_a_type_whose_package_is_missing_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "email_validator", None)
     monkeypatch.setattr("pydantic.networks.email_validator", None, raising=False)
-    with pytest.raises(nw.ConstraintError, match="dtype EmailStr: .* email-validator is not installed"):
+    with pytest.raises(nw.ConstraintError, match=r"dtype EmailStr: .* email-validator is not installed"):
         nw.gen("x", dtype=pydantic.EmailStr)
 
 
