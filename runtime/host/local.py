@@ -439,17 +439,22 @@ class LocalBackend(Templates):
             raise
 
     def _run(self) -> None:
+        while self._turn():
+            pass
+
+    def _turn(self) -> bool:
+        """Do what was posted, which is waited for where nothing runs, and take a step. False: the engine is over."""
         core = self._core
-        while True:
-            commands, is_stopping = self._inbox.take(None if core.has_work else core.pause)
-            for command in commands:
-                self._guarded(command)
-            if is_stopping:
-                self._core.abort_all(EngineStopped("the engine was shut down before the request ended"))
-                self._core.close()
-                return
-            self._guarded(self._core.step)
-            self._guarded(self.after_step)
+        commands, is_stopping = self._inbox.take(None if core.has_work else core.pause)
+        for command in commands:
+            self._guarded(command)
+        if is_stopping:
+            core.abort_all(EngineStopped("the engine was shut down before the request ended"))
+            core.close()
+            return False
+        self._guarded(core.step)
+        self._guarded(self.after_step)
+        return True
 
     def _guarded(self, work: Callable[[], object]) -> None:
         """A bug of ours: whose requests run are told, the engine goes on."""

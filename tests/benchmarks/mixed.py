@@ -4,9 +4,11 @@ over engines of every eviction and schedule policy, with tiers, drafts, steps ah
 Meanwhile caches are flushed, saved, loaded from damaged files, demoted, files of the disk tier torn, and steps, copies
 and reads of pages fail.
 
-python -m tests.benchmarks.mixed --traces 1000 --seed 1
+python -m tests.benchmarks.mixed --count 1000 --seed 1
 
-Each story must be told as it is told alone by a cold engine without a cache, bit for bit; no page may be lost.
+Three engines in four are stepped (`stepping`), so that what comes between two steps is exact; the others run on their
+own threads, as users have them. Each story must be told as it is told alone by a cold engine without a cache, bit for
+bit; no page may be lost.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ from niwaki.runtime.api import (
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.options.config import EVICTIONS, POLICIES
 from tests.benchmarks.playing import Playing, Solo
+from tests.benchmarks.stepping import Stepped, come_to_rest, let_run, wait_for_steps
 from tests.benchmarks.stories import Author, Gen, Pick
-from tests.benchmarks.traces import wait_for_steps
 from tests.toy import make_model
 
 PAGES = (4, 16)  # tokens
@@ -253,9 +255,9 @@ def trace(engine: Engine, solo: Solo, author: Author, faults: Faults, folder: Pa
 
 def wait_for_forced(engine: Engine) -> None:
     """Until a token has been forced, or the engine comes to rest."""
-    forced = engine.stats()["forced_tokens"]
-    while (now := engine.stats())["forced_tokens"] == forced and now["requests_running"]:
-        time.sleep(0.0002)
+    counters = engine.backend._core.counters
+    forced = counters.forced_tokens
+    let_run(engine, lambda: counters.forced_tokens > forced)
 
 
 def adds_up(outputs: Sequence[Output], did: Mapping[str, float], *, is_loose: bool) -> None:
@@ -310,7 +312,8 @@ def traces(count: int, seed: int) -> Iterator[tuple[int, Counter[str]]]:
             draw = random.Random(f"{seed} {number}")
             model, page_size = draw.choice(models), draw.choice(PAGES)
             options = options_of(draw, folder, page_size)
-            with Engine(model, **options) as engine:
+            kind = Stepped if draw.random() < 0.75 else Engine
+            with kind(model, **options) as engine:
                 core = engine.backend._core
                 core._runs_ahead = draw.random() < 0.4
                 if core.pages._tiers is not None:
@@ -326,8 +329,8 @@ def traces(count: int, seed: int) -> Iterator[tuple[int, Counter[str]]]:
                         at_rest(engine)
                         assert not faults.unexplained, faults.unexplained
                     except BaseException as error:
-                        where = f"trace {done} of seed {seed}, engine {number}: {model.name}, {core._runs_ahead=}"
-                        error.add_note(f"{where}, {options}")
+                        where = f"trace {done} of seed {seed}, {kind.__name__} {number} of {model.name}"
+                        error.add_note(f"{where}: {core._runs_ahead=}, {options}")
                         raise
                     done += 1
                 log.removeHandler(faults)
@@ -340,10 +343,7 @@ def traces(count: int, seed: int) -> Iterator[tuple[int, Counter[str]]]:
 
 
 def at_rest(engine: Engine) -> None:
-    until = time.perf_counter() + 20
-    while engine.stats()["requests_running"] + engine.stats()["requests_waiting"]:
-        assert time.perf_counter() < until, "somebody still runs whose story was closed"
-        time.sleep(0.001)
+    come_to_rest(engine)
     between_steps(engine, lambda: engine.backend._core.pages.cache.expire(float("inf")))
     engine.backend.check()  # between two steps: whatever was posted before it is done
     cache = engine.backend._core.pages.cache.stats()
@@ -352,13 +352,13 @@ def at_rest(engine: Engine) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--traces", type=int, default=1000, metavar="N")
+    parser.add_argument("--count", type=int, default=1000, metavar="N")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many")
     options = parser.parse_args(argv)
     logging.getLogger("niwaki").propagate = False
     began = time.perf_counter()
-    for done, counts in traces(options.traces, options.seed):
+    for done, counts in traces(options.count, options.seed):
         took = time.perf_counter() - began
         print(f"{done} traces in {took:.0f} s: {dict(counts)}", flush=True)
         if took > options.seconds:

@@ -23,9 +23,8 @@ from niwaki.runtime.api import (
     TimedOut,
 )
 from niwaki.runtime.engine import Engine
+from tests.benchmarks.stepping import Stepped, answer
 from tests.benchmarks.stories import Back, Fork, Gen, Ids, Pick, Say, Story
-
-WAIT = 120.0  # seconds for any answer
 
 Told = tuple[object, ...]
 
@@ -98,7 +97,7 @@ class Playing:
         assert self.pending is not None
         pending, self.pending = self.pending, None
         if isinstance(pending, Generation):
-            outputs = pending.result(timeout=WAIT)
+            outputs = answer(self.engine, pending)
             self.outputs += outputs
             self.told.append(tuple(map(told_of, outputs)))
             if self.streams:
@@ -106,7 +105,7 @@ class Playing:
                 ids = tuple(token for delta in self.deltas for token in delta.token_ids)
                 assert ids == outputs[0].token_ids, f"pieces say {ids}, all is {outputs[0].token_ids}"
         else:
-            scores: tuple[Score, ...] = pending.result(timeout=WAIT)  # type: ignore[assignment]  # no Generation
+            scores: tuple[Score, ...] = answer(self.engine, pending)  # type: ignore[assignment]  # no Generation
             self.told.append(tuple((score.text, tuple(map(tuple, score.logprobs))) for score in scores))
         self.at += 1
 
@@ -165,7 +164,7 @@ class Solo:
     """How each story is told by a cold engine."""
 
     def __init__(self, folder: Path, page_size: int) -> None:
-        self._engine = Engine(
+        self._engine = Stepped(
             folder, kv_tokens=2048, page_size=page_size, enable_prefix_cache=False, deterministic=True, draft_tokens=0
         )
         self._known: dict[Story, list[Told]] = {}
