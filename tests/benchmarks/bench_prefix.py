@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -56,32 +57,44 @@ class Workload:
 
 
 class TreeTime:
-    """The CPU seconds that the engine's thread spends in its cache, looking at the clock apart."""
+    """The CPU seconds that the engine's thread spends in its cache, and the calls, looking at the clock apart."""
 
     METHODS = ("peek", "forget", "acquire", "reserve", "commit", "release", "discard", "num_exclusive", "flush")
 
     def __init__(self, cache: Cache) -> None:
-        self.seconds = 0.0
+        self.of: Counter[str] = Counter()  # nanoseconds by method
+        self.calls: Counter[str] = Counter()
         self._is_inside = False  # of a method that calls another
         for name in self.METHODS:
-            setattr(cache, name, self._timed(getattr(cache, name)))
-        nothing = self._timed(lambda: None)
+            setattr(cache, name, self._timed(name, getattr(cache, name)))
+        nothing = self._timed("nothing", lambda: None)
         for _ in range(1000):
             nothing()
-        self._clock, self.seconds = self.seconds / 1000, 0.0
+        self._clock = self.of["nothing"] // 1000
+        self.forget()
 
-    def _timed(self, method: Callable[..., object]) -> Callable[..., object]:
-        self._clock = 0.0
+    @property
+    def seconds(self) -> float:
+        return self.of.total() / 1e9
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.of.clear()
+        self.calls.clear()
+
+    def _timed(self, name: str, method: Callable[..., object]) -> Callable[..., object]:
+        self._clock = 0
 
         def call(*args: object, **options: object) -> object:
             if self._is_inside:
                 return method(*args, **options)
             self._is_inside = True
-            start = time.thread_time()
+            start = time.thread_time_ns()
             try:
                 return method(*args, **options)
             finally:
-                self.seconds += time.thread_time() - start - self._clock
+                self.of[name] += time.thread_time_ns() - start - self._clock
+                self.calls[name] += 1
                 self._is_inside = False
 
         return call
@@ -125,11 +138,20 @@ def w13(engines: tuple[Engine, Engine], vocab_size: int, pairs: int) -> Comparis
     trees = [TreeTime(engine.backend._core.pages.cache) for engine in engines]
     cached, plain = (Workload(engine, prompts, 32) for engine in engines)
     shares: list[float] = []
+    microseconds: dict[str, list[float]] = {}  # a request, by method
 
     def timed() -> None:
-        trees[0].seconds, start = 0.0, time.process_time()
+        tree, start = trees[0], time.process_time()
+        tree.forget()
         cached()
-        shares.append(trees[0].seconds / (time.process_time() - start))
+        shares.append(tree.seconds / (time.process_time() - start))
+        for name in tree.of:
+            microseconds.setdefault(name, []).append(tree.of[name] / 1000 / len(prompts))
+        microseconds.setdefault("all", []).append(tree.seconds * 1e6 / len(prompts))
+
+    def notes() -> Mapping[str, float]:
+        share = {"% of the time in the tree": 100 * statistics.median(shares)}
+        return share | {f"us a request, {name}": statistics.median(told) for name, told in microseconds.items()}
 
     return compare(
         "W13",
@@ -138,7 +160,7 @@ def w13(engines: tuple[Engine, Engine], vocab_size: int, pairs: int) -> Comparis
         ("cache off", plain),
         aim=">= 1 / 1.003",
         pairs=pairs,
-        notes=lambda: {"% of the time in the tree": 100 * statistics.median(shares)},
+        notes=notes,
         clock=time.process_time,
     )
 
