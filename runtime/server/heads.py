@@ -7,6 +7,7 @@ import asyncio
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from niwaki.runtime.server.errors import ApiError
+from niwaki.runtime.server.straight import lead_straight
 
 
 def heads_within(seconds: float) -> type[H11Protocol]:
@@ -18,6 +19,7 @@ def heads_within(seconds: float) -> type[H11Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
             super().connection_made(transport)
+            lead_straight(self)
             self._head_timer = self.loop.call_later(seconds, self._end)
 
         def data_received(self, data: bytes) -> None:

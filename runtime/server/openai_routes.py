@@ -10,7 +10,7 @@ from typing import Protocol
 
 from fastapi import APIRouter, Request, Response
 
-from niwaki.runtime.api import CapacityError, Generation, Message, Output, SamplingParams, Segment
+from niwaki.runtime.api import CapacityError, Delta, Generation, Message, Output, SamplingParams, Segment
 from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.server.access import key_of, service_of
 from niwaki.runtime.server.answers import ChatAnswer, CompletionAnswer, ModelCard, ModelsAnswer
@@ -32,7 +32,7 @@ from niwaki.runtime.server.openai_shapes import (
     usage_of,
 )
 from niwaki.runtime.server.service import Service, Work, works_of
-from niwaki.runtime.server.sse import DONE, EventStream, chunk_event, event, unless_gone
+from niwaki.runtime.server.sse import DONE, EventStream, Frame, chunk_event, event, unless_gone
 from niwaki.runtime.server.wire import ErrorAnswer, Json, gives, json_response, read_body, takes, to_json
 
 COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat answer may fill the context
@@ -274,6 +274,18 @@ async def _chunks(
             more["usage"] = None
         return chunk_event(head.around(shape.chunk_name, [choice], **more))
 
+    def piece(index: int, delta: Delta) -> bytes | None:
+        choice = shape.piece(index, delta)
+        return None if choice is None else chunk(choice)
+
+    def writer(index: int) -> Callable[[Delta], bytes | None]:
+        """What writes the pieces of a choice."""
+        if options.continuous_usage_stats or not shape.says_text_alone(index):
+            return partial(piece, index)
+        frame = Frame(lambda text: piece(index, Delta(text)) or b"")
+        return lambda delta: frame.around(delta.text) if delta.text else None
+
+    writers: dict[int, Callable[[Delta], bytes | None]] = {}
     openings = [shape.opening(index) for index in range(feed.size)]
     if any(openings):
         yield b"".join(chunk(opening) for opening in openings if opening is not None)
@@ -283,9 +295,11 @@ async def _chunks(
             match one:
                 case Piece(index, delta):
                     counts[index] += len(delta.token_ids)
-                    choice = shape.piece(index, delta)
-                    if choice is not None:
-                        written.append(chunk(choice))
+                    if index not in writers:
+                        writers[index] = writer(index)
+                    said = writers[index](delta)
+                    if said is not None:
+                        written.append(said)
                 case Ended(index, output):
                     counts[index], ended[index] = output.completion_tokens, output
                     reasoned += shape.reasoning_tokens(output)

@@ -33,6 +33,10 @@ class Shape(Protocol):
         """The choice of a chunk with more text; None when it would say nothing."""
         ...
 
+    def says_text_alone(self, index: int) -> bool:
+        """Whether the pieces of a choice differ in their text and in nothing else; asked once its pieces come."""
+        ...
+
     def ending(self, index: int, output: Output) -> Json:
         """The choice of the last chunk, with the finish reason."""
         ...
@@ -115,6 +119,9 @@ class ChatShape:
             return None
         return self._chunk(index, told, logprobs, None)
 
+    def says_text_alone(self, index: int) -> bool:
+        return self._tops is None and self._talk(index) is None
+
     def ending(self, index: int, output: Output) -> Json:
         talk = self._talk(index)
         return self._chunk(index, {} if talk is None else talk.rest(), None, output)
@@ -192,6 +199,9 @@ class CompletionShape:
         if not delta.text and logprobs is None:
             return None
         return {"index": index, "text": delta.text, "logprobs": logprobs, **_finish(None)}
+
+    def says_text_alone(self, index: int) -> bool:
+        return self._tops is None
 
     def ending(self, index: int, output: Output) -> Json:
         return {"index": index, "text": "", "logprobs": None, **_finish(output)}

@@ -11,12 +11,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from niwaki.runtime.server.errors import ClientGone
+from niwaki.runtime.server.straight import WriteStraight, straight_to
 
 Result = TypeVar("Result")
 
 DONE = b"data: [DONE]\n\n"
 # A client that takes nothing for so long holds a place in the queue that others wait for.
 STALLED_SECONDS = 60.0
+MARK = "\x00"  # stands for a text that is told later
 LINE_ENDS = tuple((sign.encode(), f"\\u{ord(sign):04x}".encode()) for sign in "\x85\u2028\u2029")
 
 
@@ -36,16 +38,18 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_gone(receive, self._send_all(send))
+            await unless_gone(receive, self._send_all(send, straight_to(scope)))
         except (ClientGone, TimeoutError):  # the server closes the connection
             return
         finally:
             self._finish()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, straight: WriteStraight | None) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         with _Patience(self._stalled_seconds) as patience:
             async for chunk in self._chunks:
+                if straight is not None and straight(chunk):
+                    continue
                 patience.begin()
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 patience.end()
@@ -117,10 +121,27 @@ async def _disconnected(receive: Receive) -> None:
 def event(data: bytes) -> bytes:
     """Of JSON. What only some take for the end of a line is escaped: clients that split text as Python does (httpx's
     `iter_lines`) would cut the event there."""
+    return b"data: " + _in_one_line(data) + b"\n\n"
+
+
+def _in_one_line(data: bytes) -> bytes:
     for sign, escape in LINE_ENDS:
         if sign in data:
             data = data.replace(sign, escape)
-    return b"data: " + data + b"\n\n"
+    return data
+
+
+class Frame:
+    """Events that differ in one text: written once, then that text alone each time."""
+
+    def __init__(self, event_of: Callable[[str], bytes]) -> None:
+        """`event_of` writes the event with a text; the same each time but for it."""
+        # The last place where it stands: what comes before may be a client's own, such as a model's name.
+        self._before, _, self._after = event_of(MARK).rpartition(_encoder.encode(MARK))
+
+    def around(self, text: str) -> bytes:
+        written = _encoder.encode(text)
+        return self._before + (written if text.isascii() else _in_one_line(written)) + self._after
 
 
 def chunk_event(content: Mapping[str, object]) -> bytes:

@@ -1,0 +1,55 @@
+"""Pieces of a stream, straight to their connection: on ASGI's way there, through six functions and h11, a piece took more
+than to be made and sent."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+EXTENSION = "niwaki.straight"
+
+
+class WriteStraight(Protocol):
+    """Of one answer that has begun, and whose length nobody told."""
+
+    def __call__(self, piece: bytes) -> bool:
+        """Send more of its body, without waiting. False: it was not sent, as the connection takes no more for now or is
+        closed; ASGI's `send` waits for it."""
+        ...
+
+
+def straight_to(scope: Scope) -> WriteStraight | None:
+    """The way to the connection of a request, where it has one."""
+    found: WriteStraight | None = scope.get("extensions", {}).get(EXTENSION)
+    return found
+
+
+def lead_straight(protocol: H11Protocol) -> None:
+    """From now on the applications behind this connection are given the way to it."""
+    app = protocol.app
+
+    async def led(scope: Scope, receive: Receive, send: Send) -> None:
+        # Others get no chunks: HTTP/1.0 knows none, and an answer to HEAD has no body.
+        if scope["type"] == "http" and scope["http_version"] == "1.1" and scope["method"] != "HEAD":
+            # Its own: the next request is not read before this one is answered.
+            scope["extensions"] = {EXTENSION: _InChunks(protocol.cycle)}
+        await app(scope, receive, send)  # type: ignore[arg-type]  # the same three by other names
+
+    protocol.app = led  # type: ignore[assignment]
+
+
+class _InChunks:
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._flow = cycle.flow
+        self._write = cycle.transport.write
+
+    def __call__(self, piece: bytes) -> bool:
+        cycle = self._cycle
+        if self._flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.response_started:
+            return False
+        if piece:  # none would be the end
+            self._write(b"%x\r\n%b\r\n" % (len(piece), piece))  # as h11 writes it, whose state a piece does not change
+        return True
