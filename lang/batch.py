@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import stat
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,6 +33,8 @@ DEFAULT_CONCURRENCY = 32
 WINDOW = 4
 
 FSYNC_SECONDS = 1.0
+
+STDOUT = Path("/dev/stdout")
 
 
 def run_rows(
@@ -136,8 +139,8 @@ class Journal:
     on the disk before the sidecar changes, and that stands there before the next row.
 
     `fingerprint` names what the rows depend on (the input, the program, the options) by hashes. It is kept in
-    PATH.meta, and a run with another fingerprint is refused. A path that is no regular file (/dev/stdout, a pipe)
-    is only written: no lock, no sidecar, nothing to continue.
+    PATH.meta, and a run with another fingerprint is refused. /dev/stdout, whatever stands behind it, and a path that
+    is no regular file are only written: no lock, no sidecar, nothing to continue.
 
     Opening changes nothing on disk but creating an empty file, which goes again unless `begin` prepares it for writing.
 
@@ -156,7 +159,7 @@ class Journal:
         self._end = 0  # bytes of whole lines
         self._is_unsynced = False
         self._synced_at = time.monotonic()
-        self.is_resumable = stat.S_ISREG(os.fstat(self._fd).st_mode)
+        self.is_resumable = path != STDOUT and stat.S_ISREG(os.fstat(self._fd).st_mode)
         try:
             if self.is_resumable:
                 self._lock()
@@ -301,6 +304,8 @@ def _what_is_no_json(row: Mapping[str, object], error: ValueError) -> str:
 
 def _opened(path: Path) -> tuple[int, bool]:
     """Its descriptor, and whether the file was not there before."""
+    if path == STDOUT:  # as it is: opened anew, a file behind it would be written from its beginning
+        return os.dup(sys.stdout.fileno()), False
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     try:
         return os.open(path, flags | os.O_EXCL, 0o666), True

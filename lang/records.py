@@ -220,7 +220,7 @@ def _csv_records(path: Path, file: BinaryIO) -> Iterator[tuple[int, Record]]:
         elif not row:
             yield line_number, RecordError("is empty")
         elif len(row) != len(header):
-            yield line_number, RecordError(f"has {len(row)} fields, and the header has {len(header)}")
+            yield line_number, RecordError(f"has {len(row)} {'field' if len(row) == 1 else 'fields'}, and the header has {len(header)}")
         else:
             yield line_number, dict(zip(header, row, strict=True))
 

@@ -59,6 +59,8 @@ def parquet_rows(path: Path) -> Iterator[dict[str, object]]:
 
 def check_output(path: Path) -> None:
     """Raises ConfigError where rows are not written under such a name, or need pyarrow and there is none."""
+    if path.is_dir():
+        raise ConfigError(f"the output {path} is a folder; name a file in it")
     suffix = path.suffix.lower()
     is_device = path.exists() and not path.is_file()  # what stands behind a pipe's dot says nothing
     if suffix not in ("", *LINES_SUFFIXES, *TABLE_SUFFIXES) and not is_device:

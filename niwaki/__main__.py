@@ -199,12 +199,12 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
         "--streaming-prefill-size",
         type=_positive,
         metavar="N",
-        help="of prompts, beside streams; else so, too",
+        help="of them prompts, beside streams; else by model and device, too",
     )
     add("--host-cache-bytes", type=_positive, metavar="N", help="of memory for KV that leaves the cache; else none")
     add("--disk-cache-dir", metavar="DIR", help="for KV that leaves even that; kept for the next start")
     add("--disk-cache-bytes", type=_positive, metavar="N", help="of files in it; else 4 GiB")
-    add("--deterministic", action="store_true", help="the same bits whatever else runs, for some speed")
+    add("--deterministic", action="store_true", help="the same bits whatever else runs; slower")
     add_options(parser)
 
 

@@ -258,6 +258,16 @@ def test_a_run_that_cannot_start_says_why_in_one_line_and_leaves_no_output(
     assert not Path(arguments[arguments.index("--output") + 1]).exists()
 
 
+@pytest.mark.parametrize("output", [".", "/", "sub"])
+def test_an_output_that_is_a_folder_is_refused_in_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], output: str
+) -> None:
+    Path("in.txt").write_text("a\n")
+    Path("sub").mkdir()
+    assert main(["run", "program.py:shout", "--input", "in.txt", "--output", output]) == 1
+    assert f"the output {output} is a folder; name a file in it" in one_line(capsys.readouterr().err)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -33,7 +34,9 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def command(*arguments: str, max_file_bytes: int | None = None) -> subprocess.Popen[str]:
+def command(
+    *arguments: str, max_file_bytes: int | None = None, stdout: int | IO[str] = subprocess.PIPE
+) -> subprocess.Popen[str]:
     def limit() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes or 0, max_file_bytes or 0))
@@ -42,7 +45,7 @@ def command(*arguments: str, max_file_bytes: int | None = None) -> subprocess.Po
     return subprocess.Popen(
         [sys.executable, "-c", launcher, *arguments],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=None if max_file_bytes is None else limit,
@@ -68,6 +71,18 @@ def test_the_output_may_be_a_pipe(folder: Path) -> None:
     text, _ = done.communicate(timeout=60)
     assert done.returncode == 0
     assert [json.loads(line)["index"] for line in text.splitlines()] == [0, 1]
+
+
+def test_an_output_that_a_shell_sends_into_a_file_stands_behind_what_is_there(folder: Path) -> None:
+    Path("in.txt").write_text("a\nb\n")
+    for rows_before in (0, 2):  # which are no beginning of this run
+        with Path("all.jsonl").open("a") as file:
+            done = command("run", "program.py:shout", "--input", "in.txt", "--output", "-", stdout=file)
+            _, told = done.communicate(timeout=60)
+        assert (done.returncode, told.splitlines()[-1]) == (0, "written to /dev/stdout")
+        indices = [json.loads(line)["index"] for line in Path("all.jsonl").read_text().splitlines()]
+        assert indices == [0, 1] * (1 + rows_before // 2)
+    assert not Path("/dev/stdout.meta").exists()
 
 
 def test_a_reader_of_the_output_that_leaves_ends_the_run(folder: Path) -> None:

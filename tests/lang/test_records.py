@@ -69,7 +69,7 @@ def test_csv_rows_are_named_by_the_header(tmp_path: Path) -> None:
     content = b'\xef\xbb\xbfname,note\nAda,"two\nlines, quoted"\nBo\n\n\xff,x\nCy,y\n'
     assert read(tmp_path / "in.csv", content) == [
         {"name": "Ada", "note": "two\nlines, quoted"},
-        "line 4 of in.csv has 1 fields, and the header has 2",
+        "line 4 of in.csv has 1 field, and the header has 2",
         "line 5 of in.csv is empty",
         "line 6 of in.csv is not valid UTF-8",
         {"name": "Cy", "note": "y"},
