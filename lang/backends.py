@@ -100,18 +100,18 @@ def usage_of(host: object) -> Mapping[str, float] | None:
     return backend_of(cast("Host", host) if host is not None else default_host()).usage()
 
 
-def flush_cache() -> bool:
-    """Empty the default backend's prefix cache. False: it was busy and kept it."""
-    return _administered().flush_cache() is not False
+def flush_cache(backend: Host | None = None) -> bool:
+    """Empty the prefix cache of a backend, the default one unless said otherwise. False: it was busy and kept it."""
+    return _administered(backend).flush_cache() is not False
 
 
-def get_server_info() -> Mapping[str, object]:
-    """What the default backend says about itself: model, configuration, counters."""
-    return _administered().get_server_info()
+def get_server_info(backend: Host | None = None) -> Mapping[str, object]:
+    """What a backend, the default one unless said otherwise, tells of itself: model, configuration, counters."""
+    return _administered(backend).get_server_info()
 
 
-def _administered() -> Administered:
-    host = default_host()
+def _administered(backend: Host | None) -> Administered:
+    host = default_host() if backend is None else backend
     if isinstance(host, Administered):
         return host
     raise UnsupportedByBackend(f"{type(host).__name__} has no flush_cache and no get_server_info")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import NoReturn, get_args
+from typing import NoReturn, cast, get_args
 
 from niwaki.lang.misfits import before_or_behind, explains_misfits, one_content
 from niwaki.lang.nodes import Chain, Content, Expression, Gen, RoleBegin, RoleEnd, Select, Text, as_nodes
@@ -84,10 +84,10 @@ def gen(
         raise ProgramError(
             f"{max_tokens.__name__} is no number of tokens; a type is given as dtype={max_tokens.__name__}"
         )
-    if isinstance(max_tokens, str) and not max_tokens.isdecimal():
+    if isinstance(text := cast("object", max_tokens), str) and not text.isdecimal():
         raise ProgramError(
-            f"gen takes the name of a variable and a number of tokens, got {name!r} and {max_tokens!r}"
-            f"{before_or_behind('gen', max_tokens)}"
+            f"gen takes the name of a variable and a number of tokens, got {name!r} and {text!r}"
+            f"{before_or_behind('gen', text)}"
         )
     if max_tokens is not None and max_new_tokens is not None:
         raise ProgramError("max_tokens and max_new_tokens are the same option; give one of them")

@@ -220,7 +220,8 @@ def _csv_records(path: Path, file: BinaryIO) -> Iterator[tuple[int, Record]]:
         elif not row:
             yield line_number, RecordError("is empty")
         elif len(row) != len(header):
-            yield line_number, RecordError(f"has {len(row)} {'field' if len(row) == 1 else 'fields'}, and the header has {len(header)}")
+            fields = "1 field" if len(row) == 1 else f"{len(row)} fields"
+            yield line_number, RecordError(f"has {fields}, and the header has {len(header)}")
         else:
             yield line_number, dict(zip(header, row, strict=True))
 

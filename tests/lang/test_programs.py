@@ -342,6 +342,20 @@ def test_the_default_backend_answers_for_itself(backend: nw.ScriptedBackend) -> 
     assert nw.flush_cache() is True
 
 
+def test_another_backend_answers_where_it_is_named(backend: nw.ScriptedBackend) -> None:
+    """As in SGLang."""
+
+    class Busy(nw.ScriptedBackend):
+        def flush_cache(self) -> bool:
+            return False
+
+    busy = Busy([])
+    assert nw.flush_cache(busy) is nw.flush_cache(backend=busy) is False
+    assert nw.get_server_info(busy) == busy.get_server_info()
+    with pytest.raises(nw.UnsupportedByBackend, match="OpenAI has no flush_cache and no get_server_info"):
+        nw.flush_cache(nw.OpenAI("gpt", api_key="-"))
+
+
 def wait_for_no_branches(backend: nw.ScriptedBackend) -> None:
     """Branches are closed by a thread that sleeps until there is one."""
     import gc
