@@ -151,7 +151,7 @@ class Journal:
 
     def __init__(self, path: Path, fingerprint: Mapping[str, str], *, restart: bool = False) -> None:
         self.path = path
-        self.meta_path = path.with_name(path.name + ".meta")
+        self.meta_path = path.parent / f"{path.name}.meta"
         self.num_done = 0
         self._fingerprint = dict(fingerprint)
         self._is_unused = False  # it was made here, it is ours, and nobody has begun

@@ -24,6 +24,7 @@ from niwaki.lang.nodes import (
     Select,
     SetVariable,
     Text,
+    turn_named,
     variables_of,
 )
 from niwaki.lang.origin import Origin, add_origin
@@ -194,7 +195,8 @@ class Executor(Calling):
             case RoleBegin(role=role):
                 if self._submitted_turn is not None:
                     raise ProgramError(
-                        f"{_turn(role)} begins inside {_turn(self._submitted_turn)}; turns do not nest: end that first"
+                        f"{turn_named(role)} begins inside {turn_named(self._submitted_turn)}; "
+                        "turns do not nest: end that first"
                     )
                 self._submitted_turn = role
             case RoleEnd(role=role):
@@ -433,10 +435,6 @@ class Executor(Calling):
                 "join('concat') of forks that opened chat turns; gather their variables with join() instead"
             )
         self._append(*(segment for snapshot in snapshots for segment in snapshot.segments))
-
-
-def _turn(role: str) -> str:
-    return f"{'an' if role == 'assistant' else 'a'} {role} turn"
 
 
 def _fail_those_behind(step: Step, error: BaseException) -> None:

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import NoReturn, cast, get_args
 
 from niwaki.lang.misfits import before_or_behind, explains_misfits, one_content
-from niwaki.lang.nodes import Chain, Content, Expression, Gen, RoleBegin, RoleEnd, Select, Text, as_nodes
+from niwaki.lang.nodes import Chain, Content, Expression, Gen, RoleBegin, RoleEnd, Select, Text, as_nodes, turn_named
 from niwaki.lang.tools import ToolLike, ask_of, offers_of, with_reasoning
 from niwaki.lang.types import Pattern, ValueType, grammar_type, regex_type, schema_type, value_type
 from niwaki.runtime.api import ConstraintError, ProgramError, SamplingOptions, Spacing, UnsupportedByBackend
@@ -275,7 +275,7 @@ def role(name: str, content: Content, tools: Sequence[ToolLike] | None = None) -
     for node in nodes:
         if isinstance(node, RoleBegin | RoleEnd):
             raise ProgramError(
-                f"a {node.role} turn stands inside a {name} turn; turns follow each other, they do not nest"
+                f"{turn_named(node.role)} stands inside {turn_named(name)}; turns follow each other, they do not nest"
             )
     generates = any(not isinstance(node, Text) for node in nodes)
     told = () if tools is None else tuple(one.tool for one in offers_of(tools))

@@ -123,6 +123,8 @@ STATE: Names = MappingProxyType(
         **_all("token_ids", "tokens ids"),
         **_all("forks = s.fork(n) are joined: forks.join()", "join"),
         **_all("cancel", "stop abort"),
+        **{name: f"write s += nw.{name}()" for name in "system_begin user_begin assistant_begin".split()},
+        **{name: f"write s += nw.{name}()" for name in "system_end user_end assistant_end".split()},
     }
 )
 

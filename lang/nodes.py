@@ -105,6 +105,11 @@ class RoleEnd(Expression):
     role: str
 
 
+def turn_named(role: str) -> str:
+    """As errors call it: "an assistant turn"."""
+    return f"{'an' if role == 'assistant' else 'a'} {role} turn"
+
+
 @dataclass(frozen=True, slots=True)
 class ScopeBegin(Expression):
     """From here to the end of the scope, text is also the value of the variable `name`."""

@@ -296,6 +296,14 @@ def test_a_row_that_is_no_json_leaves_the_file_as_it_was(tmp_path: Path) -> None
     assert values(path) == [0, 1]
 
 
+def test_a_folder_in_the_place_of_the_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path, Path(".")):
+        with pytest.raises(IsADirectoryError, match=re.escape(f"'{path}'")):
+            Journal(path, FINGERPRINT)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"there is no folder .*nodir; make it first: '.*nodir/t.jsonl'"):
         Journal(tmp_path / "nodir" / "t.jsonl", FINGERPRINT)

@@ -376,14 +376,19 @@ def turn_in_expression(s: State) -> None:
     s += nw.user("a" + nw.assistant("b"))
 
 
+def turn_in_an_answer(s: State) -> None:
+    s += nw.assistant(nw.user("a"))
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (turn_in_turn, "an? assistant turn begins inside a user turn"),
+        (turn_in_turn, "an assistant turn begins inside a user turn"),
         (begin_in_turn, "a user turn begins inside a user turn"),
         (end_of_another, "a user turn is open"),
         (end_of_nothing, "no turn is open"),
-        (turn_in_expression, "do not nest"),
+        (turn_in_an_answer, "a user turn stands inside an assistant turn"),
+        (turn_in_expression, "an assistant turn stands inside a user turn; .* do not nest"),
     ],
 )
 def test_turns_that_do_not_follow_each_other_are_refused_on_their_line(

@@ -196,6 +196,8 @@ def test_what_is_no_attribute_of_a_program_is_told_by_its_name_here(name: str, m
     ("name", "meant"),
     [
         ("generate", "write s += nw.gen(...)"),
+        ("user_begin", "write s += nw.user_begin()"),
+        ("assistant_end", "write s += nw.assistant_end()"),
         ("append", "write s += ..."),
         ("set", "write s['x'] = value"),
         ("variables", "s['x'] is one variable, s.tree().trunk.variables are all"),
