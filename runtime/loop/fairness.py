@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 
 Group = str | int | None  # an owner, or a program
 Claim = tuple[str, int | None]  # whose a request is, and of which program
 
 
+@lru_cache(maxsize=4096)
 def owner_of(namespace: str) -> str:
     """A caller may have several caches, `OWNER/NAME` each: they are no more callers for that."""
     return namespace.partition("/")[0]
@@ -23,11 +25,14 @@ def over_share(line: Sequence[tuple[int, Claim]], running: Iterable[Claim], num_
     """Who of `line` (ids, each with whose it is, in the order of admission) should let others go first: whose owner has
     an equal share of the places, with those that run and those before it in line, or whose program has one of the
     owner's."""
+    taken = list(running)
+    if len({*taken, *(claim for _, claim in line)}) < 2:
+        return set()
     lines: dict[str, list[tuple[int, int | None]]] = {}
     runs: dict[str, list[int | None]] = {}
     for number, (owner, program) in line:
         lines.setdefault(owner, []).append((number, program))
-    for owner, program in running:
+    for owner, program in taken:
         runs.setdefault(owner, []).append(program)
     owners = lines.keys() | runs.keys()
     over = _over(

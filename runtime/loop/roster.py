@@ -9,6 +9,7 @@ import bisect
 import logging
 import time
 from collections.abc import Sequence
+from itertools import islice
 
 from niwaki.runtime.forward.runner import Row
 from niwaki.runtime.kv.kv_pages import KVPages
@@ -70,20 +71,40 @@ class Roster:
         )
         # Whom to preempt matters only when pages are short; measuring it for every row of every step would cost time.
         is_short = room.free_pages < 2 * len(self.running)
-        line: Sequence[Request] = self.waiting
-        if line and len({request.params.priority for request in (*line, *self.running.values())}) > 1:
-            is_short, line = True, _by_priority(line, now)
+        priorities = {request.params.priority for request in self.waiting}
+        if priorities and len(priorities.union(request.params.priority for request in self.running.values())) > 1:
+            is_short = True
         running = [self._as_running(request, now, is_short=is_short) for request in self.running.values()]
-        if len(line) > MAX_MATCHED_WAITING:
-            line = _seen(line, now) if self._policy == "lpm" else line[:MAX_MATCHED_WAITING]
+        line: Sequence[Request] = ()
+        if priorities and scheduler.may_admit(running, room, max(priorities)):
+            line = self._looked_at(now)
         waiting = [self._as_waiting(request, now) for request in line]
         return scheduler.plan(waiting, running, room, self._policy)
+
+    def _looked_at(self, now: float) -> Sequence[Request]:
+        """Of the line, as many as are looked at in a step: the highest first, of equals the first of each caller and
+        program."""
+        line = self.waiting
+        if len(line) <= MAX_MATCHED_WAITING:
+            return line
+
+        def rank_of(request: Request) -> int:
+            return scheduler.rank(request.params.priority, _waited(request, now))
+
+        if len({request.params.priority for request in line}) > 1:
+            line = sorted(line, key=lambda request: -rank_of(request))
+        if self._policy == "fcfs" or len({(request.namespace, request.job.program) for request in line}) == 1:
+            return line[:MAX_MATCHED_WAITING]
+        claims = [(fairness.owner_of(request.namespace), request.job.program) for request in line]
+        priorities = [request.params.priority for request in line]
+        places = fairness.seen(claims, priorities, lambda place: rank_of(line[place]), MAX_MATCHED_WAITING)
+        return [line[place] for place in places]
 
     def _prompt_tokens(self, now: float) -> int | None:
         """The bound on prompts in a step, where streams are read or were a while ago. None for one that is alone: its
         own prompt holds nobody up."""
         num_read = sum(map(_is_read, self.running.values()))
-        if num_read or any(map(_is_read, self.waiting)):
+        if num_read or any(map(_is_read, islice(self.waiting, MAX_MATCHED_WAITING))):
             self._read_until = now + READING_SECONDS
         if now > self._read_until or len(self.running) + len(self.waiting) < 2:
             return None
@@ -241,26 +262,6 @@ def _waited(request: Request, now: float) -> float:
 
 def _end_wait(request: Request, now: float) -> None:
     request.waited_seconds, request.waits_since = _waited(request, now), None
-
-
-def _by_priority(waiting: Sequence[Request], now: float) -> Sequence[Request]:
-    """Where not all are looked at, the highest first; equals in order of arrival."""
-    if len(waiting) <= MAX_MATCHED_WAITING:
-        return waiting
-    return sorted(waiting, key=lambda request: -scheduler.rank(request.params.priority, _waited(request, now)))
-
-
-def _seen(line: Sequence[Request], now: float) -> Sequence[Request]:
-    """Of more than are looked at, the first of each priority and each caller or program."""
-
-    def rank_of(place: int) -> int:
-        return scheduler.rank(line[place].params.priority, _waited(line[place], now))
-
-    claims = [(fairness.owner_of(request.namespace), request.job.program) for request in line]
-    if len(set(claims)) == 1:
-        return line[:MAX_MATCHED_WAITING]
-    priorities = [request.params.priority for request in line]
-    return [line[place] for place in fairness.seen(claims, priorities, rank_of, MAX_MATCHED_WAITING)]
 
 
 def _is_read(request: Request) -> bool:

@@ -61,6 +61,12 @@ def plan(waiting: Sequence[Waiting], running: Sequence[Running], room: Room, pol
     return _filled(waiting, kept, (), room, policy)
 
 
+def may_admit(running: Sequence[Running], room: Room, highest: int) -> bool:
+    """Whether it matters to `plan` who waits, of whom `highest` is the highest priority: there is a place, or somebody
+    would give up his."""
+    return len(running) < room.max_running or any(_effective_priority(each) < highest for each in running)
+
+
 def is_steady(plan: Plan, num_running: int, *, num_waiting: int, max_batch_tokens: int) -> bool:
     """Whether the next plan is that every running request decodes one token, and nothing else, where all have one.
 

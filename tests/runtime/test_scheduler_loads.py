@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from niwaki.radix import Cache, Lease, TokenIds
 from niwaki.runtime.loop.plans import AGED_STEPS, Plan, Room, Running, Waiting
-from niwaki.runtime.loop.scheduler import PRIORITY_SECONDS, Policy, plan
+from niwaki.runtime.loop.scheduler import PRIORITY_SECONDS, Policy, may_admit, plan
 from tests.runtime.test_scheduler import ROOM, decoding, tokens
 
 
@@ -49,6 +49,7 @@ class FakeEngine:
     longest_decode_gap: int = 0
     since_aged: int = AGED_STEPS
     step_seconds: float = 0.01
+    unseen_steps: int = 0  # in which it did not matter who waits
 
     def run(self, requests: list[Request], *, max_steps: int) -> None:
         future = sorted(requests, key=lambda request: (request.arrives, request.id))
@@ -59,12 +60,12 @@ class FakeEngine:
             assert self.now < max_steps, f"{len(self.waiting)} wait, {len(self.running)} run after {self.now} steps"
 
     def step(self) -> Plan:
-        made = plan(
-            [self.as_waiting(request) for request in self.waiting],
-            [self.as_running(request) for request in self.running],
-            self.room(),
-            self.policy,
-        )
+        waiting = [self.as_waiting(request) for request in self.waiting]
+        running = [self.as_running(request) for request in self.running]
+        made = plan(waiting, running, self.room(), self.policy)
+        if not may_admit(running, self.room(), max((request.priority for request in waiting), default=0)):
+            assert plan((), running, self.room(), self.policy) == made, "who waits need not be looked at"
+            self.unseen_steps += len(waiting) > 0
         assert made.num_tokens <= self.max_batch_tokens
         assert made.rows or not (self.running or self.waiting), "a step without rows is a stall"
         self.since_aged = 0 if made.aged is not None else self.since_aged + 1
@@ -253,6 +254,7 @@ def test_high_priority_is_served_at_once_under_twice_the_load_that_fits() -> Non
     high = [Request(1000 + i, tokens(1000 + i, 64), 8, arrives=rng.randint(5, 100), priority=1) for i in range(10)]
     engine = FakeEngine(Cache(200), max_batch_tokens=256, max_running=16)
     engine.run([*low, *high], max_steps=3000)
+    assert engine.unseen_steps > 50
     waits = [request.first_token_step - request.arrives for request in high if request.first_token_step is not None]
     assert len(waits) == len(high)
     assert max(waits) <= 1, "a low one makes place, and its prefill takes a step"
