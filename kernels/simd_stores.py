@@ -23,7 +23,6 @@ from niwaki.kernels.simd import (
     VECTOR,
     Vector,
     fused,
-    higher,
     in_all_lanes,
     power_of_two,
 )
@@ -64,12 +63,19 @@ def _weigh_two(typing, scores, index, factor, less, weights, place, sums, highes
         words = builder.or_(low, builder.and_(high, ir.Constant(INTS, [0xFFFF0000] * LANES)))
         target = element_pointer(context, builder, signature, args, 4)
         builder.store(words, builder.bitcast(target, INTS.as_pointer()), align=4)
-        sums = builder.fadd(sums, builder.fadd(*powers))
-        highest = higher(builder, highest, higher(builder, a, b))
+        for value, score in zip(powers, (a, b), strict=True):  # at once: LLVM would keep all of them till the end
+            sums = _at_once(builder, "vaddps", value, sums)
+            highest = _at_once(builder, "vmaxps", highest, score)
         return context.make_tuple(builder, signature.return_type, [sums, highest])
 
     pair = types.UniTuple(VECTOR, 2)
     return pair(scores, index, factor, less, weights, place, sums, highest), generate
+
+
+def _at_once(builder, name, a, b):
+    """The instruction of two vectors, in the place where it is written."""
+    kind = ir.FunctionType(FLOATS, [FLOATS] * 2)
+    return builder.call(ir.InlineAsm(kind, f"{name} $2, $1, $0", "=v,v,v", side_effect=True), [a, b])
 
 
 @intrinsic

@@ -79,6 +79,7 @@ from niwaki.kernels.tiles import (
 STEP = 2 * RUN  # keys that are weighed together: a weight of each run in a word
 GROUP = 128  # keys that all queries go over before the next: with their values a third of the nearest cache, or more
 STEPS = GROUP // STEP
+UNIT = 8  # numbers
 MARGIN = np.float32(8.0)
 KEPT = 4  # tiles of columns: so many stay in the unit while a query goes over a group
 
@@ -125,8 +126,9 @@ def attend_in_lanes(
     # Of each query, for the first of the group's heads in q, among all [tokens, heads], and in out.
     source, line_of, target_of = np.empty(queries, np.int64), np.empty(queries, np.int64), np.empty(queries, np.int64)
     to_head, to_out = q.strides[1] // 2, out.strides[1] // 2
-    # What is done behind a group of keys is laid down: stacks, one behind the other, and the steps that they see.
-    stack_of, step_of = np.empty(stacks * STEPS, np.int64), np.empty(stacks * STEPS, np.int64)
+    # What a group of keys has to do: stacks one behind the other, and of each the steps that it sees. Of every such
+    # UNIT: the block of queries, the first key, and where queries, keys, values, sums and what is one for a query begin.
+    units = np.empty(stacks * STEPS * UNIT, np.int64)
     r = 0
     for i in range(tokens.shape[0]):  # counted up, not divided: a division takes as long as what is done to a query
         token, behind = np.int64(tokens[i]), np.int64(ends[i])
@@ -179,6 +181,21 @@ def attend_in_lanes(
         base = start // RUN * RUN // STEP * STEP
         while base < end:
             last = min((base // GROUP + 1) * GROUP, end)
+            count = 0
+            for own in range(num_heads):
+                for block in range(blocks):
+                    stack, seen_to = own * blocks + block, min(reach[block, 3], last)
+                    for step in range(max(0, reach[block, 0] - base) // STEP, (seen_to - base + STEP - 1) // STEP):
+                        unit, place = count * UNIT, own * STEPS + step
+                        units[unit], units[unit + 1] = block, base + step * STEP
+                        units[unit + 2] = asked0 + stack * slices * TILE
+                        units[unit + 3] = keys0 + place * 2 * slices * TILE
+                        units[unit + 4] = values0 + place * columns * TILE
+                        units[unit + 5], units[unit + 6] = mixed0 + stack * columns * TILE, stack * LANES
+                        count += 1
+            if count == 0:
+                base = last
+                continue
             _lay_out(
                 k, v, pages, base, last, first_key, page_size, width, head * head_dim, num_heads, slices,
                 keys, keys0, values, values0, room, room0
@@ -187,45 +204,35 @@ def attend_in_lanes(
                 k, v, pages, last - first_key, min(last + GROUP, end) - first_key, page_size, width, head * head_dim,
                 num_heads * head_dim
             )  # fmt: skip
-            units = 0
-            for stack in range(num_heads * blocks):
-                seen_from, seen_to = reach[stack % blocks, 0], min(reach[stack % blocks, 3], last)
-                for step in range(max(0, seen_from - base) // STEP, (seen_to - base + STEP - 1) // STEP):
-                    stack_of[units], step_of[units] = stack, step
-                    units += 1
-            stack, step = element_at(stack_of, 0), element_at(step_of, 0)
-            held, own = stack, stack // blocks * STEPS + step
-            mixed_before = mixed0 + held * columns * TILE
-            values_before = values0 + own * columns * TILE
+            values_before, mixed_before = element_at(units, 4), element_at(units, 5)
             clear(4)
             clear(5)
-            _score(asked, asked0 + stack * slices * TILE, keys, keys0 + own * 2 * slices * TILE, 0, slices)
+            _score(asked, element_at(units, 2), keys, element_at(units, 3), 0, slices)
             store_tile(4, scores, scores0, LINE)
             store_tile(5, scores, scores0 + TILE, LINE)
             for r in range(ROWS):  # before the first there is nothing to mix
                 store16(weights, weights0 + TILE + r * LANES, zeros())
             if columns == KEPT:
                 _load_sums(mixed, mixed_before)
-            for unit in range(units):
-                stack, step = element_at(stack_of, unit), element_at(step_of, unit)
-                block, key = stack % blocks, base + step * STEP
-                these, others = unit % 2 * TILE, (1 - unit % 2) * TILE
+            for number in range(count):
+                unit, following = number * UNIT, min(number + 1, count - 1) * UNIT
+                block, key = element_at(units, unit), element_at(units, unit + 1)
+                values_now, mixed_now = element_at(units, unit + 4), element_at(units, unit + 5)
+                line = element_at(units, unit + 6)
+                these, others = number % 2 * TILE, (1 - number % 2) * TILE
                 now = scores0 + 2 * these
                 if soft_cap < math.inf:
                     cap_scores(scores, now, STEP * LANES // BLOCK, np.float32(scale), np.float32(soft_cap))
                 if reach[block, 1] > key or min(reach[block, 2], last) < key + STEP:
                     _hide(scores, now, key, low, high, block * LANES)
-                following = min(unit + 1, units - 1)
-                other = element_at(stack_of, following)
-                next_asked = asked0 + other * slices * TILE
-                next_keys = keys0 + (other // blocks * STEPS + element_at(step_of, following)) * 2 * slices * TILE
                 if columns != KEPT:
                     _load_sums(mixed, mixed_before)
-                top = load16(highest, stack * LANES)
+                top = load16(highest, line)
                 less = minus(zeros(), top)
                 sums, seen = _go_on(
-                    asked, next_asked, keys, next_keys, slices, scores, now, scores0 + 2 * others, by, less,
-                    weights, weights0 + these, weights0 + others, values, values_before
+                    asked, element_at(units, following + 2), keys, element_at(units, following + 3), slices,
+                    scores, now, scores0 + 2 * others, by, less, weights, weights0 + these, weights0 + others, values,
+                    values_before
                 )  # fmt: skip
                 if columns != KEPT:
                     _store_sums(mixed, mixed_before)
@@ -233,8 +240,7 @@ def attend_in_lanes(
                         _load_sums(mixed, mixed_before + c * TILE)
                         _mix(weights, weights0 + others, values, values_before + c * TILE)
                         _store_sums(mixed, mixed_before + c * TILE)
-                mixed_now = mixed0 + stack * columns * TILE
-                if stack != held and columns == KEPT:
+                if mixed_now != mixed_before and columns == KEPT:
                     _store_sums(mixed, mixed_before)
                     _load_sums(mixed, mixed_now)
                 largest = times(seen, by)
@@ -242,15 +248,14 @@ def attend_in_lanes(
                     if columns == KEPT:
                         _store_sums(mixed, mixed_now)
                     sums = _rise(
-                        scores, now, by, top, largest, highest, stack * LANES, total, weights, weights0 + these,
+                        scores, now, by, top, largest, highest, line, total, weights, weights0 + these,
                         mixed, mixed_now, columns * ROWS
                     )  # fmt: skip
                     if columns == KEPT:
                         _load_sums(mixed, mixed_now)
-                store16(total, stack * LANES, add(load16(total, stack * LANES), sums))
-                held, mixed_before = stack, mixed_now
-                values_before = values0 + (stack // blocks * STEPS + step) * columns * TILE
-            others = (1 - units % 2) * TILE
+                store16(total, line, add(load16(total, line), sums))
+                values_before, mixed_before = values_now, mixed_now
+            others = (1 - count % 2) * TILE
             if columns == KEPT:
                 _mix(weights, weights0 + others, values, values_before)
                 _store_sums(mixed, mixed_before)
