@@ -79,7 +79,9 @@ class EngineCore:
         self._runs_ahead = runs_ahead
         self._masks = MaskFiller((vocab_size + 31) // 32)
         forcing = boundaries if config.force_tokens else None
-        self._delivery = Delivery(self._roster, self._masks, self.counters, forcing, self._end_ids, vocab_size)
+        self._delivery = Delivery(
+            self._roster, self._masks, self.counters, forcing, self._end_ids, vocab_size, self.pause
+        )
 
     # -- what a host may do -----------------------------------------------------------------------------------------
 
@@ -121,6 +123,7 @@ class EngineCore:
     def close(self) -> None:
         """End the threads that it made."""
         self._masks.close()
+        self._delivery.close()
 
     def abort_all(self, error: NiwakiError) -> None:
         failed, self._delivery.failed = self._delivery.failed, []
@@ -153,6 +156,8 @@ class EngineCore:
                     self._settle()
             return
         plan = self._roster.plan()
+        if plan.preempt and self._delivery.take_drawn():  # their matchers must not be told of what is drawn again
+            plan = self._roster.plan()
         rows = self._roster.carry_out(plan)
         if not rows:
             if not self._delivery.take_late():

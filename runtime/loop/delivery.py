@@ -20,11 +20,13 @@ from niwaki.runtime.api.faults import told
 from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.masks import MaskFiller, Masks
+from niwaki.runtime.constraints.matcher import AutomatonMatcher
 from niwaki.runtime.constraints.protocol import Matcher
 from niwaki.runtime.forward.runner import Row
 from niwaki.runtime.loop.counters import Counters
-from niwaki.runtime.loop.forced import force
-from niwaki.runtime.loop.late import Late
+from niwaki.runtime.loop.forced import force, take_with_forced
+from niwaki.runtime.loop.late import Drawn, Late
+from niwaki.runtime.loop.pause import Pause
 from niwaki.runtime.loop.roster import Roster
 from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.requests.jobs import GenerateJob, Job, ScoreJob
@@ -51,6 +53,7 @@ class Delivery:
         boundaries: Boundaries | None,
         end_ids: frozenset[int],
         vocab_size: int,
+        pause: Pause,
     ) -> None:
         """Without `boundaries` no token is forced: every one is drawn under its mask."""
         self._roster = roster
@@ -62,7 +65,10 @@ class Delivery:
         # Jobs of which a request has failed, to be ended by the core: a callback would be a cycle, and who drops an
         # engine wants its memory back at once.
         self.failed: list[tuple[Job, NiwakiError]] = []
-        self._late = Late()
+        self._late = Late(boundaries, pause)
+
+    def close(self) -> None:
+        self._late.close()
 
     def begin(self, request: Request) -> bool:
         """Add what a constraint forces at once. False where that ends it."""
@@ -133,20 +139,52 @@ class Delivery:
                     self.fail(request, told(error))
 
     def take_late(self, until: float | None = None) -> bool:
-        """Draw and take what steps have computed for texts under constraints, the oldest first: one at least, and as
-        many as the time allows; without a time all. Whether there were any."""
+        """Draw and take what steps have computed for texts under constraints, the oldest first, as many as the time
+        allows, and one at least that an earlier step has computed; without a time all. Whether there were any."""
         has_taken = False
+        self._late.wait_for_oldest()
         while not has_taken or until is None or time.perf_counter() < until:
             for rows in self._late.ready():
                 masks = _by_request(rows.masked, rows.masks)
-                self._late.add_drawn(self._drawn(rows.requests, rows.logits, masks))
-            found = self._late.next_drawn()
-            if found is not None:
+                for request, sampled in self._drawn(rows.requests, rows.logits, masks):
+                    beside = until is not None and self._is_told_beside(request, sampled)
+                    self._late.add_drawn(request, sampled, is_told_beside=beside)
+            drawn = self._late.next_drawn()
+            if drawn is not None:
                 has_taken = True
-                self.take(*found)
-            elif not self._late.wait(until):
+                self._take_drawn(drawn)
+            elif until is not None or not self._late.wait():
                 break
         return has_taken
+
+    def take_drawn(self) -> bool:
+        """Take all that was drawn. Whether there was any."""
+        has_taken = False
+        while self._late.has_drawn:
+            self._late.wait_for_oldest()
+            if (drawn := self._late.next_drawn()) is not None:
+                self._take_drawn(drawn)
+                has_taken = True
+        return has_taken
+
+    def _is_told_beside(self, request: Request, sampled: Sampled) -> bool:
+        """Whether it may take long to tell its matcher, and what is forced then. An end is the request's own matter."""
+        is_end = sampled.token_id in self._end_ids or sampled.token_id in request.params.stop_token_ids
+        return not (is_end or request.healing is not None or isinstance(request.matcher, AutomatonMatcher))
+
+    def _take_drawn(self, drawn: Drawn) -> None:
+        if not drawn.is_told:
+            self.take(drawn.request, drawn.sampled)
+        elif drawn.error is not None:
+            self.fail(drawn.request, drawn.error)
+        else:
+            request = drawn.request
+            try:
+                reason = take_with_forced(request, drawn.sampled, drawn.forced, self._end_ids, self._counters)
+                self._counters.generated_tokens += 1
+                self._tell(request, reason)
+            except Exception as error:
+                self.fail(request, told(error))
 
     def draw(self, requests: Sequence[Request], logits: torch.Tensor, masks: FilledMasks) -> None:
         """One token for each request, from the row of `logits` in its place, whatever its parameters are."""

@@ -1,19 +1,27 @@
 """Texts under constraints that sit a step out: what was computed for them is not drawn yet, or not taken.
 
-Nothing of theirs is pending meanwhile, so that the scheduler gives them no row. Owned by `delivery.Delivery`.
+Nothing of theirs is pending meanwhile, so that the scheduler gives them no row. What a drawn token means to its matcher,
+and what it forces, is found out on a thread beside the forward passes. Owned by `delivery.Delivery`.
 """
 
 from __future__ import annotations
 
-import time
+import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
 
 import torch
 
 from niwaki.radix.handles import Lease
+from niwaki.runtime.api import NiwakiError
+from niwaki.runtime.api.faults import told
+from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.constraints.masks import Masks
+from niwaki.runtime.loop.forced import forced_tokens
+from niwaki.runtime.loop.pause import Pause
 from niwaki.runtime.requests.request import Request
 from niwaki.runtime.sampling.sampler import Sampled, rows_of
 
@@ -37,12 +45,53 @@ class Undrawn:
         return replace(self, requests=requests, leases=leases, logits=rows_of(self.logits, here)) if here else None
 
 
+class Drawn:
+    """A token that was drawn and not taken. While its matcher is told of it nobody else touches that."""
+
+    __slots__ = ("_telling", "error", "forced", "is_told", "lease", "request", "sampled")
+
+    def __init__(self, request: Request, sampled: Sampled) -> None:
+        self.request, self.lease, self.sampled = request, request.lease, sampled
+        self.is_told = False  # the matcher has accepted it, and what it forces
+        self.forced: Sequence[int] = ()
+        self.error: NiwakiError | None = None
+        self._telling = threading.Lock()
+
+    def begin(self) -> None:
+        """`tell` will be called."""
+        self.is_told = True
+        self._telling.acquire()
+
+    def tell(self, boundaries: Boundaries | None) -> None:
+        request, token_id, matcher = self.request, self.sampled.token_id, self.request.matcher
+        try:
+            if matcher is not None and request.lease is self.lease:
+                matcher.accept(token_id)
+                if boundaries is not None:
+                    tail = [*request.text_tail(), token_id]
+                    self.forced = forced_tokens(matcher, tail, request.remaining_new - 1, boundaries)
+        except Exception as error:
+            self.error = told(error)
+        finally:
+            self._telling.release()
+
+    def is_ready(self, *, waits: bool = False) -> bool:
+        """Whether it can be taken."""
+        if not self._telling.acquire(waits):
+            return False
+        self._telling.release()
+        return True
+
+
 class Late:
     """The oldest go first."""
 
-    def __init__(self) -> None:
+    def __init__(self, boundaries: Boundaries | None, pause: Pause) -> None:
         self._undrawn: list[Undrawn] = []
-        self._drawn: deque[tuple[Request, Lease | None, Sampled]] = deque()
+        self._drawn: deque[Drawn] = deque()
+        self._boundaries, self._pause = boundaries, pause
+        self._telling: SimpleQueue[Drawn | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None  # made when first needed: most engines see no grammar
 
     def add(self, requests: Sequence[Request], logits: torch.Tensor, masked: Sequence[Request], masks: Masks) -> None:
         """Rows of this step, the logits of which nobody else writes to."""
@@ -55,18 +104,55 @@ class Late:
             if (here := rows.still_here()) is not None:
                 yield here
 
-    def wait(self, until: float | None) -> bool:
-        """Until more are `ready`. False where that takes longer, or there are none."""
-        if not self._undrawn:
-            return False
-        return self._undrawn[0].masks.are_there(None if until is None else max(0.0, until - time.perf_counter()))
+    def wait(self) -> bool:
+        """Until there is more to be drawn or taken. False where there is nothing."""
+        self.wait_for_oldest()
+        if not self._drawn and self._undrawn:
+            with self._pause:
+                self._undrawn[0].masks.are_there(None)
+        return bool(self._drawn or self._undrawn)
 
-    def add_drawn(self, drawn: Sequence[tuple[Request, Sampled]]) -> None:
-        self._drawn += [(request, request.lease, sampled) for request, sampled in drawn]
+    def add_drawn(self, request: Request, sampled: Sampled, *, is_told_beside: bool) -> None:
+        """`is_told_beside`: its matcher is told of it by the thread, in the pauses of the engine's own; else by whoever
+        takes it."""
+        drawn = Drawn(request, sampled)
+        self._drawn.append(drawn)
+        if is_told_beside:
+            if self._thread is None:
+                arguments = (self._telling, self._boundaries, self._pause)
+                self._thread = threading.Thread(target=_tell, args=arguments, name="niwaki-told", daemon=True)
+                self._thread.start()
+                weakref.finalize(self, self._telling.put, None)
+            drawn.begin()
+            self._telling.put(drawn)
 
-    def next_drawn(self) -> tuple[Request, Sampled] | None:
-        while self._drawn:
-            request, lease, sampled = self._drawn.popleft()
-            if request.lease is lease:
-                return request, sampled
+    def next_drawn(self) -> Drawn | None:
+        """The oldest that can be taken."""
+        for drawn in list(self._drawn):
+            if drawn.is_ready():
+                self._drawn.remove(drawn)
+                if drawn.request.lease is drawn.lease:
+                    return drawn
         return None
+
+    @property
+    def has_drawn(self) -> bool:
+        return bool(self._drawn)
+
+    def wait_for_oldest(self) -> None:
+        """Of those that were drawn, if there are any."""
+        if self._drawn and not self._drawn[0].is_ready():
+            with self._pause:
+                self._drawn[0].is_ready(waits=True)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._telling.put(None)
+            self._thread.join()
+
+
+def _tell(jobs: SimpleQueue[Drawn | None], boundaries: Boundaries | None, pause: Pause) -> None:
+    while (drawn := jobs.get()) is not None:
+        pause.wait()
+        drawn.tell(boundaries)
+        del drawn  # it holds a request
