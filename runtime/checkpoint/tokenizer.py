@@ -220,6 +220,16 @@ class Tokenizer:
         return None
 
     @cached_property
+    def reasons(self) -> bool:
+        """Whether the model was made to reason before it answers: its template knows the markers of it.
+
+        Raises:
+            UnsupportedByBackend: the model folder has no chat template.
+        """
+        markers = self.reasoning_markers
+        return markers is not None and markers[1] in self._template_text
+
+    @cached_property
     def _template_text(self) -> str:
         source = self._template_source
         if isinstance(source, list):  # several named templates: the default one

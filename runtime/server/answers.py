@@ -11,8 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, RootModel
 
 from niwaki.runtime.api import BackendInfo
 from niwaki.runtime.pictures.tree_view import TreeNode
+from niwaki.runtime.server.effort import Effort
 from niwaki.runtime.server.openai_models import ChatMessage
-from niwaki.runtime.server.responses_shapes import (
+from niwaki.runtime.server.responses_bodies import (
     AllowedFunctions,
     ChosenFunction,
     Item,
@@ -152,8 +153,8 @@ class TextAnswer(Answer):
     format: TextFormatAnswer | SchemaAnswer
 
 
-class NoReasoning(Answer):
-    effort: None
+class ReasoningAsked(Answer):
+    effort: Effort | None
     summary: None
 
 
@@ -235,7 +236,7 @@ class ResponseAnswer(Answer):
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None
-    reasoning: NoReasoning
+    reasoning: ReasoningAsked
     safety_identifier: str | None
     service_tier: Literal["default"]
     store: bool

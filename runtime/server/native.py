@@ -43,7 +43,7 @@ from niwaki.runtime.server.errors import ApiError, as_api_error
 from niwaki.runtime.server.feed import Aborted, Ended, Event, Failed, Feed, Piece
 from niwaki.runtime.server.openai_models import MAX_NEW, LogitBias, Stop, bias_of
 from niwaki.runtime.server.openai_shapes import LOWEST_LOGPROB
-from niwaki.runtime.server.other_servers import GenerateFieldsOfOthers
+from niwaki.runtime.server.other_servers import GenerateFieldsOfOthers, Unasked
 from niwaki.runtime.server.service import Work, works_of
 from niwaki.runtime.server.sse import DONE, EventStream, chunk_event, event, unless_gone
 from niwaki.runtime.server.wire import (
@@ -106,6 +106,7 @@ class NativeSampling(Strict):
     skip_special_tokens: On | None = None
     spaces_between_special_tokens: bool | None = None
     no_stop_trim: Off | None = None
+    custom_params: Unasked = None
     # not yet
     structural_tag: Unsupported = None
 

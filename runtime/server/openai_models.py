@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from niwaki.runtime.api import (
@@ -22,6 +22,7 @@ from niwaki.runtime.api import (
     Spacing,
 )
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
+from niwaki.runtime.server.effort import NO_EFFORT, TOKENS, Effort, reasons_of
 from niwaki.runtime.server.errors import ApiError
 from niwaki.runtime.server.other_servers import ChatFieldsOfOthers, FieldsOfOthers
 from niwaki.runtime.server.tools import MAX_REASONING, MadeCalls, Plan, ToolChoice, Tools, plan_of
@@ -39,6 +40,7 @@ from niwaki.runtime.server.wire import (
     TokenIdList,
     TokenIdLists,
     Unsupported,
+    Verbosity,
     prompts_of,
 )
 
@@ -184,11 +186,30 @@ class TextPart(Strict):
     text: Text
 
 
+class RefusalPart(Strict):
+    """Of an earlier answer, which another server's model would not give."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+def _part_kind(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "(refusal)" if kind == "refusal" else "(part)"
+
+
 def _content_kind(value: object) -> str:
     return "(parts)" if isinstance(value, list) else "(text)"
 
 
-Parts = Annotated[list[TextPart], Field(min_length=1, max_length=1024, fail_fast=True)]
+Part = Annotated[
+    Annotated[TextPart, Tag("(part)")] | Annotated[RefusalPart, Tag("(refusal)")], Discriminator(_part_kind)
+]
+Parts = Annotated[list[Part], Field(min_length=1, max_length=1024, fail_fast=True)]
 Content = Annotated[Annotated[Text, Tag("(text)")] | Annotated[Parts, Tag("(parts)")], Discriminator(_content_kind)]
 
 
@@ -202,9 +223,9 @@ class ChatMessage(Strict):
     name: Name | None = None  # of who speaks, or of the tool: for templates that write it
     # told by our own answers; templates know nothing of it
     reasoning_content: Text | None = None
+    refusal: Text | None = None  # an assistant's, in place of its content
     function_call: Unsupported = None
     audio: Unsupported = None
-    refusal: Unsupported = None
     annotations: Unsupported = None
 
     @model_validator(mode="after")
@@ -215,13 +236,20 @@ class ChatMessage(Strict):
             raise PydanticCustomError(
                 "role", "a tool's message, and no other, has a tool_call_id", {"field": "tool_call_id"}
             )
-        if self.content is None and not self.tool_calls:
+        if self._refuses and self.role != "assistant":
+            raise PydanticCustomError("role", "only an assistant's message has a refusal", {"field": "refusal"})
+        if self.content is None and self.refusal is None and not self.tool_calls:
             raise PydanticCustomError("missing", "a message needs content", {"field": "content"})
         return self
 
+    @property
+    def _refuses(self) -> bool:
+        parts = self.content if isinstance(self.content, list) else ()
+        return self.refusal is not None or any(isinstance(part, RefusalPart) for part in parts)
+
     def message(self) -> Message:
         role = "system" if self.role == "developer" else self.role  # OpenAI's newer name; templates know the older
-        content = self.content or ""
+        content = self.content or self.refusal or ""  # templates know of contents alone: it is what was said
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         calls = tuple(made.call() for made in self.tool_calls or ())
         return Message(role, text, calls, self.tool_call_id or "", self.name or "")
@@ -252,6 +280,16 @@ class SchemaFormat(Strict):
 ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
 
 
+def _refuse_call(choice: object) -> object:
+    if choice != "none" and choice is not None:
+        raise PydanticCustomError("unsupported", "functions are tools here: offer tools, choose with tool_choice")
+    return choice
+
+
+# The older form of `tool_choice`, where it asks for none.
+NoCall = Annotated[Literal["none"], BeforeValidator(_refuse_call)]
+
+
 class ChatRequest(SamplingFields, ChatFieldsOfOthers):
     """POST /v1/chat/completions"""
 
@@ -275,16 +313,15 @@ class ChatRequest(SamplingFields, ChatFieldsOfOthers):
     reasoning_tokens: Annotated[int, Field(ge=0, le=MAX_REASONING)] | None = None
     separate_reasoning: bool | None = None
     continue_final_message: bool | None = None  # the answer goes on with the last message, an assistant's
+    reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
+    function_call: NoCall | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory"] | None = None  # it is always so
     # not yet
-    functions: Unsupported = None
-    function_call: Unsupported = None
     audio: Unsupported = None
     moderation: Unsupported = None
     prompt_cache_options: Unsupported = None
-    prompt_cache_retention: Unsupported = None
     prediction: Unsupported = None
-    reasoning_effort: Unsupported = None
-    verbosity: Unsupported = None
     web_search_options: Unsupported = None
 
     def check(self) -> None:
@@ -307,20 +344,34 @@ class ChatRequest(SamplingFields, ChatFieldsOfOthers):
         return found
 
     def plan(self, tokenizer: Tokenizer) -> Plan:
-        """What the answer may consist of. Raises ApiError as `plan_of`."""
+        """What the answer may consist of. Raises ApiError as `plan_of` and `reasons_of`."""
+        asked = reasons_of(self.reasoning_effort, tokenizer)
+        if self.reasoning_tokens and self.reasoning_effort in NO_EFFORT:
+            message = f"reasoning_tokens {self.reasoning_tokens} and the effort {self.reasoning_effort!r} disagree"
+            raise ApiError(400, message, param="reasoning_effort", code="invalid_value")
         return plan_of(
             self.tools,
             self.tool_choice,
             is_parallel=self.parallel_tool_calls is not False,
-            reasoning_tokens=self.reasoning_tokens,
-            separates=self.separate_reasoning,
+            reasoning_tokens=asked.tokens if self.reasoning_tokens is None else self.reasoning_tokens,
+            separates=asked.is_apart or None if self.separate_reasoning is None else self.separate_reasoning,
             tokenizer=tokenizer,
         )
+
+    def variables(self, tokenizer: Tokenizer) -> Mapping[str, object]:
+        """For the model's template. Raises ApiError: as `reasons_of`, and where two fields disagree."""
+        said, given = reasons_of(self.reasoning_effort, tokenizer).variables, self.chat_template_kwargs or {}
+        for name, value in said.items():
+            if given.get(name, value) != value:
+                message = f"reasoning_effort and chat_template_kwargs.{name} disagree; give one"
+                raise ApiError(400, message, param="reasoning_effort", code="invalid_value")
+        return {**given, **said}
 
     def constraint_param(self) -> str | None:
         if self.tools and self.tool_choice != "none":
             return "tools"
-        return super().constraint_param() or (None if self.reasoning_tokens is None else "reasoning_tokens")
+        found = super().constraint_param() or (None if self.reasoning_tokens is None else "reasoning_tokens")
+        return found or ("reasoning_effort" if self.reasoning_effort in TOKENS else None)
 
     def max_new_tokens(self) -> int | None:
         """Raises ApiError when the two spellings disagree."""

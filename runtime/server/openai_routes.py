@@ -98,14 +98,13 @@ def prepared_chat(
     _check(service, body)
     tops, max_new = body.num_logprobs(), body.max_new_tokens()
     namespace = service.namespace(key_of(request), body.cache_salt)
-    plan = body.plan(service.model.tokenizer)
+    plan, variables = body.plan(service.model.tokenizer), body.variables(service.model.tokenizer)
 
     def prepare() -> list[Work]:
         nonlocal plan
         history = () if ground is None else ground.history
         messages = [*history, *(message.message() for message in body.messages)]
         continues = bool(body.continue_final_message)
-        variables = body.chat_template_kwargs
         segments = service.model.prompts.segments(messages, plan.told, continues=continues, variables=variables)
         plan = plan.behind(segments[-1].text)
         ids = service.model.encode(segments) if ground is None else ground.place(segments, namespace)

@@ -28,9 +28,11 @@ INSTEAD: Mapping[str, str] = {
     "bad_words": "a logit_bias of -100 keeps a token out",
     "chat_template": "the model's own template is used; /v1/completions takes a prompt that is written already",
     "custom_logit_processor": "regex, json_schema, ebnf and logit_bias say what may be written",
+    "custom_params": "no processor of logits reads them; leave them out",
     "disable_additional_properties": "write additionalProperties: false into the schema",
     "disable_any_whitespace": _BLANKS,
     "documents": "write them into a message",
+    "functions": "offer them as tools: {type: function, function: ...}",
     "guided_decoding_backend": "one engine enforces every constraint; leave it out",
     "guided_whitespace_pattern": _BLANKS,
     "image_data": _PLAIN,
@@ -116,14 +118,19 @@ class FieldsOfOthers(Strict):
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: Off | None = None
     no_stop_trim: Off | None = None
+    log_metrics: On | None = None  # every request is counted
     allowed_token_ids: Unasked = None
     bad_words: Unasked = None
+    custom_logit_processor: Unasked = None
+    custom_params: Unasked = None
     guided_decoding_backend: Unasked = None
     guided_whitespace_pattern: Unasked = None
     lora_path: Unasked = None
     prompt_logprobs: Unasked = None
     request_id: Unasked = None
+    return_hidden_states: Unasked = None
     rid: Unasked = None
+    session_params: Unasked = None
     structural_tag: Unasked = None
     truncate_prompt_tokens: Unasked = None
     use_beam_search: Unasked = None
@@ -151,6 +158,7 @@ class ChatFieldsOfOthers(Strict):
     add_generation_prompt: bool | None = None  # false: beside `continue_final_message` alone
     chat_template: Unasked = None
     documents: Unasked = None
+    functions: Unasked = None
     include_reasoning: Unasked = None
     thinking_token_budget: Unasked = None
 
@@ -158,6 +166,7 @@ class ChatFieldsOfOthers(Strict):
 class GenerateFieldsOfOthers(Strict):
     """Of /generate: what SGLang's clients send there beside the fields that are here."""
 
+    log_metrics: On | None = None  # every request is counted
     audio_data: Unasked = None
     custom_logit_processor: Unasked = None
     image_data: Unasked = None

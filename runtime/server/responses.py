@@ -20,11 +20,14 @@ from niwaki.runtime.server.feed import Ended, Failed, Feed, Piece
 from niwaki.runtime.server.openai_models import ChatRequest
 from niwaki.runtime.server.openai_routes import prepared_chat
 from niwaki.runtime.server.openai_shapes import ChatShape, usage_of
-from niwaki.runtime.server.responses_shapes import ResponseRequest, Writer, blank
+from niwaki.runtime.server.responses_bodies import ResponseRequest
+from niwaki.runtime.server.responses_shapes import Writer, blank
 from niwaki.runtime.server.sessions import Sessions, as_said, said, stored
 from niwaki.runtime.server.sse import EventStream, event, unless_gone
 from niwaki.runtime.server.store import Json, Turn
 from niwaki.runtime.server.wire import as_refusal, gives, json_response, read_body, takes, to_json
+
+OWN_NAMES = {"response_format": "text.format", "reasoning_effort": "reasoning.effort"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,11 @@ def responses_router(sessions: Sessions) -> APIRouter:
             raise as_refusal(error) from None
         streams = service.must_stream(bool(body.stream))
         stand = Stand(conversations, before)
-        prepare, shape = prepared_chat(request, service, chat, _Going(body.history(past.messages), stand.place))
+        try:
+            prepare, shape = prepared_chat(request, service, chat, _Going(body.history(past.messages), stand.place))
+        except ApiError as refusal:
+            refusal.param = _own_name(refusal.param)
+            raise
 
         def start() -> Iterator[Generation]:
             for work in prepare():
@@ -184,7 +191,7 @@ async def _progress(feed: Feed, shape: ChatShape, writer: Writer) -> AsyncIterat
 
 def _own_name(param: str | None) -> str | None:
     """A chat's field by its name in responses."""
-    return "text.format" if param == "response_format" else param
+    return OWN_NAMES.get(param or "", param)
 
 
 def _consume(events: Iterable[Json]) -> None:

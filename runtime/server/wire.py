@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from pydantic import (
@@ -118,6 +118,13 @@ def _refuse_media(kind: object) -> object:
     return kind
 
 
+def _refuse_verbosity(level: object) -> object:
+    if level in ("low", "high"):
+        why = "this model knows no levels of it: say in a message how long an answer is to be"
+        raise PydanticCustomError("unsupported", why)
+    return level
+
+
 def _expect(wanted: bool, given: bool) -> bool:
     if given is not wanted:
         raise PydanticCustomError("unsupported", "this server does not support it yet; leave it out")
@@ -129,6 +136,8 @@ Off = Annotated[bool, AfterValidator(partial(_expect, False)), WithJsonSchema({"
 On = Annotated[bool, AfterValidator(partial(_expect, True)), WithJsonSchema({"type": "boolean", "const": True})]
 # Of the type of a part of a message: what else clients send there.
 NoMedia = BeforeValidator(_refuse_media)
+# OpenAI's default, and what a model does that was not told of the others.
+Verbosity = Annotated[Literal["medium"], BeforeValidator(_refuse_verbosity)]
 # A field of the field's API that is not here yet. Ignoring it would give answers that nobody asked for.
 Unsupported = Annotated[JsonValue, AfterValidator(_refuse), WithJsonSchema({"type": "null"})]
 

@@ -15,7 +15,8 @@ from pydantic import TypeAdapter
 
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.errors import ApiError, overloaded
-from niwaki.runtime.server.responses_shapes import ResponseRequest, Writer, blank
+from niwaki.runtime.server.responses_bodies import ResponseRequest
+from niwaki.runtime.server.responses_shapes import Writer, blank
 from niwaki.runtime.server.serve import serving
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
