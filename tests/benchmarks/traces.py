@@ -142,7 +142,7 @@ class Traffic:
         draw = random.Random(seed)
         self._is_plain = is_plain
         self._heads = [tuple(draw.randrange(5, VOCAB_SIZE) for _ in range(3 * PAGE + 1)) for _ in range(2)]
-        self._tails = [tuple(draw.randrange(5, VOCAB_SIZE) for _ in range(draw.randint(1, 20))) for _ in range(5)]
+        self._tails = [tuple(draw.randrange(5, VOCAB_SIZE) for _ in range(draw.randint(1, 20))) for _ in range(3)]
         self._tails.append(())
 
     def asked(self, draw: random.Random) -> Asked:
@@ -247,35 +247,41 @@ def set_back(engine: Engine, draw: random.Random) -> int:
 
 
 def traces(
-    count: int, seed: int, *, deterministic: bool = True, threads: bool = False, per_engine: int = PER_ENGINE
+    count: int,
+    seed: int,
+    *,
+    first: int = 0,
+    deterministic: bool = True,
+    threads: bool = False,
+    per_engine: int = PER_ENGINE,
 ) -> Iterator[tuple[int, Counts]]:
-    """Run them in turn over engines of several sizes; gives the number done and the counts now and then."""
+    """Run those from number `first` on, in turn over engines of several sizes; gives how many are done and the counts
+    now and then."""
     counts, kind = Counts(), Engine if threads else Stepped
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder) / "toy", **SMALL)
         solo = Solo(model, deterministic=deterministic)
         judge = exact(solo) if deterministic else close_by(solo, Dense(model))
-        done = 0
-        sizes = itertools.cycle(itertools.product(POOLS, CHUNKS, (False, True) if deterministic else (False,)))
-        while done < count:
-            pool, chunk, runs_ahead = next(sizes)
+        sizes = list(itertools.product(POOLS, CHUNKS, (False, True) if deterministic else (False,)))
+        for start in range(first, first + count, per_engine):
+            pool, chunk, runs_ahead = sizes[start // per_engine % len(sizes)]
             options: dict[str, object] = {"kv_tokens": pool, "chunked_prefill_size": chunk}
             options |= {"draft_tokens": 0} if runs_ahead else {}  # who may guess does not run ahead
+            stop = min(start + per_engine, first + count)
             with kind(model, **options, deterministic=deterministic) as engine:
                 engine.backend._core._runs_ahead = runs_ahead
-                traffic = Traffic(f"{seed} {done // EVERY}", is_plain=runs_ahead)
-                for _ in range(min(per_engine, count - done)):
+                traffic = Traffic(f"{seed} {start // EVERY}", is_plain=runs_ahead)
+                for number in range(start, stop):
                     try:
-                        trace(engine, judge, traffic, random.Random(f"{seed} {done}"), counts)
+                        trace(engine, judge, traffic, random.Random(f"{seed} {number}"), counts)
                     except BaseException as error:
-                        error.add_note(f"trace {done} of seed {seed}: {options}, {runs_ahead=}")
+                        error.add_note(f"trace {number} of seed {seed}: {options}, {runs_ahead=}")
                         raise
-                    done += 1
                 stats = engine.stats()
                 counts.cached_tokens += int(stats["cached_tokens"])
                 counts.preemptions += int(stats["preemptions"])
                 counts.steps += int(stats["steps"])
-            yield done, counts
+            yield stop - first, counts
         solo.close()
 
 
@@ -286,6 +292,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--float", action="store_true", help="the usual mode, against a dense forward in float32")
     parser.add_argument("--threads", action="store_true", help="engines on their own threads, not step by step")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, metavar="K", help="begin with trace K of the seed")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many")
     options = parser.parse_args(argv)
     for eviction in EVICTIONS if options.operations else ():
         began = time.perf_counter()
@@ -295,11 +303,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.threads:  # they would wait for each other more than they compute
         torch.set_num_threads(1)
         set_num_threads(1)
-    began, used, is_exact = time.perf_counter(), time.process_time(), not options.float
-    for done, counts in traces(options.count, options.seed, deterministic=is_exact, threads=options.threads):
-        if done % EVERY == 0 or done == options.count:
-            took = f"{time.perf_counter() - began:.0f} s, {time.process_time() - used:.0f} s of CPU time"
-            print(f"{done} traces hold: {counts}; {took}", flush=True)
+    began, used = time.perf_counter(), time.process_time()
+    for done, counts in traces(
+        options.count, options.seed, first=options.first, deterministic=not options.float, threads=options.threads
+    ):
+        took = time.perf_counter() - began
+        is_over = done == options.count or took > options.seconds
+        if done % EVERY == 0 or is_over:
+            cost = f"{took:.0f} s, {time.process_time() - used:.0f} s of CPU time"
+            print(f"{done} traces hold: {counts}; {cost}", flush=True)
+        if is_over:
+            break
     return 0
 
 
