@@ -46,13 +46,13 @@ def _put_outside(typing, array, index, first, end, value):
 
 
 @intrinsic
-def _weigh_two(typing, scores, index, factor, less, weights, place, sums, highest):
+def _weigh_two(typing, scores, index, factor, less, weights, place, sums):
     """Word i of weights[place : place + 16] = w[i] and, in the upper half, v[i], rounded to bfloat16: powers of two, of
     a factor + less for a = scores[index : index + 16] and of b factor + less for those 256 further on, to 9e-5. Both
-    arrays float32. Gives sums + w + v, and the largest of `highest`, a and b. Where `splits_numbers`."""
+    arrays float32. Gives sums + w + v. Where `splits_numbers`."""
 
     def generate(context, builder, signature, args):
-        factor, less, sums, highest = args[2], args[3], args[6], args[7]
+        factor, less, sums = args[2], args[3], args[6]
         first = builder.bitcast(element_pointer(context, builder, signature, args), FLOATS.as_pointer())
         second = builder.gep(first, [ir.Constant(ir.IntType(64), LANES)])
         a, b = (builder.load(each, align=4) for each in (first, second))
@@ -63,19 +63,13 @@ def _weigh_two(typing, scores, index, factor, less, weights, place, sums, highes
         words = builder.or_(low, builder.and_(high, ir.Constant(INTS, [0xFFFF0000] * LANES)))
         target = element_pointer(context, builder, signature, args, 4)
         builder.store(words, builder.bitcast(target, INTS.as_pointer()), align=4)
-        for value, score in zip(powers, (a, b), strict=True):  # at once: LLVM would keep all of them till the end
-            sums = _at_once(builder, "vaddps", value, sums)
-            highest = _at_once(builder, "vmaxps", highest, score)
-        return context.make_tuple(builder, signature.return_type, [sums, highest])
+        kind = ir.FunctionType(FLOATS, [FLOATS] * 2)
+        at_once = ir.InlineAsm(kind, "vaddps $2, $1, $0", "=v,v,v", side_effect=True)
+        for power in powers:  # LLVM would keep all of a caller's till its end, and has not so many registers
+            sums = builder.call(at_once, [sums, power])
+        return sums
 
-    pair = types.UniTuple(VECTOR, 2)
-    return pair(scores, index, factor, less, weights, place, sums, highest), generate
-
-
-def _at_once(builder, name, a, b):
-    """The instruction of two vectors, in the place where it is written."""
-    kind = ir.FunctionType(FLOATS, [FLOATS] * 2)
-    return builder.call(ir.InlineAsm(kind, f"{name} $2, $1, $0", "=v,v,v", side_effect=True), [a, b])
+    return VECTOR(scores, index, factor, less, weights, place, sums), generate
 
 
 @intrinsic
@@ -119,7 +113,5 @@ def _store_both_bfloat16(typing, array, index, low, high):
 
 put_outside = cast("Callable[[Array, int, int, int, np.float32], None]", _put_outside)
 store_both_bfloat16 = cast("Callable[[Array, int, Vector, Vector], None]", _store_both_bfloat16)
-weigh_two = cast(
-    "Callable[[Float32s, int, Vector, Vector, Float32s, int, Vector, Vector], tuple[Vector, Vector]]", _weigh_two
-)
+weigh_two = cast("Callable[[Float32s, int, Vector, Vector, Float32s, int, Vector], Vector]", _weigh_two)
 turn_pairs = cast("Callable[[Array, int, int, int, Array, int], None]", _turn_pairs)

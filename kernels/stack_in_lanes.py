@@ -11,12 +11,12 @@ values are turned, once for all queries.
 
 The unit works beside the vectors where neither waits for the other, and instructions are in flight only within a few
 hundred: so while STEP keys are weighed, in between, those after them are scored and those before them mixed. Meanwhile
-a core has one port for floating point instead of two, of which a weight takes eight turns: hence a power of two to 9e-5,
-of which a weight in bfloat16 keeps 4e-3.
+a core has one port for floating point instead of two, at which sixteen weights take seven turns: hence powers of two
+to 9e-5, where bfloat16 keeps 4e-3.
 
-A query's `top` is the highest score of some keys before, and rises only where one is MARGIN above it: seldom then is
-anything rescaled. Steps begin at multiples of STEP and no query's sums see another query, so a result depends on
-nothing but the query and its keys.
+A query's `top` is the highest score of one step before, and rises only where a step's weights, seen from it, sum to
+more than MOST: so the highest need seldom be looked for, and seldom is anything rescaled. Steps begin at multiples of
+STEP and no query's sums see another query, so a result depends on nothing but the query and its keys.
 
 One core of a Xeon with AMX, 26 November 2026, ns for sixteen queries of 64 columns and 64 keys in the nearest caches:
 FIGURES
@@ -33,7 +33,7 @@ from niwaki.kernels.jit import jit
 from niwaki.kernels.numeric import exp_f32
 from niwaki.kernels.operand import Array
 from niwaki.kernels.partial import Float32s
-from niwaki.kernels.segments import Int32s, Int64s
+from niwaki.kernels.segments import Int32s
 from niwaki.kernels.simd import (
     LANES,
     Vector,
@@ -49,7 +49,7 @@ from niwaki.kernels.simd import (
     where_less,
     zeros,
 )
-from niwaki.kernels.simd_memory import element_at, load16, splat_at, store16, store_pair, transpose16
+from niwaki.kernels.simd_memory import element_at, load16, store16, store_pair, transpose16
 from niwaki.kernels.simd_stores import turn_pairs, weigh_two
 from niwaki.kernels.stack_by_tiles import (
     BLOCK,
@@ -80,7 +80,7 @@ STEP = 2 * RUN  # keys that are weighed together: a weight of each run in a word
 GROUP = 128  # keys that all queries go over before the next: with their values a third of the nearest cache, or more
 STEPS = GROUP // STEP
 UNIT = 8  # numbers
-MARGIN = np.float32(8.0)
+MOST = np.float32(256.0)  # that the weights of a step may sum to
 KEPT = 4  # tiles of columns: so many stay in the unit while a query goes over a group
 
 
@@ -127,7 +127,7 @@ def attend_in_lanes(
     source, line_of, target_of = np.empty(queries, np.int64), np.empty(queries, np.int64), np.empty(queries, np.int64)
     to_head, to_out = q.strides[1] // 2, out.strides[1] // 2
     # What a group of keys has to do: stacks one behind the other, and of each the steps that it sees. Of every such
-    # UNIT: the block of queries, the first key, and where queries, keys, values, sums and what is one for a query begin.
+    # unit: its block of queries, its first key, and where its queries, keys, values, sums and tops begin.
     units = np.empty(stacks * STEPS * UNIT, np.int64)
     r = 0
     for i in range(tokens.shape[0]):  # counted up, not divided: a division takes as long as what is done to a query
@@ -229,7 +229,7 @@ def attend_in_lanes(
                     _load_sums(mixed, mixed_before)
                 top = load16(highest, line)
                 less = minus(zeros(), top)
-                sums, seen = _go_on(
+                sums = _go_on(
                     asked, element_at(units, following + 2), keys, element_at(units, following + 3), slices,
                     scores, now, scores0 + 2 * others, by, less, weights, weights0 + these, weights0 + others, values,
                     values_before
@@ -243,13 +243,12 @@ def attend_in_lanes(
                 if mixed_now != mixed_before and columns == KEPT:
                     _store_sums(mixed, mixed_before)
                     _load_sums(mixed, mixed_now)
-                largest = times(seen, by)
-                if is_any_less(add(top, splat(MARGIN)), largest):
+                if is_any_less(splat(MOST), sums):
                     if columns == KEPT:
                         _store_sums(mixed, mixed_now)
                     sums = _rise(
-                        scores, now, by, top, largest, highest, line, total, weights, weights0 + these,
-                        mixed, mixed_now, columns * ROWS
+                        scores, now, by, top, sums, highest, line, total, weights, weights0 + these, mixed,
+                        mixed_now, columns * ROWS
                     )  # fmt: skip
                     if columns == KEPT:
                         _load_sums(mixed, mixed_now)
@@ -343,52 +342,51 @@ def _go_on(
     asked: Float32s, next_asked: int, keys: Float32s, next_keys: int, slices: int, scores: Float32s, now: int,
     following: int, by: Vector, less: Vector, weights: Float32s, these: int, before: int, values: Float32s,
     values_before: int,
-) -> tuple[Vector, Vector]:  # fmt: skip
+) -> Vector:  # fmt: skip
     """Weights of the scores from `now` on, and in between the scores of the keys that follow, and the weights before
-    times their values. Gives the sum of the weights and the highest score of each query."""
+    times their values. Gives the sum of each query's weights."""
     clear(4)
     clear(5)
     _score(asked, next_asked, keys, next_keys, 2, slices)
-    seen, other = splat(HIDDEN), splat(HIDDEN)
     sums, more = zeros(), zeros()
     load_tile(7, asked, next_asked, LINE)
     load_tile(6, keys, next_keys, LINE)
     multiply(4, 6, 7)
-    sums, seen = weigh_two(scores, now, by, less, weights, these, sums, seen)
-    more, other = weigh_two(scores, now + LANES, by, less, weights, these + LANES, more, other)
+    sums = weigh_two(scores, now, by, less, weights, these, sums)
+    more = weigh_two(scores, now + LANES, by, less, weights, these + LANES, more)
     load_tile(6, keys, next_keys + slices * TILE, LINE)
     multiply(5, 6, 7)
-    sums, seen = weigh_two(scores, now + 2 * LANES, by, less, weights, these + 2 * LANES, sums, seen)
-    more, other = weigh_two(scores, now + 3 * LANES, by, less, weights, these + 3 * LANES, more, other)
+    sums = weigh_two(scores, now + 2 * LANES, by, less, weights, these + 2 * LANES, sums)
+    more = weigh_two(scores, now + 3 * LANES, by, less, weights, these + 3 * LANES, more)
     load_tile(7, asked, next_asked + TILE, LINE)
     load_tile(6, keys, next_keys + TILE, LINE)
     multiply(4, 6, 7)
-    sums, seen = weigh_two(scores, now + 4 * LANES, by, less, weights, these + 4 * LANES, sums, seen)
-    more, other = weigh_two(scores, now + 5 * LANES, by, less, weights, these + 5 * LANES, more, other)
+    sums = weigh_two(scores, now + 4 * LANES, by, less, weights, these + 4 * LANES, sums)
+    more = weigh_two(scores, now + 5 * LANES, by, less, weights, these + 5 * LANES, more)
     load_tile(6, keys, next_keys + (slices + 1) * TILE, LINE)
     multiply(5, 6, 7)
-    sums, seen = weigh_two(scores, now + 6 * LANES, by, less, weights, these + 6 * LANES, sums, seen)
-    more, other = weigh_two(scores, now + 7 * LANES, by, less, weights, these + 7 * LANES, more, other)
+    sums = weigh_two(scores, now + 6 * LANES, by, less, weights, these + 6 * LANES, sums)
+    more = weigh_two(scores, now + 7 * LANES, by, less, weights, these + 7 * LANES, more)
     load_tile(7, weights, before, LINE)
     load_tile(6, values, values_before, LINE)
     multiply(0, 6, 7)
-    sums, seen = weigh_two(scores, now + 8 * LANES, by, less, weights, these + 8 * LANES, sums, seen)
-    more, other = weigh_two(scores, now + 9 * LANES, by, less, weights, these + 9 * LANES, more, other)
+    sums = weigh_two(scores, now + 8 * LANES, by, less, weights, these + 8 * LANES, sums)
+    more = weigh_two(scores, now + 9 * LANES, by, less, weights, these + 9 * LANES, more)
     load_tile(6, values, values_before + TILE, LINE)
     multiply(1, 6, 7)
-    sums, seen = weigh_two(scores, now + 10 * LANES, by, less, weights, these + 10 * LANES, sums, seen)
-    more, other = weigh_two(scores, now + 11 * LANES, by, less, weights, these + 11 * LANES, more, other)
+    sums = weigh_two(scores, now + 10 * LANES, by, less, weights, these + 10 * LANES, sums)
+    more = weigh_two(scores, now + 11 * LANES, by, less, weights, these + 11 * LANES, more)
     load_tile(6, values, values_before + 2 * TILE, LINE)
     multiply(2, 6, 7)
-    sums, seen = weigh_two(scores, now + 12 * LANES, by, less, weights, these + 12 * LANES, sums, seen)
-    more, other = weigh_two(scores, now + 13 * LANES, by, less, weights, these + 13 * LANES, more, other)
+    sums = weigh_two(scores, now + 12 * LANES, by, less, weights, these + 12 * LANES, sums)
+    more = weigh_two(scores, now + 13 * LANES, by, less, weights, these + 13 * LANES, more)
     load_tile(6, values, values_before + 3 * TILE, LINE)
     multiply(3, 6, 7)
-    sums, seen = weigh_two(scores, now + 14 * LANES, by, less, weights, these + 14 * LANES, sums, seen)
-    more, other = weigh_two(scores, now + 15 * LANES, by, less, weights, these + 15 * LANES, more, other)
+    sums = weigh_two(scores, now + 14 * LANES, by, less, weights, these + 14 * LANES, sums)
+    more = weigh_two(scores, now + 15 * LANES, by, less, weights, these + 15 * LANES, more)
     store_tile(4, scores, following, LINE)
     store_tile(5, scores, following + TILE, LINE)
-    return add(sums, more), larger(seen, other)
+    return add(sums, more)
 
 
 @jit(inline=True)
@@ -444,18 +442,21 @@ def _hide(scores: Float32s, scores0: int, key: int, low: Float32s, high: Float32
 
 @jit()
 def _rise(
-    scores: Float32s, now: int, by: Vector, top: Vector, largest: Vector, highest: Float32s, stack: int,
-    total: Float32s, weights: Float32s, these: int, mixed: Float32s, sums0: int, lines: int,
+    scores: Float32s, now: int, by: Vector, top: Vector, sums: Vector, highest: Float32s, line: int, total: Float32s,
+    weights: Float32s, these: int, mixed: Float32s, mixed0: int, lines: int,
 ) -> Vector:  # fmt: skip
-    """The step's weights anew, seen from its largest score by those queries for which that is MARGIN above their top;
-    what was summed before is rescaled to that. Gives the sum of the weights."""
-    risen = where_less(add(top, splat(MARGIN)), largest, largest, top)
+    """The step's weights anew, seen from its highest score by those queries whose weights sum to more than MOST; what
+    was summed before is rescaled to that. Gives the sums of the weights."""
+    largest = load16(scores, now)
+    for i in range(1, STEP):
+        largest = larger(largest, load16(scores, now + i * LANES))
+    risen = where_less(splat(MOST), sums, times(largest, by), top)
     shrink = exp2_16(minus(top, risen))
-    store16(highest, stack, risen)
-    store16(total, stack, times(load16(total, stack), shrink))
+    store16(highest, line, risen)
+    store16(total, line, times(load16(total, line), shrink))
     for i in range(lines):
-        store16(mixed, sums0 + i * LANES, times(load16(mixed, sums0 + i * LANES), shrink))
-    sums, seen, less = zeros(), splat(HIDDEN), minus(zeros(), risen)
+        store16(mixed, mixed0 + i * LANES, times(load16(mixed, mixed0 + i * LANES), shrink))
+    sums, less = zeros(), minus(zeros(), risen)
     for i in range(RUN):
-        sums, seen = weigh_two(scores, now + i * LANES, by, less, weights, these + i * LANES, sums, seen)
+        sums = weigh_two(scores, now + i * LANES, by, less, weights, these + i * LANES, sums)
     return sums
