@@ -263,16 +263,33 @@ def _transpose16_apart(typing, source, index, stride, target, place, apart):
 
 def turned(context, builder, signature, args):
     """The rows of the tile that `_transpose16` reads, turned."""
-    rows = [builder.load(start, align=2) for start in _row_pointers(context, builder, signature, args, INTS)]
-    for width in (8, 4, 2, 1):  # swap the lower left quarter of each square with the upper right one
-        turned = list(rows)
-        for row in range(LANES):
-            if not row & width:
-                upper = [lane if not lane & width else LANES + lane - width for lane in range(LANES)]
-                lower = [lane + width if not lane & width else LANES + lane for lane in range(LANES)]
-                for at, order in ((row, upper), (row + width, lower)):
-                    turned[at] = builder.shuffle_vector(rows[row], rows[row + width], ir.Constant(INTS, order))
-        rows = turned
+    quarters = ir.VectorType(ir.IntType(32), 4)
+    starts = _row_pointers(context, builder, signature, args, quarters)
+
+    def piece(row, column):
+        place = builder.gep(starts[row], [ir.Constant(ir.IntType(64), column)])
+        return builder.load(place, align=2)
+
+    def mixed(a, b, order):
+        return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(order)), list(order)))
+
+    def beside(a, b, width, upper):
+        """Of each four words of a and of b the lower or upper half, in turns of `width` words."""
+        order = []
+        for first in range(0, LANES, 4):
+            for word in range(first + 2 * upper, first + 2 * upper + 2, width):
+                order += [*range(word, word + width), *range(LANES + word, LANES + word + width)]
+        return mixed(a, b, order)
+
+    rows = []
+    for column in range(4):  # a quarter of a row comes from memory to where it belongs: half as much is left to move
+        parts = []
+        for row in range(4):
+            low, high = (mixed(piece(first, column), piece(first + 4, column), range(8)) for first in (row, row + 8))
+            parts.append(mixed(low, high, range(LANES)))
+        for upper in range(2):
+            a, b = beside(*parts[:2], 1, upper), beside(*parts[2:], 1, upper)
+            rows += [beside(a, b, 2, 0), beside(a, b, 2, 1)]
     return rows
 
 

@@ -83,11 +83,12 @@ def _turn_pairs(typing, source, index, stride, other, target, place):
         into = builder.bitcast(pointer, INTS.as_pointer())
         start = context.cast(builder, args[3], signature.args[3], signature.args[1])
         a, b = (turned(context, builder, signature, [args[0], each, args[2]]) for each in (args[1], start))
-        bits, lower = ir.Constant(INTS, [16] * LANES), ir.Constant(INTS, [0xFFFF] * LANES)
-        upper = ir.Constant(INTS, [0xFFFF0000] * LANES)
-        for row, (x, y) in enumerate(zip(a, b, strict=True)):
-            even = builder.or_(builder.and_(x, lower), builder.shl(y, bits))
-            odd = builder.or_(builder.lshr(x, bits), builder.and_(y, upper))
+        kind = ir.FunctionType(INTS, [INTS])
+        up, down = (ir.InlineAsm(kind, f"vps{way}ld $$16, $1, $0", "=v,v") for way in "lr")
+        lower, upper = (ir.Constant(INTS, [mask] * LANES) for mask in (0xFFFF, 0xFFFF0000))
+        for row, (x, y) in enumerate(zip(a, b, strict=True)):  # spelt: LLVM would take two shuffles, which are scarce
+            even = builder.or_(builder.and_(x, lower), builder.call(up, [y]))
+            odd = builder.or_(builder.call(down, [x]), builder.and_(y, upper))
             for tile, value in enumerate((even, odd)):
                 number = ir.Constant(ir.IntType(64), tile * LANES + row)
                 builder.store(value, builder.gep(into, [number]), align=4)
