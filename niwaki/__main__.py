@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,20 +36,16 @@ SERVER_PACKAGES = ("fastapi", "msgspec", "prometheus_client", "sqlalchemy", "sta
 def main(argv: Sequence[str] | None = None) -> int:
     """The console command. Returns the exit code; argparse exits by itself on wrong usage."""
     arguments = parsed(sys.argv[1:] if argv is None else argv)
-    if arguments.command == "serve":
-        return serve(arguments)
-    if arguments.command == "constraint":
-        return show_constraint(arguments)
-    if arguments.command == "tree":
-        return show_tree(arguments)
+    commands = {"run": run_file, "serve": serve, "constraint": show_constraint, "tree": show_tree}
     try:
-        options = RunOptions.of(arguments)
-    except ConfigError as error:
-        return fail(str(error), 2)
-    try:
-        return run(options)
+        code = commands[arguments.command](arguments)
+        sys.stdout.flush()  # a reader who has left is told of here, in one line, not while the interpreter ends
+        return code
     except KeyboardInterrupt:
-        return fail("interrupted; give the same command again to continue", 130)
+        return fail("interrupted", 130)
+    except BrokenPipeError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still in its buffer
+        return fail(one_line(error))
     except (NiwakiError, OSError) as error:
         return fail(one_line(error))
 
@@ -145,31 +142,37 @@ def _add_constraint(commands: argparse._SubParsersAction[_Parser]) -> None:
     show_parser.add_argument("--svg", type=Path, metavar="PATH", help="draw the automaton, where it is small")
 
 
+def run_file(arguments: argparse.Namespace) -> int:
+    """Send the records of a file through a program. Returns the exit code."""
+    try:
+        options = RunOptions.of(arguments)
+    except ConfigError as error:
+        return fail(str(error), 2)
+    try:
+        return run(options)
+    except KeyboardInterrupt:
+        return fail("interrupted; give the same command again to continue", 130)
+
+
 def show_constraint(arguments: argparse.Namespace) -> int:
     """Print what a constraint means. Returns 0 where it is enforced, 1 where it is refused."""
     from niwaki.runtime.constraints.regex_automaton import drawn  # loads the engines
     from niwaki.runtime.constraints.show import show
 
-    try:
-        shown = show(arguments.file)
-        print("\n".join(shown.lines))
-        if arguments.svg is not None:
-            if shown.automaton is None and not shown.is_enforced:
-                return fail("what is refused has no automaton to draw")
-            if shown.automaton is None:
-                return fail("there is no small automaton to draw; a schema of more than strings is a grammar")
-            arguments.svg.write_text(drawn(shown.automaton), "utf-8")
-    except (NiwakiError, OSError) as error:
-        return fail(one_line(error))
+    shown = show(arguments.file)
+    print("\n".join(shown.lines))
+    if arguments.svg is not None:
+        if shown.automaton is None and not shown.is_enforced:
+            return fail("what is refused has no automaton to draw")
+        if shown.automaton is None:
+            return fail("there is no small automaton to draw; a schema of more than strings is a grammar")
+        arguments.svg.write_text(drawn(shown.automaton), "utf-8")
     return 0 if shown.is_enforced else 1
 
 
 def show_tree(arguments: argparse.Namespace) -> int:
-    """Draw a server's tree. Returns 0, or 1 where there is none."""
-    try:
-        tree_command.run(arguments)
-    except (NiwakiError, OSError) as error:
-        return fail(one_line(error))
+    """Draw a server's tree. Returns 0."""
+    tree_command.run(arguments)
     return 0
 
 
@@ -229,10 +232,6 @@ def serve(arguments: argparse.Namespace) -> int:
         if error.name not in SERVER_PACKAGES:
             raise
         return fail(f"the server needs {error.name}; install niwaki[server]")
-    except KeyboardInterrupt:
-        return fail("interrupted", 130)
-    except (NiwakiError, OSError) as error:
-        return fail(one_line(error))
     return 0
 
 

@@ -48,6 +48,7 @@ def command(
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
         preexec_fn=None if max_file_bytes is None else limit,
     )
 
@@ -95,6 +96,17 @@ def test_a_reader_of_the_output_that_leaves_ends_the_run(folder: Path) -> None:
     assert process.wait(timeout=60) == 1
     assert "Broken pipe: /dev/stdout" in one_line(process.stderr.read())
     process.stderr.close()
+
+
+@pytest.mark.parametrize("rows", [1, 3000])
+def test_a_reader_of_a_page_that_leaves_is_told_of_in_one_line(folder: Path, rows: int) -> None:
+    Path("long.txt").write_text("|".join(f"word{number}" for number in range(rows)))
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as gone:
+        process = command("constraint", "show", "long.txt", stdout=gone)
+        _, told = process.communicate(timeout=60)
+    assert (process.returncode, one_line(told)) == (1, "niwaki: [Errno 32] Broken pipe")
 
 
 def test_killed_again_and_again_a_run_loses_and_repeats_no_row(folder: Path) -> None:

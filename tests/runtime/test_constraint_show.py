@@ -32,6 +32,16 @@ def printed(capsys: pytest.CaptureFixture[str], path: Path, text: str, *options:
     return code, captured.out, captured.err
 
 
+def test_control_c_ends_it_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("niwaki.runtime.constraints.show.show", interrupted)
+    assert printed(capsys, tmp_path / "a.txt", "a") == (130, "", "niwaki: interrupted\n")
+
+
 def test_a_schema_is_shown_with_its_normal_form_and_valid_examples(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
