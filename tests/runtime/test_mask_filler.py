@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +23,28 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type"
 CONSTRAINTS: list[Constraint] = [JsonSchema(json.dumps(SCHEMA)), Regex("[a-z ]+"), Regex("x{3,9}"), Choices(("a", "b"))]
 
 
-def test_every_row_is_what_its_matcher_alone_says(tmp_path: Path) -> None:
-    vocabulary = make_vocabulary(tmp_path)
+@pytest.fixture
+def vocabulary(tmp_path: Path) -> Vocabulary:
+    return make_vocabulary(tmp_path)
+
+
+@pytest.fixture
+def compiler(vocabulary: Vocabulary) -> Iterator[ConstraintCompiler]:
     compiler = ConstraintCompiler(vocabulary, seconds=20)
+    yield compiler
+    compiler.close()
+
+
+@pytest.fixture
+def filler(vocabulary: Vocabulary) -> Iterator[MaskFiller]:
     filler = MaskFiller(vocabulary.num_words)
+    yield filler
+    filler.close()
+
+
+def test_every_row_is_what_its_matcher_alone_says(
+    vocabulary: Vocabulary, compiler: ConstraintCompiler, filler: MaskFiller
+) -> None:
     draw = random.Random(2)
     alone = np.zeros(vocabulary.num_words, np.uint32)
     texts = [(compiler.compile(one).matcher(), draw.randint(2, 30)) for one in CONSTRAINTS * 4]
@@ -39,8 +58,6 @@ def test_every_row_is_what_its_matcher_alone_says(tmp_path: Path) -> None:
             allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
             if not matcher.is_done:
                 matcher.accept(int(draw.choice(allowed)))
-    filler.close()
-    compiler.close()
 
 
 def test_a_mask_holds_the_tokens_whose_bytes_may_follow_one_by_one_whatever_is_looked_at_together() -> None:
@@ -91,36 +108,29 @@ def test_a_mask_holds_the_tokens_whose_bytes_may_follow_one_by_one_whatever_is_l
     compiler.close()
 
 
-def test_rows_of_one_state_are_one_array_and_nothing_wanted_costs_no_thread(tmp_path: Path) -> None:
-    vocabulary = make_vocabulary(tmp_path)
-    compiler = ConstraintCompiler(vocabulary)
-    filler = MaskFiller(vocabulary.num_words)
+def test_rows_of_one_state_are_one_array_and_nothing_wanted_costs_no_thread(
+    compiler: ConstraintCompiler, filler: MaskFiller
+) -> None:
     compiled = compiler.compile(Regex("[a-z ]+"))
     filler.start([(compiled.matcher(), 50)]).rows()
     one, other = filler.start([(compiled.matcher(), 50), (compiled.matcher(), 50)]).rows()
     assert one is other
     assert filler.start([]).rows() == []
-    filler.close()
-    compiler.close()
 
 
-def test_texts_at_one_place_share_the_mask_of_a_step_also_where_it_is_new(tmp_path: Path) -> None:
-    vocabulary = make_vocabulary(tmp_path)
-    compiler = ConstraintCompiler(vocabulary, seconds=20)
-    filler = MaskFiller(vocabulary.num_words)
+def test_texts_at_one_place_share_the_mask_of_a_step_also_where_it_is_new(
+    vocabulary: Vocabulary, compiler: ConstraintCompiler, filler: MaskFiller
+) -> None:
     compiled = compiler.compile(CONSTRAINTS[0])
     matchers = [compiled.matcher() for _ in range(3)]
     matchers[2].accept(vocabulary.token_bytes.index(b"{"))
     one, same, other = filler.start([(matcher, 900) for matcher in matchers]).rows()
     assert one is same is not other
-    filler.close()
-    compiler.close()
 
 
-def test_texts_that_begin_alike_are_masked_once_also_after_a_step_back(tmp_path: Path) -> None:
-    vocabulary = make_vocabulary(tmp_path)
-    compiler = ConstraintCompiler(vocabulary, seconds=20)
-    filler = MaskFiller(vocabulary.num_words)
+def test_texts_that_begin_alike_are_masked_once_also_after_a_step_back(
+    vocabulary: Vocabulary, compiler: ConstraintCompiler, filler: MaskFiller
+) -> None:
     compiled = compiler.compile(CONSTRAINTS[0])
     first, later = compiled.matcher(), compiled.matcher()
     ids = [vocabulary.token_bytes.index(bytes([byte])) for byte in b'{"a":"x'] + [None]
@@ -140,13 +150,11 @@ def test_texts_that_begin_alike_are_masked_once_also_after_a_step_back(tmp_path:
     assert later.known_mask(900) is compiled.matcher().known_mask(900) is not None
     later.accept(ids[0] or 0)
     assert later.clone().known_mask(900) is later.known_mask(900) is not None
-    filler.close()
-    compiler.close()
 
 
-def test_what_is_forced_is_found_once_for_texts_that_begin_alike(tmp_path: Path) -> None:
-    vocabulary = make_vocabulary(tmp_path)
-    compiler = ConstraintCompiler(vocabulary, seconds=20)
+def test_what_is_forced_is_found_once_for_texts_that_begin_alike(
+    vocabulary: Vocabulary, compiler: ConstraintCompiler
+) -> None:
     compiled = compiler.compile(CONSTRAINTS[0])
     first, later = compiled.matcher(), compiled.matcher()
     texts = []
@@ -158,13 +166,11 @@ def test_what_is_forced_is_found_once_for_texts_that_begin_alike(tmp_path: Path)
     assert texts == [b'"a":"', b'a":"', b'":"', b':"', b'"', b"", b"", b""]
     later.rollback(len(texts))
     assert later.forced_text().text == b'{"a":"'
-    compiler.close()
 
 
-def test_a_matcher_that_fails_fails_alone(tmp_path: Path) -> None:
-    vocabulary = make_vocabulary(tmp_path)
-    compiler = ConstraintCompiler(vocabulary, seconds=20)
-    filler = MaskFiller(vocabulary.num_words)
+def test_a_matcher_that_fails_fails_alone(
+    vocabulary: Vocabulary, compiler: ConstraintCompiler, filler: MaskFiller
+) -> None:
     for order in (1, -1):
         compiled = compiler.compile(JsonSchema(json.dumps(SCHEMA) + " " * order))  # of which no mask is known yet
         good, bad = compiled.matcher(), compiled.matcher()
@@ -173,16 +179,11 @@ def test_a_matcher_that_fails_fails_alone(tmp_path: Path) -> None:
         rows = filler.start([(matcher, 90) for matcher in wanted]).rows()
         assert isinstance(rows[wanted.index(good)], np.ndarray)
         assert isinstance(rows[wanted.index(bad)], ConstraintError)
-    filler.close()
-    compiler.close()
 
 
 def test_a_fault_that_shows_in_a_mask_is_one_texts_alone_where_several_share_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compiler: ConstraintCompiler, filler: MaskFiller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vocabulary = make_vocabulary(tmp_path)
-    compiler = ConstraintCompiler(vocabulary, seconds=20)
-    filler = MaskFiller(vocabulary.num_words)
     compiled = compiler.compile(JsonSchema(json.dumps(SCHEMA) + "   "))
     bad, good, same = (compiled.matcher() for _ in range(3))
     new_mask = GrammarMatcher.new_mask
@@ -198,16 +199,11 @@ def test_a_fault_that_shows_in_a_mask_is_one_texts_alone_where_several_share_it(
     assert isinstance(good, GrammarMatcher)
     assert all(np.array_equal(mask, new_mask(good)) for mask in masks if isinstance(mask, np.ndarray))
     assert all(isinstance(mask, np.ndarray) for mask in masks)
-    filler.close()
-    compiler.close()
 
 
 def test_a_fault_of_the_filler_reaches_whoever_waits_and_it_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compiler: ConstraintCompiler, filler: MaskFiller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vocabulary = make_vocabulary(tmp_path)
-    compiler = ConstraintCompiler(vocabulary, seconds=20)
-    filler = MaskFiller(vocabulary.num_words)
     compiled = compiler.compile(JsonSchema(json.dumps(SCHEMA) + "    "))
     with monkeypatch.context() as patch:
         patch.setattr(MaskFiller, "_fill", lambda *_: 1 / 0)
@@ -216,13 +212,11 @@ def test_a_fault_of_the_filler_reaches_whoever_waits_and_it_goes_on(
             masks.rows()
     (row,) = filler.start([(compiled.matcher(), 90)]).rows()
     assert isinstance(row, np.ndarray)
-    filler.close()
-    compiler.close()
 
 
-def test_the_thread_of_a_filler_ends_with_it_and_what_is_filled_at_once_needs_none(tmp_path: Path) -> None:
-    vocabulary = make_vocabulary(tmp_path)
-    compiler = ConstraintCompiler(vocabulary, seconds=20)
+def test_the_thread_of_a_filler_ends_with_it_and_what_is_filled_at_once_needs_none(
+    vocabulary: Vocabulary, compiler: ConstraintCompiler
+) -> None:
     compiled = compiler.compile(JsonSchema(json.dumps(SCHEMA) + "     "))
 
     def threads() -> list[threading.Thread]:
@@ -239,4 +233,3 @@ def test_the_thread_of_a_filler_ends_with_it_and_what_is_filled_at_once_needs_no
     del filler, matcher
     mine.join(10)
     assert not mine.is_alive()
-    compiler.close()
