@@ -25,6 +25,7 @@ from niwaki.runtime.server.answers import OpenApiAnswer, StateAnswer
 from niwaki.runtime.server.errors import ApiError, ClientGone, as_api_error
 from niwaki.runtime.server.logs import access_log, request_id
 from niwaki.runtime.server.metrics import CONTENT_TYPE
+from niwaki.runtime.server.quick import QuickPages, quick_pages
 from niwaki.runtime.server.reference import HEADERS, reference_page
 from niwaki.runtime.server.service import Service
 from niwaki.runtime.server.tracing import Tracing
@@ -62,7 +63,8 @@ def make_app(service: Service, version: str, *more: APIRouter, tracing: Tracing 
     app.state.service = service
     # A request is held against the routes in this order: those that are asked most stand first.
     guarded = APIRouter(dependencies=[Depends(authenticated)])
-    for router in (openai_routes.router, native.router, *more, _private, pages.router):
+    private = (openai_routes.router, native.router, *more, _private, pages.router)
+    for router in private:
         guarded.include_router(router)
     for router in (guarded, _public, pages.public_router):
         app.include_router(router)
@@ -70,6 +72,7 @@ def make_app(service: Service, version: str, *more: APIRouter, tracing: Tracing 
     app.include_router(native.admin_router)
     for kind in (NiwakiError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)
+    app.add_middleware(QuickPages, pages=quick_pages(private), refused=_answer_error)
     app.add_middleware(_Turnstile, service=service)
     if service.config.cors_origins:
         app.add_middleware(
@@ -166,9 +169,9 @@ def _response(error: ApiError, headers: Mapping[str, str] | None = None) -> Resp
 
 
 class _Turnstile:
-    """Around the routes: refuses what generates while there is no room for it, for half of what it costs behind its
-    route, where its body is read. Refusals must not take the processor from those who were let in. Inside of CORS: a
-    page of another origin can read them."""
+    """Around the routes: refuses what generates while there is no room for it, or its key has used up what it may, for
+    half of what it costs behind its route, where its body is read. Refusals must not take the processor from those who
+    were let in. Inside of CORS: a page of another origin can read them."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -176,23 +179,18 @@ class _Turnstile:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] in ("POST", "PUT") and GENERATING.fullmatch(scope["path"]):
-            refusal = self._refusal_of(scope)
-            if refusal is not None:
+            try:
+                self._check(scope)
+            except ApiError as refusal:
                 await _refusal(self._service, refusal)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _refusal_of(self, scope: Scope) -> ApiError | None:
-        """None: there is room, or its route refuses it."""
-        try:
-            self._service.check_room()
-        except ApiError as refusal:
-            try:
-                self._service.key_of(Headers(scope=scope).get("authorization"))
-            except ApiError as unknown:
-                return unknown
-            return refusal
-        return None
+    def _check(self, scope: Scope) -> None:
+        """Raises ApiError: 401, 503 or 429."""
+        key = self._service.key_of(Headers(scope=scope).get("authorization"))
+        self._service.check_room()
+        self._service.check_rate(key)
 
 
 class _Door:

@@ -53,7 +53,14 @@ class Rates:
         self._running: dict[bytes, int] = {}
 
     def admit(self, key: bytes) -> None:
-        """Count one more request. Raises ApiError: 429, and when to come back."""
+        """Count one more request. Raises ApiError: as `check`."""
+        self.check(key)
+        limits = self._limits.get(key, self._default)
+        if limits.requests_per_minute is not None:
+            _bucket(self._requests, key, limits.requests_per_minute, self._clock()).take(1)
+
+    def check(self, key: bytes) -> None:
+        """Raises ApiError: 429, and when to come back, where `admit` would."""
         limits = self._limits.get(key, self._default)
         now = self._clock()
         if limits.concurrent is not None and self._running.get(key, 0) >= limits.concurrent:
@@ -63,12 +70,10 @@ class Rates:
             if wait > 0:
                 raise _too_much(f"this key has used its {limits.tokens_per_minute} tokens a minute", "tokens", wait)
         if limits.requests_per_minute is not None:
-            bucket = _bucket(self._requests, key, limits.requests_per_minute, now)
-            wait = bucket.seconds_until(1, now)
+            wait = _bucket(self._requests, key, limits.requests_per_minute, now).seconds_until(1, now)
             if wait > 0:
                 text = f"this key has made its {limits.requests_per_minute} requests a minute"
                 raise _too_much(text, "requests", wait)
-            bucket.take(1)
 
     def counts_tokens(self, key: bytes) -> bool:
         return self._limits.get(key, self._default).tokens_per_minute is not None

@@ -263,6 +263,10 @@ class Service:
         self.check_room(size)
         self._rates.admit(caller.get())
 
+    def check_rate(self, key: bytes) -> None:
+        """Raises ApiError: 429 while `admit` refuses whoever has this key."""
+        self._rates.check(key)
+
     def enter(self, one: InFlight) -> None:
         """Count it from now on; the caller must `finish` it."""
         key = caller.get()

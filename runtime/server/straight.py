@@ -35,9 +35,9 @@ def lead_straight(protocol: H11Protocol) -> None:
         if scope["type"] == "http" and scope["http_version"] == "1.1" and scope["method"] != "HEAD":
             # Its own: the next request is not read before this one is answered.
             scope["extensions"] = {EXTENSION: _InChunks(protocol.cycle)}
-        await app(scope, receive, send)  # type: ignore[arg-type]  # the same three by other names
+        await app(scope, receive, send)
 
-    protocol.app = led  # type: ignore[assignment]
+    protocol.app = led
 
 
 class _InChunks:

@@ -246,10 +246,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         used = processor_seconds(process) - before
         tallies = found[ours.name]
-        events = sum(len(tally.first) + len(tally.between) for tally in tallies) * (given.pairs + 1) / given.pairs
+        used *= given.pairs / (given.pairs + 1)  # but for the turn that warms it up
+        done = max(1, sum(tally.num_done for tally in tallies))
+        events = sum(len(tally.first) + len(tally.between) for tally in tallies)
     print(
         f"W15, {given.clients} clients, {given.pairs} x {given.seconds:g} s, {os.cpu_count()} processors, "
-        f"{platform.machine()}; our API process: {used / events * 1e6:.0f} us of processor time an event"
+        f"{platform.machine()}; our API process: {used / done * 1e3:.1f} ms of processor time a request, which has "
+        f"{events / done:.1f} events with text"
     )
     for name, of_side in found.items():
         if not all(tally.num_done for tally in of_side):

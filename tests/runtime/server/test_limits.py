@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx2
 import pytest
@@ -122,6 +123,17 @@ def test_the_server_refuses_who_asked_too_much_and_says_when_to_come_back(engine
         assert client.post("/v1/completions", json=body, headers=other).status_code == 200
         metrics = client.get("/metrics", headers=other).text
         assert 'niwaki_refused_requests_total{code="rate_limit_exceeded"} 2.0' in metrics
+
+
+def test_who_asked_too_much_is_told_so_before_the_body_comes(engine: Engine) -> None:
+    config = ServerConfig(port=0, limits=KeyLimits(requests_per_minute=1))
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 6\r\n\r\n"
+    with serving(engine, config) as url:
+        assert httpx2.post(f"{url}/v1/completions", json={"prompt": "the", "max_tokens": 1}).status_code == 200
+        address = urlsplit(url)
+        with socket.create_connection((address.hostname or "", address.port or 0), timeout=10) as wire:
+            wire.sendall(head.encode())
+            assert wire.recv(64).startswith(b"HTTP/1.1 429 ")
 
 
 def test_long_answers_use_up_the_tokens_of_a_minute(engine: Engine) -> None:

@@ -1,0 +1,127 @@
+"""Pieces that go straight to the connection arrive as ASGI would bring them, and wait where it would wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from niwaki.runtime.server.heads import heads_within
+from niwaki.runtime.server.sse import EventStream, Frame, chunk_event
+from niwaki.runtime.server.straight import straight_to
+from tests.lang.waiting import PATIENCE
+from tests.runtime.server.test_slow_heads import Wire
+
+PIECES = [b"data: 1\n\n", b"", "data: 東京\n\n".encode()]
+
+
+def wired(pieces: AsyncIterator[bytes], stalled_seconds: float = PATIENCE) -> tuple[H11Protocol, Wire]:
+    """A connection whose requests are answered with these pieces."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await EventStream(pieces, lambda: None, stalled_seconds)(scope, receive, send)
+
+    protocol = heads_within(PATIENCE)(uvicorn.Config(app, log_config=None), ServerState(), {})
+    wire = Wire()
+    protocol.connection_made(wire)
+    return protocol, wire
+
+
+async def each() -> AsyncIterator[bytes]:
+    for piece in PIECES:
+        yield piece
+
+
+async def until(wire: Wire, what: bytes) -> None:
+    while what not in wire.written:
+        await asyncio.sleep(0)
+
+
+def body_of(request: bytes, end: bytes) -> bytes:
+    async def run() -> bytes:
+        protocol, wire = wired(each())
+        protocol.data_received(request)
+        await until(wire, end)
+        return wire.written.partition(b"\r\n\r\n")[2]
+
+    return asyncio.run(asyncio.wait_for(run(), PATIENCE))
+
+
+def test_pieces_are_chunks_and_an_empty_one_is_not_the_end() -> None:
+    body = body_of(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b"0\r\n\r\n")
+    assert body == b"9\r\n%b\r\ne\r\n%b\r\n0\r\n\r\n" % (PIECES[0], PIECES[2])
+
+
+def test_who_knows_no_chunks_gets_none() -> None:
+    assert body_of(b"GET / HTTP/1.0\r\nhost: x\r\n\r\n", PIECES[2]) == PIECES[0] + PIECES[2]
+
+
+def test_an_answer_without_a_body_gets_none() -> None:
+    async def run() -> bytes:
+        protocol, wire = wired(each())
+        protocol.data_received(b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n")
+        while not protocol.cycle.response_complete:
+            await asyncio.sleep(0)
+        return wire.written
+
+    assert asyncio.run(asyncio.wait_for(run(), PATIENCE)).endswith(b"\r\n\r\n")
+
+
+def test_a_connection_that_takes_no_more_is_waited_for_and_given_up_in_time() -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"data: x\n\n"
+            await asyncio.sleep(0)
+
+    async def run() -> tuple[int, int]:
+        protocol, wire = wired(endless(), stalled_seconds=0.05)
+        protocol.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await until(wire, b"data: x")
+        protocol.pause_writing()  # what the transport says when its buffer is full
+        full = len(wire.written)
+        await wire.closed.wait()
+        return full, len(wire.written)
+
+    full, at_the_end = asyncio.run(asyncio.wait_for(run(), PATIENCE))
+    assert at_the_end == full
+
+
+def test_nothing_is_written_before_its_head_or_to_who_is_gone() -> None:
+    said: list[bool] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        straight = straight_to(scope)
+        assert straight is not None
+        said.append(straight(b"early"))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        said.append(straight(b"in time"))
+        await receive()
+        await receive()  # the end
+        said.append(straight(b"late"))
+
+    async def run() -> bytes:
+        protocol = heads_within(PATIENCE)(uvicorn.Config(app, log_config=None), ServerState(), {})
+        wire = Wire()
+        protocol.connection_made(wire)
+        protocol.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await until(wire, b"in time")
+        protocol.connection_lost(None)
+        while len(said) < 3:
+            await asyncio.sleep(0)
+        return wire.written
+
+    assert b"early" not in asyncio.run(asyncio.wait_for(run(), PATIENCE))
+    assert said == [False, True, False]
+
+
+@pytest.mark.parametrize("text", ["", "plain", 'quotes " and \\', "東京", "a\x85b\u2028c\u2029", "\x00", "data: \n\n"])
+def test_an_event_around_its_text_is_the_event_with_the_text(text: str) -> None:
+    def event(said: str) -> bytes:
+        return chunk_event({"model": "a \x00 name", "delta": {"content": said}, "usage": None})
+
+    assert Frame(event).around(text) == event(text)
