@@ -49,7 +49,7 @@ from niwaki.kernels.simd import (
     where_less,
     zeros,
 )
-from niwaki.kernels.simd_memory import element_at, load16, store16, store_pair, transpose16
+from niwaki.kernels.simd_memory import element_at, load16, prefetch, store16, store_pair, transpose16
 from niwaki.kernels.simd_stores import turn_pairs, weigh_two
 from niwaki.kernels.stack_by_tiles import (
     BLOCK,
@@ -60,7 +60,6 @@ from niwaki.kernels.stack_by_tiles import (
     SLICE,
     STATE,
     TILE,
-    ask_for_block,
     cap_scores,
 )
 from niwaki.kernels.tiles import (
@@ -200,10 +199,7 @@ def attend_in_lanes(
                 k, v, pages, base, last, first_key, page_size, width, head * head_dim, num_heads, slices,
                 keys, keys0, values, values0, room, room0
             )  # fmt: skip
-            ask_for_block(
-                k, v, pages, last - first_key, min(last + GROUP, end) - first_key, page_size, width, head * head_dim,
-                num_heads * head_dim
-            )  # fmt: skip
+            asked_for, left = last - first_key, min(GROUP, end - last)  # keys of the next group
             values_before, mixed_before = element_at(units, 4), element_at(units, 5)
             clear(4)
             clear(5)
@@ -219,6 +215,10 @@ def attend_in_lanes(
                 block, key = element_at(units, unit), element_at(units, unit + 1)
                 values_now, mixed_now = element_at(units, unit + 4), element_at(units, unit + 5)
                 line = element_at(units, unit + 6)
+                _ask_for(
+                    k, v, pages, asked_for + left * number // count, asked_for + left * (number + 1) // count, page_size,
+                    width, head * head_dim, num_heads * head_dim
+                )  # fmt: skip
                 these, others = number % 2 * TILE, (1 - number % 2) * TILE
                 now = scores0 + 2 * these
                 if soft_cap < math.inf:
@@ -335,6 +335,19 @@ def _lay_out(
                     row = element_at(at, run) + r * width + column * SLICE
                     store16(room, room0 + (run * RUN + r) * LANES, load16(v, row) if r < there else zeros())
             turn_pairs(room, room0, LANES, room0 + TILE, values, target)
+
+
+@jit()
+def _ask_for(
+    k: Array, v: Array, pages: Int32s, first: int, last: int, page_size: int, width: int, offset: int, columns: int
+) -> None:
+    """Keys `first` to `last` and their values, so that they come while those before them are multiplied: some with
+    each unit, since a core waits for at most sixteen lines at a time, and at the seventeenth does nothing else."""
+    for key in range(first, last):
+        at = (np.int64(pages[key // page_size]) * page_size + key % page_size) * width + offset
+        for column in range(0, columns, SLICE):
+            prefetch(k, at + column)
+            prefetch(v, at + column)
 
 
 @jit(inline=True)

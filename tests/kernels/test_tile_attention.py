@@ -106,6 +106,20 @@ def test_tiles_do_as_the_formula_says_also_where_pairs_are_quicker(
     assert (got - expected).abs().max() < 2e-2
 
 
+@pytest.mark.parametrize("first_to_last", [(0.01, 40.0), (40.0, 0.01)], ids=["rising", "falling"])
+def test_scores_may_rise_and_fall_by_hundreds(first_to_last: tuple[float, float]) -> None:
+    heads, kv_heads, head_dim, page_size, keys_seen = 6, 2, 64, 16, 400
+    used = list(range(keys_seen // page_size))
+    keys, values = pools_of(7, page_size, kv_heads, head_dim, used)
+    keys[used] *= torch.linspace(*first_to_last, keys_seen).view(-1, page_size, 1, 1)
+    q = torch.randn((20, heads, head_dim), generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
+    row = PrefillRow(0, 20, keys_seen - 20, np.array(used, np.int32))
+    out, expected = torch.empty_like(q), torch.empty(q.shape)
+    attend(q, Operand.of(keys), Operand.of(values), [row], out)
+    prefill_attention_torch(q.float(), keys.float(), values.float(), [row], expected)
+    assert (out.float() - expected).abs().max() < 2e-2
+
+
 def test_a_rows_result_does_not_depend_on_where_it_was_cut() -> None:
     heads, kv_heads, head_dim, page_size = 6, 2, 64, 16
     used = list(range(13))
