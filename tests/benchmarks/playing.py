@@ -105,7 +105,7 @@ class Playing:
                 ids = tuple(token for delta in self.deltas for token in delta.token_ids)
                 assert ids == outputs[0].token_ids, f"pieces say {ids}, all is {outputs[0].token_ids}"
         else:
-            scores: tuple[Score, ...] = answer(self.engine, pending)  # type: ignore[assignment]  # no Generation
+            scores: tuple[Score, ...] = answer(self.engine, pending)  # type: ignore[arg-type]  # no Generation
             self.told.append(tuple((score.text, tuple(map(tuple, score.logprobs))) for score in scores))
         self.at += 1
 

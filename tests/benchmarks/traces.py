@@ -46,7 +46,6 @@ CHUNKS = (16, 32, 64)  # tokens a step
 EVERY = 1000  # operations on one cache, and traces of one family of prompts
 PER_ENGINE = 50  # traces
 NEW = (1, 6, PAGE + 4)  # tokens
-SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1}
 TOLERANCE = 1e-5  # of a log-probability in float32
 
 Ids = tuple[int, ...]
@@ -259,7 +258,9 @@ def traces(
     now and then."""
     counts, kind = Counts(), Engine if threads else Stepped
     with tempfile.TemporaryDirectory() as folder:
-        model = make_model(Path(folder) / "toy", **SMALL)
+        model = make_model(
+            Path(folder) / "toy", hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1
+        )
         solo = Solo(model, deterministic=deterministic)
         judge = exact(solo) if deterministic else close_by(solo, Dense(model))
         sizes = list(itertools.product(POOLS, CHUNKS, (False, True) if deterministic else (False,)))
