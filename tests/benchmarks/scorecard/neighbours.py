@@ -17,7 +17,7 @@ import psutil
 from tests.benchmarks.scorecard.load import asked, new_ids
 from tests.benchmarks.scorecard.wire import COMPLETIONS, Json, Server, Wire
 
-NUM_PROMPTS = 400  # each once: none is in the cache
+NUM_PROMPTS = {"long": 400, "short": 2000, "wide": 400}  # each once: none is in the cache
 KINDS: Mapping[str, Callable[[random.Random], Json]] = {
     "long": lambda draw: asked(new_ids(draw, 3000), 1),
     "short": lambda draw: asked(new_ids(draw, 20), 16),
@@ -29,7 +29,7 @@ async def ask_again(port: int, kinds: list[str]) -> None:
     draw = random.Random(os.getpid())
     host = Server(psutil.Process(), port, "")
     prompts = {
-        kind: iter([host.request("POST", COMPLETIONS, KINDS[kind](draw)) for _ in range(NUM_PROMPTS)])
+        kind: iter([host.request("POST", COMPLETIONS, KINDS[kind](draw)) for _ in range(NUM_PROMPTS[kind])])
         for kind in set(kinds)
     }
     is_over = asyncio.Event()
