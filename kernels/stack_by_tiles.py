@@ -1,4 +1,4 @@
-"""A stack of queries (tile_attention.py) by tiles (tiles.py).
+"""A stack of queries (tile_attention.py) by tiles of vectors (tiles.py); a matrix unit has stack_in_lanes.py.
 
 Of each head's keys and values a block of BLOCK is laid out as the unit wants it, and all queries go over it, sixteen at
 a time:

@@ -215,10 +215,8 @@ def attend_in_lanes(
                 block, key = element_at(units, unit), element_at(units, unit + 1)
                 values_now, mixed_now = element_at(units, unit + 4), element_at(units, unit + 5)
                 line = element_at(units, unit + 6)
-                _ask_for(
-                    k, v, pages, asked_for + left * number // count, asked_for + left * (number + 1) // count, page_size,
-                    width, head * head_dim, num_heads * head_dim
-                )  # fmt: skip
+                ask_from, ask_to = asked_for + left * number // count, asked_for + left * (number + 1) // count
+                _ask_for(k, v, pages, ask_from, ask_to, page_size, width, head * head_dim, num_heads * head_dim)
                 these, others = number % 2 * TILE, (1 - number % 2) * TILE
                 now = scores0 + 2 * these
                 if soft_cap < math.inf:

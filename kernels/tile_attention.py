@@ -2,8 +2,8 @@
 
 A *stack* is the queries of some tokens, one below the other, that read the same pages: those of one long row of the
 batch, or of all rows behind a shared prefix. All of them go over a block of keys before the next is read, with an
-online softmax between blocks (arXiv 2205.14135): on the matrix unit by stack_by_tiles.py, where vectors multiply pairs
-of bfloat16 by stack_by_pairs.py.
+online softmax between blocks (arXiv 2205.14135): on the matrix unit by stack_in_lanes.py, where vectors multiply pairs
+of bfloat16 by stack_by_pairs.py, elsewhere by stack_by_tiles.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from niwaki.kernels.stack_in_lanes import attend_in_lanes
 from niwaki.kernels.tiles import WHOLE, Bytes, has_matrix_unit, has_tiles
 from niwaki.kernels.vector_tiles import multiplies_pairs
 
-# These heads of a stack; what both take is told in `attend_by_tiles`.
+# These heads of a stack; what all three take is told in `tile_attention`.
 attend_heads = attend_by_tiles
 if has_matrix_unit() and splits_numbers():
     attend_heads = attend_in_lanes
