@@ -288,7 +288,7 @@ def turned(context, builder, signature, args):
             low, high = (mixed(piece(first, column), piece(first + 4, column), range(8)) for first in (row, row + 8))
             parts.append(mixed(low, high, range(LANES)))
         for upper in range(2):
-            a, b = beside(*parts[:2], 1, upper), beside(*parts[2:], 1, upper)
+            a, b = beside(parts[0], parts[1], 1, upper), beside(parts[2], parts[3], 1, upper)
             rows += [beside(a, b, 2, 0), beside(a, b, 2, 1)]
     return rows
 
