@@ -30,16 +30,7 @@ from numba import prange
 from niwaki.kernels.checks import check_arrays
 from niwaki.kernels.jit import for_any_thread, get_num_threads, jit
 from niwaki.kernels.operand import Array, Operand
-from niwaki.kernels.packed import (
-    CHUNK_BYTES,
-    MIN_PARALLEL_PRODUCTS,
-    TILE,
-    WIDE,
-    lay_rows,
-    multiply_step,
-    put_sums,
-    store_products,
-)
+from niwaki.kernels.packed import MIN_PARALLEL_PRODUCTS, TILE, WIDE, lay_rows, put_sums
 from niwaki.kernels.partial import Float32s
 from niwaki.kernels.segments import Int64s
 from niwaki.kernels.simd import LANES, multiply_add
@@ -54,8 +45,11 @@ from niwaki.kernels.tiles import (
     configure,
     has_matrix_unit,
     has_tiles,
+    load_tile,
+    multiply,
     multiply_few,
     release,
+    store_tile,
 )
 from niwaki.kernels.vector_tiles import FEW
 from niwaki.kernels.widen import widen
@@ -67,6 +61,7 @@ E2M1 = tuple(sign * value for sign in (1.0, -1.0) for value in (0.0, 0.5, 1.0, 1
 MAX_EXPONENT = 252  # plus 127: any number of e2m1 times that power is a bfloat16, too
 ROWS_AT_ONCE = 1024  # that get their codes: bounds the memory it takes
 NEAR = 4  # steps of wide weights that a core keeps nearest
+CHUNK_BYTES = 500_000  # of rows that pass a block's weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,11 +315,11 @@ def columns_of(
                             multiply_few(sums, here_sums, laid, here + k * TILE, wide, place, height)
                         else:
                             top = here + k * TILE
-                            multiply_step(laid, top, top + depth * TILE, LINE, is_tall, wide, place)
+                            _multiply_step(laid, top, top + depth * TILE, LINE, is_tall, wide, place)
                     if g > 0:  # while the matrix unit is at work
                         _add_scaled(sums, sums0 + (g - 1) % 2 * WIDE * WIDE, scales, scale - WIDE, total, height)
                     if not is_few:
-                        store_products(is_tall, sums, here_sums)
+                        _store_products(is_tall, sums, here_sums)
                 scale = (block * groups + groups - 1) * WIDE
                 _add_scaled(sums, sums0 + (groups - 1) % 2 * WIDE * WIDE, scales, scale, total, height)
                 put_sums(total, 0, out, first + row, height, block * WIDE)
@@ -332,6 +327,33 @@ def columns_of(
 
 
 _all_columns = for_any_thread(columns_of)
+
+
+@jit(inline=True)
+def _multiply_step(x: Array, top: int, low: int, line: int, is_tall: bool, weight: Array, there: int) -> None:
+    """Tiles 0 to 3 += 32 rows x 32 outputs of 32 columns: sixteen rows at x[top] and, where `is_tall`, sixteen at
+    x[low], which lie `line` bytes apart. The first weights are read twice, so that six tiles are in use: packed.py says
+    why."""
+    load_tile(4, x, top, line)
+    load_tile(5, weight, there, LINE)
+    multiply(0, 4, 5)
+    load_tile(5, weight, there + TILE, LINE)
+    multiply(1, 4, 5)
+    if is_tall:
+        load_tile(4, x, low, line)
+        multiply(3, 4, 5)
+        load_tile(5, weight, there, LINE)
+        multiply(2, 4, 5)
+
+
+@jit(inline=True)
+def _store_products(is_tall: bool, sums: Float32s, sums0: int) -> None:
+    """Tiles 0 to 3 to sums [32 rows, 32 outputs]; of the second sixteen rows only where `is_tall`."""
+    store_tile(0, sums, sums0, WIDE * 4)
+    store_tile(1, sums, sums0 + LANES, WIDE * 4)
+    if is_tall:
+        store_tile(2, sums, sums0 + ROWS * WIDE, WIDE * 4)
+        store_tile(3, sums, sums0 + ROWS * WIDE + LANES, WIDE * 4)
 
 
 @jit(inline=True)

@@ -1,8 +1,8 @@
 """A matrix product with weights laid out for the CPU's matrix unit (tiles.py): out = x W^T + bias, bfloat16.
 
-Rows of x go through in blocks of 32, two tiles, against 32 outputs at a time, two tiles more: four products for each 32
-columns. The weights lie in the order in which they are read, so a step streams them once; rows are read where they lie,
-if there are enough for a tile and they have no odd columns. A row's result does not depend on the rows beside it.
+Rows of x go through in blocks of 32, two tiles, against sixteen outputs at a time, one tile more: two products for each
+32 columns. The weights lie in the order in which they are read, so a step streams them once; rows are read where they
+lie, if there are enough for a tile and they have no odd columns. A row's result does not depend on the rows beside it.
 
 Beside oneDNN's product with weights in its own order, which had served before, on one core of a Xeon with AMX, 22
 November 2026, time of oneDNN / time of an earlier version of this, on copies of the weights that no cache holds:
@@ -13,13 +13,18 @@ November 2026, time of oneDNN / time of an earlier version of this, on copies of
     [384, 960]      2.1    2.2    2.0    1.6
     [4096, 1024]    1.3    1.3    1.4    1.2
 
-Many rows, one core, 26 November 2026, TFLOP/s: that version multiplied L15's four products at 0.74 to 1.01, of 64 to
-2,048 rows, torch at 0.37 to 0.53 (64 rows), 1.17 to 1.29 (512) and 1.32 to 1.57 (2,048), alone; this one at 1.35 to
-1.46, 256 rows, but for [1920, 384] at 1.2 (by its thread's clock, others at work). The unit does 2.1 of such numbers,
-and 2.9 of zeros, so benchmarks want numbers. Sums of 12 steps lose a fifth on their way out of the tiles, in every
-order of the stores that was tried; asking for weights ahead took 1.02 to 1.05 times as long, asking for what will be
-written 0.95 to 1.01. For some tens of milliseconds at a time one core does all this at a quarter of its rate, with
-numbers and not with zeros: the machine's doing, so that only least times, or many, tell two versions apart.
+Many rows, one core, 26 November 2026, TFLOP/s: an earlier version multiplied L15's four products at 0.74 to 1.01, of 64
+to 2,048 rows, torch at 0.37 to 0.53 (64 rows), 1.17 to 1.29 (512) and 1.32 to 1.57 (2,048), alone. The unit does 2.1 of
+such numbers, and 2.9 of zeros, so benchmarks want numbers. Sums of 12 steps lose a fifth on their way out of the tiles,
+in every order of the stores that was tried.
+
+For seconds at a time a core is slow at loads of tiles between products, while products alone, and vectors, go on as
+before: four loads and four products into four sums, which use all eight tiles, then take 119 ns instead of 28. What
+takes long is to load a tile while many others hold something, as if there were few places to load one to: with 6 tiles
+in use a product takes 19 ns, with 4 or 5 it takes 15 to 17, with 8 it takes 30, and 7 in all cases otherwise. So four
+are in use here, though x is read twice as often. 256 rows of L15's layers take 0.68 of the time of the version with
+eight on such a core and 0.90 on another, L60's 0.92 to 0.97 on the latter; 32 and 64 rows 0.64 to 0.97 (medians of 20
+in turn, others at work).
 """
 
 from __future__ import annotations
@@ -45,6 +50,7 @@ from niwaki.kernels.tiles import (
     WHOLE,
     Bytes,
     aligned,
+    clear,
     configure,
     has_matrix_unit,
     load_tile,
@@ -69,8 +75,8 @@ MIN_PARALLEL_PRODUCTS = 500_000_000
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """Weights [outputs, inputs] as tiles [outputs / 32, inputs / 32, 2, 16 pairs of inputs, 16 outputs, 2], filled up
-    with zeros; bias float32 [outputs / 32 x 32]."""
+    """Weights [outputs, inputs] as tiles [outputs / 16, inputs / 32, 16 pairs of inputs, 16 outputs, 2], filled up with
+    zeros to whole blocks of 32 outputs; bias float32 [outputs / 32 x 32]."""
 
     weight: Operand
     bias: Operand
@@ -102,7 +108,7 @@ def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLine
     outputs, inputs = weight.shape
     blocks, depth = -(-outputs // WIDE), -(-inputs // WIDE)
     whole = torch.nn.functional.pad(weight, (0, depth * WIDE - inputs, 0, blocks * WIDE - outputs))
-    tiles = whole.view(blocks, 2, ROWS, depth, LANES, 2).permute(0, 3, 1, 4, 2, 5).contiguous().view(-1)
+    tiles = whole.view(2 * blocks, ROWS, depth, LANES, 2).permute(0, 2, 3, 1, 4).contiguous().view(-1)
     added = torch.zeros(blocks * WIDE)
     if bias is not None:
         added[:outputs] = bias.float()
@@ -129,6 +135,9 @@ def columns_of(
     laid = np.zeros(tiles * depth * TILE + WIDE, np.uint16)
     sums = np.empty(WIDE * WIDE + LANES, np.float32)  # [32 rows, 32 outputs]
     laid0, sums0, stride = aligned(laid), aligned(sums), x.strides[0] // x.itemsize
+    has_bias = False
+    for i in range(first_block * WIDE, last_block * WIDE):
+        has_bias |= bias[i] != 0
     configure(shape)
     for first in range(0, rows, chunk):
         count = min(chunk, rows - first)
@@ -147,14 +156,14 @@ def columns_of(
                     if is_laid:
                         here = laid0 + top * depth * WIDE
                         _product(
-                            laid, here, here + depth * TILE, TILE, LINE, is_tall, weight, there, depth, bias, output,
-                            sums, sums0
+                            laid, here, here + depth * TILE, TILE, LINE, is_tall, weight, there, depth, bias, has_bias,
+                            output, sums, sums0
                         )  # fmt: skip
                     else:
                         here = (first + top) * stride
                         _product(
                             x, here, here + (low - top) * stride, WIDE, stride * 2, is_tall, weight, there, depth, bias,
-                            output, sums, sums0
+                            has_bias, output, sums, sums0
                         )  # fmt: skip
                     if ROUNDS and output + WIDE <= out.shape[1] and out.itemsize == 2:
                         put_whole(sums, sums0, out, first + top, min(ROWS, count - top), output)
@@ -188,42 +197,43 @@ def lay_rows(x: Array, first: int, count: int, laid: Array, laid0: int) -> None:
 @jit(inline=True)
 def _product(
     x: Array, top: int, low: int, step: int, line: int, is_tall: bool, weight: Array, there: int, depth: int,
-    bias: Array, output: int, sums: Float32s, sums0: int,
+    bias: Array, has_bias: bool, output: int, sums: Float32s, sums0: int,
 ) -> None:  # fmt: skip
     """sums [32 rows, 32 outputs] of the sixteen rows that begin at x[top] and, where `is_tall`, of those at x[low].
     Rows of a tile lie `line` bytes apart, tiles of the next columns `step` elements."""
-    load_tile(0, bias, output, 0)  # the same bias in each row
-    load_tile(1, bias, output + LANES, 0)
-    load_tile(2, bias, output, 0)
-    load_tile(3, bias, output + LANES, 0)
-    for k in range(depth):
-        multiply_step(x, top + k * step, low + k * step, line, is_tall, weight, there + 2 * k * TILE)
-    store_products(is_tall, sums, sums0)
-
-
-@jit(inline=True)
-def multiply_step(x: Array, top: int, low: int, line: int, is_tall: bool, weight: Array, there: int) -> None:
-    """Tiles 0 to 3 += 32 rows x 32 outputs of 32 columns: sixteen rows at x[top] and, where `is_tall`, sixteen at
-    x[low], which lie `line` bytes apart."""
-    load_tile(4, x, top, line)
-    load_tile(6, weight, there, LINE)
-    multiply(0, 4, 6)
-    load_tile(7, weight, there + TILE, LINE)
-    multiply(1, 4, 7)
+    beside = depth * TILE  # from the weights of sixteen outputs to those of the next
     if is_tall:
-        load_tile(5, x, low, line)
-        multiply(2, 5, 6)
-        multiply(3, 5, 7)
-
-
-@jit(inline=True)
-def store_products(is_tall: bool, sums: Float32s, sums0: int) -> None:
-    """Tiles 0 to 3 to sums [32 rows, 32 outputs]; of the second sixteen rows only where `is_tall`."""
+        for half in range(2):
+            column, here = half * LANES, there + half * beside
+            if has_bias:
+                load_tile(0, bias, output + column, 0)  # the same in each row
+                load_tile(1, bias, output + column, 0)
+            else:
+                clear(0)
+                clear(1)
+            for k in range(depth):
+                load_tile(3, weight, here + k * TILE, LINE)
+                load_tile(2, x, top + k * step, line)
+                multiply(0, 2, 3)
+                load_tile(2, x, low + k * step, line)
+                multiply(1, 2, 3)
+            store_tile(0, sums, sums0 + column, WIDE * 4)
+            store_tile(1, sums, sums0 + ROWS * WIDE + column, WIDE * 4)
+        return
+    if has_bias:
+        load_tile(0, bias, output, 0)
+        load_tile(1, bias, output + LANES, 0)
+    else:
+        clear(0)
+        clear(1)
+    for k in range(depth):
+        load_tile(2, x, top + k * step, line)
+        load_tile(3, weight, there + k * TILE, LINE)
+        multiply(0, 2, 3)
+        load_tile(3, weight, there + beside + k * TILE, LINE)
+        multiply(1, 2, 3)
     store_tile(0, sums, sums0, WIDE * 4)
     store_tile(1, sums, sums0 + LANES, WIDE * 4)
-    if is_tall:
-        store_tile(2, sums, sums0 + ROWS * WIDE, WIDE * 4)
-        store_tile(3, sums, sums0 + ROWS * WIDE + LANES, WIDE * 4)
 
 
 @jit(inline=True)

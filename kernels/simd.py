@@ -104,7 +104,13 @@ def _silu(typing, x):
         is_negative = builder.fcmp_ordered("<", x, _constant(0.0))
         power = _exponential(builder, builder.select(is_negative, x, builder.fneg(x)))
         over = builder.select(is_negative, power, _constant(1.0))
-        return builder.fmul(x, builder.fdiv(over, builder.fadd(power, _constant(1.0))))
+        under = builder.fadd(power, _constant(1.0))
+        if splits_numbers():
+            # From 1 to 2: a guess that is right to 14 bits, and a step of Newton's, take a third of a division's time.
+            guess = _spelt(builder, "vrcp14ps $1, $0", under)
+            error = _fused(builder, builder.fneg(under), guess, _constant(1.0))
+            return builder.fmul(x, builder.fmul(over, _fused(builder, guess, error, guess)))
+        return builder.fmul(x, builder.fdiv(over, under))
 
     return VECTOR(x), generate
 
