@@ -140,9 +140,9 @@ class Delivery:
 
     def take_late(self, until: float | None = None) -> bool:
         """Draw and take what steps have computed for texts under constraints, the oldest first, as many as the time
-        allows, and one at least that an earlier step has computed; without a time all. Whether there were any."""
+        allows, and one at least of those that can be; without a time all. Whether there were any."""
         has_taken = False
-        self._late.wait_for_oldest()
+        self._late.begin_step()
         while not has_taken or until is None or time.perf_counter() < until:
             for rows in self._late.ready():
                 masks = _by_request(rows.masked, rows.masks)

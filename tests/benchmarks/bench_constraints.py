@@ -6,8 +6,10 @@
 W8: JSON of which about 60 % is forced, written with forced tokens and without. W9: time of the masks of a batch along
 given texts, a different one in each row, and of telling each row its token ("accept"): ours (new ones, and those of
 texts seen before) against llguidance's own matcher on the bare schema and xgrammar's (`pip install niwaki[bench]`), of
-a generated vocabulary of words or, for 131072, of Mistral's. W10: a batch under a constraint that forces nothing
-against the same batch without one.
+a generated vocabulary of words or, for 131072, of Mistral's. *All* are the places of the texts, *drawn* those where an
+engine that forces tokens draws one: forced texts are cut as the texts are, into the longest tokens. W10: a batch under
+a constraint that forces nothing against the same batch without one, in turn, and that against itself; told by part,
+since what the model takes is the same and swings more than what a constraint adds.
 """
 
 from __future__ import annotations
@@ -15,24 +17,30 @@ from __future__ import annotations
 import argparse
 import base64
 import functools
+import gc
 import importlib
 import importlib.util
 import json
 import random
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from niwaki.runtime.api import Grammar, JsonSchema, Regex
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
+from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.constraints.guidance import tokenizer_of
 from niwaki.runtime.constraints.masks import MaskFiller
+from niwaki.runtime.constraints.protocol import Matcher
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.loop.forced import forced_tokens
 from tests.benchmarks.bench_masks import synthetic_vocabulary
+from tests.benchmarks.bench_stall import Clock
 from tests.benchmarks.harness import Comparison, compare, table, write_json
 
 TEKKEN_SIZE = 131_072
@@ -117,7 +125,8 @@ def w8(batch: int) -> list[Comparison]:
         ]  # fmt: skip
 
 
-def w10(batch: int, tokens: int) -> list[Comparison]:
+def w10(batch: int, tokens: int, pairs: int) -> list[Comparison]:
+    clock = Clock()
     free: dict[str, object] = {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True}
     kinds = {"regex": Regex(r"(?s).*"), "grammar": Grammar(r"start: /(.|\n)*/")}
     with Engine(kv_tokens=32_768) as engine:
@@ -131,15 +140,60 @@ def w10(batch: int, tokens: int) -> list[Comparison]:
             if isinstance(ids, list) and len(ids) == tokens and len(prompts) < batch:
                 prompts.append(prompt)
         assert len(prompts) == batch, "too many of the texts end early"
-        return [
-            compare(
-                "W10", f"{batch} x {tokens}, {name}",
-                ("constrained", lambda options=free | {"constraint": kind}: _generate(engine, prompts, options)),  # type: ignore[misc]
-                ("free", lambda: _generate(engine, prompts, free)),
-                aim=">= 0.98",
-            )
-            for name, kind in kinds.items()
-        ]  # fmt: skip
+
+        def seconds(options: dict[str, object]) -> Parts:
+            clock.taken_raw()
+            began = time.perf_counter()
+            _generate(engine, prompts, options)
+            whole = time.perf_counter() - began
+            outside, worked = clock.taken_raw()
+            return Parts(whole, whole - sum(outside), sum(outside), sum(worked))
+
+        ways = {"free": free, "free again": free} | {name: free | {"constraint": kind} for name, kind in kinds.items()}
+        for options in ways.values():
+            seconds(options)
+        gc.collect()
+        gc.freeze()
+        found: dict[str, list[Parts]] = {name: [] for name in ways}
+        for pair in range(pairs):
+            names = [*ways][pair % len(ways) :] + [*ways][: pair % len(ways)]
+            for name in names:
+                found[name].append(seconds(ways[name]))
+    return [_w10_of(name, found[name], found["free"], f"{batch} x {tokens}") for name in ways if name != "free"]
+
+
+class Parts(NamedTuple):
+    """Seconds of a round: all of it, what is the model's, what steps take outside the model, and what the loop's thread
+    works of that."""
+
+    whole: float
+    model: float
+    outside: float
+    worked: float
+
+
+def _w10_of(name: str, own: Sequence[Parts], free: Sequence[Parts], shape: str) -> Comparison:
+    """Both do the same forward passes: so what the rounds take more is told by part, and `by parts` is the ratio where
+    the model takes the same, the median of all."""
+    ratios = [b.whole / a.whole for a, b in zip(own, free, strict=True)]
+    model = statistics.median(one.model for one in (*own, *free))
+    outside = [statistics.median(one.outside for one in rounds) for rounds in (own, free)]
+    more = sorted(1000 * (a.model - b.model) for a, b in zip(own, free, strict=True))
+    notes = {
+        "outside the model, ms": 1000 * outside[0],
+        "of free texts": 1000 * outside[1],
+        "at work, ms": 1000 * statistics.median(one.worked for one in own),
+        "of free texts at work": 1000 * statistics.median(one.worked for one in free),
+        "the model longer by ms, quartiles": more[len(more) // 4],
+        "median": statistics.median(more),
+        "upper": more[3 * len(more) // 4],
+        "by parts": (model + outside[1]) / (model + outside[0]),
+    }
+    return Comparison(
+        "W10", f"{shape}, {name}", name, "free", len(own), statistics.median(one.whole for one in own),
+        statistics.median(one.whole for one in free), statistics.median(ratios), min(ratios), max(ratios), ">= 0.98",
+        notes,
+    )  # fmt: skip
 
 
 def _generate(engine: Engine, prompts: Sequence[str], options: dict[str, object]) -> None:
@@ -193,6 +247,9 @@ class Ours:
                 self._filler.rows([(matcher, 10_000) for matcher in matchers])
 
         return _Texts(fill, [matcher.accept for matcher in matchers])
+
+    def matcher(self, schema: str) -> Matcher:
+        return self._compiler.compile(JsonSchema(schema)).matcher()
 
     def close(self) -> None:
         self._compiler.close()
@@ -270,16 +327,21 @@ def w9(size: int, batches: Sequence[int], rounds: int) -> Iterator[str]:
     if importlib.util.find_spec("xgrammar"):
         peers.append(Xgrammar(vocabulary))
     yield f"\nW9, vocabulary of {size} ({source}), set up in {time.process_time() - began:.1f} s of processor time"
+    boundaries = Boundaries(vocabulary, lambda text: longest_match(text.encode(), vocabulary))
     for batch in batches:
         first: dict[str, list[float]] = {peer.name: [] for peer in peers}
         later: dict[str, list[float]] = {peer.name: [] for peer in peers}
         moved: dict[str, list[float]] = {peer.name: [] for peer in peers}
+        is_drawn: list[bool] = []
         for round_ in range(rounds + 1):  # the first one is not counted: after it texts have been seen
             for schema, text_of in TEXTS:
                 rows = [longest_match(json_text(text_of(random.Random(row))), vocabulary) for row in range(batch)]
+                drawn = _drawn_places(ours[1].matcher(json.dumps(schema)), rows[0], boundaries) if round_ else set()
                 # In turns at every token, so that what else the machine does falls on all alike.
                 texts = [(peer.name, peer.start(json.dumps(schema), batch)) for peer in peers]
                 for place, token_ids in enumerate(zip(*rows, strict=False)):  # until the shortest text ends
+                    if place and round_:
+                        is_drawn.append(place in drawn)
                     for name, one in texts if (place + round_) % 2 else reversed(texts):
                         start = time.perf_counter()
                         one.fill()
@@ -294,11 +356,38 @@ def w9(size: int, batches: Sequence[int], rounds: int) -> Iterator[str]:
             f"first {np.percentile(first[name], 50):.0f}, accept {np.percentile(moved[name], 50):.1f}"
             for name in first
         )
-        for name in list(first)[1:]:
-            ratios = np.array(later[name]) / np.array(later["niwaki"])
-            yield f"             {name} / niwaki, pair by pair: median {np.median(ratios):.2f}"
+        # Of many rows some are drawn nearly everywhere: told apart for one.
+        kinds = {"all": np.ones(len(is_drawn), np.bool_)} | ({"drawn": np.array(is_drawn)} if batch == 1 else {})
+        for kind, kept in kinds.items():
+            own = np.array(later["niwaki"])[kept]
+            for name in [*first][1:]:
+                other = np.array(later[name])[kept]
+                yield (
+                    f"             {name} / niwaki, {kind} ({len(own)}): median, pair by pair, "
+                    f"{np.median(other / own):.2f}; of the sums {other.sum() / own.sum():.2f}"
+                )
+            if kind == "drawn":
+                yield "             drawn: " + "; ".join(
+                    f"{name} p50 {np.percentile(np.array(later[name])[kept], 50):.1f} us, "
+                    f"p99 {np.percentile(np.array(later[name])[kept], 99):.0f}"
+                    for name in first
+                )
     for one_of_ours in ours:
         one_of_ours.close()
+
+
+def _drawn_places(matcher: Matcher, token_ids: Sequence[int], boundaries: Boundaries) -> set[int]:
+    """Where the text has a token that is not forced."""
+    found: set[int] = set()
+    place = 0
+    while place < len(token_ids):
+        num_forced = len(forced_tokens(matcher, token_ids[:place], len(token_ids), boundaries))
+        place += num_forced
+        if place < len(token_ids):
+            found.add(place)
+            matcher.accept(token_ids[place])
+            place += 1
+    return found
 
 
 def vocabulary_of(size: int) -> tuple[Vocabulary, str]:
@@ -339,13 +428,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="of W9: how often each text is walked")
     parser.add_argument("--rows", type=int, default=32, help="of W8 and W10")
     parser.add_argument("--tokens", type=int, default=64, help="of W10")
+    parser.add_argument("--pairs", type=int, default=40, help="of W10")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     results: list[Comparison] = []
     if given.only in (None, "W8"):
         results += w8(given.rows)
     if given.only in (None, "W10"):
-        results += w10(given.rows, given.tokens)
+        results += w10(given.rows, given.tokens, given.pairs)
     if results:
         print(table(results))
     if given.json and results:

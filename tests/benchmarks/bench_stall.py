@@ -63,10 +63,15 @@ class Clock:
 
         EngineCore.step, Runner.forward = timed_step, timed_forward  # type: ignore[method-assign,assignment]
 
+    def taken_raw(self) -> tuple[list[float], list[float]]:
+        """The steps since the last call: seconds outside the model, and of them at work."""
+        found, worked = self.milliseconds, self.worked
+        self.milliseconds, self.worked = [], []
+        return [one / 1000 for one in found], [one / 1000 for one in worked]
+
     def taken(self) -> str:
         """The steps since the last call."""
-        found, self.milliseconds = np.array(self.milliseconds), []
-        worked, self.worked = np.array(self.worked), []
+        found, worked = (1000 * np.array(seconds) for seconds in self.taken_raw())
         above = float(np.mean(found > AIM_MS))
         return (
             f"{len(found):6} steps, outside the model p50 {np.percentile(found, 50):.2f} ms, "

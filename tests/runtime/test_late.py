@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from niwaki.runtime.api import Cancelled, JsonSchema, Output, Regex, SamplingParams
-from niwaki.runtime.constraints import masks
-from niwaki.runtime.loop import delivery, scheduler
+from niwaki.runtime.constraints import Matcher, masks
+from niwaki.runtime.constraints.boundaries import Boundaries
+from niwaki.runtime.loop import delivery, forced, late, scheduler
 from tests.formula import Host, mixed
 from tests.runtime.test_decoding import CONSTRAINED, DRAWN, GREEDY
 from tests.toy import make_model
@@ -37,6 +38,7 @@ LED_LONG = replace(GREEDY, constraint=Regex("[a-z ]{40,}"), max_new_tokens=50)
 def limited(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(delivery, "PATIENCE", seconds)
     monkeypatch.setattr(delivery, "SHARE", 0.0)
+    monkeypatch.setattr(late, "MAX_SAT_OUT", 0)  # steps on a formula leave the thread no time
 
 
 def written(host: Host, kinds: Sequence[SamplingParams]) -> list[Output]:
@@ -50,11 +52,78 @@ def test_who_sits_out_writes_the_same(
 ) -> None:
     kinds = [*CONSTRAINED, *LED, FREE, replace(FREE, temperature=1.0)]
     limited(monkeypatch, 3600.0)
-    expected = written(Host(folder, num_pages), kinds)
+    with monkeypatch.context() as patched:
+        told_here(patched)
+        expected = written(Host(folder, num_pages), kinds)
     limited(monkeypatch, seconds)
     host = Host(folder, num_pages)
     assert written(host, kinds) == expected
     assert (num_pages == 60) == (host.core.counters.preemptions > 0)
+
+
+def told_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matchers are told of what is drawn by the thread that takes it."""
+    monkeypatch.setattr(delivery.Delivery, "_is_told_beside", lambda own, request, sampled: False)
+
+
+def test_who_is_set_back_while_his_matcher_is_told_of_a_token_keeps_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = [*CONSTRAINED, *LED, FREE, *LED, replace(FREE, temperature=1.0)]
+    with monkeypatch.context() as patched:
+        told_here(patched)
+        expected = written(Host(folder, 400), kinds)
+    # Nobody is told of anything before somebody waits for it.
+    is_waited_for = threading.Event()
+    wait, tell, take_drawn = late.Late.wait_for_oldest, late.Drawn.tell, delivery.Delivery.take_drawn
+    taken: list[bool] = []
+
+    def waited(own: late.Late, num_sat_out: int = 0) -> None:
+        if num_sat_out == 0:
+            is_waited_for.set()
+        wait(own, num_sat_out)
+        is_waited_for.clear()
+
+    def told_late(own: late.Drawn, boundaries: Boundaries | None) -> None:
+        is_waited_for.wait(0.05)
+        tell(own, boundaries)
+
+    def counted(own: delivery.Delivery) -> bool:
+        taken.append(take_drawn(own))
+        return taken[-1]
+
+    monkeypatch.setattr(late.Late, "wait_for_oldest", waited)
+    monkeypatch.setattr(late.Drawn, "tell", told_late)
+    monkeypatch.setattr(delivery.Delivery, "take_drawn", counted)
+    host = Host(folder, 60)
+    assert written(host, kinds) == expected
+    assert host.core.counters.preemptions > 0
+    assert any(taken)
+
+
+def test_what_fails_beside_fails_its_own_request_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, 0.0)
+    find = forced.forced_tokens
+    failed: list[Matcher] = []
+
+    def failing(matcher: Matcher, tail: Sequence[int], remaining: int, boundaries: Boundaries) -> list[int]:
+        if not failed:
+            failed.append(matcher)
+        if matcher is failed[0]:
+            raise RuntimeError("broken")
+        return find(matcher, tail, remaining, boundaries)
+
+    monkeypatch.setattr(late, "forced_tokens", failing)
+    host = Host(folder)
+    for params in [FREE, *LED]:
+        host.submit(params, 4)
+    while host.core.has_work:
+        host.step()
+    errors = [generation.error() for generation in host.generations]
+    assert sum(error is not None for error in errors) == 1
+    assert any("broken" in str(error) for error in errors)
+    assert errors[0] is None
+    host.core.pages.cache.check()
 
 
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
