@@ -51,6 +51,7 @@ class Tally:
 
     seconds: float = 0.0
     num_done: int = 0
+    num_answered: int = 0  # with those that had no text: random weights choose tokens that write none
     num_failed: int = 0
     first: list[float] = field(default_factory=list)
     between: list[float] = field(default_factory=list)
@@ -130,6 +131,7 @@ async def ask(side: Side, http: httpx2.AsyncClient, page: str, body: Json, tally
         (tally.first if is_first else tally.between).append(now - last)
         last, is_first = now, False
         texts.append(text)
+    tally.num_answered += 1
     if time.perf_counter() - began > 0 and not is_first:
         tally.num_done += 1
     return "".join(texts)
@@ -247,12 +249,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         used = processor_seconds(process) - before
         tallies = found[ours.name]
         used *= given.pairs / (given.pairs + 1)  # but for the turn that warms it up
-        done = max(1, sum(tally.num_done for tally in tallies))
+        answered = max(1, sum(tally.num_answered for tally in tallies))
         events = sum(len(tally.first) + len(tally.between) for tally in tallies)
     print(
         f"W15, {given.clients} clients, {given.pairs} x {given.seconds:g} s, {os.cpu_count()} processors, "
-        f"{platform.machine()}; our API process: {used / done * 1e3:.1f} ms of processor time a request, which has "
-        f"{events / done:.1f} events with text"
+        f"{platform.machine()}; our API process: {used / answered * 1e3:.1f} ms of processor time a request, which "
+        f"has {events / answered:.1f} events with text"
     )
     for name, of_side in found.items():
         if not all(tally.num_done for tally in of_side):
