@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from heapq import nlargest
 from typing import Literal
 
 import numpy as np
@@ -26,6 +26,8 @@ Policy = Literal["lpm", "fcfs"]
 # For every so many seconds without a row a request counts as one priority higher: nothing waits for ever. Of a small
 # model 1,024 steps are some four seconds, and behind whoever had waited for so many what was urgent stood in line.
 PRIORITY_SECONDS = 30.0
+# So many of them find places of lower ones in one step: each is a plan of its own.
+MOST_URGENT = 4
 # Who has this many times less to compute than the prefill that is under way need not wait for its end.
 MUCH_LESS = 4
 # One piece of a prompt in a step has no fewer tokens than this for all that stands before them, or it would take as
@@ -52,13 +54,7 @@ def plan(waiting: Sequence[Waiting], running: Sequence[Running], room: Room, pol
     if preempted:  # what was just given up must not be taken by a newcomer
         room = replace(room, free_pages=room.free_pages + sum(map(_gain, preempted)))
         return _filled((), kept, preempted, room, policy)
-    first = _outranking(waiting, kept)
-    if first is not None:
-        victims = _place_for(first, kept, room)
-        made = None if victims is None else _giving_way(waiting, kept, victims, first, room, policy)
-        if made is not None and first.id in made.admit:
-            return made
-    return _filled(waiting, kept, (), room, policy)
+    return _with_urgent(waiting, kept, room, policy) or _filled(waiting, kept, (), room, policy)
 
 
 def may_admit(running: Sequence[Running], room: Room, highest: int) -> bool:
@@ -106,11 +102,30 @@ def next_victim(running: Sequence[Running]) -> Running | None:
     return running[chosen]
 
 
-def _outranking(waiting: Sequence[Waiting], running: Sequence[Running]) -> Waiting | None:
-    """The first of the highest priority among those who wait, where somebody of a lower one runs. A long wait alone
-    drives nobody out, but protects whoever got in by it."""
-    first = max(waiting, key=lambda request: request.priority, default=None)
-    return first if first is not None and any(_gives_way(each, first) for each in running) else None
+def _with_urgent(waiting: Sequence[Waiting], running: Sequence[Running], room: Room, policy: Policy) -> Plan | None:
+    """The plan where who waits and is of a higher priority than somebody who runs finds a place: one after the other,
+    MOST_URGENT at most, as long as each brings all before it along. None where there are none. A long wait alone drives
+    nobody out, but protects whoever got in by it."""
+    made: Plan | None = None
+    urgent: list[Waiting] = []
+    victims: list[Running] = []
+    stay, left = list(running), room
+    for first in nlargest(MOST_URGENT, waiting, key=lambda request: request.priority):
+        more = _place_for(first, stay, left) if any(_gives_way(each, first) for each in stay) else None
+        if more is None:
+            break
+        urgent.append(first)
+        victims += more
+        tried = _giving_way(waiting, running, victims, urgent, room, policy)
+        if not {request.id for request in urgent} <= set(tried.admit):
+            break
+        made = tried
+        gone = {each.id for each in more}
+        stay = [each for each in stay if each.id not in gone]
+        taken = sum(_wanted_pages(_without(first, more, room.page_size), Heads(room.page_size), room.page_size))
+        free_pages = left.free_pages + sum(map(_gain, more)) - taken
+        left = replace(left, free_pages=free_pages, max_running=left.max_running - 1)
+    return made
 
 
 def _gives_way(running: Running, waiting: Waiting) -> bool:
@@ -137,41 +152,44 @@ def _place_for(first: Waiting, running: Sequence[Running], room: Room) -> list[R
         victims.append(leaving)
         free_slots += 1
         free_pages += _gain(leaving) + _expected_pages(leaving, page_size)
-        first = _without(first, leaving, page_size)
+        first = _without(first, [leaving], page_size)
 
 
-def _without(request: Waiting, leaving: Running, page_size: int) -> Waiting:
-    """How it stands when that one has left: of its cached pages, those that the other alone holds are locked no more.
+def _without(request: Waiting, leaving: Sequence[Running], page_size: int) -> Waiting:
+    """How it stands when they have left: of its cached pages, those that one of them alone holds are locked no more.
 
     They are the end of its pages, from the first one on that nobody else holds.
     """
-    shared = leaving.num_pages - _gain(leaving)
-    if request.namespace != leaving.namespace or request.num_locked_pages <= shared:
-        return request
-    stop = (shared + 1) * page_size
-    if leaving.ids is not None and not np.array_equal(leaving.ids[:stop], request.ids[:stop]):
-        return request
-    return replace(request, num_locked_pages=shared)
+    for each in leaving:
+        shared = each.num_pages - _gain(each)
+        if request.namespace != each.namespace or request.num_locked_pages <= shared:
+            continue
+        stop = (shared + 1) * page_size
+        if each.ids is None or np.array_equal(each.ids[:stop], request.ids[:stop]):
+            request = replace(request, num_locked_pages=shared)
+    return request
 
 
 def _giving_way(
-    waiting: Sequence[Waiting], running: Sequence[Running], victims: list[Running], first: Waiting, room: Room,
-    policy: Policy
+    waiting: Sequence[Waiting], running: Sequence[Running], victims: Sequence[Running], urgent: Sequence[Waiting],
+    room: Room, policy: Policy
 ) -> Plan:  # fmt: skip
-    """The plan where `victims` leave, and prefills that `first` outranks leave it the tokens of the step."""
+    """The plan where `victims` leave, and prefills that the `urgent` outrank leave them the tokens of the step."""
     room = replace(room, free_pages=room.free_pages + sum(map(_gain, victims)))
-    stands = reduce(lambda request, leaving: _without(request, leaving, room.page_size), victims, first)
-    waiting = [stands if request is first else request for request in waiting]
+    stand = {request.id: _without(request, victims, room.page_size) for request in urgent}
     gone = {each.id for each in victims}
-    stay = [each for each in running if each.id not in gone]
-    return _filled(waiting, stay, victims, room, policy, first)
+    return _filled(
+        [stand.get(request.id, request) for request in waiting],
+        [each for each in running if each.id not in gone],
+        victims, room, policy, urgent,
+    )  # fmt: skip
 
 
 def _filled(
     waiting: Sequence[Waiting], running: Sequence[Running], preempted: Sequence[Running], room: Room, policy: Policy,
-    first: Waiting | None = None
+    urgent: Sequence[Waiting] = ()
 ) -> Plan:  # fmt: skip
-    """The rows of those who run, of a higher priority first, and admissions. `first`: for whose tokens prefills of a
+    """The rows of those who run, of a higher priority first, and admissions. `urgent`: for whose tokens prefills of a
     lower priority leave room."""
     step = _Step(room)
     prefills: list[Running] = []
@@ -190,17 +208,16 @@ def _filled(
             under_way.add(prefill.ids, prefill.namespace)
     prefills.sort(key=lambda each: -_effective_priority(each))
     passing, long = _NOBODY, prefills[0] if prefills else None
-    if policy == "lpm" and first is None and prefills and step.is_filled_by(prefills[0]):
+    if policy == "lpm" and not urgent and prefills and step.is_filled_by(prefills[0]):
         passing = _passing(waiting, running, prefills, step, under_way if room.shares_prefixes else None)
         step.least_of = prefills[0].id if step.has_page_for(prefills[0]) else None
         prefills.sort(key=lambda each: each.id not in passing.parts)
     for request in prefills:
         if request.id in passing.parts:
             leaving = step.tokens_left - passing.parts[request.id]
-        elif first is not None and _gives_way(request, first):
-            leaving = step.work_of(_num_found(first), _num_new(first))
         else:
-            leaving = passing.num_kept
+            outranked = [one for one in urgent if _gives_way(request, one)]
+            leaving = passing.num_kept + sum(step.work_of(_num_found(one), _num_new(one)) for one in outranked)
         step.add_running(request, leaving=leaving)
     aged = _aged(waiting, room) if policy == "lpm" else None
     admitted = _admit(waiting, running, step, policy, aged, passing.admit, under_way)

@@ -12,7 +12,7 @@ from niwaki.radix import Cache
 from niwaki.runtime.api import SamplingParams
 from niwaki.runtime.loop.plans import Row, Running, Waiting
 from niwaki.runtime.loop.roster import MAX_MATCHED_WAITING
-from niwaki.runtime.loop.scheduler import PRIORITY_SECONDS, plan
+from niwaki.runtime.loop.scheduler import MOST_URGENT, PRIORITY_SECONDS, plan
 from tests.formula import Host
 from tests.runtime.test_scheduler import ROOM, decoding, tokens
 from tests.runtime.test_scheduler_loads import FakeEngine, Request
@@ -30,6 +30,19 @@ def test_no_more_give_way_than_it_takes_with_what_was_kept_free_for_them() -> No
     running = [replace(decoding(id), max_new_tokens=320) for id in range(2)]  # 6 pages of growth each
     made = plan([URGENT], running, replace(ROOM, free_pages=10))
     assert (made.preempt, made.admit) == ((0,), (9,))
+
+
+def test_several_find_places_of_lower_ones_in_one_step_as_far_as_its_tokens_go() -> None:
+    running = [decoding(id) for id in range(4)]
+    full = replace(ROOM, max_running=4, free_pages=40)
+    three = [replace(URGENT, id=9 + i, ids=tokens(9 + i, 32)) for i in range(3)]
+    made = plan(three, running, full)
+    assert (len(made.preempt), made.admit) == (3, (9, 10, 11))
+    made = plan(three, running, replace(full, max_batch_tokens=16))
+    assert (len(made.preempt), made.admit) == (1, (9,)), "nobody gives way to who would have no row"
+    crowd = [replace(URGENT, id=9 + i, ids=tokens(9 + i, 4)) for i in range(2 * MOST_URGENT)]
+    many = plan(crowd, [decoding(id) for id in range(8)], replace(full, max_running=8))
+    assert len(many.preempt) == MOST_URGENT
 
 
 def test_nobody_gives_way_for_cached_pages_that_only_who_leaves_holds() -> None:
