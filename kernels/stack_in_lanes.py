@@ -342,7 +342,7 @@ def _ask_for(
     """Keys `first` to `last` and their values, so that they come while those before them are multiplied: some with
     each unit, since a core waits for at most sixteen lines at a time, and at the seventeenth does nothing else."""
     for key in range(first, last):
-        at = (np.int64(pages[key // page_size]) * page_size + key % page_size) * width + offset
+        at = (int(np.int64(pages[key // page_size])) * page_size + key % page_size) * width + offset
         for column in range(0, columns, SLICE):
             prefetch(k, at + column)
             prefetch(v, at + column)
