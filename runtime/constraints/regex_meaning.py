@@ -8,6 +8,7 @@ whether that is the text's start, and of which set the last character is: that i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Final, assert_never
 
 from niwaki.runtime.constraints.regex_language import Languages, Term
@@ -24,6 +25,7 @@ from niwaki.runtime.constraints.regex_tree import (
     Repeat,
     complement,
     invalid,
+    meet,
     normalised,
 )
 from niwaki.runtime.constraints.regex_unicode import members
@@ -95,7 +97,7 @@ class _Reader:
             case Anchor():
                 return languages.all_of((following(before), languages.empty))
             case Look(Characters() as characters, False, is_negated, _) if (ranges := _ranges(characters)) is not None:
-                is_seen = before is not None and _meet(before, ranges) == before
+                is_seen = before is not None and meet(before, ranges) == before
                 return following(before) if is_seen != is_negated else languages.nothing
             case Look(item, is_ahead, is_negated, index):
                 if not is_ahead:
@@ -142,7 +144,7 @@ class _Reader:
         languages = self._languages
         match term.kind:
             case "chars":
-                return languages.characters(_meet(term.ranges, ranges))
+                return languages.characters(meet(term.ranges, ranges))
             case "sequence" if term.parts:
                 first, rest = term.parts
                 last = languages.sequence(first, self._ending(rest, ranges))
@@ -219,6 +221,7 @@ class _Reader:
                 assert_never(node)
 
 
+@lru_cache(maxsize=256)
 def _ranges(node: Characters) -> Ranges | None:
     if node.ignores_case:
         return None
@@ -234,10 +237,6 @@ def _ranges(node: Characters) -> Ranges | None:
     return complement(union) if node.is_negated else union
 
 
-def _meet(one: Ranges, other: Ranges) -> Ranges:
-    return complement(normalised((*complement(one), *complement(other))))
-
-
 def _told_apart(items: Iterable[Node]) -> list[Ranges]:
     """The sets of characters that looks for one character before tell apart, but those of the outermost level."""
     found: list[Ranges] = [((0, MAX_CODE_POINT),)]
@@ -247,7 +246,8 @@ def _told_apart(items: Iterable[Node]) -> list[Ranges]:
         stack += _inside(node)
         if isinstance(node, Look) and not node.is_ahead and isinstance(node.item, Characters):
             ranges = _ranges(node.item) or ()
-            parts = [_meet(known, side) for known in found for side in (ranges, complement(ranges))]
+            sides = (ranges, complement(ranges))
+            parts = [meet(known, side) for known in found for side in sides]
             found = [part for part in parts if part]
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, assert_never
@@ -110,6 +111,20 @@ def complement(ranges: Ranges) -> Ranges:
     if start <= MAX_CODE_POINT:
         missing.append((start, MAX_CODE_POINT))
     return tuple(missing)
+
+
+def meet(one: Ranges, other: Ranges) -> Ranges:
+    """The characters in both, which are normalised. One of them is mostly of a few ranges, the other of a whole \\w."""
+    few, many = (one, other) if len(one) <= len(other) else (other, one)
+    found: list[tuple[int, int]] = []
+    for low, high in few:
+        for place in range(max(0, bisect_left(many, (low, low)) - 1), len(many)):
+            first, last = many[place]
+            if first > high:
+                break
+            if last >= low:
+                found.append((low if low > first else first, high if high < last else last))
+    return tuple(found)
 
 
 def source_of(node: Node) -> str:

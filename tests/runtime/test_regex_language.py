@@ -9,13 +9,16 @@ import sys
 from itertools import product
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.guidance import build, byte_tokenizer
-from niwaki.runtime.constraints.regex_language import Languages, Term, TooManyTerms
+from niwaki.runtime.constraints.regex_language import Languages, Term, TooManyTerms, without
 from niwaki.runtime.constraints.regex_lark import in_json, terminal
 from niwaki.runtime.constraints.regex_meaning import found_in, matched_by
 from niwaki.runtime.constraints.regex_parser import Parser
+from niwaki.runtime.constraints.regex_tree import Ranges, meet, normalised
 
 TEXTS = ["".join(text) for size in range(5) for text in product("abc", repeat=size)] + ["a\nb", "é", '"', "\\n"]
 
@@ -182,3 +185,19 @@ def test_a_language_that_explodes_is_given_up_in_time() -> None:
     explosive = languages.all_of([*parts, searched(languages, "bbbbb")])
     with pytest.raises(TooManyTerms):
         languages.shortest(explosive, 300)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    one=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3))),
+    other=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12))),
+)
+def test_sets_of_characters_meet_as_sets_do(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
+    def members(ranges: Ranges) -> set[int]:
+        return {code for low, high in ranges for code in range(low, min(high, 100) + 1)}
+
+    some, others = (normalised((low, low + more) for low, more in ranges) for ranges in (one, other))
+    assert members(meet(some, others)) == members(meet(others, some)) == members(some) & members(others)
+    assert meet(some, others) == normalised(meet(some, others))
+    assert members(without(some, others)) == members(some) - members(others)
+    assert without(some, others) == normalised(without(some, others))

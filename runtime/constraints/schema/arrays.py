@@ -15,6 +15,8 @@ from niwaki.runtime.constraints.schema.document import Json, refused
 
 MAX_STATES: Final = 1100  # nine values that never repeat, with room for a length
 Place: TypeAlias = tuple[int, tuple[int, ...], frozenset[int]]
+# The edges (item, next state) of each state, and the states in which the array may end.
+Automaton: TypeAlias = tuple[list[list[tuple[Json, int]]], frozenset[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +117,8 @@ def _trimmed(edges: list[list[tuple[Json, int]]], ends: list[int]) -> dict[str, 
     return {"type": "array", "x-automaton": {"edges": kept, "ends": [number[state] for state in sorted(ends)]}}
 
 
-def read_automaton(schema: dict[str, Json]) -> tuple[list[list[tuple[Json, int]]], frozenset[int]]:
-    """The edges (item, next state) of each state, and the states in which the array may end."""
+def read_automaton(schema: dict[str, Json]) -> Automaton:
+    """That of an `x-automaton`."""
     described = schema["x-automaton"]
     assert isinstance(described, dict)
     edges, ends = described["edges"], described["ends"]
@@ -130,9 +132,9 @@ def read_automaton(schema: dict[str, Json]) -> tuple[list[list[tuple[Json, int]]
     return states, frozenset(end for end in ends if isinstance(end, int))
 
 
-def least_items(schema: dict[str, Json], text_of: Callable[[Json], bytes | None], start: int = 0) -> list[bytes] | None:
-    """The items of a shortest array of an `x-automaton`, from a state on, where `text_of` an item is known."""
-    states, ends = read_automaton(schema)
+def least_items(automaton: Automaton, text_of: Callable[[Json], bytes | None], start: int = 0) -> list[bytes] | None:
+    """The items of a shortest array of an automaton, from a state on, where `text_of` an item is known."""
+    states, ends = automaton
     queue: list[tuple[int, int, list[bytes]]] = [(0, start, [])]
     done: set[int] = set()
     while queue:
@@ -156,5 +158,5 @@ def least_path(schema: dict[str, Json], length_of: Callable[[Json], int | None])
         length = length_of(item)
         return None if length is None else b" " * length
 
-    items = least_items(schema, blank)
+    items = least_items(read_automaton(schema), blank)
     return None if items is None else 2 + sum(len(item) + 1 for item in items)

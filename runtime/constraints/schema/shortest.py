@@ -88,8 +88,9 @@ def array_ends(root: Json, solve: Solve, letters: Letters = _same_letter) -> tup
     texts = _Texts(root, solve, letters)
     found: dict[bytes, None] = {}
     for part in asking[:MAX_CLOSINGS]:
-        for state in range(min(len(read_automaton(part)[0]), MAX_CLOSINGS)):  # what is asked for may come late
-            items = least_items(part, texts.of, state) or []
+        automaton = read_automaton(part)
+        for state in range(min(len(automaton[0]), MAX_CLOSINGS)):  # what is asked for may come late
+            items = least_items(automaton, texts.of, state) or []
             found |= dict.fromkeys(b",".join(items[start:]) + b"]" for start in range(len(items)))
     return tuple(sorted((end for end in found if len(end) <= LONGEST_CLOSING), key=len)[:MAX_CLOSINGS])
 
@@ -202,7 +203,7 @@ class _Texts:
 
     def _array(self, schema: dict[str, Json]) -> bytes | None:
         if "x-automaton" in schema:
-            found = least_items(schema, self.of)
+            found = least_items(read_automaton(schema), self.of)
             return None if found is None else b"[" + b",".join(found) + b"]"
         prefix, least = schema.get("prefixItems"), schema.get("minItems", 0)
         places = prefix if isinstance(prefix, list) else []
