@@ -24,7 +24,7 @@ def quick_pages(routers: Iterable[APIRouter]) -> Pages:
     found: dict[tuple[str, str], Page] = {}
     for route in (route for router in routers for route in router.routes):
         if isinstance(route, APIRoute) and "{" not in route.path and _is_told_the_request_alone(route.endpoint):
-            found |= {(method, route.path): route.endpoint for method in route.methods}
+            found |= {(method, route.path): route.endpoint for method in route.methods or ()}
     return found
 
 
