@@ -47,7 +47,7 @@ header .reuse b { color: var(--ink); font-weight: 650 }
 .legend i { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 8px }
 .legend b { color: var(--ink); font-weight: 600; font-variant-numeric: tabular-nums; margin-left: 4px }
 .chart { margin: 26px 0 8px; overflow: auto; max-height: 700px; background: var(--card); border: 1px solid var(--line); border-radius: 14px; box-shadow: var(--shade) }
-.chart svg { display: block; width: 100%; min-width: 680px; height: auto }
+.chart svg { display: block; width: 100%; min-width: 1000px; height: auto }
 :focus-visible { outline: 2px solid var(--cached); outline-offset: 2px }
 @media (max-width: 640px) { main { padding: 26px 14px 60px } h1 { font-size: 24px } }
 @media print { .chart { max-height: none } }

@@ -281,6 +281,10 @@ def test_a_browser_opens_it_without_a_complaint_and_shows_details_on_focus(tmp_p
         assert "log-probability" in told
         assert browser.run("return document.getElementById('n0').getAttribute('aria-describedby')") == "tip"
         assert not browser.run("return document.querySelector('.tools').hidden")
+        browser.be_phone()
+        browser.open(page.as_uri())
+        assert browser.run(f"return Math.min(...{HEIGHTS}) >= 11"), "letters that can be read; the chart scrolls"
+        assert browser.run("return document.documentElement.scrollWidth") == 390
         assert browser.complaints() == []
 
 
@@ -310,6 +314,7 @@ def test_a_thousand_calls_are_readable_and_tell_their_details_under_the_pointer(
     assert len(papers) == 2
 
 
+HEIGHTS = "[...document.querySelectorAll('.chart text')].map((one) => one.getBoundingClientRect().height)"
 IS_SEEN = """
 const tip = document.getElementById("tip").getBoundingClientRect();
 const spot = document.querySelector(arguments[0]).getBoundingClientRect();
