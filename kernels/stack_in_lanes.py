@@ -78,6 +78,7 @@ from niwaki.kernels.tiles import (
 STEP = 2 * RUN  # keys that are weighed together: a weight of each run in a word
 GROUP = 128  # keys that all queries go over before the next: with their values a third of the nearest cache, or more
 STEPS = GROUP // STEP
+ASKED = 8  # keys that are asked for together, at least
 UNIT = 8  # numbers
 MOST = np.float32(256.0)  # that the weights of a step may sum to
 KEPT = 4  # tiles of columns: so many stay in the unit while a query goes over a group
@@ -199,7 +200,7 @@ def attend_in_lanes(
                 k, v, pages, base, last, first_key, page_size, width, head * head_dim, num_heads, slices,
                 keys, keys0, values, values0, room, room0
             )  # fmt: skip
-            asked_for, left = last - first_key, min(GROUP, end - last)  # keys of the next group
+            asked, left = 0, min(GROUP, end - last)  # of the keys of the next group
             values_before, mixed_before = element_at(units, 4), element_at(units, 5)
             clear(4)
             clear(5)
@@ -215,8 +216,13 @@ def attend_in_lanes(
                 block, key = element_at(units, unit), element_at(units, unit + 1)
                 values_now, mixed_now = element_at(units, unit + 4), element_at(units, unit + 5)
                 line = element_at(units, unit + 6)
-                ask_from, ask_to = asked_for + left * number // count, asked_for + left * (number + 1) // count
-                _ask_for(k, v, pages, ask_from, ask_to, page_size, width, head * head_dim, num_heads * head_dim)
+                ask_to = left if number + 1 == count else left * (number + 1) // count // ASKED * ASKED
+                if ask_to > asked:
+                    _ask_for(
+                        k, v, pages, last - first_key + asked, last - first_key + ask_to, page_size, width,
+                        head * head_dim, num_heads * head_dim
+                    )  # fmt: skip
+                    asked = ask_to
                 these, others = number % 2 * TILE, (1 - number % 2) * TILE
                 now = scores0 + 2 * these
                 if soft_cap < math.inf:
