@@ -200,7 +200,7 @@ def attend_in_lanes(
                 k, v, pages, base, last, first_key, page_size, width, head * head_dim, num_heads, slices,
                 keys, keys0, values, values0, room, room0
             )  # fmt: skip
-            asked, left = 0, min(GROUP, end - last)  # of the keys of the next group
+            already, left = 0, min(GROUP, end - last)  # of the keys of the next group
             values_before, mixed_before = element_at(units, 4), element_at(units, 5)
             clear(4)
             clear(5)
@@ -217,12 +217,12 @@ def attend_in_lanes(
                 values_now, mixed_now = element_at(units, unit + 4), element_at(units, unit + 5)
                 line = element_at(units, unit + 6)
                 ask_to = left if number + 1 == count else left * (number + 1) // count // ASKED * ASKED
-                if ask_to > asked:
+                if ask_to > already:
                     _ask_for(
-                        k, v, pages, last - first_key + asked, last - first_key + ask_to, page_size, width,
+                        k, v, pages, last - first_key + already, last - first_key + ask_to, page_size, width,
                         head * head_dim, num_heads * head_dim
                     )  # fmt: skip
-                    asked = ask_to
+                    already = ask_to
                 these, others = number % 2 * TILE, (1 - number % 2) * TILE
                 now = scores0 + 2 * these
                 if soft_cap < math.inf:
