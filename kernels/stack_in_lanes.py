@@ -18,8 +18,8 @@ A query's `top` is the highest score of one step before, and rises only where a 
 more than MOST: so the highest need seldom be looked for, and seldom is anything rescaled. Steps begin at multiples of
 STEP and no query's sums see another query, so a result depends on nothing but the query and its keys.
 
-One core of a Xeon with AMX, 26 November 2026, alone, us for stack_by_tiles.py and this: 148 queries of niwaki-tiny behind
-4,000 keys 1,494 and 961, 15 of them 292 and 223; docs/tree-attention.md has more.
+One core of a Xeon with AMX, 26 November 2026, alone, us for stack_by_tiles.py and this: 148 tokens of niwaki-tiny
+behind 4,000 keys 1,494 and 961, 15 of them 292 and 223; docs/tree-attention.md has more.
 """
 
 from __future__ import annotations
