@@ -73,32 +73,28 @@ def test_who_is_set_back_while_his_matcher_is_told_of_a_token_keeps_it(
     with monkeypatch.context() as patched:
         told_here(patched)
         expected = written(Host(folder, 400), kinds)
-    # Nobody is told of anything before somebody waits for it.
-    is_waited_for = threading.Event()
-    wait, tell, take_drawn = late.Late.wait_for_oldest, late.Drawn.tell, delivery.Delivery.take_drawn
+    # The matchers are told at once, and nobody's token is taken before somebody waits for it.
+    is_ready, take_drawn = late.Drawn.is_ready, delivery.Delivery.take_drawn
+    waited_for: set[late.Drawn] = set()
     taken: list[bool] = []
 
-    def waited(own: late.Late, num_sat_out: int = 0) -> None:
-        if num_sat_out == 0:
-            is_waited_for.set()
-        wait(own, num_sat_out)
-        is_waited_for.clear()
-
-    def told_late(own: late.Drawn, boundaries: Boundaries | None) -> None:
-        is_waited_for.wait(0.05)
-        tell(own, boundaries)
+    def ready_when_waited_for(own: late.Drawn, *, waits: bool = False) -> bool:
+        is_ready(own, waits=True)
+        if waits:
+            waited_for.add(own)
+        return not own.is_told or own in waited_for
 
     def counted(own: delivery.Delivery) -> bool:
         taken.append(take_drawn(own))
         return taken[-1]
 
-    monkeypatch.setattr(late.Late, "wait_for_oldest", waited)
-    monkeypatch.setattr(late.Drawn, "tell", told_late)
+    monkeypatch.setattr(late.Drawn, "is_ready", ready_when_waited_for)
     monkeypatch.setattr(delivery.Delivery, "take_drawn", counted)
     host = Host(folder, 60)
-    assert written(host, kinds) == expected
+    outputs = written(host, kinds)
     assert host.core.counters.preemptions > 0
     assert any(taken)
+    assert outputs == expected
 
 
 def test_what_fails_beside_fails_its_own_request_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
