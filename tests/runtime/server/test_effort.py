@@ -28,7 +28,7 @@ SWITCHED = (  # of Qwen 3
 )
 LEVELS = f"Reasoning: {{{{ reasoning_effort }}}}<|end|>{TURNS}{OPEN}"  # of gpt-oss
 EFFORTS: tuple[Effort, ...] = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-CHAT = {"messages": [{"role": "user", "content": "the cat"}], "max_completion_tokens": 8}
+CHAT: dict[str, object] = {"messages": [{"role": "user", "content": "the cat"}], "max_completion_tokens": 8}
 
 
 def with_markers(folder: Path) -> Path:
@@ -83,7 +83,10 @@ class Asked:
         self.params = SamplingParams()
         self.num_prompt_tokens = 0
 
-    def ask(self, page: str = "/v1/chat/completions", **more: object) -> httpx2.Response:
+    def constraint(self) -> object:
+        return self.params.constraint
+
+    def ask(self, /, page: str = "/v1/chat/completions", **more: object) -> httpx2.Response:
         base = {"input": "the cat", "max_output_tokens": 8} if page == "/v1/responses" else CHAT
         return self.client.post(page, json=base | more)
 
@@ -100,21 +103,21 @@ def reasoner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
             asked.params, asked.num_prompt_tokens = params, len(ids)
             return start(ids, params, *rest, **options)  # type: ignore[arg-type]  # what it was given
 
-        engine.backend.start = noted  # type: ignore[method-assign,assignment]  # all of it
+        engine.backend.start = noted  # type: ignore[method-assign]  # of this one engine
         yield asked
 
 
 def test_an_effort_is_a_budget_and_a_word_to_the_template(reasoner: Asked) -> None:
     assert reasoner.ask(reasoning_effort="low").status_code == 200
-    assert reasoner.params.constraint == Reasoned("<think>", "</think>", 1024)
+    assert reasoner.constraint() == Reasoned("<think>", "</think>", 1024)
     thinking = reasoner.num_prompt_tokens
     assert reasoner.ask(reasoning_effort="low", reasoning_tokens=3, regex="yes").status_code == 200
-    assert reasoner.params.constraint == Reasoned("<think>", "</think>", 3, Regex("yes")), "the budget that is given"
+    assert reasoner.constraint() == Reasoned("<think>", "</think>", 3, Regex("yes")), "the budget that is given"
     assert reasoner.ask(reasoning_effort="none").status_code == 200
-    assert reasoner.params.constraint is None
+    assert reasoner.constraint() is None
     assert reasoner.num_prompt_tokens > thinking, "the template closes the reasoning"
     assert reasoner.ask(reasoning_effort="high").status_code == 200
-    assert (reasoner.params.constraint, reasoner.num_prompt_tokens) == (None, thinking)
+    assert (reasoner.constraint(), reasoner.num_prompt_tokens) == (None, thinking)
 
 
 def test_reasoning_that_was_asked_for_is_told_apart(reasoner: Asked) -> None:
@@ -125,25 +128,26 @@ def test_reasoning_that_was_asked_for_is_told_apart(reasoner: Asked) -> None:
 
 
 def test_fields_that_disagree_with_the_effort_are_refused(reasoner: Asked) -> None:
-    for more, said in (
+    wrong: tuple[tuple[dict[str, object], str], ...] = (
         ({"reasoning_tokens": 5, "reasoning_effort": "none"}, "disagree"),
         ({"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "none"}, "give one"),
         ({"reasoning_effort": "much"}, "reasoning_effort"),
-    ):
-        error = reasoner.ask(**more).json()["error"]
+    )
+    for more, said in wrong:
+        error = reasoner.ask("/v1/chat/completions", **more).json()["error"]
         assert error["param"] == "reasoning_effort"
         assert said in error["message"]
-    agreed = {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "none"}
-    assert reasoner.ask(**agreed).status_code == 200
+    agreed = reasoner.ask(chat_template_kwargs={"enable_thinking": False}, reasoning_effort="none")
+    assert agreed.status_code == 200
 
 
 def test_responses_take_an_effort_and_tell_it(reasoner: Asked) -> None:
     told = reasoner.ask("/v1/responses", reasoning={"effort": "none", "summary": "auto"})
     assert told.status_code == 200, told.text
     assert told.json()["reasoning"] == {"effort": "none", "summary": None}
-    assert reasoner.params.constraint is None
+    assert reasoner.constraint() is None
     assert reasoner.ask("/v1/responses", reasoning={"effort": "low"}).status_code == 200
-    assert reasoner.params.constraint == Reasoned("<think>", "</think>", 1024)
+    assert reasoner.constraint() == Reasoned("<think>", "</think>", 1024)
     for options, said in (({"summary": "detailed"}, "not summed up"), ({"effort": "much"}, "effort")):
         error = reasoner.ask("/v1/responses", reasoning=options).json()["error"]
         assert error["param"].startswith("reasoning.")
@@ -200,13 +204,13 @@ def test_what_cannot_be_given_is_refused_in_words(
     ],
 )
 def test_what_asks_for_what_is_so_is_taken(client: httpx2.Client, page: str, more: dict[str, object]) -> None:
-    base: dict[str, object] = {
+    bases: dict[str, dict[str, object]] = {
         "/v1/chat/completions": CHAT,
         "/v1/completions": {"prompt": "the", "max_tokens": 1},
         "/generate": {"text": "the"},
         "/v1/responses": {"input": "the", "max_output_tokens": 1},
-    }[page]
-    answer = client.post(page, json=base | more)
+    }
+    answer = client.post(page, json=bases[page] | more)
     assert answer.status_code == 200, answer.text
 
 
