@@ -13,7 +13,7 @@ from functools import lru_cache, reduce
 from itertools import pairwise
 from typing import Final, Literal, TypeAlias
 
-from niwaki.runtime.constraints.regex_tree import MAX_CODE_POINT, Ranges, complement, meet, normalised
+from niwaki.runtime.constraints.regex_tree import MAX_CODE_POINT, Ranges, complement, holds, meet, normalised
 
 Kind: TypeAlias = Literal["chars", "sequence", "any", "all", "not", "repeat"]
 MAX_TERMS: Final = 60_000  # of one `Languages`
@@ -195,7 +195,7 @@ class Languages:
     def _after(self, term: Term, code: int) -> Term:
         match term.kind:
             case "chars":
-                return self.empty if meet(term.ranges, ((code, code),)) else self.nothing
+                return self.empty if holds(term.ranges, code) else self.nothing
             case "sequence":
                 if not term.parts:
                     return self.nothing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, assert_never
@@ -111,6 +111,12 @@ def complement(ranges: Ranges) -> Ranges:
     if start <= MAX_CODE_POINT:
         missing.append((start, MAX_CODE_POINT))
     return tuple(missing)
+
+
+def holds(ranges: Ranges, code: int) -> bool:
+    """Whether the character is in a set. `ranges` must be normalised."""
+    place = bisect_right(ranges, (code, MAX_CODE_POINT + 1))
+    return place > 0 and ranges[place - 1][1] >= code
 
 
 def meet(one: Ranges, other: Ranges) -> Ranges:

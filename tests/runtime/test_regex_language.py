@@ -18,7 +18,7 @@ from niwaki.runtime.constraints.regex_language import Languages, Term, TooManyTe
 from niwaki.runtime.constraints.regex_lark import in_json, terminal
 from niwaki.runtime.constraints.regex_meaning import found_in, matched_by
 from niwaki.runtime.constraints.regex_parser import Parser
-from niwaki.runtime.constraints.regex_tree import Ranges, meet, normalised
+from niwaki.runtime.constraints.regex_tree import Ranges, holds, meet, normalised
 
 TEXTS = ["".join(text) for size in range(5) for text in product("abc", repeat=size)] + ["a\nb", "é", '"', "\\n"]
 
@@ -199,5 +199,6 @@ def test_sets_of_characters_meet_as_sets_do(one: list[tuple[int, int]], other: l
     some, others = (normalised((low, low + more) for low, more in ranges) for ranges in (one, other))
     assert members(meet(some, others)) == members(meet(others, some)) == members(some) & members(others)
     assert meet(some, others) == normalised(meet(some, others))
+    assert {code for code in range(101) if holds(some, code)} == members(some)
     assert members(without(some, others)) == members(some) - members(others)
     assert without(some, others) == normalised(without(some, others))

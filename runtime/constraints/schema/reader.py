@@ -37,7 +37,6 @@ class Reader:
         self._ways: dict[tuple[State, str], list[Way]] = {}
         self.being_written: set[State] = set()
         self._looks = 0
-        self._named: dict[int, tuple[Fields, dict[str, list[State]]]] = {}  # by a group's id: its `properties`
 
     def ways(self, state: State, kind: str) -> list[Way]:
         """The ways of a state, finite ones reduced to the values that satisfy everything."""
@@ -211,23 +210,14 @@ class Reader:
             return NEVER
         atoms: list[tuple[str, bool]] = []
         for group in way.fields:
-            found = self._properties(group).get(name, [])
-            if group.patterns:
-                matches = self.strings.matches
-                found = found + [state for regex, state in group.patterns if matches(regex, name, "patternProperties")]
+            found = [state for key, state in group.properties if key == name]
+            found += [
+                state for regex, state in group.patterns if self.strings.matches(regex, name, "patternProperties")
+            ]
             if not found and group.additional is not None:
                 found = [group.additional]
             atoms += [atom for state in found for atom in state]
         return tuple(dict.fromkeys(atoms))
-
-    def _properties(self, group: Fields) -> dict[str, list[State]]:
-        known = self._named.get(id(group))
-        if known is None:
-            named: dict[str, list[State]] = {}
-            for name, state in group.properties:
-                named.setdefault(name, []).append(state)
-            known = self._named[id(group)] = group, named  # the group is held, so that its id stays its own
-        return known[1]
 
     def known_names(self, way: Way) -> list[str]:
         """In the order in which they are written: as `properties` lists them, those that must be absent last."""
