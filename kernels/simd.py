@@ -108,8 +108,8 @@ def _silu(typing, x):
         if splits_numbers():
             # From 1 to 2: a guess that is right to 14 bits, and a step of Newton's, take a third of a division's time.
             guess = _spelt(builder, "vrcp14ps $1, $0", under)
-            error = _fused(builder, builder.fneg(under), guess, _constant(1.0))
-            return builder.fmul(x, builder.fmul(over, _fused(builder, guess, error, guess)))
+            error = fused(builder, builder.fneg(under), guess, _constant(1.0))
+            return builder.fmul(x, builder.fmul(over, fused(builder, guess, error, guess)))
         return builder.fmul(x, builder.fdiv(over, under))
 
     return VECTOR(x), generate
