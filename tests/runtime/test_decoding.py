@@ -173,6 +173,7 @@ def test_who_begins_to_read_is_told_every_token_from_then_on(folder: Path) -> No
 
 
 def test_a_mask_that_fails_fails_its_request_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody_sits_out(monkeypatch)
     host, calm = Host(folder), Host(folder)
     for each in (host, calm):
         for params in (LED, LED, DRAWN):
