@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -73,10 +73,15 @@ def test_who_is_set_back_while_his_matcher_is_told_of_a_token_keeps_it(
     with monkeypatch.context() as patched:
         told_here(patched)
         expected = written(Host(folder, 400), kinds)
-    # The matchers are told at once, and nobody's token is taken before somebody waits for it.
-    is_ready, take_drawn = late.Drawn.is_ready, delivery.Delivery.take_drawn
+    # All masks are waited for and the matchers told at once, and nobody's token is taken before somebody waits for it.
+    ready, is_ready, take_drawn = late.Late.ready, late.Drawn.is_ready, delivery.Delivery.take_drawn
     waited_for: set[late.Drawn] = set()
     taken: list[bool] = []
+
+    def ready_at_once(own: late.Late) -> Iterator[late.Undrawn]:
+        with own._pause:
+            assert all(rows.masks.are_there(None) for rows in own._undrawn)
+        return ready(own)
 
     def ready_when_waited_for(own: late.Drawn, *, waits: bool = False) -> bool:
         is_ready(own, waits=True)
@@ -88,6 +93,8 @@ def test_who_is_set_back_while_his_matcher_is_told_of_a_token_keeps_it(
         taken.append(take_drawn(own))
         return taken[-1]
 
+    monkeypatch.setattr(delivery, "PATIENCE", 3600.0)
+    monkeypatch.setattr(late.Late, "ready", ready_at_once)
     monkeypatch.setattr(late.Drawn, "is_ready", ready_when_waited_for)
     monkeypatch.setattr(delivery.Delivery, "take_drawn", counted)
     host = Host(folder, 60)
