@@ -197,20 +197,20 @@ class RefusalPart(Strict):
         return self.refusal
 
 
-def _part_kind(value: object) -> str:
+def part_kind(value: object) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return "(refusal)" if kind == "refusal" else "(part)"
 
 
-def _content_kind(value: object) -> str:
+def content_kind(value: object) -> str:
     return "(parts)" if isinstance(value, list) else "(text)"
 
 
 Part = Annotated[
-    Annotated[TextPart, Tag("(part)")] | Annotated[RefusalPart, Tag("(refusal)")], Discriminator(_part_kind)
+    Annotated[TextPart, Tag("(part)")] | Annotated[RefusalPart, Tag("(refusal)")], Discriminator(part_kind)
 ]
 Parts = Annotated[list[Part], Field(min_length=1, max_length=1024, fail_fast=True)]
-Content = Annotated[Annotated[Text, Tag("(text)")] | Annotated[Parts, Tag("(parts)")], Discriminator(_content_kind)]
+Content = Annotated[Annotated[Text, Tag("(text)")] | Annotated[Parts, Tag("(parts)")], Discriminator(content_kind)]
 
 
 class ChatMessage(Strict):

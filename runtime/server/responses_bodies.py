@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from niwaki.runtime.api import Message
 from niwaki.runtime.server.effort import Effort
-from niwaki.runtime.server.openai_models import MAX_MESSAGES, MaxNew, TextFormat
+from niwaki.runtime.server.openai_models import MAX_MESSAGES, MaxNew, RefusalPart, TextFormat, content_kind, part_kind
 from niwaki.runtime.server.store import Json, new_id
 from niwaki.runtime.server.tools import MAX_TOOLS, FunctionName
 from niwaki.runtime.server.wire import Name, NoMedia, Off, Strict, Text, Unsupported, Verbosity
@@ -25,38 +25,21 @@ class InputText(Strict):
     logprobs: Annotated[list[JsonValue], Field(max_length=0)] | None = None
 
 
-class InputRefusal(Strict):
-    """Of an earlier answer, which another server's model would not give."""
-
-    type: Literal["refusal"]
-    refusal: Text
-
-    @property
-    def text(self) -> str:
-        return self.refusal
-
-
-def _part_kind(value: object) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "(refusal)" if kind == "refusal" else "(part)"
-
-
-def _kind(value: object) -> str:
-    return "(parts)" if isinstance(value, list) else "(text)"
-
-
 InputParts = Annotated[list[InputText], Field(min_length=1, max_length=1024, fail_fast=True)]
-InputContent = Annotated[Annotated[Text, Tag("(text)")] | Annotated[InputParts, Tag("(parts)")], Discriminator(_kind)]
-
+InputContent = Annotated[
+    Annotated[Text, Tag("(text)")] | Annotated[InputParts, Tag("(parts)")], Discriminator(content_kind)
+]
 
 SaidPart = Annotated[
-    Annotated[InputText, Tag("(part)")] | Annotated[InputRefusal, Tag("(refusal)")], Discriminator(_part_kind)
+    Annotated[InputText, Tag("(part)")] | Annotated[RefusalPart, Tag("(refusal)")], Discriminator(part_kind)
 ]
 SaidParts = Annotated[list[SaidPart], Field(min_length=1, max_length=1024, fail_fast=True)]
-SaidContent = Annotated[Annotated[Text, Tag("(text)")] | Annotated[SaidParts, Tag("(parts)")], Discriminator(_kind)]
+SaidContent = Annotated[
+    Annotated[Text, Tag("(text)")] | Annotated[SaidParts, Tag("(parts)")], Discriminator(content_kind)
+]
 
 
-def _texts_of(content: str | Sequence[InputText | InputRefusal]) -> list[str]:
+def _texts_of(content: str | Sequence[InputText | RefusalPart]) -> list[str]:
     return [content] if isinstance(content, str) else [part.text for part in content]
 
 
@@ -69,12 +52,12 @@ class MessageItem(Strict):
 
     @model_validator(mode="after")
     def _is_of_its_role(self) -> MessageItem:
-        if self.role != "assistant" and any(isinstance(part, InputRefusal) for part in self._parts):
+        if self.role != "assistant" and any(isinstance(part, RefusalPart) for part in self._parts):
             raise PydanticCustomError("role", "only an assistant's message has a refusal", {"field": "content"})
         return self
 
     @property
-    def _parts(self) -> Sequence[InputText | InputRefusal]:
+    def _parts(self) -> Sequence[InputText | RefusalPart]:
         return [InputText(type="input_text", text=self.content)] if isinstance(self.content, str) else self.content
 
     def messages(self) -> list[Json]:
@@ -85,7 +68,7 @@ class MessageItem(Strict):
         more: Json = {"annotations": [], "logprobs": []} if is_answer else {}
         kind = "output_text" if is_answer else "input_text"
         parts = [
-            part.model_dump() if isinstance(part, InputRefusal) else {"type": kind, "text": part.text, **more}
+            part.model_dump() if isinstance(part, RefusalPart) else {"type": kind, "text": part.text, **more}
             for part in self._parts
         ]
         return {"id": self.id or new_id("msg"), "type": "message", "status": self.status or "completed"} | {
@@ -221,7 +204,7 @@ class ResponseStreamOptions(Strict):
 class ResponseRequest(Strict):
     """POST /v1/responses"""
 
-    input: Annotated[Annotated[Text, Tag("(text)")] | Annotated[Items, Tag("(parts)")], Discriminator(_kind)]
+    input: Annotated[Annotated[Text, Tag("(text)")] | Annotated[Items, Tag("(parts)")], Discriminator(content_kind)]
     model: Name | None = None
     instructions: Text | None = None
     previous_response_id: Name | None = None
