@@ -251,9 +251,10 @@ class _Writer:
         covered.append(([], others, rest))
         pairs: list[Json] = []
         behind: list[Json] = []
-        asked = joined(meant, wanted.without, wanted.names) if meant or wanted.without or wanted.names else ""
+        others_than = sorted(wanted.names)  # a set's own order is another in each process
+        asked = joined(meant, wanted.without, others_than) if meant or wanted.without or others_than else ""
         for found, without, state in covered:
-            key = joined([*found, *meant], [*without, *wanted.without], [*names, *wanted.names])
+            key = joined([*found, *meant], [*without, *wanted.without], [*names, *others_than])
             self._add_pair(pairs, key, (*state, *wanted.state), wanted.pointer)
             if asked:
                 self._add_pair(behind, joined(found, [*without, asked], names), state, wanted.pointer)

@@ -104,7 +104,7 @@ class UnknownKeys:
         names = frozenset((regex, *others))
         if names not in self._meeting:
             self._watch.check()
-            found = [terms[name] for name in names]
+            found = [terms[name] for name in (regex, *others)]
             known = [term for term in found if term is not None]
             languages = self._reader.strings.languages
             self._meeting[names] = len(known) < len(found) or languages.is_empty(languages.all_of(known)) is not True

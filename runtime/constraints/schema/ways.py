@@ -33,6 +33,7 @@ MAX_WAYS: Final = 1000  # of one schema, for one kind
 MANY_WAYS: Final = 64  # of more, those that no value satisfies are left out before they are joined with others
 MOST_COMPARED: Final = 200  # of more, those that ask for all that another does and more are left out
 MAX_STEPS: Final = 40_000  # of joining two ways, in one document: about a second
+MOST_BESIDE: Final = 8  # beside more the branches of oneOf are compared alone: each step would be as many
 MAX_EXACT_BRANCHES: Final = 6  # of anyOf under unevaluated*: every subset of them is a way of its own
 
 # Conditions are read after the others, so that keys are written in the order of `properties`, not in that of a
@@ -152,6 +153,9 @@ class Expander:
                 if handler == self.all_of:  # each branch beside what is asked already, which leaves many ways out
                     ways = self._with_all(ways, branches_at(schema, pointer, "allOf"), kind, needs_all, pointer)
                     continue
+                if handler == self.one_of and len(ways) <= MOST_BESIDE:
+                    ways = self._with_one(ways, branches_at(schema, pointer, "oneOf"), kind, needs_all, pointer)
+                    continue
                 ways = self._product(ways, handler(schema, pointer, kind, True, needs_all), pointer)
             ways = unevaluated_properties(schema, pointer, ways)
             return unevaluated_items(schema, pointer, ways, is_2019=self._document.dialect(pointer).is_2019)
@@ -242,24 +246,38 @@ class Expander:
     def one_of(self, schema: dict[str, Json], pointer: str, kind: str, holds: bool, exact: bool) -> Ways:
         """oneOf (core 10.2.1.3): one branch, and no other that could hold as well."""
         places = branches_at(schema, pointer, "oneOf")
+        if holds:
+            return self._with_one([FREE[kind]], places, kind, exact, pointer)
         per_place = [self.of(place, kind, True, exact) for place in places]
+        found: Ways = [*self._none_of(places, kind, pointer)]
+        for i, ways in enumerate(per_place):
+            for j in range(i):
+                common = self._product(ways, per_place[j], pointer)
+                found += common if self._has_any(common) else ()
+        return self._limited(found, pointer)
+
+    def _with_one(self, ways: Ways, places: Sequence[str], kind: str, exact: bool, pointer: str) -> Ways:
+        """The ways with one branch of oneOf. Only the branches that meet beside what is asked already are kept apart:
+        mostly a key tells which it is, and that it must be there stands beside the oneOf."""
+        alone = [self.of(place, kind, True, exact) for place in places]
+        beside = [self._product(ways, found, pointer) for found in alone]
         meets = [[False] * len(places) for _ in places]
         for i in range(len(places)):
             for j in range(i):
-                common = self._product(per_place[i], per_place[j], pointer)
-                meets[i][j] = meets[j][i] = any(not self.is_empty(way) for way in common)
-        found: Ways = [] if holds else [*self._none_of(places, kind, pointer)]
-        for i, ways in enumerate(per_place):
-            if holds:
-                for j, place in enumerate(places):
-                    if meets[i][j]:
-                        ways = self._product(ways, self.of(place, kind, False, False), pointer)
-                found += ways
-            else:
-                for j in range(i):
-                    if meets[i][j]:
-                        found += self._product(ways, per_place[j], pointer)
+                is_met = self._has_any(self._product(alone[i], alone[j], pointer))
+                if is_met and beside[i] is not alone[i]:
+                    is_met = self._has_any(self._product(beside[i], alone[j], pointer))
+                meets[i][j] = meets[j][i] = is_met
+        found: Ways = []
+        for i, chosen in enumerate(beside):
+            for j, place in enumerate(places):
+                if meets[i][j]:
+                    chosen = self._product(chosen, self.of(place, kind, False, False), pointer)
+            found += chosen
         return self._limited(found, pointer)
+
+    def _has_any(self, ways: Ways) -> bool:
+        return any(not self.is_empty(way) for way in ways)
 
     def not_(self, schema: dict[str, Json], pointer: str, kind: str, holds: bool, exact: bool) -> Ways:
         """not (core 10.2.1.4)."""
