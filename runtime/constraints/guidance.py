@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import os
 import random
+import re
 import sys
 import threading
 from bisect import bisect_left
@@ -23,6 +24,7 @@ STACK_BYTES: Final = 64 * 1024 * 1024  # llguidance recurses over references: 1,
 STEP_FUEL: Final = 2_000_000
 TRIAL_STEPS: Final = 24
 SEARCH_EFFORT: Final = 12_000
+PIECES_EFFORT: Final = 500
 COPIED_BYTES: Final = 200  # of text, which cost as much to copy as a place costs otherwise
 # Bytes worth trying for a short text where many may follow: they close, or begin what is short.
 LIKELY: Final = b'"}]0,:1n-{[a A.t'
@@ -48,6 +50,9 @@ SLICES: Final = (_IN_STRINGS + "{1,10}", _IN_STRINGS + "{1,30}")
 MIN_SLICED: Final = 4096  # tokens: fewer are walked as quickly, and each grammar is built 0.1 ms sooner
 NICENESS: Final = 5  # of threads and processes that compile, above this: the engine's steps go first
 _OF_STEPS: Final = os.getpriority(os.PRIO_PROCESS, 0) if sys.platform == "linux" else 0
+# What a grammar spells out: characters that mean nothing else in a regex, and such as are written by their numbers.
+_SPELLED: Final = re.compile(r"(?:\\x\{[0-9A-Fa-f]{1,6}\}|\\x[0-9A-Fa-f]{2}|\\[^\w\s]|[^\\\s()\[\]{}|*+?.^$/\":&~])+")
+_ESCAPED: Final = re.compile(r"\\(?:x\{([0-9A-Fa-f]+)\}|x([0-9A-Fa-f]{2})|(.))")
 _deep_lock = threading.Lock()
 
 
@@ -362,6 +367,30 @@ def _searched(
     return None, has_pruned
 
 
+def _text_of_pieces(matcher: LLMatcher, grammar: str, effort: Effort) -> bytes | None:
+    """A short text of what the grammar spells out, as of `[^"]* "END"`: where anything may follow all masks are alike,
+    and a search by bytes keeps one of a hundred ways."""
+    spelled = (_unescaped(run) for run in _SPELLED.findall(grammar))
+    pieces = sorted({*spelled, *map(chr, LIKELY)} - {""}, key=lambda piece: (len(piece), piece))
+    queue: list[tuple[int, int, int, bytes, LLMatcher]] = [(0, 0, 0, b"", matcher)]
+    order = 0
+    while queue and effort.take():
+        count, _, _, text, place = heapq.heappop(queue)  # the fewest pieces first, of these the shortest text
+        if place.is_accepting():
+            return text
+        for piece in map(str.encode, pieces):
+            if place.validate_tokens([*piece]) == len(piece):
+                after = place.deep_copy()
+                if after.consume_tokens([*piece]):
+                    order += 1
+                    heapq.heappush(queue, (count + 1, len(text + piece), order, text + piece, after))
+    return None
+
+
+def _unescaped(run: str) -> str:
+    return _ESCAPED.sub(lambda found: chr(int(found[1] or found[2], 16)) if found[1] or found[2] else found[3], run)
+
+
 def tried(grammar: str, *, searches: bool) -> bytes:
     """Build the grammar over single bytes, find a short text if it is wanted, and walk at random: what may hang, hangs
     here.
@@ -376,6 +405,7 @@ def tried(grammar: str, *, searches: bool) -> bytes:
         likely = LIKELY + bytes(sorted({byte for byte in grammar.encode() if byte >= 0x80}))
         text = short_text(matcher, SINGLE_BYTES, Effort(SEARCH_EFFORT), likely=likely)
         text = straight_text(matcher, SINGLE_BYTES, Effort(STRAIGHT_BYTES)) if text is None else text
+        text = _text_of_pieces(matcher, grammar, Effort(PIECES_EFFORT)) if text is None else text
     rng = random.Random(0)
     for _ in range(TRIAL_STEPS):
         mask = matcher.compute_bitmask()

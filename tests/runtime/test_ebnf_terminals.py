@@ -160,3 +160,16 @@ def test_large_grammars_are_read_in_little_time_whatever_they_hold() -> None:
 def test_a_character_that_a_text_cannot_do_without_is_found(grammar: str, shortest: str) -> None:
     """Beside a class of almost all characters it was not among those that are tried, and no text was found."""
     assert source_of_grammar(Grammar(grammar, "ebnf")).shortest == shortest.encode()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "shortest"),
+    [
+        ('root ::= [^"]+ "日本"', " 日本"),
+        ('root ::= .* "日本語"', "日本語"),
+        ('root ::= "éü" [^"]* "(éü)"', "éü(éü)"),
+    ],
+)
+def test_a_text_that_stands_behind_any_characters_is_found(grammar: str, shortest: str) -> None:
+    """All masks before it are alike, also between its bytes, and such a grammar was said to have no text."""
+    assert source_of_grammar(Grammar(grammar, "ebnf")).shortest == shortest.encode()

@@ -22,6 +22,7 @@ from niwaki.runtime.constraints.schema.ranges import (
 from niwaki.runtime.constraints.schema.steps import (
     WITHIN_FREE,
     as_engine_reads,
+    digits_of,
     is_no_multiple,
     least_common_multiple,
     step_of,
@@ -30,6 +31,9 @@ from niwaki.runtime.constraints.schema.steps import (
 MAX_EXCLUDED_NUMBERS: Final = 16
 MAX_LISTED_NUMBERS: Final = 32
 MAX_DECIMALS: Final = 20  # of a step
+# The engine has a state for each rest: up to 0.45 s for 100,000 and 1.1 for 200,000, so that a limit in time alone
+# would refuse some of these at times.
+LARGEST_STEP: Final = 100_000
 
 
 def number_satisfies(value: float, way: Way) -> bool:
@@ -124,6 +128,9 @@ def _range_schema(way: Way, place: str) -> dict[str, Json] | None:
         if not is_exact and as_engine_reads(step) is None:
             why = "the engine takes its digits for others"
             raise refused(place, f"multipleOf {_shown(step)} cannot be enforced exactly: {why}")
+        if not is_exact and digits_of(step) > LARGEST_STEP:
+            why = f"without its point it is more than {LARGEST_STEP}, and last digits do not tell its multiples"
+            raise refused(place, f"multipleOf {_shown(step)} cannot be enforced: {why}")
         if not (way.is_whole and step == 1):
             schema["multipleOf"] = _as_number(step, "multipleOf", place, is_exact=is_exact)
     if is_range(schema) and not range_regex(schema, is_whole=bool(way.is_whole)):

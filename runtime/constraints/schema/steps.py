@@ -162,6 +162,11 @@ def as_engine_reads(step: Fraction) -> tuple[float, ...] | None:
     return None
 
 
+def digits_of(step: Fraction) -> int:
+    """Those of the step without its point: 25 of 0.25."""
+    return int(step * 10 ** (_decimals_of(step) or 0))
+
+
 def _decimals_of(number: Fraction) -> int | None:
     """None where they are endless, or too many."""
     return next((count for count in range(MOST_DECIMALS + 1) if (number * 10**count).denominator == 1), None)
