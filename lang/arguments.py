@@ -164,11 +164,14 @@ class _Bare(str):
 
 
 def _signature(func: Callable[..., object], name: str) -> inspect.Signature:
-    if not callable(func):
+    if not callable(func) or isinstance(func, type):
         raise ProgramError(f"@function goes above a def, got {func!r}")
     if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
         raise ProgramError(f"program {name} must be a def or an async def without yield; return the value instead")
-    signature = inspect.signature(func)
+    try:
+        signature = inspect.signature(func)
+    except ValueError:  # of some builtins nobody knows it
+        raise ProgramError(f"@function goes above a def, got {func!r}") from None
     parameters = tuple(signature.parameters.values())
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if not parameters or parameters[0].kind not in by_position:

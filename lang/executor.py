@@ -47,6 +47,7 @@ class Executor(Calling):
         self._is_pumping = False
         self._submitted_turn: str | None = None if parent is None else parent._submitted_turn
         self._forks: list[weakref.ref[Executor]] = []
+        self._named = f"program {run.program}" if parent is None else f"a fork of program {run.program}"
         if parent is None:
             self.history.start()
             for limit in run.limits:
@@ -164,7 +165,7 @@ class Executor(Calling):
             return [fork for ref in self._forks if (fork := ref()) is not None]
 
     def cancel(self) -> None:
-        self.abort(Cancelled(f"program {self.run.program} was cancelled"))
+        self.abort(Cancelled(f"{self._named} was cancelled"))
 
     def release(self) -> None:
         """Let the branch go as soon as the state is idle. Text added later is sent again from the start."""

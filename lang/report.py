@@ -66,10 +66,11 @@ class Tally:
 
     def report(self, path: Path) -> str:
         usage = self.usage()
-        failed = (
-            f", {self.num_errors} of them with an error (the first is {self.first_error})" if self.num_errors else ""
-        )
-        records = "record" if self.num_rows == 1 else "records"
+        records, failed = "records", ""
+        if self.num_errors:
+            failed = f", {self.num_errors} of them with an error (the first is {self.first_error})"
+        if self.num_rows == 1:
+            records, failed = "record", f", with an error ({self.first_error})" * self.num_errors
         before = f" ({self.num_before} stood there already)" if self.num_before else ""
         return (
             f"{self.num_rows} {records} in {self.seconds:.1f} s ({self.num_rows / self.seconds:.1f} a second){failed}\n"

@@ -152,6 +152,8 @@ def ask_of(
         raise ProgramError(f"reasoning must be True, False or a number of tokens of at least 1, got {reasoning!r}")
     if tools is None and (tool_choice is not None or parallel_tool_calls is not None):
         raise ProgramError("tool_choice and parallel_tool_calls need tools")
+    if parallel_tool_calls is not None and not isinstance(parallel_tool_calls, bool):
+        raise ProgramError(f"parallel_tool_calls must be True or False, got {parallel_tool_calls!r}")
     choice = tool_choice if isinstance(tool_choice, str) else getattr(tool_choice, "__name__", "auto")
     offered = () if tools is None else offers_of(tools)
     names = [one.tool.name for one in offered]

@@ -46,6 +46,14 @@ def test_the_report_tells_records_time_and_tokens(folder: Path, capsys: pytest.C
     assert "1,000 prefilled, 3,000 cached, 500 generated; cache hit rate 75.0%" in report
 
 
+def test_the_report_of_one_record_counts_no_others(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("in.txt").write_text("fail\n")
+    assert run("shout", "in.txt") == 1
+    report = capsys.readouterr().out
+    assert report.startswith("1 record in ")
+    assert " a second), with an error (record 0: ValueError: refused: fail" in report
+
+
 def test_typed_values_are_written_as_json(folder: Path) -> None:
     Path("in.jsonl").write_text('{"name": "Zoë"}\n{"name": "Bo", "day": "2001-01-31"}\n')
     assert run("typed", "in.jsonl") == 0

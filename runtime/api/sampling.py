@@ -97,9 +97,10 @@ class SamplingOptions:
         """
         said = self._said()
         if self.stop is not None:
-            said["stop"] = (self.stop,) if isinstance(self.stop, str) else _listed("stop", self.stop)
+            listed = (self.stop,) if isinstance(self.stop, str) else self.stop
+            said["stop"] = _listed("stop", listed, "a text or a list of texts")
         if self.stop_token_ids is not None:
-            said["stop_token_ids"] = _listed("stop_token_ids", self.stop_token_ids)
+            said["stop_token_ids"] = _listed("stop_token_ids", self.stop_token_ids, "a list of token ids")
             _check_token_ids("stop_token_ids", self.stop_token_ids)
         if self.logit_bias is not None:
             said["logit_bias"] = _biases(self.logit_bias)
@@ -138,10 +139,10 @@ MAX_STOPS = 32
 MAX_LOGIT_BIAS = 300
 
 
-def _listed(name: str, given: Collection[T]) -> tuple[T, ...]:
+def _listed(name: str, given: Collection[T], kind: str) -> tuple[T, ...]:
     """Raises RequestError: no list; an iterator, too, which would be empty when it is read again."""
     if not isinstance(given, Collection):
-        raise RequestError(f"{name} must be a list, got {given!r}")
+        raise RequestError(f"{name} must be {kind}, got {given!r}")
     return tuple(given)
 
 

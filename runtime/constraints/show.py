@@ -152,7 +152,8 @@ def _regex(text: str) -> Shown:
         lines.append(f"Shortest text: {shortest!r}")
         members = languages.members(term, MAX_LISTED)
         if members is not None:
-            lines.append(f"All {len(members)} texts: {', '.join(map(repr, members))}")
+            head = "Its only text" if len(members) == 1 else f"All {len(members)} texts"
+            lines.append(f"{head}: {', '.join(map(repr, members))}")
         automaton = automaton_of(languages, term, MAX_DRAWN)
     except (ConstraintError, TooManyTerms):
         lines.append("Its characters are not known one by one, or they are very many: no example.")

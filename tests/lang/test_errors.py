@@ -340,6 +340,19 @@ def test_a_cancelled_state_raises_cancelled_and_its_forks_too() -> None:
     backend.shutdown()
 
 
+def test_a_cancelled_fork_is_not_taken_for_the_program() -> None:
+    @nw.function
+    def f(s: State) -> None:
+        forks = s.fork(2)
+        forks += nw.gen("x")
+        forks[0].cancel()
+        forks.join()
+
+    backend = broken()
+    with pytest.raises(nw.Cancelled, match=r"^a fork of program f was cancelled\n"):
+        f.run(backend=backend).text()
+
+
 # -- misuse -----------------------------------------------------------------------------------------------------------
 
 

@@ -215,7 +215,7 @@ def test_a_compiled_regex_that_cannot_be_enforced_is_refused(pattern: re.Pattern
 
 @pytest.mark.parametrize("stop", [5, (stop for stop in "ab")])
 def test_a_stop_that_is_no_list_is_refused(stop: object) -> None:
-    with pytest.raises(nw.RequestError, match="stop must be a list, got"):
+    with pytest.raises(nw.RequestError, match="stop must be a text or a list of texts, got"):
         nw.gen("x", stop=cast("str", stop))
 
 

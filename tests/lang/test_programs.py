@@ -281,6 +281,8 @@ def generator(s: State) -> Iterator[int]:
         (takes_options, "may not be called 'options'"),
         (generator, "must be a def or an async def without yield"),
         (3, "goes above a def"),
+        (dict, "goes above a def, got <class 'dict'>"),
+        (max, "goes above a def, got <built-in function max>"),
     ],
 )
 def test_what_cannot_be_a_program_is_refused_where_it_is_defined(func: object, message: str) -> None:

@@ -187,6 +187,7 @@ def test_a_parameter_that_cannot_be_told_is_named() -> None:
 def test_options_that_exclude_each_other_are_refused() -> None:
     for options, reason in (
         ({"tool_choice": "add"}, "need tools"),
+        ({"tools": [add], "parallel_tool_calls": "no"}, "parallel_tool_calls must be True or False, got 'no'"),
         ({"tools": [add], "tool_choice": "sub"}, r"one of \['add'\]"),
         ({"reasoning": 0}, "at least 1"),
         ({"tools": [add], "choices": ["a", "b"]}, "a select"),

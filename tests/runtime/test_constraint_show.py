@@ -78,6 +78,8 @@ def test_a_regex_is_shown_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert {"r", "b", "0", "8"} <= set(labels)
     code, out, _ = printed(capsys, tmp_path / "few.txt", "yes|no")
     assert "All 2 texts: 'no', 'yes'" in out
+    code, out, _ = printed(capsys, tmp_path / "one.txt", "yes")
+    assert "Its only text: 'yes'" in out
 
 
 @pytest.mark.parametrize(
