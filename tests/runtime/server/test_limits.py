@@ -127,7 +127,8 @@ def test_the_server_refuses_who_asked_too_much_and_says_when_to_come_back(engine
 
 def test_who_asked_too_much_is_told_so_before_the_body_comes(engine: Engine) -> None:
     config = ServerConfig(port=0, limits=KeyLimits(requests_per_minute=1))
-    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 6\r\n\r\n"
+    fields = "host: localhost\r\ncontent-type: application/json\r\ncontent-length: 6"
+    head = f"POST /v1/completions HTTP/1.1\r\n{fields}\r\n\r\n"
     with serving(engine, config) as url:
         assert httpx2.post(f"{url}/v1/completions", json={"prompt": "the", "max_tokens": 1}).status_code == 200
         address = urlsplit(url)
