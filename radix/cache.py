@@ -295,10 +295,6 @@ class Cache:
             node = self._first_page_node(source)
         return self._pins.add(node, until)
 
-    def clone_pin(self, pin: Pin) -> Pin:
-        """A second pin on the same prefix and to the same time, in O(1)."""
-        return self._pins.clone(pin)
-
     def expire(self, now: float) -> int:
         """End the pins whose time has come; returns how many. What they kept is evicted like anything else."""
         due = self._pins.due(now)

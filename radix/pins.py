@@ -29,10 +29,6 @@ class Pins:
             heappush(self._deadlines, (until, self._num_timed, pin))
         return pin
 
-    def clone(self, pin: Pin) -> Pin:
-        demand_open(pin)
-        return self.add(home(pin), pin._until)
-
     def close(self, pin: Pin) -> Node:
         """Returns the node that it kept, which the tree has yet to unpin. A closed pin is an error (ValueError)."""
         demand_open(pin)

@@ -141,12 +141,9 @@ def request_costs(num_nodes: int, rng: np.random.Generator) -> list[Measurement]
     cache.release(lease, prompt, len(prompt))
     chosen = [paths[int(i)] for i in rng.integers(0, len(paths), 2000)]
     cycles = measure([partial(insert, cache, path) for path in chosen])
-    pin = cache.pin(paths[-1])
-    cloned = measure([lambda: cache.clone_pin(pin)] * 2000)
     return [
         Measurement("reserve + commit of one decoded token", decoded, None),
         Measurement("acquire + release of a cached conversation", cycles, None),
-        Measurement("clone a pin", cloned, None),
     ]
 
 

@@ -398,11 +398,10 @@ def test_a_pin_ranks_a_leaf_by_its_last_use_again_when_it_is_gone() -> None:
     cache.discard(lease)
 
 
-def test_clones_of_a_pin_live_on_their_own() -> None:
+def test_pins_of_one_text_live_on_their_own() -> None:
     cache = Cache(8, page_size=4)
     write(cache, count(0, 8))
-    pins = [cache.pin(count(0, 8))]
-    pins += [cache.clone_pin(pins[0]) for _ in range(63)]
+    pins = [cache.pin(count(0, 8)) for _ in range(64)]
     for pin in pins[:-1]:
         cache.unpin(pin)
         cache.check()
@@ -448,7 +447,6 @@ def test_a_closed_lease_or_pin_is_refused() -> None:
         lambda: cache.release(lease, count(0, 4), 4),
         lambda: cache.discard(lease),
         lambda: cache.unpin(pin),
-        lambda: cache.clone_pin(pin),
     ):
         with pytest.raises(ValueError, match="is closed"):
             action()

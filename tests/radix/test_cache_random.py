@@ -164,8 +164,6 @@ class Simulation:
             due = [pin for pin in self.pins if pin._until is not None and pin._until <= self.now]
             assert self.cache.expire(self.now) == len(due)
             self.pins = [pin for pin in self.pins if pin not in due]
-        elif self.pins and self.rng.random() < 0.3:
-            self.pins.append(self.cache.clone_pin(self.rng.choice(self.pins)))
         else:
             until = self.rng.choice([None, self.now + self.rng.randint(1, 5)])
             self.pins.append(self.cache.pin(self.prompt(), self.rng.choice(["", "b"]), until=until))

@@ -144,7 +144,7 @@ def test_a_timed_pin_ends_at_its_time_and_not_before() -> None:
     cache = Cache(2, PAGE)
     use(cache, 1)
     pin = cache.pin(prompt(1), until=10.0)
-    copy = cache.clone_pin(pin)
+    copy = cache.pin(prompt(1), until=10.0)
     use(cache, 2)
     use(cache, 1)
     cache.check()
