@@ -39,6 +39,11 @@ class Compilations:
         """How many since the start, how long they took, and how many were known."""
         return asdict(self._counts)
 
+    def forget_counts(self) -> None:
+        """Count from here on."""
+        with self._lock:
+            self._counts = _Counts()
+
     def start(
         self, compile_and_submit: Callable[[], None], params: SamplingParams, generation: Generation, *, stalls: bool
     ) -> None:

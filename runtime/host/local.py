@@ -223,6 +223,11 @@ class LocalBackend(Templates):
             **{f"tier_{name}": value for name, value in self._core.pages.tier_counts().items()},
         }
 
+    def forget_counts(self) -> None:
+        """Count from here on, between two steps."""
+        self._between_steps(self._core.counters.clear)
+        self._compilations.forget_counts()
+
     # -- requests ---------------------------------------------------------------------------------------------------
 
     def start(

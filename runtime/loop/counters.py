@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(slots=True)
@@ -20,3 +20,8 @@ class Counters:
     preemptions: int = 0
     finished: int = 0
     failed: int = 0
+
+    def clear(self) -> None:
+        """Count from here on."""
+        for field in fields(self):
+            setattr(self, field.name, 0)

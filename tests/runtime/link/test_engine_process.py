@@ -57,6 +57,14 @@ def test_its_counters_are_there_before_anybody_can_ask(long_folder: Path) -> Non
     assert usage["pages_free"] > 0
 
 
+def test_what_it_did_to_be_warm_is_not_counted(long_folder: Path) -> None:
+    with EngineProcess(long_folder, {"kv_tokens": 4096}) as started:
+        usage = started.backend.usage()
+    totals = {name: count for name, count in usage.items() if not name.startswith(("pages_", "requests_"))}
+    assert {name for name, count in totals.items() if count} == set()
+    assert {"steps", "finished", "generated_tokens", "grammars_compiled"} < set(totals)
+
+
 def test_all_of_its_threads_give_way_to_the_process_that_answers(process: EngineProcess) -> None:
     assert process.pid is not None
     expected = min(19, os.getpriority(os.PRIO_PROCESS, 0) + engine_process.NICENESS)
