@@ -158,7 +158,7 @@ class ReplicaLink:
         found = self._handle.broadcast("process_id").results(timeout_s=USAGE_SECONDS, return_exceptions=True)
         return [one for one in found if isinstance(one, int)]
 
-    def post(self, order: Order) -> None:
+    def post(self, order: Order, *, flush: bool = True) -> None:
         match order:
             case frames.Start() | frames.Weigh() | frames.Look():
                 self._soon(self._begin, order.id, partial(self._ask, order))

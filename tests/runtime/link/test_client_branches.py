@@ -61,6 +61,24 @@ def test_a_branch_whose_continuations_are_refused_stands_where_it_stood(client: 
     assert list(branch.token_ids) == stood
 
 
+def test_a_fork_waits_for_the_order_that_makes_use_of_it(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    branch = client.open()
+    client.append(branch, [Segment("the cat")])
+    client.generate(branch, [], SamplingParams(max_new_tokens=1)).result(60)
+    posted: list[tuple[type, bool]] = []
+    post = Loop.post
+
+    def noted(self: Loop, message: Order | Report, *, flush: bool = True) -> None:
+        if isinstance(message, Order):
+            posted.append((type(message), flush))
+        post(self, message, flush=flush)
+
+    monkeypatch.setattr(Loop, "post", noted)
+    twin = client.fork(branch)
+    client.generate(twin, [Segment(" sat")], SamplingParams(max_new_tokens=1)).result(60)
+    assert posted == [(frames.Fork, False), (frames.Start, True)]
+
+
 def test_branches_forked_before_the_engine_has_any_of_them_are_one_program_there(client: EngineClient) -> None:
     first, other = client.open(), client.open()
     for each in (first, other):
