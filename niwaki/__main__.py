@@ -13,17 +13,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from niwaki import __version__
-from niwaki.lang.batch import DEFAULT_CONCURRENCY
-from niwaki.lang.program_file import load_program, program_target
-from niwaki.lang.report import one_line
-from niwaki.run_command import NUM_TRACED, RunOptions, fail, run
-from niwaki.runtime.api import ConfigError, NiwakiError
-from niwaki.runtime.checkpoint.stored import check_folder
-from niwaki.runtime.options.config import KV_DTYPES, WEIGHTS, EngineConfig
-from niwaki.runtime.pictures import tree_command
-from niwaki.runtime.server.logs import configure
-from niwaki.runtime.server.options import add_options, config_of
+try:
+    from niwaki import __version__
+    from niwaki.lang.batch import DEFAULT_CONCURRENCY
+    from niwaki.lang.program_file import load_program, program_target
+    from niwaki.lang.report import one_line
+    from niwaki.run_command import NUM_TRACED, RunOptions, fail, run
+    from niwaki.runtime.api import ConfigError, NiwakiError
+    from niwaki.runtime.checkpoint.stored import check_folder
+    from niwaki.runtime.options.config import KV_DTYPES, WEIGHTS, EngineConfig
+    from niwaki.runtime.pictures import tree_command
+    from niwaki.runtime.server.logs import configure
+    from niwaki.runtime.server.options import add_options, config_of
+except KeyboardInterrupt:  # all that takes a while on a machine that is busy
+    print("niwaki: interrupted", file=sys.stderr)
+    raise SystemExit(130) from None
 
 ENGINE = EngineConfig()
 ENGINE_OPTIONS = (

@@ -140,6 +140,19 @@ def test_control_c_says_how_to_go_on_and_exits_with_130(folder: Path) -> None:
     assert len(rows()) >= 3
 
 
+def test_control_c_while_it_loads_is_one_line_too() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'niwaki.lang.batch': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from niwaki.__main__ import main\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "niwaki: interrupted\n")
+
+
 def test_a_disk_that_fills_up_fails_the_run_and_keeps_whole_lines(folder: Path) -> None:
     Path("in.txt").write_text("\n".join(f"record {index}" for index in range(200)))
     run_it = ("run", "program.py:shout", "--input", "in.txt", "--output", "out.jsonl")
