@@ -11,15 +11,25 @@ const EXAMPLE = {
   additionalProperties: false,
 };
 const TITLE_LENGTH = 40;
+const SESSIONS_A_PAGE = 100; // as many as the server gives at once
 const OF_SESSIONS = ["rename", "export", "delete"]; // buttons that do something to the open one
 
 let session = null; // the id of the open one; null: it is made with its first message
+let listed = SESSIONS_A_PAGE; // of the sessions, the newest
 let running = null; // the AbortController of the answer that is being written
 
 // -- sessions --------------------------------------------------------------------------------------------------------
 
 async function listSessions() {
-  const { data } = await get("v1/sessions?limit=100");
+  const data = [];
+  let more = true;
+  while (more && data.length < listed) {
+    const last = data.length ? `&after=${data.at(-1).id}` : "";
+    const page = await get(`v1/sessions?limit=${SESSIONS_A_PAGE}${last}`);
+    data.push(...page.data);
+    more = page.has_more;
+  }
+  $("older").hidden = !more;
   $("sessions").replaceChildren(...data.map((one) => {
     const item = element("li");
     const button = element("button");
@@ -310,6 +320,7 @@ $("theme").addEventListener("click", () => {
 });
 $("schema").addEventListener("input", checkSchema);
 $("new").addEventListener("click", guarded(async () => { await open(null); $("draft").focus(); }));
+$("older").addEventListener("click", guarded(async () => { listed += SESSIONS_A_PAGE; await listSessions(); }));
 $("import").addEventListener("click", () => $("import-file").click());
 $("import-file").addEventListener("change", guarded(importSession));
 $("rename").addEventListener("click", guarded(renameSession));

@@ -88,6 +88,22 @@ def test_a_conversation_is_had_branched_rewound_and_deleted(page: Browser) -> No
 
 
 @needs_browser
+def test_sessions_that_do_not_fit_on_the_list_come_when_they_are_asked_for(browser: Browser, engine: Engine) -> None:
+    with serving(engine) as address:
+        for number in range(101):
+            httpx2.post(f"{address}/v1/sessions", json={"title": f"number {number}"})
+        browser.open(address)
+        browser.wait("document.querySelectorAll('#sessions button').length === 100")
+        browser.wait("!document.querySelector('#older').hidden")
+        browser.click("#older")
+        browser.wait("document.querySelectorAll('#sessions button').length === 101")
+        assert browser.texts("#sessions button")[-1] == "number 0"
+        assert browser.run("return document.querySelector('#older').hidden")
+        assert browser.complaints() == []
+        browser.open("about:blank")
+
+
+@needs_browser
 def test_a_session_is_renamed_and_an_export_is_read_back(page: Browser, tmp_path: Path) -> None:
     said(page, "the cat", 1)
     page.click("#rename")
