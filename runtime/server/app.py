@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 import uuid
@@ -19,10 +20,10 @@ from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from niwaki.runtime.api import NiwakiError
-from niwaki.runtime.server import native, openai_routes, pages
+from niwaki.runtime.server import native, native_beside, openai_routes, pages
 from niwaki.runtime.server.access import OPERATING, authenticated, is_for_metrics, scraping, service_of
 from niwaki.runtime.server.answers import OpenApiAnswer, StateAnswer
-from niwaki.runtime.server.errors import ApiError, ClientGone, as_api_error
+from niwaki.runtime.server.errors import ApiError, ClientGone, as_api_error, overloaded
 from niwaki.runtime.server.logs import access_log, request_id
 from niwaki.runtime.server.metrics import CONTENT_TYPE
 from niwaki.runtime.server.quick import QuickPages, quick_pages
@@ -63,13 +64,13 @@ def make_app(service: Service, version: str, *more: APIRouter, tracing: Tracing 
     app.state.service = service
     # A request is held against the routes in this order: those that are asked most stand first.
     guarded = APIRouter(dependencies=[Depends(authenticated)])
-    private = (openai_routes.router, native.router, *more, _private, pages.router)
+    private = (openai_routes.router, native.router, native_beside.router, *more, _private, pages.router)
     for router in private:
         guarded.include_router(router)
     for router in (guarded, _public, pages.public_router):
         app.include_router(router)
     app.include_router(_measured)
-    app.include_router(native.admin_router)
+    app.include_router(native_beside.admin_router)
     for kind in (NiwakiError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)
     app.add_middleware(QuickPages, pages=quick_pages(private), refused=_answer_error)
@@ -228,6 +229,11 @@ class _Door:
         asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         try:
             await self._answer(asked, receive, send_named, headers)
+        except asyncio.CancelledError:  # uvicorn's, of who is not answered by the end of all
+            if not self._service.is_draining:
+                raise
+            if status == CLIENT_CLOSED:
+                await _response(overloaded("the server is shutting down"))(scope, receive, send_named)
         except Exception as unexpected:
             told = as_api_error(unexpected)  # logs it
             if status == CLIENT_CLOSED:

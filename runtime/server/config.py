@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from niwaki.runtime.api import ConfigError
 from niwaki.runtime.options.config import check_whole
@@ -63,6 +64,7 @@ class ServerConfig:
         check_certificate(self.tls_cert, self.tls_key)
         if self.cache_secret is not None and len(self.cache_secret) < MIN_SECRET:
             raise ConfigError(f"cache_secret needs at least {MIN_SECRET} bytes, got {len(self.cache_secret)}")
+        check_collector(self.otlp_endpoint)
         if self.in_process and self.replicas is not None:
             raise ConfigError("in_process and replicas: give one of them")
         for name in ("head_seconds", "body_seconds", "drain_seconds", "session_seconds"):
@@ -74,6 +76,19 @@ class ServerConfig:
     def host_names(self) -> tuple[str, ...]:
         """The Host headers that are answered; empty for any. On loopback a foreign name is a DNS-rebinding page."""
         return self.allowed_hosts or (LOOPBACK if self.host in LOOPBACK else ())
+
+
+def check_collector(endpoint: str | None) -> None:
+    """Raises ConfigError: nothing could be sent there, which its sender would only log, again and again."""
+    if endpoint is None:
+        return
+    try:
+        parts = urlsplit(endpoint)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none
+        is_url = False
+    if not is_url:
+        raise ConfigError(f"--otlp-endpoint takes a URL, as http://collector:4318/v1/traces; got {endpoint!r}")
 
 
 def check_certificate(cert: Path | None, key: Path | None) -> None:

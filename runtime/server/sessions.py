@@ -58,7 +58,8 @@ class Sessions:
         for place, turn in enumerate(path):
             if turn.id == turn_id:
                 return path[: place + 1]
-        raise ApiError(404, "this session has no such turn", param="turn", code="not_found")
+        message = f"this session has no such turn: {turn_id[:MAX_TOLD]!r}"
+        raise ApiError(404, f"{message}; GET /v1/sessions/{session.id} has its own", param="turn", code="not_found")
 
     def take(self, owner: str, session_id: str) -> None:
         """Nobody else may move the session until it is given back. Raises ApiError: 409."""

@@ -71,8 +71,6 @@ Text = Annotated[str, Field(max_length=4 * 2**20)]
 Name = Annotated[str, Field(max_length=256)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIdList = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_IDS, fail_fast=True)]
-# What one call chooses among. Its rows give no token, so that they count as one sequence.
-ChoiceList = Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
 TextList = Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
 # What one answer is chosen among.
@@ -125,6 +123,13 @@ def _refuse_verbosity(level: object) -> object:
     return level
 
 
+def _refuse_many(choices: object) -> object:
+    if isinstance(choices, list) and len(choices) > MAX_CHOICES:
+        said = "a server takes at most {most} choices of one select, got {count}"
+        raise PydanticCustomError("too_long", said, {"most": MAX_CHOICES, "count": len(choices)})
+    return choices
+
+
 def _expect(wanted: bool, given: bool) -> bool:
     if given is not wanted:
         raise PydanticCustomError("unsupported", "this server does not support it yet; leave it out")
@@ -134,6 +139,12 @@ def _expect(wanted: bool, given: bool) -> bool:
 # Not Literal[False], which takes 0, too.
 Off = Annotated[bool, AfterValidator(partial(_expect, False)), WithJsonSchema({"type": "boolean", "const": False})]
 On = Annotated[bool, AfterValidator(partial(_expect, True)), WithJsonSchema({"type": "boolean", "const": True})]
+# What one call chooses among. Its rows give no token, so that they count as one sequence.
+ChoiceList = Annotated[
+    list[Text],
+    Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True),
+    BeforeValidator(_refuse_many),
+]
 # Of the type of a part of a message: what else clients send there.
 NoMedia = BeforeValidator(_refuse_media)
 # OpenAI's default, and what a model does that was not told of the others.

@@ -17,15 +17,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 from jsonschema import ValidationError  # type: ignore[import-untyped]  # ships no types
 
+from niwaki.radix.outline import OutlineNode
 from niwaki.runtime.api import ConfigError
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.link.engine_process import EngineProcess
-from niwaki.runtime.server import logs
+from niwaki.runtime.server import logs, serve
 from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.listen import bind, url_of
 from niwaki.runtime.server.serve import make_server, serving
@@ -256,6 +258,33 @@ def test_who_is_told_a_second_time_to_end_waits_no_longer(engine: Engine) -> Non
     assert (error["code"], error["message"]) == ("overloaded", "the server is shutting down; try again")
 
 
+def test_who_waits_for_an_engine_at_work_at_the_end_of_all_is_told(
+    toy_folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "CLOSING_SECONDS", 1)
+    answers: list[httpx2.Response] = []
+    is_asked, is_over = threading.Event(), threading.Event()
+
+    with Engine(toy_folder, kv_tokens=2048) as engine:
+        outline = engine.backend.outline
+
+        def busy(*about: Any) -> tuple[OutlineNode, ...]:
+            is_asked.set()
+            is_over.wait(60)
+            return outline(*about)
+
+        monkeypatch.setattr(engine.backend, "outline", busy)
+        with serving(engine) as url:
+            asking = threading.Thread(target=lambda: answers.append(httpx2.get(f"{url}/debug/tree", timeout=60)))
+            asking.start()
+            is_asked.wait()
+        is_over.set()
+        asking.join()
+    assert [answer.status_code for answer in answers] == [503]
+    assert answers[0].json()["error"]["message"] == "the server is shutting down"
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
 def family(pid: int) -> Iterator[int]:
     """A process and all below it."""
     yield pid
@@ -399,6 +428,9 @@ def test_a_taken_port_is_one_line_before_any_model_is_loaded() -> None:
         (["--tls-cert", "nowhere.pem"], "--tls-cert: no file nowhere.pem"),
         (["--tls-key", "nowhere.pem"], "--tls-key without --tls-cert"),
         (["--tls-cert", __file__], f"--tls-cert: {__file__} holds no certificate in PEM"),
+        (["--otlp-endpoint", "nope"], "--otlp-endpoint takes a URL, as http://collector:4318/v1/traces; got 'nope'"),
+        (["--otlp-endpoint", "collector:4318"], "got 'collector:4318'"),
+        (["--otlp-endpoint", "http://collector:x"], "got 'http://collector:x'"),
     ],
 )
 def test_a_wrong_option_is_one_line(option: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -278,3 +278,13 @@ def test_the_cache_is_flushed_and_the_server_described_from_afar(endpoint: Runti
     assert endpoint.flush_cache()
     assert endpoint.get_server_info()["model"] == "toy"
     assert endpoint.info().context_length == 512
+
+
+def test_more_choices_than_a_server_takes_are_told_as_choices(endpoint: RuntimeEndpoint) -> None:
+    @nw.function
+    def choose_much(s: State) -> None:
+        s += "the "
+        s += nw.select("which", choices=[f"cat {number}" for number in range(5000)])
+
+    with pytest.raises(nw.NiwakiError, match="a server takes at most 4096 choices of one select, got 5000"):
+        choose_much.run(backend=endpoint)["which"]

@@ -178,7 +178,9 @@ def test_a_session_is_rewound_branched_listed_and_deleted(client: httpx2.Client)
     back = client.post(f"/v1/sessions/{session}/rewind", json={"turn": turns[0]})
     assert back.json()["turn"] == turns[0]
     assert history(client, session) == whole[:2]
-    assert client.post(f"/v1/sessions/{session}/rewind", json={"turn": turns[2]}).status_code == 404, "it is gone"
+    gone = client.post(f"/v1/sessions/{session}/rewind", json={"turn": turns[2]})
+    said_of_it = f"this session has no such turn: '{turns[2]}'; GET /v1/sessions/{session} has its own"
+    assert (gone.status_code, gone.json()["error"]["message"]) == (404, said_of_it)
     assert history(client, twin["id"])[:4] == whole[:4], "what a branch shares stays"
 
     listed = client.get("/v1/sessions", params={"limit": 2}).json()
