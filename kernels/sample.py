@@ -157,6 +157,29 @@ def highest_ids(values: Floats, count: int) -> Longs:
 
 
 @_jit
+def likeliest(values: Floats, rows: Longs, highest: Floats, tokens: Longs, count: int) -> tuple[Ints, Doubles, Doubles]:
+    """Of these rows of logits [all rows, vocab], of which the `highest` are finite: the ids [rows, count] of the best
+    ones, as `highest_ids`, their log-probabilities, and those [rows] of `tokens`."""
+    vocab = values.shape[1]
+    ids = np.empty((len(rows), count), np.int32)
+    logprobs = np.empty((len(rows), count), np.float64)
+    own = np.empty(len(rows), np.float64)
+    weights, bits = np.empty(vocab, np.float32), np.empty(vocab, np.int32)
+    sums = np.empty(vocab // BLOCK + 1, np.float32)
+    for place in range(len(rows)):
+        logits = values[rows[place]]
+        total = exponentials(logits, highest[place], np.float32(1.0), weights, bits, sums)
+        log_total = float(highest[place]) + np.log(total)
+        own[place] = float(logits[tokens[place]]) - log_total
+        if count:
+            found = highest_ids(logits, count)
+            for i in range(count):
+                ids[place, i] = found[i]
+                logprobs[place, i] = float(logits[found[i]]) - log_total
+    return ids, logprobs, own
+
+
+@_jit
 def _allowed(values: Floats, mask: Words, kept: Floats, ids: Ints) -> int:
     """Move the allowed values to the front of `kept`, their tokens to `ids`; returns how many."""
     count = 0

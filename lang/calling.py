@@ -195,7 +195,7 @@ class Calling(Reading):
             raise GenerationError(f"the backend streamed {streamed!r} and then ended with {output.text!r}")
         if len(output.text) > len(streamed):
             rest, seen = output.text[len(streamed) :], active.num_streamed
-            tokens = output.token_ids[seen:], output.logprobs[seen:], output.top_logprobs[seen:]
+            tokens = output.token_ids[seen:], output.logprobs[seen:], tuple(output.top_logprobs[seen:])
             active.textless.append(Delta(rest, *tokens))
             self._append_piece(rest, active)
         span.end = len(self._made.chunks)

@@ -380,7 +380,7 @@ def _call(call: Called, began: float) -> Generated | Chosen:
             finish_reason=None if first is None else first.finish_reason,
             complete=first is not None and first.complete,
             logprobs=() if first is None else first.logprobs,
-            top_logprobs=() if first is None else first.top_logprobs,
+            top_logprobs=() if first is None else tuple(first.top_logprobs),
             others=tuple(output.text for output in outputs[1:]),
             forced=sum(len(output.forced) for output in outputs),
             forced_spans=() if first is None else first.forced_spans,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from niwaki.runtime.api.constraints import ToolCall
 from niwaki.runtime.api.sampling import SamplingOptions
@@ -45,6 +46,12 @@ class TokenLogprob(NamedTuple):  # as `Delta`: there may be 20 for each token
     text: str | None = None
 
 
+if TYPE_CHECKING:
+    Tops = Sequence[tuple[TokenLogprob, ...]]  # `likeliest.Likeliest`, or a tuple
+else:
+    Tops = tuple[tuple[TokenLogprob, ...], ...]  # as msgpack has it: it would make a list of a Sequence
+
+
 class Delta(NamedTuple):  # not a dataclass: it is made for each token of each request, in half the time
     """A piece of generated text as it arrives. The texts of all deltas add up to the final text."""
 
@@ -71,7 +78,7 @@ class Output:
     # With log-probabilities and a constraint: how many tokens it allowed at each; None where a prompt's end was healed.
     allowed: tuple[int | None, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
-    top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    top_logprobs: Tops = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # from the position on that the request asked for
     prompt_top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()  # the likeliest tokens at the same positions
     seconds: float = 0.0

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
+from msgspec.structs import replace
 
 from niwaki.radix.outline import OutlineNode
 from niwaki.runtime.api import (
@@ -176,7 +177,8 @@ class EngineClient(Templates):
             return
         value: object
         match report:
-            case frames.Ended(_, outputs, same, behind):
+            case frames.Ended(_, outputs, same, behind, tops):
+                outputs = self.whole(outputs, tops)
                 if asked.branch is not None:
                     ids = np.concatenate([asked.branch.ids[:same], np.frombuffer(behind, dtype=np.int32)])
                     asked.branch.move(ids, len(ids))
@@ -194,6 +196,10 @@ class EngineClient(Templates):
                 value = nodes
         assert not isinstance(asked.pending, _ScriptThere)
         asked.pending.succeed(value)  # type: ignore[arg-type]  # what was asked for is what was answered
+
+    def whole(self, outputs: tuple[Output, ...], tops: Sequence[frames.Tops]) -> tuple[Output, ...]:
+        """As they were before `frames.bare`."""
+        return frames.whole(outputs, tops, self._tokenizer.token_text)
 
     def _take(self, request_id: int) -> _Asked | None:
         with self._lock:
@@ -431,6 +437,9 @@ class _ScriptThere:
                 is_late = self._is_cancelled
             if is_late:
                 self.cancel()
+        if isinstance(report, frames.CallEnded):
+            outputs = self._client.whole(report.outputs, report.tops)
+            report = replace(report, outputs=outputs, tops=())
         self._tell(report)
 
     def fail(self, error: Exception) -> None:
@@ -450,7 +459,7 @@ class _ScriptThere:
 
 
 def _whole(output: Output) -> Delta:
-    return Delta(output.text, output.token_ids, output.logprobs, output.top_logprobs)
+    return Delta(output.text, output.token_ids, output.logprobs, tuple(output.top_logprobs))
 
 
 def _fail(asked: _Asked, error: Exception) -> None:

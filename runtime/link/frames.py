@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,6 +12,7 @@ import numpy as np
 from niwaki.radix.outline import OutlineNode
 from niwaki.runtime import api
 from niwaki.runtime.api import Delta, GenerationError, NiwakiError, Output, Score, script
+from niwaki.runtime.api.likeliest import Likeliest, Packed, TextOf
 from niwaki.runtime.options.limits import TokenIds
 
 if TYPE_CHECKING:
@@ -136,13 +137,18 @@ class Piece(msgspec.Struct, tag=21, array_like=True, frozen=True, gc=False):
     delta: Delta
 
 
+Tops = tuple[int, int, bytes, bytes]  # of the output in that place: how many of each token, and `likeliest.Packed`
+
+
 class Ended(msgspec.Struct, tag=22, array_like=True, frozen=True):
-    """Its branch has now the first `same` tokens of the prompt, then those of `behind` (int32)."""
+    """Its branch has now the first `same` tokens of the prompt, then those of `behind` (int32). `outputs` and `tops` as
+    `bare` gives them."""
 
     id: int
     outputs: tuple[Output, ...]
     same: int
     behind: bytes
+    tops: tuple[Tops, ...] = ()
 
 
 class Weighed(msgspec.Struct, tag=23, array_like=True, frozen=True):
@@ -184,13 +190,14 @@ class Seen(msgspec.Struct, tag=28, array_like=True, frozen=True):
 
 
 class CallEnded(msgspec.Struct, tag=29, array_like=True, frozen=True):
-    """A call of a script gave this: `outputs`, or the `scores` by which `text` was chosen."""
+    """A call of a script gave this: `outputs`, or the `scores` by which `text` was chosen. `tops` as in `Ended`."""
 
     id: int
     call: int
     text: str
     outputs: tuple[Output, ...]
     scores: tuple[Score, ...]
+    tops: tuple[Tops, ...] = ()
 
 
 class CallFailed(msgspec.Struct, tag=30, array_like=True, frozen=True):
@@ -303,6 +310,31 @@ def _told(error: BaseException) -> tuple[str, str]:
 
 def error_of(report: Failed | CallFailed) -> NiwakiError:
     return ERRORS[report.kind](report.message)
+
+
+def bare(outputs: tuple[Output, ...]) -> tuple[tuple[Output, ...], tuple[Tops, ...]]:
+    """Without their likeliest tokens, and these: 8 answers of 64 tokens with 20 each took 4.3 ms to be read as
+    objects."""
+    tops: list[Tops] = []
+    for place, output in enumerate(outputs):
+        if isinstance(output.top_logprobs, Likeliest):
+            tops.append((place, output.top_logprobs.width, *output.top_logprobs.packed))
+    if not tops:
+        return outputs, ()
+    has_own = {place for place, *_ in tops}
+    return tuple(
+        replace(output, top_logprobs=()) if place in has_own else output for place, output in enumerate(outputs)
+    ), tuple(tops)
+
+
+def whole(outputs: tuple[Output, ...], tops: Sequence[Tops], text: TextOf) -> tuple[Output, ...]:
+    """What `bare` was given. `text`: of a token."""
+    if not tops:
+        return outputs
+    made = list(outputs)
+    for place, width, ids, logprobs in tops:
+        made[place] = replace(made[place], top_logprobs=Likeliest(Packed(ids, logprobs), width, text))
+    return tuple(made)
 
 
 def packed(ids: TokenIds) -> bytes:

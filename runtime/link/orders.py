@@ -9,6 +9,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from niwaki.runtime.api import Delta, Generation, NiwakiError, Pending, SamplingParams, Score
 from niwaki.runtime.api.script import Generate, Script
@@ -129,7 +130,8 @@ class Orders:
             outputs = self._ended(order.id, generation)
             if outputs is not None:
                 same, behind = (len(ids), b"") if branch is None else _changed(ids, branch.ids)
-                self._outlet.post(frames.Ended(order.id, outputs, same, behind), flush=False)
+                bare, tops = frames.bare(outputs)
+                self._outlet.post(frames.Ended(order.id, bare, same, behind, tops), flush=False)
             self._flush_outside_steps()
 
         if order.streams:
@@ -173,6 +175,9 @@ class Orders:
                 branch = lanes.take(report.lane)
                 assert isinstance(branch, LocalBranch)
                 self._branches[order.branches[report.lane]] = branch
+            if isinstance(report, frames.CallEnded):
+                outputs, tops = frames.bare(report.outputs)
+                report = replace(report, outputs=outputs, tops=tops)
             self._outlet.post(report, flush=False)
             self._flush_outside_steps()
 

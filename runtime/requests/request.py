@@ -23,6 +23,7 @@ from niwaki.runtime.api import (
     Segment,
     TokenLogprob,
 )
+from niwaki.runtime.api.likeliest import Packed, together
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.constraints import Matcher, marks_of
 from niwaki.runtime.constraints.automaton import ByteDfa
@@ -95,7 +96,7 @@ class Request:
         self.prefilled: float | None = None  # when the step was computed that gives its first token
         self.num_lost = 0  # first tokens that were computed before it was preempted
         self.logprobs: list[TokenLogprob] = []
-        self.top_logprobs: list[tuple[TokenLogprob, ...]] = []
+        self.top_logprobs: list[Packed] = []
         self.allowed: list[int | None] = []
         self.prompt_logprobs: dict[int, TokenLogprob] = {}
         self.prompt_top: dict[int, tuple[TokenLogprob, ...]] = {}
@@ -119,7 +120,7 @@ class Request:
         self._unsent_text: list[str] = []
         self._unsent_ids: list[int] = []
         self._unsent_logprobs: list[TokenLogprob] = []
-        self._unsent_top: list[tuple[TokenLogprob, ...]] = []
+        self._unsent_top: list[Packed] = []
 
     # -- tokens ---------------------------------------------------------------------------------------------------
 
@@ -340,8 +341,8 @@ class Request:
         """The log-probability of a token of the prompt."""
         text = self._tokenizer.token_text(entry.token_id)
         self.prompt_logprobs[position] = TokenLogprob(entry.logprob, entry.token_id, text)
-        if entry.top:
-            self.prompt_top[position] = self.named(entry.top)
+        if entry.top.ids:
+            self.prompt_top[position] = entry.top.named(self._tokenizer.token_text)
 
     def drop_unshown(self) -> None:
         """The request ended inside a forced run: what is behind its end was never said."""
@@ -377,11 +378,8 @@ class Request:
         self.logprobs.append(named)
         if self.matcher is not None:
             self.allowed.append(sampled.allowed)
-        self.top_logprobs.append(self.named(sampled.top))
+        self.top_logprobs.append(sampled.top)
         return named
-
-    def named(self, top: tuple[tuple[int, float], ...]) -> tuple[TokenLogprob, ...]:
-        return tuple(TokenLogprob(value, token_id, self._tokenizer.token_text(token_id)) for token_id, value in top)
 
     # -- telling whoever waits --------------------------------------------------------------------------------------
 
@@ -394,9 +392,8 @@ class Request:
             self._add_text(self.stops.push(self.detokenizer.finish()) + self.stops.finish())
         if not (any(self._unsent_text) or (is_last and self._unsent_ids)):
             return None
-        delta = Delta(
-            "".join(self._unsent_text), tuple(self._unsent_ids), tuple(self._unsent_logprobs), tuple(self._unsent_top)
-        )
+        tops = tuple([top.named(self._tokenizer.token_text) for top in self._unsent_top])
+        delta = Delta("".join(self._unsent_text), tuple(self._unsent_ids), tuple(self._unsent_logprobs), tops)
         self._unsent_text, self._unsent_ids, self._unsent_logprobs, self._unsent_top = [], [], [], []
         return delta
 
@@ -415,7 +412,7 @@ class Request:
             drafted_spans=self._spans(self.drafted),
             allowed=tuple(self.allowed),
             logprobs=tuple(self.logprobs),
-            top_logprobs=tuple(self.top_logprobs),
+            top_logprobs=together(self.top_logprobs, self._tokenizer.token_text),
             prompt_logprobs=tuple(self.prompt_logprobs[i] for i in sorted(self.prompt_logprobs)),
             prompt_top_logprobs=tuple(self.prompt_top.get(i, ()) for i in sorted(self.prompt_logprobs)),
             seconds=time.perf_counter() - self.arrived,

@@ -18,6 +18,7 @@ from niwaki.kernels.transfer import on_device
 from niwaki.kernels.triton.penalties import Changes, change_logits
 from niwaki.kernels.triton.sample import NO_TOKEN, NOT_FINITE, Draws, sample_rows
 from niwaki.runtime.api import GenerationError
+from niwaki.runtime.api.likeliest import Packed
 from niwaki.runtime.sampling.sampler import (
     NO_ROWS,
     PlainDraws,
@@ -149,9 +150,7 @@ def _changes(
     return Changes(on_device(bounds, device), token, count, is_seen, bias, on_device(penalties, device))
 
 
-def _logprobs(
-    logits: torch.Tensor, tokens: torch.Tensor, rows: Sequence[SampleRow]
-) -> dict[int, tuple[float, tuple[tuple[int, float], ...]]]:
+def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, rows: Sequence[SampleRow]) -> dict[int, tuple[float, Packed]]:
     """For the rows that ask: the log-probability of the token, and the likeliest tokens with theirs."""
     asking = [i for i, row in enumerate(rows) if row.params.return_logprob or row.params.top_logprobs_num]
     if not asking:
@@ -160,10 +159,10 @@ def _logprobs(
     all_of = some.log_softmax(-1)
     own = all_of.gather(1, tokens[asking].clamp(min=0)[:, None])[:, 0].tolist()
     most = min(max(rows[i].params.top_logprobs_num for i in asking), logits.shape[1])
-    values, ids = (top.tolist() for top in all_of.topk(most, -1))
+    values, ids = (top.cpu().numpy() for top in all_of.topk(most, -1))
     found = {}
     for place, index in enumerate(asking):
         count = rows[index].params.top_logprobs_num
-        pairs = zip(ids[place][:count], values[place][:count], strict=True)
-        found[index] = own[place], tuple(pairs)
+        top = ids[place, :count].astype(np.int32), values[place, :count].astype(np.float64)
+        found[index] = own[place], Packed(*(part.tobytes() for part in top))
     return found

@@ -10,7 +10,6 @@ before penalties and mask.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Final, cast
@@ -21,7 +20,6 @@ import numpy.typing as npt
 import torch
 
 from niwaki.kernels.sample import (
-    BLOCK,
     NO_ROW,
     NO_TOKEN,
     NOT_FINITE,
@@ -31,12 +29,12 @@ from niwaki.kernels.sample import (
     Longs,
     Words,
     draw_rows,
-    exponentials,
-    highest_ids,
+    likeliest,
     penalise,
 )
 from niwaki.kernels.transfer import on_device
 from niwaki.runtime.api import GenerationError, SamplingParams
+from niwaki.runtime.api.likeliest import NOTHING, Packed
 from niwaki.runtime.constraints.protocol import MaskRow
 
 Ids = Sequence[int] | npt.NDArray[np.integer]
@@ -64,7 +62,7 @@ class Sampled(msgspec.Struct, frozen=True, gc=False):
 
     token_id: int
     logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
+    top: Packed = NOTHING
     allowed: int | None = None
 
 
@@ -98,13 +96,16 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled | Ge
         tokens = _draw(values, best, drawn, rows)
         for index, token in zip(drawn, tokens, strict=True):
             results[index] = Sampled(token) if isinstance(token, int) else token
-    told = [i for i, row in enumerate(rows) if row.params.return_logprob or row.params.top_logprobs_num]
-    scratch = _Scratch(values.shape[1] if told else 0)
-    for index in told:
-        result = results[index]
-        if isinstance(result, Sampled):
-            top_n = rows[index].params.top_logprobs_num
-            results[index] = _with_logprobs(values[index], highest[index], result.token_id, top_n, scratch)
+    told: list[int] = []
+    chosen: list[int] = []
+    for index, (row, result) in enumerate(zip(rows, results, strict=True)):
+        if (row.params.return_logprob or row.params.top_logprobs_num) and isinstance(result, Sampled):
+            told.append(index)
+            chosen.append(result.token_id)
+    if told:
+        counts = [rows[index].params.top_logprobs_num for index in told]
+        for index, found in zip(told, _with_logprobs(values, highest, told, chosen, counts), strict=True):
+            results[index] = found
     return results
 
 
@@ -117,14 +118,11 @@ def token_logprobs(logits: torch.Tensor, target_ids: Ids, top_n: int = 0) -> lis
     if logits.ndim != 2 or logits.dtype != torch.float32 or len(logits) != len(target_ids):
         raise ValueError(f"logits must be float32 [{len(target_ids)}, vocab], got {logits.dtype} {tuple(logits.shape)}")
     values = _on_host(logits)
-    scratch = _Scratch(values.shape[1])
-    read: list[Sampled] = []
-    for row, best, target in zip(values, values.argmax(axis=1).tolist(), target_ids, strict=True):
-        highest = row[best]
-        if not math.isfinite(highest):
-            raise _not_finite(float(highest))
-        read.append(_with_logprobs(row, highest, int(target), top_n, scratch))
-    return read
+    rows = np.arange(len(values))
+    highest = values[rows, values.argmax(axis=1)]  # the first NaN, where there is one
+    for bad in highest[~np.isfinite(highest)].tolist():
+        raise _not_finite(bad)
+    return _with_logprobs(values, highest, rows, target_ids, [top_n] * len(rows))
 
 
 class PlainDraws:
@@ -361,21 +359,13 @@ def _ids(ids: Ids | None, vocab: int) -> Longs:
     return array[(array >= 0) & (array < vocab)]
 
 
-class _Scratch:
-    """What the sum over a row of logits is made in, row after row."""
-
-    def __init__(self, vocab: int) -> None:
-        self.weights, self.bits = np.empty(vocab, np.float32), np.empty(vocab, np.int32)
-        self.sums = np.empty(vocab // BLOCK + 1, np.float32)
-
-
-def _with_logprobs(logits: Floats, highest: np.float32, token_id: int, top_n: int, scratch: _Scratch) -> Sampled:
-    """The token with its log-probability, and the top_n best, equal ones by id. `highest` of the logits is finite."""
-    total = exponentials(logits, highest, np.float32(1.0), scratch.weights, scratch.bits, scratch.sums)
-    log_total = float(highest) + float(np.log(total))
-    top = highest_ids(logits, min(top_n, len(logits))).tolist() if top_n else []
-    return Sampled(
-        token_id,
-        float(logits[token_id]) - log_total,
-        tuple((token, float(logits[token]) - log_total) for token in top),
-    )
+def _with_logprobs(values: Floats, highest: Floats, rows: Ids, tokens: Ids, counts: Sequence[int]) -> list[Sampled]:
+    """The tokens that were drawn from these rows, of which the `highest` values of all are finite, with their
+    log-probabilities, and of each so many best ones, equal ones by id."""
+    most = min(max(counts, default=0), values.shape[1])
+    at = np.asarray(rows, np.int64)
+    ids, logprobs, own = likeliest(values, at, highest[at], np.asarray(tokens, np.int64), most)
+    return [
+        Sampled(int(token), logprob, Packed(ids[place, :count].tobytes(), logprobs[place, :count].tobytes()))
+        for place, (token, logprob, count) in enumerate(zip(tokens, own.tolist(), counts, strict=True))
+    ]

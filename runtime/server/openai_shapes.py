@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 from niwaki.runtime.api import Delta, Output, TokenLogprob
 from niwaki.runtime.api.calls import AnswerReader
+from niwaki.runtime.api.likeliest import Likeliest
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.server.tools import Talk
 from niwaki.runtime.server.wire import Json
@@ -104,6 +106,7 @@ class ChatShape:
     ) -> None:
         self._tokenizer = tokenizer
         self._tops = tops
+        self._said = _said_by(tokenizer)
         self._reader = reader
         self._think = think
         self._talks: dict[int, Talk | None] = {}
@@ -162,19 +165,33 @@ class ChatShape:
     def _logprobs(self, chosen: Sequence[TokenLogprob], tops: Sequence[Sequence[TokenLogprob]]) -> Json | None:
         if self._tops is None:
             return None
+        said, most = self._said, self._tops
         content = [
-            self._entry(entry) | {"top_logprobs": [self._entry(other) for other in top[: self._tops]]}
-            for entry, top in zip(chosen, tops, strict=True)
+            {
+                **said[entry.token_id],
+                "logprob": finite(entry.logprob),
+                "top_logprobs": [
+                    {**said[token_id], "logprob": logprob}
+                    for token_id, logprob in zip(token_ids[:most], all_finite(logprobs), strict=False)
+                ],
+            }
+            for entry, (token_ids, logprobs) in zip(chosen, rows_of(tops), strict=True)
         ]
         return {"content": content, "refusal": None}
 
-    def _entry(self, entry: TokenLogprob) -> Json:
-        piece = self._tokenizer.bytes_of(entry.token_id)
-        return {
-            "token": entry.text,
-            "logprob": finite(entry.logprob),
-            "bytes": None if piece is None else list(piece),
-        }
+
+class _Said(dict[int, Json]):
+    """What is said of a token wherever it is named. Each is made once."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token_id: int) -> Json:
+        piece = self._tokenizer.bytes_of(token_id)
+        text = self._tokenizer.token_text(token_id)
+        said: Json = {"token": text, "logprob": None, "bytes": None if piece is None else list(piece)}
+        self[token_id] = said
+        return said
 
 
 class CompletionShape:
@@ -186,6 +203,7 @@ class CompletionShape:
     def __init__(self, tokenizer: Tokenizer, tops: int | None, echoes: Sequence[str] | None) -> None:
         self._tokenizer = tokenizer
         self._tops = tops
+        self._names = _names_of(tokenizer)
         self._echoes = echoes
         self._offsets: dict[int, _Offsets] = {}  # of what is streamed
 
@@ -226,23 +244,35 @@ class CompletionShape:
         if self._tops is None:
             return None
         return {
-            "tokens": [self._name(entry) for entry in chosen],
+            "tokens": [self._names[entry.token_id] for entry in chosen],
             "token_logprobs": [finite(entry.logprob) for entry in chosen],
             "top_logprobs": [
-                # The chosen token always stands there, in place of nothing: OpenAI tells up to one more than asked.
-                None if entry.logprob is None else {self._name(one): finite(one.logprob) for one in (*top, entry)}
-                for entry, top in zip(chosen, tops, strict=True)
+                None if entry.logprob is None else self._named(entry, *top)
+                for entry, top in zip(chosen, rows_of(tops), strict=True)
             ],
             "text_offset": [offsets.take(entry.token_id) for entry in chosen],
         }
 
-    def _name(self, entry: TokenLogprob) -> str:
-        """The token as text; as its bytes where they are no text alone, so that two tokens have two names."""
-        text = entry.text or ""
-        piece = self._tokenizer.bytes_of(entry.token_id) if "\ufffd" in text else None
-        if piece is None:
-            return text
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+    def _named(self, chosen: TokenLogprob, token_ids: Sequence[int], logprobs: Sequence[float | None]) -> Json:
+        """The chosen token always stands there, in place of nothing: OpenAI tells up to one more than asked."""
+        named: Json = dict(zip(map(self._names.__getitem__, token_ids), all_finite(logprobs), strict=True))
+        named[self._names[chosen.token_id]] = finite(chosen.logprob)
+        return named
+
+
+class _Names(dict[int, str]):
+    """A token as text; as its bytes where they are no text alone, so that two tokens have two names. 20 of them may be
+    told of each token, so each is made once."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token_id: int) -> str:
+        text = self._tokenizer.token_text(token_id)
+        piece = self._tokenizer.bytes_of(token_id) if "\ufffd" in text else None
+        name = text if piece is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+        self[token_id] = name
+        return name
 
 
 class _Offsets:
@@ -258,8 +288,31 @@ class _Offsets:
         return begin
 
 
+@lru_cache(maxsize=4)  # of a server's one tokenizer
+def _names_of(tokenizer: Tokenizer) -> _Names:
+    return _Names(tokenizer)
+
+
+@lru_cache(maxsize=4)
+def _said_by(tokenizer: Tokenizer) -> _Said:
+    return _Said(tokenizer)
+
+
 def finite(logprob: float | None) -> float | None:
     return None if logprob is None else max(logprob, LOWEST_LOGPROB)
+
+
+def all_finite(logprobs: Sequence[float | None]) -> Sequence[float | None]:
+    """Of tokens, best first."""
+    is_finite = not logprobs or (logprobs[-1] is not None and logprobs[-1] >= LOWEST_LOGPROB)
+    return logprobs if is_finite else [finite(one) for one in logprobs]
+
+
+def rows_of(tops: Sequence[Sequence[TokenLogprob]]) -> Iterable[tuple[Sequence[int], Sequence[float | None]]]:
+    """Of each token the likeliest, and their log-probabilities."""
+    if isinstance(tops, Likeliest):
+        return tops.rows()
+    return (([one.token_id for one in top], [one.logprob for one in top]) for top in tops)
 
 
 def _finish(output: Output | None, talk: Talk | None = None) -> Json:

@@ -14,6 +14,7 @@ from msgspec import structs
 
 from niwaki.kernels.sample import uniform
 from niwaki.runtime.api import GenerationError, SamplingParams
+from niwaki.runtime.api.likeliest import NOTHING
 from niwaki.runtime.sampling.sampler import Sampled, SampleRow, sample, token_logprobs
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -275,15 +276,15 @@ def test_logprobs_are_the_models_own_whatever_the_sampling_does(vocab: int) -> N
         assert result.token_id >= vocab // 2
         assert result.logprob == pytest.approx(wanted[result.token_id], abs=2e-6, rel=2e-6)
         best = np.argsort(-wanted, kind="stable")[:20]
-        assert [token for token, _ in result.top] == best.tolist()
-        assert [value for _, value in result.top] == pytest.approx(wanted[best].tolist(), abs=2e-6, rel=2e-6)
+        assert result.top.unpacked()[0] == best.tolist()
+        assert result.top.unpacked()[1] == pytest.approx(wanted[best].tolist(), abs=2e-6, rel=2e-6)
 
 
 def test_logprobs_are_left_out_where_nobody_asks() -> None:
     result = sample(logits_of(1, 10), [SampleRow(SamplingParams(), 0, 0)])[0]
     assert isinstance(result, Sampled)
     assert result.logprob is None
-    assert result.top == ()
+    assert result.top == NOTHING
 
 
 def test_prompt_logprobs_are_those_of_log_softmax() -> None:
@@ -294,7 +295,7 @@ def test_prompt_logprobs_are_those_of_log_softmax() -> None:
     assert [entry.token_id for entry in read] == targets
     for row, entry in enumerate(read):
         assert entry.logprob == pytest.approx(float(expected[row, entry.token_id]), abs=1e-5)
-        assert [token for token, _ in entry.top] == torch.topk(logits[row], 2).indices.tolist()
+        assert entry.top.unpacked()[0] == torch.topk(logits[row], 2).indices.tolist()
     logits[2, 0] = float("nan")
     with pytest.raises(GenerationError, match="nan"):
         token_logprobs(logits, targets)
