@@ -83,7 +83,12 @@ def _schema(text: str) -> Shown:
         lines.append(f"A fuller one:      {full}")
     rules = [line for line in grammar.splitlines() if line]
     terminals = sum(line.split(":")[0].isupper() for line in rules)
-    lines.append(f"Grammar: {len(rules) - terminals} rules, {terminals} terminals, {len(grammar)} characters")
+    sizes = (
+        _counted(len(rules) - terminals, "rule"),
+        _counted(terminals, "terminal"),
+        _counted(len(grammar), "character"),
+    )
+    lines.append(f"Grammar: {', '.join(sizes)}")
     return Shown(tuple(lines), True, _automaton_of_schema(normal.schema))
 
 
@@ -158,15 +163,20 @@ def _regex(text: str) -> Shown:
     except (ConstraintError, TooManyTerms):
         lines.append("Its characters are not known one by one, or they are very many: no example.")
     if automaton is not None:
-        edges = len(automaton.edges)
-        lines.append(f"Automaton over characters: {automaton.num_states} states, {edges} edges")
+        states, edges = _counted(automaton.num_states, "state"), _counted(len(automaton.edges), "edge")
+        lines.append(f"Automaton over characters: {states}, {edges}")
     else:
         lines.append(f"Automaton over characters: more than {MAX_DRAWN} states")
     kind = "provably small" if pattern.is_harmless else "may grow: it is compiled in a process of its own"
     if pattern.cost > MAX_COST:
         kind = "more than an automaton may have: llguidance works them out as texts come to them"
-    lines.append(f"Automaton over bytes: about {pattern.cost} states before it is made deterministic; {kind}")
+    states = _counted(pattern.cost, "state")
+    lines.append(f"Automaton over bytes: about {states} before it is made deterministic; {kind}")
     return Shown(tuple(lines), True, automaton)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _automaton_of_schema(schema: Json) -> CharacterAutomaton | None:

@@ -80,6 +80,8 @@ def test_a_regex_is_shown_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "All 2 texts: 'no', 'yes'" in out
     code, out, _ = printed(capsys, tmp_path / "one.txt", "yes")
     assert "Its only text: 'yes'" in out
+    code, out, _ = printed(capsys, tmp_path / "letter.txt", "y")
+    assert "Automaton over characters: 2 states, 1 edge\n" in out
 
 
 @pytest.mark.parametrize(
