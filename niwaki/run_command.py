@@ -165,9 +165,12 @@ def _on_ray(
 
 def _sent(record: Record, to_parameters: Callable[[str | JsonObject], JsonObject]) -> str:
     """A record as a line for a worker."""
-    if isinstance(record, RecordError):
-        return json.dumps({"error": asdict(Failure.of(record))})
-    return json.dumps({"arguments": to_parameters(record)})
+    try:
+        if isinstance(record, RecordError):
+            raise record
+        return json.dumps({"arguments": to_parameters(record)})
+    except RecordError as error:
+        return json.dumps({"error": asdict(Failure.of(error))})
 
 
 class RowWorker:

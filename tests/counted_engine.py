@@ -64,6 +64,10 @@ def reserved(s, text):
 def two(s, text, other):
     pass
 
+@nw.function
+def aged(s, name, age: int, weight: "float | None" = None, *, here: bool = False, day: "str | int" = 0) -> int:
+    return [name, age, weight, here, day]
+
 not_a_program = 3
 """
 

@@ -19,6 +19,8 @@ import pytest
 
 from niwaki import run_command
 from niwaki.__main__ import main
+from niwaki.lang.program_file import load_program, parameters_of
+from niwaki.lang.records import RecordFile
 from tests.counted_engine import PROGRAM, make_folder, one_line, rows, run
 
 
@@ -79,6 +81,26 @@ def test_csv_columns_are_parameters_and_one_may_be_picked(folder: Path) -> None:
     assert rows()[0]["person"] == {"name": "Ann, the first", "born": "2020-05-01"}
     assert run("shout", "in.csv", "--column", "name", output="picked.jsonl") == 0
     assert rows("picked.jsonl") == [{"index": 0, "loud": "ANN, THE FIRST"}]
+
+
+def test_texts_are_the_numbers_and_bools_that_the_program_takes(folder: Path) -> None:
+    Path("in.csv").write_text("name,age,weight,here,day\n7,30,1e2,true,5\n8,-4,,0,\nBo,old,1,no,5\nAl,1.5,1,yes,5\n")
+    assert run("aged", "in.csv") == 0
+    first, second, *refused = rows()
+    assert (first["value"], second["value"]) == (["7", 30, 100.0, True, "5"], ["8", -4, None, False, ""])
+    told = [row["error"] for row in refused]
+    assert [error["type"] for error in told if isinstance(error, dict)] == ["RecordError"] * 2
+    assert "'age' is 'old': Input should be a valid integer" in str(told[0])
+    Path("in.jsonl").write_text('{"name": "Bo", "age": "3"}\n')
+    assert run("aged", "in.jsonl", output="json.jsonl") == 0
+    assert rows("json.jsonl")[0]["value"] == ["Bo", "3", None, False, 0], "JSON has types of its own"
+    to_parameters = parameters_of(load_program(Path("program.py"), "aged"), RecordFile.open(Path("in.csv")))
+    assert json.loads(run_command._sent({"name": "7", "age": "30"}, to_parameters)) == {
+        "arguments": {"name": "7", "age": 30}
+    }
+    assert "RecordError" in run_command._sent({"name": "Bo", "age": "old"}, to_parameters), (
+        "on Ray, too, one row's error"
+    )
 
 
 def test_a_trace_draws_the_first_records_on_one_page(folder: Path) -> None:
