@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, Self, TypeVar
+from typing import Final, Literal, Self, TypeVar
 
 from niwaki.lang.batch_places import as_one_batch
 from niwaki.runtime.api import ConfigError, NiwakiError, ProgramError
@@ -122,6 +122,9 @@ def _raise_errors(results: Iterator[ResultT | Exception]) -> Iterator[ResultT | 
 # ---------------------------------------------------------------------------------------------------------------
 # The journal
 # ---------------------------------------------------------------------------------------------------------------
+
+
+REMEDY: Final = "delete it (niwaki run --restart does), or name another file"
 
 
 class JournalError(NiwakiError):
@@ -243,13 +246,15 @@ class Journal:
         """Count the whole lines and check that they are rows of this very run."""
         with open(self._fd, "rb", closefd=False) as file:
             for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                if _index_of(line) != self.num_done:
+                is_whole = line.endswith(b"\n")
+                # Half a line is of a run that was killed, and such a run has left its sidecar.
+                is_row = _index_of(line) == self.num_done if is_whole else self.num_done or self.meta_path.exists()
+                if not is_row:
                     raise JournalError(
-                        f"line {self.num_done + 1} of {self.path} is not row {self.num_done} of a run: "
-                        "restart, or name another output"
+                        f"line {self.num_done + 1} of {self.path} is not row {self.num_done} of a run: {REMEDY}"
                     )
+                if not is_whole:
+                    break
                 self.num_done += 1
                 self._end += len(line)
         if self.num_done:
@@ -261,15 +266,17 @@ class Journal:
             before = dict(meta["fingerprint"])
         except (OSError, ValueError, KeyError, TypeError):
             raise JournalError(
-                f"{self.path} holds {self.num_done} rows, but {self.meta_path.name}, which says from which run, "
-                "is missing or unreadable: restart, or name another output"
+                f"{self.path} holds {self._rows()}, but {self.meta_path.name}, which says from which run, "
+                f"is missing or unreadable: {REMEDY}"
             ) from None
         changed = [name for name in {**before, **self._fingerprint} if before.get(name) != self._fingerprint.get(name)]
         if changed:
             raise JournalError(
-                f"{self.path} holds {self.num_done} rows of a run with another {' and '.join(changed)}: "
-                "restart, or name another output"
+                f"{self.path} holds {self._rows()} of another run (other {' and '.join(changed)}): {REMEDY}"
             )
+
+    def _rows(self) -> str:
+        return f"{self.num_done} row{'s' * (self.num_done != 1)}"
 
     def _write_meta(self, *, finished: bool) -> None:
         text = json.dumps({"fingerprint": self._fingerprint, "finished": finished}, indent=2) + "\n"

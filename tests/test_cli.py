@@ -349,13 +349,15 @@ def test_a_changed_input_program_or_reading_is_refused_until_restart(
     assert run("shout", "in.txt", "--limit", "1") == 0
     capsys.readouterr()
     assert run("shout", "in.txt", "--record-separator", "---") == 1
-    assert "another reading of the input: restart" in one_line(capsys.readouterr().err)
+    assert "of another run (other reading of the input): delete it (niwaki run --restart does)" in one_line(
+        capsys.readouterr().err
+    )
     Path("in.txt").write_text("a\nb\nc\n")
     assert run("shout", "in.txt") == 1
-    assert "holds 1 rows of a run with another input: restart" in one_line(capsys.readouterr().err)
+    assert "holds 1 row of another run (other input): delete it" in one_line(capsys.readouterr().err)
     Path("program.py").write_text(PROGRAM.replace("upper", "lower"))
     assert run("shout", "in.txt") == 1
-    assert "another input and program" in one_line(capsys.readouterr().err)
+    assert "(other input and program)" in one_line(capsys.readouterr().err)
     assert run("shout", "in.txt", "--restart") == 0
     assert [row["loud"] for row in rows()] == ["a", "b", "c"]
 
@@ -371,7 +373,7 @@ def test_a_model_of_other_weights_does_not_go_on_with_the_output(
     assert run("shout", "in.txt", "--limit", "1", "--model", "one") == 0
     capsys.readouterr()
     assert run("shout", "in.txt", "--model", "two") == 1
-    assert "holds 1 rows of a run with another model: restart" in one_line(capsys.readouterr().err)
+    assert "holds 1 row of another run (other model): delete it" in one_line(capsys.readouterr().err)
     assert run("shout", "in.txt", "--model", "copy of one") == 0
     assert [row["loud"] for row in rows()] == ["A", "B"]
 

@@ -247,7 +247,7 @@ def test_restart_begins_again(tmp_path: Path) -> None:
 def test_a_changed_input_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     write_rows(path, 2)
-    with pytest.raises(JournalError, match=r"holds 2 rows of a run with another input: restart"):
+    with pytest.raises(JournalError, match=r"holds 2 rows of another run \(other input\): delete it"):
         Journal(path, {**FINGERPRINT, "input": "zz"})
     assert values(path) == [0, 1]
 
@@ -258,6 +258,11 @@ def test_a_file_of_someone_else_is_refused_and_left_alone(tmp_path: Path) -> Non
     with pytest.raises(JournalError, match=r"line 1 of .* is not row 0"):
         Journal(path, FINGERPRINT)
     assert path.read_text() == '{"name": "mine"}\n'
+    for text in ('{"name": "mine"}', "my notes"):  # with no end of a line, and so no whole one
+        path.write_text(text)
+        with pytest.raises(JournalError, match=r"line 1 of .* is not row 0"):
+            Journal(path, FINGERPRINT)
+        assert path.read_text() == text
 
 
 def test_rows_without_their_sidecar_are_refused(tmp_path: Path) -> None:
