@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 
+import httpx2
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
@@ -125,3 +127,23 @@ def test_an_event_around_its_text_is_the_event_with_the_text(text: str) -> None:
         return chunk_event({"model": "a \x00 name", "delta": {"content": said}, "usage": None})
 
     assert Frame(event).around(text) == event(text)
+
+
+def test_requests_that_are_over_leave_nothing_for_pythons_garbage(client: httpx2.Client) -> None:
+    asked = {"prompt": "the cat", "max_tokens": 3, "ignore_eos": True}
+    gc.collect()
+    gc.disable()
+    try:
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        for stream in (False, True) * 4:
+            client.post("/v1/completions", json={**asked, "stream": stream})
+            client.get("/health")
+        gc.collect()
+        left = {
+            type(one) for one in gc.garbage if type(one).__module__.startswith(("uvicorn.", "niwaki.runtime.server"))
+        }
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert left == set()
