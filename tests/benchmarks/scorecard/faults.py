@@ -109,7 +109,7 @@ async def f1(amount: int) -> list[Line]:
 async def f2(amount: int) -> list[Line]:
     """The API's process is killed."""
     draw = random.Random(12)
-    gone, refused = [], 0
+    ended, gone, refused = [], [], 0
     for _ in range(amount):
         with server() as host:
             running = await under_load(host, 20, LONG, draw)
@@ -125,12 +125,18 @@ async def f2(amount: int) -> list[Line]:
                 except OSError:
                     refused += 1
             with suppress(psutil.TimeoutExpired, psutil.NoSuchProcess):
+                while engine.status() != psutil.STATUS_ZOMBIE and time.perf_counter() - began < 10:
+                    await asyncio.sleep(0.002)
+            ended.append(time.perf_counter() - began)
+            with suppress(psutil.TimeoutExpired, psutil.NoSuchProcess):
                 engine.wait(10)
             gone.append(time.perf_counter() - began)
             for _, task in running:
                 task.cancel()
     return [
-        (f"the engine is gone after, {amount} times", ms(max(gone)), max(gone) <= 2),
+        (f"the engine has ended after, {amount} times", ms(max(ended)), max(ended) <= 2),
+        # Who has lost his parent is there until the system's first process looks for him: here every two seconds.
+        ("and is gone after", ms(max(gone)), max(gone) <= 2),
         ("ports that could not be had at once", str(refused), not refused),
     ]
 
