@@ -5,17 +5,18 @@ Owns nothing that changes but the effort that it is given; places are looked at,
 
 from __future__ import annotations
 
-from itertools import chain
-from operator import itemgetter
+from bisect import bisect_left
+from operator import attrgetter
 from typing import Final
 
 from niwaki.runtime.constraints.grammar_source import GrammarSource
-from niwaki.runtime.constraints.grammar_vocabulary import Ending, GrammarVocabulary, completes
+from niwaki.runtime.constraints.grammar_vocabulary import Ending, GrammarVocabulary, Shorter, completes
 from niwaki.runtime.constraints.guidance import BRACKETS, CLOSING, Effort, KnownEnd, Native, short_text, straight_text
 
 TOKEN_BYTES: Final = 4  # about
 SHORTEST_EFFORT: Final = 150  # for the shortest of all, which mostly spends it in vain where the straight way is long
 COSTLY: Final = 3  # to try what is known: on the straight way it is, behind brackets alone
+FEW: Final = 4  # rests that are tried one after the other
 CHECKED_TOKENS: Final = 200  # of a known ending that take as long to check as a place of a search
 
 
@@ -62,22 +63,24 @@ class EndingSearch:
             return b""
         ending, words = self._ending, self._ends.words
         found = [] if ending is None else [(ending, *ending.written_rests(self._num_written))]
-        # Also of the shortest text: what a whole text needs may be asked for again, as after each comma of a list.
-        rests = [
-            (count, source, start)
-            for source, counts, starts in found + self._ends.rests
-            for count, start in zip(counts, starts, strict=True)
-        ]
-        near = [rest for rest in rests if rest[0] <= enough]
-        far = sorted((rest for rest in rests if rest[0] > enough), key=itemgetter(0))
         may_follow: dict[int, bool] = {}  # most begin with one of a few bytes
-        for _, source, start in chain(near, far):
-            head = source.whole[start]
-            if head not in may_follow:
-                may_follow[head] = place.validate_tokens([words.ids[head]]) == 1
-            if may_follow[head] and completes(place, source.from_byte(start), words):
-                return source.whole[start:]
-        return None
+        far: dict[tuple[int, int], list[Ending]] = {}  # by what they are of and their first byte
+        # Also of the shortest text: what a whole text needs may be asked for again, as after each comma of a list.
+        for number, (source, counts, starts) in enumerate(found + self._ends.rests):
+            shorter = Shorter()
+            for count, start in zip(counts, starts, strict=True):
+                head = source.whole[start]
+                if head not in may_follow:
+                    may_follow[head] = place.validate_tokens([words.ids[head]]) == 1
+                if not may_follow[head]:
+                    continue
+                rest = source.from_byte(start)
+                if count > enough:
+                    far.setdefault((number, head), []).append(rest)
+                elif shorter.completes(place, rest, words):
+                    return source.whole[start:]
+        shortest = [end for rests in far.values() if (end := _shortest_of(rests, place, words)) is not None]
+        return min(shortest, key=attrgetter("num_tokens")).text if shortest else None
 
     def straight(self, place: Native) -> bytes | None:
         """See `straight_text`."""
@@ -119,3 +122,16 @@ class EndingSearch:
             return self.known_end(place) if not cost or effort.take(cost) else None
 
         return known_end
+
+
+def _shortest_of(rests: list[Ending], place: Native, words: GrammarVocabulary) -> Ending | None:
+    """The shortest that completes the text, of rests of one ending that begin alike. Where the longest does, one is
+    found by halving: mostly what completes it stands behind it in all longer ones."""
+    ordered = sorted(rests, key=attrgetter("num_tokens"))
+
+    def ends(rest: Ending) -> bool:
+        return completes(place, rest, words)
+
+    if len(ordered) < FEW or not ends(ordered[-1]):
+        return next(filter(ends, ordered), None)
+    return ordered[bisect_left(ordered, True, hi=len(ordered) - 1, key=ends)]

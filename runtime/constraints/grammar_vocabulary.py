@@ -151,10 +151,39 @@ class GrammarVocabulary(ByteTokens):
 
 def completes(place: Native, ending: Ending, words: GrammarVocabulary, after: Sequence[int] = ()) -> bool:
     """Whether the text is complete with these tokens and then the ending."""
+    return unread(place, ending, words, after) == 0
+
+
+def unread(place: Native, ending: Ending, words: GrammarVocabulary, after: Sequence[int] = ()) -> int:
+    """How many of the last tokens cannot follow, of these and then the ending and an end token."""
     wanted = [*after, *ending.tokens(FIRST_TOKENS)]
     if ending.num_tokens > FIRST_TOKENS:  # most that does not fit is told by the first ones
-        if place.validate_tokens(wanted) < len(wanted):
-            return False
+        taken = place.validate_tokens(wanted)
+        if taken < len(wanted):
+            return len(after) + ending.num_tokens + 1 - taken
         wanted = [*after, *ending.tokens()]
     wanted.append(words.eos_ids[0])
-    return bool(place.validate_tokens(wanted) == len(wanted))
+    return len(wanted) - place.validate_tokens(wanted)
+
+
+class Shorter:
+    """Rests of one ending, of which longer ones were tried before. Where two that begin alike fail at the same place
+    before their end, what is missing stands in longer ones: of an array that must have 50 items each rest was tried at
+    each token."""
+
+    __slots__ = ("_failed", "_too_short")
+
+    def __init__(self) -> None:
+        self._failed: set[tuple[bytes, int]] = set()  # how they begin, and where they fail
+        self._too_short: set[bytes] = set()
+
+    def completes(self, place: Native, ending: Ending, words: GrammarVocabulary, after: Sequence[int] = ()) -> bool:
+        """As the function; False at once where the rest is too short."""
+        head = ending.whole[ending.start : ending.start + 1]
+        if head in self._too_short:
+            return False
+        left = unread(place, ending, words, after)
+        if (head, left) in self._failed:
+            self._too_short.add(head)
+        self._failed.add((head, left))
+        return left == 0

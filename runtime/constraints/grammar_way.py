@@ -10,7 +10,7 @@ from typing import Final
 
 from niwaki.runtime.constraints.grammar_endings import EndingSearch, KnownEnds
 from niwaki.runtime.constraints.grammar_places import Place
-from niwaki.runtime.constraints.grammar_vocabulary import Ending, completes
+from niwaki.runtime.constraints.grammar_vocabulary import Ending, Shorter, completes
 from niwaki.runtime.constraints.guidance import Effort, Native
 
 FAR: Final = 1_000_000  # the distance where no ending was found
@@ -171,9 +171,11 @@ class WayToEnd:
         if ending.begins_with(text) and ending.behind(len(text)).num_tokens <= budget:
             return ending.behind(len(text))
         rests = ending.rests(int(words.num_characters[token_id]))  # what closed before still closes
+        shorter = Shorter()
         for start, num_tokens in zip(rests, ending.counts[rests].tolist(), strict=True):
-            if num_tokens <= budget and completes(place, ending.from_byte(start), words, [token_id]):
-                return ending.from_byte(start)
+            rest = ending.from_byte(start)
+            if num_tokens <= budget and shorter.completes(place, rest, words, [token_id]):
+                return rest
         if ending.num_tokens > budget and completes(place, ending, words, [token_id]):
             return None  # it is no step towards the end: what would be found is this ending again
         behind = place.deep_copy()

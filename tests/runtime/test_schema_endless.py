@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 import pytest
 
 from niwaki.runtime.api import JsonSchema, Spacing
 from niwaki.runtime.constraints import CompiledConstraint, ConstraintCompiler, Vocabulary
-from niwaki.runtime.constraints.schema import normalise
+from niwaki.runtime.constraints.schema import lark, normalise
 from niwaki.runtime.constraints.schema.document import Json
-from niwaki.runtime.constraints.schema.endless import without_endless
+from niwaki.runtime.constraints.schema.endless import all_end, without_endless
 from niwaki.runtime.constraints.schema.lark import lark_of
 
 END = 256
@@ -103,3 +104,44 @@ def test_a_text_with_an_endless_part_beside_it_ends_within_its_budget(compiler: 
         matcher.forced_text()
         matcher.accept(next(byte for byte in allowed if matcher.admits(byte, remaining)))
     assert matcher.is_done
+
+
+NEXT: Json = {"$ref": "#/$defs/n1"}
+PARTS: list[Json] = [
+    True,
+    {"type": "integer"},
+    {"enum": [[], {}]},
+    {"$ref": "#/$defs/n0"},
+    NEXT,
+    {"type": "object", "properties": {"a": NEXT}, "required": ["a"]},
+    {"type": "object", "properties": {"a": NEXT, "b": {"$ref": "#/$defs/n0"}}, "required": ["b"]},
+    {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": NEXT, "minProperties": 1},
+    {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": NEXT, "required": ["c"]},
+    {"type": "object", "additionalProperties": NEXT},
+    {"type": "object", "patternProperties": {"^a": NEXT}, "additionalProperties": False, "minProperties": 1},
+    {"type": ["array", "object"], "items": NEXT, "minItems": 1, "required": ["a"], "additionalProperties": NEXT},
+    {"type": ["array", "null"], "items": NEXT, "minItems": 1},
+    {"type": "array", "prefixItems": [{"type": "null"}, NEXT], "minItems": 2},
+    {"type": "array", "prefixItems": [{"type": "null"}], "items": NEXT, "minItems": 1},
+    {"type": "array", "prefixItems": [{"type": "null"}], "items": NEXT, "minItems": 2},
+    {"type": "array", "x-automaton": {"edges": [[[NEXT, 1]], []], "ends": [1]}},
+    {"anyOf": [NEXT, {"type": "array", "items": {"$ref": "#/$defs/n0"}, "minItems": 1}]},
+]
+
+
+def test_where_all_definitions_surely_end_no_rule_is_endless() -> None:
+    seen = set()
+    for one, other in product(PARTS, repeat=2):
+        definitions = {"n0": one, "n1": other}
+        rules = _all_rules(definitions)
+        has_none = without_endless(rules) == rules
+        seen.add((all_end(definitions), has_none))
+        assert has_none or not all_end(definitions), definitions
+    assert seen == {(True, True), (False, False), (False, True)}  # unsure is no fault, only slower
+
+
+def _all_rules(definitions: dict[str, Json]) -> str:
+    """As `lark_of` writes them before it looks for endless ones."""
+    writer = lark._Writer({"anyOf": [{"$ref": f"#/$defs/{name}"} for name in definitions], "$defs": definitions})
+    shared = [f"d_{name}: {writer.part(part)}" for name, part in definitions.items()]
+    return "\n".join(["start: d_n0 | d_n1", *shared, *writer.lines])

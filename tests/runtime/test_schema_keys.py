@@ -13,6 +13,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # s
 
 from niwaki.runtime.api import ConstraintError, JsonSchema
 from niwaki.runtime.constraints import ConstraintCompiler
+from niwaki.runtime.constraints.schema import normalise
 from tests.runtime.test_schema_normal import KEY_SCHEMAS, VOCABULARY, Json, admits, check_both_ways, drawn
 
 
@@ -105,3 +106,35 @@ def test_keys_that_are_listed_are_no_unknown_ones_of_which_only_one_can_be_asked
     for keys in ("", "1", "2", "3", "12", "13", "23", "123", "4", "34", "124"):
         value: Json = dict.fromkeys(keys)
         assert admits(matcher, value) == validator.is_valid(value), value
+
+
+@pytest.mark.parametrize("last", [[], ["key_699"]])
+def test_hundreds_of_keys_may_be_left_out(last: list[str], compiler: ConstraintCompiler) -> None:
+    """At more than 500 the text was given up behind its first value; where the last must come no end was found behind
+    an early one."""
+    names = [f"key_{number}" for number in range(700)]
+    schema: Json = {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": [*last]}
+    matcher = compiler.compile(JsonSchema(json.dumps(schema))).matcher()
+    text = b'{"key_1":"a","key_3":"b"'
+    for byte in text:
+        matcher.accept(byte)
+    ending = matcher.shortest_ending(1000)
+    assert ending is not None
+    written = b"".join(VOCABULARY.token_bytes[token] or b"" for token in ending)
+    assert written == (b',"key_699":""}' if last else b"}")
+    start = compiler.compile(JsonSchema(json.dumps(schema))).matcher()
+    values: list[Json] = [{"key_1": "", "key_2": ""}, {"key_650": "", "key_699": ""}]
+    values += [{"key_650": 1}, {"key_699": "", "z": 1}]
+    for value in values:
+        assert admits(start, value) == Draft202012Validator(schema).is_valid(value), value
+
+
+@pytest.mark.parametrize("form", ["plain", "ways"])
+def test_thousands_of_keys_that_may_be_left_out_are_refused_at_once(form: str) -> None:
+    schema: dict[str, Json] = {"type": "object", "properties": {f"key_{number}": {} for number in range(2001)}}
+    if form == "ways":
+        schema["not"] = {"type": "null"}
+    with pytest.raises(ConstraintError, match=r"^schema at /properties: 2001 keys of one object may be left out"):
+        normalise(json.dumps(schema))
+    schema["required"] = ["key_2"]
+    normalise(json.dumps(schema))

@@ -19,7 +19,7 @@ from niwaki.runtime.constraints.schema import constants
 from niwaki.runtime.constraints.schema.arrays import read_automaton
 from niwaki.runtime.constraints.schema.distinct import DISTINCT, DISTINCT_KEYS, Layout
 from niwaki.runtime.constraints.schema.document import Json, as_fraction, json_text
-from niwaki.runtime.constraints.schema.endless import without_endless
+from niwaki.runtime.constraints.schema.endless import all_end, without_endless
 from niwaki.runtime.constraints.schema.presence import witnesses
 from niwaki.runtime.constraints.schema.ranges import LOWER, UPPER, fraction_regex, is_range, range_regex
 from niwaki.runtime.constraints.schema.steps import (
@@ -67,6 +67,7 @@ ANY_ONCE: Final = (
 ENGINE_OPTIONS: Final = {"x-guidance": {"whitespace_flexible": False}}
 LEAVES: Final = {"integer": "INTEGER", "number": "NUMBER", "string": "STRING"}
 COMMA: Final = ' "," '
+FEW_OPTIONAL: Final = 6  # pairs behind one that must come, which need no rules of their own
 MAX_LITERALS: Final = 12  # more constants than this are one terminal
 
 
@@ -78,7 +79,7 @@ def lark_of(root: Json) -> str:
     start = writer.part(root)
     writer.define_once(definitions)
     body = "\n".join([f"start: {start}", *shared, *writer.lines])
-    if definitions:  # only a part that holds itself can be endless
+    if not all_end(definitions):  # only a part that holds itself can be endless
         body = without_endless(body)
     body = "\n".join([body, *[ANY_VALUE] * writer.holds_any, *[ANY_ONCE] * writer.holds_any_once])
     return "\n".join([body, *(line for name, line in BASICS.items() if name in body)]) + "\n"
@@ -277,25 +278,32 @@ class _Writer:
             if value is not False
         ]
         later = _repeated(f'("," {extra})', low, high) if extra else ""
-        nothing = [f"({_sequence(extra, low, high)})" if later else '""']
+        begun = [_begun(extra, low, high)] if later else []
+        must = low > 0 and bool(later)
         if "x-witness" in schema:
             witness = self._witness(schema)
-            nothing = [f'({extra} ",")* {witness}' if extra else witness]
+            begun = [f'({extra} ",")* {witness}' if extra else witness]
             later = f'{later} "," {witness}'
-            if not pairs:
-                return self._rule([f'"{{" {nothing[0]} "}}"'])
-        if not pairs:
-            return self._rule([_listed("{", extra, "}", low, high) if extra else '"{" "}"'])
-        # What may come first: each pair up to the first that must come.
+            must = True
         num_first = next((index for index, (_, is_wanted) in enumerate(pairs, 1) if is_wanted), len(pairs))
-        later = " ".join([*(f'"," {p}' if is_wanted else f'("," {p})?' for p, is_wanted in pairs[num_first:]), later])
-        first = [] if pairs[num_first - 1][1] else nothing
-        for index in range(num_first - 1, -1, -1):
+        if sum(not is_wanted for _, is_wanted in pairs[num_first:]) <= FEW_OPTIONAL:  # a comma stands before them all
+            behind = pairs[num_first:]
+            later = " ".join([*(f'"," {p}' if is_wanted else f'("," {p})?' for p, is_wanted in behind), later])
+            pairs = pairs[:num_first]
+        # From the last pair on: what may be written from here (`begun`), what behind another pair (`later`), and
+        # whether any must be. Each pair stands once, behind what one comma may lead to: with a place for it behind each
+        # of the pairs before, 3,000 keys took 0.8 s to build and now 0.16.
+        for index in range(len(pairs) - 1, -1, -1):
             pair, is_wanted = pairs[index]
-            first.insert(0, f"{pair} {later}")
+            begun = [f"{pair} {later}".rstrip(), *([] if is_wanted else begun)]
+            must = must or is_wanted
             if index:
-                later = self._rule([f'"," {pair} {later}' if is_wanted else f'("," {pair})? {later}'])
-        return self._rule([f'"{{" ({" | ".join(first)}) "}}"'])
+                is_read_once = len(begun) == 1 and pairs[index - 1][1]
+                begun = begun if is_read_once else [self._rule(begun)]
+                later = f'"," {begun[0]}' if must else f'("," {begun[0]})?'
+        if begun and not (must and len(begun) == 1):
+            begun = [f"({' | '.join(begun)}){'' if must else '?'}"]
+        return self._rule([" ".join(['"{"', *begun, '"}"'])])
 
     def _witness(self, schema: dict[str, Json]) -> str:
         """The pair that must come, and those behind it."""
@@ -384,6 +392,12 @@ def _sequence(item: str, low: int, high: int | None) -> str:
         return ""
     others = _repeated(f'("," {item})', max(0, low - 1), None if high is None else high - 1)
     return f"{item} {others}" if low else f"({item} {others})?"
+
+
+def _begun(item: str, low: int, high: int | None) -> str:
+    """As `_sequence`, of one item at least."""
+    others = _repeated(f'("," {item})', max(0, low - 1), None if high is None else high - 1)
+    return f"{item} {others}"
 
 
 def _repeated(body: str, low: int, high: int | None) -> str:

@@ -21,7 +21,7 @@ from niwaki.runtime.constraints.schema.document import Json, Watch, canonical, i
 from niwaki.runtime.constraints.schema.facts import Contains, State, Way
 from niwaki.runtime.constraints.schema.free_keys import has_free_keys
 from niwaki.runtime.constraints.schema.numbers import number_schemas, whole_numbers
-from niwaki.runtime.constraints.schema.plain import united
+from niwaki.runtime.constraints.schema.plain import MAX_OPTIONAL, united
 from niwaki.runtime.constraints.schema.presence import presences, without_count
 from niwaki.runtime.constraints.schema.reader import Reader
 from niwaki.runtime.constraints.schema.references import Document
@@ -197,6 +197,9 @@ class _Writer:
                 return []
             way = without_count(way)
         optional = [name for name in names if name not in way.required and name not in impossible]
+        if len(optional) > MAX_OPTIONAL:
+            reason = f"{len(optional)} keys of one object may be left out, at most {MAX_OPTIONAL}"
+            raise refused(f"{place}/properties", f"{reason}; require them, or divide them among objects")
         written: list[dict[str, Json]] = []
         for present, absent, least, most in presences(way, optional, is_closed, place):
             properties: dict[str, Json] = {}

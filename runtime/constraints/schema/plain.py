@@ -37,6 +37,7 @@ UNDEMANDING: Final = TYPE | {
     "additionalItems",
 }
 MAX_HOPS: Final = 8  # of anyOf in anyOf
+MAX_OPTIONAL: Final = 2000  # keys of one object: the engine takes some 10 ms for each that is written
 ORDER: Final = {"integer": KINDS.index("number")} | {kind: place for place, kind in enumerate(KINDS)}
 
 Write: TypeAlias = Callable[[State], Json]
@@ -304,6 +305,8 @@ def _object(schema: dict[str, Json], pointer: str, write: Write) -> Json:
         properties[name] = write(place)
         if properties[name] is False and name in wanted:
             return False
+    if len(properties) - len(wanted) > MAX_OPTIONAL:
+        return None  # whoever writes its ways refuses it
     found: dict[str, Json] = {"type": "object"}
     if properties:
         found["properties"] = properties

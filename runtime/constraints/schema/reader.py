@@ -37,6 +37,7 @@ class Reader:
         self._ways: dict[tuple[State, str], list[Way]] = {}
         self.being_written: set[State] = set()
         self._looks = 0
+        self._by_name: dict[int, tuple[Fields, dict[str, list[State]]]] = {}  # by identity, so with what it is that of
 
     def ways(self, state: State, kind: str) -> list[Way]:
         """The ways of a state, finite ones reduced to the values that satisfy everything."""
@@ -210,14 +211,29 @@ class Reader:
             return NEVER
         atoms: list[tuple[str, bool]] = []
         for group in way.fields:
-            found = [state for key, state in group.properties if key == name]
-            found += [
-                state for regex, state in group.patterns if self.strings.matches(regex, name, "patternProperties")
-            ]
+            found = self._properties_named(group, name)
+            if group.patterns:
+                matches = self.strings.matches
+                found = [
+                    *found,
+                    *(state for regex, state in group.patterns if matches(regex, name, "patternProperties")),
+                ]
             if not found and group.additional is not None:
                 found = [group.additional]
             atoms += [atom for state in found for atom in state]
         return tuple(dict.fromkeys(atoms))
+
+    def _properties_named(self, group: Fields, name: str) -> list[State]:
+        """None or one: `properties` has each key once. Looked up where they are many, else all keys of an object with
+        `n` took n * n steps, of each of its ways."""
+        if len(group.properties) == 1:  # of what is negated
+            key, state = group.properties[0]
+            return [state] if key == name else []
+        known = self._by_name.get(id(group))
+        if known is None:
+            named = {key: [state] for key, state in group.properties}
+            known = self._by_name[id(group)] = group, named
+        return known[1].get(name) or []
 
     def known_names(self, way: Way) -> list[str]:
         """In the order in which they are written: as `properties` lists them, those that must be absent last."""
