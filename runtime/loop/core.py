@@ -103,7 +103,7 @@ class EngineCore:
         for request in requests:
             try:
                 if self._delivery.begin(request):
-                    self._roster.waiting.append(request)
+                    self._roster.waiting.add(request)
             except Exception as error:
                 self.abort(request.job, told(error))
                 return

@@ -5,7 +5,6 @@ Owned by `core.EngineCore`. `scheduler.plan` decides, this carries it out.
 
 from __future__ import annotations
 
-import bisect
 import logging
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from niwaki.runtime.forward.runner import Row
 from niwaki.runtime.kv.kv_pages import KVPages
 from niwaki.runtime.loop import fairness, plans, scheduler
 from niwaki.runtime.loop.counters import Counters
+from niwaki.runtime.loop.line import Line
 from niwaki.runtime.options.config import EngineConfig
 from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.requests.drafts import NOTHING, echo_tokens
@@ -43,7 +43,7 @@ class Roster:
         keys_per_token: float | None = None,
     ) -> None:
         """`most_logits`: rows of them that a step has room for, beside one of each request."""
-        self.waiting: list[Request] = []  # in order of arrival
+        self.waiting = Line()
         self.running: dict[int, Request] = {}
         self._pages = pages
         self._cache = pages.cache
@@ -71,7 +71,7 @@ class Roster:
         )
         # Whom to preempt matters only when pages are short; measuring it for every row of every step would cost time.
         is_short = room.free_pages < 2 * len(self.running)
-        priorities = {request.params.priority for request in self.waiting}
+        priorities = self.waiting.priorities()
         if priorities and len(priorities.union(request.params.priority for request in self.running.values())) > 1:
             is_short = True
         running = [self._as_running(request, now, is_short=is_short) for request in self.running.values()]
@@ -84,7 +84,8 @@ class Roster:
     def _looked_at(self, now: float) -> Sequence[Request]:
         """Of the line, as many as are looked at in a step: the highest first, of equals the first of each caller and
         program."""
-        line = self.waiting
+        # Of a kind more than so many are never looked at: all of 3,800 took longer than the step that they waited for.
+        line = self.waiting.first_of_each(MAX_MATCHED_WAITING)
         if len(line) <= MAX_MATCHED_WAITING:
             return line
 
@@ -115,9 +116,8 @@ class Roster:
         for request_id in plan.preempt:
             self.preempt(self.running[request_id])
         self._since_aged = 0 if plan.aged is not None else self._since_aged + 1
-        by_id = {request.id: request for request in self.waiting} if plan.admit else {}
         for request_id in plan.admit:
-            self._admit(by_id[request_id])
+            self._admit(self.waiting.find(request_id))
         for request in self.waiting:
             request.waited_steps += 1
         now = time.perf_counter()
@@ -237,7 +237,7 @@ class Roster:
         if request.waits_since is None:
             request.waits_since = time.perf_counter()
         self._counters.preemptions += 1
-        bisect.insort(self.waiting, request, key=lambda waiting: waiting.id)  # its old place: ids ascend with arrival
+        self.waiting.add(request)
 
     def leave(self, request: Request) -> None:
         """Out of the running ones. What it had computed goes into the tree."""
