@@ -67,6 +67,10 @@ class Likeliest(Sequence[tuple[TokenLogprob, ...]]):
     def __hash__(self) -> int:
         return hash(tuple(self))
 
+    def __reduce__(self) -> tuple[type[tuple[object, ...]], tuple[list[tuple[TokenLogprob, ...]]]]:
+        """A copy, also one for another process, is a plain tuple: a tokenizer is not taken along."""
+        return tuple, (list(self),)
+
     def __repr__(self) -> str:
         return repr(tuple(self))
 

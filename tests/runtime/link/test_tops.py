@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from typing import Any
 
 import msgspec
@@ -51,6 +53,18 @@ def test_they_are_the_same_objects_for_whoever_looks() -> None:
     assert (tops[1], tops[1:], list(tops)) == (OBJECTS[1], OBJECTS[1:], list(OBJECTS))
     assert repr(tops) == repr(OBJECTS)
     assert tops != OBJECTS[:1]
+    assert hash(tops) == hash(OBJECTS)
+
+
+def test_a_copy_is_a_tuple_and_takes_no_tokenizer_along() -> None:
+    def text(token_id: int) -> str:  # cannot be pickled
+        return str(token_id)
+
+    told = output(together([FIRST, SECOND], text))
+    for twin in (copy.deepcopy(told), pickle.loads(pickle.dumps(told))):
+        assert twin == told
+        assert twin.top_logprobs == OBJECTS
+        assert type(twin.top_logprobs) is tuple
 
 
 def test_a_text_of_which_less_is_known_somewhere_is_told_as_objects() -> None:
