@@ -45,7 +45,7 @@ def _route(method: str, path: str, operation: Document, schemas: Document) -> It
     yield f"<h2><code>{method} {escape(path)}</code></h2>"
     about = str(operation.get("description") or operation.get("summary") or "")
     if about:
-        yield f"<p>{escape(about)}</p>"
+        yield "<p>" + re.sub("`([^`]+)`", r"<code>\1</code>", escape(about)) + "</p>"
     body = _at(operation, "requestBody", "content", "application/json", "schema")
     yield from _shape("body", body, schemas)
     answer = _at(operation, "responses", "200", "content", "application/json", "schema")

@@ -321,6 +321,7 @@ def test_what_a_program_returns_stands_in_the_description(programs: httpx2.Clien
     assert "answer: Verdict" in page
     shown = page.partition("body: ChatRequest")[2].partition("</details>")[0]
     assert "<code>ChatMessage</code>" in shown, "what a body is made of stands with it"
+    assert "requests with this <code>rid</code>," in page, "a docstring's code is code"
     assert "<script" not in page
     assert programs.get("/docs", headers={"authorization": ""}).status_code == 401
 
