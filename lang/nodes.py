@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from niwaki.lang.types import ValueType
@@ -185,6 +186,8 @@ def _remedy(content: object) -> str:
             return "; await it first"
         case Iterator():
             return "; make a list of it"
+        case FunctionType():
+            return f"; call it: {content.__name__}(...)"
         case _:
             return ""
 

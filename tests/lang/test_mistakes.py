@@ -66,6 +66,7 @@ def test_a_gen_is_not_set_as_a_variable() -> None:
     ("content", "remedy"),
     [
         ((text for text in "ab"), "make a list of it"),
+        (nw.gen, "call it: gen(...)"),
         ({"role": "user", "content": "hello"}, "write a turn as system(...), user(...) or assistant(...)"),
     ],
 )
