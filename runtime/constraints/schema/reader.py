@@ -37,6 +37,7 @@ class Reader:
         self._ways: dict[tuple[State, str], list[Way]] = {}
         self.being_written: set[State] = set()
         self._looks = 0
+        self._possible: set[State] = set()  # some value is surely in them: mostly asked again and again
         self._by_name: dict[int, tuple[Fields, dict[str, list[State]]]] = {}  # by identity, so with what it is that of
 
     def ways(self, state: State, kind: str) -> list[Way]:
@@ -143,9 +144,14 @@ class Reader:
 
     def is_impossible(self, state: State) -> bool:
         """Whether provably no value at all is in the state."""
+        if state in self._possible:
+            return False
         if any(self._expander.is_never(atom) for atom in state):
             return True
-        if state in self.being_written or self.plain.is_possible(state):
+        if state in self.being_written:
+            return False
+        if self.plain.is_possible(state):
+            self._possible.add(state)
             return False
         ways = (way for kind in self._expander.kinds(state) for way in self.ways(state, kind))
         return all(way.values is None and self.is_empty(way) for way in ways)  # values were tried when they were listed
