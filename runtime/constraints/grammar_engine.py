@@ -23,6 +23,8 @@ from niwaki.runtime.constraints.grammar_source import GrammarSource
 from niwaki.runtime.constraints.grammar_vocabulary import Ending, GrammarVocabulary, completes
 from niwaki.runtime.constraints.grammar_way import FAR, WayToEnd
 from niwaki.runtime.constraints.guidance import (
+    MAX_ITEMS,
+    MAX_SCHEMA_ITEMS,
     SEARCH_EFFORT,
     Effort,
     Native,
@@ -44,7 +46,8 @@ Build: TypeAlias = Callable[[GrammarSource, LLTokenizer], LLMatcher]
 
 def build_here(source: GrammarSource, tokenizer: LLTokenizer) -> LLMatcher:
     """See `guidance.build`."""
-    return build(source.text, tokenizer, is_shallow=source.is_small)
+    max_items = MAX_SCHEMA_ITEMS if source.is_json else MAX_ITEMS
+    return build(source.text, tokenizer, is_shallow=source.is_small, max_items=max_items)
 
 
 class GrammarConstraint:

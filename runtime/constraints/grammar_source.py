@@ -10,7 +10,7 @@ from typing import Final
 
 from niwaki.runtime.api import ConstraintError, Grammar, JsonSchema, Spacing
 from niwaki.runtime.constraints.grammar_ebnf import lark_of_ebnf
-from niwaki.runtime.constraints.guidance import tried
+from niwaki.runtime.constraints.guidance import MAX_ITEMS, MAX_SCHEMA_ITEMS, tried
 from niwaki.runtime.constraints.regex_growth import farthest_end, stands_once
 from niwaki.runtime.constraints.regex_language import Languages, TooManyTerms
 from niwaki.runtime.constraints.regex_lark import plain, terminal
@@ -130,12 +130,12 @@ def _source_of(normal: NormalSchema, spacing: Spacing, word: bytes) -> GrammarSo
         return word * (count // len(word)) + word[: count % len(word)]
 
     def solve(part: dict[str, Json]) -> bytes:
-        return _tried(text_of_schema(part), searches=True)
+        return _tried(text_of_schema(part), searches=True, max_items=MAX_SCHEMA_ITEMS)
 
     compact = shortest_text(normal.schema, solve, letters)
     other = text_with_witness(normal.schema, solve, letters) if normal.has_witness else b""
     if not normal.is_tame or len(text) > TAME_TEXT:
-        _tried(text, searches=False)
+        _tried(text, searches=False, max_items=MAX_SCHEMA_ITEMS)
     has_closings, has_ends = normal.has_patterns or normal.has_automata, normal.has_automata
     blanks = 1 if spacing == "compact" else 2  # at most one byte more for each byte
     return GrammarSource(
@@ -196,9 +196,9 @@ def source_of_large_regex(node: Node, text: str, cost: int) -> GrammarSource | N
     return GrammarSource(grammar, shortest.encode(), Commitments(0, farthest_end(node)), cost, False)
 
 
-def _tried(text: str, *, searches: bool) -> bytes:
+def _tried(text: str, *, searches: bool, max_items: int = MAX_ITEMS) -> bytes:
     try:
-        return tried(text, searches=searches)
+        return tried(text, searches=searches, max_items=max_items)
     except ValueError as error:
         raise NoText(str(error)) from None
 

@@ -22,9 +22,10 @@ STACK_BYTES: Final = 64 * 1024 * 1024  # llguidance recurses over references: 1,
 # llguidance does about 50,000 a millisecond and stops a text at its limit, 200,000 by default: counts of words beside a
 # length met that in the middle of valid texts, the worst at 10 ms.
 STEP_FUEL: Final = 2_000_000
-# What may follow at one place, in places of rules. By default 2,000, which an object of 500 keys that may be left out
-# met in the middle of a text when each took four; now it takes two. All are gone through for each: 10 ms for 4,000.
-MAX_ITEMS: Final = 8000
+# What may follow at one place, in places of rules: all are gone through for each, and what more may follow is refused.
+# An object of a schema has two for each key that may be left out, 4,000 at most, which take 10 ms.
+MAX_ITEMS: Final = 2000
+MAX_SCHEMA_ITEMS: Final = 5000
 TRIAL_STEPS: Final = 24
 SEARCH_EFFORT: Final = 12_000
 PIECES_EFFORT: Final = 500
@@ -156,7 +157,7 @@ def give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, max(_OF_STEPS + NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
-def build(grammar: str, tokenizer: LLTokenizer, *, is_shallow: bool = False) -> LLMatcher:
+def build(grammar: str, tokenizer: LLTokenizer, *, is_shallow: bool = False, max_items: int = MAX_ITEMS) -> LLMatcher:
     """A matcher of a Lark grammar in llguidance's dialect. May take for ever, without the interpreter's lock.
     `is_shallow`: this thread's stack is surely deep enough; the others are built one after the other.
 
@@ -166,7 +167,7 @@ def build(grammar: str, tokenizer: LLTokenizer, *, is_shallow: bool = False) -> 
     made: list[LLMatcher] = []
 
     def make() -> None:
-        limits = LLParserLimits(step_lexer_fuel=STEP_FUEL, max_items_in_row=MAX_ITEMS)
+        limits = LLParserLimits(step_lexer_fuel=STEP_FUEL, max_items_in_row=max_items)
         made.append(LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits))
 
     def make_beside_others() -> None:
@@ -396,14 +397,14 @@ def _unescaped(run: str) -> str:
     return _ESCAPED.sub(lambda found: chr(int(found[1] or found[2], 16)) if found[1] or found[2] else found[3], run)
 
 
-def tried(grammar: str, *, searches: bool) -> bytes:
+def tried(grammar: str, *, searches: bool, max_items: int = MAX_ITEMS) -> bytes:
     """Build the grammar over single bytes, find a short text if it is wanted, and walk at random: what may hang, hangs
     here.
 
     Raises:
         ValueError: llguidance refuses it, or no text of it was found.
     """
-    matcher = build(grammar, byte_tokenizer())
+    matcher = build(grammar, byte_tokenizer(), max_items=max_items)
     text: bytes | None = b""
     if searches:
         # A character beyond ASCII that the text cannot do without stands in the grammar.

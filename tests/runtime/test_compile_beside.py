@@ -31,9 +31,9 @@ def places(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The name and the niceness of the threads that matchers are built on."""
     found: list[tuple[str, int]] = []
 
-    def noted(grammar: str, tokenizer: LLTokenizer, *, is_shallow: bool = False) -> LLMatcher:
+    def noted(grammar: str, tokenizer: LLTokenizer, *, is_shallow: bool, max_items: int) -> LLMatcher:
         found.append((threading.current_thread().name, os.getpriority(os.PRIO_PROCESS, 0)))
-        return build(grammar, tokenizer, is_shallow=is_shallow)
+        return build(grammar, tokenizer, is_shallow=is_shallow, max_items=max_items)
 
     monkeypatch.setattr(grammar_engine, "build", noted)
     return found
