@@ -10,9 +10,8 @@ Then nothing is added up, compared or told across lanes; keys go to the unit as 
 values are turned, once for all queries.
 
 The unit works beside the vectors where neither waits for the other, and instructions are in flight only within a few
-hundred: so while STEP keys are weighed, in between, those after them are scored and those before them mixed. Meanwhile
-a core has one port for floating point instead of two, at which sixteen weights take seven turns: hence powers of two
-to 9e-5, where bfloat16 keeps 4e-3.
+hundred: so while STEP keys are weighed, in between, those after them are scored and those before them mixed. Powers of
+two are good to 9e-5, where bfloat16 keeps 4e-3. Fewer instructions for them, by a table, take as long.
 
 A query's `top` is the highest score of one step before, and rises only where a step's weights, seen from it, sum to
 more than MOST: so the highest need seldom be looked for, and seldom is anything rescaled. Steps begin at multiples of
@@ -76,8 +75,12 @@ from niwaki.kernels.tiles import (
 )
 
 STEP = 2 * RUN  # keys that are weighed together: a weight of each run in a word
-GROUP = 128  # keys that all queries go over before the next: with their values a third of the nearest cache, or more
-STEPS = GROUP // STEP
+# Keys that all queries go over before the next: with their values a third of the nearest cache, or more. Where queries
+# are many, their sums come from the second cache, and more keys have them come less often, from there themselves: 148
+# tokens behind 4,000 keys take 0.89 (niwaki-tiny) and 0.91 (L60) of the time, 256 of L15 behind 768 0.92, 64 of them
+# 0.94, but 15 tokens behind 4,000 1.11 and 1.06 (medians of five runs in turn, alone, 27 November 2026).
+GROUP, LARGE_GROUP = 128, 512
+MANY_BLOCKS = 8  # of queries
 ASKED = 8  # keys that are asked for together, at least
 UNIT = 8  # numbers
 MOST = np.float32(256.0)  # that the weights of a step may sum to
@@ -101,6 +104,8 @@ def attend_in_lanes(
     by = splat(factor)
     queries = tokens.shape[0] * group
     blocks = (queries + ROWS - 1) // ROWS  # of queries
+    together = LARGE_GROUP if blocks >= MANY_BLOCKS else GROUP
+    steps = together // STEP
     k, v = k_pool.reshape(-1), v_pool.reshape(-1)
     flat, lses = partial_mixed.reshape(-1), partial_lse.reshape(-1)
     at_once = min(last_head - first_head, max(1, STATE // (blocks * (slices + columns) * TILE)))
@@ -115,8 +120,8 @@ def attend_in_lanes(
     high = np.zeros(blocks * LANES, np.float32)  # behind the last
     # Of a head's group of keys: [steps, runs, slices] tiles of them by pairs of columns, and [steps, slices, even or
     # odd] of columns by pairs of keys.
-    keys = np.empty(at_once * STEPS * 2 * slices * TILE + LANES, np.float32)
-    values = np.empty(at_once * STEPS * columns * TILE + LANES, np.float32)
+    keys = np.empty(at_once * steps * 2 * slices * TILE + LANES, np.float32)
+    values = np.empty(at_once * steps * columns * TILE + LANES, np.float32)
     scores = np.empty(2 * STEP * LANES + LANES, np.float32)  # [two steps, keys, queries]
     weights = np.zeros(2 * TILE + LANES, np.float32)  # [two steps, keys of a run, queries]
     room = np.empty(columns * TILE + LANES, np.float32)
@@ -128,7 +133,7 @@ def attend_in_lanes(
     to_head, to_out = q.strides[1] // 2, out.strides[1] // 2
     # What a group of keys has to do: stacks one behind the other, and of each the steps that it sees. Of every such
     # unit: its block of queries, its first key, and where its queries, keys, values, sums and tops begin.
-    units = np.empty(stacks * STEPS * UNIT, np.int64)
+    units = np.empty(stacks * steps * UNIT, np.int64)
     r = 0
     for i in range(tokens.shape[0]):  # counted up, not divided: a division takes as long as what is done to a query
         token, behind = np.int64(tokens[i]), np.int64(ends[i])
@@ -180,13 +185,13 @@ def attend_in_lanes(
                     store16(mixed, mixed0 + stack * columns * TILE + i * LANES, zeros())
         base = start // RUN * RUN // STEP * STEP
         while base < end:
-            last = min((base // GROUP + 1) * GROUP, end)
+            last = min((base // together + 1) * together, end)
             count = 0
             for own in range(num_heads):
                 for block in range(blocks):
                     stack, seen_to = own * blocks + block, min(reach[block, 3], last)
                     for step in range(max(0, reach[block, 0] - base) // STEP, (seen_to - base + STEP - 1) // STEP):
-                        unit, place = count * UNIT, own * STEPS + step
+                        unit, place = count * UNIT, own * steps + step
                         units[unit], units[unit + 1] = block, base + step * STEP
                         units[unit + 2] = asked0 + stack * slices * TILE
                         units[unit + 3] = keys0 + place * 2 * slices * TILE
@@ -197,10 +202,10 @@ def attend_in_lanes(
                 base = last
                 continue
             _lay_out(
-                k, v, pages, base, last, first_key, page_size, width, head * head_dim, num_heads, slices,
+                k, v, pages, base, last, first_key, page_size, width, head * head_dim, num_heads, slices, steps,
                 keys, keys0, values, values0, room, room0
             )  # fmt: skip
-            already, left = 0, min(GROUP, end - last)  # of the keys of the next group
+            already, left = 0, min(together, end - last)  # of the keys of the next group
             values_before, mixed_before = element_at(units, 4), element_at(units, 5)
             clear(4)
             clear(5)
@@ -296,8 +301,8 @@ def attend_in_lanes(
 @jit()
 def _lay_out(
     k: Array, v: Array, pages: Int32s, base: int, last: int, first_key: int, page_size: int, width: int, offset: int,
-    num_heads: int, slices: int, keys: Float32s, keys0: int, values: Float32s, values0: int, room: Float32s,
-    room0: int,
+    num_heads: int, slices: int, steps: int, keys: Float32s, keys0: int, values: Float32s, values0: int,
+    room: Float32s, room0: int,
 ) -> None:  # fmt: skip
     """Keys `base` to `last` of some heads, and their values. What of the steps lies outside, or before `first_key`, is
     zeros, which spoil no product.
@@ -317,7 +322,7 @@ def _lay_out(
                 place = key - first_key
                 at[run] = (np.int64(pages[place // page_size]) * page_size + place % page_size) * width + offset
             for own in range(num_heads):
-                tiles = keys0 + ((own * STEPS + step) * 2 + run) * slices * TILE
+                tiles = keys0 + ((own * steps + step) * 2 + run) * slices * TILE
                 for r in range(there):
                     row = element_at(at, run) + r * width + own * slices * SLICE
                     for s in range(slices):
@@ -328,7 +333,7 @@ def _lay_out(
         one, two = element_at(at, 0), element_at(at, 1)
         for column in range(num_heads * slices):
             own, s = column // slices, column % slices
-            target = values0 + ((own * STEPS + step) * slices + s) * 2 * TILE
+            target = values0 + ((own * steps + step) * slices + s) * 2 * TILE
             if is_whole:
                 turn_pairs(v, one + column * SLICE, width, two + column * SLICE, values, target)
                 continue

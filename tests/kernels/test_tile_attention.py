@@ -77,7 +77,10 @@ def case(
     return out[2 : 2 + count].float(), expected[2 : 2 + count]
 
 
-@pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 9), (0, 64), (0, 200), (5, 16), (63, 2), (64, 65), (300, 17)])
+ROWS = [(0, 1), (0, 9), (0, 64), (0, 200), (5, 16), (63, 2), (64, 65), (300, 17), (700, 60)]
+
+
+@pytest.mark.parametrize(("start", "count"), ROWS)
 def test_a_row_attends_as_the_formula_says(start: int, count: int) -> None:
     got, expected = case(start, count)
     assert (got - expected).abs().max() < 2e-2
@@ -120,21 +123,22 @@ def test_scores_may_rise_and_fall_by_hundreds(first_to_last: tuple[float, float]
     assert (out.float() - expected).abs().max() < 2e-2
 
 
-def test_a_rows_result_does_not_depend_on_where_it_was_cut() -> None:
+@pytest.mark.parametrize(("tokens", "cuts"), [(200, [1, 50, 51, 128]), (700, [300, 513, 515, 530, 650])], ids=str)
+def test_a_rows_result_does_not_depend_on_where_it_was_cut(tokens: int, cuts: list[int]) -> None:
     heads, kv_heads, head_dim, page_size = 6, 2, 64, 16
-    used = list(range(13))
+    used = list(range(tokens // page_size + 1))
     keys, values = (Operand.of(pool) for pool in pools_of(0, page_size, kv_heads, head_dim, used))
-    q = torch.randn((200, heads, head_dim), generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    q = torch.randn((tokens, heads, head_dim), generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     pages = np.array(used, np.int32)
 
     def pieces(cuts: list[int]) -> torch.Tensor:
-        rows = [PrefillRow(a, b - a, a, pages) for a, b in zip([0, *cuts], [*cuts, 200], strict=True)]
+        rows = [PrefillRow(a, b - a, a, pages) for a, b in zip([0, *cuts], [*cuts, tokens], strict=True)]
         out = torch.empty_like(q)
         attend(q, keys, values, rows, out)
         return out
 
     whole = pieces([])
-    assert torch.equal(whole, pieces([1, 50, 51, 128]))
+    assert torch.equal(whole, pieces(cuts))
 
 
 def test_two_threads_do_as_one_does() -> None:
