@@ -76,11 +76,11 @@ from niwaki.kernels.tiles import (
 
 STEP = 2 * RUN  # keys that are weighed together: a weight of each run in a word
 # Keys that all queries go over before the next: with their values a third of the nearest cache, or more. Where queries
-# are many, their sums come from the second cache, and more keys have them come less often, from there themselves: 148
-# tokens behind 4,000 keys take 0.89 (niwaki-tiny) and 0.91 (L60) of the time, 256 of L15 behind 768 0.92, 64 of them
-# 0.94, but 15 tokens behind 4,000 1.11 and 1.06 (medians of five runs in turn, alone, 27 November 2026).
+# and keys are many, their sums come from the second cache, and more keys have them come less often: 148 tokens behind
+# 4,000 keys take 0.89 (niwaki-tiny) and 0.91 (L60) of the time, but 15 tokens 1.11 and 1.06 (medians of five runs in
+# turn, alone, 27 November 2026), and W7 1.02, whose prefixes have 384 keys: nobody asks for the first group ahead.
 GROUP, LARGE_GROUP = 128, 512
-MANY_BLOCKS = 8  # of queries
+MANY_BLOCKS, MANY_KEYS = 8, 2048
 ASKED = 8  # keys that are asked for together, at least
 UNIT = 8  # numbers
 MOST = np.float32(256.0)  # that the weights of a step may sum to
@@ -104,7 +104,8 @@ def attend_in_lanes(
     by = splat(factor)
     queries = tokens.shape[0] * group
     blocks = (queries + ROWS - 1) // ROWS  # of queries
-    together = LARGE_GROUP if blocks >= MANY_BLOCKS else GROUP
+    are_many = blocks >= MANY_BLOCKS and pages.shape[0] * page_size >= MANY_KEYS
+    together = LARGE_GROUP if are_many else GROUP
     steps = together // STEP
     k, v = k_pool.reshape(-1), v_pool.reshape(-1)
     flat, lses = partial_mixed.reshape(-1), partial_lse.reshape(-1)

@@ -77,12 +77,12 @@ def case(
     return out[2 : 2 + count].float(), expected[2 : 2 + count]
 
 
-ROWS = [(0, 1), (0, 9), (0, 64), (0, 200), (5, 16), (63, 2), (64, 65), (300, 17), (700, 60)]
+ROWS = [(0, 1), (0, 9), (0, 64), (0, 200), (5, 16), (63, 2), (64, 65), (300, 17), (700, 60), (2200, 60)]
 
 
 @pytest.mark.parametrize(("start", "count"), ROWS)
 def test_a_row_attends_as_the_formula_says(start: int, count: int) -> None:
-    got, expected = case(start, count)
+    got, expected = case(start, count, shape=(6, 2, 64, 48 if start > 900 else 16))
     assert (got - expected).abs().max() < 2e-2
 
 
@@ -123,9 +123,9 @@ def test_scores_may_rise_and_fall_by_hundreds(first_to_last: tuple[float, float]
     assert (out.float() - expected).abs().max() < 2e-2
 
 
-@pytest.mark.parametrize(("tokens", "cuts"), [(200, [1, 50, 51, 128]), (700, [300, 513, 515, 530, 650])], ids=str)
+@pytest.mark.parametrize(("tokens", "cuts"), [(200, [1, 50, 51, 128]), (2200, [300, 513, 515, 530, 2150])], ids=str)
 def test_a_rows_result_does_not_depend_on_where_it_was_cut(tokens: int, cuts: list[int]) -> None:
-    heads, kv_heads, head_dim, page_size = 6, 2, 64, 16
+    heads, kv_heads, head_dim, page_size = 6, 2, 64, 48
     used = list(range(tokens // page_size + 1))
     keys, values = (Operand.of(pool) for pool in pools_of(0, page_size, kv_heads, head_dim, used))
     q = torch.randn((tokens, heads, head_dim), generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
