@@ -77,7 +77,7 @@ from niwaki.kernels.tiles import (
 STEP = 2 * RUN  # keys that are weighed together: a weight of each run in a word
 # Keys that all queries go over before the next: with their values a third of the nearest cache, or more. Where queries
 # and keys are many, their sums come from the second cache, and more keys have them come less often: 148 tokens behind
-# 4,000 keys take 0.89 (niwaki-tiny) and 0.91 (L60) of the time, but 15 tokens 1.11 and 1.06 (medians of five runs in
+# 4,000 keys take 0.93 (niwaki-tiny) and 0.92 (L60) of the time, but 15 tokens 1.11 and 1.06 (medians of five runs in
 # turn, alone, 27 November 2026), and W7 1.02, whose prefixes have 384 keys: nobody asks for the first group ahead.
 GROUP, LARGE_GROUP = 128, 512
 MANY_BLOCKS, MANY_KEYS = 8, 2048
