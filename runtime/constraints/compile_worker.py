@@ -14,7 +14,7 @@ import sys
 from typing import BinaryIO, Final
 
 from niwaki.runtime.api import JsonSchema
-from niwaki.runtime.constraints.guidance import NICENESS
+from niwaki.runtime.constraints.guidance import OF_PROCESSES
 from niwaki.runtime.constraints.process import LENGTH
 from niwaki.runtime.constraints.schema.formats import KNOWN_FORMATS
 from niwaki.runtime.constraints.sources import answer, request_for
@@ -65,7 +65,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent; we end when our input does
-    os.nice(NICENESS)
+    os.nice(OF_PROCESSES)
     limit_memory(int(sys.argv[2]))
     gc.disable()
     serve(sys.stdin.buffer, sys.stdout.buffer, float(sys.argv[1]))

@@ -52,7 +52,8 @@ MASKS_COMPARED: Final = 8  # one mask is too little: after `,` and after `:` a q
 _IN_STRINGS: Final = r"[\x20-\x21\x23-\x5B\x5D-\x7E\x{A0}-\x{D7FF}]"
 SLICES: Final = (_IN_STRINGS + "{1,10}", _IN_STRINGS + "{1,30}")
 MIN_SLICED: Final = 4096  # tokens: fewer are walked as quickly, and each grammar is built 0.1 ms sooner
-NICENESS: Final = 5  # of threads and processes that compile, above this: the engine's steps go first
+NICENESS: Final = 5  # of threads that compile, above the engine's own: its steps go first
+OF_PROCESSES: Final = 12  # of processes that do. At 5 and 10 a stream beside hostile schemas still waits for them
 _OF_STEPS: Final = os.getpriority(os.PRIO_PROCESS, 0) if sys.platform == "linux" else 0
 # What a grammar spells out: characters that mean nothing else in a regex, and such as are written by their numbers.
 _SPELLED: Final = re.compile(r"(?:\\x\{[0-9A-Fa-f]{1,6}\}|\\x[0-9A-Fa-f]{2}|\\[^\w\s]|[^\\\s()\[\]{}|*+?.^$/\":&~])+")

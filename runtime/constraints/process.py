@@ -110,7 +110,7 @@ class CompileProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
-            start_new_session=True,
+            process_group=0,  # not a session of its own: from a shell Linux shares processors among those, however nice
         )
         self._child, self._is_ready = child, False
         self._finalizer = weakref.finalize(self, _end, child)

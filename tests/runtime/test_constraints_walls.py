@@ -27,6 +27,7 @@ from niwaki.runtime.api import (
 )
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary, compile_constraint, sources
 from niwaki.runtime.constraints.grammar_source import GrammarSource
+from niwaki.runtime.constraints.guidance import OF_PROCESSES
 from niwaki.runtime.constraints.pattern import parse
 from niwaki.runtime.constraints.process import CompilePool, CompileProcess
 from niwaki.runtime.constraints.schema import TookTooLong
@@ -353,6 +354,19 @@ def test_closing_leaves_no_child_and_allows_to_go_on() -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert asked(process, "a|ab").accepting
+    process.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sessions and niceness as Linux has them")
+def test_a_child_gives_way_to_the_steps_of_an_engine() -> None:
+    """Niceness counts within a session alone where Linux shares processors among sessions (autogroup)."""
+    process = CompileProcess(seconds=20)
+    asked(process, "a|ab")
+    assert process.pid is not None
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(19, own + OF_PROCESSES)
+    assert os.getsid(process.pid) == os.getsid(0)
+    assert os.getpgid(process.pid) != os.getpgid(0), "Ctrl-C is not for it"
     process.close()
 
 
