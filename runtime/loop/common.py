@@ -55,11 +55,14 @@ class Prefilling:
         stop = min(start + self._page_size, most)
         if not self._all or start == most:
             return False
+        alike = self._at(start).get(int(request.ids[start]))
+        if alike is None:
+            return False
         least = stop if stop == start + self._page_size else len(request.ids)
         wanted = request.ids[:stop]
         is_computed = any(
             namespace == request.namespace and len(ids) >= least and np.array_equal(ids[:stop], wanted)
-            for ids, namespace in self._at(start).get(int(wanted[start]), ())
+            for ids, namespace in alike
         )
         return is_computed and (stop - start) * self._num_alike(request) >= self._page_size
 
@@ -97,6 +100,7 @@ class Heads:
         self._page_size = page_size
         self._unpacked: list[Waiting] = []
         self._known: dict[str, list[bytes]] = {}  # by namespace
+        self._last: tuple[str, bytes] | None = None  # of them the one that was packed last: most are as that one
 
     def add(self, request: Waiting) -> None:
         self._unpacked.append(request)
@@ -112,6 +116,8 @@ class Heads:
         known = self._known.get(request.namespace)
         if known:
             head = self._head_of(request)
+            if (request.namespace, head) == self._last:
+                return most
             at = bisect_left(known, head)
             beside = known[max(0, at - 1) : at + 1]
             page_bytes = self._page_size * TOKEN_BYTES
@@ -120,9 +126,12 @@ class Heads:
 
     def _pack_in(self, request: Waiting) -> None:
         head = self._head_of(request)
+        if not head or (request.namespace, head) == self._last:
+            return
+        self._last = request.namespace, head
         known = self._known.setdefault(request.namespace, [])
         at = bisect_left(known, head)
-        if head and known[at : at + 1] != [head]:
+        if known[at : at + 1] != [head]:
             known.insert(at, head)
 
     def _num_pages(self, request: Waiting) -> int:

@@ -54,6 +54,9 @@ class Roster:
         self._policy: scheduler.Policy = "fcfs" if config.schedule_policy == "fcfs" else "lpm"
         self._since_aged = plans.AGED_STEPS
         self._read_until = 0.0
+        # Of those who wait and were looked at, by id: how they stood then, and what of them may be cached. But for the
+        # match and the wait nothing of it changes before they are admitted.
+        self._looked_at_before: dict[int, tuple[plans.Waiting, TokenIds]] = {}
 
     # -- a step -----------------------------------------------------------------------------------------------------
 
@@ -185,22 +188,26 @@ class Roster:
         )
 
     def _as_waiting(self, request: Request, now: float) -> plans.Waiting:
-        most = _max_cached(request)
-        match = self._cache.remembered.get(request.id)
+        number = request.id
+        known = self._looked_at_before.get(number)
+        if known is None:
+            known = self._looked_at_before[number] = _first_look(request)
+        before, head = known
+        match = self._cache.remembered.get(number)
         if match is None:
-            match = self._cache.peek(request.ids[:most], request.namespace, request.id)
+            match = self._cache.peek(head, before.namespace, number)
         return plans.Waiting(
-            id=request.id,
-            ids=request.ids[: request.num_to_compute],
-            max_new_tokens=request.remaining_new,
-            priority=request.params.priority,
-            num_cached=match.num_cached,
-            num_locked_pages=match.num_locked_pages,
-            max_cached=most,
-            waited_steps=request.waited_steps,
-            waited_seconds=_waited(request, now),
-            namespace=request.namespace,
-            program=request.job.program,
+            number,
+            before.ids,
+            before.max_new_tokens,
+            match.num_cached,
+            match.num_locked_pages,
+            before.priority,
+            request.waited_steps,
+            _waited(request, now),
+            before.namespace,
+            before.max_cached,
+            before.program,
         )
 
     # -- coming and going -------------------------------------------------------------------------------------------
@@ -228,6 +235,7 @@ class Roster:
 
     def wait_no_more(self, request: Request) -> None:
         self.waiting.remove(request)
+        self._looked_at_before.pop(request.id, None)
         self._cache.forget(request.id)
 
     def preempt(self, request: Request) -> None:
@@ -253,6 +261,20 @@ class Roster:
             self._cache.discard(request.lease)
             request.lease = None
         self.running.pop(request.id, None)
+
+
+def _first_look(request: Request) -> tuple[plans.Waiting, TokenIds]:
+    most = _max_cached(request)
+    looked_at = plans.Waiting(
+        id=request.id,
+        ids=request.ids[: request.num_to_compute],
+        max_new_tokens=request.remaining_new,
+        priority=request.params.priority,
+        namespace=request.namespace,
+        max_cached=most,
+        program=request.job.program,
+    )
+    return looked_at, request.ids[:most]
 
 
 def _waited(request: Request, now: float) -> float:

@@ -258,14 +258,14 @@ class _Step:
         self.free_pages -= new_pages
         self.promised_pages += _expected_pages(request, self.page_size) - new_pages
 
-    def num_first(self, request: Waiting) -> int:
-        """Tokens of its first row."""
-        return min(_num_new(request), self._affordable(request.id, _num_found(request), self.tokens_left))
+    def num_first(self, request: Waiting, num_found: int) -> int:
+        """Tokens of its first row, behind those that it takes from the cache."""
+        return min(len(request.ids) - num_found, self._affordable(request.id, num_found, self.tokens_left))
 
-    def add_admitted(self, request: Waiting) -> None:
-        num_tokens = self.num_first(request)
+    def add_admitted(self, request: Waiting, num_found: int, num_tokens: int) -> None:
+        """With a first row of `num_tokens`, by `num_first`."""
         self.rows.append(Row(request.id, num_tokens))
-        self._pay(_num_found(request), num_tokens, self.tokens_left)
+        self._pay(num_found, num_tokens, self.tokens_left)
 
     def is_filled_by(self, prefill: Running) -> bool:
         return prefill.num_pending > self._affordable(prefill.id, prefill.num_computed, self.tokens_left)
@@ -410,7 +410,11 @@ def _admit(
     heads = Heads(step.page_size)
     shares = step.shares_prefixes
     for request in _in_order(waiting, running, step.slots_left, policy, aged, passing):
-        if step.slots_left <= 0 or step.num_first(request) <= 0:
+        if step.slots_left <= 0:
+            break
+        num_found = _num_found(request)
+        num_first = step.num_first(request, num_found)
+        if num_first <= 0:
             break
         if shares and under_way.helps(request):
             continue
@@ -421,7 +425,7 @@ def _admit(
             if not is_alone and (policy == "fcfs" or request.id == aged):
                 break  # let the pool drain for it: overtaking would starve it
             continue
-        step.add_admitted(request)
+        step.add_admitted(request, num_found, num_first)
         step.slots_left -= 1
         step.free_pages -= new_pages
         step.promised_pages += growth_pages
