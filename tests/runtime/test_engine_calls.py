@@ -37,7 +37,10 @@ def wait_until_idle(engine: Engine) -> None:
         time.sleep(0.001)
 
 
-@pytest.mark.parametrize("ids", [[1, 2.5], [[1.5, 2]], [["3"]], [[True, False]], [[5, None]], [[5, 2**70]], [[2**63]]])
+@pytest.mark.parametrize(
+    "ids",
+    [[1, 2.5], [[1.5, 2]], [["3"]], [[True, False]], [[5, None]], [[5, 2**70]], [[2**63]], [[-1, 5]], [[2**31 + 1]]],
+)
 def test_token_ids_are_whole_numbers(engine: Engine, ids: list[int]) -> None:
     with pytest.raises(RequestError, match="input_ids must be"):
         engine.generate(input_ids=ids, sampling_params={"max_new_tokens": 1})
