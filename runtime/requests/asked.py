@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -55,20 +56,17 @@ def check_options(unknown: Mapping[str, object]) -> None:
 
 def _as_array(given: object) -> npt.NDArray[np.generic]:
     """Quickly for a list of whole numbers: `np.array` looks at each one twice, for the type of all first."""
-    if type(given) is list and given:
-        try:
-            ids = np.frombuffer(struct.pack(f"{len(given)}i", *given), np.int32)
-        except (struct.error, TypeError):
-            return np.array(given)
-        if ids.max() > 1:  # else they may all be bools, which are refused
-            return ids
+    if type(given) is list and given and type(given[0]) is int:  # else they may all be bools, which are refused
+        with suppress(struct.error, TypeError):
+            return np.frombuffer(struct.pack(f"{len(given)}i", *given), np.int32)
     return np.array(given)
 
 
 def _token_ids(given: npt.NDArray[np.generic], vocab_size: int) -> TokenIds:
     if given.ndim == 1 and (given.dtype.kind in "iu" or not len(given)):
-        ids = given.astype(np.int64, copy=False)
-        if not len(ids) or ids.view(np.uint64).max() < vocab_size:  # below 0 is above all without a sign
+        ids = given if given.dtype == np.int32 else given.astype(np.int64, copy=False)
+        without_sign = np.uint32 if ids.dtype == np.int32 else np.uint64
+        if not len(ids) or ids.view(without_sign).max() < vocab_size:  # there below 0 is above all
             return ids.astype(np.int32)
     raise RequestError(f"input_ids must be whole numbers from 0 to {vocab_size - 1}")
 
