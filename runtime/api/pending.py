@@ -73,7 +73,7 @@ class Pending(Generic[T]):
         self._end(None, error)
 
     def _end(self, value: T | None, error: BaseException | None) -> None:
-        with self._changed:
+        with self._lock:
             if self._done:
                 return
             self._value, self._error, self._done = value, error, True

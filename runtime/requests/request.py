@@ -399,6 +399,7 @@ class Request:
 
     def output(self, reason: FinishReason) -> Output:
         """The finished generation; call after the last delta."""
+        positions = sorted(self.prompt_logprobs)
         return Output(
             text="".join(self._text),
             token_ids=tuple(self.output_ids.tolist()),
@@ -413,8 +414,8 @@ class Request:
             allowed=tuple(self.allowed),
             logprobs=tuple(self.logprobs),
             top_logprobs=together(self.top_logprobs, self._tokenizer.token_text),
-            prompt_logprobs=tuple(self.prompt_logprobs[i] for i in sorted(self.prompt_logprobs)),
-            prompt_top_logprobs=tuple(self.prompt_top.get(i, ()) for i in sorted(self.prompt_logprobs)),
+            prompt_logprobs=tuple([self.prompt_logprobs[i] for i in positions]),
+            prompt_top_logprobs=tuple([self.prompt_top.get(i, ()) for i in positions]),
             seconds=time.perf_counter() - self.arrived,
             queued_seconds=0.0 if self.admitted is None else self.admitted - self.arrived,
             first_seconds=0.0 if self.prefilled is None else self.prefilled - self.arrived,

@@ -83,15 +83,16 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled | Ge
     values = _on_host(logits)
     best = np.argmax(values, axis=1)  # the first NaN, where there is one
     highest = values[np.arange(len(rows)), best]
+    is_finite, tokens_at = np.isfinite(highest).tolist(), best.tolist()
     results: list[Sampled | GenerationError] = []
     drawn: list[int] = []
     for index, row in enumerate(rows):
-        if not np.isfinite(highest[index]):
+        if not is_finite[index]:
             results.append(_not_finite(float(highest[index])))
             continue
         if not (_is_plain(row) and row.params.is_greedy):
             drawn.append(index)
-        results.append(Sampled(int(best[index])))
+        results.append(Sampled(tokens_at[index]))
     if drawn:
         tokens = _draw(values, best, drawn, rows)
         for index, token in zip(drawn, tokens, strict=True):
