@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from niwaki.runtime.api import Generation, GenerationError, Grammar, Output, Regex, SamplingParams
+from niwaki.runtime.api.likeliest import Packed
 from niwaki.runtime.constraints.grammar_engine import GrammarMatcher
 from niwaki.runtime.constraints.matcher import AutomatonMatcher
 from niwaki.runtime.options.limits import TokenIds
@@ -32,7 +33,7 @@ HOOKS: list[tuple[type, str, SamplingParams]] = [
     (Request, "show", LOOKED_AT),
     (Request, "next_delta", LOOKED_AT),
     (Request, "sample_row", ONE_BY_ONE),
-    (Request, "named", replace(TOLD, top_logprobs_num=2)),
+    (Packed, "named", replace(TOLD, top_logprobs_num=2)),
     (Request, "drop_unshown", GREEDY),
     (Request, "output", GREEDY),
     (Request, "kept_ids", GREEDY),
@@ -76,7 +77,7 @@ def test_a_fault_at_a_hook_of_one_request_ends_it_alone(
     faults: list[object] = []
 
     def broken(self: object, *args: object, **options: object) -> object:
-        if self is victim or self is victim.matcher:
+        if self is victim or self is victim.matcher or any(self is own for own in victim.top_logprobs):
             faults.append(self)
             raise RuntimeError("a bug")
         return whole(self, *args, **options)
