@@ -58,6 +58,8 @@ def dying_server() -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), _Dying) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:  # whoever asks it raises: a thread that serves a closed socket would turn on a core for good
+            server.shutdown()
+            thread.join()
