@@ -5,24 +5,18 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-import types
-import typing
 from collections.abc import Callable, Mapping
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType
-from typing import cast
-
-from pydantic import TypeAdapter, ValidationError
 
 from niwaki.lang.program import Program
-from niwaki.lang.records import RecordError, RecordFile
+from niwaki.lang.records import RecordFile
 from niwaki.runtime.api import ConfigError
 
 JsonObject = Mapping[str, object]
 
 _GATHERS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_SCALARS = {int, float, bool}
 
 
 def program_target(text: str) -> tuple[Path, str]:
@@ -81,8 +75,8 @@ def _line_in(path: Path, error: BaseException) -> str:
 
 
 def parameters_of(program: Program, records: RecordFile) -> Callable[[str | JsonObject], JsonObject]:
-    """How a record becomes the arguments of the program: an object by its keys, a text as the only parameter. What a
-    file has as a text is a number or a bool where the parameter's annotation says so, else a RecordError of its own.
+    """How a record becomes the arguments of the program: an object by its keys, a text as the only parameter. Their
+    types are those of `RecordTypes`.
 
     Raises:
         ConfigError: the program does not fit the kind of record.
@@ -118,43 +112,8 @@ def parameters_of(program: Program, records: RecordFile) -> Callable[[str | Json
             raise ConfigError(
                 f"{records.path} has no column {missing[0]!r}, which {shown} needs; it has {', '.join(columns or ())}"
             )
-    readers = _readers(program) if records.format in ("csv", "txt") or records.column is not None else {}
 
     def arguments(record: str | JsonObject) -> JsonObject:
-        given = {text_name: record} if isinstance(record, str) else record
-        return {**given, **{name: readers[name].value(name, given[name]) for name in readers if name in given}}
+        return {text_name: record} if isinstance(record, str) else record
 
     return arguments
-
-
-def _readers(program: Program) -> dict[str, _Reader]:
-    """Of the parameters that are numbers or bools."""
-    try:
-        kinds = typing.get_type_hints(program.func)
-    except NameError:  # known to type checkers alone
-        return {}
-    named = [one.name for one in inspect.signature(program.func).parameters.values() if one.kind not in _GATHERS]
-    return {name: _Reader(kinds[name]) for name in named if _is_scalar(kinds.get(name))}
-
-
-def _is_scalar(kind: object) -> bool:
-    """A number or a bool, or one of them, or None beside."""
-    members = set(typing.get_args(kind)) if typing.get_origin(kind) in (typing.Union, types.UnionType) else {kind}
-    return bool(members & _SCALARS) and members <= {*_SCALARS, type(None)}
-
-
-class _Reader:
-    """Reads texts as values of one type."""
-
-    def __init__(self, kind: object) -> None:
-        self._adapter = TypeAdapter(cast("type[object]", kind))
-        self._may_be_none = type(None) in typing.get_args(kind)
-
-    def value(self, name: str, text: object) -> object:
-        """An empty text is None where that may be. Raises RecordError: the text is of no such value."""
-        if not text and self._may_be_none:
-            return None
-        try:
-            return self._adapter.validate_strings(text)
-        except ValidationError as error:
-            raise RecordError(f"{name!r} is {text!r}: {error.errors()[0]['msg']}") from None

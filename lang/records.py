@@ -80,6 +80,11 @@ class RecordFile:
             raise ConfigError(f"{path} has no column {column!r}; it has {', '.join(header)}")
         return records
 
+    @property
+    def has_texts(self) -> bool:
+        """Are all values texts, and not of types of their own?"""
+        return self.format in ("csv", "txt") or self.column is not None
+
     def columns(self) -> tuple[str, ...] | None:
         """The column names of a .csv or .parquet file; None where each record has its own."""
         if self.format == "parquet":

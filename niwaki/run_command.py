@@ -16,11 +16,14 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
+from pydantic_core import PydanticSerializationError, to_json
+
 from niwaki.lang.batch import Journal, run_rows
 from niwaki.lang.export import exported
 from niwaki.lang.picture import picture_of
 from niwaki.lang.program import Program
 from niwaki.lang.program_file import JsonObject, load_program, parameters_of, program_target
+from niwaki.lang.record_types import RecordTypes
 from niwaki.lang.records import Record, RecordError, RecordFile
 from niwaki.lang.report import Failure, Progress, Tally, Usage, one_line
 from niwaki.lang.tables import TABLE_SUFFIXES, check_output, write_table
@@ -88,9 +91,9 @@ def run(options: RunOptions) -> int:
         trees: dict[int, Tree] = {}
         rows = islice(records, journal.num_done, last)
         with (
-            _in_process(options, program, to_parameters, rows, trees)
+            _in_process(options, program, to_parameters, records, rows, trees)
             if options.ray is None
-            else _on_ray(options, options.ray, to_parameters, rows)
+            else _on_ray(options, options.ray, to_parameters, records, rows)
         ) as (results, usage):
             journal.begin()
             tally = Tally(num_before=journal.num_done, num_records=last, usage=usage)
@@ -117,6 +120,7 @@ def _in_process(
     options: RunOptions,
     program: Program,
     to_parameters: Callable[[str | JsonObject], JsonObject],
+    records: RecordFile,
     rows: Iterator[Record],
     trees: dict[int, Tree],
 ) -> Iterator[tuple[Iterator[JsonObject | Failure], Usage]]:
@@ -124,13 +128,14 @@ def _in_process(
     from niwaki import Engine  # loads torch: only once it is clear that there is work
 
     program = program.for_rows()
+    types = RecordTypes(program, texts=records.has_texts)
     with Engine(options.model) as engine:
 
         def run_one(numbered: tuple[int, Record]) -> JsonObject:
             number, record = numbered
             if isinstance(record, RecordError):
                 raise record
-            state = program.run(**to_parameters(record), options={"backend": engine})
+            state = program.run(**types.typed(to_parameters(record)), options={"backend": engine})
             try:
                 return exported(state, reserved=RESERVED_NAMES)
             finally:
@@ -146,6 +151,7 @@ def _on_ray(
     options: RunOptions,
     count: int,
     to_parameters: Callable[[str | JsonObject], JsonObject],
+    records: RecordFile,
     rows: Iterator[Record],
 ) -> Iterator[tuple[Iterator[JsonObject | Failure], Usage]]:
     """As `_in_process`, by `count` engines on Ray."""
@@ -155,7 +161,7 @@ def _on_ray(
 
     def results() -> Iterator[JsonObject | Failure]:
         lines = (_sent(record, to_parameters) for record in rows)
-        for line in map_lines(lines, RowWorker, RowWorker.arguments(options), count, options.ray_address):
+        for line in map_lines(lines, RowWorker, RowWorker.arguments(options, records), count, options.ray_address):
             told = json.loads(line)
             used.update(told.get("used", {}))
             yield told["row"] if "row" in told else Failure(**told["error"])
@@ -164,32 +170,34 @@ def _on_ray(
 
 
 def _sent(record: Record, to_parameters: Callable[[str | JsonObject], JsonObject]) -> str:
-    """A record as a line for a worker."""
+    """A record as a line for a worker, which gives its values their types."""
     try:
         if isinstance(record, RecordError):
             raise record
-        return json.dumps({"arguments": to_parameters(record)})
-    except RecordError as error:
+        return to_json({"arguments": to_parameters(record)}, inf_nan_mode="constants").decode()
+    except (RecordError, PydanticSerializationError, ValueError) as error:  # of Parquet: bytes that are no text
         return json.dumps({"error": asdict(Failure.of(error))})
 
 
 class RowWorker:
     """An engine on some machine of a Ray cluster, which runs a program on rows."""
 
-    def __init__(self, program_file: str, function: str, model: str | None, concurrency: int) -> None:
+    def __init__(self, program_file: str, function: str, model: str | None, concurrency: int, texts: bool) -> None:
         from niwaki.runtime.engine import Engine  # loads torch
 
         self._program = load_program(Path(program_file), function).for_rows()
+        self._types = RecordTypes(self._program, texts=texts)
         self._engine = Engine(model)
         self._concurrency = concurrency
 
     @staticmethod
-    def arguments(options: RunOptions) -> dict[str, object]:
+    def arguments(options: RunOptions, records: RecordFile) -> dict[str, object]:
         return {
             "program_file": str(options.program_file.resolve()),
             "function": options.function,
             "model": None if options.model is None else str(options.model.resolve()),
             "concurrency": options.concurrency,
+            "texts": records.has_texts,
         }
 
     def run(self, lines: list[str]) -> list[str]:
@@ -207,7 +215,7 @@ class RowWorker:
         sent = json.loads(line)
         if "error" in sent:
             return Failure(**sent["error"])
-        state = self._program.run(**sent["arguments"], options={"backend": self._engine})
+        state = self._program.run(**self._types.typed(sent["arguments"]), options={"backend": self._engine})
         return exported(state, reserved=RESERVED_NAMES)
 
 

@@ -13,6 +13,7 @@ import json
 import sys
 import time
 import types
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,30 @@ from niwaki.__main__ import main
 from niwaki.lang.program_file import load_program, parameters_of
 from niwaki.lang.records import RecordFile
 from tests.counted_engine import PROGRAM, make_folder, one_line, rows, run
+
+# What a program may say of its parameters; each run tells what came.
+TYPED = """
+from __future__ import annotations
+import enum
+from datetime import date
+from typing import TYPE_CHECKING
+import niwaki as nw
+from pydantic import BaseModel
+
+class Boss(BaseModel):
+    name: str
+
+class Color(enum.Enum):
+    RED = "red"
+
+class Odd:
+    pass
+
+@nw.function
+def kinds(s, text: str, age: int, day: date, boss: Boss, tags: tuple[str, ...], color: Color, later: Odd = None,
+          note: str = None) -> list:
+    return [type(one).__name__ for one in (text, age, day, boss, tags, color)] + [later]
+"""
 
 
 @pytest.fixture
@@ -92,15 +117,58 @@ def test_texts_are_the_numbers_and_bools_that_the_program_takes(folder: Path) ->
     assert [error["type"] for error in told if isinstance(error, dict)] == ["RecordError"] * 2
     assert "'age' is 'old': Input should be a valid integer" in str(told[0])
     Path("in.jsonl").write_text('{"name": "Bo", "age": "3"}\n')
-    assert run("aged", "in.jsonl", output="json.jsonl") == 0
-    assert rows("json.jsonl")[0]["value"] == ["Bo", "3", None, False, 0], "JSON has types of its own"
-    to_parameters = parameters_of(load_program(Path("program.py"), "aged"), RecordFile.open(Path("in.csv")))
-    assert json.loads(run_command._sent({"name": "7", "age": "30"}, to_parameters)) == {
-        "arguments": {"name": "7", "age": 30}
+    assert run("aged", "in.jsonl", output="json.jsonl") == 1, "JSON has types of its own"
+    assert rows("json.jsonl")[0]["error"] == {
+        "type": "RecordError",
+        "message": "'age' is '3': Input should be a valid integer",
     }
-    assert "RecordError" in run_command._sent({"name": "Bo", "age": "old"}, to_parameters), (
-        "on Ray, too, one row's error"
-    )
+
+
+def test_json_values_are_of_the_types_that_the_program_says(folder: Path) -> None:
+    Path("typed.py").write_text(TYPED)
+    good = {"text": "hi", "age": 3.0, "day": "2024-02-29", "boss": {"name": "Ann"}, "tags": ["x"], "color": "red"}
+    more: list[dict[str, object]] = [
+        {}, {"note": None}, {"text": 5}, {"text": None}, {"age": "3"}, {"age": 3.5}, {"age": True}, {"day": "soon"},
+        {"boss": {"name": 7}}, {"boss": {}}, {"tags": ["x", 1]}, {"color": "blue"}, {"later": [1, "any"]},
+        {"tags": ["x" * 100] + [2]}, {"tags": "x" * 100},
+    ]  # fmt: skip
+    Path("in.jsonl").write_text("".join(json.dumps(good | one) + "\n" for one in more))
+    assert main(["run", "typed.py:kinds", "--input", "in.jsonl", "--output", "out.jsonl"]) == 0
+    told = [row.get("value") or row["error"]["message"] for row in rows()]  # type: ignore[index]
+    kinds = ["str", "int", "date", "Boss", "tuple", "Color"]
+    assert told == [
+        [*kinds, None],
+        [*kinds, None],
+        "'text' is 5: Input should be a valid string",
+        "'text' is None: Input should be a valid string",
+        "'age' is '3': Input should be a valid integer",
+        "'age' is 3.5: Input should be a valid integer",
+        "'age' is True: Input should be a valid integer",
+        "'day' is 'soon': Input should be a valid date in the format YYYY-MM-DD, input is too short",
+        "'boss.name' is 7: Input should be a valid string",
+        "'boss.name' is missing",
+        "'tags.1' is 1: Input should be a valid string",
+        "'color' is 'blue': Input should be 'red'",
+        [*kinds, [1, "any"]],
+        "'tags.1' is 2: Input should be a valid string",
+        f"'tags' is '{'x' * 56}...: Input should be a valid array",
+    ]
+
+
+def test_workers_elsewhere_give_values_their_types(folder: Path) -> None:
+    """As on Ray, without one: a line is what goes there."""
+    Path("typed.py").write_text(TYPED)
+    program = load_program(Path("typed.py"), "kinds")
+    Path("in.jsonl").touch()
+    to_parameters = parameters_of(program, RecordFile.open(Path("in.jsonl")))
+    record = {"text": "hi", "age": 3, "day": date(2024, 2, 29), "boss": {"name": "Ann"}, "tags": ["x"], "color": "red"}
+    assert json.loads(run_command._sent(record, to_parameters)) == {"arguments": record | {"day": "2024-02-29"}}
+    assert "error" in json.loads(run_command._sent({"text": b"\xff"}, to_parameters)), "one row's own"
+    worker = run_command.RowWorker("typed.py", "kinds", None, 2, texts=False)
+    sent = [run_command._sent(one, to_parameters) for one in (record, record | {"age": "old"})]
+    first, second = map(json.loads, worker.run(sent))
+    assert first["row"]["value"][:3] == ["str", "int", "date"]
+    assert second["error"]["message"] == "'age' is 'old': Input should be a valid integer"
 
 
 def test_a_trace_draws_the_first_records_on_one_page(folder: Path) -> None:
