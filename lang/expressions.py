@@ -186,10 +186,23 @@ def select(
         ProgramError: no choices, an empty or repeated one, an unknown method, or a temperature above 0 (scores are
             compared, not sampled).
     """
+    return _select("select", name, choices, temperature, choices_method, timeout, heal)
+
+
+def _select(
+    written: str,
+    name: str | None,
+    choices: Sequence[str] | None,
+    temperature: float,
+    choices_method: ChoicesMethod | str,
+    timeout: float | None,
+    heal: bool | None,
+) -> Select:
+    """As `select`; `written` is what the program calls it."""
     _check_name(name)
     check_timeout(timeout)
     if isinstance(choices, str) or not isinstance(choices, Sequence) or not choices:
-        raise ProgramError(f"select needs a list of choices, got {choices!r}{_as_choices(choices)}")
+        raise ProgramError(f"{written} needs a list of choices, got {choices!r}{_as_choices(choices)}")
     for choice in choices:
         if not isinstance(choice, str) or not choice:
             remedy = "" if isinstance(choice, str) else "; values of other types: gen(dtype=Literal[...] or an Enum)"
@@ -198,7 +211,7 @@ def select(
         repeated = next(choice for choice in choices if choices.count(choice) > 1)
         raise ProgramError(f"choice {repeated!r} is given twice")
     if temperature > 1e-5:
-        raise ProgramError(f"select compares scores and does not sample: temperature must be 0, got {temperature}")
+        raise ProgramError(f"{written} compares scores and does not sample: temperature must be 0, got {temperature}")
     if heal is not None and not isinstance(heal, bool):
         raise ProgramError(f"heal must be True or False, got {heal!r}")
     return Select(name, tuple(choices), method_of(choices_method), timeout, heal)
@@ -312,7 +325,8 @@ def _select_of_gen(
     said = [f for f in SamplingOptions.__slots__ if getattr(options, f) is not None and f not in taken]
     if said:
         raise ProgramError(f"a gen with choices is a select, which takes no {', '.join(said)}; leave it out")
-    return select(name, choices, options.temperature or 0.0, method or token_length_normalized, timeout, options.heal)
+    method = method or token_length_normalized
+    return _select("gen(choices=...)", name, choices, options.temperature or 0.0, method, timeout, options.heal)
 
 
 def _as_choices(given: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
@@ -26,6 +27,7 @@ from niwaki.runtime.api import (
     UnsupportedByBackend,
 )
 from niwaki.runtime.api.calls import Answer, read_answer
+from niwaki.runtime.api.constraints import TOOL_NAME
 
 if TYPE_CHECKING:  # heavy: only programs with tools load it
     from pydantic import TypeAdapter
@@ -183,6 +185,9 @@ def offers_of(tools: Sequence[ToolLike]) -> tuple[Offered, ...]:
         raise ProgramError(f"tools must be a list of functions and schemas with at least one, got {tools!r}")
     offered = tuple(_of_schema(tool) if isinstance(tool, Mapping) else _of_function(tool) for tool in tools)
     names = [one.tool.name for one in offered]
+    bad = next((name for name in names if not re.fullmatch(TOOL_NAME, name)), None)
+    if bad is not None:
+        raise ConstraintError(f"a tool's name has 1 to 64 letters (a to z), digits, _ and -, got {bad!r}; rename it")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConstraintError(f"two tools are named {twice!r}; rename one")

@@ -4,7 +4,9 @@ programs only name them."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+
+TOOL_NAME: Final = "[a-zA-Z0-9_-]{1,64}"  # a regex, of the whole name: what OpenAI and the models' templates take
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from niwaki.runtime.api import (
     ToolCalls,
 )
 from niwaki.runtime.api.calls import heads_of
+from niwaki.runtime.api.constraints import TOOL_NAME
 from niwaki.runtime.constraints.automaton import from_texts
 from niwaki.runtime.constraints.composed import NOTHING, InTurn, Mark, OneOf, Part, Piece, Several
 from niwaki.runtime.constraints.free import texts_before, texts_not_beginning_with
@@ -33,7 +34,6 @@ from niwaki.runtime.constraints.schema.ways import ASKING
 from niwaki.runtime.constraints.vocabulary import Vocabulary
 
 MAX_TOOLS: Final = 128
-TOOL_NAME: Final = re.compile("[a-zA-Z0-9_-]{1,64}")
 NO_PARAMETERS: Final = '{"type":"object","properties":{},"additionalProperties":false}'
 
 Compile = Callable[[Constraint], CompiledConstraint]
@@ -120,7 +120,7 @@ def check_tools(tools: tuple[Tool, ...]) -> None:
         raise ConstraintError(f"1 to {MAX_TOOLS} tools can be offered, got {len(tools)}")
     seen: set[str] = set()
     for tool in tools:
-        if not TOOL_NAME.fullmatch(tool.name):
+        if not re.fullmatch(TOOL_NAME, tool.name):
             raise ConstraintError(f"a tool's name has 1 to 64 letters, digits, _ and -, got {tool.name!r}")
         if tool.name in seen:
             raise ConstraintError(f"two tools are named {tool.name!r}")

@@ -25,6 +25,7 @@ from niwaki.runtime.api import (
     UnsupportedByBackend,
 )
 from niwaki.runtime.api.calls import AnswerReader, CallArguments, CallBegin, Content, Event, Reasoning
+from niwaki.runtime.api.constraints import TOOL_NAME
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.server.errors import ApiError
 from niwaki.runtime.server.wire import Json, Name, Strict, Text
@@ -37,7 +38,7 @@ MAX_REASONING = 1_000_000
 # Bodies
 # ---------------------------------------------------------------------------------------------------------------
 
-FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+FunctionName = Annotated[str, Field(pattern=f"^{TOOL_NAME}$")]
 
 
 class Function(Strict):

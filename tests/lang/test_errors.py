@@ -463,6 +463,12 @@ def test_a_node_in_an_f_string_is_refused() -> None:
         (lambda: nw.gen_int("x", maxtokens=3), nw.ProgramError, "maxtokens"),
         (lambda: nw.select("x"), nw.ProgramError, "needs a list of choices, got None"),
         (lambda: nw.select("x", choices=[]), nw.ProgramError, "needs a list of choices"),
+        (lambda: nw.gen("x", choices=[]), nw.ProgramError, r"gen\(choices=...\) needs a list of choices, got \[\]"),
+        (
+            lambda: nw.gen("x", choices=["a"], temperature=1),
+            nw.ProgramError,
+            r"gen\(choices=...\) compares scores and does not sample: temperature must be 0, got 1",
+        ),
         (lambda: nw.select("x", choices="abc"), nw.ProgramError, "needs a list of choices, got 'abc'"),
         (lambda: nw.select("x", choices=["a", ""]), nw.ProgramError, "non-empty strings, got ''"),
         (lambda: nw.select("x", choices=["a", cast("str", 1)]), nw.ProgramError, "non-empty strings, got 1"),

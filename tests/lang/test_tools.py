@@ -160,6 +160,8 @@ def test_reasoning_comes_first_and_is_a_variable_of_its_own() -> None:
         ("add", "list of functions"),
         ([add, add], "two tools are named 'add'"),
         ([lambda x: x], "named Python function"),
+        ([{"name": "my tool"}], r"letters \(a to z\), digits, _ and -, got 'my tool'"),
+        ([{"name": "größe"}], "got 'größe'; rename it"),
         ([{"description": "no name"}], "dict with name"),
         ([{"name": "f", "parameters": {"x": {1}}}], "tool 'f' must hold JSON values"),
     ],
