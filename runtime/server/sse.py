@@ -90,8 +90,10 @@ class _Patience:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._timer.cancel()
-        if self._is_over and self._task is not None and kind is asyncio.CancelledError:
-            self._task.uncancel()
+        # A cancelled task holds its error, that the frame, that this: garbage that only a collection would find.
+        task, self._task = self._task, None
+        if self._is_over and task is not None and kind is asyncio.CancelledError:
+            task.uncancel()
             raise TimeoutError
 
 

@@ -129,14 +129,30 @@ def test_an_event_around_its_text_is_the_event_with_the_text(text: str) -> None:
     assert Frame(event).around(text) == event(text)
 
 
-def test_requests_that_are_over_leave_nothing_for_pythons_garbage(client: httpx2.Client) -> None:
-    asked = {"prompt": "the cat", "max_tokens": 3, "ignore_eos": True}
+@pytest.mark.parametrize("how", ["answered", "closed", "left"])
+def test_requests_that_are_over_leave_nothing_for_pythons_garbage(client: httpx2.Client, url: str, how: str) -> None:
+    """On a connection that stays open, on one that is closed then, on one that is closed in the middle of a stream."""
+    asked = {"prompt": "the cat", "max_tokens": 3 if how != "left" else 500, "ignore_eos": True}
+
+    def ask(stream: bool) -> None:
+        if how == "answered":
+            client.post("/v1/completions", json={**asked, "stream": stream})
+            return
+        with httpx2.Client(base_url=url, timeout=60) as mine:
+            if how == "closed":
+                mine.post("/v1/completions", json={**asked, "stream": stream})
+                return
+            with mine.stream("POST", "/v1/completions", json={**asked, "stream": True}) as answer:
+                next(answer.iter_bytes())
+
     gc.collect()
     gc.disable()
     try:
         gc.set_debug(gc.DEBUG_SAVEALL)
         for stream in (False, True) * 4:
-            client.post("/v1/completions", json={**asked, "stream": stream})
+            ask(stream)
+            client.get("/health")
+        for _ in range(10):  # by then the server has heard of each end
             client.get("/health")
         gc.collect()
         left = {
