@@ -81,7 +81,7 @@ class Output:
     top_logprobs: Tops = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # from the position on that the request asked for
     prompt_top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()  # the likeliest tokens at the same positions
-    seconds: float = 0.0
+    seconds: float = 0.0  # without those in which kernels were compiled, as in the next two
     queued_seconds: float = 0.0  # of them: before its first step
     first_seconds: float = 0.0  # of them: up to the step that gave its first token
 

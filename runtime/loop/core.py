@@ -15,6 +15,7 @@ from niwaki.kernels.float_logits import float_logits
 from niwaki.kernels.sample import Longs
 from niwaki.runtime.api import Cancelled, CapacityError, GenerationError, NiwakiError
 from niwaki.runtime.api.faults import told
+from niwaki.runtime.api.readiness import readiness
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.constraints.kernels import Words
@@ -213,7 +214,7 @@ class EngineCore:
                 # Share the prompt at once; generated tokens go into the tree when the request ends.
                 is_whole = request.num_computed >= num_prompt
                 if is_whole and request.prefilled is None:
-                    request.prefilled = time.perf_counter()
+                    request.prefilled = readiness.clock()
                 self._cache.commit(request.lease, request.ids, request.num_computed, share_tail=is_whole)
 
     # -- a steady batch ---------------------------------------------------------------------------------------------

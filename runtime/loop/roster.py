@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from itertools import islice
 
+from niwaki.runtime.api.readiness import readiness
 from niwaki.runtime.forward.runner import Row
 from niwaki.runtime.kv.kv_pages import KVPages
 from niwaki.runtime.loop import fairness, plans, scheduler
@@ -225,7 +226,7 @@ class Roster:
         self.wait_no_more(request)
         request.lease, request.num_computed = found
         if request.num_cached is None:
-            request.admitted = time.perf_counter()
+            request.admitted = readiness.clock()
             request.num_cached = 0
         # Forced tokens behind the prompt may be cached; and after a preemption what it had computed itself.
         num_given = max(0, min(request.num_computed, request.num_prompt) - request.num_lost)

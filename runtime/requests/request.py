@@ -24,6 +24,7 @@ from niwaki.runtime.api import (
     TokenLogprob,
 )
 from niwaki.runtime.api.likeliest import Packed, together
+from niwaki.runtime.api.readiness import readiness
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.constraints import Matcher, marks_of
 from niwaki.runtime.constraints.automaton import ByteDfa
@@ -89,11 +90,12 @@ class Request:
         self.stops = StopText(params.stop, params.stop_regex, stop_ends, after)
         self.detokenizer = tokenizer.detokenizer(marks_of(params.constraint))
         self.waited_steps = 0
-        self.arrived = time.perf_counter()
-        self.waited_seconds = 0.0  # but for what it waits now
-        self.waits_since: float | None = self.arrived  # None while it has rows
+        # The next three are of a clock that stands still while kernels are compiled: it is not the request's doing.
+        self.arrived = readiness.clock()
         self.admitted: float | None = None  # when its first step began
         self.prefilled: float | None = None  # when the step was computed that gives its first token
+        self.waited_seconds = 0.0  # but for what it waits now
+        self.waits_since: float | None = time.perf_counter()  # None while it has rows
         self.num_lost = 0  # first tokens that were computed before it was preempted
         self.logprobs: list[TokenLogprob] = []
         self.top_logprobs: list[Packed] = []
@@ -416,7 +418,7 @@ class Request:
             top_logprobs=together(self.top_logprobs, self._tokenizer.token_text),
             prompt_logprobs=tuple([self.prompt_logprobs[i] for i in positions]),
             prompt_top_logprobs=tuple([self.prompt_top.get(i, ()) for i in positions]),
-            seconds=time.perf_counter() - self.arrived,
+            seconds=readiness.clock() - self.arrived,
             queued_seconds=0.0 if self.admitted is None else self.admitted - self.arrived,
             first_seconds=0.0 if self.prefilled is None else self.prefilled - self.arrived,
         )

@@ -21,6 +21,7 @@ from niwaki.runtime.api import (
     Regex,
     SamplingParams,
 )
+from niwaki.runtime.api.readiness import readiness
 from niwaki.runtime.constraints.matcher import AutomatonMatcher
 from niwaki.runtime.constraints.protocol import MaskRow
 from niwaki.runtime.forward.runner import Batch
@@ -111,6 +112,19 @@ def test_the_last_token_of_a_prompt_that_stands_alone_in_a_step_is_counted_and_s
     assert host.core.pages.cache.stats().tree_tokens == length
     host.run()
     assert generation.result()[0].first_seconds > 0.0
+
+
+def test_the_seconds_of_a_request_are_without_those_in_which_kernels_are_compiled(folder: Path) -> None:
+    host = Host(folder)
+    with readiness:  # as the engine tells of a compiler that runs
+        compiled = host.submit(GREEDY, 5)
+        host.run()
+    told = compiled.result()[0]
+    assert (told.queued_seconds, told.first_seconds, told.seconds) == (0.0, 0.0, 0.0)
+    later = host.submit(GREEDY, 5)
+    host.run()
+    told = later.result()[0]
+    assert 0.0 < told.queued_seconds < told.first_seconds < told.seconds
 
 
 def test_a_batch_that_does_not_fit_a_step_is_not_steady() -> None:
