@@ -9,10 +9,9 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, create_model
-from pydantic_core import to_jsonable_python
 
 from niwaki.lang.backends import Host
-from niwaki.lang.export import exported
+from niwaki.lang.export import as_json_value, exported
 from niwaki.lang.program import Program
 from niwaki.lang.state import State
 from niwaki.lang.trace import Placeholder
@@ -90,7 +89,7 @@ def _json_of(value: object) -> object:
     """Raises ValueError for what JSON has nothing for. A value that still grows need not be valid."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", warnings=False)
-    return to_jsonable_python(value)
+    return as_json_value(value)
 
 
 def _answer_of(program: Program) -> type[BaseModel] | None:

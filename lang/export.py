@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from niwaki.lang.origin import here
 from niwaki.lang.state import State
+from niwaki.lang.tools import Call
 from niwaki.runtime.api import ProgramError
 
 
@@ -13,15 +14,14 @@ def exported(state: State, *, reserved: tuple[str, ...] = ()) -> Mapping[str, ob
     """The fields of what the program returned or, where it returned nothing, all its variables. Waits for them.
 
     A returned mapping or Pydantic model gives its fields, anything else stands under "value". Enums, dates, models
-    and the like become what JSON has for them.
+    and the like become what JSON has for them, the call of a tool its name, its arguments and what was said before it.
 
     Raises:
         ProgramError: a name is among the `reserved` ones.
-        ValueError: a value that JSON has nothing for.
+        ValueError: a value that JSON has nothing for, with its name.
         The error that the state failed with.
     """
     from pydantic import BaseModel  # heavy, and only output files need it
-    from pydantic_core import to_jsonable_python
 
     state.sync()
     match state.ret_value:
@@ -36,6 +36,35 @@ def exported(state: State, *, reserved: tuple[str, ...] = ()) -> Mapping[str, ob
     for name in reserved:
         if name in values:
             raise ProgramError(f"an output row has its own {name!r}: give that variable another name")
-    dumped: object = to_jsonable_python(dict(values))
+    dumped: dict[str, object] = {}
+    for name, value in values.items():
+        dumped |= _named(name, value)
+    return dumped
+
+
+def as_json_value(value: object) -> object:
+    """What JSON has for it. Raises ValueError: nothing."""
+    from pydantic_core import to_jsonable_python
+
+    return to_jsonable_python(_without_functions(value))
+
+
+def _named(name: object, value: object) -> dict[str, object]:
+    try:
+        dumped = as_json_value({name: value})
+    except ValueError as error:
+        raise ValueError(f"{name!r} has no JSON: {error}") from None
     assert isinstance(dumped, dict)
     return dumped
+
+
+def _without_functions(value: object) -> object:
+    """Calls of tools know the Python function that they call, for which JSON has nothing."""
+    match value:
+        case Call(name, arguments, content):
+            return {"name": name, "arguments": arguments} | ({"content": content} if content else {})
+        case list() | tuple():
+            return [_without_functions(one) for one in value]
+        case dict():
+            return {key: _without_functions(one) for key, one in value.items()}
+    return value

@@ -13,6 +13,7 @@ import pydantic
 import pytest
 
 import niwaki as nw
+from niwaki.lang.export import exported
 from niwaki.lang.state import State
 from niwaki.lang.tools import Call, ask_of, offers_of
 from niwaki.runtime.api import Backend, JsonSchema, OffersTools, Reasoned, Regex, SamplingParams, ToolCalls
@@ -67,6 +68,33 @@ def test_a_script_may_answer_with_calls_as_values() -> None:
     assert agent.run({}, backend=nw.ScriptedBackend([other]))["x"] == '{"name":"nobody","arguments":{}}'
     with pytest.raises(nw.ConstraintError, match="makes no call of the tools"):
         agent.run({"tool_choice": "required"}, backend=nw.ScriptedBackend([other]))
+
+
+def test_calls_in_an_output_row_are_their_names_and_arguments() -> None:
+    """As `niwaki run` and the server write what a program says."""
+    one, two = {"name": "add", "arguments": {"a": 12, "b": 31}}, {"name": "add", "arguments": {"a": 1}}
+    state = agent.run({}, backend=nw.ScriptedBackend([one]))
+    assert exported(state) == {"value": one}
+
+    @nw.function
+    def unsaid(s: State) -> None:
+        s["seen"] = {"calls": agent(s, {"parallel_tool_calls": True})}
+
+    assert exported(unsaid.run(backend=nw.ScriptedBackend([[one, two]]))) == {
+        "seen": {"calls": [one, two]},
+        "x": [one, two],
+    }
+    told = agent.run({}, backend=nw.ScriptedBackend(["I add them. " + ADD]))
+    assert exported(told) == {"value": one | {"content": "I add them. "}}
+
+
+def test_what_has_no_json_is_named_in_an_output_row() -> None:
+    @nw.function
+    def odd(s: State) -> None:
+        s["x"] = add
+
+    with pytest.raises(ValueError, match="'x' has no JSON: Unable to serialize"):
+        exported(odd.run(backend=nw.ScriptedBackend([])))
 
 
 def test_a_call_is_a_value_that_runs_and_answers() -> None:
