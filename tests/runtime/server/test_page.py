@@ -95,7 +95,9 @@ def test_sessions_that_do_not_fit_on_the_list_come_when_they_are_asked_for(brows
         browser.open(address)
         browser.wait("document.querySelectorAll('#sessions button').length === 100")
         browser.wait("!document.querySelector('#older').hidden")
-        browser.click("#older")
+        browser.click("#older")  # which scrolls down to it
+        at = "(({left, top}) => document.elementFromPoint(left + 5, top + 5)?.id)"
+        assert browser.run(f"return {at}(document.querySelector('#new').getBoundingClientRect())") == "new", "in sight"
         browser.wait("document.querySelectorAll('#sessions button').length === 101")
         assert browser.texts("#sessions button")[-1] == "number 0"
         assert browser.run("return document.querySelector('#older').hidden")
