@@ -50,7 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still in its buffer
         return fail(one_line(error))
-    except (NiwakiError, OSError) as error:
+    except OSError as error:
+        # Without the number, which says nothing to who named the file.
+        return fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else one_line(error))
+    except NiwakiError as error:
         return fail(one_line(error))
 
 

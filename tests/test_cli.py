@@ -293,7 +293,7 @@ def test_json_lines_with_a_strange_key_fail_alone(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["program.py:shout", "--input", "gone.txt"], 1, "No such file or directory: 'gone.txt'"),
+        (["program.py:shout", "--input", "gone.txt"], 1, "niwaki: gone.txt: No such file or directory"),
         (["program.py:shout", "--input", "."], 1, "unknown kind of input"),
         (["program.py:shout", "--input", "in.pdf"], 1, "unknown kind of input"),
         (["program.py:missing", "--input", "in.txt"], 1, "missing is not defined in program.py; programs there: shout"),
@@ -323,7 +323,11 @@ def test_json_lines_with_a_strange_key_fail_alone(folder: Path) -> None:
             "hf download Qwen/Qwen3-0.6B --local-dir",
         ),
         (["program.py:shout", "--input", "in.txt", "--model", "half"], 1, "half has no weights"),
-        (["program.py:shout", "--input", "in.txt", "--output", "no/folder/out.jsonl"], 1, "there is no folder no"),
+        (
+            ["program.py:shout", "--input", "in.txt", "--output", "no/folder/out.jsonl"],
+            1,
+            "niwaki: no/folder/out.jsonl: there is no folder no/",
+        ),
         (
             ["program.py:shout", "--input", "in.txt", "--output", "out.pdf"],
             1,
