@@ -17,8 +17,14 @@ SPACES: Final[Ranges] = normalised(
 CATEGORIES: Final = frozenset(
     "C Cc Cf Cn Co L Ll Lm Lo Lt Lu M Mc Me Mn N Nd Nl No P Pc Pd Pe Pf Pi Po Ps S Sc Sk Sm So Z Zl Zp Zs".split()
 )
-
-
+# Planes without characters and of private use, three quarters of all code points: not looked at one by one.
+UNIFORM: Final = (
+    ("Cn", 0x40000, 0xDFFFF),
+    ("Co", 0xF0000, 0xFFFFD),
+    ("Cn", 0xFFFFE, 0xFFFFF),
+    ("Co", 0x100000, 0x10FFFD),
+    ("Cn", 0x10FFFE, 0x10FFFF),
+)
 LONG_NAMES: Final = {
     "Other": "C",
     "Letter": "L",
@@ -62,10 +68,12 @@ def _of_category(prefixes: tuple[str, ...]) -> Ranges:
 @lru_cache(maxsize=1)
 def _runs() -> tuple[tuple[str, int, int], ...]:
     """All characters, those of one category behind each other at once: a loop over each one takes half a second."""
-    found: list[tuple[str, int, int]] = []
+    found = [*UNIFORM]
     low = 0
-    for category, run in groupby(map(unicodedata.category, map(chr, range(MAX_CODE_POINT + 1)))):
-        above = low + len(list(run))
-        found.append((category, low, above - 1))
-        low = above
-    return tuple(found)
+    for _, begin, end in (*UNIFORM, ("", MAX_CODE_POINT + 1, MAX_CODE_POINT)):
+        for category, run in groupby(map(unicodedata.category, map(chr, range(low, begin)))):
+            above = low + len(list(run))
+            found.append((category, low, above - 1))
+            low = above
+        low = end + 1
+    return tuple(sorted(found, key=lambda run: run[1]))

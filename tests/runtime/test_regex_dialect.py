@@ -13,6 +13,7 @@ import pytest
 
 from niwaki.runtime.api import ConstraintError, Regex
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
+from niwaki.runtime.constraints.regex_unicode import CATEGORIES, members
 from tests.toy_constraints import takes
 
 VOCABULARY = Vocabulary([*(bytes([b]) for b in range(256)), None], {256})
@@ -26,6 +27,7 @@ ATOMS = [
 GROUPS = ["(?:%s)", "(%s)", "(?P<n>%s)", "(?i:%s)", "(?s:%s)", "(?m:%s)", "(?=%s)", "(?!%s)", "(?<=%s)", "(?<!%s)"]
 REPEATS = ["?", "*", "+", "{2}", "{1,2}", "{0,3}", "{2,}", "{,2}", "*?", "+?", "??", "{1,2}?"]
 ANCHORS = ["^", r"\b", r"\B", r"\Z", r"\A"]  # not $, which is the very end here
+OF_EACH = [*map(unicodedata.category, map(chr, range(0x110000)))]
 # Digits, other numbers, blanks, marks and some letters of all scripts.
 CHARACTERS = [
     chr(code)
@@ -105,3 +107,11 @@ def test_what_a_set_leaves_out_in_any_case_is_left_out_in_both(compiler: Constra
 def test_a_comment_stands_between_a_character_and_its_repeat(compiler: ConstraintCompiler) -> None:
     matcher = compiler.compile(Regex("(?#one)a(?#two){2}(?#three)|b(?#four)*?(?#five)c")).matcher()
     assert [text for text in ("", "a", "aa", "aaa", "c", "bbc", "b") if takes(matcher, text)] == ["aa", "c", "bbc"]
+
+
+def test_the_characters_of_a_category_are_those_of_python() -> None:
+    for category in sorted(CATEGORIES):
+        found = members(f"\\p{{{category}}}")
+        assert found is not None
+        codes = [code for low, high in found for code in range(low, high + 1)]
+        assert codes == [code for code, one in enumerate(OF_EACH) if one.startswith(category)]

@@ -11,7 +11,7 @@ import pytest
 
 from niwaki.runtime.api import ConstraintError, JsonSchema
 from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary, compile_constraint
-from niwaki.runtime.constraints.compile_worker import learn_format
+from niwaki.runtime.constraints.compile_worker import learn
 from niwaki.runtime.constraints.schema import TookTooLong, normalise
 from niwaki.runtime.constraints.schema.document import Json, Watch, most_counted
 from niwaki.runtime.constraints.schema.formats import FORMAT_PATTERNS
@@ -118,6 +118,22 @@ def test_a_hostile_schema_is_compiled_or_refused(name: str, compiler: Constraint
     assert compiler.compile(JsonSchema('{"type": "null"}')).matcher().shortest_ending(9) is not None
 
 
+@pytest.mark.parametrize("asked", [{"contains": {"const": 1}}, {"contains": {"type": "number"}, "minContains": 30}])
+def test_an_array_that_must_contain_something_may_have_any_number_of_items(
+    asked: dict[str, object], compiler: ConstraintCompiler
+) -> None:
+    """At each item all before it were gone through: one took 0.4 s behind 300, and behind 5,000 the text failed."""
+    matcher = compiler.compile(JsonSchema(json.dumps({"type": "array", **asked}))).matcher()
+    began = time.process_time()
+    for byte in b"[" + b"1," * 6000 + b"1":
+        matcher.accept(byte)
+    row = np.zeros(BYTES.num_words, np.uint32)
+    matcher.fill_mask(row)
+    matcher.accept(ord("]"))
+    assert matcher.is_done
+    assert time.process_time() - began < PROCESSOR_SECONDS / 2
+
+
 @pytest.mark.parametrize(
     ("schema", "is_tame"),
     [
@@ -186,6 +202,16 @@ def test_a_step_with_many_rests_is_refused_at_once_wherever_it_runs(kind: str, s
         normalise(schema)
 
 
+@pytest.mark.parametrize(("keys", "parts"), [(20, "abc"), (10, "abcd"), (140, "ab"), (180, "ab")])
+def test_products_of_any_of_are_refused_by_a_count_wherever_they_run(keys: int, parts: str) -> None:
+    """All pairs of 8,000 ways were compared for five seconds, so that time ended it: at one there, later elsewhere."""
+    schema = {"allOf": [{"anyOf": [{"required": [f"{x}{i}"]} for i in range(keys)]} for x in parts]}
+    began = time.thread_time()
+    with pytest.raises(ConstraintError, match=r"^schema at its root: it(s combinations are| has more than 1000)"):
+        normalise(json.dumps(schema))
+    assert time.thread_time() - began < PROCESSOR_SECONDS / 2
+
+
 @pytest.mark.parametrize(
     ("schema", "place"),
     [
@@ -235,7 +261,7 @@ def test_a_watch_counts_this_thread_s_processor_time_and_not_the_clock() -> None
 
 def test_a_process_that_nobody_asks_learns_what_formats_mean() -> None:
     text_terminal.cache_clear()
-    learn_format("date-time")
+    learn({"format": "date-time"})
     known = text_terminal.cache_info()
     assert text_terminal(FORMAT_PATTERNS["date-time"], 0, None)
     assert text_terminal.cache_info().misses == known.misses

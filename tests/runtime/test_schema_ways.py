@@ -41,11 +41,15 @@ def holds(way: Way, value: dict[str, int]) -> bool:
 
 @given(st.lists(WAYS, max_size=8))
 def test_without_the_stricter_ways_the_same_values_are_left(ways: list[Way]) -> None:
-    kept = without_stricter(ways)
+    kept = without_stricter(ways, len(ways), lambda way: False)
+    assert kept is not None
     for value in OBJECTS:
         assert any(holds(way, value) for way in ways) == any(holds(way, value) for way in kept)
     assert [way for way in ways if way in kept] or not ways
-    assert len(without_stricter(kept)) == len(kept)
+    assert without_stricter(kept, len(kept), lambda way: False) == kept
+    assert without_stricter(kept, len(kept) - 1, lambda way: False) is None or not kept
+    some = without_stricter(ways, len(ways), lambda way: "a" in way.required)
+    assert some == [way for way in kept if "a" not in way.required]
 
 
 def test_negations_that_share_a_way_to_fail_do_not_multiply() -> None:

@@ -91,6 +91,8 @@ SCHEMAS: dict[str, Json] = {
     },
     "a date": {"type": "array", "items": {"type": "string", "format": "date"}},
     "multiples": {"type": "array", "items": {"type": "number", "multipleOf": 0.25, "minimum": 0, "maximum": 12}},
+    "what must be contained": {"type": "array", "contains": {"const": 1}, "minContains": 2},
+    "what is contained a number of times": {"items": {"enum": [1, "a"]}, "contains": {"const": 1}, "maxContains": 2},
     "no item twice": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
 }
 

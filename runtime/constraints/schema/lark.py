@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cached_property, lru_cache
 from json.encoder import encode_basestring
 from typing import Final
@@ -252,15 +253,33 @@ class _Writer:
             return self._known[key]
         name = self._known[key] = f"a{len(self._known)}"
         states, ends = read_automaton(schema)
-        is_entered = any(target == 0 for found in states for _, target in found)  # the start, after items
-        for state, edges in enumerate(states):
-            for label in ("s", "0")[: 1 + is_entered] if state == 0 else (str(state),):
-                comma = "" if label == "s" else '"," '
-                options = [f"{comma}{self.part(item, once=once)} {name}_{target}" for item, target in edges]
-                options += ['""'] if state in ends else []
-                self.lines.append(f"{name}_{label}: {' | '.join(options)}")
-        self.lines.append(f'{name}: "[" {name}_s "]"')
+        options = [[(self.part(item, once=once), target) for item, target in edges] for edges in states]
+        has_loops = any(target == source for source, edges in enumerate(states) for _, target in edges)
+        inside = self._read_from_left(name, options, ends) if has_loops else self._read_ahead(name, options, ends)
+        self.lines.append(f'{name}: "[" {inside} "]"')
         return name
+
+    def _read_from_left(self, name: str, states: Sequence[Sequence[tuple[str, int]]], ends: AbstractSet[int]) -> str:
+        """A rule for what leads to each state. The other way round llguidance goes through all items of an array at
+        each that is written: of 300 with `minContains: 30` one took 0.4 s, and a text of 5,000 met its limit."""
+        leading: dict[int, list[str]] = {target: [] for edges in states for _, target in edges}
+        for source, edges in enumerate(states):
+            for item, target in edges:
+                leading[target] += [item] * (source == 0)
+                leading[target] += [f'{name}_{source} "," {item}'] * (source in leading)
+        self.lines += [f"{name}_{state}: {' | '.join(bodies)}" for state, bodies in sorted(leading.items())]
+        last = " | ".join(f"{name}_{state}" for state in sorted(ends) if state in leading)
+        return f"({last}){'?' * (0 in ends)}" if last else ""
+
+    def _read_ahead(self, name: str, states: Sequence[Sequence[tuple[str, int]]], ends: AbstractSet[int]) -> str:
+        """A rule for what follows behind each state: where none comes again, an array has as many items as there are
+        states at most. The other way round all rules may begin with the array: nine values that never repeat took 0.25
+        ms for each byte instead of 4 microseconds."""
+        for state, edges in enumerate(states):
+            comma = '"," ' if state else ""
+            bodies = [f"{comma}{item} {name}_{target}" for item, target in edges] + ['""'] * (state in ends)
+            self.lines.append(f"{name}_{state}: {' | '.join(bodies)}")
+        return f"{name}_0"
 
     # -- objects
 

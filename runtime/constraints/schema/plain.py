@@ -24,6 +24,8 @@ OF_TYPE: Final = {
     "string": frozenset({"type", "minLength", "maxLength", "format"}),
     **dict.fromkeys(("null", "boolean", "integer", "number"), TYPE),
 }
+SIZED_TEXT: Final = frozenset({"type", "minLength", "maxLength"})
+ENUM: Final = frozenset({"type", "enum"})
 COUNTING: Final = frozenset({"type", "required", "minItems", "maxItems", "minLength", "maxLength"})
 OF_CONSTANTS: Final = (frozenset({"enum"}), frozenset({"const"}))
 # With nothing but these, an empty object or array or any value of the type is in it.
@@ -49,6 +51,7 @@ class Plain:
     def __init__(self, document: Document, asking: AbstractSet[str]) -> None:
         self._document = document
         self._asking = asking
+        self._possible: dict[str, bool] = {}  # by pointer, whether some value is surely there
 
     def behind(self, state: State) -> State:
         """The state with each reference that stands alone followed to what it leads to. Raises as `Document.target`."""
@@ -73,20 +76,53 @@ class Plain:
 
     def is_possible(self, state: State) -> bool:
         """Whether some value is surely in the state."""
-        schema = self._schema(state)
+        if self._schema(state) is None:
+            return False
+        return self._has_value(state[0][0])
+
+    def _has_value(self, pointer: str) -> bool:
+        """Whether some value is surely in the schema there; what is asked again meanwhile is not known."""
+        known = self._possible.get(pointer)
+        if known is None:
+            self._possible[pointer] = False
+            known = self._possible[pointer] = self._surely_has_value(pointer)
+        return known
+
+    def _surely_has_value(self, pointer: str) -> bool:
+        target = self._target(pointer)
+        if target is not pointer:
+            return self._has_value(target)
+        schema = self._document.node(pointer)
         if not isinstance(schema, dict):
             return schema is True
         asked = self._asking & schema.keys()
         if asked == ANY_OF:
-            places = self._branches(state[0][0], schema["anyOf"], MAX_HOPS)
-            return any(self._is_undemanding(self._document.node(place)) for place in places or ())
-        return self._is_undemanding(schema)
+            places = self._branches(pointer, schema["anyOf"], MAX_HOPS)
+            return any(map(self._has_value, places or ()))
+        names = _types(schema) if "type" in asked else KINDS
+        if asked <= UNDEMANDING:
+            return bool(names)
+        if asked <= SIZED_TEXT and "string" in names:
+            return isinstance(_string(schema), dict)
+        values = schema.get("enum")
+        if isinstance(values, list) and asked <= ENUM:
+            return any(isinstance(value, str) for value in values) and "string" in names
+        if asked <= OF_TYPE["object"] and names == ["object"]:
+            return self._has_required(schema, pointer)
+        return False
 
-    def _is_undemanding(self, schema: Json) -> bool:
-        if not isinstance(schema, dict):
-            return schema is True
-        asked = self._asking & schema.keys()
-        return asked <= UNDEMANDING and ("type" not in asked or bool(_types(schema)))
+    def _has_required(self, schema: dict[str, Json], pointer: str) -> bool:
+        """Whether each key that must be there surely has a value."""
+        known, asked = schema.get("properties", {}), schema["required"]
+        if (
+            not isinstance(known, dict)
+            or not isinstance(asked, list)
+            or not all(isinstance(name, str) for name in asked)
+        ):
+            return False
+        rest = f"{pointer}/additionalProperties" if "additionalProperties" in schema else None
+        places = (f"{pointer}/properties/{escaped(str(name))}" if name in known else rest for name in asked)
+        return all(place is None or self._has_value(place) for place in places)
 
     def written(self, state: State, write: Write) -> Json:
         """What the ways of the state would be written as, its parts by `write`; None where they must be asked."""
