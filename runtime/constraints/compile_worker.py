@@ -1,20 +1,18 @@
-"""The program of a process that compiles under limits: `python -P -m niwaki.runtime.constraints.compile_worker SECONDS
-BYTES`. It answers requests on its standard input one after the other, and dies by its own timers when one takes too
-long. Frames, both ways: 4 bytes length (little-endian), then the body; see `sources.py`."""
+"""The program of a process that compiles under limits, see `process.py`: `main`, with the arguments SECONDS BYTES. It
+answers requests on its standard input one after the other, and dies by its own timers when one takes too long. Frames,
+both ways: 4 bytes length (little-endian), then the body; see `sources.py`."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import json
-import os
 import select
 import signal
 import sys
 from typing import BinaryIO, Final
 
 from niwaki.runtime.api import JsonSchema
-from niwaki.runtime.constraints.guidance import OF_PROCESSES
 from niwaki.runtime.constraints.process import LENGTH
 from niwaki.runtime.constraints.schema.formats import KNOWN_FORMATS
 from niwaki.runtime.constraints.sources import answer, request_for
@@ -62,11 +60,10 @@ def limit_memory(num_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
 
 
-if __name__ == "__main__":
+def main() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent; we end when our input does
-    os.nice(OF_PROCESSES)
     limit_memory(int(sys.argv[2]))
     gc.disable()
     serve(sys.stdin.buffer, sys.stdout.buffer, float(sys.argv[1]))

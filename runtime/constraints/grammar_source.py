@@ -27,6 +27,7 @@ from niwaki.runtime.constraints.schema import (
 from niwaki.runtime.constraints.schema.document import Json, json_text
 from niwaki.runtime.constraints.schema.lark import lark_of
 from niwaki.runtime.constraints.schema.spacing import spaced_grammar, spaced_text
+from niwaki.runtime.constraints.schema.width import check_width
 
 MAX_GRAMMAR_BYTES: Final = 64 * 1024
 MAX_NESTING: Final = 64
@@ -125,6 +126,7 @@ def source_of_small_schema(constraint: JsonSchema, seconds: float, word: bytes) 
 
 def _source_of(normal: NormalSchema, spacing: Spacing, word: bytes) -> GrammarSource:
     text = text_of_schema(normal.schema, spacing)
+    check_width(text)
 
     def letters(count: int) -> bytes:
         return word * (count // len(word)) + word[: count % len(word)]

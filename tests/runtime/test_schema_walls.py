@@ -118,6 +118,51 @@ def test_a_hostile_schema_is_compiled_or_refused(name: str, compiler: Constraint
     assert compiler.compile(JsonSchema('{"type": "null"}')).matcher().shortest_ending(9) is not None
 
 
+def alternatives(count: int, num_keys: int, *, first: dict[str, dict[str, object]] | None = None) -> dict[str, object]:
+    """Objects of the same keys, any of which may be left out, with another last one; those of `first` must come."""
+    keys: dict[str, object] = {f"k{i}": {"type": "integer"} for i in range(num_keys)}
+    found = []
+    for number in range(count):
+        wanted = {key: {"const": number} if part == {} else part for key, part in (first or {}).items()}
+        last = {"z": {"type": "string", "minLength": number + 1}}
+        found.append({"type": "object", "properties": {**wanted, **keys, **last}, "required": [*wanted]})
+    return {"anyOf": found}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        alternatives(50, 50),
+        alternatives(50, 50, first={"a": {"type": "string"}}),
+        {"type": "array", "items": {"properties": {"a": alternatives(50, 50)}}},
+        {"anyOf": [{"properties": {"a": alternatives(10, 50 + i)}, "required": ["a"]} for i in range(6)]},
+    ],
+)
+def test_more_ways_to_go_on_than_the_engine_takes_are_refused_at_once(schema: dict[str, object]) -> None:
+    """Its limit of 5,000 ended such texts behind the first bracket, or later."""
+    with pytest.raises(ConstraintError, match=r"^schema at its root: a text may go on in \d+ ways at one place"):
+        compile_constraint(JsonSchema(json.dumps(schema)), BYTES, seconds=20)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        (alternatives(45, 45), '{"k0":1,"k44":2,"z":"'),
+        (alternatives(50, 50, first={"a": {}}), '{"a":49,"k0":1,"k49":2,"z":"'),
+        (
+            {"properties": {x: alternatives(30, 60) for x in "ab"}},
+            '{"a":{"k0":1,"z":"' + "a" * 30 + '"},"b":{"k7":1,"z":"',
+        ),
+    ],
+)
+def test_as_many_ways_as_the_engine_takes_are_taken(schema: dict[str, object], text: str) -> None:
+    matcher = compile_constraint(JsonSchema(json.dumps(schema)), BYTES, seconds=20).matcher()
+    row = np.zeros(BYTES.num_words, np.uint32)
+    for byte in text.encode():
+        matcher.fill_mask(row)
+        matcher.accept(byte)
+
+
 @pytest.mark.parametrize("asked", [{"contains": {"const": 1}}, {"contains": {"type": "number"}, "minContains": 30}])
 def test_an_array_that_must_contain_something_may_have_any_number_of_items(
     asked: dict[str, object], compiler: ConstraintCompiler

@@ -86,11 +86,7 @@ def _as_dict(value: Json) -> dict[str, Json]:
 def without_endless(grammar: str) -> str:
     """The grammar without its endless parts. As it is where it has none, and where it is endless itself."""
     lines = grammar.split("\n")
-    texts: dict[str, str] = {}
-    for line in lines:
-        name, colon, body = line.partition(": ")
-        if colon and not name[0].isupper() and not body.startswith("%"):
-            texts[name] = body
+    texts = _texts_of(lines)
     bodies = {name: _read(iter(_PIECE.findall(texts[name]))) for name in _leading_round(texts)}
     endless = _endless(bodies)
     if not endless or "start" in endless:
@@ -101,6 +97,20 @@ def without_endless(grammar: str) -> str:
         if name not in endless:
             kept.append(f"{name}: {_written(bodies[name], endless)}" if name in bodies else line)
     return "\n".join(kept)
+
+
+def bodies_of(grammar: str) -> dict[str, Body]:
+    """The rules of a grammar, without its terminals and what only the engine reads."""
+    return {name: _read(iter(_PIECE.findall(text))) for name, text in _texts_of(grammar.split("\n")).items()}
+
+
+def _texts_of(lines: Iterable[str]) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for line in lines:
+        name, colon, body = line.partition(": ")
+        if colon and not name[0].isupper() and not body.startswith("%"):
+            texts[name] = body
+    return texts
 
 
 def _leading_round(texts: dict[str, str]) -> AbstractSet[str]:
