@@ -5,7 +5,7 @@ Owned by `loop.core`, whose requests lease pages of `cache`; the rest of what a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from niwaki.radix.cache import Cache
 from niwaki.radix.handles import Lease, Pin
@@ -13,7 +13,7 @@ from niwaki.radix.outline import OutlineNode
 from niwaki.runtime.forward.runner import Runner
 from niwaki.runtime.kv.cache_file import CacheWriter, SavedPath
 from niwaki.runtime.kv.pool_memory import PoolMemory
-from niwaki.runtime.kv.tiers import Tiers
+from niwaki.runtime.kv.tiers import Bytes, Tiers
 from niwaki.runtime.options.config import EngineConfig
 from niwaki.runtime.options.limits import TokenIds
 
@@ -67,7 +67,7 @@ class KVPages:
         stop = min(first + DEMOTED_PAGES, len(page_ids))
         if first == stop:
             return None
-        self._tiers.keep(namespace, ids, first, self._runner.read_pages(page_ids[first:stop]))
+        self._keep(namespace, ids, first, page_ids[first:stop])
         return stop if stop < len(page_ids) else None
 
     def tier_counts(self) -> Mapping[str, float]:
@@ -120,9 +120,17 @@ class KVPages:
     def _keep_evicted(self, namespace: str, ids: TokenIds, first: int, page_ids: list[int]) -> None:
         assert self._tiers is not None
         try:
-            self._tiers.keep(namespace, ids, first, self._runner.read_pages(page_ids))
+            self._keep(namespace, ids, first, page_ids)
         except Exception as error:  # the eviction goes on: half done, it would lose the pages that it has
             self._tiers.fault(error)
+
+    def _keep(self, namespace: str, ids: TokenIds, first: int, page_ids: Sequence[int]) -> None:
+        assert self._tiers is not None
+
+        def read(places: Sequence[int]) -> Bytes:
+            return self._runner.read_pages([page_ids[place] for place in places])
+
+        self._tiers.keep(namespace, ids, first, len(page_ids), read)
 
     # -- files --------------------------------------------------------------------------------------------------------
 

@@ -60,6 +60,10 @@ class PageStore(Protocol):
         """Whether `get` would find it now; reads and counts nothing."""
         ...
 
+    def touch(self, key: bytes) -> bool:
+        """`holds`, and a page that is there counts as used just now: it need not be `put`."""
+        ...
+
     def clear(self) -> None: ...
 
     def counts(self) -> Mapping[str, float]: ...
@@ -93,8 +97,7 @@ class MemoryStore:
         return page
 
     def put(self, key: bytes, page: Bytes) -> list[tuple[bytes, Bytes]]:
-        if key in self._pages:  # it came from here, and goes back: what stayed is equal
-            self._pages.move_to_end(key)
+        if self.touch(key):
             return []
         self._pages[key] = page.copy()
         self._bytes += page.nbytes
@@ -107,6 +110,12 @@ class MemoryStore:
 
     def holds(self, key: bytes) -> bool:
         return key in self._pages
+
+    def touch(self, key: bytes) -> bool:
+        is_there = key in self._pages
+        if is_there:
+            self._pages.move_to_end(key)
+        return is_there
 
     def clear(self) -> None:
         self._pages.clear()
@@ -177,10 +186,9 @@ class DiskStore:
         """What leaves for it is deleted: nothing stands behind a disk."""
         if self._is_full:
             return []
+        if self.touch(key):
+            return []
         if key in self._sizes:
-            if self.holds(key):
-                self._sizes.move_to_end(key)
-                return []
             self._uncount(key)  # another engine has deleted it
         self._look_at_others()
         data = page.tobytes()
@@ -210,6 +218,12 @@ class DiskStore:
 
     def holds(self, key: bytes) -> bool:
         return os.path.exists(self._name(key))  # quicker than a path's own
+
+    def touch(self, key: bytes) -> bool:
+        is_there = key in self._sizes and self.holds(key)
+        if is_there:
+            self._sizes.move_to_end(key)
+        return is_there
 
     def clear(self) -> None:
         """Whoever wrote it: what another engine left would be found again."""
@@ -318,11 +332,18 @@ class Tiers:
         self._seconds_per_page: dict[str, float] = {}  # of each store
         self._lookups = self._faults = self._restored_tokens = 0
 
-    def keep(self, namespace: str, ids: TokenIds, first: int, pages: Bytes) -> None:
-        """Pages `first`, `first + 1`, ... of the sequence `ids` leave the pool. pages [count, bytes of a page]."""
-        keys = page_keys(self._fingerprint, namespace, ids, self._page_size)[first : first + len(pages)]
-        for key, page in zip(keys, pages, strict=True):
-            moving = [(key, page)]
+    def keep(
+        self, namespace: str, ids: TokenIds, first: int, count: int, read: Callable[[Sequence[int]], Bytes]
+    ) -> None:
+        """Pages `first`, `first + 1`, ... of the sequence `ids`, `count` of them, leave the pool. `read` gives those at
+        some places among them: [places, bytes of a page]. What came from the first store goes back as it stayed there,
+        and is not read: that would be a fifth of what it takes to fetch a text again."""
+        keys = page_keys(self._fingerprint, namespace, ids, self._page_size)[first : first + count]
+        new = [place for place, key in enumerate(keys) if not self._guarded(partial(self._stores[0].touch, key), False)]
+        if not new:
+            return
+        for place, page in zip(new, read(new), strict=True):
+            moving = [(keys[place], page)]
             for store in self._stores:
                 moving = [left for one in moving for left in self._put(store, *one)]
 

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,10 @@ class Broken(MemoryStore):
         self._answer("holds")
         return super().holds(key)
 
+    def touch(self, key: bytes) -> bool:
+        self._answer("touch")
+        return super().touch(key)
+
     def clear(self) -> None:
         self._answer("clear")
         super().clear()
@@ -287,7 +292,7 @@ def test_a_store_that_raises_costs_computing_again_one_warning_and_a_count(
         expected = [run(engine, ids)[0] for ids in (first, second)]
         assert run(engine, first) == (expected[0], 96)
         with caplog.at_level(logging.WARNING, "niwaki.tiers"):
-            broken.raising = {"get", "put", "holds", "clear"}
+            broken.raising = {"get", "put", "holds", "touch", "clear"}
             for _ in range(3):
                 for ids, tokens in ((second, expected[1]), (first, expected[0])):
                     found, num_cached = run(engine, ids)
@@ -366,10 +371,31 @@ def test_the_disk_store_keeps_its_size(tmp_path: Path) -> None:
     assert store.get(key(0)) is None
 
 
+@pytest.mark.parametrize("name", ["memory", "disk"])
+def test_a_page_that_is_in_the_first_store_is_not_read_from_the_pool_again(name: str, tmp_path: Path) -> None:
+    size = HEADER.size + page(0).nbytes
+    store = MemoryStore(4 * 64) if name == "memory" else DiskStore(tmp_path, 4 * size)
+    tiers = Tiers([store], b"m", PAGE)
+    asked: list[list[int]] = []
+
+    def read(places: Sequence[int]) -> Bytes:
+        asked.append(list(places))
+        return np.stack([page(place) for place in places])
+
+    ids, other = np.arange(3 * PAGE, dtype=np.int32), np.arange(7, 7 + 2 * PAGE, dtype=np.int32)
+    tiers.keep("", ids[: 2 * PAGE], 0, 2, read)
+    tiers.keep("", ids, 0, 3, read)
+    tiers.keep("", ids, 1, 2, read)
+    assert asked == [[0, 1], [2]]
+    tiers.keep("", ids, 0, 1, read)  # the first of them counts as used: it is the second that leaves for others
+    tiers.keep("", other, 0, 2, read)
+    assert [tiers.first_missing("", ids, 0), tiers.first_missing("", other, 0)] == [1, 2]
+
+
 def test_a_store_that_is_slower_than_computing_is_left_alone() -> None:
     tiers = Tiers([MemoryStore(1 << 20)], b"m", PAGE)
     ids = np.arange(32, dtype=np.int32)
-    tiers.keep("", ids, 0, np.stack([page(1), page(2)]))
+    tiers.keep("", ids, 0, 2, lambda places: np.stack([page(1 + place) for place in places]))
     assert [content[0] for content in tiers.find("", ids, 0)] == [1, 2]
     tiers.computed(1_000_000, 1e-9)  # a model that costs nothing
     assert tiers.find("", ids, 0) == []
