@@ -40,6 +40,7 @@ VERSION = 1
 HEADER = struct.Struct("<8sHxx16sII")  # magic, version, key, bytes of the page, their CRC-32
 LOOKED_AT = 16  # files of a folder for each page that is written
 UNFINISHED = ("niwaki-", ".new")  # how the name of a file begins and ends that is being written
+MOST_SLOWER = 8  # times what a page took on average, that one page counts for
 ABANDONED_SECONDS = 3600.0  # after which whoever wrote it is gone
 
 
@@ -410,7 +411,8 @@ class Tiers:
             if page is not None or self._faults > num_faults:  # a fault that takes long is worth as little
                 spent = time.perf_counter() - start
                 old = self._seconds_per_page.get(store.name, spent)
-                self._seconds_per_page[store.name] = 0.9 * old + 0.1 * spent
+                # One page that another process's work held up says little: several in a row are to.
+                self._seconds_per_page[store.name] = 0.9 * old + 0.1 * min(spent, MOST_SLOWER * old)
             if page is not None:
                 return page
         return None

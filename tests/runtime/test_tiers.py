@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import random
@@ -401,6 +402,20 @@ def test_a_store_that_is_slower_than_computing_is_left_alone() -> None:
     assert tiers.find("", ids, 0) == []
     found = [len(tiers.find("", ids, 0)) for _ in range(Tiers.RETRY)]
     assert sorted(found)[-2:] == [0, 2], "tried again now and then"
+
+
+def test_one_page_that_took_long_does_not_make_a_store_slow_and_some_in_a_row_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    took = [1e-5] * 4 + [5.0] + [1e-5] * 7 + [5.0] * 12  # seconds, page by page
+    clock = iter(itertools.accumulate((seconds for each in took for seconds in (each, 1e-5)), initial=0.0))
+    monkeypatch.setattr("niwaki.runtime.kv.tiers.time.perf_counter", lambda: next(clock))
+    tiers = Tiers([MemoryStore(1 << 20)], b"m", PAGE)
+    ids = np.arange(4 * PAGE, dtype=np.int32)
+    tiers.keep("", ids, 0, 4, lambda places: np.stack([page(place) for place in places]))
+    tiers.computed(1, 1e-5)  # 160 us a page: reading pays
+    found = [len(tiers.find("", ids, 0)) for _ in range(6)]
+    assert found == [4, 4, 4, 4, 1, 0], "the second looks at one that took long, the last three at no others"
 
 
 def test_what_a_killed_process_left_half_written_is_deleted_and_nothing_else(
