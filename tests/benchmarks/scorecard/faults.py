@@ -24,7 +24,7 @@ from tests.benchmarks.shapes import model_folder
 IN_FLIGHT = 200
 LONG = 3500  # tokens: more than any of them gets before it is cut off
 DRAIN_SECONDS = 3.0
-PREFILL_TOKENS = 60_000  # of L60: more than a minute
+PREFILL_TOKENS = 60_000, 85_000  # of L60: the second where the first takes no minute
 
 
 class Asker:
@@ -195,11 +195,17 @@ async def f3(amount: int) -> list[Line]:
 
 async def f4(amount: int) -> list[Line]:
     """The engine is stopped for `amount` seconds, and goes on; a prefill of a minute is honest work."""
-    return [*await _stopped(amount), *await _long_prefill()]
+    lines = await _stopped(amount)
+    for num_tokens in PREFILL_TOKENS:
+        prefill = await _long_prefill(num_tokens)
+        if prefill[0][2]:
+            break
+    return [*lines, *prefill]
 
 
 async def _stopped(seconds: int) -> list[Line]:
-    with server() as host:
+    # Else a prompt that is cached by then may give other tokens than one that is computed: rounding in bfloat16.
+    with server("--deterministic") as host:
         engine = host.engine
         body = asked("The cat", 2000, temperature=1, seed=4)  # what repeats itself is guessed, and done in no time
         expected = (await host.ask("POST", COMPLETIONS, body)).text
@@ -234,12 +240,12 @@ async def _until_health_is(host: Server, status: int) -> float:
     return time.perf_counter() - began
 
 
-async def _long_prefill() -> list[Line]:
-    prompt = new_ids(random.Random(14), PREFILL_TOKENS)
+async def _long_prefill(num_tokens: int) -> list[Line]:
+    prompt = new_ids(random.Random(14), num_tokens)
     states: Counter[int] = Counter()
     slowest = 0.0
     with tempfile.TemporaryDirectory() as folder:
-        size = PREFILL_TOKENS + 1024
+        size = num_tokens + 1024
         model = roomy(model_folder("L60"), Path(folder) / "L60", positions=size)
         with server("--model", str(model), "--kv-tokens", str(size)) as host:
             began = time.perf_counter()
@@ -253,7 +259,7 @@ async def _long_prefill() -> list[Line]:
             status = (await working).status
     return [
         (
-            f"a prefill of {PREFILL_TOKENS} tokens, answered with {status}",
+            f"a prefill of {num_tokens} tokens, answered with {status}",
             f"{took:.0f} s",
             status == 200 and took >= 60,
         ),
