@@ -79,7 +79,9 @@ class EndingSearch:
                     far.setdefault((number, head), []).append(rest)
                 elif shorter.completes(place, rest, words):
                     return source.whole[start:]
-        shortest = [end for rests in far.values() if (end := _shortest_of(rests, place, words)) is not None]
+        expected = 0 if ending is None else ending.num_tokens - 1
+        ends = (_shortest_of(rests, place, words, expected) for rests in far.values())
+        shortest = [end for end in ends if end is not None]
         return min(shortest, key=attrgetter("num_tokens")).text if shortest else None
 
     def straight(self, place: Native) -> bytes | None:
@@ -124,14 +126,27 @@ class EndingSearch:
         return known_end
 
 
-def _shortest_of(rests: list[Ending], place: Native, words: GrammarVocabulary) -> Ending | None:
-    """The shortest that completes the text, of rests of one ending that begin alike. Where the longest does, one is
-    found by halving: mostly what completes it stands behind it in all longer ones."""
+def _shortest_of(rests: list[Ending], place: Native, words: GrammarVocabulary, expected: int) -> Ending | None:
+    """The shortest that completes the text, of rests of one ending that begin alike. Where a long one does, one is
+    found by halving: mostly what completes it stands behind it in all longer ones. `expected`: tokens that it may have,
+    near which it is looked for first."""
     ordered = sorted(rests, key=attrgetter("num_tokens"))
 
     def ends(rest: Ending) -> bool:
         return completes(place, rest, words)
 
-    if len(ordered) < FEW or not ends(ordered[-1]):
+    last = len(ordered) - 1
+    if last < FEW - 1:
         return next(filter(ends, ordered), None)
-    return ordered[bisect_left(ordered, True, hi=len(ordered) - 1, key=ends)]
+    high = min(bisect_left(ordered, expected, key=attrgetter("num_tokens")), last)
+    low = 0
+    if ends(ordered[high]):
+        step = 1
+        while step <= high and ends(ordered[high - step]):
+            high, step = high - step, 2 * step
+        low = max(0, high - step + 1)
+    elif high < last and ends(ordered[last]):
+        low, high = high + 1, last
+    else:
+        return next(filter(ends, ordered), None)
+    return ordered[bisect_left(ordered, True, low, high, key=ends)]

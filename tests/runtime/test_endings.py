@@ -156,3 +156,22 @@ def test_of_an_array_of_many_items_not_each_rest_is_tried(item: str, text: bytes
     assert end is not None
     assert len(json.loads(text + end)) >= 50
     assert place.num_asked <= 30
+
+
+def test_an_end_is_looked_for_near_where_the_last_one_was(compiler: ConstraintCompiler) -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, "minItems": 50}
+    matcher = compiler.compile(JsonSchema(json.dumps(schema))).matcher()
+    assert isinstance(matcher, GrammarMatcher)
+    text = b"[7,8,9"
+    for byte in text:
+        matcher.accept(byte)
+    known = matcher._way.found(matcher._native, 0)
+    assert known is not None
+    for byte in b",1":
+        matcher.accept(byte)
+    bool(matcher._native)
+    place = Counted(matcher._native)
+    end = matcher._way._search(known).known_end(place, 20)  # type: ignore[arg-type]  # it has what is asked
+    assert end is not None
+    assert len(json.loads(text + b",1" + end)) == 50
+    assert place.num_asked <= 24

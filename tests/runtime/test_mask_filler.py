@@ -14,9 +14,12 @@ import pytest
 from niwaki.runtime.api import Choices, Constraint, ConstraintError, JsonSchema, Regex
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
 from niwaki.runtime.constraints.grammar_engine import GrammarMatcher
-from niwaki.runtime.constraints.guidance import MIN_SLICED
+from niwaki.runtime.constraints.grammar_source import text_of_schema
+from niwaki.runtime.constraints.guidance import MIN_SLICED, build, tokenizer_of
 from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.masks import MaskFiller
+from niwaki.runtime.constraints.schema import normalise
+from tests.benchmarks.bench_masks import synthetic_vocabulary
 from tests.toy_constraints import make_vocabulary
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}, "required": ["a"]}
@@ -233,3 +236,26 @@ def test_the_thread_of_a_filler_ends_with_it_and_what_is_filled_at_once_needs_no
     del filler, matcher
     mine.join(10)
     assert not mine.is_alive()
+
+
+def test_looking_at_tokens_together_changes_no_mask() -> None:
+    """Of large vocabularies those that are plain text up to some lengths are: in strings with and without bounds."""
+    vocabulary = synthetic_vocabulary(MIN_SLICED)
+    properties: dict[str, object] = {f"k{most}": {"type": "string", "maxLength": most} for most in (1, 3, 5, 13, 40)}
+    schema = {"properties": {**properties, "free": {"type": "string"}}, "required": [*properties, "free"]}
+    grammar = text_of_schema(normalise(json.dumps({"type": "object", **schema})).schema)
+    ends = sorted(vocabulary.eos_ids)
+    matchers = [
+        build(grammar, tokenizer_of(vocabulary.token_bytes, ends, vocabulary.size, slices)) for slices in (None, ())
+    ]
+    rng = random.Random(0)
+    for _ in range(8):
+        together, alone = (matcher.deep_copy() for matcher in matchers)
+        for _ in range(60):
+            mask = alone.compute_bitmask()
+            assert together.compute_bitmask() == mask
+            allowed = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")).tolist()
+            closing = [one for one in allowed if b'"' in (vocabulary.token_bytes[one] or b"")]
+            token_id = rng.choice(closing if closing and rng.random() < 0.3 else allowed)
+            if not (together.consume_token(token_id) and alone.consume_token(token_id)):
+                break
