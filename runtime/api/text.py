@@ -58,7 +58,7 @@ class Delta(NamedTuple):  # not a dataclass: it is made for each token of each r
     text: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
-    top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    top_logprobs: Tops = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,7 @@ class EngineClient(Templates):
 
     def receive(self, reports: Sequence[Report]) -> None:
         """What the engine says, in order. Called where the link is read."""
+        rest: list[Rare] = []
         with together:
             for report in reports:
                 if isinstance(report, frames.Piece):  # one for each row of each step: the rest is rare
@@ -144,7 +145,9 @@ class EngineClient(Templates):
                     if asked is not None and asked.push is not None:
                         asked.push(report.delta)
                 else:
-                    self._take_in(report)
+                    rest.append(report)
+            for report in rest:  # behind them: who reads a stream is told before whole answers are written
+                self._take_in(report)
 
     def _take_in(self, report: Rare) -> None:
         match report:
@@ -459,7 +462,7 @@ class _ScriptThere:
 
 
 def _whole(output: Output) -> Delta:
-    return Delta(output.text, output.token_ids, output.logprobs, tuple(output.top_logprobs))
+    return Delta(output.text, output.token_ids, output.logprobs, output.top_logprobs)
 
 
 def _fail(asked: _Asked, error: Exception) -> None:

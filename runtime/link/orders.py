@@ -135,7 +135,7 @@ class Orders:
             self._flush_outside_steps()
 
         if order.streams:
-            generation.add_delta_callback(lambda delta: self._outlet.post(frames.Piece(order.id, delta), flush=False))
+            generation.add_delta_callback(partial(self._tell_piece, order.id))
         generation.add_done_callback(end)
         with self._lock:
             reads = self._early.pop(order.id, None)
@@ -143,10 +143,12 @@ class Orders:
             self._tell_pieces(order.id, generation, reads)
 
     def _tell_pieces(self, id: int, generation: Generation, reads: bool) -> None:
-        def tell(delta: Delta) -> None:
-            self._outlet.post(frames.Piece(id, delta), flush=False)
+        self._engine.tell_deltas(generation, partial(self._tell_piece, id), reads=reads)
 
-        self._engine.tell_deltas(generation, tell, reads=reads)
+    def _tell_piece(self, id: int, delta: Delta) -> None:
+        if delta.top_logprobs:  # msgpack has no type for those that are packed
+            delta = delta._replace(top_logprobs=tuple(delta.top_logprobs))
+        self._outlet.post(frames.Piece(id, delta), flush=False)
 
     def _weigh(self, order: frames.Weigh) -> None:
         branch = self._branch(order)

@@ -293,7 +293,7 @@ class Delivery:
     def _tell(self, request: Request, reason: FinishReason | None) -> None:
         if reason is not None:
             self._finish(request, reason)
-        elif isinstance(request.job, GenerateJob) and request.index == 0:
+        elif isinstance(request.job, GenerateJob) and request.index == 0 and request.job.generation.is_streamed:
             delta = request.next_delta()
             if delta is not None:
                 request.job.generation.push(delta)
@@ -306,8 +306,9 @@ class Delivery:
         if isinstance(job, ScoreJob):
             job.add(request.index, request.score())
             return
-        delta = request.next_delta(is_last=True)
-        if delta is not None and request.index == 0:
+        request.end_text()
+        delta = request.next_delta(is_last=True) if request.index == 0 else None
+        if delta is not None:
             job.generation.push(delta)
         job.outputs[request.index] = request.output(reason)
         if request.index == 0:

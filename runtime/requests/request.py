@@ -385,16 +385,19 @@ class Request:
 
     # -- telling whoever waits --------------------------------------------------------------------------------------
 
+    def end_text(self) -> None:
+        """No more tokens come: what was held back for them is text, too."""
+        if self.stops.matched is None:
+            self._add_text(self.stops.push(self.detokenizer.finish()) + self.stops.finish())
+
     def next_delta(self, *, is_last: bool = False) -> Delta | None:
         """The text that has become safe to show since the last delta; None while there is none.
 
         Tokens travel with the text that they complete, so a delta's ids and log-probabilities always line up.
         """
-        if is_last and self.stops.matched is None:
-            self._add_text(self.stops.push(self.detokenizer.finish()) + self.stops.finish())
         if not (any(self._unsent_text) or (is_last and self._unsent_ids)):
             return None
-        tops = tuple([top.named(self._tokenizer.token_text) for top in self._unsent_top])
+        tops = together(self._unsent_top, self._tokenizer.token_text)
         delta = Delta("".join(self._unsent_text), tuple(self._unsent_ids), tuple(self._unsent_logprobs), tops)
         self._unsent_text, self._unsent_ids, self._unsent_logprobs, self._unsent_top = [], [], [], []
         return delta

@@ -33,7 +33,17 @@ from niwaki.runtime.server.openai_shapes import (
 )
 from niwaki.runtime.server.service import Service, Work, works_of
 from niwaki.runtime.server.sse import DONE, EventStream, Frame, chunk_event, event, unless_gone
-from niwaki.runtime.server.wire import ErrorAnswer, Json, gives, json_response, read_body, takes, to_json
+from niwaki.runtime.server.wire import (
+    ErrorAnswer,
+    Json,
+    Written,
+    gives,
+    json_response,
+    read_body,
+    takes,
+    to_json,
+    written,
+)
 
 COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat answer may fill the context
 
@@ -232,12 +242,19 @@ async def _answer(
 
     async def whole() -> Json:
         outputs = await feed.outputs()
-        choices: list[Json] = []
+        first: Json = {}
+        choices: list[Written] = []
         for index, output in enumerate(outputs):
-            choices.append(shape.whole(index, output))
-            await asyncio.sleep(0)  # with log-probabilities each takes so long that streams are to have a turn between
+            # With log-probabilities each takes half a millisecond. Streams are to have a turn between any two of them,
+            # whichever answers they are of.
+            async with service.writing:
+                choice = shape.whole(index, output)
+                first = first or choice
+                choices.append(written(choice))
+                if len(outputs) > 1:
+                    await asyncio.sleep(0)
         used = usage_of(outputs, n, shape)
-        kept = {} if keeper is None else await keeper.keep(choices[0], outputs[0], used)
+        kept = {} if keeper is None else await keeper.keep(first, outputs[0], used)
         return head.around(shape.object_name, choices, usage=used, **kept)
 
     try:

@@ -13,7 +13,7 @@ from niwaki.runtime.api.calls import AnswerReader
 from niwaki.runtime.api.likeliest import Likeliest
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.server.tools import Talk
-from niwaki.runtime.server.wire import Json
+from niwaki.runtime.server.wire import Json, Written
 
 LOWEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this
 
@@ -60,7 +60,7 @@ class Head:
         self._model = model
         self._created = int(time.time())
 
-    def around(self, object_name: str, choices: Sequence[Json], **more: object) -> Json:
+    def around(self, object_name: str, choices: Sequence[Json] | Sequence[Written], **more: object) -> Json:
         head: Json = {"id": self.id, "object": object_name, "created": self._created, "model": self._model}
         return head | {"choices": choices} | more
 

@@ -166,6 +166,7 @@ class Service:
         self.model = model
         self.engine = engine
         self.metrics = Metrics(engine.usage)
+        self.writing = asyncio.Lock()  # of answers that take long to write, a part at a time
         self.at_start: list[Callable[[], None]] = []  # what else begins with the service, on its event loop
         self.at_close: list[Callable[[], None]] = []  # what else ends with it
         self.started_at = int(time.time())

@@ -60,6 +60,7 @@ class ErrorAnswer(Strict):
 
 
 Json = dict[str, object]  # an object as answers have it
+Written = msgspec.Raw  # JSON that is written already
 Location = tuple[int | str, ...]  # pydantic's, of an error
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -237,6 +238,11 @@ def to_json(content: Mapping[str, object] | Sequence[object]) -> bytes:
     """As msgspec writes it, ten times as fast as the standard library: an answer of 10,000 log-probabilities would hold
     every stream up. NaN and infinity, which JSON does not have, are null."""
     return msgspec.json.encode(content)
+
+
+def written(content: Json) -> Written:
+    """Part of an answer, as it will stand there."""
+    return msgspec.Raw(to_json(content))
 
 
 def as_refusal(error: ValidationError, given: JsonValue | bytes = None) -> ApiError:

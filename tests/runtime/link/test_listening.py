@@ -6,10 +6,12 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from niwaki.runtime.api import Delta, Generation, Regex, SamplingParams
+from niwaki.runtime.api.likeliest import Likeliest
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.link import frames
 from niwaki.runtime.link.engine_client import EngineClient, _Asked
@@ -146,3 +148,34 @@ def test_where_each_order_may_go_to_another_engine_nobody_is_a_reader_who_does_n
 
 def asked(generation: Generation) -> _Asked:
     return _Asked(generation, None, None, generation.push, is_late=True)
+
+
+def test_what_nobody_listens_to_is_not_told_token_by_token_in_the_engine_either(way: Way) -> None:
+    """With 20 likeliest tokens of each the making of it took as long as drawing them all."""
+    params = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True, return_logprob=True, top_logprobs_num=3)
+    generation = way.engine.backend.start(IDS, params)
+    (output,) = generation.result(60)
+    (delta,) = generation.deltas()
+    assert isinstance(delta.top_logprobs, Likeliest)
+    assert (delta.text, delta.token_ids) == (output.text, output.token_ids)
+    assert (delta.logprobs, delta.top_logprobs) == (output.logprobs, output.top_logprobs)
+
+
+def test_likeliest_tokens_come_with_each_piece(way: Way) -> None:
+    params = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True, return_logprob=True, top_logprobs_num=3)
+    generation = way.client.start(IDS, params)
+    (output,) = generation.result(60)
+    pieces = [report.delta for report in way.reports if isinstance(report, frames.Piece)]
+    assert len(pieces) > 3
+    told = msgspec.msgpack.decode(msgspec.msgpack.encode(pieces), type=list[Delta])
+    assert tuple(top for delta in told for top in delta.top_logprobs) == tuple(output.top_logprobs)
+
+
+def test_streams_are_told_before_whole_answers(way: Way) -> None:
+    told: list[str] = []
+    read, whole = Generation(), Generation()
+    read.watch(lambda: told.append("a piece"))
+    whole.add_done_callback(lambda: told.append("an answer"))
+    way.client._asked |= {1000: _Asked(read, push=read.push), 1001: _Asked(whole)}
+    way.client.receive([frames.Ended(1001, (), 0, b""), frames.Piece(1000, Delta("a"))])
+    assert told == ["a piece", "an answer"]
