@@ -104,7 +104,7 @@ class EngineCore:
         for request in requests:
             try:
                 if self._delivery.begin(request):
-                    self._roster.waiting.add(request)
+                    self._roster.wait(request)
             except Exception as error:
                 self.abort(request.job, told(error))
                 return

@@ -15,7 +15,7 @@ from niwaki.runtime.forward.runner import Row
 from niwaki.runtime.kv.kv_pages import KVPages
 from niwaki.runtime.loop import fairness, plans, scheduler
 from niwaki.runtime.loop.counters import Counters
-from niwaki.runtime.loop.line import Line
+from niwaki.runtime.loop.waiting_line import WaitingLine
 from niwaki.runtime.options.config import EngineConfig
 from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.requests.drafts import NOTHING, echo_tokens
@@ -44,7 +44,7 @@ class Roster:
         keys_per_token: float | None = None,
     ) -> None:
         """`most_logits`: rows of them that a step has room for, beside one of each request."""
-        self.waiting = Line()
+        self.waiting = WaitingLine()
         self.running: dict[int, Request] = {}
         self._pages = pages
         self._cache = pages.cache
@@ -54,6 +54,7 @@ class Roster:
         self._counters = counters
         self._policy: scheduler.Policy = "fcfs" if config.schedule_policy == "fcfs" else "lpm"
         self._since_aged = plans.AGED_STEPS
+        self._num_steps = 0  # of those who wait: that of each would be a thousand numbers to count up in every step
         self._read_until = 0.0
         # Of those who wait and were looked at, by id: how they stood then, and what of them may be cached. But for the
         # match and the wait nothing of it changes before they are admitted.
@@ -122,8 +123,7 @@ class Roster:
         self._since_aged = 0 if plan.aged is not None else self._since_aged + 1
         for request_id in plan.admit:
             self._admit(self.waiting.find(request_id))
-        for request in self.waiting:
-            request.waited_steps += 1
+        self._num_steps += 1
         now = time.perf_counter()
         has_row = {step.id for step in plan.rows}
         for request in self.running.values():  # a prefill that a higher priority holds up waits, too
@@ -168,8 +168,7 @@ class Roster:
     def note_steps(self, count: int) -> None:
         """So many steps went by without a plan."""
         self._since_aged += count
-        for request in self.waiting:
-            request.waited_steps += count
+        self._num_steps += count
 
     def _as_running(self, request: Request, now: float, *, is_short: bool) -> plans.Running:
         assert request.lease is not None, "running requests hold a lease"
@@ -204,7 +203,7 @@ class Roster:
             match.num_cached,
             match.num_locked_pages,
             before.priority,
-            request.waited_steps,
+            self._num_steps - request.first_step,
             _waited(request, now),
             before.namespace,
             before.max_cached,
@@ -234,8 +233,13 @@ class Roster:
         self._counters.cached_tokens += num_given
         self.running[request.id] = request
 
+    def wait(self, request: Request) -> None:
+        request.first_step = self._num_steps - request.waited_steps
+        self.waiting.add(request)
+
     def wait_no_more(self, request: Request) -> None:
         self.waiting.remove(request)
+        request.waited_steps = self._num_steps - request.first_step
         self._looked_at_before.pop(request.id, None)
         self._cache.forget(request.id)
 
@@ -246,7 +250,7 @@ class Roster:
         if request.waits_since is None:
             request.waits_since = time.perf_counter()
         self._counters.preemptions += 1
-        self.waiting.add(request)
+        self.wait(request)
 
     def leave(self, request: Request) -> None:
         """Out of the running ones. What it had computed goes into the tree."""

@@ -8,7 +8,6 @@ prefill would fill the step, half of it is for those who have much less left.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
@@ -19,7 +18,8 @@ from msgspec.structs import replace
 
 from niwaki.runtime.loop.common import Heads, Prefilling
 from niwaki.runtime.loop.fairness import Claim, over_share, owner_of
-from niwaki.runtime.loop.plans import AGED_STEPS, Plan, Room, Row, Running, Waiting
+from niwaki.runtime.loop.filling import Step, expected_pages, growth_tokens, missing_pages, pages_for
+from niwaki.runtime.loop.plans import AGED_STEPS, Plan, Room, Running, Waiting
 
 Policy = Literal["lpm", "fcfs"]
 
@@ -30,12 +30,6 @@ PRIORITY_SECONDS = 30.0
 MOST_URGENT = 4
 # Who has this many times less to compute than the prefill that is under way need not wait for its end.
 MUCH_LESS = 4
-# One piece of a prompt in a step has no fewer tokens than this for all that stands before them, or it would take as
-# many steps as it has tokens: that of the long prefill which others may pass, so that it ends; else the first.
-LEAST_PIECE = 16
-# Of the tokens that a running request may still generate, this share has its pages kept free when others are admitted.
-# 0 would admit until decoding itself preempts; 1 would leave most of the pool idle, since few use all their budget.
-GROWTH_SHARE = 0.3
 
 
 def plan(waiting: Sequence[Waiting], running: Sequence[Running], room: Room, policy: Policy = "lpm") -> Plan:
@@ -83,10 +77,6 @@ def is_decoding(request: Running, page_size: int) -> bool:
 def rank(priority: int, waited_seconds: float) -> int:
     """As what priority a request counts after so long without a row."""
     return priority + int(waited_seconds // PRIORITY_SECONDS)
-
-
-def pages_for(num_tokens: int, page_size: int) -> int:
-    return -(-num_tokens // page_size)
 
 
 def next_victim(running: Sequence[Running]) -> Running | None:
@@ -137,7 +127,7 @@ def _place_for(first: Waiting, running: Sequence[Running], room: Room) -> list[R
     priority and who loses least first. None where it does not find them even so."""
     page_size = room.page_size
     free_slots = room.max_running - len(running)
-    free_pages = room.free_pages - sum(_expected_pages(each, page_size) for each in running)
+    free_pages = room.free_pages - sum(expected_pages(each, page_size) for each in running)
     lower = [each for each in running if _gives_way(each, first)]
     lower.sort(key=lambda each: (_effective_priority(each), _gain(each)))
     victims: list[Running] = []
@@ -151,7 +141,7 @@ def _place_for(first: Waiting, running: Sequence[Running], room: Room) -> list[R
         leaving = lower[len(victims)]
         victims.append(leaving)
         free_slots += 1
-        free_pages += _gain(leaving) + _expected_pages(leaving, page_size)
+        free_pages += _gain(leaving) + expected_pages(leaving, page_size)
         first = _without(first, [leaving], page_size)
 
 
@@ -174,12 +164,14 @@ def _giving_way(
     waiting: Sequence[Waiting], running: Sequence[Running], victims: Sequence[Running], urgent: Sequence[Waiting],
     room: Room, policy: Policy
 ) -> Plan:  # fmt: skip
-    """The plan where `victims` leave, and prefills that the `urgent` outrank leave them the tokens of the step."""
+    """The plan where `victims` leave, and prefills that the `urgent` outrank leave them the tokens of the step. Whom
+    they outrank is admitted in the next one: his prompt would make this one longer."""
     room = replace(room, free_pages=room.free_pages + sum(map(_gain, victims)))
     stand = {request.id: _without(request, victims, room.page_size) for request in urgent}
     gone = {each.id for each in victims}
+    least = min(request.priority for request in urgent)
     return _filled(
-        [stand.get(request.id, request) for request in waiting],
+        [stand.get(request.id, request) for request in waiting if _effective_priority(request) >= least],
         [each for each in running if each.id not in gone],
         victims, room, policy, urgent,
     )  # fmt: skip
@@ -191,7 +183,7 @@ def _filled(
 ) -> Plan:  # fmt: skip
     """The rows of those who run, of a higher priority first, and admissions. `urgent`: for whose tokens prefills of a
     lower priority leave room."""
-    step = _Step(room)
+    step = Step(room)
     prefills: list[Running] = []
     for request in running:
         if is_decoding(request, room.page_size):
@@ -230,83 +222,6 @@ def _filled(
 # -- running requests --------------------------------------------------------------------------------------------------
 
 
-class _Step:
-    """The step being planned: its rows, and what is left of the room."""
-
-    def __init__(self, room: Room) -> None:
-        self.page_size = room.page_size
-        self.shares_prefixes = room.shares_prefixes
-        self.tokens_left = room.max_batch_tokens
-        self.keys_per_token: float | None = None  # else a token behind so many others counts as two
-        self.least_of: int | None = None  # whose piece is LEAST_PIECE at least; None: the first one
-        self._has_piece = False
-        self.slots_left = room.max_running
-        self.free_pages = room.free_pages
-        self.rows: list[Row] = []
-        self.promised_pages = 0  # of running requests: the rest of their prompts, and some growth
-
-    def add_running(self, request: Running, *, leaving: int = 0) -> None:
-        """A row of as many pending tokens as pages and the budget, but for `leaving`, allow, none if that is none."""
-        self.slots_left -= 1
-        budget = self.tokens_left - leaving
-        most = self._affordable(request.id, request.num_computed, budget)
-        num_tokens = max(0, min(request.num_pending, most, self._num_on_pages(request)))
-        if num_tokens:
-            self.rows.append(Row(request.id, num_tokens))
-            self._pay(request.num_computed, num_tokens, budget)
-        new_pages = _missing_pages(request, request.num_computed + num_tokens, self.page_size)
-        self.free_pages -= new_pages
-        self.promised_pages += _expected_pages(request, self.page_size) - new_pages
-
-    def num_first(self, request: Waiting, num_found: int) -> int:
-        """Tokens of its first row, behind those that it takes from the cache."""
-        return min(len(request.ids) - num_found, self._affordable(request.id, num_found, self.tokens_left))
-
-    def add_admitted(self, request: Waiting, num_found: int, num_tokens: int) -> None:
-        """With a first row of `num_tokens`, by `num_first`."""
-        self.rows.append(Row(request.id, num_tokens))
-        self._pay(num_found, num_tokens, self.tokens_left)
-
-    def is_filled_by(self, prefill: Running) -> bool:
-        return prefill.num_pending > self._affordable(prefill.id, prefill.num_computed, self.tokens_left)
-
-    def has_page_for(self, prefill: Running) -> bool:
-        return self._num_on_pages(prefill) > 0
-
-    def _num_on_pages(self, request: Running) -> int:
-        return (request.num_pages + max(0, self.free_pages)) * self.page_size - request.num_computed
-
-    def _affordable(self, number: int, start: int, budget: int) -> int:
-        """Tokens of a request behind `start` others, for so many at the start of a text."""
-        if self.keys_per_token is None:
-            return budget
-        has_least = not self._has_piece if self.least_of is None else number == self.least_of
-        return max(int(budget / (1 + start / self.keys_per_token)), min(budget, LEAST_PIECE) if has_least else 0)
-
-    def _pay(self, start: int, num_tokens: int, budget: int) -> None:
-        """A least piece may be more work than its budget: what was left for others is theirs all the same."""
-        if self.keys_per_token is not None:
-            self._has_piece = True
-            num_tokens = min(budget, self.work_of(start, num_tokens))
-        self.tokens_left -= num_tokens
-
-    def work_of(self, start: int, num_tokens: int) -> int:
-        """Of tokens behind `start` others: as that of how many at the start of a text."""
-        if self.keys_per_token is None:
-            return num_tokens
-        return math.ceil(num_tokens * (1 + start / self.keys_per_token))
-
-    def lengthen(self, request: Running) -> None:
-        """The row of a prefill, whose pages are promised, by what tokens are left."""
-        for at, row in enumerate(self.rows):
-            if row.id == request.id:
-                self.least_of = None  # it has that
-                more = self._affordable(request.id, request.num_computed, self.tokens_left)
-                num_tokens = min(request.num_pending, row.num_tokens + more)
-                self.rows[at] = Row(request.id, num_tokens)
-                self._pay(request.num_computed, num_tokens - row.num_tokens, self.tokens_left)
-
-
 @dataclass(frozen=True, slots=True)
 class _Passing:
     """Who goes before a long prefill."""
@@ -320,7 +235,7 @@ _NOBODY = _Passing()
 
 
 def _passing(
-    waiting: Sequence[Waiting], running: Sequence[Running], prefills: Sequence[Running], step: _Step,
+    waiting: Sequence[Waiting], running: Sequence[Running], prefills: Sequence[Running], step: Step,
     under_way: Prefilling | None
 ) -> _Passing:  # fmt: skip
     """Who has much less left than the first of `prefills`, which would fill the step: as many as take half of it, and
@@ -335,7 +250,7 @@ def _passing(
             parts[each.id] = min(tokens, step.work_of(each.num_computed, each.num_pending))
             tokens -= parts[each.id]
     slots = step.slots_left - len(prefills)
-    pages = step.free_pages - step.promised_pages - sum(_expected_pages(each, step.page_size) for each in prefills)
+    pages = step.free_pages - step.promised_pages - sum(expected_pages(each, step.page_size) for each in prefills)
     heads = Heads(step.page_size)
     kept, admit = 0, set[int]()
     for request in waiting:
@@ -350,20 +265,6 @@ def _passing(
         kept += min(step.work_of(_num_found(request), _num_new(request)), tokens - kept)
         admit.add(request.id)
     return _Passing(parts, frozenset(admit), kept)
-
-
-def growth_tokens(max_new_tokens: int, page_size: int) -> int:
-    """Room for how many more tokens is kept for a request: a share of what it may generate, a page at least."""
-    return min(max_new_tokens, max(page_size, int(max_new_tokens * GROWTH_SHARE)))
-
-
-def _missing_pages(request: Running, num_tokens: int, page_size: int) -> int:
-    return max(0, pages_for(num_tokens, page_size) - request.num_pages)
-
-
-def _expected_pages(request: Running, page_size: int) -> int:
-    """Pages that it lacks for the tokens that are known, and for the growth for which room is kept."""
-    return _missing_pages(request, request.num_tokens + growth_tokens(request.max_new_tokens, page_size), page_size)
 
 
 def _gain(request: Running) -> int:
@@ -394,15 +295,15 @@ def _demand(running: list[Running], room: Room) -> int:
     page_size = room.page_size
     decoding = [request for request in running if is_decoding(request, page_size)]
     if decoding:
-        return sum(_missing_pages(request, request.num_tokens, page_size) for request in decoding)
-    return min(_missing_pages(request, request.num_computed + 1, page_size) for request in running)
+        return sum(missing_pages(request, request.num_tokens, page_size) for request in decoding)
+    return min(missing_pages(request, request.num_computed + 1, page_size) for request in running)
 
 
 # -- admissions -------------------------------------------------------------------------------------------------------
 
 
 def _admit(
-    waiting: Sequence[Waiting], running: Sequence[Running], step: _Step, policy: Policy, aged: int | None,
+    waiting: Sequence[Waiting], running: Sequence[Running], step: Step, policy: Policy, aged: int | None,
     passing: Collection[int], under_way: Prefilling
 ) -> tuple[int, ...]:  # fmt: skip
     """Admit in order while there are slots, tokens and pages. Adds the rows to `step`."""
@@ -456,6 +357,8 @@ def _in_order(
         return *goes_first, request.id not in passing, -request.num_cached
 
     line = sorted(waiting, key=place)
+    if len({(each.namespace, each.program) for each in (*line, *running)}) < 2:
+        return line
     claims = [(request.id, _claim(request)) for request in line]
     over = over_share(claims, map(_claim, running), slots_left + len(running))
     if over:

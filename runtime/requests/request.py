@@ -50,10 +50,11 @@ class Request:
 
     __slots__ = (
         "id", "job", "index", "params", "namespace", "seed", "num_prompt", "num_computed", "num_cached", "logits_from",
-        "lease", "matcher", "stops", "detokenizer", "waited_steps", "waited_seconds", "waits_since", "arrived",
-        "admitted", "prefilled", "num_lost", "logprobs", "top_logprobs", "allowed", "prompt_logprobs", "prompt_top",
-        "forced", "drafted", "guesser", "healing", "_at_start", "_num_healed", "_num_shown", "_buffer", "_length",
-        "_tokenizer", "_text", "_text_ends", "_unsent_text", "_unsent_ids", "_unsent_logprobs", "_unsent_top",
+        "lease", "matcher", "stops", "detokenizer", "waited_steps", "first_step", "waited_seconds", "waits_since",
+        "arrived", "admitted", "prefilled", "num_lost", "logprobs", "top_logprobs", "allowed", "prompt_logprobs",
+        "prompt_top", "forced", "drafted", "guesser", "healing", "_at_start", "_num_healed", "_num_shown", "_buffer",
+        "_length", "_tokenizer", "_text", "_text_ends", "_unsent_text", "_unsent_ids", "_unsent_logprobs",
+        "_unsent_top",
     )  # fmt: skip
 
     def __init__(
@@ -89,7 +90,8 @@ class Request:
         after = params.constraint.end if isinstance(params.constraint, Reasoned) else ""
         self.stops = StopText(params.stop, params.stop_regex, stop_ends, after)
         self.detokenizer = tokenizer.detokenizer(marks_of(params.constraint))
-        self.waited_steps = 0
+        self.waited_steps = 0  # before it last left the line
+        self.first_step = 0  # in which it waits, counted by whoever has the line: had it waited all at once
         # The next three are of a clock that stands still while kernels are compiled: it is not the request's doing.
         self.arrived = readiness.clock()
         self.admitted: float | None = None  # when its first step began

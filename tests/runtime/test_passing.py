@@ -14,8 +14,9 @@ from niwaki.runtime.api import Cancelled, SamplingParams
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.forward.runner import Batch, Runner
 from niwaki.runtime.loop import roster
+from niwaki.runtime.loop.filling import LEAST_PIECE
 from niwaki.runtime.loop.plans import AGED_STEPS, Room, Row, Running, Waiting
-from niwaki.runtime.loop.scheduler import LEAST_PIECE, plan
+from niwaki.runtime.loop.scheduler import plan
 from tests.toy import VOCAB_SIZE, make_model
 
 ROOM = Room(free_pages=1000, page_size=16, max_batch_tokens=512, max_running=64)

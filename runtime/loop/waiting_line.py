@@ -16,7 +16,7 @@ Kind = tuple[int, str, int | None]  # priority, namespace, program
 _ARRIVAL: Final = attrgetter("id")  # ids ascend with arrival
 
 
-class Line:
+class WaitingLine:
     """Each request once. Lists by kind, none of them empty."""
 
     def __init__(self) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from niwaki.runtime.api import SamplingParams
 from niwaki.runtime.loop import fairness, roster
-from niwaki.runtime.loop.line import Line
 from niwaki.runtime.loop.roster import MAX_MATCHED_WAITING
+from niwaki.runtime.loop.waiting_line import WaitingLine
 from niwaki.runtime.requests.request import Request
 from tests.formula import Host
 from tests.toy import make_model
@@ -40,7 +40,7 @@ def drawn(draw: random.Random, number: int) -> Request:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_it_is_a_list_in_order_of_arrival_whoever_comes_goes_or_is_set_back(seed: int) -> None:
-    draw, line = random.Random(seed), Line()
+    draw, line = random.Random(seed), WaitingLine()
     waiting: list[Request] = []
     gone: list[Request] = []
     for number in range(300):
@@ -64,7 +64,7 @@ def test_it_is_a_list_in_order_of_arrival_whoever_comes_goes_or_is_set_back(seed
 @pytest.mark.parametrize("most", [1, 5, 40])
 @pytest.mark.parametrize("seed", range(3))
 def test_who_is_looked_at_is_among_the_first_of_each_kind(seed: int, most: int) -> None:
-    draw, line = random.Random(seed), Line()
+    draw, line = random.Random(seed), WaitingLine()
     everybody = [drawn(draw, number) for number in range(200)]
     for one in everybody:
         line.add(one)
