@@ -5,7 +5,9 @@ At most one call runs at a time; the backend's callback, on whatever thread it c
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
@@ -19,7 +21,7 @@ from niwaki.lang.origin import Origin, add_origin
 from niwaki.lang.place import Place
 from niwaki.lang.reading import Reading
 from niwaki.lang.run import Run
-from niwaki.lang.tools import Ask
+from niwaki.lang.tools import Ask, Call
 from niwaki.lang.transcript import Span
 from niwaki.lang.types import schema_type
 from niwaki.runtime.api import (
@@ -29,6 +31,7 @@ from niwaki.runtime.api import (
     Delta,
     Generation,
     GenerationError,
+    JsonSchema,
     Output,
     Pending,
     Regex,
@@ -40,6 +43,8 @@ from niwaki.runtime.api import (
 )
 from niwaki.runtime.api.choices import decided
 from niwaki.runtime.api.readiness import readiness
+
+log = logging.getLogger("niwaki.lang")
 
 
 @dataclass(eq=False, slots=True)
@@ -184,6 +189,7 @@ class Calling(Reading):
                     self._expected[node.name] -= 1
                 self._active = None
                 self._changed.notify_all()
+            _tell_of_shorter(node, outputs, values, active.origin)
         except BaseException as error:  # nothing may escape into the backend's thread
             self.fail(error, active.origin)
         self._pump()
@@ -320,6 +326,33 @@ class Calling(Reading):
                     raise self._error
                 self._place.hold(lease)
         return lease.branch, self._place.unsent()
+
+
+_lines_told: set[Origin] = set()
+
+
+def _tell_of_shorter(node: Gen, outputs: Sequence[Output], values: Sequence[object], origin: Origin) -> None:
+    """Warn, once for each line of a program, that a value is valid and may not be all that the model had to say."""
+    is_at_end = any(output.finish_reason.type == "length" and output.complete for output in outputs)
+    if not is_at_end or origin in _lines_told or (kind := _cut_silently(node, values)) is None:
+        return
+    _lines_told.add(origin)
+    name = "a gen" if node.name is None else f"gen {node.name!r}"
+    num_tokens = max(output.completion_tokens for output in outputs)
+    log.warning(
+        f"{origin}: {name} came to the end of its {num_tokens} tokens: its {kind} is valid, and may be shorter than "
+        "the model wanted; give it a larger max_tokens (told once for a line)"
+    )
+
+
+def _cut_silently(node: Gen, values: Sequence[object]) -> str | None:
+    """What would not show that it was cut. Numbers end with their budgets in many programs, and regexes and grammars
+    are the author's own."""
+    if any(isinstance(one, Call) for value in values for one in (value if isinstance(value, list) else [value])):
+        return "call"
+    if node.type is None or node.dtype in (int, float):
+        return None
+    return node.type.name if node.dtype is not None or isinstance(node.type.constraint, JsonSchema) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class FinishReason:
-    """Why a generation ended. `matched` is the stop string or the token id that ended it."""
+    """Why a generation ended. `matched` is the stop string or the token id that ended it.
+
+    "length": its budget is used up, or has kept a text under a constraint from going on as the model wanted, so that it
+    is complete, and shorter than it would have been.
+    """
 
     type: Literal["stop", "length", "abort"]
     matched: str | int | None = None

@@ -23,12 +23,12 @@ from niwaki.runtime.api.faults import told
 from niwaki.runtime.constraints.grammar_engine import GrammarMatcher
 from niwaki.runtime.constraints.grammar_places import Place
 from niwaki.runtime.constraints.kernels import Words
-from niwaki.runtime.constraints.protocol import Matcher, address_of
+from niwaki.runtime.constraints.protocol import ANY_LENGTH, Matcher, address_of
 
 MAX_THREADS: Final = 8
 FEW: Final = 2  # masks of grammars that are filled one by one: to hand them to native threads takes longer
 
-Wanted: TypeAlias = Sequence[tuple[Matcher, int]]  # with the tokens that remain
+Wanted: TypeAlias = Sequence[Matcher]
 Job: TypeAlias = "Callable[[], None] | None"
 
 
@@ -79,8 +79,7 @@ class MaskFiller:
         self._last: Masks | None = None  # that the thread was given
 
     def start(self, wanted: Wanted) -> Masks:
-        """Begin to fill the masks of matchers, each with the tokens that remain. Leave the matchers alone until the
-        rows have been read."""
+        """Begin to fill masks, whatever is left of budgets. Leave the matchers alone until the rows have been read."""
         rows, slow = _looked_up(wanted)
         masks = Masks(rows)
         if slow:
@@ -106,9 +105,9 @@ class MaskFiller:
             self._jobs.put(None)
             self._thread.join()
 
-    def _fill(self, slow: Sequence[tuple[int, Matcher, int]], rows: list[Words | NiwakiError]) -> None:
+    def _fill(self, slow: Sequence[tuple[int, Matcher]], rows: list[Words | NiwakiError]) -> None:
         alike: dict[Place | GrammarMatcher, list[tuple[int, GrammarMatcher]]] = {}  # they share a mask
-        for index, matcher, remaining in slow:
+        for index, matcher in slow:
             try:
                 if isinstance(matcher, GrammarMatcher) and matcher.is_native:
                     if failure := matcher.failure():
@@ -116,7 +115,7 @@ class MaskFiller:
                     alike.setdefault(matcher.place or matcher, []).append((index, matcher))
                 else:
                     row = np.zeros(self._num_words, np.uint32)
-                    matcher.fill_mask_within(row, remaining)
+                    matcher.fill_mask(row)
                     rows[index] = row
             except Exception as error:
                 rows[index] = told(error)
@@ -147,18 +146,18 @@ def _work(jobs: SimpleQueue[Job]) -> None:
         del job  # it holds matchers
 
 
-def _looked_up(wanted: Wanted) -> tuple[list[Words | NiwakiError], list[tuple[int, Matcher, int]]]:
+def _looked_up(wanted: Wanted) -> tuple[list[Words | NiwakiError], list[tuple[int, Matcher]]]:
     """The masks, and which are missing."""
     rows: list[Words | NiwakiError] = []
-    slow: list[tuple[int, Matcher, int]] = []
-    for index, (matcher, remaining) in enumerate(wanted):
+    slow: list[tuple[int, Matcher]] = []
+    for index, matcher in enumerate(wanted):
         try:
-            known = matcher.known_mask(remaining)
+            known = matcher.known_mask(ANY_LENGTH)
         except Exception as error:
             rows.append(told(error))
             continue
         if known is None:
-            slow.append((index, matcher, remaining))
+            slow.append((index, matcher))
         rows.append(_NOT_YET if known is None else known)
     return rows, slow
 

@@ -204,7 +204,10 @@ class AutomatonMatcher:
             row.view(np.uint32)[:] = self._constraint.row_within(state, remaining)
 
     def admits(self, token_id: int, remaining: int) -> bool:
-        return True  # the mask is exact
+        state, constraint = self._states[-1], self._constraint
+        if state == ENDED or constraint.longest_distance < remaining:
+            return True
+        return bool(constraint.row_within(state, remaining)[token_id >> 5] >> np.uint32(token_id & 31) & np.uint32(1))
 
     def step(self, token_id: int, remaining: int) -> bool:
         states, constraint = self._states, self._constraint

@@ -29,6 +29,7 @@ class Forced(msgspec.Struct, frozen=True, gc=False):  # many are kept: the colle
 
 
 NOTHING_FORCED: Final = Forced(b"", ANY_BYTE)
+ANY_LENGTH: Final = 1 << 30  # tokens that remain: more than any budget
 
 
 class Followed(Enum):

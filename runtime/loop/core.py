@@ -173,7 +173,7 @@ class EngineCore:
 
     def _run(self, rows: Sequence[tuple[Request, Row]]) -> None:
         masked = [request for request, row in rows if request.is_masked and row.end >= request.length]
-        wanted = [(request.matcher, request.remaining_new) for request in masked if request.matcher is not None]
+        wanted = [request.matcher for request in masked if request.matcher is not None]
         began = time.perf_counter()
         computed = self._compute([request for request, _ in rows], Batch.of([row for _, row in rows]), wanted)
         if computed is not None:
@@ -183,7 +183,7 @@ class EngineCore:
             self._end_failed()
 
     def _compute(
-        self, requests: Sequence[Request], batch: Batch, wanted: Sequence[tuple[Matcher, int]]
+        self, requests: Sequence[Request], batch: Batch, wanted: Sequence[Matcher]
     ) -> tuple[torch.Tensor, Masks] | None:
         """Run the model, and fill masks meanwhile, for texts that may still have so many tokens. None where it failed:
         the whole batch is lost, the engine is not."""

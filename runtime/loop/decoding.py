@@ -137,15 +137,12 @@ class Decoding:
             self._listener = Listener([r.ids for r in self.requests], [r.guesser for r in self.requests])
         return self._listener.hears(self._starts, self._token_ids)
 
-    def masked(self) -> list[tuple[Matcher, int]]:
-        """The masks that this step needs: the matchers, each with the tokens that its text may still write."""
+    def masked(self) -> list[Matcher]:
+        """Those whose masks this step needs."""
         if self._led.is_walking or not (self._led.matchers or self._special):
             return []
-        led: list[tuple[Matcher, int]] = []
-        if rows := self._led.ask():
-            left = self._left().tolist()
-            led = [(self._led.matchers[row], left[row]) for row in rows]
-        return led + [(matcher, request.remaining_new) for request, matcher in self._masked_special()]
+        led = [self._led.matchers[row] for row in self._led.ask()]
+        return led + [matcher for _, matcher in self._masked_special()]
 
     def _left(self) -> npt.NDArray[np.int64]:
         """How many tokens the led ones may still write, the one that this step draws included."""
@@ -158,8 +155,7 @@ class Decoding:
 
     def by_request(self, masks: Sequence[Words | NiwakiError]) -> dict[int, Words | NiwakiError]:
         """After `take`: the masks of this step of those that are drawn one by one, of `masked` and what was at hand."""
-        filled, left = self._led.filled(masks), (self._left() + 1).tolist()
-        found = {self.requests[place].id: mask for place, mask in self._led.masks(left, filled)}
+        found = {self.requests[place].id: mask for place, mask in self._led.masks(self._led.filled(masks))}
         special = [request.id for request, _ in self._masked_special()]
         return found | dict(zip(special, masks[self._led.num_asked :], strict=True))
 
@@ -214,8 +210,7 @@ class Decoding:
         going = led.going()
         if not going:
             return draws.draw_under(logits, best, NO_ROWS, ())
-        left = self._left().tolist()
-        found = [(led.plain_rows[row], led.mask(row, left[row], filled)) for row in going]
+        found = [(led.plain_rows[row], led.mask(row, filled)) for row in going]
         under = [(row, mask) for row, mask in found if not isinstance(mask, NiwakiError)]
         drawn = draws.draw_under(logits, best, np.array([row for row, _ in under], np.int64), [m for _, m in under])
         drawn[[row for row, mask in found if isinstance(mask, NiwakiError)]] = NO_TOKEN
@@ -391,7 +386,7 @@ class Decoding:
         if len(rows) < len(requests):
             requests = [requests[row] for row in rows.tolist()]
             logits = logits[on_device(rows, logits.device)]
-        under = self._led.all_masks(self._left().tolist(), masks)
+        under = self._led.all_masks(masks)
         if under is None:
             return None
         if before is not None and before.requests == requests:

@@ -231,7 +231,7 @@ class Delivery:
         try:
             if request.healing is not None:
                 settled = request.healing.settled(sampled.token_id, request.matcher, request.remaining_new)
-                sampled = sampled if settled == sampled.token_id else Sampled(settled)
+                sampled = sampled if settled == sampled.token_id else Sampled(settled, is_shorter=sampled.is_shorter)
             reason = request.take(sampled, self._end_ids, is_accepted=is_accepted) or self._force(request)
             self._counters.generated_tokens += 1  # a healed one, too
             self._tell(request, reason)
@@ -260,7 +260,7 @@ class Delivery:
                 self.take(request, Sampled(int(tokens[right])))
                 continue
             if right and request.matcher is not None:
-                masks = {request.id: self._masks.rows([(request.matcher, request.remaining_new)])[0]}
+                masks = {request.id: self._masks.rows([request.matcher])[0]}
             self.draw([request], logits[right : right + 1], masks)
         request.guesser.learn(len(guess), right, request.length)
 

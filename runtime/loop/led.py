@@ -16,7 +16,7 @@ from niwaki.kernels.segments import Int64s
 from niwaki.runtime.api import NiwakiError
 from niwaki.runtime.api.faults import told
 from niwaki.runtime.constraints.kernels import Words
-from niwaki.runtime.constraints.protocol import FREE, REFUSED, Followed, Matcher
+from niwaki.runtime.constraints.protocol import ANY_LENGTH, FREE, REFUSED, Followed, Matcher
 from niwaki.runtime.constraints.walks import Standing, Walk
 
 EVERYWHERE = slice(None)
@@ -67,28 +67,28 @@ class Led:
         """The rows whose matchers have not been told this step's token."""
         return [row for row, is_told in enumerate(self._is_told) if not is_told]
 
-    def mask(self, row: int, left: int, filled: Filled) -> Words | NiwakiError:
+    def mask(self, row: int, filled: Filled) -> Words | NiwakiError:
         """Of the token that this step draws: as it was filled, or known."""
         if (mask := self._failed.get(row) or filled.get(row)) is not None:
             return mask
         try:
-            if (known := self.matchers[row].known_mask(left)) is not None:
+            if (known := self.matchers[row].known_mask(ANY_LENGTH)) is not None:
                 return known
             made = np.zeros(self._num_words, np.uint32)  # forgotten meanwhile, to save memory
-            self.matchers[row].fill_mask_within(made, left)
+            self.matchers[row].fill_mask(made)
         except Exception as error:
             return told(error)
         return made
 
-    def masks(self, left: Sequence[int], filled: Filled) -> Iterator[tuple[int, Words | NiwakiError]]:
+    def masks(self, filled: Filled) -> Iterator[tuple[int, Words | NiwakiError]]:
         """Those of the rows of `going`, each with its place."""
         for row in self.going():
-            yield int(self.places[row]), self.mask(row, left[row], filled)
+            yield int(self.places[row]), self.mask(row, filled)
 
-    def all_masks(self, left: Sequence[int], masks: Sequence[Words | NiwakiError]) -> list[Words] | None:
+    def all_masks(self, masks: Sequence[Words | NiwakiError]) -> list[Words] | None:
         """One for each row; None where one is an error."""
         filled = self.filled(masks)
-        found = [self.mask(row, left[row], filled) for row in range(len(self.matchers))]
+        found = [self.mask(row, filled) for row in range(len(self.matchers))]
         words = [mask for mask in found if not isinstance(mask, NiwakiError)]
         return words if len(words) == len(found) else None
 

@@ -2,7 +2,9 @@
 
 A mask tells what may follow; whether the text can then still end within its budget is asked of the one token that was
 drawn (`Matcher.admits`). One that is refused leaves the mask and the row is drawn once more: the tokens that are left
-keep their shares, at the price of one draw each, where looking at every token beforehand took milliseconds a mask.
+keep their shares, at the price of one draw each, where looking at every token beforehand took milliseconds a mask. An
+automaton knows all that are too much, and they leave with the first one. So it is known, too, whether the budget had a
+say: `Sampled.is_shorter`.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ def sample_within(
                 if isinstance(found, Sampled) and not text[0].admits(found.token_id, text[1]):
                     is_last = attempt == MAX_REDRAWS
                     mask = _ending(row.mask, text, end_ids) if is_last else _without(row.mask, found.token_id)
+                    if attempt == 1:
+                        mask = _within(mask, text)
                     position = rows[place].position + attempt * REDRAWN_FROM
                     refused.append((place, replace(row, mask=mask, position=position), text))
             except Exception as error:
@@ -50,9 +54,17 @@ def sample_within(
             break
         again = sample(rows_of(logits, [place for place, _, _ in refused]), [row for _, row, _ in refused])
         for (place, _, _), found in zip(refused, again, strict=True):
-            drawn[place] = found
+            drawn[place] = replace(found, is_shorter=True) if isinstance(found, Sampled) else found
         pending = refused
     return drawn
+
+
+def _within(mask: Words, text: tuple[Matcher, int]) -> Words:
+    """Of the mask what fits, where that is known of all at once."""
+    matcher, remaining = text
+    row = np.zeros_like(mask)
+    matcher.fill_mask_within(row, remaining)
+    return row & mask
 
 
 def _without(mask: MaskRow | None, token_id: int) -> Words:

@@ -58,12 +58,14 @@ class SampleRow(msgspec.Struct, frozen=True, gc=False):  # as the plan's rows: o
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
     """A token; where asked for, its log-probability, the likeliest tokens with theirs, best first, and how many tokens
-    a mask allowed."""
+    a mask allowed. `is_shorter`: another was drawn first, behind which the text could not have ended within its
+    budget."""
 
     token_id: int
     logprob: float | None = None
     top: Packed = NOTHING
     allowed: int | None = None
+    is_shorter: bool = False
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled | GenerationError]:

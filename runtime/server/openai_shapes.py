@@ -321,4 +321,4 @@ def _finish(output: Output | None, talk: Talk | None = None) -> Json:
     reason = output.finish_reason
     if talk is not None and talk.has_whole_calls and reason.type == "stop":
         return {"finish_reason": "tool_calls", "matched_stop": reason.matched}
-    return {"finish_reason": reason.type, "matched_stop": reason.matched}
+    return {"finish_reason": reason.type, "matched_stop": reason.matched if reason.type == "stop" else None}

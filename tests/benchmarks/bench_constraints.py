@@ -244,7 +244,7 @@ class Ours:
             if count == 1 and not self._seen:
                 matchers[0].fill_mask_within(row, 10_000)
             else:
-                self._filler.rows([(matcher, 10_000) for matcher in matchers])
+                self._filler.rows(matchers)
 
         return _Texts(fill, [matcher.accept for matcher in matchers])
 

@@ -62,6 +62,85 @@ def test_every_value_is_of_its_type_whatever_the_model_says(engine: Engine, temp
     assert isinstance(state["free"], str)
 
 
+class Card(pydantic.BaseModel):
+    name: str
+    city: str
+
+
+TEXT = "Hi, I'm Lena Fischer, a nurse from Dresden.\n\nFields: name, city"
+
+
+# The second is a grammar, as its depth has no bound; the first an automaton, which knows all tokens that fit at once.
+NESTED = {
+    "$ref": "#/$defs/card",
+    "$defs": {
+        "card": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "city": {"type": "string"}, "more": {"$ref": "#/$defs/card"}},
+            "required": ["name", "city"],
+            "additionalProperties": False,
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("kind", [{"dtype": Card}, {"json_schema": NESTED}], ids=["automaton", "grammar"])
+def test_a_value_that_its_budget_made_shorter_says_so(
+    engine: Engine, kind: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("niwaki.lang.calling._lines_told", set())
+
+    @nw.function
+    def card(s: State, most: int) -> None:
+        s += nw.user(TEXT)
+        s += nw.assistant(nw.gen("card", temperature=0, max_tokens=most, **kind))
+
+    whole = card.run(120)
+    info = whole.get_meta_info("card")
+    needed = info["completion_tokens"]
+    assert (info["finish_reason"]["type"], info["complete"]) == ("stop", True)
+    assert card.run(needed)["card"] == whole["card"]
+    assert card.run(needed).get_meta_info("card")["finish_reason"]["type"] == "stop", "it needs no more"
+    assert caplog.records == []
+    for less in (1, 2, 3):
+        cut = card.run(needed - less)
+        assert cut["card"] != whole["card"]
+        info = cut.get_meta_info("card")
+        assert (info["finish_reason"]["type"], info["complete"]) == ("length", True)
+    (told,) = caplog.messages
+    assert "gen 'card' came to the end of its" in told
+    assert "give it a larger max_tokens" in told
+    assert "test_on_engine.py" in told
+
+
+def look_up(name: str) -> str:
+    """Looks up a person."""
+    return name
+
+
+def test_a_call_that_its_budget_made_shorter_says_so(
+    engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("niwaki.lang.calling._lines_told", set())
+
+    @nw.function
+    def ask(s: State, most: int) -> None:
+        s += nw.system("You can call tools.", tools=[look_up])
+        s += nw.user("Where does Jonas Weberling live?")
+        s += nw.assistant(nw.gen("call", tools=[look_up], tool_choice="required", temperature=0, max_tokens=most))
+
+    whole = ask.run(60)
+    needed = whole.get_meta_info("call")["completion_tokens"]
+    assert whole["call"].arguments == {"name": "Jonas Weberling"}
+    assert caplog.records == []
+    for less in (2, 3):
+        cut = ask.run(needed - less)
+        assert len(cut["call"].arguments["name"]) < len("Jonas Weberling")
+        assert cut.get_meta_info("call")["finish_reason"]["type"] == "length"
+    (told,) = caplog.messages
+    assert "its call is valid, and may be shorter" in told
+
+
 def test_forks_prefill_their_prefix_once(engine: Engine) -> None:
     words = " ".join(f"unseen{i}" for i in range(150))
     counts = []

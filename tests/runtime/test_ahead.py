@@ -187,7 +187,7 @@ def test_a_matcher_that_fails_under_way_fails_alone(folder: Path, order: list[st
 
         def known_mask(self, remaining: int) -> None: ...
 
-        def fill_mask_within(self, row: object, remaining: int) -> None:
+        def fill_mask(self, row: object) -> None:
             raise ConstraintError("its grammar has no more memory")
 
         def __getattr__(self, name: str) -> object:

@@ -200,13 +200,15 @@ def test_a_mask_that_fails_fails_its_request_alone(folder: Path, monkeypatch: py
     def known_mask(matcher: AutomatonMatcher, remaining: int) -> None:
         return None
 
-    def fill_mask_within(matcher: AutomatonMatcher, row: MaskRow, remaining: int) -> None:
+    fill = AutomatonMatcher.fill_mask
+
+    def fill_mask(matcher: AutomatonMatcher, row: MaskRow) -> None:
         if matcher is broken:
             raise ConstraintError("broken")
-        matcher.fill_mask(row)
+        fill(matcher, row)
 
     monkeypatch.setattr(AutomatonMatcher, "known_mask", known_mask)
-    monkeypatch.setattr(AutomatonMatcher, "fill_mask_within", fill_mask_within)
+    monkeypatch.setattr(AutomatonMatcher, "fill_mask", fill_mask)
     host.step()
     monkeypatch.undo()
     assert isinstance(host.generations.pop(0).error(), ConstraintError)

@@ -39,7 +39,7 @@ HOOKS: list[tuple[type, str, SamplingParams]] = [
     (Request, "kept_ids", GREEDY),
     (AutomatonMatcher, "admits", LED),
     (AutomatonMatcher, "accept", replace(LED, stop=("a stop that never comes",))),
-    (AutomatonMatcher, "fill_mask_within", LED),
+    (AutomatonMatcher, "fill_mask", LED),
     (AutomatonMatcher, "known_mask", LED),
     (AutomatonMatcher, "follow", LED),
     (GrammarMatcher, "learn", replace(LED, constraint=Grammar(r"start: /(.|\n){30,}/"))),

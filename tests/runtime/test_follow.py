@@ -66,7 +66,7 @@ def test_what_is_followed_is_what_single_calls_tell(
                 num_accepted -= back
             if one.is_done:
                 break
-            (row,) = filler.start([(other, remaining)]).rows()  # learns it
+            (row,) = filler.start([other]).rows()  # learns it
             assert isinstance(row, np.ndarray)
             token_id = draw.choice(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
             told = follow(other, token_id, remaining)
@@ -98,9 +98,9 @@ def test_what_others_have_written_is_not_told_to_the_native_matcher_until_it_is_
     first, later = compiled.matcher(), compiled.matcher()
     filler = MaskFiller(compiler.vocabulary.num_words)
     for _ in range(5):
-        filler.start([(first, 50)]).rows()
+        filler.start([first]).rows()
         assert first.follow(token_id, 50) is Followed.FREE
-    filler.start([(first, 50)]).rows()
+    filler.start([first]).rows()
     filler.close()
     for _ in range(5):
         assert later.step(token_id, 50)

@@ -50,13 +50,12 @@ def test_every_row_is_what_its_matcher_alone_says(
 ) -> None:
     draw = random.Random(2)
     alone = np.zeros(vocabulary.num_words, np.uint32)
-    texts = [(compiler.compile(one).matcher(), draw.randint(2, 30)) for one in CONSTRAINTS * 4]
+    texts: list[Matcher] = [compiler.compile(one).matcher() for one in CONSTRAINTS * 4]
     for step in range(8):
-        wanted: list[tuple[Matcher, int]] = [(matcher, max(1, left - step)) for matcher, left in texts]
-        rows = filler.rows(wanted) if step % 2 else filler.start(wanted).rows()
-        for (matcher, left), row in zip(wanted, rows, strict=True):
+        rows = filler.rows(texts) if step % 2 else filler.start(texts).rows()
+        for matcher, row in zip(texts, rows, strict=True):
             assert isinstance(row, np.ndarray)
-            matcher.fill_mask_within(alone, left)
+            matcher.fill_mask(alone)
             assert row.tolist() == alone.tolist()
             allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
             if not matcher.is_done:
@@ -115,8 +114,8 @@ def test_rows_of_one_state_are_one_array_and_nothing_wanted_costs_no_thread(
     compiler: ConstraintCompiler, filler: MaskFiller
 ) -> None:
     compiled = compiler.compile(Regex("[a-z ]+"))
-    filler.start([(compiled.matcher(), 50)]).rows()
-    one, other = filler.start([(compiled.matcher(), 50), (compiled.matcher(), 50)]).rows()
+    filler.start([compiled.matcher()]).rows()
+    one, other = filler.start([compiled.matcher(), compiled.matcher()]).rows()
     assert one is other
     assert filler.start([]).rows() == []
 
@@ -127,7 +126,7 @@ def test_texts_at_one_place_share_the_mask_of_a_step_also_where_it_is_new(
     compiled = compiler.compile(CONSTRAINTS[0])
     matchers = [compiled.matcher() for _ in range(3)]
     matchers[2].accept(vocabulary.token_bytes.index(b"{"))
-    one, same, other = filler.start([(matcher, 900) for matcher in matchers]).rows()
+    one, same, other = filler.start(matchers).rows()
     assert one is same is not other
 
 
@@ -139,8 +138,8 @@ def test_texts_that_begin_alike_are_masked_once_also_after_a_step_back(
     ids = [vocabulary.token_bytes.index(bytes([byte])) for byte in b'{"a":"x'] + [None]
     before = compiled.num_bytes
     for token_id in ids:
-        (row,) = filler.start([(first, 900)]).rows()
-        (same,) = filler.start([(later, 900)]).rows()
+        (row,) = filler.start([first]).rows()
+        (same,) = filler.start([later]).rows()
         assert isinstance(row, np.ndarray)
         assert isinstance(same, np.ndarray)
         assert later.known_mask(900) is same
@@ -179,7 +178,7 @@ def test_a_matcher_that_fails_fails_alone(
         good, bad = compiled.matcher(), compiled.matcher()
         bad.native.consume_token(vocabulary.size - 1)  # type: ignore[attr-defined]  # what it does not allow: it fails
         wanted = [good, bad][::order]
-        rows = filler.start([(matcher, 90) for matcher in wanted]).rows()
+        rows = filler.start(wanted).rows()
         assert isinstance(rows[wanted.index(good)], np.ndarray)
         assert isinstance(rows[wanted.index(bad)], ConstraintError)
 
@@ -197,7 +196,7 @@ def test_a_fault_that_shows_in_a_mask_is_one_texts_alone_where_several_share_it(
         return new_mask(matcher)
 
     monkeypatch.setattr(GrammarMatcher, "new_mask", fails_for_one)
-    fault, *masks = filler.rows([(matcher, 90) for matcher in (bad, good, same)])
+    fault, *masks = filler.rows((bad, good, same))
     assert isinstance(fault, ConstraintError)
     assert isinstance(good, GrammarMatcher)
     assert all(np.array_equal(mask, new_mask(good)) for mask in masks if isinstance(mask, np.ndarray))
@@ -210,10 +209,10 @@ def test_a_fault_of_the_filler_reaches_whoever_waits_and_it_goes_on(
     compiled = compiler.compile(JsonSchema(json.dumps(SCHEMA) + "    "))
     with monkeypatch.context() as patch:
         patch.setattr(MaskFiller, "_fill", lambda *_: 1 / 0)
-        masks = filler.start([(compiled.matcher(), 90)])
+        masks = filler.start([compiled.matcher()])
         with pytest.raises(ZeroDivisionError):
             masks.rows()
-    (row,) = filler.start([(compiled.matcher(), 90)]).rows()
+    (row,) = filler.start([compiled.matcher()]).rows()
     assert isinstance(row, np.ndarray)
 
 
@@ -227,11 +226,11 @@ def test_the_thread_of_a_filler_ends_with_it_and_what_is_filled_at_once_needs_no
 
     before = threads()
     filler = MaskFiller(vocabulary.num_words)
-    filler.rows([(compiled.matcher(), 90)])
+    filler.rows([compiled.matcher()])
     assert threads() == before
     matcher = compiled.matcher()
     matcher.accept(vocabulary.token_bytes.index(b"{"))
-    filler.start([(matcher, 90)]).rows()
+    filler.start([matcher]).rows()
     (mine,) = set(threads()) - set(before)
     del filler, matcher
     mine.join(10)

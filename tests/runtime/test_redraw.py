@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from niwaki.runtime.api import ConstraintError, SamplingParams
@@ -30,6 +31,9 @@ class Text:
         if remaining == 0:
             raise ConstraintError("it failed")
         return token_id in self.admitted or token_id == END
+
+    def fill_mask_within(self, row: npt.NDArray[np.uint32], remaining: int) -> None:
+        row[:] = 0xFFFFFFFF  # as a grammar: it does not know
 
     def shortest_ending(self, budget: int) -> tuple[int, ...]:
         return self.ending
@@ -80,3 +84,20 @@ def test_a_matcher_that_fails_fails_its_own_row() -> None:
     logits = torch.randn(2, SIZE, generator=torch.Generator().manual_seed(3))
     good = Text(frozenset(range(SIZE)))
     assert drawn(logits, [(Text(frozenset()), 0), (good, 5)]) == [-1, *drawn(logits[1:], [(good, 5)])]
+
+
+def test_who_was_drawn_again_is_told_and_an_automatons_mask_is_exact_then() -> None:
+    logits = torch.arange(SIZE, 0, -1, dtype=torch.float32).reshape(1, SIZE)
+    tight = Text(frozenset({50}))
+
+    def fits(row: npt.NDArray[np.uint32], remaining: int) -> None:
+        row[:] = 0
+        row[50 >> 5] = 1 << (50 & 31)
+
+    tight.fill_mask_within = fits  # type: ignore[method-assign]  # as an automaton: it knows all that fit
+    mask = np.full(SIZE // 32, 0xFFFFFFFF, np.uint32)
+    rows = [SampleRow(SamplingParams(temperature=0.0), 7, 0, mask)] * 2
+    texts = cast("list[tuple[Matcher, int] | None]", [(tight, 5), (Text(frozenset(range(SIZE))), 5)])
+    found = sample_within(logits.repeat(2, 1), rows, texts, [END])
+    assert found == [Sampled(50, is_shorter=True), Sampled(0)]
+    assert tight.num_asked == 2

@@ -153,7 +153,7 @@ def test_a_matcher_that_has_walked_is_as_one_that_stepped(
         for _ in range(35):
             if other.is_done or remaining == 0:
                 break
-            (row,) = filler.start([(other, remaining)]).rows()
+            (row,) = filler.start([other]).rows()
             assert isinstance(row, np.ndarray)
             token_id = draw.choice(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
             is_known = other.step(token_id, remaining)
