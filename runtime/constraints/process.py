@@ -27,7 +27,7 @@ CODE: Final = f"import os; os.nice({OF_PROCESSES}); from {PROGRAM} import main; 
 ROOT: Final = str(Path(__file__).parents[3])  # where the package lies: niwaki/runtime/constraints/process.py
 LENGTH: Final = struct.Struct("<I")
 PROCESSES: Final = 2  # so that one who asks for too much holds up nobody else
-START_SECONDS: Final = 30.0  # until the child says that it is ready, on a machine that has other things to do
+START_SECONDS: Final = 120.0  # until the child says that it is ready: nice, on a machine that has other things to do
 # How much slower than alone the child may be on a busy machine. Its own timer ends it by its processor time.
 PATIENCE: Final = 10.0
 MAX_MEMORY: Final = 2 * 1024**3  # of the child, address space
