@@ -25,6 +25,7 @@ from niwaki.kernels.simd_memory import element_pointer
 Kind = TypeVar("Kind", bound=np.generic)
 
 ORDER = "seq_cst"
+CYCLES = ir.FunctionType(ir.IntType(64), [])
 SPINS = 4000  # looks at a counter, some tens of microseconds, before the core is offered to others
 IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 
@@ -61,6 +62,16 @@ def _tell(typing, array, index, value):
         return context.get_dummy_value()
 
     return types.void(array, index, value), generate
+
+
+@intrinsic
+def _cycles(typing):
+    """Of a clock that counts on at one rate, some nanoseconds apart; 0 on processors that have none for programs."""
+
+    def generate(context, builder, signature, args):
+        return builder.call(builder.module.declare_intrinsic("llvm.readcyclecounter", fnty=CYCLES), [])
+
+    return types.int64(), generate
 
 
 @intrinsic
@@ -137,6 +148,7 @@ def wait_for(counters: Int64s, index: int, value: int) -> None:
 count = cast("Callable[[Int64s, int, int], int]", _count)
 seen = cast("Callable[[Int64s, int], int]", _seen)
 tell = cast("Callable[[Int64s, int, int], None]", _tell)
+cycles = cast("Callable[[], int]", _cycles)
 pause = cast("Callable[[], None]", _pause)
 # The memory from an address on as an array of these sizes, of the kind of `like`. Nothing keeps it from being freed.
 row_at = cast("Callable[[int, int, npt.NDArray[Kind]], npt.NDArray[Kind]]", _row_at)

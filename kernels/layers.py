@@ -45,6 +45,7 @@ from niwaki.kernels.pieces import (
     FIRST_KEY,
     FLOATS,
     GATE,
+    GATES,
     HEAD_DIM,
     HEADS,
     INSIDE,
@@ -98,6 +99,7 @@ from niwaki.kernels.pieces import (
     WANTED,
     WORDS,
     WRITES,
+    blocks_of_packed,
     cut,
     parts_of,
     place_of,
@@ -274,11 +276,12 @@ def _tiles(
 def _packed(line: Int64s, x: int, out: int, rows: int, first: int, last: int, like: Array) -> None:
     """As `_columns`, of so many rows of x and to the place that are given."""
     inputs, outputs = line[5], line[6]
-    blocks = (outputs + WIDE - 1) // WIDE
+    blocks = blocks_of_packed(line)  # each of two tiles of outputs, and as many weights and biases
     packed_columns_of(
         rows_at(x, rows, inputs, like),
         row_at(line[3], blocks * ((inputs + WIDE - 1) // WIDE) * WIDE * WIDE, like),
-        row_at(line[7], blocks * WIDE, FLOATS), rows_at(out, rows, outputs, like), WHOLE, first, min(last, blocks)
+        row_at(line[7], blocks * WIDE, FLOATS), rows_at(out, rows, outputs, like), line[GATES], WHOLE, first,
+        min(last, blocks)
     )  # fmt: skip
 
 

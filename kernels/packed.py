@@ -22,9 +22,8 @@ For seconds at a time a core is slow at loads of tiles between products, while p
 before: four loads and four products into four sums, which use all eight tiles, then take 119 ns instead of 28. What
 takes long is to load a tile while many others hold something, as if there were few places to load one to: with 6 tiles
 in use a product takes 19 ns, with 4 or 5 it takes 15 to 17, with 8 it takes 30, and 7 in all cases otherwise. So four
-are in use here, though x is read twice as often. 256 rows of L15's layers take 0.68 of the time of the version with
-eight on such a core and 0.90 on another, L60's 0.92 to 0.97 on the latter; 32 and 64 rows 0.64 to 0.97 (medians of 20
-in turn, others at work).
+are in use here, though x is read twice as often, on such a core and for few rows; many rows on another core go by
+packed_rows.py, with eight. Which it is a core is asked before each product that is worth it.
 """
 
 from __future__ import annotations
@@ -39,11 +38,12 @@ from niwaki.kernels.checks import check_arrays
 from niwaki.kernels.jit import for_any_thread, get_num_threads, jit
 from niwaki.kernels.numeric import store
 from niwaki.kernels.operand import Array, Operand
+from niwaki.kernels.packed_rows import BLOCK, TILE, WIDE, blocks_of_rows, has_room, places_of
 from niwaki.kernels.partial import Float32s
 from niwaki.kernels.segments import Int64s
-from niwaki.kernels.simd import LANES
+from niwaki.kernels.simd import LANES, silu, times
 from niwaki.kernels.simd_memory import load16, store16, store_bfloat16
-from niwaki.kernels.simd_stores import store_both_bfloat16
+from niwaki.kernels.simd_stores import store_both_bfloat16, store_rounded
 from niwaki.kernels.tiles import (
     LINE,
     ROWS,
@@ -60,13 +60,12 @@ from niwaki.kernels.tiles import (
 )
 from niwaki.kernels.vector_tiles import multiplies_pairs
 
-WIDE = 32  # rows, outputs, and columns of x that go together
-TILE = 512  # bfloat16
 # Of weights that stay in a core's cache while rows pass them, and of these rows: it holds both. Rows of 500,000 bytes
 # took 1.1 to 1.5 times as long on [512, 1536], [5632, 1024] and [1024, 2816], of 1,600,000 bytes 1.0 to 1.2 times.
 CHUNK_BYTES = 500_000
 ROWS_BYTES = 800_000
 
+LEAST_QUICK = 1000  # sets of four products, 28 us, from which on to ask how to do them costs 3 % at most
 ROUNDS = multiplies_pairs()  # whether the processor, and whoever told Numba of it, has an instruction for that
 
 # Products (rows x inputs x outputs) from which threads pay: about a millisecond for one.
@@ -96,7 +95,7 @@ class PackedLinear:
         blocks = len(bias) // WIDE
         threads = min(get_num_threads(), blocks)
         if threads == 1 or len(rows) * self.inputs * self.outputs < MIN_PARALLEL_PRODUCTS:
-            _all_columns(rows, weight, bias, result, WHOLE, 0, blocks)
+            _all_columns(rows, weight, bias, result, 0, WHOLE, 0, blocks)
         else:
             _columns_parallel(rows, weight, bias, result, WHOLE, np.linspace(0, blocks, threads + 1).astype(np.int64))
 
@@ -118,14 +117,15 @@ def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLine
 @jit(parallel=True)
 def _columns_parallel(x: Array, weight: Array, bias: Array, out: Array, shape: Bytes, bounds: Int64s) -> None:
     for part in prange(bounds.shape[0] - 1):
-        columns_of(x, weight, bias, out, shape, bounds[part], bounds[part + 1])
+        columns_of(x, weight, bias, out, 0, shape, bounds[part], bounds[part + 1])
 
 
 @jit()
 def columns_of(
-    x: Array, weight: Array, bias: Array, out: Array, shape: Bytes, first_block: int, last_block: int
+    x: Array, weight: Array, bias: Array, out: Array, gates: int, shape: Bytes, first_block: int, last_block: int
 ) -> None:
-    """Outputs WIDE x first_block to WIDE x last_block."""
+    """Columns WIDE x first_block to WIDE x last_block of out. With `gates` above 0, so many tiles of sixteen outputs
+    are gates, the ups come behind them, and a block is sixteen columns of out: silu(gate) x up (silu_mul.py)."""
     rows, inputs = x.shape
     depth = (inputs + WIDE - 1) // WIDE
     group = max(1, CHUNK_BYTES // (depth * TILE * 4))
@@ -133,46 +133,58 @@ def columns_of(
     is_laid = rows < ROWS or inputs < depth * WIDE  # or tiles would hold more than x
     tiles = (min(rows, chunk) + ROWS - 1) // ROWS if is_laid else 0
     laid = np.zeros(tiles * depth * TILE + WIDE, np.uint16)
-    sums = np.empty(WIDE * WIDE + LANES, np.float32)  # [32 rows, 32 outputs]
+    sums = np.empty(2 * BLOCK + LANES, np.float32)  # of two blocks, [32 rows, 32 outputs] each
     laid0, sums0, stride = aligned(laid), aligned(sums), x.strides[0] // x.itemsize
     has_bias = False
-    for i in range(first_block * WIDE, last_block * WIDE):
-        has_bias |= bias[i] != 0
+    for block in range(first_block, last_block):
+        one, other, _ = places_of(block, gates)
+        for i in range(LANES):
+            has_bias |= bias[one * LANES + i] != 0 or bias[other * LANES + i] != 0
+    work = rows // WIDE * depth * (last_block - first_block)
+    is_quick = ROUNDS and out.itemsize == 2 and not is_laid and work >= LEAST_QUICK
     configure(shape)
+    is_quick = is_quick and has_room(sums, sums0)
     for first in range(0, rows, chunk):
         count = min(chunk, rows - first)
+        whole = count // WIDE * WIDE if is_quick else 0
         if is_laid:
             lay_rows(x, first, count, laid, laid0)
         # Weights of a group stay near while all rows pass.
         for begin in range(first_block, last_block, group):
+            end = min(begin + group, last_block)
+            quick_end = end if gates else max(begin, min(end, out.shape[1] // WIDE))  # of those that lie in out
+            if whole:
+                blocks_of_rows(
+                    x, weight, bias, has_bias, out, first, first + whole, begin, quick_end, gates, sums, sums0
+                )  # fmt: skip
             for row in range(0, count, WIDE):
                 # Where rows lie as they came, the last tiles begin sooner: some rows are then computed again.
                 top, low, is_tall = row, row + ROWS, count - row > ROWS
                 if not is_laid:
                     top, low = top if is_tall else count - ROWS, min(low, count - ROWS)
-                for block in range(begin, min(begin + group, last_block)):
-                    output = block * WIDE
-                    there = block * depth * 2 * TILE
+                for block in range(quick_end if row < whole else begin, end):
+                    one, other, column = places_of(block, gates)
                     if is_laid:
                         here = laid0 + top * depth * WIDE
                         _product(
-                            laid, here, here + depth * TILE, TILE, LINE, is_tall, weight, there, depth, bias, has_bias,
-                            output, sums, sums0
+                            laid, here, here + depth * TILE, TILE, LINE, is_tall, weight, one, other, depth, bias,
+                            has_bias, sums, sums0
                         )  # fmt: skip
                     else:
                         here = (first + top) * stride
                         _product(
-                            x, here, here + (low - top) * stride, WIDE, stride * 2, is_tall, weight, there, depth, bias,
-                            has_bias, output, sums, sums0
+                            x, here, here + (low - top) * stride, WIDE, stride * 2, is_tall, weight, one, other, depth,
+                            bias, has_bias, sums, sums0
                         )  # fmt: skip
-                    if ROUNDS and output + WIDE <= out.shape[1] and out.itemsize == 2:
-                        put_whole(sums, sums0, out, first + top, min(ROWS, count - top), output)
-                        if is_tall:
-                            put_whole(sums, sums0 + ROWS * WIDE, out, first + low, min(ROWS, count - low), output)
-                    else:
-                        put_sums(sums, sums0, out, first + top, min(ROWS, count - top), output)
-                        if is_tall:
-                            put_sums(sums, sums0 + ROWS * WIDE, out, first + low, min(ROWS, count - low), output)
+                    for half in range(2 if is_tall else 1):
+                        tile, row_of_tile = sums0 + half * ROWS * WIDE, low if half else top
+                        place, number = first + row_of_tile, min(ROWS, count - row_of_tile)
+                        if gates:
+                            put_gated(sums, tile, out, place, number, column)
+                        elif ROUNDS and column + WIDE <= out.shape[1] and out.itemsize == 2:
+                            put_whole(sums, tile, out, place, number, column)
+                        else:
+                            put_sums(sums, tile, out, place, number, column)
     release()
 
 
@@ -196,18 +208,19 @@ def lay_rows(x: Array, first: int, count: int, laid: Array, laid0: int) -> None:
 
 @jit(inline=True)
 def _product(
-    x: Array, top: int, low: int, step: int, line: int, is_tall: bool, weight: Array, there: int, depth: int,
-    bias: Array, has_bias: bool, output: int, sums: Float32s, sums0: int,
+    x: Array, top: int, low: int, step: int, line: int, is_tall: bool, weight: Array, one: int, other: int, depth: int,
+    bias: Array, has_bias: bool, sums: Float32s, sums0: int,
 ) -> None:  # fmt: skip
-    """sums [32 rows, 32 outputs] of the sixteen rows that begin at x[top] and, where `is_tall`, of those at x[low].
-    Rows of a tile lie `line` bytes apart, tiles of the next columns `step` elements."""
-    beside = depth * TILE  # from the weights of sixteen outputs to those of the next
+    """sums [32 rows, 32 outputs] of the sixteen rows that begin at x[top] and, where `is_tall`, of those at x[low];
+    outputs of tiles `one` and `other`. Rows of a tile lie `line` bytes apart, tiles of the next columns `step`
+    elements."""
     if is_tall:
         for half in range(2):
-            column, here = half * LANES, there + half * beside
+            number = other if half else one
+            column, here = half * LANES, number * depth * TILE
             if has_bias:
-                load_tile(0, bias, output + column, 0)  # the same in each row
-                load_tile(1, bias, output + column, 0)
+                load_tile(0, bias, number * LANES, 0)  # the same in each row
+                load_tile(1, bias, number * LANES, 0)
             else:
                 clear(0)
                 clear(1)
@@ -221,16 +234,16 @@ def _product(
             store_tile(1, sums, sums0 + ROWS * WIDE + column, WIDE * 4)
         return
     if has_bias:
-        load_tile(0, bias, output, 0)
-        load_tile(1, bias, output + LANES, 0)
+        load_tile(0, bias, one * LANES, 0)
+        load_tile(1, bias, other * LANES, 0)
     else:
         clear(0)
         clear(1)
     for k in range(depth):
         load_tile(2, x, top + k * step, line)
-        load_tile(3, weight, there + k * TILE, LINE)
+        load_tile(3, weight, (one * depth + k) * TILE, LINE)
         multiply(0, 2, 3)
-        load_tile(3, weight, there + beside + k * TILE, LINE)
+        load_tile(3, weight, (other * depth + k) * TILE, LINE)
         multiply(1, 2, 3)
     store_tile(0, sums, sums0, WIDE * 4)
     store_tile(1, sums, sums0 + LANES, WIDE * 4)
@@ -244,6 +257,19 @@ def put_whole(sums: Float32s, place: int, out: Array, first: int, count: int, ou
         source = place + r * WIDE
         low, high = load16(sums, source), load16(sums, source + LANES)
         store_both_bfloat16(out, (first + r) * stride + output, low, high)
+
+
+@jit()
+def put_gated(sums: Float32s, place: int, out: Array, first: int, count: int, column: int) -> None:
+    """out[first + r, column : column + 16] = silu(gate) x up of row r of the sums, which are gates, then ups."""
+    stride = out.strides[0] // out.itemsize
+    for r in range(count):
+        source, target = place + r * WIDE, (first + r) * stride + column
+        value = times(silu(load16(sums, source)), load16(sums, source + LANES))
+        if ROUNDS:
+            store_rounded(out, target, value)
+        else:
+            store_bfloat16(out, target, value)
 
 
 @jit()

@@ -31,6 +31,7 @@ BY_ROWS = (NORM, ADD_NORM, QK_NORM, TILES, PACKED, STORE, GATE)  # what a chain 
 MOST_ROWS = 3  # of a chain: of a block of rows
 STRIP = 8  # of a line of TILES or PACKED: READS where x is as short as that, WRITES where what it writes is
 READS, WRITES = 1, 2
+GATES = 9  # of a line of PACKED: 0, or tiles of sixteen gates, behind which the ups come; it writes silu(gate) x up
 
 EPS, OFFSET, SCALE = range(3)  # of the numbers, float64
 
@@ -61,7 +62,7 @@ def work_of(block: Int64s, line: Int64s) -> tuple[int, int]:
     if kind == CHAIN:
         return blocks_of_chain(block, line), 1
     if kind in (PACKED, CODED):  # each piece lays the rows out anew
-        blocks = (line[6] + WIDE - 1) // WIDE
+        blocks = blocks_of_packed(line) if kind == PACKED else (line[6] + WIDE - 1) // WIDE
         return blocks, (blocks + 2 * block[THREADS] - 1) // (2 * block[THREADS])
     if kind == SHARED:
         stacks = stacks_of_roots(block, line)
@@ -71,6 +72,12 @@ def work_of(block: Int64s, line: Int64s) -> tuple[int, int]:
     if kind == OWN:
         return block[NUM_QUERIES] * block[KV_HEADS], 1
     return rows, LEAST_TOKENS
+
+
+@jit()
+def blocks_of_packed(line: Int64s) -> int:
+    """Of columns of what a line of PACKED writes."""
+    return int(line[GATES] if line[GATES] else (line[6] + WIDE - 1) // WIDE)
 
 
 @jit()

@@ -28,6 +28,7 @@ class Costs:
     key: float  # gathering a key and its value into a block
     query: float  # stacking a query, and merging what it got from one segment
     segment: float  # launches
+    key_again: float | None = None  # `key` for a long row alone, as others have just read it; None: the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,8 @@ def find_segments(
     Where a segment does not pay, those below it start where it would have; where none does, the rows read it alone.
     """
     row_end = np.zeros(len(table), np.int32)
-    weights = np.array((costs.paged_pair, costs.dense_pair, costs.key, costs.query, costs.segment), np.float64)
+    again = costs.key if costs.key_again is None else costs.key_again
+    weights = np.array((costs.paged_pair, costs.dense_pair, costs.key, costs.query, costs.segment, again), np.float64)
     first_page, end_page, bounds, rows = _find(table, shareable, counts, page_size, longest_paged, weights, row_end)
     return Segments(first_page, end_page, bounds, rows, row_end)
 
@@ -148,11 +150,12 @@ def _common_end(table: Int32s, shareable: Int64s, members: Int64s, depth: int) -
 def _pays(members: Int64s, counts: Int64s, keys: int, longest_paged: int, weights: npt.NDArray[np.float64]) -> bool:
     """Whether one dense product for all members costs less than each of them reading `keys` by itself."""
     paged_pair, dense_pair, key, query, segment = weights[0], weights[1], weights[2], weights[3], weights[4]
+    again = weights[5]
     apart = 0.0
     queries = 0
     for row in members:
         count = counts[row]
         queries += count
-        apart += keys * (count * paged_pair if count <= longest_paged else key + count * dense_pair)
+        apart += keys * (count * paged_pair if count <= longest_paged else again + count * dense_pair)
     together = segment + keys * key + queries * (query + keys * dense_pair)
     return bool(together < apart)

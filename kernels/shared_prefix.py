@@ -8,6 +8,7 @@ before every query, so nothing is masked.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -25,12 +26,15 @@ flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 def costs_for(heads: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype) -> Costs:
-    """Measured on one core, 22, 23 and 26 November 2026; what decides is their ratios."""
+    """Measured on one core, 22, 23, 26 and 27 November 2026; what decides is their ratios."""
     width = heads * head_dim
     bytes_of_key = kv_heads * head_dim * dtype.itemsize
     if can_tile(dtype, page_size, head_dim):
         if has_matrix_unit():  # there two rows read 512 keys by themselves about as quickly
-            return Costs(0.065 * width, 0.0045 * width, key=0.135 * bytes_of_key, query=0.75 * width, segment=5_000.0)
+            costs = Costs(0.065 * width, 0.0045 * width, key=0.135 * bytes_of_key, query=0.75 * width, segment=5_000.0)
+            # 200 rows of 48 tokens behind 512 keys (L60): alone 121 us each, 43 ns a key of it; by what they share 92
+            # and 40 for the rest, 630 ns a query of it for merging. So rows of some 35 tokens read 512 keys alone.
+            return replace(costs, key_again=0.05 * bytes_of_key)
         if multiplies_pairs():  # a key's cost has half a tile of queries in it: the last tile is seldom full
             return Costs(0.036 * width, 0.0107 * width, key=0.083 * bytes_of_key, query=0.4 * width, segment=4_000.0)
         return Costs(0.12 * width, 0.012 * width, key=0.14 * bytes_of_key, query=1.0 * width, segment=12_000.0)

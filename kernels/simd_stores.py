@@ -112,7 +112,23 @@ def _store_both_bfloat16(typing, array, index, low, high):
     return types.void(array, index, low, high), generate
 
 
+@intrinsic
+def _store_rounded(typing, array, index, value):
+    """array[index : index + 16] = value, as `store_both_bfloat16` rounds it."""
+    halves = ir.VectorType(ir.IntType(32), LANES // 2)
+
+    def generate(context, builder, signature, args):
+        kind = ir.FunctionType(halves, [FLOATS])
+        words = builder.call(ir.InlineAsm(kind, "vcvtneps2bf16 $1, $0", "=v,v"), args[2:])
+        pointer = builder.bitcast(element_pointer(context, builder, signature, args), halves.as_pointer())
+        builder.store(words, pointer, align=2)
+        return context.get_dummy_value()
+
+    return types.void(array, index, value), generate
+
+
 put_outside = cast("Callable[[Array, int, int, int, np.float32], None]", _put_outside)
 store_both_bfloat16 = cast("Callable[[Array, int, Vector, Vector], None]", _store_both_bfloat16)
+store_rounded = cast("Callable[[Array, int, Vector], None]", _store_rounded)
 weigh_two = cast("Callable[[Float32s, int, Vector, Vector, Float32s, int, Vector], Vector]", _weigh_two)
 turn_pairs = cast("Callable[[Array, int, int, int, Array, int], None]", _turn_pairs)

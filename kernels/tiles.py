@@ -137,6 +137,12 @@ def _load_tile(typing, tile, array, index, stride):
 
 
 @intrinsic(prefer_literal=True)
+def _load_tile_once(typing, tile, array, index, stride):
+    """As `_load_tile`, of what is not read again soon: the nearest cache keeps what it has."""
+    return _move("tileloaddt164", vector_tiles.load, tile, array, index, stride)
+
+
+@intrinsic(prefer_literal=True)
 def _store_tile(typing, tile, array, index, stride):
     """The other way round."""
     return _move("tilestored64", vector_tiles.store, tile, array, index, stride)
@@ -201,6 +207,7 @@ configure = cast("Callable[[Bytes], None]", _configure)
 release = cast("Callable[[], None]", _release)
 clear = cast("Callable[[int], None]", _clear)
 load_tile = cast("Callable[[int, Array, int, int], None]", _load_tile)
+load_tile_once = cast("Callable[[int, Array, int, int], None]", _load_tile_once)
 store_tile = cast("Callable[[int, Array, int, int], None]", _store_tile)
 multiply = cast("Callable[[int, int, int], None]", _multiply)
 multiply_few = cast("Callable[[Float32s, int, Array, int, Array, int, int], None]", _multiply_few)

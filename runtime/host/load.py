@@ -51,9 +51,9 @@ def load(config: EngineConfig) -> LoadedEngine:
     _check(config, contents, tokenizer)
     device = resolve_device(config.device)
     if config.chunked_prefill_size is None:
-        config = replace(config, chunked_prefill_size=chunk_tokens(contents.config, device))
+        config = replace(config, chunked_prefill_size=chunk_tokens(contents.config, device, config.dtype))
     if config.streaming_prefill_size is None:
-        config = replace(config, streaming_prefill_size=streaming_tokens(contents.config, device))
+        config = replace(config, streaming_prefill_size=streaming_tokens(contents.config, device, config.dtype))
     tokens = _wanted_tokens(config, contents)
     check_pool(contents.config, device, config.dtype, config.kv_dtype, tokens)
     num_pages = -(-tokens // config.page_size)

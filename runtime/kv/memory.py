@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
+from niwaki.kernels.tiles import has_matrix_unit
 from niwaki.runtime.api import ConfigError
 from niwaki.runtime.kv.host_memory import available_bytes, total_bytes
 from niwaki.runtime.models.config import DTYPE_BYTES, ModelConfig
@@ -34,6 +35,7 @@ NONE: Mapping[str, int] = {}
 # Multiply-adds of a step on a CPU: some 100 ms on two cores. Whoever decodes waits so long for a step of prompts, and
 # fewer and larger ones are sooner done: see docs/benchmarks.md.
 STEP_WORK = 32_000_000_000
+UNIT_STEP_WORK = 96_000_000_000  # the same where a matrix unit multiplies
 MOST_CHUNK = 2048
 # While somebody reads a stream, a step takes this share of it in prompts, but no fewer tokens than this, and as much
 # less as they stand deep in their text (`keys_per_token`): docs/benchmarks.md has what that costs and brings.
@@ -107,20 +109,22 @@ def check_pool(config: ModelConfig, device: torch.device, dtype: str, kv_dtype: 
         )
 
 
-def chunk_tokens(config: ModelConfig, device: torch.device) -> int:
+def chunk_tokens(config: ModelConfig, device: torch.device, dtype: str = "auto") -> int:
     """Tokens of a step at most, where nothing is said: the least number of the device, and more of a small model."""
     num_weights = sum(math.prod(shape) for shape in expected_tensors(config).values())
     if device.type != "cpu":
         least, most = GPU_CHUNKS
         return max(least, min(GPU_STEP_WORK // num_weights // 256 * 256, most))
-    return max(LEAST_CHUNK, min(STEP_WORK // num_weights // 256 * 256, MOST_CHUNK))
+    has_unit = (config.dtype if dtype == "auto" else dtype) == "bfloat16" and has_matrix_unit()
+    work = UNIT_STEP_WORK if has_unit else STEP_WORK
+    return max(LEAST_CHUNK, min(work // num_weights // 256 * 256, MOST_CHUNK))
 
 
-def streaming_tokens(config: ModelConfig, device: torch.device) -> int:
+def streaming_tokens(config: ModelConfig, device: torch.device, dtype: str = "auto") -> int:
     """Tokens of prompts in a step while a stream is read."""
     if device.type != "cpu":
-        return chunk_tokens(config, device) // GPU_STREAMING_SHARE
-    return max(LEAST_STREAMING, chunk_tokens(config, device) // STREAMING_SHARE)
+        return chunk_tokens(config, device, dtype) // GPU_STREAMING_SHARE
+    return max(LEAST_STREAMING, chunk_tokens(config, device, dtype) // STREAMING_SHARE)
 
 
 def keys_per_token(config: ModelConfig, device: torch.device) -> float | None:

@@ -30,6 +30,7 @@ from niwaki.kernels.pieces import LINE_WIDTH
 from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.rule import NO_CAP
 from niwaki.kernels.segments import Int64s
+from niwaki.kernels.simd import LANES
 from niwaki.kernels.tile_attention import can_tile
 from niwaki.runtime.models.attention import HeadAttention
 from niwaki.runtime.models.config import ModelConfig
@@ -45,6 +46,7 @@ WORK_OF_A_THREAD = 10_000_000  # multiply-adds: some 0.2 ms, for which one is wo
 LEAST_ROWS = 4  # the weights are read once however few they are, which takes as long as multiplying so many
 
 NOBODY = np.empty(0, np.int64)
+WIDTH = 6  # of a line of a product: columns of what it writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +176,7 @@ class Stack:
             chain = [
                 _product(attention.out, b.attended, b.delta, is_tail),
                 [pieces.ADD_NORM, is_tail, *_at(b.x, layer.mlp_norm, b.normed), self._width, *_at(b.delta)],
-                _product(layer.mlp.gate_up, b.normed, b.gate_up, is_tail, pieces.WRITES),
-                [pieces.GATE, is_tail, *_at(b.gate_up, b.activated), b.activated.tensor.shape[1]],
+                *_gated(layer.mlp.gate_up, b, is_tail),
                 _product(layer.mlp.down, b.activated, b.delta, is_tail, pieces.READS),
                 [pieces.ADD_NORM, is_tail, *_at(b.x, layer.next_norm, b.normed), self._width, *_at(b.delta)],
             ]
@@ -278,6 +279,20 @@ def _product(linear: Linear, x: Operand, out: Operand | None, is_tail: int = 0, 
     bias = 0 if linear.bias is None else linear.bias.tensor.data_ptr()
     outputs, inputs = weight.shape
     return [kind, is_tail, *_at(x, linear.weight), place, inputs, outputs, bias, strip]
+
+
+def _gated(gate_up: Linear, b: Buffers, is_tail: int) -> list[list[int] | None]:
+    """From `normed` to `activated`."""
+    width = b.activated.tensor.shape[1]
+    if isinstance(gate_up, PackedLinear) and width % LANES == 0:
+        line = _product(gate_up, b.normed, b.activated, is_tail, pieces.WRITES)
+        assert line is not None, "of packed weights there is a product of any number of rows"
+        line[WIDTH] = width
+        return [[*line, width // LANES]]
+    return [
+        _product(gate_up, b.normed, b.gate_up, is_tail, pieces.WRITES),
+        [pieces.GATE, is_tail, *_at(b.gate_up, b.activated), width],
+    ]
 
 
 def _places(b: Buffers) -> list[int]:

@@ -12,9 +12,10 @@ from niwaki.kernels.linear import MIN_PARALLEL_ELEMENTS, linear_few_rows, linear
 from niwaki.kernels.numeric import exp_f32, load, store
 from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.ops import NumbaOps, TorchOps, ops_for
-from niwaki.kernels.packed import packed_linear
+from niwaki.kernels.packed import columns_of, packed_linear
 from niwaki.kernels.plan import Span, make_plan
 from niwaki.kernels.rope import Llama3Scaling, inverse_frequencies, rope_tables, rotate_torch, unrotated_tables
+from niwaki.kernels.tiles import WHOLE
 from tests.kernels.inputs import DTYPES, close, plan_of, randn
 
 CPU = torch.device("cpu")
@@ -259,6 +260,48 @@ def test_no_row_of_a_packed_product_depends_on_the_rows_beside_it_or_on_threads(
         some = torch.empty(count, 700, dtype=torch.bfloat16)
         packed.forward(Operand.of(x[:count]), Operand.of(some))
         assert torch.equal(some, whole[:count].bfloat16())
+
+
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="this CPU has no bfloat16 tiles")
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("inputs", [32, 96, 352, 544])  # sums are written 32, 16, 4 and 2 rows at a time
+def test_blocks_of_rows_have_the_numbers_of_rows_alone(inputs: int, has_bias: bool) -> None:
+    outputs, bias = 1100, randn(3, 1100, dtype=torch.bfloat16) if has_bias else None  # the last block is not whole
+    packed = packed_linear(randn(0, outputs, inputs, dtype=torch.bfloat16), bias)
+    assert packed is not None
+    x = randn(1, 1061, inputs, dtype=torch.bfloat16)  # 33 blocks, and rows behind them
+    whole, alone = torch.empty(1061, outputs, dtype=torch.bfloat16), torch.empty(1, outputs, dtype=torch.bfloat16)
+    packed.forward(Operand.of(x), Operand.of(whole))
+    for row in range(0, 1061, 53):
+        packed.forward(Operand.of(x[row : row + 1]), Operand.of(alone))
+        assert torch.equal(alone[0], whole[row])
+
+
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="this CPU has no bfloat16 tiles")
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_packed_product_may_end_in_its_gates(has_bias: bool) -> None:
+    inputs, width = 544, 560
+    weight = randn(0, 2 * width, inputs, dtype=torch.bfloat16) / inputs**0.5
+    bias = randn(3, 2 * width, dtype=torch.bfloat16) if has_bias else None
+    packed = packed_linear(weight, bias)
+    assert packed is not None
+    x = randn(1, 300, inputs, dtype=torch.bfloat16)
+    out = torch.empty(300, width, dtype=torch.bfloat16)
+
+    def gated(rows: torch.Tensor, to: torch.Tensor) -> None:
+        given = [Operand.of(each).array for each in (rows, to)]
+        columns_of(
+            given[0], packed.weight.array, packed.bias.array, given[1], width // 16, WHOLE, 0, width // 16
+        )  # fmt: skip
+
+    gated(x, out)
+    product = torch.nn.functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    gates, ups = product.chunk(2, -1)
+    torch.testing.assert_close(out.float(), torch.nn.functional.silu(gates) * ups, atol=0.02, rtol=0.02)
+    alone = torch.empty(1, width, dtype=torch.bfloat16)  # too few to go 32 by 32
+    for row in range(0, 300, 13):
+        gated(x[row : row + 1], alone)
+        assert torch.equal(alone[0], out[row])
 
 
 def test_only_bfloat16_is_packed() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -107,6 +107,13 @@ def test_long_rows_share_for_the_sake_of_gathering() -> None:
     batch = Batch([[5, 6, 1], [5, 6, 2]], [2, 2], [20, 20])
     assert runs(batch, batch.find(Costs(1.0, 1.0, key=50.0, query=1.0, segment=0.0))) == [(0, 2, [0, 1])]
     assert not len(batch.find(Costs(1.0, 1.0, key=0.0, query=1.0, segment=0.0)))
+
+
+def test_long_rows_share_less_where_what_others_have_read_is_near() -> None:
+    near = Costs(1.0, 1.0, key=50.0, query=1.0, segment=0.0, key_again=0.1)
+    assert not len(Batch([[5, 6, 1], [5, 6, 2]], [2, 2], [20, 20]).find(near))
+    short = Batch([[5, 6, 1], [5, 6, 2]], [2, 2], [3, 3])
+    assert len(short.find(near)) == len(short.find(replace(near, key_again=None)))
 
 
 def test_segments_are_found_without_torch() -> None:

@@ -185,6 +185,21 @@ def test_a_step_of_a_small_model_takes_more_tokens_within_limits() -> None:
     assert sizes == [2048, 2048, 1024, 512, 512]
 
 
+@pytest.mark.parametrize(
+    ("has_unit", "more"), [(True, [2048, 2048, 2048, 1536, 512]), (False, [2048, 2048, 1024, 512, 512])]
+)
+def test_a_step_takes_more_tokens_where_a_matrix_unit_multiplies_bfloat16(
+    monkeypatch: pytest.MonkeyPatch, has_unit: bool, more: list[int]
+) -> None:
+    monkeypatch.setattr("niwaki.runtime.kv.memory.has_matrix_unit", lambda: has_unit)
+    cpu = torch.device("cpu")
+    wide = replace(SMALL, vocab_size=8, num_layers=1, hidden_size=1024, num_heads=8, head_dim=128, num_kv_heads=8)
+    models = [replace(wide, intermediate_size=1024 * size) for size in (1, 2, 8, 16, 1024)]
+    assert [chunk_tokens(model, cpu, "bfloat16") for model in models] == more
+    assert [chunk_tokens(model, cpu, "float32") for model in models] == [2048, 2048, 1024, 512, 512]
+    assert streaming_tokens(models[3], cpu, "bfloat16") == max(64, more[3] // 16)
+
+
 def test_a_gpu_takes_larger_steps_and_of_those_a_quarter_while_a_stream_is_read() -> None:
     gpu = torch.device("cuda")
     large = replace(SMALL, vocab_size=8, num_layers=32, hidden_size=4096, num_heads=32, head_dim=128, num_kv_heads=8)
