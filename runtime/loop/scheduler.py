@@ -164,14 +164,12 @@ def _giving_way(
     waiting: Sequence[Waiting], running: Sequence[Running], victims: Sequence[Running], urgent: Sequence[Waiting],
     room: Room, policy: Policy
 ) -> Plan:  # fmt: skip
-    """The plan where `victims` leave, and prefills that the `urgent` outrank leave them the tokens of the step. Whom
-    they outrank is admitted in the next one: his prompt would make this one longer."""
+    """The plan where `victims` leave, and prefills that the `urgent` outrank leave them the tokens of the step."""
     room = replace(room, free_pages=room.free_pages + sum(map(_gain, victims)))
     stand = {request.id: _without(request, victims, room.page_size) for request in urgent}
     gone = {each.id for each in victims}
-    least = min(request.priority for request in urgent)
     return _filled(
-        [stand.get(request.id, request) for request in waiting if _effective_priority(request) >= least],
+        [stand.get(request.id, request) for request in waiting],
         [each for each in running if each.id not in gone],
         victims, room, policy, urgent,
     )  # fmt: skip

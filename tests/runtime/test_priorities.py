@@ -119,12 +119,3 @@ def test_time_that_a_request_runs_is_none_that_it_has_waited(folder: Path, monke
     assert waiting.waited_seconds == 65.0
     host.run()
     assert request.waited_seconds == 65.0
-
-
-def test_whoever_is_outranked_is_admitted_a_step_after_whom_all_gave_way_to() -> None:
-    low = Waiting(2, tokens(2, 64), max_new_tokens=8)
-    aged = replace(low, id=3, ids=tokens(3, 64), waited_seconds=PRIORITY_SECONDS)
-    running = [decoding(1)]
-    made = plan([low, aged, URGENT], running, ROOM)
-    assert made.admit == (3, 9), "no prompt of a lower one makes the step longer; a long wait is a rank"
-    assert plan([low], [*running, decoding(9, priority=1)], ROOM).admit == (2,)
