@@ -83,12 +83,14 @@ class Host:
 
 
 def warm_up(engine: Engine) -> None:
-    """Run every kernel once, greedy, sampled and under a constraint, which also starts the process that compiles those:
-    what is made at its first use is there before anybody waits. Two that begin alike decode side by side. Nothing of it
-    is counted."""
+    """Run every kernel once, greedy, sampled, with log-probabilities and under a constraint, which also starts the
+    process that compiles those: what is made at its first use is there before anybody waits. Two that begin alike
+    decode side by side. Nothing of it is counted."""
     greedy = {"max_new_tokens": 6, "temperature": 0.0, "ignore_eos": True}
     engine.generate(["a a", "a b"], greedy)
-    engine.generate("a", {"max_new_tokens": 2, "temperature": 1.0, "ignore_eos": True})
+    sampled = {"max_new_tokens": 2, "temperature": 1.0, "ignore_eos": True}
+    engine.generate("a", sampled)
+    engine.generate("a", sampled, return_logprob=True, top_logprobs_num=2)
     engine.generate("a", {"max_new_tokens": 8, "json_schema": '{"allOf": [{"type": "boolean"}]}'})
     engine.backend.flush(tiers=False)  # what a folder keeps from the last time is wanted
     engine.backend.forget_counts()  # nobody asked for any of that

@@ -31,6 +31,7 @@ for temperature in (0.0, 1.0):
     params = [{"max_new_tokens": count, "temperature": temperature, "ignore_eos": True} for count in (4, 12, 20)]
     engine.generate(["Once upon", "Once more", "The"], params)  # one after the other leaves the steady batch
     engine.generate("Once upon", params[1])
+    engine.generate("Once upon", params[1], return_logprob=True, top_logprobs_num=3)
 print(*sorted(known() - before), sep=chr(10))
 engine.shutdown()
 """
