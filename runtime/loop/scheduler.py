@@ -355,7 +355,8 @@ def _in_order(
         return *goes_first, request.id not in passing, -request.num_cached
 
     line = sorted(waiting, key=place)
-    if len({(each.namespace, each.program) for each in (*line, *running)}) < 2:
+    whose = {(each.namespace, each.program) for each in line}
+    if len(whose.union((each.namespace, each.program) for each in running)) < 2:
         return line
     claims = [(request.id, _claim(request)) for request in line]
     over = over_share(claims, map(_claim, running), slots_left + len(running))
