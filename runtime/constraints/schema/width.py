@@ -47,7 +47,7 @@ class _Walk:
         self._covered: list[int] = []
 
     def check(self) -> None:
-        waiting = [*self._brackets(["start"])]
+        waiting: list[Iterable[Dotted]] = [*self._brackets(["start"])]
         while waiting and len(self._seen) < MAX_PLACES:
             place = self._completed(waiting.pop())
             if place and place not in self._seen:
@@ -59,7 +59,7 @@ class _Walk:
     def _add(self, name: str, body: Body) -> None:
         own = self._of[name] = []
         for items in body:
-            symbols = []
+            symbols: list[str] = []
             for item in items:
                 symbol = item.name
                 if not symbol:
