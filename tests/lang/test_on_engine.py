@@ -12,6 +12,7 @@ import pytest
 
 import niwaki as nw
 from niwaki.lang.state import State
+from niwaki.lang.tools import Call
 from niwaki.runtime.api import Segment
 from tests.lang.waiting import wait_until
 from tests.toy import make_model
@@ -131,11 +132,11 @@ def test_a_call_that_its_budget_made_shorter_says_so(
 
     whole = ask.run(60)
     needed = whole.get_meta_info("call")["completion_tokens"]
-    assert whole["call"].arguments == {"name": "Jonas Weberling"}
+    assert whole.get_var("call", Call).arguments == {"name": "Jonas Weberling"}
     assert caplog.records == []
     for less in (2, 3):
         cut = ask.run(needed - less)
-        assert len(cut["call"].arguments["name"]) < len("Jonas Weberling")
+        assert len(str(cut.get_var("call", Call).arguments["name"])) < len("Jonas Weberling")
         assert cut.get_meta_info("call")["finish_reason"]["type"] == "length"
     (told,) = caplog.messages
     assert "its call is valid, and may be shorter" in told
