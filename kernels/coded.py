@@ -30,7 +30,8 @@ from numba import prange
 from niwaki.kernels.checks import check_arrays
 from niwaki.kernels.jit import for_any_thread, get_num_threads, jit
 from niwaki.kernels.operand import Array, Operand
-from niwaki.kernels.packed import MIN_PARALLEL_PRODUCTS, TILE, WIDE, lay_rows, put_sums
+from niwaki.kernels.packed import MIN_PARALLEL_PRODUCTS, lay_rows, put_sums
+from niwaki.kernels.packed_rows import TILE, WIDE
 from niwaki.kernels.partial import Float32s
 from niwaki.kernels.segments import Int64s
 from niwaki.kernels.simd import LANES, multiply_add

@@ -12,7 +12,7 @@ from niwaki.kernels.calls import Called, address_of
 from niwaki.kernels.coded import CodedLinear, columns_of, few_rows
 from niwaki.kernels.jit import jit
 from niwaki.kernels.operand import Array
-from niwaki.kernels.packed import WIDE
+from niwaki.kernels.packed_rows import WIDE
 from niwaki.kernels.tiles import WHOLE
 
 # Of a line, behind its kind and whether it is of the wanted tokens only.

@@ -30,8 +30,8 @@ from niwaki.kernels.linear import columns_of as columns_of_few
 from niwaki.kernels.linear import widened
 from niwaki.kernels.linear_tiles import ROWS_AT_ONCE, columns_of, lay_pairs, ranges_of, units_of
 from niwaki.kernels.operand import Array
-from niwaki.kernels.packed import WIDE
 from niwaki.kernels.packed import columns_of as packed_columns_of
+from niwaki.kernels.packed_rows import WIDE
 from niwaki.kernels.paged_decode import NO_SINKS, decode_items
 from niwaki.kernels.partial import Float32s
 from niwaki.kernels.pieces import (

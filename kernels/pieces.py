@@ -7,7 +7,7 @@ import numpy as np
 from niwaki.kernels.atomics import rows_at
 from niwaki.kernels.jit import jit
 from niwaki.kernels.linear_tiles import ROWS_AT_ONCE, blocks_of, units_of
-from niwaki.kernels.packed import WIDE
+from niwaki.kernels.packed_rows import WIDE
 from niwaki.kernels.segments import Int64s
 from niwaki.kernels.simd import LANES
 

@@ -11,7 +11,7 @@ from niwaki.kernels.copy_pages import copy_pages, read_pages, write_pages
 from niwaki.kernels.linear import MIN_PARALLEL_ELEMENTS, linear_few_rows, linear_torch
 from niwaki.kernels.numeric import exp_f32, load, store
 from niwaki.kernels.operand import Array, Operand
-from niwaki.kernels.ops import NumbaOps, TorchOps, ops_for
+from niwaki.kernels.ops import NumbaOps, TorchOps, array_of, ops_for
 from niwaki.kernels.packed import columns_of, packed_linear
 from niwaki.kernels.plan import Span, make_plan
 from niwaki.kernels.rope import Llama3Scaling, inverse_frequencies, rope_tables, rotate_torch, unrotated_tables
@@ -289,10 +289,8 @@ def test_a_packed_product_may_end_in_its_gates(has_bias: bool) -> None:
     out = torch.empty(300, width, dtype=torch.bfloat16)
 
     def gated(rows: torch.Tensor, to: torch.Tensor) -> None:
-        given = [Operand.of(each).array for each in (rows, to)]
-        columns_of(
-            given[0], packed.weight.array, packed.bias.array, given[1], width // 16, WHOLE, 0, width // 16
-        )  # fmt: skip
+        x, w, added, y = map(array_of, (Operand.of(rows), packed.weight, packed.bias, Operand.of(to)))
+        columns_of(x, w, added, y, width // 16, WHOLE, 0, width // 16)
 
     gated(x, out)
     product = torch.nn.functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
