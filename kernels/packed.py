@@ -43,7 +43,7 @@ from niwaki.kernels.partial import Float32s
 from niwaki.kernels.segments import Int64s
 from niwaki.kernels.simd import LANES, silu, times
 from niwaki.kernels.simd_memory import load16, store16, store_bfloat16
-from niwaki.kernels.simd_stores import store_both_bfloat16, store_rounded
+from niwaki.kernels.simd_stores import rounded, store_both_bfloat16, store_rounded
 from niwaki.kernels.tiles import (
     LINE,
     ROWS,
@@ -265,11 +265,11 @@ def put_gated(sums: Float32s, place: int, out: Array, first: int, count: int, co
     stride = out.strides[0] // out.itemsize
     for r in range(count):
         source, target = place + r * WIDE, (first + r) * stride + column
-        value = times(silu(load16(sums, source)), load16(sums, source + LANES))
+        gate, up = load16(sums, source), load16(sums, source + LANES)
         if ROUNDS:
-            store_rounded(out, target, value)
+            store_rounded(out, target, times(silu(rounded(gate)), rounded(up)))
         else:
-            store_bfloat16(out, target, value)
+            store_bfloat16(out, target, times(silu(gate), up))
 
 
 @jit()

@@ -28,7 +28,7 @@ from niwaki.kernels.operand import Array
 from niwaki.kernels.partial import Float32s
 from niwaki.kernels.simd import LANES, silu, times
 from niwaki.kernels.simd_memory import load16
-from niwaki.kernels.simd_stores import store_both_bfloat16, store_rounded
+from niwaki.kernels.simd_stores import rounded, store_both_bfloat16, store_rounded
 from niwaki.kernels.tiles import LINE, ROWS, clear, load_tile, load_tile_once, multiply, store_tile
 
 WIDE = 32  # rows, outputs, and columns of x that go together
@@ -102,7 +102,7 @@ def put_row(sums: Float32s, source: int, out: Array, target: int, gates: int) ->
     """A row of a block, to out[target] and those behind it."""
     low, high = load16(sums, source), load16(sums, source + LANES)
     if gates:
-        store_rounded(out, target, times(silu(low), high))
+        store_rounded(out, target, times(silu(rounded(low)), rounded(high)))  # as from kernel to kernel
     else:
         store_both_bfloat16(out, target, low, high)
 

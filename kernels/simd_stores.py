@@ -127,8 +127,23 @@ def _store_rounded(typing, array, index, value):
     return types.void(array, index, value), generate
 
 
+@intrinsic
+def _rounded(typing, value):
+    """The value as `store_rounded` would store it."""
+    halves, narrow = ir.VectorType(ir.IntType(32), LANES // 2), ir.VectorType(ir.IntType(16), LANES)
+
+    def generate(context, builder, signature, args):
+        kind = ir.FunctionType(halves, [FLOATS])
+        words = builder.call(ir.InlineAsm(kind, "vcvtneps2bf16 $1, $0", "=v,v"), args)
+        wide = builder.zext(builder.bitcast(words, narrow), INTS)
+        return builder.bitcast(builder.shl(wide, ir.Constant(INTS, [16] * LANES)), FLOATS)
+
+    return VECTOR(value), generate
+
+
 put_outside = cast("Callable[[Array, int, int, int, np.float32], None]", _put_outside)
 store_both_bfloat16 = cast("Callable[[Array, int, Vector, Vector], None]", _store_both_bfloat16)
+rounded = cast("Callable[[Vector], Vector]", _rounded)
 store_rounded = cast("Callable[[Array, int, Vector], None]", _store_rounded)
 weigh_two = cast("Callable[[Float32s, int, Vector, Vector, Float32s, int, Vector], Vector]", _weigh_two)
 turn_pairs = cast("Callable[[Array, int, int, int, Array, int], None]", _turn_pairs)
