@@ -293,7 +293,7 @@ class Delivery:
     def _tell(self, request: Request, reason: FinishReason | None) -> None:
         if reason is not None:
             self._finish(request, reason)
-        elif isinstance(request.job, GenerateJob) and request.index == 0 and request.job.generation.is_streamed:
+        elif isinstance(request.job, GenerateJob) and request.index == 0:
             delta = request.next_delta()
             if delta is not None:
                 request.job.generation.push(delta)

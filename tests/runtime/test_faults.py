@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from niwaki.runtime.api import Generation, GenerationError, Grammar, Output, Regex, SamplingParams
-from niwaki.runtime.api.likeliest import Packed
 from niwaki.runtime.constraints.grammar_engine import GrammarMatcher
 from niwaki.runtime.constraints.matcher import AutomatonMatcher
 from niwaki.runtime.options.limits import TokenIds
@@ -32,8 +31,8 @@ HOOKS: list[tuple[type, str, SamplingParams]] = [
     (Request, "take", LOOKED_AT),
     (Request, "show", LOOKED_AT),
     (Request, "next_delta", LOOKED_AT),
+    (Request, "end_text", replace(TOLD, top_logprobs_num=2)),
     (Request, "sample_row", ONE_BY_ONE),
-    (Packed, "named", replace(TOLD, top_logprobs_num=2)),
     (Request, "drop_unshown", GREEDY),
     (Request, "output", GREEDY),
     (Request, "kept_ids", GREEDY),
