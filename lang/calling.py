@@ -172,6 +172,7 @@ class Calling(Reading):
             outputs = generation.result(0)
             answers = [_value(output, node, self.run.backend) for output in outputs]
             values = [answer.value for answer in answers]
+            shorter = _kind_of_shorter(node, outputs, values)
             with self._lock:
                 if self._active is not active:
                     return
@@ -179,6 +180,8 @@ class Calling(Reading):
                 self._take_output(active, outputs[0], span, marks)
                 self.history.answered(call, outputs)
                 self._made.usage = self._made.usage.plus(usage_of(outputs))
+                if shorter is not None:
+                    self.run.shortened[active.origin.place if node.name is None else node.name] = None
                 if node.name is not None:
                     self._made.record(node.name, values[0] if len(values) == 1 else values, outputs)
                     if node.ask is not None and node.ask.reasoning:
@@ -189,7 +192,8 @@ class Calling(Reading):
                     self._expected[node.name] -= 1
                 self._active = None
                 self._changed.notify_all()
-            _tell_of_shorter(node, outputs, values, active.origin)
+            if shorter is not None:
+                _tell_of_shorter(node, outputs, shorter, active.origin)
         except BaseException as error:  # nothing may escape into the backend's thread
             self.fail(error, active.origin)
         self._pump()
@@ -331,10 +335,9 @@ class Calling(Reading):
 _lines_told: set[Origin] = set()
 
 
-def _tell_of_shorter(node: Gen, outputs: Sequence[Output], values: Sequence[object], origin: Origin) -> None:
+def _tell_of_shorter(node: Gen, outputs: Sequence[Output], kind: str, origin: Origin) -> None:
     """Warn, once for each line of a program, that a value is valid and may not be all that the model had to say."""
-    is_at_end = any(output.finish_reason.type == "length" and output.complete for output in outputs)
-    if not is_at_end or origin in _lines_told or (kind := _cut_silently(node, values)) is None:
+    if origin in _lines_told:
         return
     _lines_told.add(origin)
     name = "a gen" if node.name is None else f"gen {node.name!r}"
@@ -345,9 +348,11 @@ def _tell_of_shorter(node: Gen, outputs: Sequence[Output], values: Sequence[obje
     )
 
 
-def _cut_silently(node: Gen, values: Sequence[object]) -> str | None:
-    """What would not show that it was cut. Numbers end with their budgets in many programs, and regexes and grammars
-    are the author's own."""
+def _kind_of_shorter(node: Gen, outputs: Sequence[Output], values: Sequence[object]) -> str | None:
+    """What a budget made shorter, where nothing in it shows that. Numbers end with their budgets in many programs, and
+    regexes and grammars are the author's own."""
+    if not any(output.finish_reason.type == "length" and output.complete for output in outputs):
+        return None
     if any(isinstance(one, Call) for value in values for one in (value if isinstance(value, list) else [value])):
         return "call"
     if node.type is None or node.dtype in (int, float):

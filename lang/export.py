@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from niwaki.lang.origin import here
 from niwaki.lang.state import State
 from niwaki.lang.tools import Call
 from niwaki.runtime.api import ProgramError
+
+SHORTENED: Final = "shortened"  # in rows that have such values: a list of names, see `State.shortened`
 
 
 def exported(state: State, *, reserved: tuple[str, ...] = ()) -> Mapping[str, object]:
@@ -15,9 +18,10 @@ def exported(state: State, *, reserved: tuple[str, ...] = ()) -> Mapping[str, ob
 
     A returned mapping or Pydantic model gives its fields, anything else stands under "value". Enums, dates, models
     and the like become what JSON has for them, the call of a tool its name, its arguments and what was said before it.
+    Where budgets made values shorter, "shortened" names them, before all else.
 
     Raises:
-        ProgramError: a name is among the `reserved` ones.
+        ProgramError: a name is "shortened", or among the `reserved` ones.
         ValueError: a value that JSON has nothing for, with its name.
         The error that the state failed with.
     """
@@ -33,10 +37,10 @@ def exported(state: State, *, reserved: tuple[str, ...] = ()) -> Mapping[str, ob
             values = mapping
         case other:
             values = {"value": other}
-    for name in reserved:
+    for name in (*reserved, SHORTENED):
         if name in values:
             raise ProgramError(f"an output row has its own {name!r}: give that variable another name")
-    dumped: dict[str, object] = {}
+    dumped: dict[str, object] = {SHORTENED: list(state.shortened)} if state.shortened else {}
     for name, value in values.items():
         dumped |= _named(name, value)
     return dumped

@@ -17,9 +17,14 @@ class Origin:
     file: str
     line: int
 
+    @property
+    def place(self) -> str:
+        """The file's name and the line's number."""
+        return f"{os.path.basename(self.file)}:{self.line}"
+
     def __str__(self) -> str:
         code = linecache.getline(self.file, self.line).strip()
-        return f"{os.path.basename(self.file)}:{self.line}" + (f": {code}" if code else "")
+        return self.place + (f": {code}" if code else "")
 
 
 def here() -> Origin:

@@ -95,6 +95,9 @@ class Reading(ABC):
     def usage(self, *, outside: bool = False) -> Usage:
         return self._read(partial(self._is_settled, outside), lambda: self._made.usage)
 
+    def shortened(self, *, outside: bool = False) -> tuple[str, ...]:
+        return self._read(partial(self._is_settled, outside), lambda: tuple(self.run.shortened))
+
     def ret_value(self) -> object:
         return self._read(lambda: self._is_body_done, lambda: self._ret_value)
 

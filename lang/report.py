@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TextIO
 
+from niwaki.lang.export import SHORTENED
 from niwaki.lang.origin import note_of_body
 from niwaki.lang.progress import hit_rate, speed
+from niwaki.lang.tables import TABLE_SUFFIXES
 from niwaki.runtime.api import EngineStopped
 
 Usage = Callable[[], Mapping[str, float]]  # the engine's counters
 
 PLAIN_PROGRESS_SECONDS = 5.0
+NUM_NAMED = 5  # records that a report names
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +51,16 @@ class Tally:
     num_rows: int = 0
     num_errors: int = 0
     first_error: str = ""
+    num_shortened: int = 0  # records with values that a budget made shorter
+    first_shortened: list[int] = field(default_factory=list)
     started_at: float = field(default_factory=time.perf_counter)
 
-    def count(self, failure: Failure | None) -> None:
+    def count(self, failure: Failure | None, *, is_shortened: bool = False) -> None:
+        """Count the next record: what it failed with, or whether its row has shortened values."""
+        if is_shortened:
+            self.num_shortened += 1
+            if self.num_shortened <= NUM_NAMED:
+                self.first_shortened.append(self.num_before + self.num_rows)
         if failure is not None:
             self.num_errors += 1
             self.first_error = (
@@ -74,9 +85,22 @@ class Tally:
         before = f" ({self.num_before} stood there already)" if self.num_before else ""
         return (
             f"{self.num_rows} {records} in {self.seconds:.1f} s ({self.num_rows / self.seconds:.1f} a second){failed}\n"
+            f"{self._shortened(path)}"
             f"tokens: {usage['prefilled_tokens']:,.0f} prefilled, {usage['cached_tokens']:,.0f} cached, "
             f"{usage['generated_tokens']:,.0f} generated; cache hit rate {hit_rate(usage):.1%}\n"
             f"written to {path}{before}"
+        )
+
+    def _shortened(self, path: Path) -> str:
+        """A line on the values that budgets made shorter; empty where there are none."""
+        if not self.num_shortened:
+            return ""
+        records = "record" if self.num_shortened == 1 else "records"
+        named = ", ".join(map(str, self.first_shortened))
+        more = f" and {self.num_shortened - NUM_NAMED} more" if self.num_shortened > NUM_NAMED else ""
+        return (
+            f"max_tokens shortened values of {self.num_shortened} {records} ({named}{more}): they are valid, and may "
+            f"not be whole; {_how_to_find(path)}\n"
         )
 
 
@@ -111,6 +135,14 @@ class Progress:
             self._shown_at = time.monotonic()
             done = self._tally.num_before + self._tally.num_rows
             print(f"{done}/{self._tally.num_records} records, {self._tally.speed()}", file=self._stream, flush=True)
+
+
+def _how_to_find(path: Path) -> str:
+    """All rows with such values, in an output."""
+    if path.suffix.lower() in TABLE_SUFFIXES:
+        return f'the column "{SHORTENED}" names them'
+    find = f": grep '\"{SHORTENED}\"' {shlex.quote(str(path))}" if path.is_file() else ""
+    return f'"{SHORTENED}" in a row names them{find}'
 
 
 def one_line(error: BaseException) -> str:

@@ -37,10 +37,14 @@ class Run:
         timeout: float | None = None,
         around: tuple[Countdown, ...] = (),
         template: TemplateFunction | None = None,
+        shortened: dict[str, None] | None = None,
     ) -> None:
         self.template = template
         self.program = program
         self.history = History(program)  # of the run's first state
+        # The gens whose values their budgets made shorter, in the order in which that was seen: a set that keeps it.
+        # What runs inside of another run notes its own there.
+        self.shortened: dict[str, None] = {} if shortened is None else shortened
         self.loop: asyncio.AbstractEventLoop | None = None
         self.options = options
         self.timeout = timeout

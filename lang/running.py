@@ -146,4 +146,4 @@ class Running(Part, Generic[R_co]):
             return Run(self.name, call.options, call.backend, call.timeout, template=call.template)
         host = around.backend if call.backend is None else call.backend
         options, template = call.options.over(around.options), call.template or around.template
-        return Run(self.name, options, host, call.timeout, around.limits, template)
+        return Run(self.name, options, host, call.timeout, around.limits, template, around.shortened)

@@ -298,6 +298,12 @@ class State(Generic[R_co]):
         return self._executor.usage(outside=self._is_outside)
 
     @property
+    def shortened(self) -> tuple[str, ...]:
+        """Of which gens of the run, its forks' included, a budget made a value shorter than the model wanted: it is
+        valid, and nothing in it shows that. By their variables; those without one by file and line."""
+        return self._executor.shortened(outside=self._is_outside)
+
+    @property
     def ret_value(self) -> R_co:
         """What the program's body returned."""
         return cast("R_co", self._executor.ret_value())

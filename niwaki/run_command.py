@@ -19,7 +19,7 @@ from pathlib import Path
 from pydantic_core import PydanticSerializationError, to_json
 
 from niwaki.lang.batch import Journal, run_rows
-from niwaki.lang.export import exported
+from niwaki.lang.export import SHORTENED, exported
 from niwaki.lang.picture import picture_of
 from niwaki.lang.program import Program
 from niwaki.lang.program_file import JsonObject, load_program, parameters_of, program_target
@@ -225,7 +225,8 @@ def _write_rows(journal: Journal, tally: Tally, results: Iterator[JsonObject | F
             failure = result if isinstance(result, Failure) else _write_row(journal, result)
             if failure is not None:
                 journal.write({"error": asdict(failure)})
-            tally.count(failure)
+            is_shortened = not isinstance(result, Failure) and failure is None and SHORTENED in result
+            tally.count(failure, is_shortened=is_shortened)
             progress.show()
 
 

@@ -57,6 +57,12 @@ def number(s, text):
     return float(text)
 
 @nw.function
+def listed(s, text):
+    if "fail" in text:
+        raise ValueError("refused:\\n" + text)
+    s += text + nw.gen("words", dtype=list[str])
+
+@nw.function
 def reserved(s, text):
     s["index"] = text
 

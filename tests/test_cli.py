@@ -10,6 +10,9 @@ import csv
 import io
 import itertools
 import json
+import re
+import shlex
+import subprocess
 import sys
 import time
 import types
@@ -23,6 +26,7 @@ from niwaki.__main__ import main
 from niwaki.lang.program_file import load_program, parameters_of
 from niwaki.lang.records import RecordFile
 from tests.counted_engine import PROGRAM, make_folder, one_line, rows, run
+from tests.lang.shortening import Shortening
 
 # What a program may say of its parameters; each run tells what came.
 TYPED = """
@@ -79,6 +83,45 @@ def test_the_report_of_one_record_counts_no_others(folder: Path, capsys: pytest.
     report = capsys.readouterr().out
     assert report.startswith("1 record in ")
     assert " a second), with an error (record 0: ValueError: refused: fail" in report
+
+
+def test_the_report_names_the_first_rows_that_a_budget_shortened_and_how_to_find_all(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.counted_engine.ScriptedBackend", lambda _: Shortening(lambda prompt: prompt[-7:]))
+    monkeypatch.setattr("niwaki.lang.calling._lines_told", set())
+    texts = ['  ["cut"]' if index % 2 else '["whole"]' for index in range(16)]
+    Path("in.txt").write_text("\n".join([*texts, "fail"]))
+    assert run("listed", "in.txt", "--limit", "2", output="my out.jsonl") == 0
+    assert (
+        "max_tokens shortened values of 1 record (1): they are valid, and may not be whole" in capsys.readouterr().out
+    )
+    assert run("listed", "in.txt", output="my out.jsonl") == 0
+    report = capsys.readouterr().out
+    assert "max_tokens shortened values of 7 records (3, 5, 7, 9, 11 and 2 more): they are valid" in report
+    (find,) = re.findall("grep .*", report)
+    found = subprocess.run(shlex.split(find), capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [json.loads(line) for line in found] == [row for row in rows("my out.jsonl") if "shortened" in row]
+    assert [json.loads(line)["index"] for line in found] == list(range(1, 16, 2)), "those of both runs"
+    assert json.loads(found[0]) == {"index": 1, "shortened": ["words"], "words": ["cut"]}
+
+
+def test_a_table_has_a_column_of_what_was_shortened(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.counted_engine.ScriptedBackend", lambda _: Shortening(lambda prompt: prompt[-7:]))
+    monkeypatch.setattr("niwaki.lang.calling._lines_told", set())
+    Path("in.txt").write_text('["cut"]\n["abc"]\n')
+    assert run("listed", "in.txt", output="out.csv") == 0
+    assert '(0): they are valid, and may not be whole; the column "shortened" names them' in capsys.readouterr().out
+    with Path("out.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [row["shortened"] for row in table] == ['["words"]', ""]
+    assert run("listed", "in.txt", output="out.jsonl") == 0
+    Path("in.txt").write_text('["abc"]\n')
+    capsys.readouterr()
+    assert run("listed", "in.txt", output="other.jsonl") == 0
+    assert "shortened" not in capsys.readouterr().out + Path("other.jsonl").read_text()
 
 
 def test_typed_values_are_written_as_json(folder: Path) -> None:

@@ -77,6 +77,7 @@ def contacts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]
 def test_the_demo_gives_every_record_one_line_though_it_was_killed(contacts: list[dict[str, object]]) -> None:
     assert [row["index"] for row in contacts] == list(range(44))
     assert all("error" not in row for row in contacts)
+    assert [row["index"] for row in contacts if row.get("shortened") == ["contact"]] == [18], "a runaway"
 
 
 def test_every_contact_has_the_fields_of_its_type(contacts: list[dict[str, object]]) -> None:

@@ -108,6 +108,7 @@ def test_a_value_that_its_budget_made_shorter_says_so(
         assert cut["card"] != whole["card"]
         info = cut.get_meta_info("card")
         assert (info["finish_reason"]["type"], info["complete"]) == ("length", True)
+        assert (whole.shortened, cut.shortened) == ((), ("card",))
     (told,) = caplog.messages
     assert "gen 'card' came to the end of its" in told
     assert "give it a larger max_tokens" in told
@@ -138,6 +139,7 @@ def test_a_call_that_its_budget_made_shorter_says_so(
         cut = ask.run(needed - less)
         assert len(str(cut.get_var("call", Call).arguments["name"])) < len("Jonas Weberling")
         assert cut.get_meta_info("call")["finish_reason"]["type"] == "length"
+        assert (whole.shortened, cut.shortened) == ((), ("call",))
     (told,) = caplog.messages
     assert "its call is valid, and may be shorter" in told
 
