@@ -1,4 +1,4 @@
-"""/metrics: each number that docs/server.md names is there, and moves when what it counts happens."""
+"""/metrics: each number that docs/operation.md names is there, and moves when what it counts happens."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from niwaki.runtime.server.other_servers import (
 from tests.runtime.server.test_operations import make_certificate
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGE = DOCS / "server.md"
+PAGE, FIELDS = DOCS / "operation.md", DOCS / "server-fields.md"
 BEGIN, END = "<!-- options: made from the command line -->\n", "<!-- end of options -->\n"
 
 
@@ -61,14 +61,14 @@ def _value(action: argparse.Action) -> str:
 
 def test_the_options_page_is_the_command_lines_own() -> None:
     text = PAGE.read_text("utf-8")
-    assert text.partition(BEGIN)[2].partition(END)[0] == table(), f"docs/server.md should have:\n{table()}"
+    assert text.partition(BEGIN)[2].partition(END)[0] == table(), f"docs/operation.md should have:\n{table()}"
 
 
 def test_the_table_of_other_servers_fields_has_each_of_them() -> None:
-    section = PAGE.read_text("utf-8").partition("## Fields of other servers")[2].partition("\n## ")[0]
+    page = FIELDS.read_text("utf-8")
     kinds = (FieldsOfOthers, ChatFieldsOfOthers, GenerateFieldsOfOthers, StructuredOutputs)
     fields = {info.alias or name for kind in kinds for name, info in kind.model_fields.items()}
-    named = set(re.findall(r"[a-z_]{3,}", section))
+    named = set(re.findall(r"[a-z_]{3,}", page))
     assert not fields - named
     assert INSTEAD.keys() <= fields, "what is refused is a field of one of the pages"
 
