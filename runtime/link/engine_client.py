@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +39,7 @@ from niwaki.runtime.link import frames
 from niwaki.runtime.link.frames import Order, Rare, Report, ScriptReport
 from niwaki.runtime.link.lanes import Lanes, RunningScript
 from niwaki.runtime.link.link import READER
+from niwaki.runtime.link.silence import Silence
 from niwaki.runtime.link.wake import loop_here, together
 from niwaki.runtime.options.limits import Limits, TokenIds
 
@@ -110,7 +110,7 @@ class EngineClient(Templates):
         self._asked: dict[int, _Asked] = {}
         self._numbers = itertools.count(first_number)
         self._usage: Mapping[str, float] = {}
-        self._beat_at = 0.0
+        self._silence = Silence()
 
     # -- the side of the process ------------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class EngineClient(Templates):
             assert isinstance(defaults, SamplingOptions)
             self._info = BackendInfo(loaded.model, loaded.context_length, defaults, weights=loaded.weights)
             self._limits = Limits(loaded.context_length, loaded.pool_tokens, loaded.vocab_size)
-            self._beat_at = time.monotonic()
+            self._silence.end()
 
     def disconnect(self, reason: EngineStopped) -> None:
         """The engine is gone: everybody who waits is told so."""
@@ -152,7 +152,8 @@ class EngineClient(Templates):
     def _take_in(self, report: Rare) -> None:
         match report:
             case frames.Beat(usage):
-                self._usage, self._beat_at = usage, time.monotonic()
+                self._usage = usage
+                self._silence.end()
             case frames.Accepted(id):
                 asked = self._asked.get(id)
                 if asked is not None and asked.accepted is not None:
@@ -220,8 +221,8 @@ class EngineClient(Templates):
 
     @property
     def silent_seconds(self) -> float:
-        """Since the engine was last heard."""
-        return time.monotonic() - self._beat_at
+        """Since the engine was last heard, as far as it could be heard."""
+        return self._silence.seconds()
 
     def start(
         self,

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from itertools import pairwise
 
 from tests.benchmarks.scorecard.wire import (
     COMPLETIONS,
@@ -137,6 +138,7 @@ async def l6(amount: int) -> list[Line]:
     draw = random.Random(6)
     took: list[float] = []
     memory: list[tuple[int, int]] = []  # bytes after so many requests
+    used: list[float] = []  # processor seconds, at the start and behind each tenth
     num_asked = 0
     with server("--kv-tokens", "16384") as host:
 
@@ -152,8 +154,11 @@ async def l6(amount: int) -> list[Line]:
                 assert answer.status == 200, answer
                 if len(took) % (amount // NUM_SAMPLES) == 0:
                     memory.append((len(took), host.memory()))
+                if len(took) % (amount // 10) == 0:
+                    used.append(host.processor_seconds())
             wire.close()
 
+        used.append(host.processor_seconds())
         began = time.perf_counter()
         await asyncio.gather(*(one() for _ in range(16)))
         rate = len(took) / (time.perf_counter() - began)
@@ -168,6 +173,11 @@ async def l6(amount: int) -> list[Line]:
         ("MiB along them", str([round(size / 2**20) for _, size in memory[:: NUM_SAMPLES // 10]]), True),
         ("p99 of the last tenth over the first", f"{p99s[-1] / p99s[0]:.2f}", p99s[-1] <= 1.1 * p99s[0]),
         ("p99 of each tenth", ", ".join(map(ms, p99s)), True),
+        (
+            "processor time a request, of each tenth",
+            ", ".join(ms((later - before) / tenth) for before, later in pairwise(used)),
+            True,
+        ),
         ("behind it", str(after), after.running == 0),
     ]
 
