@@ -192,8 +192,7 @@ class Calling(Reading):
                     self._expected[node.name] -= 1
                 self._active = None
                 self._changed.notify_all()
-            if shorter is not None:
-                _tell_of_shorter(node, outputs, shorter, active.origin)
+            _tell_of_cut(node, outputs, shorter, active.origin)
         except BaseException as error:  # nothing may escape into the backend's thread
             self.fail(error, active.origin)
         self._pump()
@@ -335,17 +334,29 @@ class Calling(Reading):
 _lines_told: set[Origin] = set()
 
 
-def _tell_of_shorter(node: Gen, outputs: Sequence[Output], kind: str, origin: Origin) -> None:
-    """Warn, once for each line of a program, that a value is valid and may not be all that the model had to say."""
-    if origin in _lines_told:
+def _tell_of_cut(node: Gen, outputs: Sequence[Output], shorter: str | None, origin: Origin) -> None:
+    """Warn, once for each line of a program, that the budget ended a text: one that breaks its constraint, or a value
+    (`shorter` says what it is) that is valid and may not be all that the model had to say."""
+    cut = [output for output in outputs if output.finish_reason.type == "length"]
+    if not cut or origin in _lines_told:
+        return
+    num_tokens = max(output.completion_tokens for output in cut)
+    if node.type is not None and not all(output.complete for output in cut):
+        fault = f"used up its {_tokens(num_tokens)} before its text satisfied the {node.type.name}"
+    elif shorter is not None:
+        fault = (
+            f"came to the end of its {_tokens(num_tokens)}: its {shorter} is valid, and may be shorter than the "
+            "model wanted"
+        )
+    else:
         return
     _lines_told.add(origin)
     name = "a gen" if node.name is None else f"gen {node.name!r}"
-    num_tokens = max(output.completion_tokens for output in outputs)
-    log.warning(
-        f"{origin}: {name} came to the end of its {num_tokens} tokens: its {kind} is valid, and may be shorter than "
-        "the model wanted; give it a larger max_tokens (told once for a line)"
-    )
+    log.warning(f"{origin}: {name} {fault}; give it a larger max_tokens (told once for a line)")
+
+
+def _tokens(count: int) -> str:
+    return f"{count} {'token' if count == 1 else 'tokens'}"
 
 
 def _kind_of_shorter(node: Gen, outputs: Sequence[Output], values: Sequence[object]) -> str | None:
@@ -397,9 +408,8 @@ def _value(output: Output, node: Gen, backend: Backend) -> Value:
         kind = "call" if node.type is None else node.type.name
         name = "a gen" if node.name is None else f"gen {node.name!r}"
         if output.finish_reason.type == "length":
-            num = output.completion_tokens
             raise GenerationError(
-                f"{name} used up its {num} {'token' if num == 1 else 'tokens'} before its {kind} was complete "
+                f"{name} used up its {_tokens(output.completion_tokens)} before its {kind} was complete "
                 f"({output.text!r}); give it a larger max_tokens"
             ) from error
         if not output.complete:

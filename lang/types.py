@@ -443,4 +443,12 @@ def _escaped(text: str) -> str:
 
 
 def _name(dtype: object) -> str:
-    return dtype.__name__ if isinstance(dtype, type) and not get_args(dtype) else str(dtype).replace("typing.", "")
+    """As an author writes it, without the modules that its parts are from."""
+    args, origin = get_args(dtype), get_origin(dtype)
+    if not args:
+        return dtype.__name__ if isinstance(dtype, type) else str(dtype).replace("typing.", "")
+    if origin in (Union, types.UnionType):
+        return " | ".join("None" if arg is type(None) else _name(arg) for arg in args)
+    if isinstance(origin, type) and origin is not Annotated:
+        return f"{origin.__name__}[{', '.join('...' if arg is ... else _name(arg) for arg in args)}]"
+    return str(dtype).replace("typing.", "")

@@ -115,6 +115,23 @@ def test_a_value_that_its_budget_made_shorter_says_so(
     assert "test_on_engine.py" in told
 
 
+@pytest.mark.parametrize(
+    "kind", [{"regex": "[0-9]{9}"}, {"json_schema": NESTED}, {"grammar": 'start: "a long word"'}], ids=lambda kind: min(kind)
+)
+def test_a_text_that_its_budget_cut_off_says_so(
+    engine: Engine, kind: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("niwaki.lang.calling._lines_told", set())
+
+    @nw.function
+    def cut(s: State) -> None:
+        s += TEXT + nw.gen("cut", max_tokens=2, **kind)
+
+    assert [cut.run().get_meta_info("cut")["complete"] for _ in range(2)] == [False, False]
+    (told,) = caplog.messages
+    assert f"gen 'cut' used up its 2 tokens before its text satisfied the {min(kind)}" in told
+
+
 def look_up(name: str) -> str:
     """Looks up a person."""
     return name
