@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -44,23 +44,39 @@ def read_pages(pool: torch.Tensor, page_ids: Sequence[int]) -> npt.NDArray[np.ui
     return pages.view(torch.uint8).reshape(len(page_ids), -1).cpu().numpy()
 
 
-def write_pages(pool: torch.Tensor, page_ids: Sequence[int], contents: Iterable[npt.NDArray[np.uint8]]) -> None:
-    """The inverse of `read_pages`, from the bytes of each page wherever they are.
+def write_pages(pool: torch.Tensor, page_ids: Sequence[int], contents: Iterable[npt.NDArray[np.uint8]]) -> int:
+    """The inverse of `read_pages`, from the bytes of each page wherever they are: each is read before the next one is
+    asked for. Returns how many pages came, which may be fewer than there are ids.
 
     Raises:
-        ValueError: there are more or fewer pages than ids, or one is not of the pool's size. Others may be written.
+        ValueError: there are more pages than ids, or one is not of the pool's size. Others may be written.
     """
+    places, num_pages = iter(page_ids), 0
     if pool.device.type == "cpu":
         planes = planes_of(pool)
         shape = len(planes), planes.shape[2]
-        for page, content in zip(page_ids, contents, strict=True):  # each is copied once: to stack them copies twice
-            planes[:, page] = content.reshape(shape)
-        return
-    # A copy: what is read from a file cannot be written to, and torch warns of that.
-    stacked = torch.from_numpy(np.stack(list(contents)))
-    pages = stacked.view(pool.dtype).reshape(len(page_ids), *pool.shape[:2], *pool.shape[3:]).movedim(0, 2)
-    index = torch.tensor(page_ids, dtype=torch.int64, device=pool.device)
+        for content in contents:  # each is copied once: to stack them copies twice
+            planes[:, _next(places)] = content.reshape(shape)
+            num_pages += 1
+        return num_pages
+    stacked = np.empty((len(page_ids), pool[:, :, 0].numel() * pool.element_size()), np.uint8)
+    for content in contents:
+        _next(places)
+        stacked[num_pages] = content
+        num_pages += 1
+    if not num_pages:
+        return 0
+    pages = torch.from_numpy(stacked[:num_pages]).view(pool.dtype)
+    pages = pages.reshape(num_pages, *pool.shape[:2], *pool.shape[3:]).movedim(0, 2)
+    index = torch.tensor(page_ids[:num_pages], dtype=torch.int64, device=pool.device)
     pool.index_copy_(2, index, pages.to(pool.device))
+    return num_pages
+
+
+def _next(places: Iterator[int]) -> int:
+    for place in places:
+        return place
+    raise ValueError("there are more pages than ids")
 
 
 def planes_of(pool: torch.Tensor) -> npt.NDArray[np.uint8]:

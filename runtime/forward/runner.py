@@ -369,9 +369,9 @@ class Runner:
         """The keys and values of whole pages as bytes [len(page_ids), page_size * kv_bytes_per_token]."""
         return self._model.read_pages(page_ids)
 
-    def write_pages(self, page_ids: Sequence[int], contents: Iterable[npt.NDArray[np.uint8]]) -> None:
-        """Put back what `read_pages` gave, of this model in this dtype."""
-        self._model.write_pages(page_ids, contents)
+    def write_pages(self, page_ids: Sequence[int], contents: Iterable[npt.NDArray[np.uint8]]) -> int:
+        """Put back what `read_pages` gave, of this model in this dtype. Returns how many pages that were."""
+        return self._model.write_pages(page_ids, contents)
 
 
 class OneTorchThread:

@@ -94,28 +94,29 @@ class KVPages:
         try:
             if lease.copies:
                 self._runner.copy_pages(lease.copies)
-            return lease, self._restored(ids[:most], namespace, lease)
+            return lease, min(most, max(lease.num_cached, self._restored(ids, most, namespace, lease)))
         except BaseException:
             self.cache.discard(lease)  # nobody else knows of it
             raise
 
-    def _restored(self, ids: TokenIds, namespace: str, lease: Lease) -> int:
-        """Fetch the pages of `ids` behind the cached ones that a tier still has. Returns how many tokens need no
-        computing."""
-        if self._tiers is None:
-            return lease.num_cached
-        first = lease.num_cached // self._page_size
-        pages = self._tiers.find(namespace, ids[: len(ids) // self._page_size * self._page_size], first)
-        if not pages:
-            return lease.num_cached
-        stop = first + len(pages)
+    def _restored(self, ids: TokenIds, most: int, namespace: str, lease: Lease) -> int:
+        """Fetch the pages of the first `most` of `ids` behind the cached ones that a tier still has. Returns the end of
+        the last of them, 0 where there was none. One that goes on behind `most` is fetched, too: to compute its head
+        took a fifth of the time in which 2,048 tokens were fetched."""
+        first, stop = lease.num_cached // self._page_size, min(-(-most // self._page_size), len(ids) // self._page_size)
+        if self._tiers is None or first >= stop:
+            return 0
         try:
-            self._runner.write_pages(lease.page_ids[first:stop], pages)
+            pages = self._tiers.find(namespace, ids[: stop * self._page_size], first)
+            num_pages = self._runner.write_pages(lease.page_ids[first:stop], pages)
         except Exception as error:  # what was copied into the first of them says the same, whole or half written over
             self._tiers.fault(error)
-            return lease.num_cached
-        self._tiers.restored(len(pages))
-        return stop * self._page_size
+            return 0
+        if not num_pages:
+            return 0
+        end = (first + num_pages) * self._page_size
+        self._tiers.restored(min(end, most) - lease.num_cached)
+        return end
 
     def _keep_evicted(self, namespace: str, ids: TokenIds, first: int, page_ids: list[int]) -> None:
         assert self._tiers is not None
@@ -162,7 +163,8 @@ class KVPages:
                 continue
             try:
                 self._runner.copy_pages(lease.copies)
-                self._runner.write_pages(lease.page_ids[first:], path.pages[first - path.first :])
+                num_written = self._runner.write_pages(lease.page_ids[first:], path.pages[first - path.first :])
+                assert first + num_written == len(lease.page_ids), "a path has all pages from its first one on"
             except BaseException:
                 self.cache.discard(lease)  # nobody else knows of it
                 raise

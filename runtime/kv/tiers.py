@@ -1,8 +1,7 @@
 """Where pages go that the pool has no room for: a store in host memory, a store on disk behind it.
 
-A page is known by its key, a hash over the model's fingerprint, the namespace and all tokens up to the page's end; so a
-store never needs to know the tree, and a page that another process left on disk is as good as our own. Whatever goes
-wrong with a store costs recomputing and nothing else: it is counted, and told once.
+A page is known by its key (`page_keys.py`), so that one which another process left on disk is as good as our own.
+Whatever goes wrong with a store costs recomputing and nothing else: it is counted, and told once.
 
 `PageStore` is the whole protocol: a networked store is another class with these methods.
 """
@@ -10,34 +9,34 @@ wrong with a store costs recomputing and nothing else: it is counted, and told o
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import struct
 import tempfile
 import time
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from niwaki.kernels.checksum import checksum
+from niwaki.runtime.kv.page_keys import KEY_BYTES, PageKeys
 from niwaki.runtime.options.limits import TokenIds
 
 Bytes = npt.NDArray[np.uint8]
+P = ParamSpec("P")
 T = TypeVar("T")
 
 log = logging.getLogger("niwaki.tiers")
 
-KEY_BYTES = 16
 MAGIC = b"niwakiKV"
-VERSION = 1
-HEADER = struct.Struct("<8sHxx16sII")  # magic, version, key, bytes of the page, their CRC-32
+VERSION = 2
+HEADER = struct.Struct("<8sHxx16sIQ")  # magic, version, key, bytes of the page, their checksum
+FIRST_READ = 1 << 16  # bytes; twice as many from the first longer file on
 LOOKED_AT = 16  # files of a folder for each page that is written
 UNFINISHED = ("niwaki-", ".new")  # how the name of a file begins and ends that is being written
 MOST_SLOWER = 8  # times what a page took on average, that one page counts for
@@ -51,7 +50,9 @@ class PageStore(Protocol):
 
     name: str
 
-    def get(self, key: bytes) -> Bytes | None: ...
+    def get(self, key: bytes) -> Bytes | None:
+        """Read it before the next `get`, which may use the same memory."""
+        ...
 
     def put(self, key: bytes, page: Bytes) -> list[tuple[bytes, Bytes]]:
         """Keep a page; returns what had to leave for it. `page` may be a view into memory that will be used again."""
@@ -68,16 +69,6 @@ class PageStore(Protocol):
     def clear(self) -> None: ...
 
     def counts(self) -> Mapping[str, float]: ...
-
-
-def page_keys(fingerprint: bytes, namespace: str, ids: TokenIds, page_size: int) -> list[bytes]:
-    """The key of each full page of `ids`: each hashes the one before it and the page's tokens."""
-    key = hashlib.blake2b(fingerprint + namespace.encode(), digest_size=KEY_BYTES).digest()
-    keys: list[bytes] = []
-    for end in range(page_size, len(ids) + 1, page_size):
-        key = hashlib.blake2b(key + ids[end - page_size : end].tobytes(), digest_size=KEY_BYTES).digest()
-        keys.append(key)
-    return keys
 
 
 class MemoryStore:
@@ -151,6 +142,7 @@ class DiskStore:
         self._sizes: OrderedDict[bytes, int] = OrderedDict()
         self._bytes = self._hits = self._faults = 0
         self._is_full = False
+        self._read_into = bytearray(FIRST_READ)
         self._names = self._seen()
         found = [(status, name) for name in os.listdir(folder) if (status := self._status(name)) is not None]
         for status, name in sorted(found, key=lambda one: one[0].st_mtime):
@@ -158,12 +150,9 @@ class DiskStore:
         self._delete_abandoned()
 
     def get(self, key: bytes) -> Bytes | None:
-        if key not in self._sizes and not self.holds(key):
-            return None
         try:
-            with open(self._name(key), "rb", buffering=0) as file:  # two thirds of the time of a path's own reading
-                content = file.readall()
-        except FileNotFoundError:  # another engine has deleted it
+            content = self._read(key)
+        except FileNotFoundError:  # nobody wrote it, or another engine has deleted it
             self._uncount(key)
             return None
         except OSError as error:
@@ -183,6 +172,18 @@ class DiskStore:
         self._hits += 1
         return page
 
+    def _read(self, key: bytes) -> memoryview:
+        """A file's content, in memory that the next one is read into: new memory for each took as long as reading."""
+        file = os.open(self._name(key), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            num_read = os.readv(file, [self._read_into])
+            while num_read == len(self._read_into):  # there may be more
+                self._read_into = self._read_into + bytes(num_read)  # not in place: somebody may look at the last page
+                num_read += os.readv(file, [memoryview(self._read_into)[num_read:]])
+        finally:
+            os.close(file)
+        return memoryview(self._read_into)[:num_read]
+
     def put(self, key: bytes, page: Bytes) -> list[tuple[bytes, Bytes]]:
         """What leaves for it is deleted: nothing stands behind a disk."""
         if self._is_full:
@@ -192,8 +193,7 @@ class DiskStore:
         if key in self._sizes:
             self._uncount(key)  # another engine has deleted it
         self._look_at_others()
-        data = page.tobytes()
-        content = HEADER.pack(MAGIC, VERSION, key, len(data), zlib.crc32(data)) + data
+        content = HEADER.pack(MAGIC, VERSION, key, page.nbytes, checksum(page)) + page.tobytes()
         while self._sizes and self._bytes + len(content) > self._max_bytes:
             self._forget(next(iter(self._sizes)))
         if len(content) > self._max_bytes:
@@ -305,15 +305,15 @@ def _key_of(name: str) -> bytes | None:
     return key if name == f"{key.hex()}.page" and len(key) == KEY_BYTES else None
 
 
-def _page_of(key: bytes, content: bytes) -> Bytes | None:
+def _page_of(key: bytes, content: memoryview) -> Bytes | None:
     """The page of a file, None where it is not whole or not of this key and version."""
     if len(content) < HEADER.size:
         return None
-    magic, version, its_key, size, checksum = HEADER.unpack_from(content)
-    data = memoryview(content)[HEADER.size :]
-    if (magic, version, its_key, size) != (MAGIC, VERSION, key, len(data)) or zlib.crc32(data) != checksum:
+    magic, version, its_key, size, its_checksum = HEADER.unpack_from(content)
+    page: Bytes = np.frombuffer(content, np.uint8)[HEADER.size :]
+    if (magic, version, its_key, size) != (MAGIC, VERSION, key, len(page)) or checksum(page) != its_checksum:
         return None
-    return np.frombuffer(data, np.uint8)
+    return page
 
 
 class Tiers:
@@ -327,7 +327,7 @@ class Tiers:
 
     def __init__(self, stores: Sequence[PageStore], fingerprint: bytes, page_size: int) -> None:
         self._stores = tuple(stores)
-        self._fingerprint = fingerprint
+        self._keys = PageKeys(fingerprint, page_size)
         self._page_size = page_size
         self._seconds_per_token: float | None = None  # of the model, in prefill
         self._seconds_per_page: dict[str, float] = {}  # of each store
@@ -339,8 +339,9 @@ class Tiers:
         """Pages `first`, `first + 1`, ... of the sequence `ids`, `count` of them, leave the pool. `read` gives those at
         some places among them: [places, bytes of a page]. What came from the first store goes back as it stayed there,
         and is not read: that would be a fifth of what it takes to fetch a text again."""
-        keys = page_keys(self._fingerprint, namespace, ids, self._page_size)[first : first + count]
-        new = [place for place, key in enumerate(keys) if not self._guarded(partial(self._stores[0].touch, key), False)]
+        keys = self._keys.of(namespace, ids)[first : first + count]
+        touch = self._stores[0].touch
+        new = [place for place, key in enumerate(keys) if not self._guarded(False, touch, key)]
         if not new:
             return
         for place, page in zip(new, read(new), strict=True):
@@ -348,34 +349,31 @@ class Tiers:
             for store in self._stores:
                 moving = [left for one in moving for left in self._put(store, *one)]
 
-    def find(self, namespace: str, ids: TokenIds, first: int) -> list[Bytes]:
-        """The pages from `first` on that some store has, without a gap; [] where reading them does not pay."""
-        keys = page_keys(self._fingerprint, namespace, ids, self._page_size)[first:]
+    def find(self, namespace: str, ids: TokenIds, first: int) -> Iterator[Bytes]:
+        """The pages from `first` on that some store has, without a gap; none where reading them does not pay. Each is
+        to be read before the next one is asked for."""
         self._lookups += 1
-        found: list[Bytes] = []
-        for key in keys:
+        for key in self._keys.of(namespace, ids)[first:]:
             page = self._get(key)
             if page is None:
-                break
-            found.append(page)
-        return found
+                return
+            yield page
 
-    def restored(self, num_pages: int) -> None:
-        """So many of the pages that were found are in the pool now."""
-        self._restored_tokens += num_pages * self._page_size
+    def restored(self, num_tokens: int) -> None:
+        """So many of the tokens whose pages were found need no computing."""
+        self._restored_tokens += num_tokens
 
     def first_missing(self, namespace: str, ids: TokenIds, first: int) -> int:
         """The first of the full pages of the sequence, from `first` on, that no store has; behind the last one if none
         is missing."""
-        keys = page_keys(self._fingerprint, namespace, ids, self._page_size)
+        keys = self._keys.of(namespace, ids)
         while first < len(keys) and self._holder(keys[first]) is not None:
             first += 1
         return first
 
     def holder(self, namespace: str, ids: TokenIds, page: int) -> str | None:
         """The name of the first store that has this page of the sequence, to be looked at."""
-        key = page_keys(self._fingerprint, namespace, ids[: (page + 1) * self._page_size], self._page_size)[-1]
-        return self._holder(key)
+        return self._holder(self._keys.of(namespace, ids[: (page + 1) * self._page_size])[-1])
 
     def computed(self, num_tokens: int, seconds: float) -> None:
         """The model took so long for a step of so many prompt tokens."""
@@ -385,7 +383,7 @@ class Tiers:
 
     def clear(self) -> None:
         for store in self._stores:
-            self._guarded(store.clear, None)
+            self._guarded(None, store.clear)
 
     def fault(self, error: Exception) -> None:
         """Pages could not be kept or fetched, and are computed again: told once, with where it happened."""
@@ -398,7 +396,7 @@ class Tiers:
         told = {
             f"{store.name}_{name}": value
             for store in self._stores
-            for name, value in self._guarded(store.counts, nothing).items()
+            for name, value in self._guarded(nothing, store.counts).items()
         }
         return {"restored_tokens": self._restored_tokens, "faults": self._faults, **told}
 
@@ -407,7 +405,7 @@ class Tiers:
             if not self._pays(store.name):
                 continue
             start, num_faults = time.perf_counter(), self._faults
-            page = self._guarded(partial(store.get, key), None)
+            page = self._guarded(None, store.get, key)
             if page is not None or self._faults > num_faults:  # a fault that takes long is worth as little
                 spent = time.perf_counter() - start
                 old = self._seconds_per_page.get(store.name, spent)
@@ -418,14 +416,14 @@ class Tiers:
         return None
 
     def _put(self, store: PageStore, key: bytes, page: Bytes) -> list[tuple[bytes, Bytes]]:
-        return self._guarded(partial(store.put, key, page), [])
+        return self._guarded([], store.put, key, page)
 
     def _holder(self, key: bytes) -> str | None:
-        return next((store.name for store in self._stores if self._guarded(partial(store.holds, key), False)), None)
+        return next((store.name for store in self._stores if self._guarded(False, store.holds, key)), None)
 
-    def _guarded(self, ask: Callable[[], T], otherwise: T) -> T:
+    def _guarded(self, otherwise: T, ask: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         try:
-            return ask()
+            return ask(*args, **options)
         except Exception as error:
             self.fault(error)
             return otherwise

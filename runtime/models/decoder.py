@@ -196,9 +196,9 @@ class Decoder:
         """See kernels/copy_pages.py."""
         return read_pages(self._pool, page_ids)
 
-    def write_pages(self, page_ids: Sequence[int], contents: Iterable[npt.NDArray[np.uint8]]) -> None:
+    def write_pages(self, page_ids: Sequence[int], contents: Iterable[npt.NDArray[np.uint8]]) -> int:
         """See kernels/copy_pages.py."""
-        write_pages(self._pool, page_ids, contents)
+        return write_pages(self._pool, page_ids, contents)
 
     def _add(self, b: Buffers, post_norm: Operand | None, norm: Operand | None) -> Operand:
         """x += delta, which is normalised and scaled before where the model does so. Returns what the next block

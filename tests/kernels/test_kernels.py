@@ -371,9 +371,15 @@ def test_pages_come_back_as_they_were_read_wherever_each_of_them_lies(dtype: tor
     write_pages(pool, [0, 5], [page.copy() for page in contents])
     write_pages(pool, [2, 3], contents)
     assert torch.equal(pool, before[:, :, [4, 1, 4, 1, 4, 1]])
-    for wrong in (contents[:1], [*contents, contents[0]], contents[:, :-1], contents[:, :6]):
-        with pytest.raises(ValueError, match=r"shorter|longer|reshape"):
+    for wrong in ([*contents, contents[0]], contents[:, :-1], contents[:, :6]):
+        with pytest.raises(ValueError, match=r"more pages than ids|reshape"):
             write_pages(pool, [0, 5], wrong)
+    after = pool.clone()
+    assert write_pages(pool, [0, 5], []) == 0
+    assert torch.equal(pool, after)
+    pool[:] = before
+    assert write_pages(pool, [0, 5], (page for page in contents[:1])) == 1, "those that come"
+    assert torch.equal(pool, before[:, :, [4, 1, 2, 3, 4, 5]])
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,9 @@ import pytest
 from niwaki.runtime.api import ConfigError, GenerationError, Segment
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.forward.runner import Runner
-from niwaki.runtime.kv.tiers import HEADER, LOOKED_AT, Bytes, DiskStore, MemoryStore, Tiers, page_keys
+from niwaki.runtime.kv import page_keys
+from niwaki.runtime.kv.page_keys import KEPT_TEXTS, PageKeys
+from niwaki.runtime.kv.tiers import FIRST_READ, HEADER, LOOKED_AT, Bytes, DiskStore, MemoryStore, Tiers
 from tests.toy import VOCAB_SIZE, make_model
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 6, "ignore_eos": True}
@@ -79,6 +81,17 @@ def test_what_the_pool_had_no_room_for_comes_back_and_is_the_same(folder: Path, 
 
 
 @pytest.mark.usefixtures("reading_pays")
+def test_a_last_page_that_is_full_is_fetched_too_and_one_token_computed(folder: Path, tmp_path: Path) -> None:
+    first, second = prompt(1, 96), prompt(2, 110)
+    with Engine(folder, kv_tokens=128, host_cache_bytes=1 << 24) as engine:
+        expected = run(engine, first)[0]
+        run(engine, second)
+        assert run(engine, first) == (expected, 95)
+        assert engine.stats()["tier_restored_tokens"] == 95
+        engine.backend.check()
+
+
+@pytest.mark.usefixtures("reading_pays")
 def test_random_traffic_through_a_small_pool_and_its_tiers_gives_the_tokens_of_a_cold_engine(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -95,9 +108,38 @@ def test_random_traffic_through_a_small_pool_and_its_tiers_gives_the_tokens_of_a
 
 def test_neither_namespaces_nor_models_meet_in_a_tier() -> None:
     ids = np.arange(32, dtype=np.int32)
-    assert not set(page_keys(b"m", "a", ids, PAGE)) & set(page_keys(b"m", "b", ids, PAGE))
-    assert not set(page_keys(b"m", "", ids, PAGE)) & set(page_keys(b"n", "", ids, PAGE))
-    assert page_keys(b"m", "", ids, PAGE)[:1] == page_keys(b"m", "", ids[:20], PAGE)
+    keys, others = PageKeys(b"m", PAGE), PageKeys(b"n", PAGE)
+    assert not set(keys.of("a", ids)) & set(keys.of("b", ids))
+    assert not set(keys.of("", ids)) & set(others.of("", ids))
+    assert keys.of("", ids)[:1] == keys.of("", ids[:20])
+
+
+def test_keys_that_are_remembered_are_those_that_are_made_anew() -> None:
+    draw = random.Random(3)
+    keys = PageKeys(b"m", 2)
+    for _ in range(3000):
+        ids = np.array([draw.randrange(2) for _ in range(draw.randrange(14))], np.int32)
+        namespace = draw.choice("ab")
+        made = keys.of(namespace, ids)
+        assert made == PageKeys(b"m", 2).of(namespace, ids)
+        assert len(made) == len(ids) // 2
+        made.clear()  # they are the caller's
+        assert len(keys._known) <= KEPT_TEXTS
+
+
+def test_a_text_that_leaves_page_by_page_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[bytes] = []
+    whole = page_keys.hashed
+
+    def counted(content: bytes) -> bytes:
+        hashed.append(content)
+        return whole(content)
+
+    monkeypatch.setattr(page_keys, "hashed", counted)
+    keys, ids = PageKeys(b"m", PAGE), np.arange(20 * PAGE, dtype=np.int32)
+    for count in range(20, 0, -1):
+        keys.of("", ids[: count * PAGE])
+    assert len(hashed) == 1 + 20, "one of model and namespace"
 
 
 def test_the_memory_store_keeps_its_size_and_hands_on_the_least_used() -> None:
@@ -142,6 +184,18 @@ def test_a_torn_or_foreign_file_counts_as_missing_and_is_told_once(
     assert len(caplog.records) == 1
     assert again.counts()["faults"] == 2
     assert not torn.exists()
+
+
+def test_pages_of_any_size_come_back_from_a_file(tmp_path: Path) -> None:
+    store, draw = DiskStore(tmp_path, 1 << 30), np.random.default_rng(0)
+    sizes = (1, 7, 8, 65, FIRST_READ - HEADER.size, FIRST_READ - HEADER.size + 1, 5 * FIRST_READ, 64)
+    pages = [draw.integers(0, 256, size, np.uint8) for size in sizes]
+    for number, content in enumerate(pages):
+        store.put(key(number), content)
+    for number, content in enumerate(pages):
+        found = store.get(key(number))
+        assert found is not None
+        assert found.tolist() == content.tolist()
 
 
 def test_a_full_disk_ends_writing_and_nothing_else(
@@ -399,8 +453,8 @@ def test_a_store_that_is_slower_than_computing_is_left_alone() -> None:
     tiers.keep("", ids, 0, 2, lambda places: np.stack([page(1 + place) for place in places]))
     assert [content[0] for content in tiers.find("", ids, 0)] == [1, 2]
     tiers.computed(1_000_000, 1e-9)  # a model that costs nothing
-    assert tiers.find("", ids, 0) == []
-    found = [len(tiers.find("", ids, 0)) for _ in range(Tiers.RETRY)]
+    assert list(tiers.find("", ids, 0)) == []
+    found = [len(list(tiers.find("", ids, 0))) for _ in range(Tiers.RETRY)]
     assert sorted(found)[-2:] == [0, 2], "tried again now and then"
 
 
@@ -414,7 +468,7 @@ def test_one_page_that_took_long_does_not_make_a_store_slow_and_some_in_a_row_do
     ids = np.arange(4 * PAGE, dtype=np.int32)
     tiers.keep("", ids, 0, 4, lambda places: np.stack([page(place) for place in places]))
     tiers.computed(1, 1e-5)  # 160 us a page: reading pays
-    found = [len(tiers.find("", ids, 0)) for _ in range(6)]
+    found = [len(list(tiers.find("", ids, 0))) for _ in range(6)]
     assert found == [4, 4, 4, 4, 1, 0], "the second looks at one that took long, the last three at no others"
 
 
