@@ -80,17 +80,38 @@ class Roster:
         if priorities and len(priorities.union(request.params.priority for request in self.running.values())) > 1:
             is_short = True
         running = [self._as_running(request, now, is_short=is_short) for request in self.running.values()]
+        outranked = scheduler.outranked(running, room)
+        if outranked is None and len(priorities) > 1:
+            made = self._plan_of_highest(max(priorities), running, room, now)
+            if made is not None:
+                return made
         line: Sequence[Request] = ()
-        if priorities and scheduler.may_admit(running, room, max(priorities)):
-            line = self._looked_at(now)
-        waiting = [self._as_waiting(request, now) for request in line]
-        return scheduler.plan(waiting, running, room, self._policy)
+        if priorities and (outranked is None or max(priorities) > outranked):
+            line = self._looked_at(now, outranked)
+        return scheduler.plan([self._as_waiting(request, now) for request in line], running, room, self._policy)
 
-    def _looked_at(self, now: float) -> Sequence[Request]:
+    def _plan_of_highest(
+        self, highest: int, running: Sequence[plans.Running], room: plans.Room, now: float
+    ) -> plans.Plan | None:
+        """The plan in which all who wait and are of the highest priority are admitted, and nobody else: others' prompts
+        would make the step longer that they wait for, and to look at a long line takes as long as a step. None where
+        some find no room, or somebody has waited so long that he counts as much."""
+        if any(
+            scheduler.rank(one.params.priority, _waited(one, now)) >= highest
+            for one in self.waiting.oldest_below(highest)
+        ):
+            return None
+        line = self.waiting.first_of_each(MAX_MATCHED_WAITING, highest - 1)
+        if len(line) > room.max_running - len(running):
+            return None
+        made = scheduler.plan([self._as_waiting(request, now) for request in line], running, room, self._policy)
+        return made if len(made.admit) == len(line) else None
+
+    def _looked_at(self, now: float, outranked: int | None) -> Sequence[Request]:
         """Of the line, as many as are looked at in a step: the highest first, of equals the first of each caller and
-        program."""
+        program. None of the priority `outranked` or a lower one."""
         # Of a kind more than so many are never looked at: all of 3,800 took longer than the step that they waited for.
-        line = self.waiting.first_of_each(MAX_MATCHED_WAITING)
+        line = self.waiting.first_of_each(MAX_MATCHED_WAITING, outranked)
         if len(line) <= MAX_MATCHED_WAITING:
             return line
 

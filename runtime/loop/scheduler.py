@@ -51,10 +51,13 @@ def plan(waiting: Sequence[Waiting], running: Sequence[Running], room: Room, pol
     return _with_urgent(waiting, kept, room, policy) or _filled(waiting, kept, (), room, policy)
 
 
-def may_admit(running: Sequence[Running], room: Room, highest: int) -> bool:
-    """Whether it matters to `plan` who waits, of whom `highest` is the highest priority: there is a place, or somebody
-    would give up his."""
-    return len(running) < room.max_running or any(_effective_priority(each) < highest for each in running)
+def outranked(running: Sequence[Running], room: Room) -> int | None:
+    """Who waits and is of this priority or a lower one changes nothing in `plan`: all places are taken, by requests
+    that count for as much. None where there is a place. (Where one who is of a higher priority drives two out for
+    their pages, the second's place is free for the others in the next step.)"""
+    if len(running) < room.max_running:
+        return None
+    return min(map(_effective_priority, running))
 
 
 def is_steady(plan: Plan, num_running: int, *, num_waiting: int, max_batch_tokens: int) -> bool:

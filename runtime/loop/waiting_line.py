@@ -54,13 +54,19 @@ class WaitingLine:
     def priorities(self) -> set[int]:
         return {priority for priority, *_ in self._kinds}
 
-    def first_of_each(self, most: int) -> Sequence[Request]:
-        """So many of each kind at most, in order of arrival; all, where they are no more than that."""
-        if len(self._all) <= most:
+    def first_of_each(self, most: int, outranked: int | None = None) -> Sequence[Request]:
+        """So many of each kind at most, in order of arrival; all, where they are no more than that. `outranked`: a
+        priority of which, and of lower ones, nobody is wanted."""
+        kinds = [line for kind, line in self._kinds.items() if outranked is None or kind[0] > outranked]
+        if len(kinds) == len(self._kinds) and len(self._all) <= most:
             return self._all
-        if len(self._kinds) == 1:
-            return self._all[:most]
-        return sorted((one for line in self._kinds.values() for one in line[:most]), key=_ARRIVAL)
+        if len(kinds) == 1:
+            return kinds[0][:most]
+        return sorted((one for line in kinds for one in line[:most]), key=_ARRIVAL)
+
+    def oldest_below(self, priority: int) -> Iterator[Request]:
+        """Of each kind of a lower priority, who has come first."""
+        return (line[0] for kind, line in self._kinds.items() if kind[0] < priority)
 
     def check(self) -> None:
         """Raises AssertionError where both orders do not say the same."""

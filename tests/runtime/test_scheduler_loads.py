@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from niwaki.radix import Cache, Lease, TokenIds
 from niwaki.runtime.loop.plans import AGED_STEPS, Plan, Room, Running, Waiting
-from niwaki.runtime.loop.scheduler import PRIORITY_SECONDS, Policy, may_admit, plan
+from niwaki.runtime.loop.scheduler import PRIORITY_SECONDS, Policy, outranked, plan
 from tests.runtime.test_scheduler import ROOM, decoding, tokens
 
 
@@ -49,7 +49,8 @@ class FakeEngine:
     longest_decode_gap: int = 0
     since_aged: int = AGED_STEPS
     step_seconds: float = 0.01
-    unseen_steps: int = 0  # in which it did not matter who waits
+    unseen_steps: int = 0  # in which it did not matter who of low priority waits
+    partly_seen_steps: int = 0  # of these, where others were of a high one
 
     def run(self, requests: list[Request], *, max_steps: int) -> None:
         future = sorted(requests, key=lambda request: (request.arrives, request.id))
@@ -63,9 +64,12 @@ class FakeEngine:
         waiting = [self.as_waiting(request) for request in self.waiting]
         running = [self.as_running(request) for request in self.running]
         made = plan(waiting, running, self.room(), self.policy)
-        if not may_admit(running, self.room(), max((request.priority for request in waiting), default=0)):
-            assert plan((), running, self.room(), self.policy) == made, "who waits need not be looked at"
-            self.unseen_steps += len(waiting) > 0
+        least = outranked(running, self.room())
+        seen = [request for request in waiting if least is None or request.priority > least]
+        if len(seen) < len(waiting) and len(made.preempt) <= max(1, len(made.admit)):  # else a place is left over
+            assert plan(seen, running, self.room(), self.policy) == made, "the others need not be looked at"
+            self.unseen_steps += 1
+            self.partly_seen_steps += len(seen) > 0
         assert made.num_tokens <= self.max_batch_tokens
         assert made.rows or not (self.running or self.waiting), "a step without rows is a stall"
         self.since_aged = 0 if made.aged is not None else self.since_aged + 1
@@ -255,6 +259,7 @@ def test_high_priority_is_served_at_once_under_twice_the_load_that_fits() -> Non
     engine = FakeEngine(Cache(200), max_batch_tokens=256, max_running=16)
     engine.run([*low, *high], max_steps=3000)
     assert engine.unseen_steps > 50
+    assert engine.partly_seen_steps > 0
     waits = [request.first_token_step - request.arrives for request in high if request.first_token_step is not None]
     assert len(waits) == len(high)
     assert max(waits) <= 1, "a low one makes place, and its prefill takes a step"

@@ -12,6 +12,7 @@ import pytest
 from niwaki.runtime.api import SamplingParams
 from niwaki.runtime.loop import fairness, roster
 from niwaki.runtime.loop.roster import MAX_MATCHED_WAITING
+from niwaki.runtime.loop.scheduler import PRIORITY_SECONDS
 from niwaki.runtime.loop.waiting_line import WaitingLine
 from niwaki.runtime.requests.request import Request
 from tests.formula import Host
@@ -79,6 +80,10 @@ def test_who_is_looked_at_is_among_the_first_of_each_kind(seed: int, most: int) 
 
     assert seen(list(some)) == seen(everybody)
     assert line.first_of_each(200) is line._all
+    for least in line.priorities():
+        above = [one for one in everybody if one.params.priority > least]
+        assert list(line.first_of_each(200, least)) == above
+        assert list(line.first_of_each(most, least)) == [one for one in some if one in above]
 
 
 def test_of_a_long_line_a_step_looks_at_no_more_than_of_a_shorter_one(
@@ -101,3 +106,31 @@ def test_of_a_long_line_a_step_looks_at_no_more_than_of_a_shorter_one(
     host.core._roster.plan()
     assert num_looks <= 3 * MAX_MATCHED_WAITING
     host.core._roster.waiting.check()
+
+
+def test_who_waits_of_the_highest_priority_is_admitted_alone_and_the_others_in_the_next_step(tmp_path: Path) -> None:
+    host = Host(make_model(tmp_path))
+    low, high = (SamplingParams(max_new_tokens=2, temperature=0.0, priority=priority) for priority in (0, 1))
+    for params in (low, low, high, low, high):
+        host.submit(params, 9)
+    core = host.core
+    assert sorted(core._roster.plan().admit) == [2, 4]
+    core.step()
+    assert sorted(core._roster.plan().admit) == [0, 1, 3]
+    assert len(host.run()) == 5
+
+
+def test_who_has_waited_for_long_enough_to_count_as_much_is_admitted_beside_the_highest(tmp_path: Path) -> None:
+    host = Host(make_model(tmp_path))
+    host.submit(SamplingParams(max_new_tokens=2), 9)
+    host.submit(SamplingParams(max_new_tokens=2, priority=1), 9)
+    old = host.core._roster.waiting[0]
+    old.waited_seconds = PRIORITY_SECONDS
+    assert sorted(host.core._roster.plan().admit) == [0, 1]
+
+
+def test_where_not_all_of_the_highest_find_room_others_take_what_is_left(tmp_path: Path) -> None:
+    host = Host(make_model(tmp_path), num_pages=8)
+    for length, priority in ((9, 0), (60, 1), (9, 1)):
+        host.submit(SamplingParams(max_new_tokens=2, priority=priority), length)
+    assert sorted(host.core._roster.plan().admit) == [0, 2]
