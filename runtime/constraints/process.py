@@ -28,6 +28,7 @@ ROOT: Final = str(Path(__file__).parents[3])  # where the package lies: niwaki/r
 LENGTH: Final = struct.Struct("<I")
 PROCESSES: Final = 2  # so that one who asks for too much holds up nobody else
 START_SECONDS: Final = 120.0  # until the child says that it is ready: nice, on a machine that has other things to do
+STARTS: Final = 3  # of children that end before they are ready, in a row: then something is wrong with all of them
 # How much slower than alone the child may be on a busy machine. Its own timer ends it by its processor time.
 PATIENCE: Final = 10.0
 MAX_MEMORY: Final = 2 * 1024**3  # of the child, address space
@@ -80,10 +81,7 @@ class CompileProcess:
             OSError: no child could be started.
         """
         with self._lock:
-            if self._child is not None and self._child.poll() is not None:  # killed by someone since the last call
-                self._stop()
-            child = self._child or self._started()
-            self._wait_for_start(child)
+            child = self._ready()
             assert child.stdin is not None
             try:
                 child.stdin.write(LENGTH.pack(len(request)) + request)  # the child reads all of it
@@ -119,15 +117,26 @@ class CompileProcess:
         self._finalizer = weakref.finalize(self, _end, child)
         return child
 
-    def _wait_for_start(self, child: subprocess.Popen[bytes]) -> None:
-        if self._is_ready:
-            return
-        try:
-            _read_frame(child, time.monotonic() + START_SECONDS)
-        except TookTooLong:
-            self._stop()
-            raise OSError(f"the compile process did not start: {sys.executable} -c {CODE!r}") from None
-        self._is_ready = True
+    def _ready(self) -> subprocess.Popen[bytes]:
+        """A child that waits to be asked. One that somebody killed, also while it started, is replaced: no request is
+        to blame for that."""
+        until = time.monotonic() + START_SECONDS
+        for _ in range(STARTS):
+            if self._child is not None and self._child.poll() is not None:
+                self._stop()
+            child = self._child or self._started()
+            if self._is_ready:
+                return child
+            try:
+                _read_frame(child, until)
+            except TookTooLong:
+                self._stop()
+            else:
+                self._is_ready = True
+                return child
+            if time.monotonic() > until:
+                break
+        raise OSError(f"the compile process did not start: {sys.executable} -c {CODE!r}")
 
     def _stop(self) -> None:
         if self._finalizer is not None:

@@ -29,7 +29,7 @@ from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary, compile_c
 from niwaki.runtime.constraints.grammar_source import GrammarSource
 from niwaki.runtime.constraints.guidance import OF_PROCESSES
 from niwaki.runtime.constraints.pattern import parse
-from niwaki.runtime.constraints.process import CompilePool, CompileProcess
+from niwaki.runtime.constraints.process import STARTS, CompilePool, CompileProcess
 from niwaki.runtime.constraints.schema import TookTooLong
 from niwaki.runtime.constraints.sources import Compilable, answer, quick_source, read_answer, request_for, source_of
 from niwaki.runtime.constraints.transitions import Transitions, transitions_of
@@ -380,6 +380,30 @@ def test_a_child_that_runs_out_of_time_is_gone_and_the_next_one_starts_at_once()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert process.pid is not None
+    process.close()
+
+
+@pytest.mark.parametrize("num_killed", [1, STARTS - 1, STARTS])
+def test_a_child_that_is_killed_while_it_starts_is_replaced(num_killed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = CompileProcess(seconds=20)
+    start = process._started
+    killed: list[int] = []
+
+    def started() -> subprocess.Popen[bytes]:
+        child = start()
+        if len(killed) < num_killed:
+            child.kill()
+            killed.append(child.pid)
+        return child
+
+    monkeypatch.setattr(process, "_started", started)
+    if num_killed < STARTS:
+        assert asked(process, "a|ab").accepting
+    else:
+        with pytest.raises(OSError, match="did not start"):
+            asked(process, "a|ab")
+    assert len(killed) == num_killed
+    assert asked(process, "a|ab").accepting, "the next one finds a child that runs"
     process.close()
 
 
