@@ -9,11 +9,12 @@ from typing import TypeAlias, cast
 
 from niwaki.lang.backends import Host
 from niwaki.lang.expressions import check_options, check_timeout
-from niwaki.lang.foreign_names import RUN, hint
+from niwaki.lang.foreign_names import RUN
 from niwaki.lang.sessions import Session
 from niwaki.lang.state import ForkGroup, State
 from niwaki.lang.templates import TemplateFunction, template_function
 from niwaki.runtime.api import ProgramError, SamplingOptions
+from niwaki.runtime.api.names import hint
 
 Row: TypeAlias = Mapping[str, object] | tuple[object, ...]
 

@@ -10,7 +10,7 @@ from typing import NoReturn, cast, get_args
 from niwaki.lang.misfits import before_or_behind, explains_misfits, one_content
 from niwaki.lang.nodes import Chain, Content, Expression, Gen, RoleBegin, RoleEnd, Select, Text, as_nodes, turn_named
 from niwaki.lang.tools import ToolLike, ask_of, offers_of, with_reasoning
-from niwaki.lang.types import Pattern, ValueType, grammar_type, regex_type, schema_type, value_type
+from niwaki.lang.types import Pattern, ValueType, grammar_type, regex_type, schema_type, stop_text, value_type
 from niwaki.runtime.api import ConstraintError, ProgramError, SamplingOptions, Spacing, UnsupportedByBackend
 from niwaki.runtime.api.choices import ChoicesMethod, method_of, token_length_normalized
 
@@ -23,7 +23,7 @@ def gen(
     n: int | None = None,
     stop: str | Sequence[str] | None = None,
     stop_token_ids: Sequence[int] | None = None,
-    stop_regex: str | None = None,
+    stop_regex: Pattern | None = None,
     temperature: float | None = None,
     top_p: float | None = None,
     top_k: int | None = None,
@@ -106,7 +106,7 @@ def gen(
         seed=seed,
         stop=stop,
         stop_token_ids=stop_token_ids,
-        stop_regex=stop_regex,
+        stop_regex=stop_text(stop_regex),
         ignore_eos=ignore_eos,
         return_logprob=return_logprob,
         top_logprobs_num=top_logprobs_num,

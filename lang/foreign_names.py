@@ -1,53 +1,34 @@
 """Names that other frameworks, and habit, give to what is here: told where one of them is not found. Plain data.
 
-A table leads from a name to ours, or to a few words on what to write.
+A table leads from a name to ours, or to a few words on what to write. Those of options are `runtime.api.names`.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TypeAlias
 
-Names: TypeAlias = Mapping[str, str]
+from niwaki.runtime.api.names import CONSTRAINTS, SAMPLING, Names, all_of
 
-
-def _all(meant: str, names: str) -> dict[str, str]:
-    return dict.fromkeys(names.split(), meant)
-
-
-_SAMPLING: Names = {
-    **_all("max_tokens", "max_length max_completion_tokens max_output_tokens max_gen_len num_tokens length"),
-    **_all("max_tokens", "max_len n_predict num_predict"),
-    **_all("min_tokens", "min_new_tokens min_length"),
-    **_all("stop", "stop_sequences stop_sequence stop_strings stop_str stop_words stops until"),
-    **_all("temperature", "temp"),
-    **_all("n", "num_return_sequences num_samples num_completions num_choices"),
-    **_all("seed", "random_seed sampling_seed"),
-    **_all("repetition_penalty", "repeat_penalty"),
-    **_all("top_logprobs_num", "top_logprobs"),
-    **_all("write return_logprob=True, with top_logprobs_num= for those beside it", "logprobs logprob"),
-    **_all("leave it out: temperature=0 takes the likeliest token, and above 0 one is drawn", "do_sample greedy"),
-}
+_SAMPLING: Names = {**SAMPLING, "max_retries": "leave it out: a dtype cannot fail on its form"}
 
 GEN: Names = MappingProxyType(
     {
         **_SAMPLING,
-        **_all("name", "var variable variable_name key output_key save_as"),
-        **_all("dtype", "response_model output_type return_type type cls model_class"),
+        **all_of("name", "var variable variable_name key output_key save_as"),
+        **all_of("dtype", "response_model output_type return_type type cls model_class"),
         "response_format": "a type is given as dtype=, a schema as json_schema=",
-        **_all("json_schema", "schema json guided_json"),
-        **_all("regex", "pattern guided_regex"),
-        **_all("grammar", "ebnf lark cfg guided_grammar gbnf"),
-        **_all("choices", "options guided_choice enum"),
-        **_all("tools", "functions"),
-        **_all("tool_choice", "function_call"),
-        **_all("reasoning", "thinking enable_thinking reasoning_effort"),
-        "max_retries": "leave it out: a dtype cannot fail on its form",
-        **_all("text stands before it: s += 'text' + gen('x')", "prompt prompts text input"),
+        **CONSTRAINTS,
+        **all_of("grammar", "ebnf"),
+        **all_of("choices", "options"),
+        **all_of("tools", "functions"),
+        **all_of("tool_choice", "function_call"),
+        **all_of("reasoning", "thinking enable_thinking reasoning_effort"),
+        **all_of("text stands behind it: s += gen('x') + 'text'", "suffix"),
+        **all_of("a variable holds one value; append to a list of yours, or join forks", "list_append"),
+        **all_of("text stands before it: s += 'text' + gen('x')", "prompt prompts text input"),
         "messages": "turns stand before it: s += user('text') + assistant(gen('x'))",
-        **_all("it is a run's: f.run(..., backend=nw.Engine('FOLDER'))", "model llm engine"),
+        **all_of("it is a run's: f.run(..., backend=nw.Engine('FOLDER'))", "model llm engine"),
         "backend": "it is a run's: f.run(..., backend=...)",
         "stream": "it is a run's: f.run(..., stream=True)",
         "chat_template": "it is a run's: f.run(..., chat_template=...)",
@@ -56,10 +37,10 @@ GEN: Names = MappingProxyType(
 
 SELECT: Names = MappingProxyType(
     {
-        **_all("name", "var variable variable_name key output_key save_as"),
-        **_all("choices", "options items candidates values labels guided_choice enum"),
-        **_all("choices_method", "method choice_method scoring"),
-        **_all(
+        **all_of("name", "var variable variable_name key output_key save_as"),
+        **all_of("choices", "options items candidates values labels guided_choice enum"),
+        **all_of("choices_method", "method choice_method scoring"),
+        **all_of(
             "a select compares whole choices; leave it out",
             "max_tokens max_new_tokens min_tokens n stop stop_regex top_p top_k min_p seed regex dtype json_schema",
         ),
@@ -68,15 +49,15 @@ SELECT: Names = MappingProxyType(
 
 TURN: Names = MappingProxyType(
     {
-        **_all("content", "text message msg prompt value"),
+        **all_of("content", "text message msg prompt value"),
         "name": "a turn has none; a variable's stands in its gen: assistant(gen('x'))",
         "tools": "they stand in the first turn: system(..., tools=[...])",
         "messages": "a call is one turn, and turns add up with +",
-        **_all("it is an option of the gen inside: assistant(gen('x', ...))", "max_tokens temperature stop dtype"),
+        **all_of("it is an option of the gen inside: assistant(gen('x', ...))", "max_tokens temperature stop dtype"),
     }
 )
 
-FORK: Names = MappingProxyType({**_all("count", "n size num number num_forks n_forks times k")})
+FORK: Names = MappingProxyType({**all_of("count", "n size num number num_forks n_forks times k")})
 
 OF_FUNCTION: Mapping[str, Names] = MappingProxyType(
     {"gen": GEN, "select": SELECT, "system": TURN, "user": TURN, "assistant": TURN, "fork": FORK}
@@ -85,12 +66,13 @@ OF_FUNCTION: Mapping[str, Names] = MappingProxyType(
 RUN: Names = MappingProxyType(
     {
         **_SAMPLING,
-        **_all("give it as backend=nw.Engine('FOLDER')", "model model_path model_name"),
-        **_all("backend", "llm lm engine client endpoint runtime host"),
-        **_all("chat_template", "template"),
-        **_all("stream", "streaming"),
-        **_all("timeout", "timeout_s max_time request_timeout"),
-        **_all(
+        **all_of("give it as backend=nw.Engine('FOLDER')", "model model_path model_name"),
+        **all_of("backend", "llm lm engine client endpoint runtime host"),
+        **all_of("chat_template", "template"),
+        **all_of("stream", "streaming"),
+        **all_of("timeout", "timeout_s max_time request_timeout"),
+        **all_of("it is an option of run_batch", "num_threads progress_bar checkpoint generator_style on_error"),
+        **all_of(
             "it is an option of a gen: s += gen('x', ...)",
             "dtype regex choices json_schema grammar tools tool_choice reasoning response_model response_format",
         ),
@@ -99,30 +81,33 @@ RUN: Names = MappingProxyType(
 
 PROGRAM: Names = MappingProxyType(
     {
-        **_all("run_batch", "batch map run_many run_all batch_run starmap"),
-        **_all("arun_batch", "abatch amap"),
-        **_all("run", "invoke generate call execute predict apply forward complete"),
-        **_all("arun", "ainvoke acall agenerate run_async async_run apredict"),
-        **_all("stream", "astream run_stream stream_run iter"),
-        **_all("bind", "partial with_options configure with_config with_args"),
+        **all_of("run_batch", "batch map run_many run_all batch_run starmap"),
+        **all_of("arun_batch", "abatch amap"),
+        **all_of("run", "invoke generate call execute predict apply forward complete"),
+        **all_of("arun", "ainvoke acall agenerate run_async async_run apredict"),
+        **all_of("stream", "astream run_stream stream_run iter"),
+        **all_of("bind", "partial with_options configure with_config with_args"),
     }
 )
 
 STATE: Names = MappingProxyType(
     {
-        **_all("write s += nw.gen(...)", "generate complete predict ask"),
-        **_all("write s += nw.select(...)", "choose"),
-        **_all("write s += ...", "append add extend write push"),
-        **_all("write s['x'] = value", "set assign set_variable"),
-        **_all("get_var", "var variable get_variable"),
-        **_all("s['x'] is one variable, s.tree().trunk.variables are all", "variables vars keys values items to_dict"),
-        **_all("text_iter", "stream iter_text stream_text text_stream"),
-        **_all("text_async_iter", "astream async_text_iter"),
-        **_all("get_meta_info", "meta_info metadata meta log_prob log_probs logprob logprobs get_logprobs"),
-        **_all("ret_value", "result return_value returned"),
-        **_all("token_ids", "tokens ids"),
-        **_all("forks = s.fork(n) are joined: forks.join()", "join"),
-        **_all("cancel", "stop abort"),
+        **all_of("write s += nw.gen(...)", "generate complete predict ask"),
+        **all_of("write s += nw.select(...)", "choose"),
+        **all_of("write s += ...", "append add extend write push"),
+        **all_of("write s['x'] = value", "set assign set_variable"),
+        **all_of("get_var", "var variable get_variable"),
+        **all_of(
+            "s['x'] is one variable, s.tree().trunk.variables are all", "variables vars keys values items to_dict"
+        ),
+        **all_of("text_iter", "stream iter_text stream_text text_stream"),
+        **all_of("text_async_iter", "astream async_text_iter"),
+        **all_of("get_meta_info", "meta_info metadata meta log_prob log_probs logprob logprobs get_logprobs"),
+        **all_of("ret_value", "result return_value returned"),
+        **all_of("token_ids", "tokens ids"),
+        **all_of("messages", "history conversation turns"),
+        **all_of("forks = s.fork(n) are joined: forks.join()", "join"),
+        **all_of("cancel", "stop abort"),
         **{name: f"write s += nw.{name}()" for name in "system_begin user_begin assistant_begin".split()},
         **{name: f"write s += nw.{name}()" for name in "system_end user_end assistant_end".split()},
     }
@@ -130,11 +115,11 @@ STATE: Names = MappingProxyType(
 
 FORKS: Names = MappingProxyType(
     {
-        **_all("write forks += nw.gen(...)", "gen gen_int gen_float gen_bool gen_string generate"),
-        **_all("write forks += nw.select(...)", "select"),
-        **_all("write forks += ..., a list for one item to each", "append add extend write"),
-        **_all("join", "gather merge collect wait_all"),
-        **_all("forks[0] is the first, and a loop goes over all", "states children branches forks"),
+        **all_of("write forks += nw.gen(...)", "gen gen_int gen_float gen_bool gen_string generate"),
+        **all_of("write forks += nw.select(...)", "select"),
+        **all_of("write forks += ..., a list for one item to each", "append add extend write"),
+        **all_of("join", "gather merge collect wait_all"),
+        **all_of("forks[0] is the first, and a loop goes over all", "states children branches forks"),
     }
 )
 
@@ -143,34 +128,49 @@ _OPENAI = "nw.OpenAI takes the address of any service that speaks OpenAI's API"
 
 MODULE: Names = MappingProxyType(
     {
-        **_all("write nw.gen('x', regex=...)", "regex Regex"),
-        **_all(
+        **all_of("write nw.gen('x', regex=...)", "regex Regex"),
+        **all_of(
             "write nw.gen('x', json_schema=...), or dtype= with a type", "json json_schema gen_json Json JsonSchema"
         ),
-        **_all("write nw.gen('x', grammar=...)", "grammar cfg CFG lark ebnf"),
-        **_all("write nw.gen('x', tools=[...])", "tool tools"),
-        **_all("write nw.gen('x', dtype=...)", "dtype type from_openai patch"),
-        **_all(_ENGINE, "LLM AsyncLLM Llama LlamaCpp Transformers from_transformers models model load load_model"),
-        **_all("options stand in nw.gen('x', temperature=0), or in f.run(temperature=0)", "SamplingParams sampling"),
-        **_all("gen", "generate complete completion Gen Generate Generator"),
-        **_all("select", "choice choices Select Choice"),
-        **_all("function", "program Program prompt guidance template func fn"),
-        **_all("set_default_backend", "set_backend default_backend set_model configure"),
-        **_all("a state forks: s.fork(n)", "fork"),
-        **_all("a program runs: f.run(...), f.run_batch([...])", "run run_batch batch invoke"),
-        **_all(_OPENAI, "Anthropic VertexAI LiteLLM Crusoe Gemini Ollama AzureOpenAI"),
-        **_all("no model that runs here sees films; give it a text that describes one", "video"),
+        **all_of("write nw.gen('x', grammar=...)", "grammar cfg CFG lark ebnf"),
+        **all_of("write nw.gen('x', tools=[...])", "tool tools Tool ReAct"),
+        **all_of("import it from niwaki.lang.tools", "Call"),
+        **all_of("write nw.gen('x', dtype=...)", "dtype type types response_model"),
+        **all_of(
+            "write nw.gen('x', dtype=...), and run on nw.OpenAI(...) for a service",
+            "from_openai from_anthropic from_gemini from_provider patch",
+        ),
+        **all_of(_ENGINE, "LLM AsyncLLM Llama LlamaCpp Transformers from_transformers models model load load_model"),
+        **all_of(_ENGINE, "from_vllm_offline from_vllm from_llamacpp from_mlxlm AutoModelForCausalLM pipeline"),
+        **all_of("nw.RuntimeEndpoint(url) is a niwaki server, nw.OpenAI(...) any other", "from_sglang from_tgi Client"),
+        **all_of("nw.RuntimeEndpoint(url).session() goes on in one", "Session session"),
+        **all_of("an engine's options are its arguments: nw.Engine('FOLDER', kv_tokens=4096)", "ServerArgs EngineArgs"),
+        **all_of("options are arguments: nw.Engine(...), f.run(...), nw.gen('x', ...)", "global_config settings"),
+        **all_of("options stand in nw.gen('x', temperature=0), or in f.run(temperature=0)", "SamplingParams sampling"),
+        **all_of(
+            "write nw.gen('x', regex=...), or choices=, json_schema=, grammar=",
+            "StructuredOutputsParams GuidedDecodingParams one_or_more zero_or_more optional sequence at_least at_most",
+        ),
+        **all_of("with s.var_scope('x'): makes a variable of the text inside", "capture"),
+        **all_of("a prompt is text in a program: s += f'...'", "Template PromptTemplate ChatPromptTemplate"),
+        **all_of(
+            "a conversation is turns: s += nw.user('text') + nw.assistant(nw.gen('x'))",
+            "Chat chat ChatSession Message Conversation",
+        ),
+        **all_of(
+            "a program is a function, and a gen(dtype=...) in it an output",
+            "Predict ChainOfThought Signature Module InputField OutputField",
+        ),
+        **all_of("gen", "generate complete completion Gen Generate Generator"),
+        **all_of("select", "choice choices Select Choice"),
+        **all_of("function", "program Program prompt guidance template func fn"),
+        **all_of("set_default_backend", "set_backend default_backend set_model configure"),
+        **all_of("a state forks: s.fork(n)", "fork"),
+        **all_of("a program runs: f.run(...), f.run_batch([...])", "run run_batch batch invoke"),
+        **all_of(_OPENAI, "Anthropic VertexAI LiteLLM Crusoe Gemini Ollama AzureOpenAI"),
+        **all_of("no model that runs here sees films; give it a text that describes one", "video"),
     }
 )
-
-
-def hint(name: str, foreign: Names, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """What may have been meant by a name that is not known, to be set behind the fault; empty where nobody knows."""
-    meant = foreign.get(name)
-    if meant is not None:
-        return f"; it is called {meant!r} here" if meant.isidentifier() else f"; {meant}"
-    close = difflib.get_close_matches(name, known, 1, cutoff)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def public(kind: type) -> list[str]:

@@ -7,8 +7,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TypeVar, cast
 
-from niwaki.lang.foreign_names import OF_FUNCTION, TURN, hint
+from niwaki.lang.foreign_names import OF_FUNCTION, TURN
 from niwaki.runtime.api import ProgramError
+from niwaki.runtime.api.names import hint
 
 F = TypeVar("F", bound=Callable[..., object])
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FunctionType
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 
 from niwaki.lang.types import ValueType
 from niwaki.runtime.api import Choices, ProgramError, SamplingOptions, Tool
@@ -32,6 +32,13 @@ class Expression:
 
     def __radd__(self, other: Content) -> Chain:
         return Chain(as_nodes(other) + as_nodes(self))
+
+    if not TYPE_CHECKING:  # to a type checker, as to Python, it is no context manager
+
+        def __enter__(self) -> NoReturn:
+            raise ProgramError("a turn is held open by a state: with s.assistant(): ...; or write s += assistant(...)")
+
+        def __exit__(self, *exc: object) -> None: ...
 
     def __format__(self, spec: str) -> str:
         raise ProgramError(_inside(type(self).__name__, "an f-string"))

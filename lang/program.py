@@ -15,7 +15,7 @@ from niwaki.lang.batch import DEFAULT_CONCURRENCY, check_batch, run_rows
 from niwaki.lang.checkpoint import StoredRow, fingerprint_of, run_with_checkpoint, run_with_checkpoint_async
 from niwaki.lang.effects import is_free_of_effects
 from niwaki.lang.executor import Executor
-from niwaki.lang.foreign_names import PROGRAM, hint, public
+from niwaki.lang.foreign_names import PROGRAM, public
 from niwaki.lang.nodes import Gen, Text
 from niwaki.lang.origin import here
 from niwaki.lang.progress import with_async_progress_bar, with_progress_bar
@@ -25,6 +25,7 @@ from niwaki.lang.state import ForkGroup, R_co, State
 from niwaki.lang.trace import Placeholder, Trace, trace
 from niwaki.lang.under_way import UnderWay
 from niwaki.runtime.api import ProgramError, SamplingOptions
+from niwaki.runtime.api.names import hint
 
 
 class Program(Running[R_co]):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, Literal, NoReturn, Self, SupportsInde
 from niwaki.lang.awaited import Awaited
 from niwaki.lang.executor import Executor
 from niwaki.lang.expressions import role
-from niwaki.lang.foreign_names import FORKS, STATE, hint, public
+from niwaki.lang.foreign_names import FORKS, STATE, public
 from niwaki.lang.meta import MetaInfo, Usage, meta_info, probabilities
 from niwaki.lang.misfits import explains_misfits
 from niwaki.lang.nodes import Content, Expression, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, SetVariable, as_nodes
@@ -23,6 +23,7 @@ from niwaki.lang.streams import AsyncPieces, AsyncStream, AsyncTexts, ValueStrea
 from niwaki.lang.tree import Tree, tree_of
 from niwaki.lang.typed import as_type
 from niwaki.runtime.api import ProgramError
+from niwaki.runtime.api.names import hint
 from niwaki.runtime.pictures.picture import Picture
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
@@ -30,8 +31,26 @@ def template_function(said: object) -> TemplateFunction | None:
     if isinstance(said, str) and said in _MARKS:
         return partial(_render, *_MARKS[said])
     if callable(said):
+        _check_parameters(said)
         return said
-    raise ProgramError(f"chat_template is one of {', '.join(_MARKS)}, or a function; got {said!r}")
+    file = ""
+    if isinstance(said, str) and "{%" in said:
+        file = "; a Jinja template stands in the model folder's tokenizer_config.json"
+    raise ProgramError(f"chat_template is one of {', '.join(_MARKS)}, or a function; got {said!r}{file}")
+
+
+def _check_parameters(function: Callable[..., object]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some that are written in C tell none
+        return
+    try:
+        signature.bind([], False)
+    except TypeError:
+        raise ProgramError(
+            "a chat_template's function is called with the turns and with whether an answer begins behind them, as in "
+            f"def template(turns, begins_answer): ...; it is {getattr(function, '__name__', 'one')}{signature}"
+        ) from None
 
 
 def _render(before: str, behind: str, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:

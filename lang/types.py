@@ -126,13 +126,22 @@ def regex_type(pattern: Pattern | Sequence[Pattern]) -> ValueType:
     return ValueType(f"regexes {patterns!r}", AllOf(tuple(map(Regex, patterns))), str)
 
 
+def stop_text(pattern: Pattern | None) -> str | None:
+    """A `stop_regex` as text, as `re.compile` gives it too. The engine checks it."""
+    return _text_of(pattern) if isinstance(pattern, re.Pattern) else pattern
+
+
+def _text_of(pattern: re.Pattern[str]) -> str:
+    """The flags that `re.compile` was given are written before it."""
+    if pattern.flags & ~(re.UNICODE | re.DEBUG | re.IGNORECASE | re.MULTILINE | re.DOTALL):
+        raise ConstraintError(f"{pattern!r} has a flag that cannot be enforced; write the pattern without it")
+    letters = "".join(letter for letter, flag in _LETTERS.items() if pattern.flags & flag)
+    return f"(?{letters}){pattern.pattern}" if letters else pattern.pattern
+
+
 def _checked_regex(pattern: object) -> str:
-    """As text. The flags that `re.compile` was given are written before it."""
     if isinstance(pattern, re.Pattern) and isinstance(pattern.pattern, str):
-        if pattern.flags & ~(re.UNICODE | re.DEBUG | re.IGNORECASE | re.MULTILINE | re.DOTALL):
-            raise ConstraintError(f"{pattern!r} has a flag that cannot be enforced; write the pattern without it")
-        letters = "".join(letter for letter, flag in _LETTERS.items() if pattern.flags & flag)
-        pattern = f"(?{letters}){pattern.pattern}" if letters else pattern.pattern
+        pattern = _text_of(pattern)
     if not isinstance(pattern, str):
         raise ConstraintError(f"regex must be a string, got {pattern!r}")
     try:
@@ -445,10 +454,10 @@ def _escaped(text: str) -> str:
 def _name(dtype: object) -> str:
     """As an author writes it, without the modules that its parts are from."""
     args, origin = get_args(dtype), get_origin(dtype)
-    if not args:
+    if not args or origin in (Annotated, Literal):
         return dtype.__name__ if isinstance(dtype, type) else str(dtype).replace("typing.", "")
     if origin in (Union, types.UnionType):
         return " | ".join("None" if arg is type(None) else _name(arg) for arg in args)
-    if isinstance(origin, type) and origin is not Annotated:
+    if isinstance(origin, type):
         return f"{origin.__name__}[{', '.join('...' if arg is ... else _name(arg) for arg in args)}]"
     return str(dtype).replace("typing.", "")

@@ -174,7 +174,8 @@ def __getattr__(name: str) -> object:
 
 
 def _remedy(name: str) -> str:
-    from niwaki.lang.foreign_names import MODULE, hint  # heavy for an import that nobody wrote wrongly
+    from niwaki.lang.foreign_names import MODULE  # heavy for an import that nobody wrote wrongly
+    from niwaki.runtime.api.names import hint
 
     return hint(name, MODULE, __all__, 0.75)
 

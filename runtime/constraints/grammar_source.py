@@ -36,7 +36,8 @@ TAME_TEXT: Final = 64 * 1024  # bytes of a grammar of ours, about a millisecond 
 # Masks hold every token that fits, not only those of the canonical tokenization (which also keeps long forced texts
 # from costing seconds a mask).
 HEADER: Final = '%llguidance {"no_forcing": true}\n'
-_PLACE = re.compile(r"^at (\d+)\((\d+)\)")
+_FOUND = re.compile(r" \(at \".*\)$")  # told once more, as the engine has it
+_PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\)")
 NUMBERS = Struct("<qqq??IIIII")
 
 
@@ -171,7 +172,8 @@ def source_of_grammar(grammar: Grammar) -> GrammarSource:
     try:
         shortest = _tried(text, searches=True)
     except NoText as error:
-        raise NoText(_PLACE.sub(_in_their_grammar, str(error))) from None
+        reason = _PLACE.sub(_in_their_grammar, _FOUND.sub("", str(error)))
+        raise NoText(reason.replace("lexer error", "no word of Lark's notation begins or ends here")) from None
     return GrammarSource(text, shortest, GRAMMAR_COMMITMENTS, num_rules, False)
 
 

@@ -198,7 +198,10 @@ def short_reason(message: str) -> str:
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     if lines[:1] == ["NoExtensionBias"]:
         return "no token may follow, and the text may not end here"
-    return lines[0][:300] if lines else "unknown reason"
+    if not lines:
+        return "unknown reason"
+    fault = next((line for line in lines if line.startswith("error: ")), "") if lines[0].endswith("error:") else ""
+    return (lines[0].removesuffix(":") + fault.removeprefix("error"))[:300]
 
 
 KnownEnd = Callable[[Native], "bytes | None"]  # the rest of the text, from where it is known

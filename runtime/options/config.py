@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from niwaki.runtime.api import ConfigError
+from niwaki.runtime.api.names import ENGINE, hint
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
@@ -107,11 +107,10 @@ class EngineConfig:
         known = [f.name for f in fields(cls)]
         for name in options:
             if name not in known:
-                close = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {close[0]!r}? " if close else ""
-                raise ConfigError(f"Engine has no option {name!r}; {hint}it has {', '.join(known)}")
-        said = {name: value for name, value in options.items() if value is not None}
-        return cls(model=model, **said)  # type: ignore[arg-type]  # __post_init__ checks the values
+                said = hint(name, ENGINE, known) or f"; it has {', '.join(known)}"
+                raise ConfigError(f"Engine has no option {name!r}{said}")
+        given = {name: value for name, value in options.items() if value is not None}
+        return cls(model=model, **given)  # type: ignore[arg-type]  # __post_init__ checks the values
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -17,6 +17,7 @@ from niwaki.runtime.api import (
     SamplingOptions,
     Spacing,
 )
+from niwaki.runtime.api.names import PARAMETERS, hint
 
 # Spellings of SGLang's wire, beside our own names.
 WIRE_NAMES = {"min_new_tokens": "min_tokens", "max_tokens": "max_new_tokens", "sampling_seed": "seed"}
@@ -42,7 +43,8 @@ def options_from_dict(given: Mapping[str, object]) -> SamplingOptions:
     for name, value in given.items():
         name = WIRE_NAMES.get(name, name)
         if name not in KNOWN_NAMES:
-            raise RequestError(f"unknown sampling parameter {name!r}; known: {', '.join(KNOWN_NAMES)}")
+            meant = hint(name, PARAMETERS, KNOWN_NAMES) or f"; known: {', '.join(KNOWN_NAMES)}"
+            raise RequestError(f"unknown sampling parameter {name!r}{meant}")
         if value is not None:
             said[name] = value
     constraints: list[Constraint] = []
@@ -90,6 +92,12 @@ def _regex(given: object) -> Regex | AllOf:
 
 
 def _schema_text(schema: object) -> str:
+    if isinstance(schema, type):
+        name = schema.__name__
+        raise RequestError(
+            f"json_schema must be a JSON schema as text or as a dict, got the class {name}; write "
+            f"{name}.model_json_schema(), or a program with gen(dtype={name})"
+        )
     try:
         return json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:

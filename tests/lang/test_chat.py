@@ -223,6 +223,16 @@ def test_an_unknown_template_is_refused_at_once(template: object) -> None:
     assert backend.calls == []
 
 
+def test_a_template_function_of_other_parameters_and_one_in_jinja_are_told_what_to_write() -> None:
+    def of_turns(turns: Sequence[Mapping[str, str]]) -> str:
+        return ""
+
+    with pytest.raises(nw.ProgramError, match=r"as in def template\(turns, begins_answer\).*; it is of_turns\(turns: "):
+        chat.run(backend=Recording(), chat_template=of_turns)
+    with pytest.raises(nw.ProgramError, match="a Jinja template stands in the model folder"):
+        chat.run(backend=Recording(), chat_template="{% for m in messages %}{{ m.content }}{% endfor %}")
+
+
 def test_what_a_template_function_raises_is_the_runs_error() -> None:
     def broken(turns: Sequence[Mapping[str, str]], generates: bool) -> str:
         raise ValueError("no such role")

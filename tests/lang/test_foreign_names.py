@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, cast
 
 import pytest
@@ -12,9 +13,13 @@ import pytest
 import niwaki as nw
 from niwaki.lang import foreign_names
 from niwaki.lang.arguments import RUN_NAMES
-from niwaki.lang.foreign_names import OF_FUNCTION, Names, public
+from niwaki.lang.foreign_names import OF_FUNCTION, public
 from niwaki.lang.program import Program
 from niwaki.lang.state import ForkGroup, State
+from niwaki.runtime.api import names
+from niwaki.runtime.api.names import Names
+from niwaki.runtime.options.config import EngineConfig
+from niwaki.runtime.options.from_dict import KNOWN_NAMES, WIRE_NAMES, options_from_dict
 
 gen, select, system, user, assistant = (
     cast("Any", one) for one in (nw.gen, nw.select, nw.system, nw.user, nw.assistant)
@@ -50,6 +55,12 @@ def refused(act: Callable[[], object], message: str) -> None:
         ("options", "it is called 'choices' here"),
         ("backend", "it is a run's: f.run(..., backend=...)"),
         ("prompt", "text stands before it: s += 'text' + gen('x')"),
+        ("structured_outputs", "name the constraint itself: regex, choices, json_schema or grammar"),
+        ("choice", "it is called 'choices' here"),
+        ("bad_words", "a logit_bias of -100 keeps a token out"),
+        ("prompt_logprobs", "write return_logprob=True, logprob_start_len=0"),
+        ("include_stop_str_in_output", "a stop is never part of the text"),
+        ("list_append", "a variable holds one value"),
         ("qqq", "it takes name, max_tokens, min_tokens"),
     ],
 )
@@ -242,6 +253,13 @@ def test_what_is_no_attribute_of_a_group_of_forks_is_told(name: str, meant: str)
         ("LLM", "nw.Engine('FOLDER') runs a model of yours"),
         ("SamplingParams", "options stand in nw.gen('x', temperature=0)"),
         ("generate", "it is called 'gen' here"),
+        ("from_openai", "write nw.gen('x', dtype=...), and run on nw.OpenAI(...) for a service"),
+        ("from_vllm", "nw.Engine('FOLDER') runs a model of yours"),
+        ("StructuredOutputsParams", "write nw.gen('x', regex=...), or choices="),
+        ("one_or_more", "write nw.gen('x', regex=...)"),
+        ("Template", "a prompt is text in a program"),
+        ("Predict", "a program is a function"),
+        ("Call", "import it from niwaki.lang.tools"),
         ("set_backend", "it is called 'set_default_backend' here"),
         ("asistant", "did you mean 'assistant'?"),
     ],
@@ -249,6 +267,49 @@ def test_what_is_no_attribute_of_a_group_of_forks_is_told(name: str, meant: str)
 def test_what_is_no_name_of_niwaki_is_told(name: str, meant: str) -> None:
     with pytest.raises(AttributeError, match=re.escape(f"module 'niwaki' has no attribute {name!r}; {meant}")):
         getattr(nw, name)
+
+
+def test_a_role_that_is_held_open_without_a_state_is_told_how() -> None:
+    for role in (system, user, assistant):
+        with pytest.raises(nw.ProgramError, match=re.escape("with s.assistant(): ...")), role():
+            pass
+
+
+# -- an engine ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [
+        ("model_path", "it is called 'model' here"),
+        ("gpu_memory_utilization", "it is called 'kv_memory' here"),
+        ("max_model_len", "the model's folder says how long a text may be"),
+        ("tensor_parallel_size", "an engine runs on one device"),
+        ("trust_remote_code", "no code comes out of a checkpoint"),
+        ("kv_token", "did you mean 'kv_tokens'?"),
+        ("qqq", "it has model, device, dtype"),
+    ],
+)
+def test_an_option_that_an_engine_has_not_is_told_by_its_name_here(option: str, meant: str) -> None:
+    with pytest.raises(nw.ConfigError, match=re.escape(f"Engine has no option {option!r}; ") + ".*" + re.escape(meant)):
+        EngineConfig.of(None, {option: 1})
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"structured_outputs": {"regex": "a"}}, "'structured_outputs'; name the constraint itself"),
+        ({"choice": ["a"]}, "'choice'; it is called 'choices' here"),
+        ({"dtype": int}, "'dtype'; write a json_schema, or a program"),
+        ({"logprobs": 5}, "'logprobs'; write return_logprob=True"),
+        ({"temprature": 5}, "'temprature'; did you mean 'temperature'?"),
+        ({"qqq": 5}, "'qqq'; known: max_new_tokens"),
+        ({"json_schema": int}, "got the class int; write int.model_json_schema(), or a program"),
+    ],
+)
+def test_a_sampling_parameter_that_is_not_there_is_told(given: dict[str, object], meant: str) -> None:
+    with pytest.raises(nw.RequestError, match=re.escape(meant)):
+        options_from_dict(given)
 
 
 # -- the tables --------------------------------------------------------------------------------------------------------
@@ -264,11 +325,13 @@ TABLES: Mapping[str, tuple[Names, set[str]]] = {
     "state": (foreign_names.STATE, set(public(State))),
     "forks": (foreign_names.FORKS, set(public(ForkGroup))),
     "niwaki": (foreign_names.MODULE, set(nw.__all__)),
+    "engine": (names.ENGINE, {field.name for field in fields(EngineConfig)}),
+    "parameters": (names.PARAMETERS, {*KNOWN_NAMES, *WIRE_NAMES}),
 }
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_a_table_names_what_is_there_and_no_name_that_is_taken(table: str) -> None:
-    names, known = TABLES[table]
-    assert {meant for meant in names.values() if meant.isidentifier()} <= known
-    assert not set(names) & known - {"tools"}  # a system's turn takes them, an assistant's does not
+    foreign, known = TABLES[table]
+    assert {meant for meant in foreign.values() if meant.isidentifier()} <= known
+    assert not set(foreign) & known - {"tools"}  # a system's turn takes them, an assistant's does not

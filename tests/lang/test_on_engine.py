@@ -116,7 +116,9 @@ def test_a_value_that_its_budget_made_shorter_says_so(
 
 
 @pytest.mark.parametrize(
-    "kind", [{"regex": "[0-9]{9}"}, {"json_schema": NESTED}, {"grammar": 'start: "a long word"'}], ids=lambda kind: min(kind)
+    "kind",
+    [{"regex": "[0-9]{9}"}, {"json_schema": NESTED}, {"grammar": 'start: "a long word"'}],
+    ids=lambda kind: min(kind),
 )
 def test_a_text_that_its_budget_cut_off_says_so(
     engine: Engine, kind: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

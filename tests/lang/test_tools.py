@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from typing import Literal
@@ -262,9 +263,16 @@ def test_a_regex_may_be_several_and_a_text_may_stop_at_one() -> None:
     def f(s: State) -> None:
         s += nw.gen("x", regex=["[a-z]+", ".{1,4}"], stop_regex="c")
 
+    @nw.function
+    def compiled(s: State) -> None:
+        s += nw.gen("x", stop_regex=re.compile("C", re.IGNORECASE))
+
     f.run(backend=backend).sync()
     asked = params(backend)
     assert asked.stop_regex == "c"
+    backend = nw.ScriptedBackend(["abc"])
+    compiled.run(backend=backend).sync()
+    assert params(backend).stop_regex == "(?i)C"
     assert "AllOf" in repr(asked.constraint)
 
 

@@ -485,3 +485,19 @@ class Plain(typing.TypedDict):
 def test_a_typed_dict_that_pydantic_cannot_read_names_the_one_that_it_can() -> None:
     with pytest.raises(nw.ConstraintError, match=r"dtype Plain: .* typing_extensions\.TypedDict"):
         value_type(Plain)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        (list[Point], "list[Point]"),
+        (dict[str, Point | None], "dict[str, Point | None]"),
+        (tuple[int, ...], "tuple[int, ...]"),
+        (Optional[list[Point]], "list[Point] | None"),  # noqa: UP045  # as above
+        (Literal["a.b"], "Literal['a.b']"),
+        (Annotated[int, pydantic.Field(ge=1)], None),
+    ],
+)
+def test_a_type_is_named_as_its_author_writes_it(dtype: object, name: str | None) -> None:
+    found = value_type(dtype).name
+    assert found == name if name is not None else found.startswith("Annotated[int, ")

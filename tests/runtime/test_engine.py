@@ -453,8 +453,8 @@ def test_what_is_no_prompt_and_what_are_no_parameters_is_refused(
 
 
 def test_an_option_of_a_like_name_is_pointed_to() -> None:
-    with pytest.raises(ConfigError, match="has no option 'model_path'; did you mean 'model'"):
-        Engine(model_path="x")
+    with pytest.raises(ConfigError, match="has no option 'models'; did you mean 'model'"):
+        Engine(models="x")
 
 
 def test_a_models_name_in_the_place_of_its_folder_is_told_how_to_get_one() -> None:

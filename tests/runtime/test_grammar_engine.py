@@ -454,6 +454,12 @@ def test_a_schema_that_is_none_is_refused_with_the_reason(
     ("grammar", "message"),
     [
         (Grammar("start: b\nb: x"), 'in line 2 at 4: unknown name: "x"'),
+        (Grammar('start: "a'), "in line 1 at 10: no word of Lark's notation begins or ends here$"),
+        (Grammar('start "a"'), "in line 1 at 7: Expected token ':', found \"string...\"$"),
+        (
+            Grammar('start: "a" b\nb: /[/'),
+            "in line 2 at 4: .* regex parse error: unclosed character class$",
+        ),
         (Grammar('start: "a" start'), "no text that satisfies it"),
         (Grammar("start: start"), "no token may follow"),
         (Grammar(""), "at least one rule"),

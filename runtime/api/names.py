@@ -1,0 +1,112 @@
+"""Names that other frameworks, and habit, give to options of ours, and what is told where one of them is not found."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+Names: TypeAlias = Mapping[str, str]  # to our name, or to a few words on what to write
+
+
+def all_of(meant: str, names: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), meant)
+
+
+def hint(name: str, foreign: Names, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """What may have been meant by a name that is not known, to be set behind the fault; empty where nobody knows."""
+    meant = foreign.get(name)
+    if meant is not None:
+        return f"; it is called {meant!r} here" if meant.isidentifier() else f"; {meant}"
+    close = difflib.get_close_matches(name, known, 1, cutoff)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+SAMPLING: Final[Names] = MappingProxyType(
+    {
+        **all_of("max_tokens", "max_length max_completion_tokens max_output_tokens max_gen_len num_tokens length"),
+        **all_of("max_tokens", "max_len n_predict num_predict"),
+        **all_of("min_tokens", "min_new_tokens min_length"),
+        **all_of("stop", "stop_sequences stop_sequence stop_strings stop_str stop_words stops until"),
+        **all_of("temperature", "temp"),
+        **all_of("n", "num_return_sequences num_samples num_completions num_choices"),
+        **all_of("seed", "random_seed sampling_seed"),
+        **all_of("repetition_penalty", "repeat_penalty"),
+        **all_of("top_logprobs_num", "top_logprobs"),
+        **all_of("write return_logprob=True, with top_logprobs_num= for those beside it", "logprobs logprob"),
+        **all_of("write return_logprob=True, logprob_start_len=0", "prompt_logprobs echo"),
+        **all_of("leave it out: temperature=0 takes the likeliest token, and above 0 one is drawn", "do_sample greedy"),
+        **all_of("n draws several, and their log-probabilities (return_logprob=True) say which is best", "best_of"),
+        **all_of(
+            "n draws several, and forks branch; no beams are kept",
+            "use_beam_search num_beams beam_width length_penalty",
+        ),
+        **all_of("a logit_bias of -100 keeps a token out, a regex such as '(?!.*word).*' a word", "bad_words"),
+        **all_of("leave it out: no special tokens are in a text", "skip_special_tokens spaces_between_special_tokens"),
+        **all_of(
+            "a stop is never part of the text; stop_regex ends it with what it matched",
+            "include_stop_str_in_output include_stop save_stop_text no_stop_trim",
+        ),
+        **all_of("leave it out: what prompts share is computed once", "cache_prompt use_cache"),
+        **all_of(
+            "name the constraint itself: regex, choices, json_schema or grammar",
+            "structured_outputs guided_decoding guided_decoding_backend",
+        ),
+    }
+)
+
+CONSTRAINTS: Final[Names] = MappingProxyType(
+    {
+        **all_of("json_schema", "schema json guided_json"),
+        **all_of("regex", "pattern guided_regex"),
+        **all_of("grammar", "lark cfg guided_grammar gbnf"),
+        **all_of("choices", "choice guided_choice enum"),
+    }
+)
+
+# Of a dict of sampling parameters, which has no variables and no types.
+PARAMETERS: Final[Names] = MappingProxyType(
+    {
+        **{name: meant for name, meant in SAMPLING.items() if name not in ("min_new_tokens", "sampling_seed")},
+        **CONSTRAINTS,
+        **all_of(
+            "write a json_schema, or a program, whose gen(dtype=...) gives a value of the type",
+            "dtype response_model response_format output_type type",
+        ),
+    }
+)
+
+ENGINE: Final[Names] = MappingProxyType(
+    {
+        **all_of("model", "model_path model_name model_id checkpoint path"),
+        **all_of("kv_memory", "gpu_memory_utilization mem_fraction_static kv_cache_memory_bytes"),
+        **all_of("kv_tokens", "max_total_tokens cache_size"),
+        **all_of("kv_dtype", "kv_cache_dtype cache_dtype type_k type_v"),
+        **all_of("page_size", "block_size"),
+        **all_of("max_running_requests", "max_num_seqs max_batch_size n_parallel"),
+        **all_of("chunked_prefill_size", "max_num_batched_tokens n_batch max_prefill_tokens"),
+        **all_of("schedule_policy", "scheduling_policy"),
+        **all_of("eviction_policy", "radix_eviction_policy"),
+        **all_of("enable_prefix_cache", "enable_prefix_caching"),
+        **all_of("write enable_prefix_cache=False", "disable_radix_cache"),
+        **all_of("deterministic", "enable_deterministic_inference batch_invariant"),
+        **all_of("seed", "random_seed"),
+        **all_of("dtype", "torch_dtype precision"),
+        **all_of("device", "device_map"),
+        **all_of("weights", "load_in_8bit load_in_4bit"),
+        **all_of(
+            "a checkpoint says how it is quantized; weights= keeps another one in few bits", "quantization load_format"
+        ),
+        **all_of(
+            "the model's folder says how long a text may be; kv_tokens= is what the cache holds",
+            "max_model_len context_length n_ctx max_seq_len max_seq_length",
+        ),
+        **all_of(
+            "an engine runs on one device",
+            "tp tp_size tensor_parallel_size pp_size pipeline_parallel_size dp_size data_parallel_size n_gpu_layers",
+        ),
+        **all_of("leave it out: no code comes out of a checkpoint", "trust_remote_code"),
+        **all_of("it stands in the model's folder", "tokenizer tokenizer_path tokenizer_mode chat_template"),
+    }
+)
