@@ -31,6 +31,9 @@ class GenerationError(NiwakiError):
     """One request failed inside the runtime; its neighbours did not."""
 
 
+READ_BEFORE = "; read what a program makes, or state.sync(), before its engine ends"
+
+
 class EngineStopped(NiwakiError):
     """The backend was shut down, or died, before the request ended."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from niwaki.runtime.api import EngineStopped
+from niwaki.runtime.api.errors import READ_BEFORE
 
 Command = Callable[[], None]
 
@@ -74,6 +75,6 @@ class Inbox:
     def _post_all(self, commands: Sequence[Command]) -> None:
         with self._wake:
             if self._is_closed:
-                raise EngineStopped("the engine was shut down")
+                raise EngineStopped(f"the engine was shut down{READ_BEFORE}")
             self._commands += commands
             self._wake.notify()

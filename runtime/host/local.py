@@ -33,6 +33,7 @@ from niwaki.runtime.api import (
     Score,
     Segment,
 )
+from niwaki.runtime.api.errors import READ_BEFORE
 from niwaki.runtime.api.faults import told
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher
@@ -454,7 +455,7 @@ class LocalBackend(Templates):
         for command in commands:
             self._guarded(command)
         if is_stopping:
-            core.abort_all(EngineStopped("the engine was shut down before the request ended"))
+            core.abort_all(EngineStopped(f"the engine was shut down before the request ended{READ_BEFORE}"))
             core.close()
             return False
         self._guarded(core.step)

@@ -60,5 +60,6 @@ def test_an_engine_shut_down_in_the_middle_of_a_run_ends_it_with_engine_stopped(
         assert next(state.text_iter("x"))  # it is in the middle
     error = outcome_of(lambda: state["x"]).error
     assert type(error) is nw.EngineStopped
-    assert "was shut down" in str(error)
+    assert str(error).startswith("the engine was shut down")
+    assert "read what a program makes, or state.sync(), before its engine ends" in str(error)
     assert "in program f, test_errors_table.py" in error.__notes__[0]
