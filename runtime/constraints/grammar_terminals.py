@@ -14,7 +14,7 @@ from niwaki.runtime.constraints.regex_parser import parsed
 
 WORDS: Final = (b"false", b"null", b"true")  # ascending
 LITERAL: Final = r'"(?:[^"\\]|\\.)*"'
-LITERALS: Final = re.compile(rf"{LITERAL}(?: \| {LITERAL})*")
+LITERALS: Final = re.compile(rf"{LITERAL}(?:\|{LITERAL})*")
 _PIECE: Final = re.compile(
     rf"\s*(?:(?P<literal>{LITERAL})|/(?P<regex>(?:[^/\\]|\\.)+)/|(?P<name>\w+)|(?P<mark>[&|~()*+?]|\{{\d*,?\d*\}}))"
 )

@@ -83,6 +83,12 @@ def are_too_many(values: Sequence[Json]) -> bool:
     return sum(map(len, edges)) > MAX_EDGES
 
 
+def beside(one: str, other: str) -> str:
+    """One behind the other, with a blank where a name would be read together with what stands before it. Others cost a
+    tenth of the time in which the engine reads a large grammar."""
+    return f"{one} {other}" if other[:1].isalpha() and one[-1:] not in '")' else one + other
+
+
 def written(
     values: Sequence[Json],
     literal: Callable[[str], str],
@@ -103,8 +109,8 @@ def written(
             heads.setdefault((behind, piece.is_value), []).append(literal(piece.text))
         options = []
         for (behind, is_value), found in heads.items():
-            together = [terminal(" | ".join(found))] if is_value and len(found) > 1 else found
-            options += [f"{head} {texts[behind]}".rstrip() for head in together]
+            together = [terminal("|".join(found))] if is_value and len(found) > 1 else found
+            options += [beside(head, texts[behind]) for head in together]
         is_short = len(options) == 1 and (parents[number] == 1 or len(options[0]) < 12)
         if number < len(places) - 1:
             texts[number] = options[0] if is_short else rule(options)

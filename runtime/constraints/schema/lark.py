@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cached_property, lru_cache
 from json.encoder import encode_basestring
+from math import isqrt
 from typing import Final
 
 from niwaki.runtime.api import ConstraintError
@@ -58,17 +59,17 @@ BASICS: Final = {
     "ONCE_FRACTION": f"ONCE_FRACTION: {ONCE_FRACTION}",
     "KEY": f'KEY: "\\"" /{in_json(ANY_CHARACTER)}*/ "\\""',  # any, as keys are spelled
 }
-ANY_VALUE: Final = """value: "null" | "true" | "false" | NUMBER | STRING | any_array | any_object
-any_array: "[" (value ("," value)*)? "]"
-any_object: "{" (any_pair ("," any_pair)*)? "}"
-any_pair: STRING ":" value"""
-ANY_ONCE: Final = (
-    """once_value: "null" | "true" | "false" | ONCE_INTEGER | ONCE_FRACTION | KEY | any_array | any_object"""
-)
+ANY_VALUE: Final = """value: "null"|"true"|"false"|NUMBER|STRING|any_array|any_object
+any_array: "["(value(","value)*)?"]"
+any_object: "{"(any_pair(","any_pair)*)?"}"
+any_pair: STRING":"value"""
+ANY_ONCE: Final = """once_value: "null"|"true"|"false"|ONCE_INTEGER|ONCE_FRACTION|KEY|any_array|any_object"""
 ENGINE_OPTIONS: Final = {"x-guidance": {"whitespace_flexible": False}}
 LEAVES: Final = {"integer": "INTEGER", "number": "NUMBER", "string": "STRING"}
-COMMA: Final = ' "," '
+COMMA: Final = '","'
+OR: Final = "|"
 FEW_OPTIONAL: Final = 6  # pairs behind one that must come, which need no rules of their own
+FEW_PLACES: Final = 64  # of an array that may be missing, each with a rule of its own
 MAX_LITERALS: Final = 12  # more constants than this are one terminal
 
 
@@ -76,9 +77,10 @@ def lark_of(root: Json) -> str:
     """The grammar of a normal schema; its first rule is `start`."""
     writer = _Writer(root)
     definitions = _as_dict(root.get("$defs")) if isinstance(root, dict) else {}
-    shared = [f"{_rule_of(name)}: {writer.part(schema)}" for name, schema in definitions.items()]
+    parts = {name: writer.define(name, schema) for name, schema in definitions.items()}
     start = writer.part(root)
     writer.define_once(definitions)
+    shared = [f"{_rule_of(name)}: {parts[name]}" for name in parts if name in writer.awaited]
     body = "\n".join([f"start: {start}", *shared, *writer.lines])
     if not all_end(definitions):  # only a part that holds itself can be endless
         body = without_endless(body)
@@ -93,6 +95,8 @@ class _Writer:
     def __init__(self, root: Json) -> None:
         self._root = root
         self._parts: dict[tuple[int, bool], str] = {}  # of the objects that are parts; the root holds them all
+        self._defined: dict[str, str] = {}  # the parts that are definitions
+        self.awaited: set[str] = set()  # those that were referred to before they were written: they hold themselves
         self._once_definitions: dict[str, None] = {}
         self._known: dict[str, str] = {}  # what a rule is written from -> its name; so equal parts are one rule
         self.lines: list[str] = []
@@ -102,6 +106,12 @@ class _Writer:
     @cached_property
     def _layout(self) -> Layout:
         return Layout(self._root)
+
+    def define(self, name: str, schema: Json) -> str:
+        """The expression of a definition, which from here on stands for a reference to it: what is referred to at one
+        place and stands as it is at another is one rule then, and so is all that leads to it."""
+        found = self._defined[name] = self.part(schema)
+        return found
 
     def define_once(self, definitions: dict[str, Json]) -> None:
         """The rules of the definitions that are spelled in one way somewhere."""
@@ -125,6 +135,10 @@ class _Writer:
             name = reference.removeprefix("#/$defs/")
             if once:
                 self._once_definitions[name] = None
+            elif name in self._defined:
+                return self._defined[name]
+            else:
+                self.awaited.add(name)
             return _rule_of(name, once=once)
         known = self._parts.get((id(schema), once))
         if known is None:
@@ -134,7 +148,7 @@ class _Writer:
         return known
 
     def _rule(self, alternatives: Iterable[str]) -> str:
-        body = " | ".join(alternatives)
+        body = OR.join(alternatives)
         key = f"rule {body}"
         if key not in self._known:
             self._known[key] = f"r{len(self._known)}"
@@ -154,7 +168,7 @@ class _Writer:
         if isinstance(values := schema.get("enum"), list):
             plain = [_literal(json_text(value)) for value in values if not isinstance(value, list | dict)]
             others = self._constants([value for value in values if isinstance(value, list | dict)])
-            return others + (plain if len(plain) <= MAX_LITERALS else [self._terminal(" | ".join(plain))])
+            return others + (plain if len(plain) <= MAX_LITERALS else [self._terminal(OR.join(plain))])
         kinds = schema.get("type")
         return [
             option
@@ -239,12 +253,29 @@ class _Writer:
             item = self.part(rest, once=once)
             if not length:
                 return self._rule([_listed("[", item, "]", least, most)])
-            tail = _repeated(f'("," {item})', max(0, least - length), None if most is None else most - length)
-        for index in range(length - 1, -1, -1):
-            comma = '"," ' if index else ""
-            body = f"{comma}{self.part(places[index], once=once)} {tail}"
-            tail = body if index < least else self._rule([f"({body})?"])
-        return self._rule([f'"[" {tail} "]"'])
+            tail = _repeated(f'(","{item})', max(0, least - length), None if most is None else most - length)
+        items = [(COMMA if index else "") + self.part(place, once=once) for index, place in enumerate(places)]
+        inside = constants.beside("".join(items[:least]), self._may_end(items[least:], tail))
+        return self._rule([f'"["{inside}"]"'])
+
+    def _may_end(self, items: Sequence[str], tail: str) -> str:
+        """Items of which the last ones may be missing, and `tail` behind them all. Of many each is written twice: in a
+        run that is all there, and in one that ends before. With a rule for each in the one for that before it, 1,500
+        took more than a second to build, and at every item as many rules ended as there were items."""
+        if len(items) <= FEW_PLACES:
+            for item in reversed(items):
+                tail = self._rule([f"({constants.beside(item, tail)})?"])
+            return tail
+        size = isqrt(len(items))
+        for start in reversed(range(0, len(items), size)):
+            run = items[start : start + size]
+            some = ""
+            for item in reversed(run[1:-1]):
+                some = self._rule([f"({constants.beside(item, some)})?"])
+            options = [constants.beside("".join(run), tail)]
+            options += [constants.beside(run[0], some)] if len(run) > 1 else []
+            tail = self._rule([f"({OR.join(options)})?"])
+        return tail
 
     def _automaton(self, schema: dict[str, Json], once: bool) -> str:
         """An array whose items are read by an automaton."""
@@ -256,7 +287,7 @@ class _Writer:
         options = [[(self.part(item, once=once), target) for item, target in edges] for edges in states]
         has_loops = any(target == source for source, edges in enumerate(states) for _, target in edges)
         inside = self._read_from_left(name, options, ends) if has_loops else self._read_ahead(name, options, ends)
-        self.lines.append(f'{name}: "[" {inside} "]"')
+        self.lines.append(f'{name}: "["{inside}"]"')
         return name
 
     def _read_from_left(self, name: str, states: Sequence[Sequence[tuple[str, int]]], ends: AbstractSet[int]) -> str:
@@ -266,9 +297,9 @@ class _Writer:
         for source, edges in enumerate(states):
             for item, target in edges:
                 leading[target] += [item] * (source == 0)
-                leading[target] += [f'{name}_{source} "," {item}'] * (source in leading)
-        self.lines += [f"{name}_{state}: {' | '.join(bodies)}" for state, bodies in sorted(leading.items())]
-        last = " | ".join(f"{name}_{state}" for state in sorted(ends) if state in leading)
+                leading[target] += [f'{name}_{source}","{item}'] * (source in leading)
+        self.lines += [f"{name}_{state}: {OR.join(bodies)}" for state, bodies in sorted(leading.items())]
+        last = OR.join(f"{name}_{state}" for state in sorted(ends) if state in leading)
         return f"({last}){'?' * (0 in ends)}" if last else ""
 
     def _read_ahead(self, name: str, states: Sequence[Sequence[tuple[str, int]]], ends: AbstractSet[int]) -> str:
@@ -276,9 +307,9 @@ class _Writer:
         states at most. The other way round all rules may begin with the array: nine values that never repeat took 0.25
         ms for each byte instead of 4 microseconds."""
         for state, edges in enumerate(states):
-            comma = '"," ' if state else ""
+            comma = COMMA if state else ""
             bodies = [f"{comma}{item} {name}_{target}" for item, target in edges] + ['""'] * (state in ends)
-            self.lines.append(f"{name}_{state}: {' | '.join(bodies)}")
+            self.lines.append(f"{name}_{state}: {OR.join(bodies)}")
         return f"{name}_0"
 
     # -- objects
@@ -292,56 +323,56 @@ class _Writer:
         low = max(0, (least or 0) - len(wanted))
         high = None if most is None else most - len(wanted)
         pairs = [
-            (f'{_literal(json_text(name))} ":" {self.part(value, once=once)}', name in wanted)
+            (f'{_literal(json_text(name))}":"{self.part(value, once=once)}', name in wanted)
             for name, value in properties.items()
             if value is not False
         ]
-        later = _repeated(f'("," {extra})', low, high) if extra else ""
+        later = _repeated(f'(","{extra})', low, high) if extra else ""
         begun = [_begun(extra, low, high)] if later else []
         must = low > 0 and bool(later)
         if "x-witness" in schema:
             witness = self._witness(schema)
-            begun = [f'({extra} ",")* {witness}' if extra else witness]
-            later = f'{later} "," {witness}'
+            begun = [f'({extra}",")*{witness}' if extra else witness]
+            later = f'{later}","{witness}'
             must = True
         num_first = next((index for index, (_, is_wanted) in enumerate(pairs, 1) if is_wanted), len(pairs))
         if sum(not is_wanted for _, is_wanted in pairs[num_first:]) <= FEW_OPTIONAL:  # a comma stands before them all
             behind = pairs[num_first:]
-            later = " ".join([*(f'"," {p}' if is_wanted else f'("," {p})?' for p, is_wanted in behind), later])
+            later = "".join([*(f'","{p}' if is_wanted else f'(","{p})?' for p, is_wanted in behind), later])
             pairs = pairs[:num_first]
         # From the last pair on: what may be written from here (`begun`), what behind another pair (`later`), and
         # whether any must be. Each pair stands once, behind what one comma may lead to: with a place for it behind each
         # of the pairs before, 3,000 keys took 0.8 s to build and now 0.16.
         for index in range(len(pairs) - 1, -1, -1):
             pair, is_wanted = pairs[index]
-            begun = [f"{pair} {later}".rstrip(), *([] if is_wanted else begun)]
+            begun = [pair + later, *([] if is_wanted else begun)]
             must = must or is_wanted
             if index:
                 is_read_once = len(begun) == 1 and pairs[index - 1][1]
                 begun = begun if is_read_once else [self._rule(begun)]
-                later = f'"," {begun[0]}' if must else f'("," {begun[0]})?'
+                later = f'","{begun[0]}' if must else f'(","{begun[0]})?'
         if begun and not (must and len(begun) == 1):
-            begun = [f"({' | '.join(begun)}){'' if must else '?'}"]
-        return self._rule([" ".join(['"{"', *begun, '"}"'])])
+            begun = [f"({OR.join(begun)}){'' if must else '?'}"]
+        return self._rule(["".join(['"{"', *begun, '"}"'])])
 
     def _witness(self, schema: dict[str, Json]) -> str:
         """The pair that must come, and those behind it."""
         one, behind = (
-            [f'{self._terminal(_key(key))} ":" {self.part(value)}' for key, value in witnesses(schema, which)]
+            [f'{self._terminal(_key(key))}":"{self.part(value)}' for key, value in witnesses(schema, which)]
             for which in ("pairs", "behind")
         )
-        return f'{self._rule(one)} ("," {self._rule(behind)})*' if behind else self._rule(one)
+        return f'{self._rule(one)}(","{self._rule(behind)})*' if behind else self._rule(one)
 
     def _extra(self, schema: dict[str, Json], names: Sequence[str]) -> str:
         """A pair whose key the schema does not name, or nothing."""
         patterned = _as_dict(schema.get("patternProperties"))
         rest = schema.get("additionalProperties", True)
-        known = " | ".join(_literal(json_text(name)) for name in names)
+        known = OR.join(_literal(json_text(name)) for name in names)
         options = []
         for regex, value in patterned.items():
             body = text_terminal(regex, 0, None) if value is not False else None
             if body is not None:
-                options.append(f'{self._terminal(_but(body, known))} ":" {self.part(value)}')
+                options.append(f'{self._terminal(_but(body, known))}":"{self.part(value)}')
         if rest is not False:
             key = "KEY" if DISTINCT_KEYS in schema else "STRING"
             if patterned:
@@ -351,8 +382,8 @@ class _Writer:
                     raise ConstraintError(f"the patterns of keys {', '.join(patterned)} cannot be enforced")
                 key = self._terminal(_but(body, known))
             elif known:
-                key = self._terminal(f"KEY & ~({known})")
-            options.append(f'{key} ":" {self.part(rest)}')
+                key = self._terminal(f"KEY&~({known})")
+            options.append(f'{key}":"{self.part(rest)}')
         return self._rule(options) if options else ""
 
 
@@ -385,7 +416,7 @@ def _rule_of(definition: str, *, once: bool = False) -> str:
 
 
 def _but(body: str, known: str) -> str:
-    return f"({body}) & ~({known})" if known else body
+    return f"({body})&~({known})" if known else body
 
 
 def _no_multiples(schema: dict[str, Json]) -> Iterator[str]:
@@ -402,21 +433,21 @@ NUMBER_KEYWORDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMa
 
 
 def _listed(opening: str, item: str, closing: str, low: int, high: int | None) -> str:
-    return f'"{opening}" {_sequence(item, low, high)} "{closing}"'
+    return f'"{opening}"{_sequence(item, low, high)}"{closing}"'
 
 
 def _sequence(item: str, low: int, high: int | None) -> str:
     """Items with commas between them."""
     if high == 0:
         return ""
-    others = _repeated(f'("," {item})', max(0, low - 1), None if high is None else high - 1)
-    return f"{item} {others}" if low else f"({item} {others})?"
+    others = _repeated(f'(","{item})', max(0, low - 1), None if high is None else high - 1)
+    return item + others if low else f"({item}{others})?"
 
 
 def _begun(item: str, low: int, high: int | None) -> str:
     """As `_sequence`, of one item at least."""
-    others = _repeated(f'("," {item})', max(0, low - 1), None if high is None else high - 1)
-    return f"{item} {others}"
+    others = _repeated(f'(","{item})', max(0, low - 1), None if high is None else high - 1)
+    return item + others
 
 
 def _repeated(body: str, low: int, high: int | None) -> str:
@@ -429,10 +460,10 @@ def _constant(value: Json) -> str:
     """A constant in the pieces that the rules of arrays and objects have, too: the lexer takes the longest piece."""
     if isinstance(value, list):
         items = COMMA.join(map(_constant, value))
-        return f'"[" {items} "]"'
+        return f'"["{items}"]"'
     if isinstance(value, dict):
-        pairs = COMMA.join(f'{_literal(json_text(name))} ":" {_constant(item)}' for name, item in value.items())
-        return f'"{{" {pairs} "}}"'
+        pairs = COMMA.join(f'{_literal(json_text(name))}":"{_constant(item)}' for name, item in value.items())
+        return f'"{{"{pairs}"}}"'
     return _literal(json_text(value))
 
 

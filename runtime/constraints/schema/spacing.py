@@ -12,13 +12,13 @@ from niwaki.runtime.api import ConstraintError, Spacing
 _MARKS: Final[Mapping[Spacing, Mapping[str, str]]] = {
     "compact": {},
     "spaced": {'","': '", "', '":"': '": "'},
-    "free": {
-        '","': '"," BLANK?',
-        '":"': '":" BLANK?',
-        '"{"': '"{" BLANK?',
-        '"["': '"[" BLANK?',
-        '"}"': 'BLANK? "}"',
-        '"]"': 'BLANK? "]"',
+    "free": {  # a question mark before a name would be read as a part of it
+        '","': '"," BLANK? ',
+        '":"': '":" BLANK? ',
+        '"{"': '"{" BLANK? ',
+        '"["': '"[" BLANK? ',
+        '"}"': ' BLANK? "}"',
+        '"]"': ' BLANK? "]"',
     },
 }
 _BLANK: Final = r"BLANK: / |\n[ \t]{0,32}/"
