@@ -253,6 +253,10 @@ class Languages:
         """
         if term is self.nothing:
             return None
+        if term.is_plain:
+            if term.least > max_looks:
+                raise TooManyTerms
+            return _shortest_plain(term)
         classes = [_pleasant(ranges) for ranges in self.classes(term)]
         queue: list[tuple[int, int, str, Term]] = [(term.least, 0, "", term)]
         seen = {term}
@@ -336,6 +340,22 @@ def _cuts(sets: Iterable[Ranges]) -> list[int]:
         for low, high in ranges:
             cuts |= {low, high + 1}
     return sorted(cuts)
+
+
+def _shortest_plain(term: Term) -> str:
+    """Of a term without "all" and "not", which is not empty: `least` is the length of its shortest texts then."""
+    texts: list[str] = []
+    while term.kind == "sequence" and term.parts:  # each is the first and the rest: long ones are not walked by calls
+        first, term = term.parts
+        texts.append(_shortest_plain(first))
+    match term.kind:
+        case "chars":
+            texts.append(chr(_pleasant(term.ranges)))
+        case "any":
+            texts.append(_shortest_plain(min(term.parts, key=lambda part: part.least)))
+        case "repeat":
+            texts += [_shortest_plain(term.parts[0])] * term.low if term.low else []
+    return "".join(texts)
 
 
 @lru_cache(maxsize=512)

@@ -136,6 +136,10 @@ class Strings:
         """Whether provably no text is in it."""
         if not (len(way.patterns) + len(way.formats) + len(way.without)) or _is_a_format(way):
             return False
+        if (pattern := _only_pattern(way)) is not None:
+            self._watch.expect(LANGUAGE_SECONDS)
+            if (is_empty := _is_in_none(pattern)) is not None:
+                return is_empty
         language = self.language(way)
         return language is not None and self.languages.is_empty(language) is True
 
@@ -152,7 +156,8 @@ class Strings:
             schema["maxLength"] = way.most
         patterns = [pattern for pattern, _ in way.patterns] + [FORMAT_PATTERNS[name] for name, _ in way.formats]
         is_alone = len(patterns) == 1 and not way.without and not way.excluded
-        for pattern, pointer in (*way.patterns, *way.without):
+        is_read = is_alone and way.patterns and _is_in_none(patterns[0]) is not None
+        for pattern, pointer in () if is_read else (*way.patterns, *way.without):
             if self.term(pattern, pointer) is None and not (is_alone and way.patterns):
                 raise refused(pointer, "the pattern cannot be enforced together with others, or negated")
         if patterns or way.without or way.excluded:
@@ -168,6 +173,24 @@ def _is_a_format(way: Way) -> bool:
 
 def _excludes_only(way: Way) -> bool:
     return not (way.patterns or way.formats or way.without or way.least) and way.most is None
+
+
+def _only_pattern(way: Way) -> str | None:
+    """The pattern, where nothing else is asked of a string."""
+    is_alone = len(way.patterns) == 1 and not (way.formats or way.without or way.excluded)
+    return way.patterns[0][0] if is_alone and not way.least and way.most is None else None
+
+
+@lru_cache(maxsize=512)
+def _is_in_none(pattern: str) -> bool | None:
+    """Whether the pattern is provably found in no text; None where it is long, too large or not ours to read. Its
+    language is one that is kept for other questions: to read it for one schema as well took as long again."""
+    if len(pattern) > MAX_PATTERN:
+        return None
+    try:
+        return asked_of(pattern, lambda languages, term: languages.is_empty(term) is True)
+    except (ConstraintError, TooManyTerms):
+        return None
 
 
 def read(languages: Languages, pattern: str) -> Term:
