@@ -59,12 +59,29 @@ def cost_of(root: Json, watch: Watch) -> Cost:
     measure = _Measure(root, watch)
     is_short = (measure.shortest or 0) <= SMALL_SHORTEST
     is_plain = measure.is_tame and is_short and measure.has_known_keys and not measure.has_witness
-    is_small = is_plain and len(json_text(root)) <= SMALL_TEXT
+    is_small = is_plain and _is_short(root)
     widest = max(measure.value, measure.widest + 4)
     return Cost(
         measure.value, min(measure.inside, MOST_INSIDE), widest, is_small, measure.is_tame, measure.has_witness,
         measure.has_patterns, measure.has_automata,
     )  # fmt: skip
+
+
+def _is_short(root: Json) -> bool:
+    """Whether the text of the schema has SMALL_TEXT characters at most. To write all of a long one took a twentieth of
+    the time that it is rewritten in."""
+    least = 0
+    parts = [root]
+    while parts and least <= SMALL_TEXT:
+        part = parts.pop()
+        if isinstance(part, dict):
+            least += sum(map(len, part)) + 4 * len(part)
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part
+        elif isinstance(part, str):
+            least += len(part)
+    return least <= SMALL_TEXT and len(json_text(root)) <= SMALL_TEXT
 
 
 class _Measure:
@@ -93,7 +110,9 @@ class _Measure:
                 if found is not None:
                     changed |= self._shortest.get(name) != found
                     self._shortest[name] = found
-                if not self._is_settled:
+                if self._is_settled:
+                    self._unsettled.discard(name)
+                else:
                     self._unsettled.add(name)
             names = [name for name in names if name in self._unsettled]
         if isinstance(root, dict) and root.get("type") == "object" and not root.keys() & {"minProperties", WITNESS}:
@@ -192,7 +211,7 @@ class _Measure:
     def _of_object(self, schema: dict[str, Json]) -> int | None:
         properties = schema.get("properties")
         required = schema.get("required")
-        wanted = required if isinstance(required, list) else []
+        wanted = set(map(str, required)) if isinstance(required, list) else set()
         total: int | None = 2
         for name, inner in properties.items() if isinstance(properties, dict) else ():
             length = self._of(inner)

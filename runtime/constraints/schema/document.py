@@ -82,14 +82,18 @@ def read_schema(text: str) -> Json:
     size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
     if size > MAX_SCHEMA_BYTES:
         raise ConstraintError(f"a JSON schema of {size} bytes is too large: at most {MAX_SCHEMA_BYTES}")
-    if text.count("[") + text.count("{") > MAX_DEPTH:
-        _check_depth(text)
     try:
         schema: Json = json.loads(
             text, object_pairs_hook=_unique, parse_constant=_constant, parse_int=_whole, parse_float=_finite
         )
+    except RecursionError:
+        _check_depth(text)
+        raise
     except json.JSONDecodeError as error:
+        _check_depth(text)
         raise ConstraintError(f"the JSON schema is not valid JSON at {error.pos}: {error.msg}") from None
+    if text.count("[") + text.count("{") > MAX_DEPTH and _is_too_deep(schema):
+        _check_depth(text)
     if not isinstance(schema, dict | bool):
         raise ConstraintError(f"a JSON schema must be an object or a boolean, got {type(schema).__name__}")
     if _holds_surrogate(text, schema):
@@ -97,7 +101,23 @@ def read_schema(text: str) -> Json:
     return schema
 
 
+def _is_too_deep(value: Json) -> bool:
+    """What was read is walked in a fifth of the time in which the brackets of its text are."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, dict) else one if isinstance(one, list) else ())
+            if type(inner) is dict or type(inner) is list
+        ]
+        if not level:
+            return False
+    return True
+
+
 def _check_depth(text: str) -> None:
+    """Raises ConstraintError where the brackets of a text are nested too deeply, with the place."""
     depth = place = 0
     while match := _TO_BRACKET.match(text, place):
         place = match.end()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from itertools import chain
 from operator import attrgetter
 from typing import Final, TypeAlias
+
+import msgspec
+from msgspec.structs import fields, replace
 
 from niwaki.runtime.constraints.schema.document import Json, identity
 
@@ -19,9 +21,10 @@ Atom: TypeAlias = tuple[str, bool]
 State: TypeAlias = tuple[Atom, ...]
 NEVER: Final[State] = (("!never", True),)
 
+# Structs, not dataclasses: thousands are made for a large schema, in a quarter of the time.
 
-@dataclass(frozen=True, slots=True)
-class Fields:
+
+class Fields(msgspec.Struct, frozen=True):
     """`properties`, `patternProperties` and `additionalProperties` of one schema object: they see each other."""
 
     properties: tuple[tuple[str, State], ...] = ()
@@ -29,24 +32,21 @@ class Fields:
     additional: State | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Items:
+class Items(msgspec.Struct, frozen=True):
     """`prefixItems` and `items` of one schema object."""
 
     prefix: tuple[State, ...] = ()
     rest: State | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Contains:
+class Contains(msgspec.Struct, frozen=True):
     state: State
     low: int
     high: int | None
     pointer: str
 
 
-@dataclass(frozen=True, slots=True)
-class Others:
+class Others(msgspec.Struct, frozen=True):
     """Items from place `start` on that are in none of `unless` are in `state`."""
 
     start: int
@@ -55,8 +55,7 @@ class Others:
     pointer: str
 
 
-@dataclass(frozen=True, slots=True)
-class Exists:
+class Exists(msgspec.Struct, frozen=True):
     """There is a key whose value is in `state`. The key is none of `names`, all of `patterns` are found in it, none of
     `without`, and it is itself in `keys`."""
 
@@ -68,8 +67,7 @@ class Exists:
     keys: State = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+class Way(msgspec.Struct, frozen=True):
     """A conjunction of facts about values of one kind. The fields of other kinds stay as they are by default."""
 
     kind: str

@@ -8,9 +8,10 @@ JSON Schema 2020-12: "core" and "validation".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from fractions import Fraction
 from typing import Final, TypeAlias
+
+from msgspec.structs import replace
 
 from niwaki.runtime.constraints.schema.document import Json, as_bound, escaped, identity, refused
 from niwaki.runtime.constraints.schema.facts import (

@@ -6,11 +6,13 @@ them down again, each state once.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
+
+from msgspec.structs import replace
 
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.schema.arrays import MAX_STATES, Step, Wanted, automaton
@@ -33,7 +35,7 @@ DISTINCT_BYTES: Final = 16  # that an item may need beyond its shortest text to 
 MAX_LEVELS: Final = 90  # of parts within parts: what reads them calls itself, up to eight calls deep for each
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class NormalSchema:
     """A schema that the engine enforces exactly, and what it costs.
 
@@ -80,7 +82,7 @@ def _normalised(text: str, watch: Watch) -> NormalSchema:
     cost = cost_of(root, watch)
     if writer.is_distinct:
         check_distinct(root)
-        cost = replace(cost, value=cost.widest + DISTINCT_BYTES, inside=cost.inside + DISTINCT_BYTES)
+        cost = dataclasses.replace(cost, value=cost.widest + DISTINCT_BYTES, inside=cost.inside + DISTINCT_BYTES)
     return NormalSchema(
         root, writer.num_nodes, cost.value, cost.inside, cost.is_small, cost.is_tame, cost.has_witness,
         writer.is_distinct, cost.has_patterns, cost.has_automata,
@@ -185,7 +187,8 @@ class _Writer:
         keys = self._keys.pattern_of(self._reader.ways(way.names, "string")) if way.names else None
         states = {name: self._reader.field_state(way, name) for name in names}
         impossible = {name for name in names if self._reader.is_impossible(states[name])}
-        if any(name in impossible for name in way.required):
+        asked = frozenset(way.required)
+        if asked & impossible:
             return []
         possible = {name: states[name] for name in names if name not in impossible}
         rest, patterns = self._keys.regions(way, keys, possible, place)
@@ -196,7 +199,7 @@ class _Writer:
             if witness is None:
                 return []
             way = without_count(way)
-        optional = [name for name in names if name not in way.required and name not in impossible]
+        optional = [name for name in names if name not in asked and name not in impossible]
         if len(optional) > MAX_OPTIONAL:
             reason = f"{len(optional)} keys of one object may be left out, at most {MAX_OPTIONAL}"
             raise refused(f"{place}/properties", f"{reason}; require them, or divide them among objects")
@@ -205,10 +208,10 @@ class _Writer:
             properties: dict[str, Json] = {}
             for name in names:
                 properties[name] = False if name in impossible or name in absent else self.schema_of(states[name])
-                if properties[name] is False and (name in way.required or name in present):
+                if properties[name] is False and (name in asked or name in present):
                     break
             else:
-                required: list[Json] = [name for name in names if name in way.required or name in present]
+                required: list[Json] = [name for name in names if name in asked or name in present]
                 schema: dict[str, Json] = {"type": "object"}
                 if properties:
                     schema["properties"] = properties

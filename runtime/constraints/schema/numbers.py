@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Final
+
+from msgspec.structs import replace
 
 from niwaki.runtime.constraints.schema.document import AsDouble, Json, as_bound, as_fraction, refused
 from niwaki.runtime.constraints.schema.facts import Way, both

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import combinations
 from typing import Final
+
+from msgspec.structs import replace
 
 from niwaki.runtime.constraints.schema.document import Json, refused
 from niwaki.runtime.constraints.schema.facts import Way

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from niwaki.runtime.constraints.schema.document import Json, Watch, identity, refused
 from niwaki.runtime.constraints.schema.facts import FREE, NEVER, Exists, Fields, State, Way, both, contradicts

@@ -144,14 +144,22 @@ class _Texts:
         self._letters = letters
         self._solved: dict[str, bytes] = {}
         self._shortest: dict[str, bytes] = {}
+        # By identity, so with what it is that of: the parts in which no definition is whose text may become shorter.
+        self._settled: dict[int, tuple[Json, bytes | None]] = {}
+        self._is_settled = True
+        self._unsettled = set(self.definitions)
         changed = True
         while changed:  # ends: lengths only fall
             changed = False
-            for name, schema in self.definitions.items():
-                text, known = self.of(schema), self._shortest.get(name)
+            for name in [name for name in self.definitions if name in self._unsettled]:
+                self._is_settled = True
+                text, known = self.of(self.definitions[name]), self._shortest.get(name)
+                if self._is_settled:
+                    self._unsettled.discard(name)
                 if text is not None and (known is None or len(text) < len(known)):
                     self._shortest[name] = text
                     changed = True
+        self._unsettled.clear()
 
     def of(self, schema: Json) -> bytes | None:
         """None: no value, or none known yet."""
@@ -160,7 +168,19 @@ class _Texts:
         if len(schema) == 1 and isinstance(kind := schema.get("type"), str) and kind in LEAVES:  # most parts are such
             return LEAVES[kind]
         if isinstance(reference := schema.get("$ref"), str):
-            return self._shortest.get(reference.removeprefix("#/$defs/"))
+            name = reference.removeprefix("#/$defs/")
+            self._is_settled &= name not in self._unsettled
+            return self._shortest.get(name)
+        if id(schema) in self._settled:
+            return self._settled[id(schema)][1]
+        outside, self._is_settled = self._is_settled, True
+        found = self._of(schema)
+        if self._is_settled:
+            self._settled[id(schema)] = schema, found
+        self._is_settled &= outside
+        return found
+
+    def _of(self, schema: dict[str, Json]) -> bytes | None:
         if isinstance(branches := schema.get("anyOf"), list):
             asked = [branch for branch in branches if isinstance(branch, dict) and "x-witness" in branch]
             return _least([self.of(branch) for branch in (self._shows_witness and asked) or branches])

@@ -7,6 +7,7 @@ in place (2020-12 core 10.2, 8.2.3); `keywords.py` has the rest.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import product
 from typing import Final
 
@@ -142,9 +143,8 @@ class Expander:
         if "type" in keywords and holds and not type_(schema, pointer, kind, True, False):
             return []  # as below, for most kinds at once
         needs_all = exact or "unevaluatedProperties" in schema or "unevaluatedItems" in schema
-        keywords.sort(key=lambda name: ORDER.get(name, 0))
-        relevant = (name for name in keywords if name in ASKING and KIND_OF.get(name, kind) == kind)
-        handlers = [found for found in dict.fromkeys(map(self._keyword, relevant)) if found is not None]
+        asking = tuple([name for name in keywords if name in ASKING])
+        handlers = [self._keyword(name) for name in _handled(asking, kind)]
         if holds:
             ways = [FREE[kind]]
             for handler in handlers:
@@ -166,12 +166,14 @@ class Expander:
             failing += handler(schema, pointer, kind, False, False)
         return [way.without_annotations() for way in self._limited(failing, pointer)]
 
-    def _keyword(self, name: str) -> Keyword | None:
-        found: Keyword | None = getattr(self, IN_PLACE[name]) if name in IN_PLACE else KEYWORDS.get(name)
+    def _keyword(self, name: str) -> Keyword:
+        found: Keyword = getattr(self, IN_PLACE[name]) if name in IN_PLACE else KEYWORDS[name]
         return found
 
     def _product(self, ways: Ways, others: Ways, pointer: str) -> Ways:
-        free = FREE[ways[0].kind] if ways else None
+        if not ways or not others:
+            return []
+        free = FREE[ways[0].kind]
         if len(ways) == 1 and ways[0] is free:
             return others
         if len(others) == 1 and others[0] is free:
@@ -182,7 +184,8 @@ class Expander:
             raise refused(pointer, "its combinations are too many to work out; simplify it")
         joined: Ways = []
         for one in ways:
-            self._watch.check()
+            if len(others) > 1:
+                self._watch.check()
             joined += [way for other in others if (way := both(one, other)) is not None]
         return self._limited(joined, pointer)
 
@@ -262,7 +265,7 @@ class Expander:
         beside = [self._product(ways, found, pointer) for found in alone]
         meets = [[False] * len(places) for _ in places]
         for i in range(len(places)):
-            for j in range(i):
+            for j in range(i) if alone[i] else ():
                 is_met = self._has_any(self._product(alone[i], alone[j], pointer))
                 if is_met and beside[i] is not alone[i]:
                     is_met = self._has_any(self._product(beside[i], alone[j], pointer))
@@ -330,3 +333,15 @@ class Expander:
         for place in places:
             ways = self._product(ways, self.of(place, kind, False, False), pointer)
         return ways
+
+
+@lru_cache(maxsize=1024)
+def _handled(keywords: tuple[str, ...], kind: str) -> tuple[str, ...]:
+    """Of keywords that ask for something those that speak of a kind, in order; of those that are expanded together the
+    first one."""
+    found: dict[Keyword | str, str] = {}
+    for name in sorted(keywords, key=lambda name: ORDER.get(name, 0)):
+        handler = IN_PLACE.get(name) or KEYWORDS.get(name)
+        if handler is not None and KIND_OF.get(name, kind) == kind:
+            found.setdefault(handler, name)
+    return tuple(found.values())
