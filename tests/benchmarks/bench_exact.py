@@ -5,12 +5,15 @@
     python -m tests.benchmarks.bench_exact --only budgets     # 1,000 schemas of JSONSchemaBench, from 4 tokens up
     python -m tests.benchmarks.bench_exact --only steps       # 1,000,000 random tokens under 500 of these
     python -m tests.benchmarks.bench_exact --only cache       # 100,000 schemas, one after the other
+    python -m tests.benchmarks.bench_exact --only streams     # 100,000 texts of random tokens, piece by piece
 
 Budgets: tokens are drawn uniformly from the masks, which is harder on a budget than any model. Where the shortest text
 fits, the text has to end in time and to be valid in `jsonschema`'s eyes; where not, it is incomplete. Steps: likewise,
 without a budget; from one place in a hundred an end is looked for, and a text that grows long is given the one found
 (where none is found with the effort of one place, the text is given up: counted, no fault).
-Cache: it stays within its bytes, keeps what is asked for again and again, and no file is written.
+Cache: it stays within its bytes, keeps what is asked for again and again, and no file is written. Streams: tokens that
+cut characters, and stop strings over their ends: the pieces that are shown add up to the decoded text before its first
+stop, so no U+FFFD is in them that the whole text does not have.
 """
 
 from __future__ import annotations
@@ -33,10 +36,11 @@ import jsonschema  # type: ignore[import-untyped]
 import numpy as np
 
 from niwaki.runtime import bundled
-from niwaki.runtime.api import ConstraintError, JsonSchema, Regex
+from niwaki.runtime.api import ConstraintError, JsonSchema, Regex, Segment
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.constraints import CompiledConstraint, ConstraintCompiler, Matcher, Vocabulary
 from niwaki.runtime.constraints.matcher import AutomatonConstraint
+from niwaki.runtime.requests.stops import StopText
 from niwaki.runtime.sampling.redraw import MAX_REDRAWS
 from tests.benchmarks.bench_schemas import bench_cases
 from tests.runtime.derivatives import random_regex
@@ -198,6 +202,54 @@ def cache(count: int, first: int) -> Counter[str]:
     return counts
 
 
+def streams(count: int, first: int) -> Counter[str]:
+    counts = Counter(FAULTS=0)
+    draw = random.Random(first)
+    tokenizer = Tokenizer(Path(bundled.MODEL_DIR))
+    texts = [number for number, text in enumerate(tokenizer.token_bytes) if text is not None]
+    torn = [number for number in texts if _is_torn(tokenizer.token_bytes[number] or b"")]
+    for _ in range(count):
+        ids: list[int] = []
+        for _ in range(draw.randint(0, 24)):
+            whole = draw.choice(("\U0001f98a", "\u6771\u4eac", "na\u00efve", "e\u0301", "\ufffd"))
+            cut = tokenizer.encode([Segment(whole)])[: draw.randint(1, 6)]
+            ids += draw.choice((cut, [draw.choice(torn)], [draw.choice(texts)], [draw.choice(texts)]))
+        decoded = tokenizer.decode(ids)
+        ends = [draw.randint(0, len(decoded)) for _ in range(draw.randint(0, 2))]
+        stops = tuple(stop for end in ends if (stop := decoded[end : end + draw.randint(1, 4)]))
+        incremental, watch = tokenizer.detokenizer(), StopText(stops)
+        text = shown = ""
+        for token in ids:
+            piece = incremental.push(token)
+            text += piece
+            shown += watch.push(piece)
+            if watch.matched is not None:
+                break
+        if watch.matched is None:
+            rest = incremental.finish()
+            text += rest
+            shown += watch.push(rest)
+        if watch.matched is None:
+            shown += watch.finish()
+        found = [text.find(stop) for stop in stops if stop in text]
+        is_right = decoded.startswith(text) and shown == text[: min(found, default=len(text))]
+        counts["texts"] += 1
+        counts["tokens"] += len(ids)
+        counts["torn characters"] += decoded.count("\ufffd")
+        counts["stopped"] += watch.matched is not None
+        counts["FAULTS"] += not is_right or bool(found) != (watch.matched is not None) or bool(stops) != bool(found)
+    return counts
+
+
+def _is_torn(text: bytes) -> bool:
+    """No whole characters."""
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return True
+    return False
+
+
 def bundled_vocabulary() -> tuple[Sequence[bytes | None], Vocabulary]:
     tokens = Tokenizer(Path(bundled.MODEL_DIR)).token_bytes
     return tokens, Vocabulary(tokens, {next(i for i, text in enumerate(tokens) if text is None)})
@@ -240,6 +292,7 @@ KINDS: dict[str, tuple[Callable[[int, int], Counter[str]], int]] = {
     "budgets": (budgets, 1000),
     "steps": (steps, 500),
     "cache": (cache, 100_000),
+    "streams": (streams, 100_000),
 }
 
 
