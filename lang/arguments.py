@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TypeAlias, cast
@@ -13,6 +14,7 @@ from niwaki.lang.foreign_names import RUN
 from niwaki.lang.sessions import Session
 from niwaki.lang.state import ForkGroup, State
 from niwaki.lang.templates import TemplateFunction, template_function
+from niwaki.lang.types import stop_text
 from niwaki.runtime.api import ProgramError, SamplingOptions
 from niwaki.runtime.api.names import hint
 
@@ -200,6 +202,8 @@ def _run_options(
         if name not in RUN_NAMES:
             raise ProgramError(f"a run has no option {name!r}{hint(name, RUN, RUN_NAMES)}")
     said = {name: value for name, value in options.items() if name in SAMPLING_NAMES}
+    if isinstance(pattern := said.get("stop_regex"), re.Pattern):
+        said["stop_regex"] = stop_text(pattern)
     sampling = SamplingOptions(**said)  # type: ignore[arg-type]  # names are fields; values are checked on the next line
     check_options(sampling)
     timeout = options.get("timeout")

@@ -149,7 +149,9 @@ class Transcript:
     def variable(self, name: str, coming: Sequence[str] = (), remedy: str = "") -> object:
         """Raises UnknownVariable: it is not set. `coming` are those that will be, `remedy` what to do."""
         if name not in self.variables:
-            known = ", ".join(map(repr, dict.fromkeys((*self.variables, *coming)))) or "none"
+            known = ", ".join(map(repr, dict.fromkeys((*self.variables, *coming))))
+            if not known:
+                known, remedy = "none", remedy or f"; append what sets it before: s += gen({name!r})"
             raise UnknownVariable(f"program {self._program} has no variable {name!r}; it has: {known}{remedy}")
         return self.variables[name]
 

@@ -67,7 +67,8 @@ def schema_of(dtype: object, name: str, refusal: ConstraintError) -> str:
     except (PydanticUserError, NameError, TypeError) as error:
         if isinstance(error, PydanticUserError) and error.code == "typed-dict-version":
             raise ConstraintError(
-                f"dtype {name}: before Python 3.12 Pydantic reads no TypedDict but typing_extensions.TypedDict"
+                f"dtype {name}: before Python 3.12 Pydantic reads no TypedDict but that of typing_extensions; write "
+                "from typing_extensions import TypedDict"
             ) from error
         raise refusal from error
     if not schema:  # Any, object: a value of it could be anything

@@ -108,6 +108,9 @@ class SamplingOptions:
         _check_bounds(params, said)
         return params
 
+    def __repr__(self) -> str:
+        return f"SamplingOptions({', '.join(f'{name}={value!r}' for name, value in self._said().items())})"
+
     def _said(self) -> dict[str, object]:
         return {name: value for name, value in zip(_OPTION_NAMES, _options_of(self), strict=True) if value is not None}
 

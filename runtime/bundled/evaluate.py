@@ -94,7 +94,7 @@ def engine_complete(folder: Path) -> tuple[Complete, Callable[[], None]]:
         sampling = [{"temperature": 0, "max_new_tokens": budget} for budget in budgets]
         results = engine.generate(input_ids=list(prompts), sampling_params=sampling)
         assert isinstance(results, list)
-        return [[int(token) for token in result["output_ids"]] for result in results]  # type: ignore[attr-defined]
+        return [result["output_ids"] for result in results]
 
     return complete, engine.shutdown
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any, TypedDict
 
 from niwaki.runtime.api import Output, SamplingParams, TokenLogprob
 
-Result = dict[str, object]
 Triple = tuple[float | None, int, str | None]  # log-probability, token id, its text
+
+
+class Result(TypedDict):
+    text: str
+    output_ids: list[int]
+    meta_info: dict[str, Any]  # the keys that were asked for, as SGLang has them
 
 
 def result_of(

@@ -316,10 +316,8 @@ class _Writer:
             lowest_logprob=LOWEST_LOGPROB,
             with_texts=self._with_texts,
         )
-        meta = result["meta_info"]
-        assert isinstance(meta, dict)
-        meta["id"] = self._ids_told[index]
-        return result
+        result["meta_info"]["id"] = self._ids_told[index]
+        return {**result}
 
     def partial(self, index: int, finish_reason: Json | None = None) -> Json:
         """What has come so far; with a reason, that is all. A prompt's log-probabilities are known at the end."""

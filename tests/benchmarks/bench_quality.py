@@ -89,7 +89,7 @@ def scores(
         assert isinstance(results, list)
         failed = set()
         for (place, (_, answer)), result in zip(checks, results, strict=True):
-            output = [int(token) for token in result["output_ids"]]  # type: ignore[attr-defined]
+            output = [int(token) for token in result["output_ids"]]
             said = tokenizer.decode(output, skip_special_tokens=False)
             if not is_right(answer, said):
                 failed.add(place)

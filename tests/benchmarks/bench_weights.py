@@ -103,7 +103,7 @@ def scores_of(engine_options: Mapping[str, object], trials: int) -> dict[str, fl
             sampling = [{"temperature": 0, "max_new_tokens": budget} for budget in budgets]
             results = engine.generate(input_ids=list(prompts), sampling_params=sampling)
             assert isinstance(results, list)
-            return [[int(token) for token in result["output_ids"]] for result in results]  # type: ignore[attr-defined]
+            return [[int(token) for token in result["output_ids"]] for result in results]
 
         marker = Marker(Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json")), complete)
         asked = TRIALS | dict.fromkeys(BEYOND, 0.0)

@@ -273,6 +273,14 @@ def test_a_regex_may_be_several_and_a_text_may_stop_at_one() -> None:
     backend = nw.ScriptedBackend(["abc"])
     compiled.run(backend=backend).sync()
     assert params(backend).stop_regex == "(?i)C"
+
+    @nw.function
+    def plain(s: State) -> None:
+        s += nw.gen("x")
+
+    backend = nw.ScriptedBackend(["abc"])
+    plain.run(backend=backend, stop_regex=re.compile("c")).sync()
+    assert params(backend).stop_regex == "c"
     assert "AllOf" in repr(asked.constraint)
 
 

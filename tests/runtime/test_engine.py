@@ -289,7 +289,7 @@ def test_streaming_and_async_calls_say_the_same_as_plain_ones(engine: Engine) ->
     for said in (whole, last):
         assert isinstance(said, dict)
         assert (said["text"], said["output_ids"]) == (plain["text"], plain["output_ids"])
-        assert said["meta_info"].keys() == plain["meta_info"].keys()  # type: ignore[attr-defined]  # a dict
+        assert said["meta_info"].keys() == plain["meta_info"].keys()
 
 
 def test_async_calls_take_lists_and_tell_log_probabilities_as_plain_ones_do(engine: Engine) -> None:

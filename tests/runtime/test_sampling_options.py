@@ -12,6 +12,8 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+import niwaki as nw
+from niwaki.runtime.api import SamplingOptions
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.options.from_dict import spelling_of
 from tests.toy import make_model
@@ -138,6 +140,19 @@ def test_what_is_drawn_is_what_the_options_leave_and_as_often(
     for token, probability in zip(kept[:5].tolist(), probabilities[:5].tolist(), strict=False):
         spread = (probability * (1 - probability) / DRAWS) ** 0.5
         assert abs(drawn[token] / DRAWS - probability) < 4.5 * spread + 1e-9
+
+
+def test_options_show_what_was_said_alone() -> None:
+    assert repr(SamplingOptions(temperature=0.5, stop="\n")) == "SamplingOptions(temperature=0.5, stop='\\n')"
+    assert "options=SamplingOptions()" in repr(nw.gen("x"))
+
+
+def test_a_type_checker_knows_what_a_result_holds(engine: Engine) -> None:
+    (result,) = engine.generate(["Hi"], {"max_tokens": 2, "temperature": 0})
+    text: str = result["text"]
+    ids: list[int] = result["output_ids"]
+    assert engine.tokenizer.decode(ids) == text
+    assert result["meta_info"]["completion_tokens"] == 2
 
 
 def test_nothing_ends_before_min_tokens(engine: Engine) -> None:

@@ -62,7 +62,7 @@ def test_a_turn_sends_only_what_is_new_and_goes_on_from_the_tokens_that_were_sai
             input_ids=ids, sampling_params={"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
         )
         assert isinstance(found, dict)
-        return found
+        return {**found}
 
     ids = engine.tokenizer.encode(
         [*control("<|bos|><|system|>"), Segment("the cat"), *control("<|end|><|user|>"), Segment("sat on the mat?"),
