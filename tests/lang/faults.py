@@ -179,7 +179,7 @@ def _() -> object:
     "a variable is read before the gen that sets it is appended",
     nw.UnknownVariable,
     BODY,
-    "no variable 'x'; it has: none; append what sets it before: s += gen('x')",
+    r"no variable 'x'; it has: none; append what sets it before: s \+= gen\('x'\)",
 )
 def _() -> object:
     def body(s: State) -> None:
