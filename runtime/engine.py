@@ -50,6 +50,9 @@ class Engine:
         self._close = weakref.finalize(self, self.backend.shutdown)
         let_daemons_go_silently()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._loaded.info.model}>"
+
     def __reduce__(self) -> NoReturn:
         raise ProgramError(
             "an engine belongs to its process and cannot be pickled or copied; make one in each process, or let them "

@@ -138,6 +138,11 @@ def _check_header(path: Path, fields: dict[str, object] | None, layout: Layout) 
         raise ConfigError(f"{path} is not a saved cache")
     for name, wanted in layout.header().items():
         if fields.get(name) != wanted:
+            if name == "fingerprint":  # a hash, which nobody can read
+                raise ConfigError(
+                    f"{path} was saved by an engine of another model, dtype, kv_dtype, weights, page_size or "
+                    "deterministic; load it into one like that, or save it anew"
+                )
             raise ConfigError(f"{path} was saved with another {name}: {fields.get(name)}, and here it is {wanted}")
 
 

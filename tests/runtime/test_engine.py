@@ -452,6 +452,10 @@ def test_what_is_no_prompt_and_what_are_no_parameters_is_refused(
         engine.generate(cast("str", prompt), cast("dict[str, object]", params))
 
 
+def test_an_engine_shows_its_model(engine: Engine) -> None:
+    assert repr(engine) == f"<Engine of {engine.get_server_info()['model']}>"
+
+
 def test_an_option_of_a_like_name_is_pointed_to() -> None:
     with pytest.raises(ConfigError, match="has no option 'models'; did you mean 'model'"):
         Engine(models="x")
