@@ -56,6 +56,7 @@ class Roster:
         self._since_aged = plans.AGED_STEPS
         self._num_steps = 0  # of those who wait: that of each would be a thousand numbers to count up in every step
         self._read_until = 0.0
+        self._was_for_highest = False  # the last plan was; never two in a row, or others might wait for ever
         # Of those who wait and were looked at, by id: how they stood then, and what of them may be cached. But for the
         # match and the wait nothing of it changes before they are admitted.
         self._looked_at_before: dict[int, tuple[plans.Waiting, TokenIds]] = {}
@@ -81,10 +82,12 @@ class Roster:
             is_short = True
         running = [self._as_running(request, now, is_short=is_short) for request in self.running.values()]
         outranked = scheduler.outranked(running, room)
-        if outranked is None and len(priorities) > 1:
+        if outranked is None and len(priorities) > 1 and not self._was_for_highest:
             made = self._plan_of_highest(max(priorities), running, room, now)
             if made is not None:
+                self._was_for_highest = True
                 return made
+        self._was_for_highest = False
         line: Sequence[Request] = ()
         if priorities and (outranked is None or max(priorities) > outranked):
             line = self._looked_at(now, outranked)

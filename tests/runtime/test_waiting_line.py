@@ -113,11 +113,24 @@ def test_who_waits_of_the_highest_priority_is_admitted_alone_and_the_others_in_t
     low, high = (SamplingParams(max_new_tokens=2, temperature=0.0, priority=priority) for priority in (0, 1))
     for params in (low, low, high, low, high):
         host.submit(params, 9)
-    core = host.core
-    assert sorted(core._roster.plan().admit) == [2, 4]
-    core.step()
-    assert sorted(core._roster.plan().admit) == [0, 1, 3]
+    host.step()
+    assert sorted(host.core._roster.running) == [2, 4]
+    host.step()
+    assert sorted(host.core._roster.running) == [0, 1, 3]
     assert len(host.run()) == 5
+
+
+def test_where_somebody_of_a_higher_priority_comes_in_every_step_the_others_are_admitted_in_each_second(
+    tmp_path: Path,
+) -> None:
+    host = Host(make_model(tmp_path))
+    low, high = (SamplingParams(max_new_tokens=1, temperature=0.0, priority=priority) for priority in (0, 900))
+    first = host.submit(low, 9)
+    for _ in range(2):
+        host.submit(high, 9)
+        assert not first.is_done
+        host.step()
+    assert first.is_done
 
 
 def test_who_has_waited_for_long_enough_to_count_as_much_is_admitted_beside_the_highest(tmp_path: Path) -> None:
