@@ -31,6 +31,7 @@ from niwaki.kernels.jit import jit
 from niwaki.kernels.operand import Array
 from niwaki.kernels.segments import Int64s
 from niwaki.kernels.simd import FLOATS, INTS, LANES, VECTOR, Vector, added, fold, higher, in_all_lanes
+from niwaki.kernels.vector_tiles import rounds_by_instruction
 
 PAIR = types.UniTuple(VECTOR, 2)
 
@@ -174,7 +175,7 @@ def _store_bfloat16(typing, array, index, value):
 
     def generate(context, builder, signature, args):
         pointer = builder.bitcast(element_pointer(context, builder, signature, args), halves.as_pointer())
-        builder.store(builder.trunc(_upper_half(builder, _rounded(builder, args[2])), halves), pointer, align=2)
+        builder.store(_narrow(builder, args[2], halves), pointer, align=2)
         return context.get_dummy_value()
 
     return types.void(array, index, value), generate
@@ -441,8 +442,22 @@ def _rounded(builder, value):
     return builder.add(builder.add(bits, ir.Constant(INTS, [0x7FFF] * LANES)), last)
 
 
+def _narrow(builder, value, halves):
+    """Sixteen bfloat16, rounded."""
+    if rounds_by_instruction():
+        kind = ir.FunctionType(ir.VectorType(ir.IntType(32), LANES // 2), [FLOATS])
+        return builder.bitcast(builder.call(ir.InlineAsm(kind, "vcvtneps2bf16 $1, $0", "=v,v"), [value]), halves)
+    return builder.trunc(_upper_half(builder, _rounded(builder, value)), halves)
+
+
 def _halves(builder, low, high):
     """Words of two bfloat16, rounded."""
+    if rounds_by_instruction():
+        spelt = ir.InlineAsm(ir.FunctionType(INTS, [FLOATS] * 2), "vcvtne2ps2bf16 $1, $2, $0", "=v,v,v")
+        both = builder.bitcast(builder.call(spelt, [low, high]), ir.VectorType(ir.IntType(16), 2 * LANES))
+        order = [lane // 2 + lane % 2 * LANES for lane in range(2 * LANES)]
+        between = builder.shuffle_vector(both, both, ir.Constant(ir.VectorType(ir.IntType(32), 2 * LANES), order))
+        return builder.bitcast(between, INTS)
     upper = builder.and_(_rounded(builder, high), ir.Constant(INTS, [0xFFFF0000] * LANES))
     return builder.or_(_upper_half(builder, _rounded(builder, low)), upper)
 

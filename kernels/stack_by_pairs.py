@@ -41,6 +41,7 @@ from niwaki.kernels.simd import (
 from niwaki.kernels.simd_memory import (
     element_at,
     load16,
+    splat_at,
     store16,
     store_between,
     store_bfloat16,
@@ -88,9 +89,9 @@ def attend_by_pairs(
     stacks = at_once * blocks
     # Of each block of queries: themselves, [slices] tiles of pairs of columns by queries, and their sums, [columns,
     # queries].
-    asked = np.zeros(stacks * slices * TILE + LANES, np.float32)
-    mixed = np.zeros(stacks * head_dim * LANES + LANES, np.float32)
-    total = np.zeros(stacks * LANES, np.float32)
+    asked = np.empty(stacks * slices * TILE + LANES, np.float32)
+    mixed = np.empty(stacks * head_dim * LANES + LANES, np.float32)
+    total = np.empty(stacks * LANES, np.float32)
     highest = np.empty(stacks * LANES, np.float32)
     low = np.zeros(blocks * LANES, np.float32)  # the first key that each query sees
     high = np.zeros(blocks * LANES, np.float32)  # behind the last
@@ -98,7 +99,7 @@ def attend_by_pairs(
     scores = np.empty(2 * SCORES + LANES, np.float32)  # [two blocks of queries, keys, queries]
     weights = np.empty(2 * PAIRS * LANES + LANES, np.float32)  # [two blocks of queries, pairs of keys, queries]
     shrink = np.empty(3 * LANES, np.float32)
-    gathered, turned = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
+    gathered, turned = np.empty(TILE, np.float32), np.empty(head_dim * LANES, np.float32)
     asked0, mixed0, values0 = aligned(asked), aligned(mixed), aligned(values)
     scores0, weights0, shrink0 = aligned(scores), aligned(weights), aligned(shrink)
     at = np.zeros(BLOCK // RUN, np.int64)  # where the runs of the block of keys begin in the pool
@@ -230,19 +231,18 @@ def attend_by_pairs(
                 elif sinks.shape[0]:
                     total[line] += exp_f32(sinks[first_own + (rows + r) % group] - highest[line] * LN_2)
                 total[line] = np.float32(1.0) / total[line]
-            inverse = load16(total, stack * LANES)
             for c in range(0, head_dim, LANES):
-                for column in range(LANES):
-                    place = mixed0 + (stack * head_dim + c + column) * LANES
-                    store16(gathered, column * LANES, times(load16(mixed, place), inverse))
-                transpose16(gathered, 0, LANES, turned, 0)
-                for r in range(count):
-                    value = load16(turned, r * LANES)
+                transpose16(mixed, mixed0 + (stack * head_dim + c) * LANES, LANES, turned, c * LANES)
+            for r in range(count):
+                inverse = splat_at(total, stack * LANES + r)
+                line = (element_at(line_of, rows + r) + first_own) * head_dim
+                target = element_at(target_of, rows + r) + first_own * to_out
+                for c in range(0, head_dim, LANES):
+                    value = times(load16(turned, c * LANES + r * LANES), inverse)
                     if is_partial:
-                        line = element_at(line_of, rows + r) + first_own
-                        store16(flat, line * head_dim + c, value)
+                        store16(flat, line + c, value)
                     else:
-                        store_bfloat16(out, element_at(target_of, rows + r) + first_own * to_out + c, value)
+                        store_bfloat16(out, target + c, value)
 
 
 @jit()

@@ -15,6 +15,7 @@ from __future__ import annotations
 from functools import cache
 
 import llvmlite.binding as llvm
+import torch
 from llvmlite import ir
 from numba.core import cgutils
 
@@ -42,6 +43,13 @@ def multiplies_pairs() -> bool:
     if has_instruction:
         llvm.initialize_native_asmparser()
     return has_instruction
+
+
+@cache
+def rounds_by_instruction() -> bool:
+    """Whether numbers are rounded to bfloat16 by the instruction for it (AVX512-BF16), which makes a zero of what is
+    too small to be a normal number, and else gives the same bits. Not beside a matrix unit, where nobody timed it."""
+    return multiplies_pairs() and not torch.cpu._is_amx_tile_supported()
 
 
 def clear(builder, tile: int) -> None:

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from niwaki.kernels import few_pairs, jit, linear, linear_tiles, vector_tiles
+from niwaki.kernels import few_pairs, jit, linear, linear_tiles, simd_memory, vector_tiles
 from niwaki.kernels.few_pairs import AT_ONCE, MAX_ROWS, MIN_PARALLEL_ELEMENTS
 from niwaki.kernels.linear_tiles import MIN_PARALLEL_PRODUCTS, ROWS_AT_ONCE
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.ops import NumbaOps, array_of
+from niwaki.kernels.simd_memory import load16, store_bfloat16, store_pair
 from niwaki.kernels.tiles import LINE, clear, has_matrix_unit, load_tile, multiply, store_tile
 from niwaki.kernels.vector_tiles import multiplies_pairs
 
@@ -143,3 +144,29 @@ def test_without_products_of_bfloat16_they_go_by_float32(rows: int, monkeypatch:
     exact = x.double() @ weight.double().t() + bias.double()
     assert torch.allclose(out.double(), exact, rtol=2**-8, atol=1e-5)
     assert few.called == (rows <= linear.MAX_ROWS_BESIDE_SLOW)
+
+
+@by_pairs
+def test_numbers_are_rounded_by_instruction_as_by_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sign and exponent of a normal number, with halves that are ties, just beside them, or neither; and NaN."""
+    upper = np.arange(0x0080, 0x7F80, dtype=np.uint32) << 16
+    lower = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
+    bits_of = np.concatenate([sign | each for each in upper[:, None] | lower for sign in (0, np.uint32(1 << 31))])
+    numbers = np.concatenate([bits_of, np.full(16, 0x7FC00000, np.uint32)]).view(np.float32)
+    numbers = numbers[: len(numbers) // 32 * 32]
+    found = []
+    for by_instruction in (True, False):
+        monkeypatch.setattr(simd_memory, "rounds_by_instruction", lambda is_so=by_instruction: is_so)
+        pairs, singles = (np.zeros(len(numbers), np.uint16) for _ in range(2))
+        numba.njit(round_all)(numbers, pairs, singles)
+        found.append((pairs, singles))
+    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
+    expected = torch.from_numpy(numbers.copy()).bfloat16().view(torch.uint16).numpy()
+    assert np.array_equal(found[0][1][:-32], expected[:-32])
+
+
+def round_all(numbers: np.ndarray, pairs: np.ndarray, singles: np.ndarray) -> None:
+    for i in range(0, numbers.shape[0], 32):
+        store_pair(pairs, i, load16(numbers, i), load16(numbers, i + 16))
+        store_bfloat16(singles, i, load16(numbers, i))
+        store_bfloat16(singles, i + 16, load16(numbers, i + 16))
