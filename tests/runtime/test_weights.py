@@ -48,7 +48,10 @@ def test_the_bundled_model_answers_with_its_weights_in_few_bits(weights: str) ->
 def test_a_saved_cache_of_other_weights_is_refused(tmp_path: Path) -> None:
     with Engine(kv_tokens=512) as engine:
         engine.save_cache(tmp_path / "cache")
-    with Engine(weights="int8", kv_tokens=512) as engine, pytest.raises(ConfigError, match="another fingerprint"):
+    with (
+        Engine(weights="int8", kv_tokens=512) as engine,
+        pytest.raises(ConfigError, match="by an engine of another model, dtype"),
+    ):
         engine.load_cache(tmp_path / "cache")
 
 
