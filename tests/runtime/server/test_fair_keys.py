@@ -58,7 +58,10 @@ def test_the_places_are_shared_by_key(toy_folder: Path, monkeypatch: pytest.Monk
 
         monkeypatch.setattr(engine.backend, "start", counted)
         with held(engine, steps=1):
-            answers = [clients.submit(ask, number, busy, cache_salt=f"{number}") for number in range(MANY)]
+            answers = [  # no two of a length: both places would be free at once, and one of them is the first caller's
+                clients.submit(ask, number, busy, cache_salt=f"{number}", max_tokens=6 + number)
+                for number in range(MANY)
+            ]
             wait_until(lambda: len(started) == MANY)
             answers.append(clients.submit(ask, MANY, other))
             wait_until(lambda: len(started) == MANY + 1)
