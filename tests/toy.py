@@ -84,34 +84,34 @@ def make_model(
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": config["eos_token_id"]}))
     generator = torch.Generator().manual_seed(seed)
 
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator) * (1 / math.sqrt(shape[-1]))
+    dtype = getattr(torch, str(config["torch_dtype"]))
+
+    def draw(*shape: int, times: float = 1) -> torch.Tensor:
+        return (torch.randn(*shape, generator=generator) * (1 / math.sqrt(shape[-1])) * times).to(dtype)
 
     hidden, inner, vocab, head_dim = (
         int(str(config[name])) for name in ("hidden_size", "intermediate_size", "vocab_size", "head_dim")
     )
     query, value = (int(str(config[name])) * head_dim for name in ("num_attention_heads", "num_key_value_heads"))
     weights = {
-        "model.embed_tokens.weight": torch.randn(vocab, hidden, generator=generator),
-        "lm_head.weight": draw(vocab, hidden) * sharpness,
-        "model.norm.weight": torch.ones(hidden),
+        "model.embed_tokens.weight": torch.randn(vocab, hidden, generator=generator).to(dtype),
+        "lm_head.weight": draw(vocab, hidden, times=sharpness),
+        "model.norm.weight": torch.ones(hidden, dtype=dtype),
     }
     for layer in range(int(str(config["num_hidden_layers"]))):
         name = f"model.layers.{layer}"
         weights |= {
-            f"{name}.self_attn.q_proj.weight": draw(query, hidden) * 2,
-            f"{name}.self_attn.k_proj.weight": draw(value, hidden) * 2,
+            f"{name}.self_attn.q_proj.weight": draw(query, hidden, times=2),
+            f"{name}.self_attn.k_proj.weight": draw(value, hidden, times=2),
             f"{name}.self_attn.v_proj.weight": draw(value, hidden),
             f"{name}.self_attn.o_proj.weight": draw(hidden, query),
             f"{name}.mlp.gate_proj.weight": draw(inner, hidden),
             f"{name}.mlp.up_proj.weight": draw(inner, hidden),
             f"{name}.mlp.down_proj.weight": draw(hidden, inner),
-            f"{name}.input_layernorm.weight": torch.ones(hidden),
-            f"{name}.post_attention_layernorm.weight": torch.ones(hidden),
+            f"{name}.input_layernorm.weight": torch.ones(hidden, dtype=dtype),
+            f"{name}.post_attention_layernorm.weight": torch.ones(hidden, dtype=dtype),
         }
     if config["tie_word_embeddings"]:
         del weights["lm_head.weight"]
-    dtype = getattr(torch, str(config["torch_dtype"]))
-    stored = {name: weight.to(dtype) for name, weight in weights.items()}
-    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

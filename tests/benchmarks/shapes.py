@@ -45,6 +45,18 @@ L300 = ModelConfig(
     tie_embeddings=True,
     dtype="bfloat16",
 )
+L3000 = ModelConfig(  # that of Llama 3.2 3B
+    vocab_size=128_256,
+    num_layers=28,
+    hidden_size=3072,
+    intermediate_size=8192,
+    num_heads=24,
+    num_kv_heads=8,
+    head_dim=128,
+    context_length=4096,
+    tie_embeddings=True,
+    dtype="bfloat16",
+)
 
 SHAPES: Mapping[str, ModelConfig] = {
     "niwaki-tiny": read_model_folder(Path(bundled.MODEL_DIR)).config,
@@ -52,13 +64,14 @@ SHAPES: Mapping[str, ModelConfig] = {
     "L60": L60,
 }
 RANDOM: Mapping[str, ModelConfig] = {"L15": L15, "L60": L60, "L300": L300}
+LARGE: Mapping[str, ModelConfig] = {"L3000": L3000}  # 6.4 GB on disk, twice that in memory while it is made and loaded
 
 
 def model_folder(name: str) -> Path:
     """A folder with such a model, made once: random weights, a toy tokenizer of 400 tokens."""
     if name == "niwaki-tiny":
         return Path(bundled.MODEL_DIR)
-    folder, config = Path("build/models", name), RANDOM[name]
+    folder, config = Path("build/models", name), {**RANDOM, **LARGE}[name]
     if not (folder / "model.safetensors").exists():
         make_model(
             folder,
