@@ -344,10 +344,10 @@ class ScriptedBackend:
         if params.max_new_tokens:  # else it was asked to read the prompt
             text = self._script.answer(prompt, _offered(params))
             _check_constraint(text, params)
-        stop = min((s for s in params.stop if s in text), key=text.index, default=None)
-        reason = FinishReason("stop", stop)
-        if stop is not None:
-            text = text[: text.index(stop)]
+        early = len("".join(_TOKEN.findall(text)[: params.min_tokens]))  # characters in which no stop ends
+        found = [(text.find(stop, max(0, early - len(stop) + 1)), stop) for stop in params.stop]
+        at, stop = min(((at, stop) for at, stop in found if at >= 0), default=(len(text), None))
+        text, reason = text[:at], FinishReason("stop", stop)
         pieces = _TOKEN.findall(text)
         is_cut = len(pieces) > params.max_new_tokens
         if is_cut:

@@ -235,7 +235,7 @@ class Request:
         params = self.params
         penalised = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
         is_early = self.num_generated < params.min_tokens
-        return SampleRow(
+        row = SampleRow(
             params=params,
             seed=self.seed,
             position=self.num_generated if self.healing is None else HEALED_FROM + self.healing.num_written,
@@ -244,6 +244,7 @@ class Request:
             output_ids=self.output_ids if penalised else None,
             forbid=(*end_ids, *params.stop_token_ids) if is_early else (),
         )
+        return row.under(mask) if is_early and mask is not None else row
 
     # -- taking tokens ------------------------------------------------------------------------------------------------
 
@@ -314,15 +315,16 @@ class Request:
     def show(self, sampled: Sampled, end_ids: frozenset[int], text: str | None = None) -> FinishReason | None:
         """Add the text of the first token that is not shown yet; returns why the request ends, if it does.
 
-        A stop string goes before an end token, that before a finished constraint, that before the budget. Where the
-        budget kept the model from a token that it had drawn, it is the reason, whatever the text then ended with.
+        A stop string goes before an end token, that before a finished constraint, that before the budget; none ends in
+        the text of the first `min_tokens`. Where the budget kept the model from a token that it had drawn, it is the
+        reason, whatever the text then ended with.
         """
         self._num_shown += 1
         logprob = self._note_logprob(sampled)
         ends = self._ends(sampled.token_id, end_ids)
         if text is None:
             text = self.detokenizer.push(sampled.token_id)
-        text = "" if ends else self.stops.push(text)
+        text = "" if ends else self.stops.push(text, is_early=self._num_shown <= self.params.min_tokens)
         if self.stops.watches:
             is_boundary = self.detokenizer.is_between_characters and self.stops.matched is None
             self._text_ends.append(self.stops.length if is_boundary else -1)
@@ -393,7 +395,8 @@ class Request:
     def end_text(self) -> None:
         """No more tokens come: what was held back for them is text, too."""
         if self.stops.matched is None:
-            self._add_text(self.stops.push(self.detokenizer.finish()) + self.stops.finish())
+            is_early = self._num_shown <= self.params.min_tokens
+            self._add_text(self.stops.push(self.detokenizer.finish(), is_early=is_early) + self.stops.finish())
 
     def next_delta(self, *, is_last: bool = False) -> Delta | None:
         """The text that has become safe to show since the last delta; None while there is none.

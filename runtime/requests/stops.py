@@ -28,6 +28,7 @@ class StopText:
         self.watches = bool(stops) or ends is not None  # else no text is ever its end
         self._longest = max((len(stop) for stop in self._stops), default=0)
         self._held = ""  # text not shown yet: it may be the head of a stop string
+        self._num_early = 0  # characters at its beginning in which no stop ends
         self._num_shown = 0
         self.matched: str | None = None
 
@@ -36,13 +37,16 @@ class StopText:
         """Characters of the final text so far: what was shown and what is held back."""
         return self._num_shown + len(self._held)
 
-    def push(self, text: str) -> str:
+    def push(self, text: str, *, is_early: bool = False) -> str:
         """Add text; returns what may be shown now. After a match (`matched`), the text before it, and no more.
 
-        A stop string goes before a match of the pattern.
+        A stop string goes before a match of the pattern. What ends in a text that `is_early` is passed over; what
+        begins there may end later. Behind a match of the pattern that is passed over it is matched anew.
         """
         if self._after:
-            return self._push_before(text)
+            return self._push_before(text, is_early)
+        if is_early:
+            return self._push_early(text)
         length = None if self._ends is None else self._length_to_match(self._ends, text)
         shown = self._push(text[:length])
         if length is not None and self.matched is None:
@@ -50,7 +54,14 @@ class StopText:
             shown += self.finish()
         return shown
 
-    def _push_before(self, text: str) -> str:
+    def _push_early(self, text: str) -> str:
+        rest = text
+        while self._ends is not None and (length := self._length_to_match(self._ends, rest)) is not None:
+            self._state, rest = START, rest[length:]
+        self._num_early = len(self._held) + len(text)
+        return self._push(text)
+
+    def _push_before(self, text: str, is_early: bool) -> str:
         """Text that may hold the end of what nothing stops in."""
         known = len(self._before)
         self._before += text
@@ -62,7 +73,7 @@ class StopText:
         cut = at + len(self._after) - known
         self._after = ""
         self._num_shown += cut
-        return text[:cut] + self.push(text[cut:])
+        return text[:cut] + self.push(text[cut:], is_early=is_early)
 
     def _length_to_match(self, ends: ByteDfa, text: str) -> int | None:
         """How much of the text reaches up to the end of a match; None for all of it, and no match yet."""
@@ -83,7 +94,7 @@ class StopText:
         self._held += text
         first: tuple[int, str] | None = None
         for stop in self._stops:
-            at = self._held.find(stop)
+            at = self._held.find(stop, max(0, self._num_early - len(stop) + 1))
             if at >= 0 and (first is None or at < first[0]):
                 first = (at, stop)
         if first is not None:
@@ -93,6 +104,7 @@ class StopText:
             keep = self._num_held_back()
             cut = len(self._held) - keep
             shown, self._held = self._held[:cut], self._held[cut:]
+            self._num_early = max(0, self._num_early - cut)
         self._num_shown += len(shown)
         return shown
 

@@ -47,7 +47,7 @@ def sample_within(
                     if attempt == 1:
                         mask = _within(mask, text)
                     position = rows[place].position + attempt * REDRAWN_FROM
-                    refused.append((place, replace(row, mask=mask, position=position), text))
+                    refused.append((place, replace(row.under(mask), position=position), text))
             except Exception as error:
                 drawn[place] = told(error)
         if not refused:

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec.structs import replace
 
 from niwaki.kernels.sample import (
     NO_ROW,
@@ -54,6 +55,16 @@ class SampleRow(msgspec.Struct, frozen=True, gc=False):  # as the plan's rows: o
     prompt_ids: Ids | None = None  # for the repetition penalty; needed only where it is on
     output_ids: Ids | None = None  # for all penalties; needed only where one is on
     forbid: Ids = ()  # such as end tokens while min_tokens is not reached
+
+    def under(self, mask: MaskRow) -> SampleRow:
+        """With this mask. Where it leaves nothing but forbidden tokens they are allowed: its text can only end."""
+        if not len(self.forbid):
+            return replace(self, mask=mask)
+        words = mask.view(np.uint32)
+        in_range = {int(token) for token in self.forbid if 0 <= token < 32 * len(words)}
+        left_of_them = sum(int(words[token >> 5]) >> (token & 31) & 1 for token in in_range)
+        is_all = left_of_them == int(np.bitwise_count(words).sum())
+        return replace(self, mask=mask, forbid=() if is_all else self.forbid)
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):

@@ -171,3 +171,19 @@ def test_a_stream_tells_log_probabilities_where_they_were_asked_for() -> None:
 
     told = asyncio.run(main())
     assert sum(len(info["output_token_logprobs"]) for info in told) == 3  # type: ignore[index,misc]
+
+
+def test_no_stop_ends_a_scripted_answer_within_its_min_tokens() -> None:
+    def told(least: int) -> str:
+        params = SamplingParams(stop=("\n", "two\nt"), min_tokens=least)
+        return generate(nw.ScriptedBackend(["one\ntwo\nthree\n"]), "", params)
+
+    assert [told(least) for least in range(7)] == [
+        "one",
+        "one",
+        "one\n",
+        "one\n",
+        "one\n",
+        "one\ntwo\nthree",
+        "one\ntwo\nthree\n",
+    ]

@@ -240,3 +240,15 @@ def test_a_conjunction_holds_regular_parts_only(compiler: ConstraintCompiler) ->
     assert isinstance(compiled, AutomatonConstraint)
     assert compiled.matcher().forced() == (ord("b"),)
     assert compiler.compile(JsonSchema('{"const":1}')).matcher().shortest_ending(9) is not None
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_match_that_ends_early_is_passed_over_and_one_that_begins_there_is_not(
+    width: int, compiler: ConstraintCompiler
+) -> None:
+    watch, text, shown = StopText((), "[0-9]+;", compiler.first_match("[0-9]+;")), "1; 2; 34; 5;", ""
+    for at in range(0, len(text), width):
+        shown += watch.push(text[at : at + width], is_early=at < 8)
+        if watch.matched is not None:
+            break
+    assert (shown, watch.matched) == ("1; 2; 34;", "[0-9]+;")

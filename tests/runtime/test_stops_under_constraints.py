@@ -127,3 +127,12 @@ def test_behind_reasoning_the_answer_is_what_a_stop_leaves_of_it(engine: Engine)
         assert one["meta_info"]["complete"] == (answer != "1")
         seen[answer != "1"] += 1
     assert set(seen) == {True, False}
+
+
+def test_a_text_that_can_only_end_ends_although_its_min_tokens_are_not_there(bundled_engine: Engine) -> None:
+    """Its budget leaves no room for another round, and its mask the end token alone."""
+    options = {"temperature": 0, "max_new_tokens": 24, "min_tokens": 24, "regex": "( [0-9]+,)*"}
+    one = result(bundled_engine.generate("Count: 1, 2, 3, 4,", options))
+    assert re.fullmatch("( [0-9]+,)*", one["text"])
+    assert one["meta_info"]["complete"]
+    assert len(one["output_ids"]) > 16
