@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TypeAlias, cast
+from typing import TypeAlias, TypedDict, cast
 
 from niwaki.lang.backends import Host
 from niwaki.lang.expressions import check_options, check_timeout
@@ -14,7 +14,7 @@ from niwaki.lang.foreign_names import RUN
 from niwaki.lang.sessions import Session
 from niwaki.lang.state import ForkGroup, State
 from niwaki.lang.templates import TemplateFunction, template_function
-from niwaki.lang.types import stop_text
+from niwaki.lang.types import Pattern, stop_text
 from niwaki.runtime.api import ProgramError, SamplingOptions
 from niwaki.runtime.api.names import hint
 
@@ -25,6 +25,39 @@ SAMPLING_NAMES = frozenset(f.name for f in fields(SamplingOptions)) - {"constrai
 # Two spellings of one option. The second is the one that is kept.
 _SPELLINGS = "max_tokens", "max_new_tokens"
 RUN_NAMES = SAMPLING_NAMES | {"backend", "stream", "timeout", "chat_template", "return_text_in_logprobs"}
+
+
+class RunOptions(TypedDict, total=False):
+    """The options of a run and their types, for type checkers: RUN_NAMES and the other spellings."""
+
+    backend: Host | Session | None
+    options: Mapping[str, object] | SamplingOptions | None
+    stream: bool
+    timeout: float | None
+    chat_template: str | TemplateFunction | None
+    max_tokens: int | None
+    max_new_tokens: int | None
+    min_tokens: int | None
+    n: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    repetition_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    seed: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    stop_regex: Pattern | None
+    ignore_eos: bool | None
+    return_logprob: bool | None
+    logprob_start_len: int | None
+    top_logprobs_num: int | None
+    return_text_in_logprobs: bool | None
+    heal: bool | None
+    priority: int | None
 
 
 @dataclass(frozen=True, slots=True)

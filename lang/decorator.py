@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Concatenate, Never, Protocol, TypeVar, cast, overload
 
 from niwaki.lang.program import Program
-from niwaki.lang.state import R_co, State
+from niwaki.lang.state import P, R_co, State
 from niwaki.runtime.api import ProgramError
 
 R = TypeVar("R")
 
 
-class AsyncProgram(Program[R_co]):
+class AsyncProgram(Program[R_co, P]):
     """The program of an `async def`: called with a state, it is to be awaited."""
 
     if TYPE_CHECKING:
@@ -31,15 +31,32 @@ class Decorator(Protocol):
     """What `@function()` gives."""
 
     @overload
-    def __call__(self, func: Callable[..., Coroutine[object, object, R]], /) -> AsyncProgram[R]: ...
+    def __call__(  # type: ignore[overload-overlap]  # as in `function`
+        self, func: Callable[Concatenate[Never, P], Coroutine[object, object, R]], /
+    ) -> AsyncProgram[R, P]: ...
     @overload
-    def __call__(self, func: Callable[..., R], /) -> Program[R]: ...
+    def __call__(self, func: Callable[Concatenate[Never, P], R], /) -> Program[R, P]: ...
+    @overload
+    def __call__(  # type: ignore[overload-cannot-match]
+        self, func: Callable[..., Coroutine[object, object, R]], /
+    ) -> AsyncProgram[R]: ...
+    @overload
+    def __call__(self, func: Callable[..., R], /) -> Program[R]: ...  # type: ignore[overload-cannot-match]
 
 
+# Who takes *arguments beside a state with a name matches none of the first two, whatever mypy thinks here.
 @overload
-def function(func: Callable[..., Coroutine[object, object, R]], /) -> AsyncProgram[R]: ...
+def function(  # type: ignore[overload-overlap]  # a coroutine may be what a def returns, too
+    func: Callable[Concatenate[Never, P], Coroutine[object, object, R]], /
+) -> AsyncProgram[R, P]: ...
 @overload
-def function(func: Callable[..., R], /) -> Program[R]: ...
+def function(func: Callable[Concatenate[Never, P], R], /) -> Program[R, P]: ...
+@overload
+def function(  # type: ignore[overload-cannot-match]
+    func: Callable[..., Coroutine[object, object, R]], /
+) -> AsyncProgram[R]: ...
+@overload
+def function(func: Callable[..., R], /) -> Program[R]: ...  # type: ignore[overload-cannot-match]
 @overload
 def function() -> Decorator: ...
 def function(func: Callable[..., object] | None = None, /, **options: object) -> Program | Decorator:

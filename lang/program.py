@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self, overload
+from typing import TYPE_CHECKING, Generic, Literal, Self, overload
 
 from niwaki.lang.arguments import Row, batch_options, check_rows, row_arguments
 from niwaki.lang.async_batch import DEFAULT_ASYNC_CONCURRENCY, Batch, iterate_on_a_loop, run_rows_async
@@ -21,17 +21,18 @@ from niwaki.lang.origin import here
 from niwaki.lang.progress import with_async_progress_bar, with_progress_bar
 from niwaki.lang.run import running_loop, start_thread
 from niwaki.lang.running import Running
-from niwaki.lang.state import ForkGroup, R_co, State
+from niwaki.lang.state import ForkGroup, P, R_co, State
 from niwaki.lang.trace import Placeholder, Trace, trace
 from niwaki.lang.under_way import UnderWay
 from niwaki.runtime.api import ProgramError, SamplingOptions
 from niwaki.runtime.api.names import hint
 
 
-class Program(Running[R_co]):
+class Program(Running[R_co], Generic[R_co, P]):
     """A function whose first parameter is the state. Made by `@function`; calling it runs it.
 
-    R_co is what the function returns, an `async def` when it is awaited.
+    R_co is what the function returns, an `async def` when it is awaited. P are its parameters behind the state: a run
+    takes these and options, which no type of Python can say, so `niwaki.mypy` tells mypy.
     """
 
     @overload
@@ -62,6 +63,10 @@ class Program(Running[R_co]):
     def __repr__(self) -> str:
         return f"<program {self.name}{self._arguments.signature}>"
 
+    @overload
+    def run(self, *args: P.args, **kwargs: P.kwargs) -> State[R_co]: ...
+    @overload
+    def run(self, *args: object, **kwargs: object) -> State[R_co]: ...
     def run(self, *args: object, **kwargs: object) -> State[R_co]:
         """Run the program and return its state when the body has returned; generations may go on, and reads wait.
 
@@ -91,6 +96,10 @@ class Program(Running[R_co]):
             self._run_on_a_loop(self._arun_body(executor, call), "arun")
         return State(executor)
 
+    @overload
+    async def arun(self, *args: P.args, **kwargs: P.kwargs) -> State[R_co]: ...
+    @overload
+    async def arun(self, *args: object, **kwargs: object) -> State[R_co]: ...
     async def arun(self, *args: object, **kwargs: object) -> State[R_co]:
         """Run the program and return its state when everything in it has run, without blocking the event loop.
 
@@ -116,6 +125,10 @@ class Program(Running[R_co]):
             raise
         return State(executor)
 
+    @overload
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> State[R_co]: ...
+    @overload
+    def stream(self, *args: object, **kwargs: object) -> State[R_co]: ...
     def stream(self, *args: object, **kwargs: object) -> State[R_co]:
         """Start the program and return its state at once: for `text_iter` and `text_async_iter` while it runs.
 
@@ -359,7 +372,7 @@ class Program(Running[R_co]):
         bound = self._arguments.bound_with(arguments)
         return type(self)(self.func, bound, is_compiled=self.is_compiled, only_plain=self._only_plain)
 
-    def compile(self) -> Program[R_co]:
+    def compile(self) -> Program[R_co, P]:
         """The same program, whose body need not wait for what it only writes on: `s += "So: " + s["x"]`.
 
         The body runs once, as ever, to its end or to the first value that it decides by; what it appended runs without
@@ -375,7 +388,7 @@ class Program(Running[R_co]):
             )
         return Program(self.func, self._arguments.bound, is_compiled=True)
 
-    def for_rows(self) -> Program[R_co]:
+    def for_rows(self) -> Program[R_co, P]:
         """The same program as `run_batch` and `niwaki run` run it: compiled where nobody could tell but by the clock.
 
         That is where its body does nothing but append, fork, join and compute on plain data, its arguments included.

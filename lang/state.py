@@ -27,14 +27,16 @@ from niwaki.runtime.api.names import hint
 from niwaki.runtime.pictures.picture import Picture
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeForm, TypeVar
+    from typing_extensions import ParamSpec, TypeForm, TypeVar
 
     T = TypeVar("T")
     R_co = TypeVar("R_co", default=object, covariant=True)
+    P = ParamSpec("P", default=...)
 else:  # no type variable of Python 3.11 has a default
-    from typing import TypeVar
+    from typing import ParamSpec, TypeVar
 
     R_co = TypeVar("R_co", covariant=True)
+    P = ParamSpec("P")
 
 MAX_FORKS = 10_000
 

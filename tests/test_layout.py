@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("lang", "runtime", "radix", "kernels")
-FACE = {"__init__.py", "__main__.py", "run_command.py", "py.typed"}
+FACE = {"__init__.py", "__main__.py", "mypy.py", "run_command.py", "py.typed"}
 
 SEAM = tuple(f"niwaki.runtime.{module}" for module in ("api", "constraints.schema", "pictures.picture"))
 # The rooms of the runtime, from below upwards: one knows those before it alone.

@@ -266,7 +266,7 @@ def _() -> object:
 
 @fault("an argument does not fit the program", nw.ProgramError, CALL, "missing a required argument: 'text'")
 def _() -> object:
-    return nw.function(lambda s, text: None).run(backend=nw.ScriptedBackend())
+    return nw.function(lambda s, text: None).run(backend=nw.ScriptedBackend())  # type: ignore[call-arg]
 
 
 @fault("an option that neither program nor run has", nw.ProgramError, CALL, "no parameter 'temprature'.*'temperature'")

@@ -219,7 +219,7 @@ def test_a_run_may_bring_a_template_of_its_own_by_name_or_as_a_function() -> Non
 def test_an_unknown_template_is_refused_at_once(template: object) -> None:
     backend = Recording()
     with pytest.raises(nw.ProgramError, match="chat_template is one of chatml, llama-3, plain, or a function"):
-        chat.run(backend=backend, chat_template=template)
+        chat.run(backend=backend, chat_template=template)  # type: ignore[arg-type]
     assert backend.calls == []
 
 
@@ -228,7 +228,7 @@ def test_a_template_function_of_other_parameters_and_one_in_jinja_are_told_what_
         return ""
 
     with pytest.raises(nw.ProgramError, match=r"as in def template\(turns, begins_answer\).*; it is of_turns\(turns: "):
-        chat.run(backend=Recording(), chat_template=of_turns)
+        chat.run(backend=Recording(), chat_template=of_turns)  # type: ignore[arg-type]
     with pytest.raises(nw.ProgramError, match="a Jinja template stands in the model folder"):
         chat.run(backend=Recording(), chat_template="{% for m in messages %}{{ m.content }}{% endfor %}")
 

@@ -337,7 +337,7 @@ def test_a_program_is_a_part_only_where_it_goes_on_with_the_state() -> None:
     @nw.function
     def goes_on_with_another(s: State, text: str) -> None:
         s = text  # type: ignore[assignment]  # as it must not be
-        told_of(s)
+        told_of(s)  # type: ignore[call-arg]
 
     for program in (
         runs_it,

@@ -158,7 +158,7 @@ def test_a_parameter_of_that_name_is_the_programs() -> None:
 
     assert nw.function(own).run(max_tokens="mine", backend=backend()).ret_value == "mine"
     assert nw.function(own).run(max_tokens="mine", max_new_tokens=3, backend=backend()).ret_value == "mine"
-    refused(lambda: nw.function(whole).run(max_tokens=3), "did you mean 'max_new_tokens'?")
+    refused(lambda: nw.function(whole).run(max_tokens=3), "did you mean 'max_new_tokens'?")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def refused(body: Callable[[State], object], message: str) -> None:
 
 def test_a_program_is_shown_as_it_was_written_where_types_are_texts() -> None:
     with pytest.raises(nw.ProgramError, match=re.escape("program greet(name: str) has no parameter 'nam'")):
-        greet.run(nam="Ada")
+        greet.run(nam="Ada")  # type: ignore[call-arg]
 
 
 # -- adding up ---------------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def test_a_forgotten_state_is_named() -> None:
         question += "hello"
 
     with pytest.raises(nw.ProgramError, match=re.escape("the first parameter, 'question', is the state: def ask(s, ")):
-        ask.run(question="Why?")
+        ask.run(question="Why?")  # type: ignore[call-arg]
 
 
 def test_a_state_that_is_passed_to_a_program_is_one_too_many() -> None:
@@ -229,7 +229,7 @@ def test_a_stop_that_is_no_list_is_refused(stop: object) -> None:
 )
 def test_a_text_for_a_backend_is_told_what_to_make_of_it(host: str, remedy: str) -> None:
     with pytest.raises(nw.ConfigError, match=re.escape(remedy)):
-        greet.run("Ada", backend=host)
+        greet.run("Ada", backend=host)  # type: ignore[arg-type]
 
 
 def test_a_servers_address_with_a_path_is_told_so() -> None:

@@ -328,7 +328,7 @@ def test_an_unknown_name_cannot_be_bound() -> None:
 
 def test_what_is_no_backend_is_refused(backend: nw.ScriptedBackend) -> None:
     with pytest.raises(nw.ConfigError, match="is no backend"):
-        greet.run("Ada", backend="http://nowhere")
+        greet.run("Ada", backend="http://nowhere")  # type: ignore[arg-type]
     with pytest.raises(nw.ConfigError, match="is no backend"):
         nw.set_default_backend("http://nowhere")  # type: ignore[arg-type]  # that is the point
 

@@ -42,7 +42,7 @@ def test_an_attribute_of_a_state_is_no_variable() -> None:
 
 def test_the_class_of_a_backend_is_none() -> None:
     with pytest.raises(nw.ConfigError, match=r"ScriptedBackend is a class and no backend; give an object of it"):
-        forecast.run(backend=nw.ScriptedBackend)
+        forecast.run(backend=nw.ScriptedBackend)  # type: ignore[arg-type]
 
 
 def test_a_classmethod_gets_no_state_and_says_so() -> None:

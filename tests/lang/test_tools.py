@@ -239,7 +239,7 @@ def test_a_backend_without_tools_and_tools_told_late_are_refused() -> None:
     bare = Bare(nw.ScriptedBackend([ADD]))
     assert not isinstance(bare, OffersTools)
     with pytest.raises(nw.UnsupportedByBackend, match="of no tools"):
-        agent.run({}, backend=bare)
+        agent.run({}, backend=bare)  # type: ignore[arg-type]
 
     @nw.function
     def late(s: State) -> None:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from typing_extensions import TypedDict  # before Python 3.12 Pydantic takes no other
 
 import niwaki as nw
+from niwaki.lang.arguments import RUN_NAMES, RunOptions
 
 Mood = Literal["good", "bad"]
 
@@ -273,9 +274,9 @@ def test_what_a_part_raises_is_the_whole_programs_error_and_names_its_line() -> 
 def test_a_part_takes_arguments_and_no_options() -> None:
     state = made()
     with pytest.raises(nw.ProgramError, match=r"program field\(name: str, .*\): missing a required argument: 'name'"):
-        field(state)
+        field(state)  # type: ignore[call-arg]
     with pytest.raises(nw.ProgramError, match="goes on with the run of that state, and takes no options"):
-        field(state, "x", temperature=0)
+        field(state, "x", temperature=0)  # type: ignore[call-arg]
     with pytest.raises(nw.ProgramError, match="goes on with the run of that state, and takes no options"):
         field.bind(timeout=1)(state, "x")
     assert state.text() == ""
@@ -311,3 +312,53 @@ def test_the_making_of_a_variable_has_types() -> None:
     assert meta["finish_reason"]["type"] == "stop"
     assert [text for _, _, text in meta["output_token_logprobs"]] == [" yes"]
     assert sum(assert_type(state.get_meta_info("y")["probabilities"], list[float])) == pytest.approx(1)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What a run is given: `mypy tests` runs with the plugin, and an ignore that nothing needs is an error there
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@nw.function
+def greet(s: nw.State, name: str, times: int = 1) -> str:
+    s += f"Hello {name}. " * times
+    return s.text()
+
+
+@nw.function
+async def greet_async(s: nw.State, name: str, *, stop: int) -> int:
+    return assert_type(await greet_async(s, name, stop=stop - 1), int) if stop else 0
+
+
+@nw.function
+def many(s: nw.State, *names: str, **more: int) -> None:
+    s += " ".join(names)
+
+
+def never_run(rows: list[str], fields: dict[str, str]) -> None:
+    greet.run("Ada", 2, temperature=0, backend=nw.ScriptedBackend([]), stop=["."])
+    greet("Ada", max_tokens=3)
+    greet.run(nam="Ada")  # type: ignore[call-arg]
+    greet.run(3)  # type: ignore[arg-type]
+    greet.run()  # type: ignore[call-arg]
+    greet.run("Ada", temperature="hot")  # type: ignore[arg-type]
+    greet.run("Ada", temprature=0)  # type: ignore[call-arg]
+    greet.stream(3)  # type: ignore[arg-type]
+    greet(3)  # type: ignore[arg-type]
+    greet.compile().run(3)  # type: ignore[arg-type]
+    greet_async.run("Ada", stop=3, timeout=1.5)
+    greet_async.run("Ada", stop=".")  # type: ignore[arg-type]  # of that name it has a parameter
+    greet_async.arun("Ada")  # type: ignore[call-arg,unused-coroutine]
+    greet.bind(name="Ada").run(times=3)
+    greet.bind(temperature=0).run()  # type: ignore[call-arg]
+    assert_type(greet.bind(name="Ada").run().ret_value, str)
+    many.run("Ada", "Bob", temperature=0, x=3)
+    greet.run(*rows, **fields)  # nobody knows what is in them
+
+
+def test_a_program_knows_its_parameters() -> None:
+    assert greet.run("Ada", backend=nw.ScriptedBackend([])).ret_value == "Hello Ada. "
+
+
+def test_the_types_of_a_runs_options_are_those_of_all_that_there_are() -> None:
+    assert set(RunOptions.__annotations__) == RUN_NAMES | {"options", "max_tokens"}
