@@ -173,14 +173,19 @@ def test_a_gen_ends_when_its_own_time_is_over_although_nobody_reads(slow: nw.Scr
 
 
 def test_a_select_has_a_time_of_its_own_too() -> None:
-    backend = nw.ScriptedBackend(lambda prompt: "a", threads=1, delay=2.0)
+    gate = threading.Event()
+    backend = nw.ScriptedBackend(lambda prompt: "a" if gate.wait(PATIENCE) else "", threads=1)
 
     @nw.function
     def f(s: State) -> None:
-        s += "go" + nw.select("x", choices=["a", "b"], timeout=LIMIT)
+        s += "go" + nw.select("x", choices=["a", "b"], timeout=600)
 
-    with pytest.raises(nw.TimedOut, match=r"select 'x' was not done within its timeout of 0\.3 s"):
-        f.run(backend=backend)["x"]
+    with passing_time() as later:
+        state = f.run(backend=backend)
+        later(601)
+        with pytest.raises(nw.TimedOut, match=r"select 'x' was not done within its timeout of 600 s"):
+            state["x"]
+    gate.set()
     backend.shutdown()
 
 
