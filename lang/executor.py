@@ -15,6 +15,7 @@ from typing import assert_never
 from niwaki.lang.backends import Lease
 from niwaki.lang.calling import Active, Calling
 from niwaki.lang.clock import clock
+from niwaki.lang.joining import brought_home
 from niwaki.lang.nodes import (
     Gen,
     RoleBegin,
@@ -102,6 +103,11 @@ class Executor(Calling):
             assert self._error is not None
             reached.fail(self._error)
         return reached
+
+    def submitted_names(self) -> tuple[str, ...]:
+        """The variables that were given to it to set, whether it did or not."""
+        with self._lock:
+            return tuple(self._expected)
 
     def end_body(self, ret_value: object) -> None:
         with self._lock:
@@ -385,7 +391,7 @@ class Executor(Calling):
             if active.marks_left > 0 or self._active is not active:
                 return
         try:
-            snapshots = [mark.result(0) for mark in node.marks]
+            snapshots = brought_home(node)
             names = tuple(dict.fromkeys(name for snapshot in snapshots for name in snapshot.variables))
             self.history.has_joined(node.histories, () if node.appends else names, active.origin, active.since)
             if node.appends:

@@ -17,7 +17,8 @@ def exported(state: State, *, reserved: tuple[str, ...] = ()) -> Mapping[str, ob
     """The fields of what the program returned or, where it returned nothing, all its variables. Waits for them.
 
     A returned mapping or Pydantic model gives its fields, anything else stands under "value". Enums, dates, models
-    and the like become what JSON has for them, the call of a tool its name, its arguments and what was said before it.
+    and the like become what JSON has for them, the call of a tool its name, its arguments and what was said before it,
+    an error its type and message.
     Where budgets made values shorter, "shortened" names them, before all else.
 
     Raises:
@@ -50,7 +51,7 @@ def as_json_value(value: object) -> object:
     """What JSON has for it. Raises ValueError: nothing."""
     from pydantic_core import to_jsonable_python
 
-    return to_jsonable_python(_without_functions(value))
+    return to_jsonable_python(_plain(value))
 
 
 def _named(name: object, value: object) -> dict[str, object]:
@@ -62,13 +63,16 @@ def _named(name: object, value: object) -> dict[str, object]:
     return dumped
 
 
-def _without_functions(value: object) -> object:
-    """Calls of tools know the Python function that they call, for which JSON has nothing."""
+def _plain(value: object) -> object:
+    """Calls of tools know the Python function that they call, for which JSON has nothing. An error, which a join may
+    have returned, becomes what the error of a row is."""
     match value:
+        case Exception():
+            return {"error": {"type": type(value).__name__, "message": str(value)}}
         case Call(name, arguments, content):
             return {"name": name, "arguments": arguments} | ({"content": content} if content else {})
         case list() | tuple():
-            return [_without_functions(one) for one in value]
+            return [_plain(one) for one in value]
         case dict():
-            return {key: _without_functions(one) for key, one in value.items()}
+            return {key: _plain(one) for key, one in value.items()}
     return value

@@ -208,15 +208,15 @@ class LazyExecutor(Executor):
                 self._knows(variables_of(step), TextValue())
             case SetVariable():
                 self._knows(variables_of(step), None)
-            case Join(appends=False, marks=marks):
-                self._learn_join([self._shared.own_at[mark] for mark in marks])
+            case Join(appends=False, marks=marks, keeps_errors=keeps_errors):
+                self._learn_join([self._shared.own_at[mark] for mark in marks], are_texts=not keeps_errors)
 
     def _knows(self, names: Sequence[str], known: Known) -> None:
         for name in names:
             self._known[name] = self._own[name] = known
 
-    def _learn_join(self, forks: Sequence[Mapping[str, Known]]) -> None:
+    def _learn_join(self, forks: Sequence[Mapping[str, Known]], *, are_texts: bool) -> None:
         for name in dict.fromkeys(name for own in forks for name in own):
             if name not in self._known:  # a join leaves what the parent has
-                is_text = all(isinstance(own[name], TextValue) for own in forks if name in own)
+                is_text = are_texts and all(isinstance(own[name], TextValue) for own in forks if name in own)
                 self._knows((name,), Gathered(tuple(name in own for own in forks)) if is_text else None)

@@ -133,6 +133,8 @@ class BranchWriter:
             case Mark(reached=reached):
                 own = {name: value for name, value in self._values.items() if name not in self._inherited}
                 self._script.marked[reached] = _Made(own, tuple(self._parts), self._has_turns)
+            case Join(keeps_errors=True):  # there nobody goes on behind a failure
+                raise NotWritable
             case Join():
                 self._join(step)
             case Tell():

@@ -394,9 +394,11 @@ class _Script:
         """The text that answers the prompt, where tools of these names are offered. Raises an answer that is an
         exception."""
         answer = self._script if callable(self._script) else self._find(self._script, prompt)
+        if not isinstance(answer, BaseException) and callable(answer):
+            answer = answer(prompt)
         if isinstance(answer, BaseException):
             raise answer
-        return _text_of(answer(prompt) if callable(answer) else answer, tools)
+        return _text_of(answer, tools)
 
     def _find(self, script: Mapping[str | re.Pattern[str], object], prompt: str) -> object:
         for key, answer in script.items():

@@ -424,24 +424,33 @@ class ForkGroup(Sequence[State]):
             state._executor.submit(nodes, origin)
         return self
 
-    def join(self, mode: str = "gather_variable") -> None:
+    def join(self, mode: str = "gather_variable", *, on_error: Literal["raise", "return"] = "raise") -> None:
         """Bring the forks' work home, when they are done with what they have been given so far.
 
         "gather_variable": each variable that is new in the forks becomes a list in the parent, with None for a fork
         that did not set it. "concate_and_append", or "concat": their texts are appended to the parent's, in order.
 
+        A fork that failed fails the parent, when all are done, with a note that says which one and what the others
+        have. With on_error="return" the parent goes on: in the lists its error stands in its place, as in those of
+        `run_batch`, and its text is left out.
+
         Raises:
-            ProgramError: joined twice, or an unknown mode.
+            ProgramError: joined twice, or an unknown mode or `on_error`.
         """
         if mode not in ("gather_variable", "concate_and_append", "concat"):
             raise ProgramError(f"join knows 'gather_variable', 'concate_and_append' and 'concat', got {mode!r}")
+        if on_error not in ("raise", "return"):
+            raise ProgramError(f"on_error is 'raise' or 'return', got {on_error!r}")
         if self._is_joined:
             raise ProgramError("these forks are joined already; fork again for another round")
         self._is_joined = True
         origin = here()
-        marks = tuple(state._executor.mark(origin) for state in self._states)
-        histories = tuple(state._executor.history for state in self._states)
-        self._parent.submit((Join(marks, mode != "gather_variable", histories),), origin)
+        executors = [state._executor for state in self._states]
+        marks = tuple(executor.mark(origin) for executor in executors)
+        histories = tuple(executor.history for executor in executors)
+        names = tuple(executor.submitted_names() for executor in executors)
+        step = Join(marks, mode != "gather_variable", histories, on_error == "return", names)
+        self._parent.submit((step,), origin)
 
 
 class _NoSuchFork(ProgramError, IndexError):

@@ -39,11 +39,14 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Wait for the marks of the children; gather their variables, or append their texts."""
+    """Wait for the marks of the children; gather their variables, or append their texts. With `keeps_errors` one that
+    failed has its error in the place of its values, of the variables that it was to set (`names`), and no text."""
 
     marks: tuple[Pending[Snapshot], ...]
     appends: bool
     histories: tuple[History, ...] = ()
+    keeps_errors: bool = False
+    names: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

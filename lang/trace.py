@@ -273,10 +273,10 @@ class _Tracer:
                     self.role = role
                 case RoleEnd():
                     self.role = None
-                case Join(marks=marks, appends=appends):
+                case Join(marks=marks, appends=appends, keeps_errors=keeps_errors):
                     self.parts.append(Home(appends))
                     if not appends:
-                        self._gather([self.marked[mark] for mark in marks])
+                        self._gather([self.marked[mark] for mark in marks], may_hold_errors=keeps_errors)
                 case _:
                     pass  # the beginning of a scope changes no text
         return True
@@ -303,11 +303,12 @@ class _Tracer:
             self.known.add(name)
             self.variables[name] = kind
 
-    def _gather(self, branches: Sequence[Mapping[str, object]]) -> None:
+    def _gather(self, branches: Sequence[Mapping[str, object]], *, may_hold_errors: bool) -> None:
         for name in dict.fromkeys(name for variables in branches for name in variables):
             first = branches[0].get(name)
             is_in_all = all(name in variables and variables[name] == first for variables in branches)
-            self.variables.setdefault(name, GenericAlias(list, (first if is_in_all else object,)))
+            is_known = is_in_all and not may_hold_errors
+            self.variables.setdefault(name, GenericAlias(list, (first if is_known else object,)))
 
     def fork(self, count: int, origin: Origin) -> tuple[_Tracer, ...]:
         self.budget.spend(count)
@@ -322,6 +323,9 @@ class _Tracer:
         mark: Pending[Snapshot] = Pending()
         self.marked[mark] = dict(self.variables)
         return mark
+
+    def submitted_names(self) -> tuple[str, ...]:
+        return tuple(self.variables)
 
     def sync(self, *, outside: bool = False) -> None:
         """Waiting changes nothing."""

@@ -53,6 +53,8 @@ def test_a_prompt_without_an_answer_is_an_error(script: Script, message: str) ->
 def test_an_exception_as_an_answer_is_raised() -> None:
     with pytest.raises(nw.CapacityError, match="full"):
         generate(nw.ScriptedBackend({"": nw.CapacityError("full")}), "x")
+    with pytest.raises(nw.CapacityError, match="full of x"):
+        generate(nw.ScriptedBackend(lambda prompt: nw.CapacityError(f"full of {prompt}")), "x")
 
 
 @pytest.mark.parametrize("script", ["text", 5, b"x"])
