@@ -21,6 +21,7 @@ from niwaki.runtime.constraints.ebnf_tree import (
     sign_of,
     with_ends,
 )
+from niwaki.runtime.constraints.grammar_tails import without_tails
 from niwaki.runtime.constraints.regex_tree import complement, normalised
 
 _TOKEN: Final = re.compile(
@@ -38,7 +39,8 @@ ITEMS: Final = ("literal", "set", "dot", "name", "close")  # what may be repeate
 
 
 def lark_of_ebnf(source: str, *, joins: bool = True) -> str:
-    """The grammar in Lark's syntax, from the rule `start`. Without `joins` every character is a piece of its own.
+    """The grammar in Lark's syntax, from the rule `start`. Without `joins` every character is a piece of its own, and
+    the rules stand as they are written.
 
     Raises:
         ConstraintError: it is no such grammar, or has no rule `root`.
@@ -60,7 +62,9 @@ def lark_of_ebnf(source: str, *, joins: bool = True) -> str:
     rules = with_ends(_Reader(tokens, names, source).rules())
     if "start" not in rules:
         raise ConstraintError("the ebnf grammar admits no text: every way through its rule 'root' goes on for ever")
-    rules = (with_terminals(rules, "start") if joins else None) or rules
+    if joins:
+        rules = without_tails(rules)
+        rules = with_terminals(rules, "start") or rules
     return "".join(f"\n{name}: {_written(node)}" for name, node in rules.items())
 
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from niwaki.runtime.api import ConstraintError, Grammar, JsonSchema, Spacing
 from niwaki.runtime.constraints.grammar_ebnf import lark_of_ebnf
+from niwaki.runtime.constraints.grammar_lark import lark_without_tails
 from niwaki.runtime.constraints.guidance import MAX_ITEMS, MAX_SCHEMA_ITEMS, tried
 from niwaki.runtime.constraints.regex_growth import farthest_end, stands_once
 from niwaki.runtime.constraints.regex_language import Languages, TooManyTerms
@@ -223,7 +224,7 @@ def _lark_of(grammar: Grammar) -> str:
         raise ConstraintError(f"a grammar's syntax is 'lark' or 'ebnf', got {grammar.syntax!r}")
     if "%llguidance" in source:
         raise ConstraintError("a grammar may not set the engine's own options: take %llguidance out")
-    return source
+    return lark_without_tails(source) if grammar.syntax == "lark" else source
 
 
 def _check_nesting(source: str) -> None:
