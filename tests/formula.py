@@ -51,10 +51,22 @@ class Formula:
 class Host:
     """A core on the formula, and requests on it."""
 
-    def __init__(self, folder: Path, num_pages: int = 400, *, runs_ahead: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        num_pages: int = 400,
+        *,
+        runs_ahead: bool = False,
+        keys_per_token: float | None = None,
+        chunk: int | None = None,
+        streaming: int | None = None,
+    ) -> None:
+        """`chunk`, `streaming`: tokens of a step, and of prompts in one that has to be short."""
         self.runner = Formula(folder)
         self._tokenizer = Tokenizer(folder)
-        config = EngineConfig(page_size=PAGE_SIZE, max_running_requests=8)
+        config = EngineConfig(
+            page_size=PAGE_SIZE, max_running_requests=8, chunked_prefill_size=chunk, streaming_prefill_size=streaming
+        )
         model = self.runner.config
         vocabulary = Vocabulary(self._tokenizer.token_bytes, frozenset(model.eos_ids), model.vocab_size)
         self.compiler = ConstraintCompiler(vocabulary, seconds=20)
@@ -66,6 +78,7 @@ class Host:
             num_pages,
             boundaries=boundaries,
             runs_ahead=runs_ahead,
+            keys_per_token=keys_per_token,
         )
         self.generations: list[Generation] = []
         self.jobs: list[GenerateJob] = []

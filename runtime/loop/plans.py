@@ -66,6 +66,9 @@ class Room(msgspec.Struct, frozen=True, gc=False):
     since_aged: int = AGED_STEPS  # steps since one was last admitted for its long wait (`Plan.aged`)
     max_prompt_tokens: int | None = None  # of a step's, in rows of prefills and admissions; None: all that is left
     keys_per_token: float | None = None  # as `memory.keys_per_token`: how much fewer these are behind others
+    max_lower_tokens: int | None = None  # the same, of those below priority `highest`
+    highest: int = 0
+    admits_alone: bool = False  # where some find a place before lower ones who run, these sit the step out
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
@@ -83,6 +86,7 @@ class Plan:
     admit: tuple[int, ...] = ()
     preempt: tuple[int, ...] = ()
     aged: int | None = None  # who of `admit` goes first because it waited so long
+    is_alone: bool = False  # some who run sit it out, for those of a higher priority who are admitted
 
     @property
     def num_tokens(self) -> int:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
+
+from msgspec.structs import replace
 
 from niwaki.runtime.api.readiness import readiness
 from niwaki.runtime.forward.runner import Row
@@ -30,6 +32,9 @@ MAX_MATCHED_WAITING = 256
 READING_SECONDS = 10.0
 # With so many streams more such a piece is as much longer: their own step is, and many are served by long batches.
 READERS = 2
+# So long after requests of two priorities were there, prompts of the lower come in pieces as small: for the next of the
+# higher, which waits for the end of the step in which it comes.
+MIXED_SECONDS = 10.0
 
 
 class Roster:
@@ -56,6 +61,7 @@ class Roster:
         self._since_aged = plans.AGED_STEPS
         self._num_steps = 0  # of those who wait: that of each would be a thousand numbers to count up in every step
         self._read_until = 0.0
+        self._mixed_until, self._highest = 0.0, 0
         self._was_for_highest = False  # the last plan was; never two in a row, or others might wait for ever
         # Of those who wait and were looked at, by id: how they stood then, and what of them may be cached. But for the
         # match and the wait nothing of it changes before they are admitted.
@@ -78,8 +84,10 @@ class Roster:
         # Whom to preempt matters only when pages are short; measuring it for every row of every step would cost time.
         is_short = room.free_pages < 2 * len(self.running)
         priorities = self.waiting.priorities()
-        if priorities and len(priorities.union(request.params.priority for request in self.running.values())) > 1:
+        of_all = priorities.union(request.params.priority for request in self.running.values())
+        if priorities and len(of_all) > 1:
             is_short = True
+        room = self._room_for_higher(room, of_all, now)
         running = [self._as_running(request, now, is_short=is_short) for request in self.running.values()]
         outranked = scheduler.outranked(running, room)
         if outranked is None and len(priorities) > 1 and not self._was_for_highest:
@@ -87,11 +95,12 @@ class Roster:
             if made is not None:
                 self._was_for_highest = True
                 return made
-        self._was_for_highest = False
         line: Sequence[Request] = ()
         if priorities and (outranked is None or max(priorities) > outranked):
             line = self._looked_at(now, outranked)
-        return scheduler.plan([self._as_waiting(request, now) for request in line], running, room, self._policy)
+        made = scheduler.plan([self._as_waiting(request, now) for request in line], running, room, self._policy)
+        self._was_for_highest = made.is_alone
+        return made
 
     def _plan_of_highest(
         self, highest: int, running: Sequence[plans.Running], room: plans.Room, now: float
@@ -109,6 +118,20 @@ class Roster:
             return None
         made = scheduler.plan([self._as_waiting(request, now) for request in line], running, room, self._policy)
         return made if len(made.admit) == len(line) else None
+
+    def _room_for_higher(self, room: plans.Room, priorities: Collection[int], now: float) -> plans.Room:
+        """`priorities`: of all who wait or run. On a device where a step takes as long with a few rows more nobody has
+        to sit one out."""
+        if len(priorities) > 1:
+            self._mixed_until, self._highest = now + MIXED_SECONDS, max(priorities)
+        if now > self._mixed_until or self._keys_per_token is None:
+            return room
+        return replace(
+            room,
+            max_lower_tokens=self._config.streaming_tokens,
+            highest=self._highest,
+            admits_alone=not self._was_for_highest,
+        )
 
     def _looked_at(self, now: float, outranked: int | None) -> Sequence[Request]:
         """Of the line, as many as are looked at in a step: the highest first, of equals the first of each caller and

@@ -48,7 +48,10 @@ def plan(waiting: Sequence[Waiting], running: Sequence[Running], room: Room, pol
     if preempted:  # what was just given up must not be taken by a newcomer
         room = replace(room, free_pages=room.free_pages + sum(map(_gain, preempted)))
         return _filled((), kept, preempted, room, policy)
-    return _with_urgent(waiting, kept, room, policy) or _filled(waiting, kept, (), room, policy)
+    urgent = _with_urgent(waiting, kept, room, policy)
+    if urgent is not None:
+        return _alone(urgent, waiting, kept) if room.admits_alone else urgent
+    return _filled(waiting, kept, (), room, policy)
 
 
 def outranked(running: Sequence[Running], room: Room) -> int | None:
@@ -121,6 +124,14 @@ def _with_urgent(waiting: Sequence[Waiting], running: Sequence[Running], room: R
     return made
 
 
+def _alone(made: Plan, waiting: Sequence[Waiting], running: Sequence[Running]) -> Plan:
+    """Without rows of those who run and are of a lower priority than the highest that is admitted."""
+    highest = max(request.priority for request in waiting if request.id in made.admit)
+    lower = {request.id for request in running if _effective_priority(request) < highest}
+    rows = tuple(row for row in made.rows if row.id not in lower)
+    return Plan(rows, made.admit, made.preempt, made.aged, is_alone=len(rows) < len(made.rows))
+
+
 def _gives_way(running: Running, waiting: Waiting) -> bool:
     return _effective_priority(running) < waiting.priority
 
@@ -191,8 +202,9 @@ def _filled(
             step.add_running(request)
         else:
             prefills.append(request)
-    if room.max_prompt_tokens is not None:
-        step.tokens_left = min(step.tokens_left, room.max_prompt_tokens)
+    most = _prompt_tokens(waiting, prefills, room)
+    if most is not None:
+        step.tokens_left = min(step.tokens_left, most)
         step.keys_per_token = room.keys_per_token
     # Whose prefill goes on after this step, and whoever is admitted in it: a request with the same prefix waits.
     under_way = Prefilling(room.page_size, waiting)
@@ -218,6 +230,16 @@ def _filled(
         step.lengthen(long)  # by what was kept for some who were not admitted after all
     left = tuple(request.id for request in preempted)
     return Plan(tuple(step.rows), admitted, left, aged if aged in admitted else None)
+
+
+def _prompt_tokens(waiting: Sequence[Waiting], prefills: Sequence[Running], room: Room) -> int | None:
+    """How many tokens of prompts the step may have. None: as many as it has room for."""
+    if room.max_lower_tokens is None:
+        return room.max_prompt_tokens
+    lower = room.max_lower_tokens
+    lower += sum(each.num_pending for each in prefills if _effective_priority(each) >= room.highest)
+    lower += sum(_num_new(each) for each in waiting if _effective_priority(each) >= room.highest)
+    return lower if room.max_prompt_tokens is None else min(lower, room.max_prompt_tokens)
 
 
 # -- running requests --------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 from niwaki.radix import Cache
 from niwaki.runtime.api import SamplingParams
 from niwaki.runtime.loop.plans import Row, Running, Waiting
-from niwaki.runtime.loop.roster import MAX_MATCHED_WAITING
+from niwaki.runtime.loop.roster import MAX_MATCHED_WAITING, MIXED_SECONDS
 from niwaki.runtime.loop.scheduler import MOST_URGENT, PRIORITY_SECONDS, plan
 from tests.formula import Host
 from tests.runtime.test_scheduler import ROOM, decoding, tokens
@@ -87,6 +88,75 @@ def test_a_low_prefill_is_not_held_up_for_ever_by_a_stream_of_high_ones() -> Non
     engine.run([low, *stream], max_steps=400)
     assert low.first_token_step is not None
     assert low.first_token_step < 3 * 32
+
+
+def test_who_runs_and_is_of_a_lower_priority_sits_out_the_step_in_which_a_higher_one_is_admitted() -> None:
+    running = [decoding(0), decoding(1, priority=1), Running(2, 500, 0, 32, max_new_tokens=8, ids=tokens(2, 500))]
+    alone = replace(ROOM, admits_alone=True)
+    made = plan([URGENT], running, alone)
+    assert (made.rows, made.admit, made.is_alone) == ((Row(1, 1), Row(9, 32)), (9,), True)
+    together = plan([URGENT], running, ROOM)
+    assert ({row.id for row in together.rows}, together.is_alone) == ({0, 1, 2, 9}, False)
+    aged = [replace(one, waited_seconds=PRIORITY_SECONDS) for one in running]
+    assert {row.id for row in plan([URGENT], aged, alone).rows} == {0, 1, 2, 9}, "they count as much by now"
+    equal = plan([replace(URGENT, priority=0)], running, alone)
+    assert ({row.id for row in equal.rows}, equal.is_alone) == ({0, 1, 2, 9}, False)
+    full = plan([URGENT], running, replace(alone, max_running=3))
+    assert (full.rows, full.preempt, full.is_alone) == ((Row(1, 1), Row(9, 32)), (0,), True)
+
+
+def test_prompts_of_a_lower_priority_come_in_small_pieces_for_who_may_come_of_a_higher() -> None:
+    low = Running(1, 5000, 0, 313, max_new_tokens=8, ids=tokens(1, 5000))
+    high = Running(2, 300, 100, 19, max_new_tokens=8, priority=1, ids=tokens(2, 300))
+    room = replace(ROOM, max_lower_tokens=64, highest=1)
+    assert plan([], [low], room).rows == (Row(1, 64),)
+    assert plan([replace(URGENT, priority=0, ids=tokens(9, 300))], [decoding(0)], room).rows == (Row(0, 1), Row(9, 64))
+    assert plan([], [high], room).rows == (Row(2, 200),), "its own are not bounded"
+    assert plan([], [low, high], room).rows == (Row(2, 200), Row(1, 64))
+    assert set(plan([URGENT], [low], room).rows) == {Row(9, 32), Row(1, 64)}
+    assert plan([], [low], replace(room, max_prompt_tokens=32)).rows == (Row(1, 32),)
+
+
+def test_after_two_priorities_were_there_lower_prompts_come_in_small_pieces_for_a_while(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    sizes: list[int] = []
+    host = Host(folder, keys_per_token=1e9, chunk=64, streaming=16)
+    low, high = (SamplingParams(max_new_tokens=2, temperature=0.0, priority=priority) for priority in (0, 1))
+
+    def largest() -> int:
+        host.submit(low, 200)
+        host.submit(low, 200)
+        sizes.clear()
+        while host.core.has_work:
+            sizes.append(host.core._roster.plan().num_tokens)
+            host.step()
+        return max(sizes)
+
+    assert largest() == 64
+    host.submit(high, 9)
+    assert largest() <= 16 + 9 + 2
+    now += MIXED_SECONDS
+    assert largest() <= 16 + 2
+    now += 0.1 + MIXED_SECONDS
+    assert largest() == 64
+
+
+def test_who_sits_a_step_out_for_a_higher_priority_has_a_token_in_each_second_step(folder: Path) -> None:
+    host = Host(folder, keys_per_token=1e9)
+    first = host.submit(SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True), 9)
+    host.step()
+    (request,) = host.core._roster.running.values()
+    lengths = [request.length]
+    for _ in range(6):
+        host.submit(SamplingParams(max_new_tokens=2, temperature=0.0, ignore_eos=True, priority=1), 9)
+        host.step()
+        lengths.append(request.length)
+    assert [later - before for before, later in pairwise(lengths)] == [0, 1, 0, 1, 0, 1]
+    host.run()
+    assert first.result()[0].finish_reason.type == "length"
 
 
 def test_a_high_priority_behind_hundreds_of_low_ones_is_seen(folder: Path) -> None:

@@ -49,6 +49,9 @@ class FakeEngine:
     longest_decode_gap: int = 0
     since_aged: int = AGED_STEPS
     step_seconds: float = 0.01
+    spares_higher: bool = False  # lower ones sit steps out for them, and have short pieces
+    was_alone: bool = False
+    steps_alone: int = 0
     unseen_steps: int = 0  # in which it did not matter who of low priority waits
     partly_seen_steps: int = 0  # of these, where others were of a high one
 
@@ -70,6 +73,8 @@ class FakeEngine:
             assert plan(seen, running, self.room(), self.policy) == made, "the others need not be looked at"
             self.unseen_steps += 1
             self.partly_seen_steps += len(seen) > 0
+        self.was_alone = made.is_alone
+        self.steps_alone += made.is_alone
         assert made.num_tokens <= self.max_batch_tokens
         assert made.rows or not (self.running or self.waiting), "a step without rows is a stall"
         self.since_aged = 0 if made.aged is not None else self.since_aged + 1
@@ -91,7 +96,10 @@ class FakeEngine:
     def room(self) -> Room:
         free_pages = self.cache.num_free + self.cache.num_evictable
         shares = self.cache.enabled
-        return Room(free_pages, self.cache.page_size, self.max_batch_tokens, self.max_running, shares, self.since_aged)
+        room = Room(free_pages, self.cache.page_size, self.max_batch_tokens, self.max_running, shares, self.since_aged)
+        if not self.spares_higher:
+            return room
+        return replace(room, max_lower_tokens=128, highest=1, admits_alone=not self.was_alone)
 
     def as_waiting(self, request: Request) -> Waiting:
         found = self.cache.peek(request.ids[:-1], request.namespace)
@@ -190,13 +198,16 @@ def random_load(seed: int, count: int, *, longest: int) -> list[Request]:
     ("num_pages", "page_size", "policy"),
     [(8, 16, "lpm"), (8, 16, "fcfs"), (24, 16, "lpm"), (400, 16, "lpm"), (96, 1, "lpm"), (4, 32, "lpm")],
 )
+@pytest.mark.parametrize("spares_higher", [False, True])
 def test_every_request_ends_in_a_pool_of_any_size_that_fits_the_largest(
-    num_pages: int, page_size: int, policy: Policy
+    num_pages: int, page_size: int, policy: Policy, spares_higher: bool
 ) -> None:
-    engine = FakeEngine(Cache(num_pages, page_size), policy=policy)
+    engine = FakeEngine(Cache(num_pages, page_size), policy=policy, spares_higher=spares_higher)
     load = random_load(num_pages, 300 if num_pages == 400 else 60, longest=min(200, num_pages * page_size))
     engine.run(load, max_steps=20_000)
     assert len(engine.finished) == len(load)
+    assert engine.steps_alone == 0 or spares_higher
+    assert engine.steps_alone > 0 or not spares_higher or num_pages < 400
     stats = engine.cache.stats()
     assert stats.held_pages == 0
     assert stats.evictable_pages == stats.tree_pages
@@ -252,11 +263,12 @@ def test_nothing_starves_behind_a_stream_of_better_matches() -> None:
     assert stream[-1].first_token_step > 2 * lonely.first_token_step, "there was always a better match waiting"
 
 
-def test_high_priority_is_served_at_once_under_twice_the_load_that_fits() -> None:
+@pytest.mark.parametrize("spares_higher", [False, True])
+def test_high_priority_is_served_at_once_under_twice_the_load_that_fits(spares_higher: bool) -> None:
     rng = random.Random(1)
     low = [Request(i, tokens(i, 64), max_new_tokens=16, arrives=i // 2) for i in range(200)]
     high = [Request(1000 + i, tokens(1000 + i, 64), 8, arrives=rng.randint(5, 100), priority=1) for i in range(10)]
-    engine = FakeEngine(Cache(200), max_batch_tokens=256, max_running=16)
+    engine = FakeEngine(Cache(200), max_batch_tokens=256, max_running=16, spares_higher=spares_higher)
     engine.run([*low, *high], max_steps=3000)
     assert engine.unseen_steps > 50
     assert engine.partly_seen_steps > 0
