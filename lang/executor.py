@@ -173,6 +173,9 @@ class Executor(Calling):
     def cancel(self) -> None:
         self.abort(Cancelled(f"{self._named} was cancelled"))
 
+    def _interrupt(self) -> None:
+        self.abort(Cancelled(f"{self._named} was cancelled, by Ctrl-C where it was waited for"))
+
     def release(self) -> None:
         """Let the branch go as soon as the state is idle. Text added later is sent again from the start."""
         with self._lock:

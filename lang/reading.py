@@ -5,6 +5,7 @@ The half of an executor that readers see. It changes nothing of the state but to
 
 from __future__ import annotations
 
+import threading
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -54,6 +55,10 @@ class Reading(ABC):
     @abstractmethod
     def _time_out(self) -> None:
         """End the state: the run's time is over."""
+
+    @abstractmethod
+    def _interrupt(self) -> None:
+        """End the state: whoever waited for it does no more."""
 
     @abstractmethod
     def _start_streaming(self) -> None:
@@ -251,8 +256,17 @@ class Reading(ABC):
         if is_ready():
             return
         self.run.check_may_block()
-        while not self._changed.wait_for(is_ready, self.run.patience()):
+        while not self._wait(is_ready):
             if self.run.remaining() == 0.0:  # else it stood still meanwhile
                 with self._changed.released():
                     self._time_out()
                 return
+
+    def _wait(self, is_ready: Question) -> bool:
+        try:
+            return self._changed.wait_for(is_ready, self.run.patience())
+        except KeyboardInterrupt:
+            if self.run.body_thread != threading.get_ident():  # else the body's run ends, unless the body goes on
+                with self._changed.released():
+                    self._interrupt()
+            raise

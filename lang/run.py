@@ -46,6 +46,7 @@ class Run:
         # What runs inside of another run notes its own there.
         self.shortened: dict[str, None] = {} if shortened is None else shortened
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.body_thread: int | None = None  # on which its body runs now: Ctrl-C there ends the body, and so the run
         self.options = options
         self.timeout = timeout
         # A run inside another one may end sooner than that, never later.

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import inspect
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial, update_wrapper
 from typing import Generic, SupportsIndex, cast
@@ -66,6 +67,7 @@ class Running(Part, Generic[R_co]):
     def _run_body(self, executor: Executor, call: Call, *, is_streamed: bool = False) -> None:
         visit = Visit(call.session, executor)
         token = _current_run.set(executor.run)
+        executor.run.body_thread = threading.get_ident()
         try:
             visit.begin()
             if isinstance(executor, LazyExecutor) and not is_streamed:  # what a script gives comes call by call
@@ -77,6 +79,7 @@ class Running(Part, Generic[R_co]):
             executor.abort(error)
             raise
         finally:
+            executor.run.body_thread = None
             _current_run.reset(token)
 
     async def _arun_body(self, executor: Executor, call: Call) -> None:

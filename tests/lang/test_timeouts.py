@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +19,8 @@ from niwaki.lang.clock import MANY, Clock
 from niwaki.lang.state import State
 from niwaki.runtime.api.readiness import Readiness, readiness
 from tests.lang.passing_time import passing_time
-from tests.lang.waiting import PATIENCE, press_ctrl_c, wait_until
+from tests.lang.waiting import PATIENCE, interrupted, press_ctrl_c, wait_until
+from tests.toy import make_model
 
 LIMIT = 0.3  # seconds: what the programs below are given, enough for a loaded machine to start them
 LONG = "word " * 2000  # takes longer than that, and next to no work: a thread that still makes it holds its branch
@@ -325,6 +330,81 @@ def test_ctrl_c_in_run_of_an_async_program_ends_it(slow: nw.ScriptedBackend) -> 
     with pytest.raises(KeyboardInterrupt):
         f.run(backend=slow)
     assert isinstance(failure(states[0]), nw.Cancelled)
+
+
+@pytest.mark.parametrize("how", ["run", "stream", "fork", "text_iter", "sync"])
+def test_ctrl_c_in_a_read_outside_of_the_body_ends_what_was_waited_for(slow: nw.ScriptedBackend, how: str) -> None:
+    @nw.function
+    def forked(s: State) -> State:
+        fork, other = s.fork(2)
+        fork += "go" + nw.gen("x", max_tokens=100_000)
+        other += nw.gen("y", max_tokens=100_000)
+        return fork
+
+    if how == "fork":
+        whole = forked.run(backend=slow)
+        state = whole.ret_value
+    else:
+        state = endless.stream(backend=slow) if how == "stream" else endless.run(backend=slow)
+    reads: dict[str, Callable[[], object]] = {"text_iter": lambda: list(state.text_iter("x")), "sync": state.sync}
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(reads.get(how, lambda: state["x"]))
+    with pytest.raises(nw.Cancelled, match="was cancelled, by Ctrl-C where it was waited for"):
+        state["x"]
+    if how == "fork":
+        assert failure(whole) is None, "and of the others nobody said anything"
+        whole.cancel()
+    wait_until(lambda: not any_branch_is_open(slow))
+
+
+def test_ctrl_c_that_a_body_catches_ends_nothing(slow: nw.ScriptedBackend) -> None:
+    @nw.function
+    def f(s: State) -> State:
+        fork = s.fork(1)[0]
+        fork += "go" + nw.gen("x", max_tokens=100_000)
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(lambda: fork["x"])
+        return fork
+
+    fork = f.run(backend=slow).ret_value
+    assert failure(fork) is None
+    fork.cancel()
+
+
+INTERRUPTED = """
+import sys
+import niwaki as nw
+
+@nw.function
+def f(s):
+    s += "the cat" + nw.gen("x", max_tokens=98_000, ignore_eos=True)
+
+with nw.Engine(sys.argv[1], kv_tokens=100_000) as engine:
+    state = f.run(backend=engine)
+    next(state.text_iter("x"))
+    print("begun", flush=True)
+    try:
+        state["x"]
+    except KeyboardInterrupt:
+        pass
+    while engine.stats()["requests_running"]:
+        pass
+    print(int(engine.stats()["generated_tokens"]), state.error())
+"""
+
+
+def test_sigint_in_a_read_ends_the_generation_in_the_engine(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "long", max_position_embeddings=99_000)
+    command = [sys.executable, "-c", INTERRUPTED, str(model)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "begun\n"
+        child.send_signal(signal.SIGINT)
+        told, complaints = child.communicate(timeout=PATIENCE)
+    assert child.returncode == 0, complaints
+    generated, _, error = told.partition(" ")
+    assert int(generated) < 98_000
+    assert error == "program f was cancelled, by Ctrl-C where it was waited for\n"
 
 
 @pytest.mark.parametrize("is_async", [False, True])
