@@ -14,7 +14,7 @@ import pytest
 import niwaki as nw
 from niwaki.lang.state import State
 from tests.lang.story import STORY, answers
-from tests.lang.waiting import wait_until
+from tests.lang.waiting import PATIENCE, wait_until
 
 if TYPE_CHECKING:
     from niwaki.runtime.api import Constraint
@@ -192,7 +192,7 @@ def test_a_read_that_would_stop_the_loop_is_refused() -> None:
         return await s.get("x")  # the state itself is well
 
     backend = nw.ScriptedBackend(answer, threads=1)
-    assert f.run(backend=backend, timeout=20).ret_value == "late"
+    assert f.run(backend=backend, timeout=PATIENCE).ret_value == "late"
     backend.shutdown()
 
 
@@ -215,7 +215,7 @@ def test_a_read_of_a_stream_that_would_stop_the_loop_before_it_begins_is_refused
         s += nw.gen("reply")
 
     async def main() -> str:
-        state = f.stream(backend=nw.ScriptedBackend(["hello"]), timeout=5)
+        state = f.stream(backend=nw.ScriptedBackend(["hello"]), timeout=PATIENCE)
         with pytest.raises(nw.ProgramError, match=r"await s\.wait\(\)"):
             read(state)
         return "".join([piece async for piece in state.text_async_iter()])

@@ -13,6 +13,7 @@ from niwaki.lang.meta import MetaInfo
 from niwaki.lang.program import Program
 from niwaki.lang.state import State
 from tests.lang.story import STORY, answers
+from tests.lang.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from niwaki.runtime.engine import Engine
@@ -39,7 +40,7 @@ def test_the_pieces_of_an_async_stream_add_up(program: Program, name: str | None
     backend = answers(delay=0.002)
 
     async def main() -> None:
-        state = program.stream("What grew?", backend=backend, timeout=20)
+        state = program.stream("What grew?", backend=backend, timeout=PATIENCE)
         pieces = [piece async for piece in state.text_async_iter(name)]
         late = [piece async for piece in state.text_async_iter(name)]
         await state.wait()
@@ -84,7 +85,7 @@ def test_an_async_stream_may_be_left_at_any_piece() -> None:
     backend = answers(delay=0.0005)
 
     async def main() -> None:
-        state = qa.stream("What grew?", backend=backend, timeout=20)
+        state = qa.stream("What grew?", backend=backend, timeout=PATIENCE)
         async for _ in state.text_async_iter():
             break
         async with aclosing(state.text_async_iter("answer")) as pieces:
@@ -109,7 +110,7 @@ def test_several_variables_are_streamed_at_once() -> None:
         return "".join([piece async for piece in state.text_async_iter(name)])
 
     async def main() -> None:
-        state = aqa.stream("What grew?", backend=backend, timeout=20)
+        state = aqa.stream("What grew?", backend=backend, timeout=PATIENCE)
         answer, after, whole = await asyncio.gather(read(state, "answer"), read(state, "after"), read(state, None))
         assert answer == after == STORY
         assert whole == state.text()
@@ -138,7 +139,7 @@ def test_an_error_comes_out_of_an_async_stream_after_the_text_before_it() -> Non
 
 def test_an_async_program_streams_to_a_thread_that_has_no_loop() -> None:
     backend = answers(delay=0.0005)
-    state = aqa.stream("What grew?", backend=backend, timeout=20)
+    state = aqa.stream("What grew?", backend=backend, timeout=PATIENCE)
     assert "".join(state.text_iter()) == state.text()
     assert state["after"] == STORY
     backend.shutdown()

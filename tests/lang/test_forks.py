@@ -9,6 +9,7 @@ import pytest
 
 import niwaki as nw
 from niwaki.lang.state import State
+from tests.lang.waiting import PATIENCE
 
 
 def test_forks_start_with_all_that_the_parent_has() -> None:
@@ -137,7 +138,7 @@ def test_copy_is_a_fork_of_one_that_comes_home_at_the_end_of_the_block() -> None
 
 
 def test_forks_run_at_the_same_time() -> None:
-    running, at_once = threading.Barrier(4, timeout=10), []
+    running, at_once = threading.Barrier(4, timeout=PATIENCE), []
 
     def answer(prompt: str) -> str:
         at_once.append(running.wait())  # breaks after 10 s unless four arrive together
@@ -172,7 +173,7 @@ def test_neither_append_nor_fork_nor_join_waits() -> None:
         assert s["z"] == "ok"
         assert s["y"] == ["ok", "ok"]
 
-    f.run(backend=nw.ScriptedBackend(answer, threads=2), timeout=20)
+    f.run(backend=nw.ScriptedBackend(answer, threads=2), timeout=PATIENCE)
 
 
 def test_a_fork_inside_an_open_turn_goes_on_with_the_turn() -> None:
@@ -233,11 +234,11 @@ def test_64_forks_with_random_delays_all_come_home_twenty_times() -> None:
 
     started = time.monotonic()
     for round_number in range(20):
-        state = f.run(round_number, backend=backend, timeout=30)
+        state = f.run(round_number, backend=backend, timeout=PATIENCE)
         assert state["tail"] == "done"
         assert state["x"] == [str(i) for i in range(64)]
         assert state["y"] == [None] * 10 + [["0", "1"]] * 54
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < PATIENCE
     backend.shutdown()
 
 

@@ -18,6 +18,7 @@ import pytest
 import niwaki as nw
 from niwaki.lang.partial import NOTHING, partial_value
 from niwaki.lang.state import State
+from tests.lang.waiting import PATIENCE
 
 
 class Pet(pydantic.BaseModel):
@@ -122,7 +123,7 @@ def backend() -> nw.ScriptedBackend:
 
 def test_a_streamed_value_grows_and_ends_as_the_typed_one() -> None:
     scripted = backend()
-    state = describe.stream(backend=scripted, timeout=60)
+    state = describe.stream(backend=scripted, timeout=PATIENCE)
     values = list(state.stream_value("person"))
     assert values
     assert all(isinstance(value, Person) for value in values)
@@ -140,11 +141,11 @@ def test_a_text_grows_word_by_word() -> None:
     gate = threading.Semaphore(0)
 
     def wait() -> float:
-        assert gate.acquire(timeout=60)
+        assert gate.acquire(timeout=PATIENCE)
         return 0.0
 
     gated = nw.ScriptedBackend({"Why: ": "it is so"}, threads=1, delay=wait)
-    values = iter(explain.stream(backend=gated, timeout=60).stream_value("why"))
+    values = iter(explain.stream(backend=gated, timeout=PATIENCE).stream_value("why"))
     seen = []
     for _ in range(3):
         gate.release()
@@ -157,7 +158,7 @@ def test_a_text_grows_word_by_word() -> None:
 @pytest.mark.parametrize(("name", "values"), [("count", [36]), ("mood", ["calm"]), ("set", [5])])
 def test_what_cannot_be_half_comes_whole(name: str, values: list[object]) -> None:
     scripted = backend()
-    assert list(describe.stream(backend=scripted, timeout=60).stream_value(name)) == values
+    assert list(describe.stream(backend=scripted, timeout=PATIENCE).stream_value(name)) == values
     scripted.shutdown()
 
 
@@ -168,7 +169,7 @@ def test_several_values_are_streamed_at_once_on_a_loop() -> None:
         return [value async for value in state.stream_value(name)]
 
     async def main() -> None:
-        state = describe.stream(backend=scripted, timeout=60)
+        state = describe.stream(backend=scripted, timeout=PATIENCE)
         persons, whys, counts = await asyncio.gather(*(read(state, name) for name in ("person", "why", "count")))
         assert persons[-1] == Person.model_validate_json(ADA)
         assert [whys[-1], *set(map(type, persons))] == ["it is so", Person]
@@ -181,7 +182,7 @@ def test_several_values_are_streamed_at_once_on_a_loop() -> None:
 
 def test_several_values_are_streamed_at_once_on_threads() -> None:
     scripted = backend()
-    state = describe.stream(backend=scripted, timeout=60)
+    state = describe.stream(backend=scripted, timeout=PATIENCE)
     values: dict[str, list[object]] = {}
 
     def read(name: str) -> None:
@@ -215,7 +216,7 @@ def test_of_several_samples_only_the_list_comes() -> None:
 
 def test_a_stream_of_values_may_be_left_early_and_raises_what_the_state_failed_with() -> None:
     scripted = backend()
-    state = describe.stream(backend=scripted, timeout=60)
+    state = describe.stream(backend=scripted, timeout=PATIENCE)
     for _ in state.stream_value("person"):
         break
     assert state["mood"] == "calm"

@@ -9,6 +9,7 @@ import pytest
 
 import niwaki as nw
 from niwaki.lang.state import State
+from tests.lang.waiting import PATIENCE
 
 STORY = "Once upon a time there was a tree, and it grew."
 
@@ -34,7 +35,7 @@ WHOLE = f"Story: {STORY} The end [two words]calm"
 
 @pytest.mark.parametrize("threads", [0, 1])
 def test_the_pieces_of_a_stream_add_up_to_the_text(threads: int) -> None:
-    state = tell.stream(backend=backend(threads), timeout=20)
+    state = tell.stream(backend=backend(threads), timeout=PATIENCE)
     pieces = list(state.text_iter())
     assert "".join(pieces) == WHOLE == state.text()
     assert all(pieces)
@@ -48,7 +49,7 @@ def test_a_stream_comes_in_pieces() -> None:
         return "one two three"
 
     def wait() -> float:
-        assert gates[0].acquire(timeout=10)
+        assert gates[0].acquire(timeout=PATIENCE)
         return 0.0
 
     @nw.function
@@ -72,7 +73,7 @@ def test_a_stream_comes_in_pieces() -> None:
 )
 @pytest.mark.parametrize("is_late", [False, True])
 def test_one_variable_can_be_streamed_also_late(name: str, text: str, is_late: bool) -> None:
-    state = tell.stream(backend=backend(), timeout=20)
+    state = tell.stream(backend=backend(), timeout=PATIENCE)
     if is_late:
         state.sync()
     assert "".join(state.text_iter(name)) == text
@@ -90,7 +91,7 @@ def test_run_can_stream_too() -> None:
 
 
 def test_several_readers_see_the_same_text() -> None:
-    state = tell.stream(backend=backend(), timeout=20)
+    state = tell.stream(backend=backend(), timeout=PATIENCE)
     texts: dict[int, str] = {}
 
     def read(i: int) -> None:
@@ -133,7 +134,7 @@ def test_reads_of_a_streamed_state_wait_for_what_the_body_has_not_said_yet() -> 
 
 
 def test_an_error_comes_out_of_the_stream_after_the_text_before_it() -> None:
-    state = tell.stream(backend=backend(), body_error=True, timeout=20)
+    state = tell.stream(backend=backend(), body_error=True, timeout=PATIENCE)
     state_text: list[str] = []
 
     def read() -> Iterator[str]:
@@ -151,7 +152,7 @@ def test_an_error_comes_out_of_the_stream_after_the_text_before_it() -> None:
 
 
 def test_a_stream_of_a_variable_that_nothing_sets_raises_when_the_body_has_ended() -> None:
-    state = tell.stream(backend=backend(), timeout=20)
+    state = tell.stream(backend=backend(), timeout=PATIENCE)
     with pytest.raises(nw.UnknownVariable, match="no variable 'nothing'"):
         list(state.text_iter("nothing"))
 
@@ -163,7 +164,7 @@ def test_a_time_out_ends_a_stream() -> None:
 
 
 def test_a_stream_that_is_left_early_leaves_the_state_usable() -> None:
-    state = tell.stream(backend=backend(), timeout=20)
+    state = tell.stream(backend=backend(), timeout=PATIENCE)
     for _ in state.text_iter():
         break
     assert state.text() == WHOLE

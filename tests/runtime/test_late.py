@@ -66,6 +66,18 @@ def told_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery.Delivery, "_is_told_beside", lambda own, request, sampled: False)
 
 
+def all_masks_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are waited for in the step that asks, however long they take."""
+    ready = late.Late.ready
+
+    def ready_at_once(own: late.Late) -> Iterator[late.Undrawn]:
+        with own._pause:
+            assert all(rows.masks.are_there(None) for rows in own._undrawn)
+        return ready(own)
+
+    monkeypatch.setattr(late.Late, "ready", ready_at_once)
+
+
 def test_who_is_set_back_while_his_matcher_is_told_of_a_token_keeps_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,14 +86,9 @@ def test_who_is_set_back_while_his_matcher_is_told_of_a_token_keeps_it(
         told_here(patched)
         expected = written(Host(folder, 400), kinds)
     # All masks are waited for and the matchers told at once, and nobody's token is taken before somebody waits for it.
-    ready, is_ready, take_drawn = late.Late.ready, late.Drawn.is_ready, delivery.Delivery.take_drawn
+    is_ready, take_drawn = late.Drawn.is_ready, delivery.Delivery.take_drawn
     waited_for: set[late.Drawn] = set()
     taken: list[bool] = []
-
-    def ready_at_once(own: late.Late) -> Iterator[late.Undrawn]:
-        with own._pause:
-            assert all(rows.masks.are_there(None) for rows in own._undrawn)
-        return ready(own)
 
     def ready_when_waited_for(own: late.Drawn, *, waits: bool = False) -> bool:
         is_ready(own, waits=True)
@@ -94,7 +101,7 @@ def test_who_is_set_back_while_his_matcher_is_told_of_a_token_keeps_it(
         return taken[-1]
 
     monkeypatch.setattr(delivery, "PATIENCE", 3600.0)
-    monkeypatch.setattr(late.Late, "ready", ready_at_once)
+    all_masks_are_there(monkeypatch)
     monkeypatch.setattr(late.Drawn, "is_ready", ready_when_waited_for)
     monkeypatch.setattr(delivery.Delivery, "take_drawn", counted)
     host = Host(folder, 60)
@@ -117,6 +124,7 @@ def test_what_fails_beside_fails_its_own_request_alone(folder: Path, monkeypatch
         return find(matcher, tail, remaining, boundaries)
 
     monkeypatch.setattr(late, "forced_tokens", failing)
+    all_masks_are_there(monkeypatch)  # else the text without one may have ended, and nothing is told beside any more
     host = Host(folder)
     for params in [FREE, *LED]:
         host.submit(params, 4)
