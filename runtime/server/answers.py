@@ -439,6 +439,21 @@ class BackendAnswer(RootModel[BackendInfo]):
     """What a program may ask about its backend."""
 
 
+class ProgramCard(Answer):
+    """A served program: where it is, and JSON schemas of what it takes and answers."""
+
+    name: str
+    description: str
+    path: str
+    batch_path: str
+    parameters: dict[str, JsonValue]
+    answer: dict[str, JsonValue]
+
+
+class ProgramList(Answer):
+    programs: list[ProgramCard]
+
+
 class Variables(RootModel[dict[str, JsonValue]]):
     """A program's variables, where its annotation does not say what they are."""
 

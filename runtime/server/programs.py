@@ -1,7 +1,7 @@
 """A team's own programs as pages: POST /programs/NAME with the parameters as JSON answers with the values as JSON.
 
-/programs/NAME/batch takes many rows. With `?stream=true` the values come as server-sent events: while they grow, or as
-each row ends.
+GET /programs lists them, and GET /programs/NAME tells of one. /programs/NAME/batch takes many rows. With
+`?stream=true` the values come as server-sent events: while they grow, or as each row ends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 from typing import Annotated, Protocol, TypeVar, cast
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, Field, JsonValue, PlainValidator, ValidationError, create_model
+from pydantic import BaseModel, Field, JsonValue, PlainValidator, RootModel, ValidationError, create_model
 from pydantic_core import to_json as json_of
 
 from niwaki.runtime.api import (
@@ -28,7 +28,7 @@ from niwaki.runtime.api import (
     Segment,
 )
 from niwaki.runtime.server.access import service_of
-from niwaki.runtime.server.answers import Answer, Variables
+from niwaki.runtime.server.answers import Answer, ProgramCard, ProgramList, Variables
 from niwaki.runtime.server.errors import ApiError, as_api_error, failed_inside, log
 from niwaki.runtime.server.metrics import Metrics
 from niwaki.runtime.server.rates import tokens_of
@@ -40,6 +40,7 @@ from niwaki.runtime.server.wire import (
     Strict,
     as_refusal,
     gives,
+    json_response,
     read_body,
     takes,
     to_json,
@@ -103,11 +104,27 @@ class Engine(Backend, Protocol):
 
 
 def programs_router(programs: Sequence[ServedProgram], backend: Engine) -> APIRouter:
-    """Two pages for each program."""
+    """Three pages for each program, and their index."""
     router = APIRouter()
-    for program in programs:
+    cards = [_card_of(program) for program in programs]
+    router.add_api_route(
+        "/programs",
+        _told_page_of({"programs": cards}),
+        methods=["GET"],
+        summary="the programs that are served",
+        description="Their names, what they are for, where they are, and JSON schemas of their parameters and answers.",
+        responses=gives(ProgramList),
+    )
+    for program, card in zip(programs, cards, strict=True):
         batch = _batch_of(program)
-        answer = program.answer or Variables
+        answer = _answer_of(program)
+        router.add_api_route(
+            f"/programs/{program.name}",
+            _told_page_of(card),
+            methods=["GET"],
+            summary=f"about {program.name}",
+            responses=gives(ProgramCard),
+        )
         router.add_api_route(
             f"/programs/{program.name}",
             _page_of(program, backend),
@@ -129,6 +146,35 @@ def programs_router(programs: Sequence[ServedProgram], backend: Engine) -> APIRo
             responses=gives(_results_of(program.name, answer)),
         )
     return router
+
+
+def _card_of(program: ServedProgram) -> dict[str, object]:
+    """As `ProgramCard`."""
+    return {
+        "name": program.name,
+        "description": program.about,
+        "path": f"/programs/{program.name}",
+        "batch_path": f"/programs/{program.name}/batch",
+        "parameters": program.body.model_json_schema(),
+        "answer": _answer_of(program).model_json_schema(),
+    }
+
+
+def _told_page_of(about: Mapping[str, object]) -> Callable[..., Awaitable[Response]]:
+    async def page() -> Response:
+        return json_response(about)
+
+    return page
+
+
+def _answer_of(program: ServedProgram) -> type[BaseModel]:
+    """What it answers, and the names of the values that budgets made shorter where there are any."""
+    if program.answer is None or issubclass(program.answer, RootModel):
+        return program.answer or Variables
+    about = "the values that their max_tokens made shorter than the model wanted: valid, and maybe not whole"
+    shortened = (list[str], Field(default_factory=list, description=about))
+    made: type[BaseModel] = create_model(f"{program.name}_answer", __base__=program.answer, shortened=shortened)
+    return made
 
 
 def _batch_of(program: ServedProgram) -> type[BaseModel]:

@@ -116,6 +116,48 @@ def programs(engine: Engine) -> Iterator[httpx2.Client]:
         yield client
 
 
+def test_the_index_tells_of_each_program_what_it_takes_and_answers(programs: httpx2.Client) -> None:
+    told = programs.get("/programs").json()["programs"]
+    assert [one["name"] for one in told] == ["guess", "total", "breaks", "shapes", "endless", "typed", "judge", "fills"]
+    card = told[0]
+    assert card["description"] == "Says which animal or number it is."
+    assert card["parameters"]["required"] == ["text"]
+    assert card["parameters"]["properties"]["kind"]["enum"] == ["animal", "number"]
+    assert programs.get(card["path"]).json() == card
+    assert set(told[6]["answer"]["properties"]) == {"word", "shortened"}
+    assert programs.post(card["path"], json={"text": "the "}).status_code == 200
+    assert programs.post(card["batch_path"], json={"rows": [{"text": "the "}]}).status_code == 200
+    document = programs.get("/openapi.json").json()
+    assert {"get", "post"} <= set(document["paths"]["/programs/guess"])
+    assert "get" in document["paths"]["/programs"]
+
+
+def test_the_index_is_for_who_has_a_key_and_empty_where_nothing_is_served(programs: httpx2.Client, url: str) -> None:
+    for path in ("/programs", "/programs/guess"):
+        assert programs.get(path, headers={"authorization": "Bearer wrong"}).status_code == 401
+    assert httpx2.get(f"{url}/programs").json() == {"programs": []}
+    assert httpx2.get(f"{url}/programs/guess").status_code == 404
+
+
+def test_values_that_a_budget_made_shorter_are_named(engine: Engine) -> None:
+    @nw.function
+    def tells(s: State, text: str, room: int) -> None:
+        s += text + nw.gen("story", json_schema={"type": "string", "minLength": 20}, max_new_tokens=room, temperature=0)
+
+    with (
+        serving(engine, ServerConfig(port=0), [Endpoint(tells)]) as url,
+        httpx2.Client(base_url=url, timeout=60) as client,
+    ):
+        short = {"text": "the", "room": 24}
+        one = client.post("/programs/tells", json=short).json()
+        assert one["shortened"] == ["story"]
+        assert len(json.loads(one["story"])) >= 20
+        rows = client.post("/programs/tells/batch", json={"rows": [short]}).json()["results"]
+        assert rows == [{"values": one}]
+        last = events_of(client.post("/programs/tells?stream=true", json=short).text.splitlines())[-1]
+        assert last == {"values": one}
+
+
 @pytest.mark.parametrize("streams", ["true", "false"])
 def test_a_program_asks_for_pieces_where_its_client_does(
     programs: httpx2.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch, streams: str
@@ -293,8 +335,8 @@ def test_a_row_is_read_as_the_body_of_a_single_call_is(programs: httpx2.Client) 
 def test_what_a_program_returns_stands_in_the_description(programs: httpx2.Client) -> None:
     document = programs.get("/openapi.json").json()
     answer = document["paths"]["/programs/judge"]["post"]["responses"]["200"]["content"]["application/json"]
-    assert answer["schema"] == {"$ref": "#/components/schemas/Verdict"}
-    assert document["components"]["schemas"]["Verdict"]["required"] == ["word"]
+    assert answer["schema"] == {"$ref": "#/components/schemas/judge_answer"}
+    assert document["components"]["schemas"]["judge_answer"]["required"] == ["word"]
     assert "/programs/judge/batch" in document["paths"]
     described = Described(document)
     for path, body in (
@@ -318,7 +360,7 @@ def test_what_a_program_returns_stands_in_the_description(programs: httpx2.Clien
     page = programs.get("/docs").text
     assert "POST /programs/judge" in page
     assert "body: guess_parameters" in page
-    assert "answer: Verdict" in page
+    assert "answer: judge_answer" in page
     shown = page.partition("body: ChatRequest")[2].partition("</details>")[0]
     assert "<code>ChatMessage</code>" in shown, "what a body is made of stands with it"
     assert "requests with this <code>rid</code>," in page, "a docstring's code is code"
