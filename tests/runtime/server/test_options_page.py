@@ -16,7 +16,8 @@ import pytest
 
 from niwaki.__main__ import add_serve_options, main
 from niwaki.runtime import bundled
-from niwaki.runtime.api import ConfigError
+from niwaki.runtime.api import ConfigError, SamplingParams
+from niwaki.runtime.api.sampling import FLOAT_BOUNDS, INT_BOUNDS
 from niwaki.runtime.checkpoint.loader import read_model_folder
 from niwaki.runtime.models.config import ModelConfig
 from niwaki.runtime.options.config import EngineConfig
@@ -82,6 +83,20 @@ def options_of(kind: type[Any]) -> str:
         assert found is not None, f"{kind.__name__}.{field.name} has no comment that says what it is"
         rows.append(f"| `{field.name}` | `{_default(field)}` | {found[1].replace('|', chr(92) + '|')} |")
     return "\n".join(rows) + "\n"
+
+
+def test_the_table_of_sampling_options_is_their_classes_own() -> None:
+    """With the bounds that `resolve` holds them to."""
+    rows = ["| option | default | bounds | meaning |", "|---|---|---|---|"]
+    for row, field in zip(options_of(SamplingParams).splitlines()[2:], fields(SamplingParams), strict=True):
+        low, high = (INT_BOUNDS | FLOAT_BOUNDS).get(field.name, ("", ""))
+        name, default, meaning = row.strip("| ").split(" | ")
+        bounds = f"{low:,} to {high:,}" if isinstance(low, float | int) and isinstance(high, float | int) else ""
+        rows.append(f"| {name} | {default} | {bounds} | {meaning} |")
+    table = "\n".join(rows) + "\n"
+    text = (DOCS / "options.md").read_text("utf-8")
+    told = text.partition("<!-- SamplingParams -->\n")[2].partition("<!-- end of SamplingParams -->\n")[0]
+    assert told == table, f"it should be:\n{table}"
 
 
 def _default(field: Field[Any]) -> str:
