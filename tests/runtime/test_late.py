@@ -78,6 +78,13 @@ def all_masks_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(late.Late, "ready", ready_at_once)
 
 
+def every_step_takes_all_it_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody sits a step out, however slow the machine."""
+    limited(monkeypatch, 3600.0)
+    told_here(monkeypatch)
+    all_masks_are_there(monkeypatch)
+
+
 def test_who_is_set_back_while_his_matcher_is_told_of_a_token_keeps_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
