@@ -9,7 +9,7 @@ PROMPTS = [f"{PASSAGE}\nQuestion: Where does {name} live?\nAnswer:" for name in 
 GREEDY = {"temperature": 0, "max_new_tokens": 8, "stop": "\n"}
 
 
-async def both(engine: nw.Engine) -> list[dict[str, object]]:
+async def both(engine: nw.Engine):
     return await asyncio.gather(*(engine.async_generate(prompt, GREEDY) for prompt in PROMPTS))
 
 
