@@ -356,7 +356,7 @@ def test_a_variable_that_is_generated_again_is_read_anew() -> None:
         s["x"] = 3
         seen.append(s["x"])
 
-    f.run(backend=backend, timeout=20)
+    f.run(backend=backend, timeout=PATIENCE)
     assert seen == ["one", "two", 3]
     backend.shutdown()
 
