@@ -99,8 +99,9 @@ class EngineCore:
         return len(self._roster.running)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Take in the requests of one job."""
-        self._land_and_settle()
+        """Take in the requests of one job. A steady batch goes on where none of them finds a place in it."""
+        if self._decoding is None or not self._roster.is_full_for(request.params.priority for request in requests):
+            self._land_and_settle()
         for request in requests:
             try:
                 if self._delivery.begin(request):

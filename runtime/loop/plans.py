@@ -13,8 +13,9 @@ from niwaki.runtime.options.limits import TokenIds
 AGED_STEPS = 64
 
 
-class Waiting(msgspec.Struct, frozen=True, gc=False):  # one of each in every plan: a dataclass takes 20 times as long
-    """A request that holds no pages. Equal ones are in order of arrival; a preempted one keeps its place."""
+class Waiting(msgspec.Struct, frozen=True, gc=False):  # a dataclass takes 20 times as long to make
+    """A request that holds no pages. Equal ones are in order of arrival; a preempted one keeps its place. Nothing of it
+    changes from plan to plan but what of it is cached: how long it has waited follows from the clocks of `Room`."""
 
     id: int
     ids: TokenIds  # all known tokens: the prompt, and what it had generated before a preemption
@@ -22,8 +23,8 @@ class Waiting(msgspec.Struct, frozen=True, gc=False):  # one of each in every pl
     num_cached: int = 0  # of `ids`, by `Cache.peek`; at most `most_cached` are used
     num_locked_pages: int = 0  # of these, full pages that running requests hold already (`Cache.peek`)
     priority: int = 0  # higher goes first
-    waited_steps: int = 0
-    waited_seconds: float = 0.0
+    first_step: int = 0  # since which it waits, had it waited all at once
+    waits_from: float = 0.0  # likewise, in seconds
     namespace: str = ""
     max_cached: int | None = None  # tokens that it may take from the cache; None: all but the last
     program: int | None = None  # `fairness`
@@ -62,6 +63,8 @@ class Room(msgspec.Struct, frozen=True, gc=False):
     page_size: int
     max_batch_tokens: int  # rows of one step, all together
     max_running: int
+    step: int = 0  # the number of this one
+    now: float = 0.0  # seconds
     shares_prefixes: bool = True  # off: the prefix cache is, and nobody waits for what another computes
     since_aged: int = AGED_STEPS  # steps since one was last admitted for its long wait (`Plan.aged`)
     max_prompt_tokens: int | None = None  # of a step's, in rows of prefills and admissions; None: all that is left

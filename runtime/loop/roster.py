@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 
 from msgspec.structs import replace
 
+from niwaki.radix.handles import Match
 from niwaki.runtime.api.readiness import readiness
 from niwaki.runtime.forward.runner import Row
 from niwaki.runtime.kv.kv_pages import KVPages
@@ -63,9 +64,8 @@ class Roster:
         self._read_until = 0.0
         self._mixed_until, self._highest = 0.0, 0
         self._was_for_highest = False  # the last plan was; never two in a row, or others might wait for ever
-        # Of those who wait and were looked at, by id: how they stood then, and what of them may be cached. But for the
-        # match and the wait nothing of it changes before they are admitted.
-        self._looked_at_before: dict[int, tuple[plans.Waiting, TokenIds]] = {}
+        # Of those who wait and were looked at, by id: how they stood then, what of them may be cached, and what was.
+        self._looked_at_before: dict[int, tuple[plans.Waiting, TokenIds, Match | None]] = {}
 
     # -- a step -----------------------------------------------------------------------------------------------------
 
@@ -80,6 +80,8 @@ class Roster:
             keys_per_token=self._keys_per_token,
             shares_prefixes=self._config.enable_prefix_cache,
             since_aged=self._since_aged,
+            step=self._num_steps,
+            now=now,
         )
         # Whom to preempt matters only when pages are short; measuring it for every row of every step would cost time.
         is_short = room.free_pages < 2 * len(self.running)
@@ -98,7 +100,7 @@ class Roster:
         line: Sequence[Request] = ()
         if priorities and (outranked is None or max(priorities) > outranked):
             line = self._looked_at(now, outranked)
-        made = scheduler.plan([self._as_waiting(request, now) for request in line], running, room, self._policy)
+        made = scheduler.plan([self._as_waiting(request) for request in line], running, room, self._policy)
         self._was_for_highest = made.is_alone
         return made
 
@@ -116,7 +118,7 @@ class Roster:
         line = self.waiting.first_of_each(MAX_MATCHED_WAITING, highest - 1)
         if len(line) > room.max_running - len(running):
             return None
-        made = scheduler.plan([self._as_waiting(request, now) for request in line], running, room, self._policy)
+        made = scheduler.plan([self._as_waiting(request) for request in line], running, room, self._policy)
         return made if len(made.admit) == len(line) else None
 
     def _room_for_higher(self, room: plans.Room, priorities: Collection[int], now: float) -> plans.Room:
@@ -212,6 +214,15 @@ class Roster:
         assert request.lease is not None, "running requests hold a lease"
         return guess if len(guess) and self._cache.reserve(request.lease, request.length + len(guess)) else NOTHING
 
+    def is_full_for(self, priorities: Iterable[int]) -> bool:
+        """Whether no plan would be another with some of these among those who wait: all places are taken, by requests
+        that count for as much."""
+        if len(self.running) < self._config.max_running_requests:
+            return False
+        now = time.perf_counter()
+        least = min(scheduler.rank(one.params.priority, _waited(one, now)) for one in self.running.values())
+        return max(priorities) <= least
+
     def note_steps(self, count: int) -> None:
         """So many steps went by without a plan."""
         self._since_aged += count
@@ -234,28 +245,34 @@ class Roster:
             program=request.job.program,
         )
 
-    def _as_waiting(self, request: Request, now: float) -> plans.Waiting:
+    def _as_waiting(self, request: Request) -> plans.Waiting:
         number = request.id
         known = self._looked_at_before.get(number)
-        if known is None:
-            known = self._looked_at_before[number] = _first_look(request)
-        before, head = known
         match = self._cache.remembered.get(number)
+        if known is not None and match is not None and match is known[2]:
+            return known[0]
+        before, head, _ = known or self._first_look(request)
         if match is None:
             match = self._cache.peek(head, before.namespace, number)
-        return plans.Waiting(
-            number,
-            before.ids,
-            before.max_new_tokens,
-            match.num_cached,
-            match.num_locked_pages,
-            before.priority,
-            self._num_steps - request.first_step,
-            _waited(request, now),
-            before.namespace,
-            before.max_cached,
-            before.program,
+        if (match.num_cached, match.num_locked_pages) != (before.num_cached, before.num_locked_pages):
+            before = replace(before, num_cached=match.num_cached, num_locked_pages=match.num_locked_pages)
+        self._looked_at_before[number] = before, head, match
+        return before
+
+    def _first_look(self, request: Request) -> tuple[plans.Waiting, TokenIds, None]:
+        most = _max_cached(request)
+        looked_at = plans.Waiting(
+            id=request.id,
+            ids=request.ids[: request.num_to_compute],
+            max_new_tokens=request.remaining_new,
+            priority=request.params.priority,
+            first_step=request.first_step,
+            waits_from=_waits_from(request),
+            namespace=request.namespace,
+            max_cached=most,
+            program=request.job.program,
         )
+        return looked_at, request.ids[:most], None
 
     # -- coming and going -------------------------------------------------------------------------------------------
 
@@ -315,23 +332,15 @@ class Roster:
         self.running.pop(request.id, None)
 
 
-def _first_look(request: Request) -> tuple[plans.Waiting, TokenIds]:
-    most = _max_cached(request)
-    looked_at = plans.Waiting(
-        id=request.id,
-        ids=request.ids[: request.num_to_compute],
-        max_new_tokens=request.remaining_new,
-        priority=request.params.priority,
-        namespace=request.namespace,
-        max_cached=most,
-        program=request.job.program,
-    )
-    return looked_at, request.ids[:most]
-
-
 def _waited(request: Request, now: float) -> float:
     """Seconds without a row that it could have had, until `now`."""
     return request.waited_seconds + (0.0 if request.waits_since is None else now - request.waits_since)
+
+
+def _waits_from(request: Request) -> float:
+    """Of one that waits: since when it would, had it waited all at once."""
+    assert request.waits_since is not None, "it waits"
+    return request.waits_since - request.waited_seconds
 
 
 def _end_wait(request: Request, now: float) -> None:

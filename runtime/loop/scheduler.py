@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
+from operator import attrgetter
 from typing import Literal
 
 import numpy as np
@@ -22,6 +23,10 @@ from niwaki.runtime.loop.filling import Step, expected_pages, growth_tokens, mis
 from niwaki.runtime.loop.plans import AGED_STEPS, Plan, Room, Running, Waiting
 
 Policy = Literal["lpm", "fcfs"]
+
+_PRIORITY = attrgetter("priority")
+_NUM_CACHED = attrgetter("num_cached")
+_WAITS_FROM = attrgetter("waits_from")
 
 # For every so many seconds without a row a request counts as one priority higher: nothing waits for ever. Of a small
 # model 1,024 steps are some four seconds, and behind whoever had waited for so many what was urgent stood in line.
@@ -60,7 +65,7 @@ def outranked(running: Sequence[Running], room: Room) -> int | None:
     their pages, the second's place is free for the others in the next step.)"""
     if len(running) < room.max_running:
         return None
-    return min(map(_effective_priority, running))
+    return min(map(_rank_of_running, running))
 
 
 def is_steady(plan: Plan, num_running: int, *, num_waiting: int, max_batch_tokens: int) -> bool:
@@ -106,7 +111,9 @@ def _with_urgent(waiting: Sequence[Waiting], running: Sequence[Running], room: R
     urgent: list[Waiting] = []
     victims: list[Running] = []
     stay, left = list(running), room
-    for first in nlargest(MOST_URGENT, waiting, key=lambda request: request.priority):
+    if not running or max(map(_PRIORITY, waiting), default=0) <= min(map(_rank_of_running, running)):
+        return None
+    for first in nlargest(MOST_URGENT, waiting, key=_PRIORITY):
         more = _place_for(first, stay, left) if any(_gives_way(each, first) for each in stay) else None
         if more is None:
             break
@@ -127,13 +134,13 @@ def _with_urgent(waiting: Sequence[Waiting], running: Sequence[Running], room: R
 def _alone(made: Plan, waiting: Sequence[Waiting], running: Sequence[Running]) -> Plan:
     """Without rows of those who run and are of a lower priority than the highest that is admitted."""
     highest = max(request.priority for request in waiting if request.id in made.admit)
-    lower = {request.id for request in running if _effective_priority(request) < highest}
+    lower = {request.id for request in running if _rank_of_running(request) < highest}
     rows = tuple(row for row in made.rows if row.id not in lower)
     return Plan(rows, made.admit, made.preempt, made.aged, is_alone=len(rows) < len(made.rows))
 
 
 def _gives_way(running: Running, waiting: Waiting) -> bool:
-    return _effective_priority(running) < waiting.priority
+    return _rank_of_running(running) < waiting.priority
 
 
 def _place_for(first: Waiting, running: Sequence[Running], room: Room) -> list[Running] | None:
@@ -143,7 +150,7 @@ def _place_for(first: Waiting, running: Sequence[Running], room: Room) -> list[R
     free_slots = room.max_running - len(running)
     free_pages = room.free_pages - sum(expected_pages(each, page_size) for each in running)
     lower = [each for each in running if _gives_way(each, first)]
-    lower.sort(key=lambda each: (_effective_priority(each), _gain(each)))
+    lower.sort(key=lambda each: (_rank_of_running(each), _gain(each)))
     victims: list[Running] = []
     while True:
         num_pages, growth_pages = _wanted_pages(first, Heads(page_size), page_size)
@@ -211,10 +218,10 @@ def _filled(
     for prefill in running:
         if prefill.num_pending > 1 and prefill.ids is not None:
             under_way.add(prefill.ids, prefill.namespace)
-    prefills.sort(key=lambda each: -_effective_priority(each))
+    prefills.sort(key=lambda each: -_rank_of_running(each))
     passing, long = _NOBODY, prefills[0] if prefills else None
     if policy == "lpm" and not urgent and prefills and step.is_filled_by(prefills[0]):
-        passing = _passing(waiting, running, prefills, step, under_way if room.shares_prefixes else None)
+        passing = _passing(waiting, running, prefills, step, room, under_way if room.shares_prefixes else None)
         step.least_of = prefills[0].id if step.has_page_for(prefills[0]) else None
         prefills.sort(key=lambda each: each.id not in passing.parts)
     for request in prefills:
@@ -225,7 +232,8 @@ def _filled(
             leaving = passing.num_kept + sum(step.work_of(_num_found(one), _num_new(one)) for one in outranked)
         step.add_running(request, leaving=leaving)
     aged = _aged(waiting, room) if policy == "lpm" else None
-    admitted = _admit(waiting, running, step, policy, aged, passing.admit, under_way)
+    line = _in_order(waiting, running, step.slots_left, room, policy, aged, passing.admit)
+    admitted = _admit(line, running, step, policy, aged, under_way)
     if long is not None and passing.num_kept:
         step.lengthen(long)  # by what was kept for some who were not admitted after all
     left = tuple(request.id for request in preempted)
@@ -237,8 +245,8 @@ def _prompt_tokens(waiting: Sequence[Waiting], prefills: Sequence[Running], room
     if room.max_lower_tokens is None:
         return room.max_prompt_tokens
     lower = room.max_lower_tokens
-    lower += sum(each.num_pending for each in prefills if _effective_priority(each) >= room.highest)
-    lower += sum(_num_new(each) for each in waiting if _effective_priority(each) >= room.highest)
+    lower += sum(each.num_pending for each in prefills if _rank_of_running(each) >= room.highest)
+    lower += sum(_num_new(each) for each in waiting if _rank_of(each, room) >= room.highest)
     return lower if room.max_prompt_tokens is None else min(lower, room.max_prompt_tokens)
 
 
@@ -258,18 +266,18 @@ _NOBODY = _Passing()
 
 
 def _passing(
-    waiting: Sequence[Waiting], running: Sequence[Running], prefills: Sequence[Running], step: Step,
+    waiting: Sequence[Waiting], running: Sequence[Running], prefills: Sequence[Running], step: Step, room: Room,
     under_way: Prefilling | None
 ) -> _Passing:  # fmt: skip
     """Who has much less left than the first of `prefills`, which would fill the step: as many as take half of it, and
     find places and pages."""
     long = prefills[0]
     most = long.num_pending // MUCH_LESS
-    rank_of_long = _effective_priority(long)
+    rank_of_long = _rank_of_running(long)
     tokens = step.tokens_left // 2
     parts: dict[int, int] = {}
     for each in sorted(prefills, key=lambda each: each.num_pending):
-        if tokens and each.num_pending <= most and _effective_priority(each) == rank_of_long:
+        if tokens and each.num_pending <= most and _rank_of_running(each) == rank_of_long:
             parts[each.id] = min(tokens, step.work_of(each.num_computed, each.num_pending))
             tokens -= parts[each.id]
     slots = step.slots_left - len(prefills)
@@ -279,7 +287,7 @@ def _passing(
     for request in waiting:
         if kept == tokens or len(admit) >= slots:
             break
-        if _num_new(request) > most or _effective_priority(request) < rank_of_long:
+        if _num_new(request) > most or _rank_of(request, room) < rank_of_long:
             continue
         num_pages = sum(_wanted_pages(request, heads, step.page_size))
         if num_pages > pages or (under_way is not None and under_way.helps(request)):
@@ -326,14 +334,14 @@ def _demand(running: list[Running], room: Room) -> int:
 
 
 def _admit(
-    waiting: Sequence[Waiting], running: Sequence[Running], step: Step, policy: Policy, aged: int | None,
-    passing: Collection[int], under_way: Prefilling
+    line: Sequence[Waiting], running: Sequence[Running], step: Step, policy: Policy, aged: int | None,
+    under_way: Prefilling
 ) -> tuple[int, ...]:  # fmt: skip
-    """Admit in order while there are slots, tokens and pages. Adds the rows to `step`."""
+    """Admit in the order of `line` while there are slots, tokens and pages. Adds the rows to `step`."""
     admitted: list[int] = []
     heads = Heads(step.page_size)
     shares = step.shares_prefixes
-    for request in _in_order(waiting, running, step.slots_left, policy, aged, passing):
+    for request in line:
         if step.slots_left <= 0:
             break
         num_found = _num_found(request)
@@ -361,32 +369,37 @@ def _admit(
 
 def _aged(waiting: Sequence[Waiting], room: Room) -> int | None:
     """Whose turn it is for its long wait: of the highest priority, who waited longest. None while nobody's is."""
-    old = [request for request in waiting if request.waited_steps >= AGED_STEPS]
-    if not old or room.since_aged < AGED_STEPS:
+    if room.since_aged < AGED_STEPS:
         return None
-    return max(old, key=lambda request: (_effective_priority(request), request.waited_steps)).id
+    latest = room.step - AGED_STEPS
+    old = [request for request in waiting if request.first_step <= latest]
+    return max(old, key=lambda request: (_rank_of(request, room), -request.first_step)).id if old else None
 
 
 def _in_order(
-    waiting: Sequence[Waiting], running: Sequence[Running], slots_left: int, policy: Policy, aged: int | None,
-    passing: Collection[int]
-) -> list[Waiting]:  # fmt: skip
+    waiting: Sequence[Waiting], running: Sequence[Running], slots_left: int, room: Room, policy: Policy,
+    aged: int | None, passing: Collection[int]
+) -> Sequence[Waiting]:  # fmt: skip
     """Who is considered first. Sorting is stable: equals stay in order of arrival."""
+    if slots_left <= 0 or not waiting:
+        return ()
     if policy == "fcfs":
-        return sorted(waiting, key=lambda request: -_effective_priority(request))
+        return sorted(waiting, key=lambda request: -_rank_of(request, room))
 
-    def place(request: Waiting) -> tuple[int, bool, bool, int]:
-        goes_first = -_effective_priority(request), request.id != aged
-        return *goes_first, request.id not in passing, -request.num_cached
+    def place(request: Waiting) -> tuple[int, bool, bool]:
+        return -_rank_of(request, room), request.id != aged, request.id not in passing
 
-    line = sorted(waiting, key=place)
+    line = sorted(waiting, key=_NUM_CACHED, reverse=True)  # which keeps equals in order, too
+    are_equal = len(set(map(_PRIORITY, waiting))) == 1 and room.now - min(map(_WAITS_FROM, waiting)) < PRIORITY_SECONDS
+    if not are_equal or aged is not None or passing:
+        line.sort(key=place)
     whose = {(each.namespace, each.program) for each in line}
     if len(whose.union((each.namespace, each.program) for each in running)) < 2:
         return line
     claims = [(request.id, _claim(request)) for request in line]
     over = over_share(claims, map(_claim, running), slots_left + len(running))
     if over:
-        line.sort(key=lambda request: _behind_shares(request, request.id in over, aged))
+        line.sort(key=lambda request: _behind_shares(request, request.id in over, room, aged))
     return line
 
 
@@ -394,9 +407,9 @@ def _claim(request: Waiting | Running) -> Claim:
     return owner_of(request.namespace), request.program
 
 
-def _behind_shares(request: Waiting, is_over: bool, aged: int | None) -> tuple[int, bool, bool]:
+def _behind_shares(request: Waiting, is_over: bool, room: Room, aged: int | None) -> tuple[int, bool, bool]:
     """Waiting raises nobody who is over his share, as caller or program: as the others of it end, he is within."""
-    return -(request.priority if is_over else _effective_priority(request)), request.id != aged, is_over
+    return -(request.priority if is_over else _rank_of(request, room)), request.id != aged, is_over
 
 
 def _wanted_pages(request: Waiting, admitted: Heads, page_size: int) -> tuple[int, int]:
@@ -417,5 +430,9 @@ def _num_found(request: Waiting) -> int:
     return min(request.num_cached, request.most_cached)
 
 
-def _effective_priority(request: Waiting | Running) -> int:
+def _rank_of(request: Waiting, room: Room) -> int:
+    return rank(request.priority, room.now - request.waits_from)
+
+
+def _rank_of_running(request: Running) -> int:
     return rank(request.priority, request.waited_seconds)

@@ -216,6 +216,8 @@ def test_no_step_is_lost_where_others_come_and_wait(folder: Path, order: list[st
     while host.core.num_waiting > 2 or host.core._decoding is None or host.core._decoding.flight is None:
         host.step()
     host.submit(GREEDY, 7)
+    assert order.count("launch") == order.count("read") + 1, "it finds no place: the step goes on"
+    host.submit(replace(GREEDY, priority=1), 7)
     assert order.count("launch") == order.count("read")
     host.run()
     assert order.count("launch") == order.count("read")

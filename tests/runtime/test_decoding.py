@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch
@@ -34,6 +35,8 @@ from tests.toy import make_model
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("toy"))
 
+
+T = TypeVar("T")
 
 GREEDY = SamplingParams(max_new_tokens=40, temperature=0.0, ignore_eos=True)
 DRAWN = replace(GREEDY, temperature=1.0, top_p=0.9)
@@ -70,7 +73,7 @@ def nobody_sits_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery.Delivery, "take_late", lambda own, until=None: take_late(own))
 
 
-def one_by_one(monkeypatch: pytest.MonkeyPatch, work: Callable[[], list[Output]]) -> list[Output]:
+def one_by_one(monkeypatch: pytest.MonkeyPatch, work: Callable[[], T]) -> T:
     with monkeypatch.context() as patch:
         patch.setattr(scheduler, "is_steady", lambda plan, num_running, **others: False)
         return work()
@@ -100,6 +103,30 @@ def test_a_batch_is_steady_behind_its_prompts_where_nobody_waits(folder: Path) -
     host.step()
     assert host.core._decoding is not None
     host.run()
+
+
+@pytest.mark.parametrize("kind", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_a_batch_in_which_nobody_finds_a_place_goes_on_whoever_comes(
+    kind: SamplingParams, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crowded() -> tuple[Host, list[Output]]:
+        host = Host(folder)
+        for index in range(8):
+            host.submit(replace(kind, max_new_tokens=20 + index, ignore_eos=True), 9)
+        for _ in range(12):
+            host.step()
+            host.submit(replace(kind, max_new_tokens=5, ignore_eos=True), 9)
+        before = host.core._decoding
+        assert before is None or before.num_steps > 8
+        host.submit(replace(kind, max_new_tokens=5, ignore_eos=True, priority=1), 9)
+        assert host.core._decoding is None, "one of them gives way"
+        return host, host.run()
+
+    host, outputs = crowded()
+    single, expected = one_by_one(monkeypatch, crowded)
+    assert outputs == expected
+    assert host.steady_steps > 8
+    assert single.steady_steps == 0
 
 
 def test_the_last_token_of_a_prompt_that_stands_alone_in_a_step_is_counted_and_shared(folder: Path) -> None:

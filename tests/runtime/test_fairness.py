@@ -106,8 +106,8 @@ def test_of_a_long_line_a_higher_priority_is_seen_first() -> None:
 
 
 def test_waiting_long_before_another_program_came_raises_nobody_over_its_share() -> None:
-    old = [replace(request, waited_seconds=3 * PRIORITY_SECONDS) for request in line_of([1] * 8, {1: 36})]
-    line = [*old, replace(line_of([2] * 9, {})[8], waited_steps=5)]
+    old = [replace(request, waits_from=-3 * PRIORITY_SECONDS) for request in line_of([1] * 8, {1: 36})]
+    line = [*old, replace(line_of([2] * 9, {})[8], first_step=-5)]
     assert planned(line, [], 4).admit == (0, 1, 8, 2)
     ranks = [3] * 10 + [0]
     assert list(seen(claims([1] * 10 + [2]), [0] * 11, ranks.__getitem__, 4)) == [0, 1, 2, 10]

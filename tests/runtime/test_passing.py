@@ -31,7 +31,7 @@ def prefill(id: int, size: int, num_computed: int = 0) -> Running:
 
 
 def asks(id: int, size: int, *, priority: int = 0, waited_steps: int = 0) -> Waiting:
-    return Waiting(id, tokens(id, size), max_new_tokens=8, priority=priority, waited_steps=waited_steps)
+    return Waiting(id, tokens(id, size), max_new_tokens=8, priority=priority, first_step=-waited_steps)
 
 
 LONG = prefill(1, 5000)

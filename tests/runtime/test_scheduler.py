@@ -67,8 +67,8 @@ def test_longest_prefix_match_goes_first_and_fcfs_does_not_care() -> None:
 def test_who_waited_longest_goes_before_any_match_one_at_a_time() -> None:
     waiting = [
         Waiting(1, tokens(1, 100), max_new_tokens=8, num_cached=96),
-        Waiting(2, tokens(2, 100), max_new_tokens=8, waited_steps=AGED_STEPS),
-        Waiting(3, tokens(3, 100), max_new_tokens=8, waited_steps=AGED_STEPS + 5),
+        Waiting(2, tokens(2, 100), max_new_tokens=8, first_step=-AGED_STEPS),
+        Waiting(3, tokens(3, 100), max_new_tokens=8, first_step=-AGED_STEPS - 5),
     ]
     made = plan(waiting, [], ROOM)
     assert (made.admit, made.aged) == ((3, 1, 2), 3)
@@ -78,12 +78,12 @@ def test_who_waited_longest_goes_before_any_match_one_at_a_time() -> None:
 
 @pytest.mark.parametrize("policy", ["lpm", "fcfs"])
 def test_higher_priority_goes_first_until_the_lower_one_has_waited_very_long(policy: Policy) -> None:
-    low = Waiting(1, tokens(1, 100), max_new_tokens=8, num_cached=96, waited_steps=AGED_STEPS)
+    low = Waiting(1, tokens(1, 100), max_new_tokens=8, num_cached=96, first_step=-AGED_STEPS)
     high = Waiting(2, tokens(2, 100), max_new_tokens=8, priority=1)
     room = replace(ROOM, max_running=1)
     assert plan([low, high], [], room, policy).admit == (2,)
-    assert plan([replace(low, waited_steps=10**6), high], [], room, policy).admit == (2,), "steps may be short"
-    assert plan([replace(low, waited_seconds=2 * PRIORITY_SECONDS), high], [], room, policy).admit == (1,)
+    assert plan([replace(low, first_step=-(10**6)), high], [], room, policy).admit == (2,), "steps may be short"
+    assert plan([replace(low, waits_from=-2 * PRIORITY_SECONDS), high], [], room, policy).admit == (1,)
 
 
 def test_who_does_not_fit_is_overtaken_until_it_has_aged() -> None:
@@ -92,7 +92,7 @@ def test_who_does_not_fit_is_overtaken_until_it_has_aged() -> None:
     small = Waiting(2, tokens(2, 20), max_new_tokens=8)
     room = replace(ROOM, free_pages=12)
     assert plan([big, small], running, room).admit == (2,)
-    assert plan([replace(big, waited_steps=AGED_STEPS), small], running, room).admit == ()
+    assert plan([replace(big, first_step=-AGED_STEPS), small], running, room).admit == ()
     assert plan([big, small], running, room, "fcfs").admit == ()
 
 
@@ -102,7 +102,7 @@ def test_a_lone_request_that_fills_the_whole_pool_is_admitted() -> None:
 
 
 def test_one_that_can_never_fit_does_not_block_the_others() -> None:
-    waiting = [Waiting(1, tokens(1, 161), max_new_tokens=1, waited_steps=10**6), Waiting(2, tokens(2, 30), 8)]
+    waiting = [Waiting(1, tokens(1, 161), max_new_tokens=1, first_step=-(10**6)), Waiting(2, tokens(2, 30), 8)]
     assert plan(waiting, [], replace(ROOM, free_pages=10)).admit == (2,)
 
 

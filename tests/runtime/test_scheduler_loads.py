@@ -96,7 +96,8 @@ class FakeEngine:
     def room(self) -> Room:
         free_pages = self.cache.num_free + self.cache.num_evictable
         shares = self.cache.enabled
-        room = Room(free_pages, self.cache.page_size, self.max_batch_tokens, self.max_running, shares, self.since_aged)
+        room = Room(free_pages, self.cache.page_size, self.max_batch_tokens, self.max_running, self.now)
+        room = replace(room, shares_prefixes=shares, since_aged=self.since_aged)
         if not self.spares_higher:
             return room
         return replace(room, max_lower_tokens=128, highest=1, admits_alone=not self.was_alone)
@@ -110,8 +111,8 @@ class FakeEngine:
             num_cached=found.num_cached,
             num_locked_pages=found.num_locked_pages,
             priority=request.priority,
-            waited_steps=request.waited_steps,
-            waited_seconds=request.waited_steps * self.step_seconds,
+            first_step=self.now - request.waited_steps,
+            waits_from=-request.waited_steps * self.step_seconds,
             namespace=request.namespace,
         )
 
@@ -284,7 +285,7 @@ def test_a_higher_priority_takes_the_place_of_who_loses_least_and_equals_take_no
     made = plan([Waiting(8, tokens(8, 32), max_new_tokens=8), urgent], running, full)
     assert (made.preempt, made.admit) == ((0,), (9,))
     assert plan([urgent], running, replace(full, max_running=5)).preempt == (), "there is a place for it"
-    for same in (replace(urgent, priority=0), replace(urgent, priority=0, waited_seconds=3 * PRIORITY_SECONDS)):
+    for same in (replace(urgent, priority=0), replace(urgent, priority=0, waits_from=-3 * PRIORITY_SECONDS)):
         assert plan([same], running, full).preempt == ()
     aged = [replace(request, waited_seconds=PRIORITY_SECONDS) for request in running]
     assert plan([urgent], aged, full).preempt == (), "they waited long enough to count as much"
