@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import ClassVar, Generic, TypeVar, TypeVarTuple
 
@@ -132,6 +132,23 @@ class Generation(Pending[tuple[Output, ...]]):
         if self._num_waiting:
             with self._changed:
                 self._changed.notify_all()
+
+    @staticmethod
+    def push_each(
+        generations: Mapping[int, Generation], numbers: Sequence[int], deltas: Sequence[Delta]
+    ) -> list[Callable[[], None]]:
+        """Backend side: `push` for each of a step, by its number; where none has it, nobody waits. Gives what is to be
+        called then, to tell whoever watches them."""
+        tells: list[Callable[[], None]] = []
+        for number, delta in zip(numbers, deltas, strict=True):
+            generation = generations.get(number)
+            if generation is not None:
+                generation._deltas.append(delta)
+                tells += generation._watchers
+                if generation._num_waiting:
+                    with generation._changed:
+                        generation._changed.notify_all()
+        return tells
 
     def watch(self, tell: Callable[[], None], *, reads: bool = True) -> None:
         """Call `tell` whenever there may be more for `deltas_from`. It must neither wait nor raise. Without `reads`

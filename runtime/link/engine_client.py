@@ -35,12 +35,11 @@ from niwaki.runtime.api.script import Script
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.host.branch_tokens import BranchTokens, open_branch, own_branch
 from niwaki.runtime.host.templates import Templates
-from niwaki.runtime.link import frames
-from niwaki.runtime.link.frames import Order, Rare, Report, ScriptReport
+from niwaki.runtime.link import frames, wake
+from niwaki.runtime.link.frames import Message, Order, Rare, ScriptReport
 from niwaki.runtime.link.lanes import Lanes, RunningScript
 from niwaki.runtime.link.link import READER
 from niwaki.runtime.link.silence import Silence
-from niwaki.runtime.link.wake import loop_here, together
 from niwaki.runtime.options.limits import Limits, TokenIds
 
 # Without a beat for so long the engine hangs or is stopped: beats come twice a second, from a thread of their own.
@@ -89,7 +88,6 @@ class _Asked:
     pending: Generation | Pending[tuple[Score, ...]] | Pending[bool] | Pending[tuple[OutlineNode, ...]] | _ScriptThere
     branch: ClientBranch | None = None
     accepted: Pending[None] | None = None
-    push: Callable[[Delta], None] | None = None  # of a generation: looked up once, called for each of its tokens
     is_late: bool = False  # a generation of which no delta comes before somebody asks
     undo: Callable[[], None] | None = None  # before a failure is told
 
@@ -108,6 +106,7 @@ class EngineClient(Templates):
         self._info: BackendInfo | None = None
         self._limits = Limits(0, 0, 0)
         self._asked: dict[int, _Asked] = {}
+        self._generations: dict[int, Generation] = {}  # of those: looked up for each of their tokens
         self._numbers = itertools.count(first_number)
         self._usage: Mapping[str, float] = {}
         self._silence = Silence()
@@ -131,19 +130,19 @@ class EngineClient(Templates):
         """The engine is gone: everybody who waits is told so."""
         with self._lock:
             self._link = None
-            lost, self._asked = tuple(self._asked.values()), {}
+            lost, self._asked, self._generations = tuple(self._asked.values()), {}, {}
         for one in lost:
             _fail(one, reason)
 
-    def receive(self, reports: Sequence[Report]) -> None:
+    def receive(self, reports: Sequence[Message]) -> None:
         """What the engine says, in order. Called where the link is read."""
         rest: list[Rare] = []
-        with together:
+        with wake.together:
             for report in reports:
-                if isinstance(report, frames.Piece):  # one for each row of each step: the rest is rare
-                    asked = self._asked.get(report.id)
-                    if asked is not None and asked.push is not None:
-                        asked.push(report.delta)
+                if isinstance(report, frames.Pieces):  # one for each step: the rest is rare
+                    wake.tell_all(Generation.push_each(self._generations, report.ids, report.deltas))
+                elif isinstance(report, frames.Piece):
+                    wake.tell_all(Generation.push_each(self._generations, (report.id,), (report.delta,)))
                 else:
                     rest.append(report)
             for report in rest:  # behind them: who reads a stream is told before whole answers are written
@@ -208,6 +207,7 @@ class EngineClient(Templates):
     def _take(self, request_id: int) -> _Asked | None:
         with self._lock:
             asked = self._asked.pop(request_id, None)
+            self._generations.pop(request_id, None)
         if asked is not None and asked.branch is not None:
             asked.branch.running.discard(request_id)
         return asked
@@ -255,7 +255,7 @@ class EngineClient(Templates):
         keep, branch_number = self._kept(branch)
         self._ask(
             number,
-            _Asked(generation, branch, accepted, generation.push, is_late=late),
+            _Asked(generation, branch, accepted, is_late=late),
             frames.Start(
                 number, branch_number, keep, frames.packed(ids[keep:]), frames.plain(params), namespace, logits_from,
                 0 if branch is None else branch.num_settled, streams, program if branch is None else branch.program,
@@ -395,6 +395,8 @@ class EngineClient(Templates):
             if link is None or (asked.branch is not None and asked.branch.epoch != self._epoch):
                 raise EngineStopped("the engine is not running")
             self._asked[number] = asked
+            if isinstance(asked.pending, Generation):
+                self._generations[number] = asked.pending
         if asked.branch is not None:
             asked.branch.running.add(number)
         link.post(order)
@@ -476,4 +478,4 @@ def _fail(asked: _Asked, error: Exception) -> None:
 
 def _must_not_wait() -> bool:
     """On an event loop it would stop every other task; there or on a thread of the link's, what is waited for."""
-    return threading.current_thread().name == READER or loop_here() is not None
+    return threading.current_thread().name == READER or wake.loop_here() is not None

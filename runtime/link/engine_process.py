@@ -24,7 +24,7 @@ from niwaki.runtime.api import EngineStopped, NiwakiError, Pending
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.link import frames
 from niwaki.runtime.link.engine_client import EngineClient
-from niwaki.runtime.link.frames import Order, Report
+from niwaki.runtime.link.frames import Message, Order
 from niwaki.runtime.link.link import Link
 from niwaki.runtime.link.remote_engine import RemoteEngine
 
@@ -176,12 +176,12 @@ class _Child:
             )
         self.loaded: Pending[frames.Loaded] = Pending()
         self.is_gone = threading.Event()
-        self._receive: Callable[[Sequence[Report]], None] = self._take_first
+        self._receive: Callable[[Sequence[Message]], None] = self._take_first
         self._first_beat: frames.Beat | None = None
         self._lock = threading.Lock()  # the two fields below
         self._is_lost = False
         self._client: EngineClient | None = None
-        self.link: Link[Order, Report] = Link(ours, Report, lambda reports: self._receive(reports), self._lose)
+        self.link: Link[Order, Message] = Link(ours, Message, lambda reports: self._receive(reports), self._lose)
         self.link.start()
         self.link.post(frames.Load(None if model is None else str(model), dict(options)))
 
@@ -213,7 +213,7 @@ class _Child:
         self.kill()
         self.link.join()
 
-    def _take_first(self, reports: Sequence[Report]) -> None:
+    def _take_first(self, reports: Sequence[Message]) -> None:
         for report in reports:
             match report:
                 case frames.Loaded():

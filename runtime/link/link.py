@@ -39,12 +39,15 @@ class Link(Generic[Sent, Received]):
         kind: object,
         receive: Callable[[Sequence[Received]], None],
         ended: Callable[[], None],
+        gather: Callable[[Sequence[Sent]], Sequence[object]] | None = None,
     ) -> None:
+        """`gather` may make fewer messages of those of a frame."""
         self._connection = connection
         self._decoder: msgspec.msgpack.Decoder[list[Received]] = msgspec.msgpack.Decoder(list[kind])  # type: ignore[valid-type]  # a union as a value
         self._encoder = msgspec.msgpack.Encoder()
         self._receive = receive
         self._ended = ended
+        self._gather = gather
         self._chunk = memoryview(bytearray(CHUNK_BYTES))  # read into, each frame anew
         self._unread = bytearray()  # what came in behind the last whole frame
         self._read_by: asyncio.AbstractEventLoop | None = None  # None: a thread; used on the loop only
@@ -131,7 +134,7 @@ class Link(Generic[Sent, Received]):
     def _frame(self) -> bytes:
         """Of all that was posted. Called with the lock held."""
         posted, self._posted = self._posted, []
-        body = self._encoder.encode(posted)
+        body = self._encoder.encode(posted if self._gather is None else self._gather(posted))
         return LENGTH.pack(len(body)) + body
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -171,14 +174,15 @@ class Link(Generic[Sent, Received]):
         """Wait for something to come in; hand over the frames that are whole. False: that was the end."""
         is_open = False
         try:
-            came = self._chunk[: self._connection.recv_into(self._chunk)]
-            if not self._unread and _is_frame(came):  # nearly always
-                self._receive(self._decoder.decode(came[LENGTH.size :]))
+            size = self._connection.recv_into(self._chunk)
+            body = size - LENGTH.size
+            if not self._unread and body >= 0 and LENGTH.unpack_from(self._chunk)[0] == body:  # nearly always
+                self._receive(self._decoder.decode(self._chunk[LENGTH.size : size]))
             else:
-                self._unread += came
+                self._unread += self._chunk[:size]
                 while (frame := self._next_frame()) is not None:
                     self._receive(self._decoder.decode(frame))
-            is_open = bool(came)
+            is_open = size > 0
         except OSError:
             pass
         finally:
@@ -201,8 +205,3 @@ class Link(Generic[Sent, Received]):
         frame = bytes(self._unread[start : start + size])
         del self._unread[: start + size]
         return frame
-
-
-def _is_frame(came: memoryview) -> bool:
-    """One, and whole."""
-    return len(came) >= LENGTH.size and LENGTH.unpack_from(came)[0] == len(came) - LENGTH.size

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 Tell = Callable[[], object]
 
@@ -40,7 +40,7 @@ class _Together:
         by_loop, _pending.by_loop = _pending.by_loop, None
         for loop, tells in (by_loop or {}).items():
             if loop is loop_here():
-                _tell_all(tells)
+                tell_all(tells)
             else:
                 _call_soon(loop, tells)
 
@@ -58,12 +58,12 @@ def loop_here() -> asyncio.AbstractEventLoop | None:
 
 def _call_soon(loop: asyncio.AbstractEventLoop, tells: list[Tell]) -> None:
     try:
-        loop.call_soon_threadsafe(_tell_all, tells)
+        loop.call_soon_threadsafe(tell_all, tells)
     except RuntimeError:
         if not loop.is_closed():  # it may be closed at any moment: to look first would not do
             raise
 
 
-def _tell_all(tells: list[Tell]) -> None:
+def tell_all(tells: Iterable[Tell]) -> None:
     for tell in tells:
         tell()

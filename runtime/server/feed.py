@@ -62,6 +62,7 @@ class Feed:
         self._streams = streams is not False
         self._reads = bool(streams)
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()  # the loop's
         self._reader: asyncio.Future[None] | None = None  # waits; used on the loop only
         self._events: deque[Event] = deque()  # all but pieces, which their generations keep
         self._num_taken = [0] * size  # of each generation's pieces; used on the loop only, as is the next one
@@ -95,7 +96,10 @@ class Feed:
         """There is something to take: told for every token, behind its being there."""
         if not self._is_told:
             self._is_told = True
-            wake(self._loop, self._tell)
+            if threading.get_ident() == self._thread:  # nearly always: the loop reads what the engine says
+                self._tell()
+            else:
+                wake(self._loop, self._tell)
 
     def _end(self, index: int, generation: Generation) -> None:
         error = generation.error()

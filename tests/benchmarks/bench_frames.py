@@ -17,7 +17,7 @@ import os
 import socket
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from urllib.parse import urlsplit
@@ -29,7 +29,7 @@ from niwaki.runtime.api import Delta, FinishReason, Output, SamplingOptions
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.link import frames, wake
 from niwaki.runtime.link.engine_client import EngineClient
-from niwaki.runtime.link.frames import Order, Report
+from niwaki.runtime.link.frames import Message, Order, Report
 from niwaki.runtime.link.link import CHUNK_BYTES, LENGTH, Link
 from niwaki.runtime.link.remote_engine import RemoteEngine
 from niwaki.runtime.server.serve import serving
@@ -50,9 +50,14 @@ PROCESSES = multiprocessing.get_context("fork")
 # ---------------------------------------------------------------------------------------------------------------
 
 
-def packed(reports: Sequence[Report]) -> bytes:
+def packed(reports: Sequence[Message]) -> bytes:
     body = msgspec.msgpack.encode(reports)
     return LENGTH.pack(len(body)) + body
+
+
+def step(numbers: Iterable[int]) -> bytes:
+    """The frame of a step with a token for each."""
+    return packed(frames.gathered([frames.Piece(number, Delta(" word", (1000 + number,))) for number in numbers]))
 
 
 def answer(connection: socket.socket, batch: int) -> None:
@@ -66,7 +71,7 @@ def answer(connection: socket.socket, batch: int) -> None:
     orders.start()
     while len(asked) < batch:
         time.sleep(STEP_SECONDS)
-    tell(connection, packed([frames.Piece(number, Delta(" word", (1000 + number,))) for number in asked]))
+    tell(connection, step(asked))
     connection.sendall(packed([frames.Ended(number, (OUTPUT,), 0, b"") for number in asked]))
     orders.join()
 
@@ -119,15 +124,15 @@ def started(target: Callable[..., None], *given: object) -> BaseProcess:
 # ---------------------------------------------------------------------------------------------------------------
 
 
-class Steps(Link[Order, Report]):
+class Steps(Link[Order, Message]):
     """Adds up the processor time in which frames are read, decoded and handed over, without that of waking readers."""
 
     def __init__(self, connection: socket.socket, client: EngineClient) -> None:
-        super().__init__(connection, Report, client.receive, nobody_waits)
+        super().__init__(connection, Message, client.receive, nobody_waits)
         self.seconds = 0.0
         self.begun: list[float] = []  # on the clock of the process
-        self._tell_all = wake._tell_all
-        wake._tell_all = self._tell_readers
+        self._tell_all = wake.tell_all
+        wake.tell_all = self._tell_readers
 
     def _take_in(self) -> bool:
         self.begun.append(time.process_time())
@@ -137,7 +142,7 @@ class Steps(Link[Order, Report]):
         finally:
             self.seconds += time.thread_time() - began
 
-    def _tell_readers(self, tells: list[wake.Tell]) -> None:
+    def _tell_readers(self, tells: Iterable[wake.Tell]) -> None:
         began = time.thread_time()
         self._tell_all(tells)
         self.seconds -= time.thread_time() - began
@@ -167,7 +172,7 @@ class Recorded(RemoteEngine):
     def shutdown(self) -> None:
         self.steps.close()
         self.steps.join(5)
-        wake._tell_all = self.steps._tell_all
+        wake.tell_all = self.steps._tell_all
 
     def read_on(self, loop: asyncio.AbstractEventLoop | None) -> None:
         self.steps.read_on(loop)
@@ -198,7 +203,7 @@ def served_seconds(batch: int) -> tuple[float, float]:
 async def bare_seconds(batch: int) -> float:
     """Processor seconds that the same frames take beside their being read: what waking up costs here and now."""
     ours, theirs = socket.socketpair()
-    frame = packed([frames.Piece(number, Delta(" word", (1000 + number,))) for number in range(1, batch + 1)])
+    frame = step(range(1, batch + 1))
     sender = started(send, theirs, frame)
     theirs.close()
     loop, ended = asyncio.get_running_loop(), asyncio.Event()

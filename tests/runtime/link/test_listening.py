@@ -147,7 +147,7 @@ def test_where_each_order_may_go_to_another_engine_nobody_is_a_reader_who_does_n
 
 
 def asked(generation: Generation) -> _Asked:
-    return _Asked(generation, None, None, generation.push, is_late=True)
+    return _Asked(generation, None, None, is_late=True)
 
 
 def test_likeliest_tokens_that_nobody_looks_at_stay_packed_in_each_piece(way: Way) -> None:
@@ -176,6 +176,31 @@ def test_streams_are_told_before_whole_answers(way: Way) -> None:
     read, whole = Generation(), Generation()
     read.watch(lambda: told.append("a piece"))
     whole.add_done_callback(lambda: told.append("an answer"))
-    way.client._asked |= {1000: _Asked(read, push=read.push), 1001: _Asked(whole)}
+    way.client._asked |= {1000: _Asked(read), 1001: _Asked(whole)}
+    way.client._generations[1000] = read
     way.client.receive([frames.Ended(1001, (), 0, b""), frames.Piece(1000, Delta("a"))])
     assert told == ["a piece", "an answer"]
+
+
+def test_the_pieces_of_a_step_travel_as_one_message_and_stand_in_order_before_its_ends(way: Way) -> None:
+    streams = {number: Generation() for number in (1000, 1001)}
+    way.client._asked |= {number: _Asked(generation) for number, generation in streams.items()}
+    way.client._generations |= streams
+    ended, failed = frames.Ended(1001, (), 0, b""), frames.Failed(1000, "RequestError", "no")
+    pieces = [frames.Piece(1000, Delta("a")), frames.Piece(1001, Delta("b", (1, 2))), frames.Piece(1000, Delta("c"))]
+    posted: list[Report] = [pieces[0], ended, pieces[1], frames.Piece(999, Delta("nobody's")), pieces[2], failed]
+    sent = frames.gathered(posted)
+    assert len(sent) == 3, "the pieces are one"
+    assert list(sent[1:]) == [ended, failed]
+    way.client.receive(msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=list[frames.Message]))
+    assert [generation.deltas_from(0) for generation in streams.values()] == [
+        [Delta("a"), Delta("c")],
+        [Delta("b", (1, 2))],
+    ]
+    assert all(generation.is_done for generation in streams.values())
+    assert not way.client._generations
+
+
+@pytest.mark.parametrize("reports", [[], [frames.Piece(1, Delta("a"))], [frames.Flushed(2, True)]])
+def test_what_holds_fewer_than_two_pieces_travels_as_it_is(reports: list[Report]) -> None:
+    assert frames.gathered(reports) == reports
