@@ -172,7 +172,7 @@ def _answer_of(program: ServedProgram) -> type[BaseModel]:
     if program.answer is None or issubclass(program.answer, RootModel):
         return program.answer or Variables
     about = "the values that their max_tokens made shorter than the model wanted: valid, and maybe not whole"
-    shortened = (list[str], Field(default_factory=list, description=about))
+    shortened: tuple[type[list[str]], object] = (list[str], Field(default_factory=list, description=about))
     made: type[BaseModel] = create_model(f"{program.name}_answer", __base__=program.answer, shortened=shortened)
     return made
 
