@@ -26,7 +26,8 @@ class WayToEnd:
     """
 
     __slots__ = (
-        "_admitted", "_bounds", "_ending", "_ends", "_is_searched", "_is_sure", "_num_written", "effort",
+        "_admitted", "_bounds", "_ending", "_ends", "_is_searched", "_is_sure", "_num_written", "_uncounted",
+        "effort",
     )  # fmt: skip
 
     def __init__(self, ends: KnownEnds) -> None:
@@ -35,7 +36,8 @@ class WayToEnd:
         self._ending: Ending | None = ends.shortest
         self._is_sure = True  # that it is one from here; else a guess, from some tokens before
         self._is_searched = True  # a shorter one was looked for
-        self._num_written = 0  # characters since it was sure
+        self._num_written = 0  # characters since it was sure, but for those of tokens that are not counted yet
+        self._uncounted: list[int] = []
         self._admitted: tuple[int, Ending] | None = None  # the token, and the ending behind it that was seen
         self.effort = Effort(SAVED_EFFORT)
 
@@ -78,8 +80,7 @@ class WayToEnd:
             self._ending = ending.behind(len(text))
             self._bounds.append(self._ending.num_tokens)
         else:  # the ending stays as a guess: inside a string most tokens leave it as it is
-            self._num_written = int(words.num_characters[token_id]) + (0 if self._is_sure else self._num_written)
-            self._is_sure = False
+            self._write((token_id,))
             self._bounds.append(self._bounds[-1] + cost)
 
     def accept_end(self) -> None:
@@ -97,8 +98,7 @@ class WayToEnd:
         farthest = cost + ends.value
         bound = before + cost if before else farthest
         if bound < remaining or (place.can_end and farthest < remaining):
-            self._num_written = int(ends.words.num_characters[token_id]) + (0 if is_sure else self._num_written)
-            self._is_sure = False
+            self._write((token_id,))
             if bound >= remaining:
                 self._bounds[-1], bound = 0, farthest
         elif place.can_end and after.can_end:
@@ -118,21 +118,27 @@ class WayToEnd:
         if since:
             self._ending, self._is_sure = self._ends.words.nothing, True
         if since < len(token_ids):
-            written = int(self._ends.words.num_characters[[*token_ids[since:]]].sum())
-            self._num_written = written + (0 if self._is_sure else self._num_written)
-            self._is_sure = False
+            self._write(token_ids[since:])
         self._admitted = None
         self._bounds += bounds
 
     def rollback(self, count: int) -> None:
         del self._bounds[-count:]
-        self._is_sure, self._num_written, self.effort, self._admitted = False, 0, Effort(SAVED_EFFORT), None
+        self._is_sure, self.effort, self._admitted = False, Effort(SAVED_EFFORT), None
+        self._num_written, self._uncounted = 0, []
 
     def clone(self) -> WayToEnd:
         twin = WayToEnd(self._ends)
         twin._bounds, twin._ending = self._bounds.copy(), self._ending
         twin._is_sure, twin._is_searched, twin._num_written = self._is_sure, self._is_searched, self._num_written
+        twin._uncounted = self._uncounted.copy()
         return twin
+
+    def _write(self, token_ids: Sequence[int]) -> None:
+        """The ending stays a guess behind these."""
+        if self._is_sure:
+            self._is_sure, self._num_written, self._uncounted = False, 0, []
+        self._uncounted += token_ids  # most texts end without a look at them
 
     def _cost(self, token_id: int) -> int:
         """By how much this token may move the end away. What the last opening byte begins is not settled by it: where
@@ -199,4 +205,7 @@ class WayToEnd:
 
     def _search(self, ending: Ending | None) -> EndingSearch:
         """`ending`: what is known of this text's, from some characters before."""
+        num_characters = self._ends.words.num_characters
+        self._num_written += sum(int(num_characters[token_id]) for token_id in self._uncounted)
+        self._uncounted = []
         return EndingSearch(self._ends, ending, self._num_written, len(self._bounds), self.effort)

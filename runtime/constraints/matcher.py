@@ -157,10 +157,8 @@ class AutomatonConstraint:
     def note_walkable(self, state: int, token_id: int, after: int) -> None:
         """Others may take this step without a look at them, wherever its end fits, or where any would."""
         self.walkable.add((state, token_id))
-        cost, farthest = 0, self.longest_distance + 1
-        if self.is_exact:
-            cost, farthest = int(self.distances[after] - self.distances[state]), int(self.distances[after])
-        self.known_steps.add(state, token_id, after, cost, farthest, 0)
+        before, behind = int(self.distances[state]), int(self.distances[after])  # or farther than the ends are
+        self.known_steps.add(state, token_id, after, behind - before, behind, 0)
 
     def _row_bytes(self) -> int:
         # The row, and its bytes as a key.
@@ -212,7 +210,9 @@ class AutomatonMatcher:
     def step(self, token_id: int, remaining: int) -> bool:
         states, constraint = self._states, self._constraint
         after = constraint.steps.get((states[-1], token_id))
-        if after not in constraint.free or after not in constraint.rows or constraint.longest_distance >= remaining - 1:
+        if after not in constraint.free or after not in constraint.rows:
+            return False
+        if constraint.longest_distance >= remaining and constraint.distances[after] >= remaining:
             return False
         if (states[-1], token_id) not in constraint.walkable:
             constraint.note_walkable(states[-1], token_id, after)
@@ -220,9 +220,8 @@ class AutomatonMatcher:
         return True
 
     def standing(self) -> Standing | None:
-        constraint, state = self._constraint, self._states[-1]
-        bound = self.distance if constraint.is_exact else 0
-        return None if state == ENDED else Standing(constraint.known_steps, state, bound)
+        state = self._states[-1]
+        return None if state == ENDED else Standing(self._constraint.known_steps, state, self.distance)
 
     def walked(self, way: Way) -> None:
         self._states += way.places

@@ -102,7 +102,7 @@ class Matcher(Protocol):
 
     def step(self, token_id: int, remaining: int) -> bool:
         """`follow` any token, where it is known from other texts that it may follow, that what it finds is FREE, and
-        what the mask behind it is. False: it is not known, and the matcher is as before."""
+        what the mask of `fill_mask` behind it is. False: it is not known, and the matcher is as before."""
         ...
 
     def standing(self) -> Standing | None:

@@ -230,6 +230,8 @@ class EngineCore:
         elif requests and all(r.samples and r.num_pending == 1 and r.prefilled is not None for r in requests):
             config = self._runner.config
             self._decoding = Decoding(requests, self._end_ids, config.vocab_size, self._config.page_size)
+            if not self._runs_ahead:  # whoever does reads tokens behind the next step
+                self._decoding.begin_walk()
 
     def _steady(self) -> Decoding | None:
         """The batch of the step before, where it goes on as it is."""

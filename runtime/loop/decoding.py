@@ -33,7 +33,7 @@ from niwaki.runtime.loop.untold import Taken, Untold
 from niwaki.runtime.requests.drafts import Listener
 from niwaki.runtime.requests.jobs import GenerateJob
 from niwaki.runtime.requests.request import Request
-from niwaki.runtime.sampling.sampler import NO_ROWS, PlainDraws, rows_of
+from niwaki.runtime.sampling.sampler import NO_ROWS, PlainDraws, allows, rows_of
 
 SPARE_PAGES = 4  # columns by which the page table grows
 # Steps for which a batch under masks must have been steady before it runs ahead. Where something is forced in a text,
@@ -212,6 +212,9 @@ class Decoding:
             return draws.draw_under(logits, best, NO_ROWS, ())
         found = [(led.plain_rows[row], led.mask(row, filled)) for row in going]
         under = [(row, mask) for row, mask in found if not isinstance(mask, NiwakiError)]
+        if draws.all_greedy:  # what is likeliest of all is so under a mask that allows it
+            likeliest = best.tolist()
+            under = [(row, mask) for row, mask in under if not allows(mask, likeliest[row])]
         drawn = draws.draw_under(logits, best, np.array([row for row, _ in under], np.int64), [m for _, m in under])
         drawn[[row for row, mask in found if isinstance(mask, NiwakiError)]] = NO_TOKEN
         return drawn
@@ -244,6 +247,11 @@ class Decoding:
             self._untold.row[:] = tokens
         self._untold.count_row()
         return taken
+
+    def begin_walk(self) -> None:
+        """Before the first step: walk, where the masks of all are known in case a step is not."""
+        if self._draws.all_greedy and self._plain is None and not self._is_watched.any() and self._led.all_known():
+            self._led.begin_walk()
 
     def take_quietly(self, logits: torch.Tensor) -> bool:
         """`draw` and `take` at once, of a batch in which every token is the likeliest, where none makes anybody look.

@@ -92,6 +92,10 @@ class Led:
         words = [mask for mask in found if not isinstance(mask, NiwakiError)]
         return words if len(words) == len(found) else None
 
+    def all_known(self) -> bool:
+        """Whether there are some, and the masks of all are at hand."""
+        return bool(self.matchers) and all(one.known_mask(ANY_LENGTH) is not None for one in self.matchers)
+
     # -- walking ------------------------------------------------------------------------------------------------------
 
     @property
@@ -99,7 +103,7 @@ class Led:
         return bool(self._walks)
 
     def begin_walk(self) -> None:
-        """After a step in which `all_told`: from here on `knows` and `go`, until `end_walk`, as far as all can."""
+        """Where the masks of all are known: from here on `knows` and `go`, until `end_walk`, as far as all can."""
         standings = [matcher.standing() for matcher in self.matchers]
         together: dict[int, list[tuple[Standing, int]]] = {}
         for standing, place in zip(standings, self.places.tolist(), strict=True):
@@ -126,6 +130,8 @@ class Led:
             return
         walks, self._walks = self._walks, []
         self._is_told = [False] * len(self.matchers)
+        if not walks[0].num_steps:
+            return
         rows = {place: row for row, place in enumerate(self.places.tolist())}
         for walk in walks:
             for place, way in walk.ways():

@@ -103,7 +103,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled | Ge
         if not is_finite[index]:
             results.append(_not_finite(float(highest[index])))
             continue
-        if not (_is_plain(row) and row.params.is_greedy):
+        if not (row.params.is_greedy and _takes_best(row, tokens_at[index], values.shape[1])):
             drawn.append(index)
         results.append(Sampled(tokens_at[index]))
     if drawn:
@@ -238,9 +238,18 @@ def _not_finite(highest: float) -> GenerationError:
     return GenerationError(f"the logits of this row hold {highest}: the model's output is not usable")
 
 
-def _is_plain(row: SampleRow) -> bool:
-    """The logits are sampled as they are: no mask, nothing added, nothing forbidden."""
-    return row.mask is None and len(row.forbid) == 0 and is_plain(row.params)
+def _takes_best(row: SampleRow, best: int, vocab: int) -> bool:
+    """Whether the likeliest token of all is the likeliest of those that may be drawn, as far as is seen at once."""
+    if len(row.forbid) or not is_plain(row.params):
+        return False
+    mask = row.mask
+    fits = mask is None or (mask.shape == ((vocab + 31) // 32,) and mask.dtype.itemsize == 4)  # else it is an error
+    return fits and (mask is None or allows(mask, best))
+
+
+def allows(mask: MaskRow, token_id: int) -> bool:
+    """Whether the token is in the mask."""
+    return bool(int(mask[token_id >> 5]) >> (token_id & 31) & 1)
 
 
 def is_plain(params: SamplingParams) -> bool:

@@ -196,6 +196,8 @@ def test_a_walk_by_a_regex_goes_on_to_the_end_of_a_budget(compiler: ConstraintCo
             if not matcher.step(each, 100):
                 matcher.follow(each, 100)
             matcher.fill_mask(np.zeros(compiler.vocabulary.num_words, np.uint32))
+    assert compiled.matcher().step(token_id, 1)
+    assert not compiled.matcher().step(stranger, 1)
     matcher = compiled.matcher()
     matcher.accept(token_id)
     standing = matcher.standing()
@@ -276,3 +278,28 @@ def test_a_table_stops_growing_at_its_limit() -> None:
     for place, is_known in ((MAX_STEPS - 1, True), (MAX_STEPS, False)):
         walk = Walk([Standing(table, place, 1)], [0])
         assert walk.knows(np.array([5]), np.array([9]), np.array([0])) == is_known
+
+
+@pytest.mark.parametrize("constraint", [Regex("(?s).*"), ANY_TEXT], ids=["regex", "grammar"])
+def test_known_texts_walk_from_their_second_token_to_the_last_but_one(constraint: Constraint, folder: Path) -> None:
+    params = replace(GREEDY, constraint=constraint, max_new_tokens=12)
+    known = Host(folder)
+    letters = [known.compiler.vocabulary.token_bytes.index(bytes([byte])) for byte in range(ord("a"), ord("z") + 1)]
+    forward, num_walked, num_steps = known.runner.forward, [], []
+
+    def written_in_letters(batch: Batch) -> torch.Tensor:
+        logits = forward(batch)
+        found = logits - 100
+        found[:, letters] = logits[:, letters]
+        return found
+
+    for _ in range(5):
+        host = Host(folder)
+        host.compiler, host.runner.forward = known.compiler, written_in_letters  # type: ignore[method-assign]
+        for length in (5, 9, 14, 7, 8, 6):
+            host.submit(params, length)
+        num_walked.append(walked(host))
+        num_steps.append(host.core.counters.steps)
+        assert [len(output.token_ids) for output in host.run()] == [12] * 6
+    assert num_steps[-1] == 12
+    assert num_walked[-1] == 11  # begun behind the first token, over when the last one is drawn
