@@ -52,7 +52,7 @@ SMALLEST_TOP_P = 1e-9
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
 LogitBias = Annotated[
     dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
-    Field(max_length=MAX_LOGIT_BIAS),
+    Field(max_length=MAX_LOGIT_BIAS, json_schema_extra={"additionalProperties": False}),
 ]
 MaxNew = Annotated[int, Field(ge=1, le=MAX_NEW)]
 

@@ -70,7 +70,9 @@ Unasked = Annotated[JsonValue, AfterValidator(_ask_for_nothing), WithJsonSchema(
 SchemaGiven = Annotated[Pattern | dict[str, JsonValue], Field(union_mode="left_to_right")]
 VariableName = Annotated[str, Field(pattern="^[a-zA-Z_][a-zA-Z0-9_]{0,63}$")]
 Variable = bool | int | float | Annotated[str, Field(max_length=256)] | None
-Variables = Annotated[dict[VariableName, Variable], Field(max_length=64)]
+Variables = Annotated[
+    dict[VariableName, Variable], Field(max_length=64, json_schema_extra={"additionalProperties": False})
+]
 
 
 class StructuredOutputs(Strict):

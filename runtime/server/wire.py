@@ -151,7 +151,9 @@ NoMedia = BeforeValidator(_refuse_media)
 # OpenAI's default, and what a model does that was not told of the others.
 Verbosity = Annotated[Literal["medium"], BeforeValidator(_refuse_verbosity)]
 # A field of the field's API that is not here yet. Ignoring it would give answers that nobody asked for.
-Unsupported = Annotated[JsonValue, AfterValidator(_refuse), WithJsonSchema({"type": "null"})]
+Unsupported = Annotated[
+    JsonValue, AfterValidator(_refuse), WithJsonSchema({"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 0}]})
+]
 
 
 async def read_body(request: Request, model: type[Body], config: ServerConfig) -> Body:
