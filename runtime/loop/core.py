@@ -162,7 +162,7 @@ class EngineCore:
             plan = self._roster.plan()
         rows = self._roster.carry_out(plan)
         if not rows:
-            if not self._delivery.take_late():
+            if not (self._delivery.take_late() or plan.is_alone):  # then others go on in the next step
                 self._refuse_the_impossible()
             self._end_failed()
             return

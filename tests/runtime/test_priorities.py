@@ -159,6 +159,20 @@ def test_who_sits_a_step_out_for_a_higher_priority_has_a_token_in_each_second_st
     assert first.result()[0].finish_reason.type == "length"
 
 
+def test_nobody_is_set_back_where_a_higher_one_was_to_be_admitted_alone_and_finds_no_page(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(folder, keys_per_token=1e9)
+    host.submit(SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True), 9)
+    host.step()
+    host.submit(SamplingParams(max_new_tokens=2, temperature=0.0, ignore_eos=True, priority=1), 9)
+    with monkeypatch.context() as patch:
+        patch.setattr(host.core.pages, "acquire", lambda *args, **options: None)
+        host.step()
+    assert (host.core.num_waiting, host.core.num_running, host.core.counters.preemptions) == (1, 1, 0)
+    assert len(host.run()) == 2
+
+
 def test_a_high_priority_behind_hundreds_of_low_ones_is_seen(folder: Path) -> None:
     host = Host(folder)
     low, high = SamplingParams(max_new_tokens=2, temperature=0.0), SamplingParams(max_new_tokens=2, priority=1)
