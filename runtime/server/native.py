@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, TypeVar, cast
@@ -241,6 +242,16 @@ def _each(field: str, given: Value | Sequence[Value] | None, count: int) -> Sequ
     return given
 
 
+@contextmanager
+def _told_of_sampling() -> Iterator[None]:
+    """Faults are those of `sampling_params`, told by its names."""
+    try:
+        yield
+    except RequestError as error:
+        message = re.sub(r"\bmin_tokens\b", "min_new_tokens", str(error))
+        raise ApiError(400, message, param="sampling_params", code="invalid_value") from error
+
+
 @router.post("/generate", openapi_extra=takes(GenerateRequest, streams=True), responses=gives(GenerateAnswers))
 @router.put("/generate", openapi_extra=takes(GenerateRequest, streams=True), responses=gives(GenerateAnswers))
 async def generate(request: Request) -> Response:
@@ -256,8 +267,9 @@ async def generate(request: Request) -> Response:
     def prepare() -> Sequence[Work]:
         for prompt, one in zip(prompts, asked, strict=True):
             ids = service.model.encode(prompt) if isinstance(prompt, str) else service.model.ids(prompt, "input_ids")
-            options = one.sampling.options(one.return_logprob, one.top_logprobs_num, body.priority)
-            writer.works += works_of(ids, service.resolve(options), namespace, one.logits_from(ids))
+            with _told_of_sampling():
+                params = service.resolve(one.sampling.options(one.return_logprob, one.top_logprobs_num, body.priority))
+            writer.works += works_of(ids, params, namespace, one.logits_from(ids))
         return writer.works
 
     try:
@@ -265,7 +277,8 @@ async def generate(request: Request) -> Response:
         streams = service.must_stream(bool(body.stream))
         if writer.named and not streams:
             streams = None
-        compiles = any(one.sampling.compiles for one in asked)
+        with _told_of_sampling():
+            compiles = any(one.sampling.compiles for one in asked)
         feed = await service.begin(size, prepare, compiles=compiles, streams=streams)
     except Exception as error:
         param = "text" if body.input_ids is None else "input_ids"

@@ -163,7 +163,8 @@ def test_a_regex_holds_on_the_wire(client: httpx2.Client) -> None:
         ({"text": "a", "sampling_params": {"max_tokens": 5}}, "sampling_params.max_tokens"),
         ({"text": "a", "sampling_params": {"stop_regex": ["a", "a{3"]}}, "sampling_params"),
         ({"text": "a", "sampling_params": {"json_schema": "{"}}, "sampling_params"),
-        ({"text": "a", "sampling_params": {"json_spacing": "spaced"}}, "text"),
+        ({"text": "a", "sampling_params": {"min_new_tokens": 5, "max_new_tokens": 3}}, "sampling_params"),
+        ({"text": "a", "sampling_params": {"json_spacing": "spaced"}}, "sampling_params"),
         ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": 99}, "text"),
         ({"input_ids": [400]}, "input_ids"),
@@ -173,6 +174,12 @@ def test_what_it_cannot_do_is_a_400_that_names_it(client: httpx2.Client, body: o
     answer = client.post("/generate", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+
+
+def test_faults_of_sampling_are_told_by_the_names_of_this_page(client: httpx2.Client) -> None:
+    body = {"text": "a", "sampling_params": {"min_new_tokens": 5, "max_new_tokens": 3}}
+    told = client.post("/generate", json=body).json()["error"]["message"]
+    assert told == "min_new_tokens 5 is above max_new_tokens 3"
 
 
 def test_special_tokens_are_written_where_they_are_asked_for(client: httpx2.Client, engine: Engine) -> None:
