@@ -72,7 +72,7 @@ def _rules(source: str) -> Iterator[_Rule]:
             continue
         marks = 1 if head[0] in "?!" else 0
         tail = [head, *rest][marks:]
-        if not tail or tail[0].lastgroup != "leaf" or tail[0][0][0] in '"/':
+        if len(tail) < 2 or tail[0].lastgroup != "leaf" or tail[0][0][0] in '"/':
             raise _Unread
         if not _RULE.match(tail[0][0]):
             continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple
@@ -52,7 +53,7 @@ _SLOW_WORDS = re.compile(
 )
 QUICK_SECONDS: Final = 0.003  # of processor time for rewriting: nine of ten schemas with references take below 2 ms
 WATCHED: Final = 0.9  # of the limit of the process
-AUTOMATON, GRAMMAR, REFUSED, TOO_LONG = (bytes([status]) for status in range(4))
+AUTOMATON, GRAMMAR, REFUSED, TOO_LONG, FAULT = (bytes([status]) for status in range(5))
 
 Compilable: TypeAlias = Regex | Choices | StopRegex | AllOf | JsonSchema | Grammar
 Source: TypeAlias = Transitions | GrammarSource
@@ -219,11 +220,13 @@ def answer(request: bytes, seconds: float) -> bytes:
         return REFUSED + (str(error) or "out of memory").encode()
     except TookTooLong as error:
         return TOO_LONG + (error.place or "").encode()
+    except Exception:  # ours: a process that died of it would be told as a time-out, and leave no trace
+        return FAULT + traceback.format_exc().encode()
     return (AUTOMATON if isinstance(found, Transitions) else GRAMMAR) + found.to_bytes()
 
 
 def read_answer(body: bytes) -> Source:
-    """Raises as `source_of`."""
+    """Raises as `source_of`; RuntimeError where compiling itself is at fault."""
     status, rest = body[:1], body[1:]
     if status == AUTOMATON:
         return Transitions.from_bytes(rest)
@@ -231,6 +234,10 @@ def read_answer(body: bytes) -> Source:
         return GrammarSource.from_bytes(rest)
     if status == REFUSED:
         raise ConstraintError(rest.decode())
+    if status == FAULT:
+        fault = RuntimeError(f"niwaki failed where it compiled: {rest.decode().strip().rpartition(chr(10))[2]}")
+        fault.add_note(rest.decode())
+        raise fault
     raise TookTooLong(rest.decode() or None)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import signal
 import subprocess
 import sys
 import threading
@@ -372,8 +371,16 @@ def test_ctrl_c_that_a_body_catches_ends_nothing(slow: nw.ScriptedBackend) -> No
 
 
 INTERRUPTED = """
-import sys
+import os, signal, sys, threading, time, traceback
 import niwaki as nw
+
+def press_ctrl_c():
+    main = threading.main_thread().ident
+    names = set()
+    while not {"wait", "__getitem__"} <= names:
+        names = {frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._current_frames()[main])}
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
 
 @nw.function
 def f(s):
@@ -382,7 +389,7 @@ def f(s):
 with nw.Engine(sys.argv[1], kv_tokens=100_000) as engine:
     state = f.run(backend=engine)
     next(state.text_iter("x"))
-    print("begun", flush=True)
+    threading.Thread(target=press_ctrl_c, daemon=True).start()  # once the read waits
     try:
         state["x"]
     except KeyboardInterrupt:
@@ -396,13 +403,9 @@ with nw.Engine(sys.argv[1], kv_tokens=100_000) as engine:
 def test_sigint_in_a_read_ends_the_generation_in_the_engine(tmp_path: Path) -> None:
     model = make_model(tmp_path / "long", max_position_embeddings=99_000)
     command = [sys.executable, "-c", INTERRUPTED, str(model)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "begun\n"
-        child.send_signal(signal.SIGINT)
-        told, complaints = child.communicate(timeout=PATIENCE)
-    assert child.returncode == 0, complaints
-    generated, _, error = told.partition(" ")
+    child = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert child.returncode == 0, child.stderr
+    generated, _, error = child.stdout.partition(" ")
     assert int(generated) < 98_000
     assert error == "program f was cancelled, by Ctrl-C where it was waited for\n"
 

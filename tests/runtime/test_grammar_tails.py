@@ -127,6 +127,12 @@ def test_what_is_not_surely_understood_stays_as_it_is(source: str) -> None:
     assert lark_without_tails(source) == source
 
 
+@settings(max_examples=20 * DRAWS, deadline=None)
+@given(st.lists(st.sampled_from([*"ab:|()*+?!{},%[]\n \\", "start", "TEXT", '"', "/", "->", "a: a", "{2,3}", "//"])))
+def test_no_text_is_too_odd_to_be_read(parts: list[str]) -> None:
+    assert isinstance(lark_without_tails("".join(parts)), str)
+
+
 def expressions() -> st.SearchStrategy[str]:
     atoms = ['"a"', '"ab"', '"b"', '"("', '")"', "/[ab]/", "/a+/", "WORD", "x", "y"]
     return st.recursive(

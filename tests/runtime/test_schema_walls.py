@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from typing import NoReturn
 
 import numpy as np
 import pytest
 
-from niwaki.runtime.api import ConstraintError, JsonSchema
-from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary, compile_constraint
+from niwaki.runtime.api import ConstraintError, Grammar, JsonSchema
+from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary, compile_constraint, sources
 from niwaki.runtime.constraints.compile_worker import learn
 from niwaki.runtime.constraints.schema import TookTooLong, normalise
 from niwaki.runtime.constraints.schema.document import Json, Watch, most_counted
@@ -283,6 +284,17 @@ def test_a_watch_tells_what_was_worked_on() -> None:
     with pytest.raises(TookTooLong) as raised:
         read_answer(answer(asked, -1))
     assert raised.value.place is None  # the whole schema
+
+
+def test_a_fault_of_compiling_is_told_as_such_and_not_as_a_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> NoReturn:
+        raise IndexError("of a list")
+
+    monkeypatch.setattr(sources, "source_of", broken)
+    body = answer(request_for(Grammar('start: "a"'), b"a"), 1)
+    with pytest.raises(RuntimeError, match=r"^niwaki failed where it compiled: IndexError: of a list") as raised:
+        read_answer(body)
+    assert "in broken" in raised.value.__notes__[0]
 
 
 def test_a_watch_counts_this_thread_s_processor_time_and_not_the_clock() -> None:
