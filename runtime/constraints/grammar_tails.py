@@ -22,8 +22,11 @@ def without_tails(rules: Rules) -> Rules:
     """The rules for the same texts; some are new. A `Name` of none of them is left alone. No part of a rule is written
     more than four times."""
     found: Rules = {}
+    taken = {*rules}
     for name, node in rules.items():
-        found |= _repeating(name, node, {*rules, *found})
+        made = _repeating(name, node, taken)
+        found |= made
+        taken |= made.keys()
     return found
 
 
