@@ -95,6 +95,11 @@ class Lanes:
         self._num_busy = 1  # calls that run, and threads that move lanes; the start is one
         self._is_cancelled = False
 
+    @property
+    def starts_quickly(self) -> bool:
+        """Whether its first calls have little text before them."""
+        return self._num_next_chars(self._lanes[0]) <= QUICK_CHARS
+
     def start(self) -> None:
         try:
             self._stand(self._lanes[0], self._backend.open(namespace=self._namespace))
@@ -187,21 +192,25 @@ class Lanes:
             self._tell(report)
             self._leave()
 
-        if self._apart is None or sum(map(self._num_next_chars, lanes)) <= QUICK_CHARS:
+        if self._apart is None or self._num_next_chars(*lanes) <= QUICK_CHARS:
             go_on()
         else:
             self._apart(go_on)
 
-    def _num_next_chars(self, lane: _Moving) -> int:
-        """Up to the lane's next call, that one's choices included."""
-        found = 0
-        for op in lane.ops:
-            if isinstance(op, Say):
-                found += sum(
-                    len(self._texts.get(part, "")) if isinstance(part, int) else len(part) for part in op.parts
-                )
-            elif isinstance(op, Generate | Choose):
-                return found + (sum(map(len, op.choices)) if isinstance(op, Choose) else 0)
+    def _num_next_chars(self, *lanes: _Moving) -> int:
+        """Up to the next call of each lane and of those that they start, the choices of these calls included."""
+        found, left = 0, list(lanes)
+        while left:
+            for op in left.pop().ops:
+                if isinstance(op, Say):
+                    found += sum(
+                        len(self._texts.get(part, "")) if isinstance(part, int) else len(part) for part in op.parts
+                    )
+                elif isinstance(op, Split):
+                    left.append(self._lanes[op.branch])
+                else:
+                    found += sum(map(len, op.choices)) if isinstance(op, Choose) else 0
+                    break
         return found
 
     def _text(self, parts: Sequence[Part], lane: _Moving) -> str | None:

@@ -17,7 +17,7 @@ from niwaki.runtime.host.local import LocalBackend
 from niwaki.runtime.host.local_branch import LocalBranch
 from niwaki.runtime.link import frames
 from niwaki.runtime.link.frames import Order, Report
-from niwaki.runtime.link.lanes import Lanes
+from niwaki.runtime.link.lanes import QUICK_CHARS, Lanes
 from niwaki.runtime.options.limits import TokenIds
 
 COMPILERS = 2  # constraints that compile at once, each for up to a second
@@ -54,10 +54,13 @@ class Orders:
         self._running: dict[int, Running | None] = {}  # None: its constraint is being compiled
         self._early: dict[int, bool] = {}  # of these: somebody listens, and whether he reads
         self._compiling = ThreadPoolExecutor(COMPILERS, thread_name_prefix="niwaki-constrain")
+        # Long texts wait for each other: 4 MiB take seconds, in which all other orders would wait.
+        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="niwaki-tokenize")
         engine.after_step = outlet.flush
 
     def close(self) -> None:
-        self._compiling.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._compiling, self._tokenizing):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def take(self, order: Order) -> None:
         match order:
@@ -155,6 +158,12 @@ class Orders:
         branch.move(_prompt(branch, order.keep, order.tail), order.settled)
         with self._lock:
             self._running[order.id] = None
+        if sum(map(len, order.continuations)) <= QUICK_CHARS:
+            self._weigh_on(order, branch)
+        else:
+            self._tokenizing.submit(self._weigh_on, order, branch)
+
+    def _weigh_on(self, order: frames.Weigh, branch: LocalBranch) -> None:
         score = partial(self._engine.score, heal=order.heal, unconditional=order.unconditional)
         pending = self._begin(order.id, lambda: score(branch, [], order.continuations))
         if pending is None:
@@ -183,11 +192,13 @@ class Orders:
             self._outlet.post(report, flush=False)
             self._flush_outside_steps()
 
-        lanes = Lanes(self._engine, script, order.namespace, tell, id=order.id, apart=self._compiling.submit)
+        lanes = Lanes(self._engine, script, order.namespace, tell, id=order.id, apart=self._tokenizing.submit)
         with self._lock:
             self._running[order.id] = lanes
         calls = (op for lane in script.branches for op in lane if isinstance(op, Generate))
-        if any(call.params.compiles for call in calls):
+        if not lanes.starts_quickly:
+            self._tokenizing.submit(lanes.start)
+        elif any(call.params.compiles for call in calls):
             self._compiling.submit(lanes.start)
         else:
             lanes.start()

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import niwaki as nw
 from niwaki.lang.program import Program
 from niwaki.lang.state import State
-from niwaki.runtime.api import Pending, SamplingParams
+from niwaki.runtime.api import Pending, SamplingParams, Segment
 from niwaki.runtime.api.script import Choose, Generate, Lane, Say, Script, Split
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.host.local_branch import LocalBranch
 from niwaki.runtime.link import frames
 from niwaki.runtime.link import lanes as lanes_module
+from niwaki.runtime.link import orders as orders_module
 from niwaki.runtime.link.engine_client import EngineClient
 from niwaki.runtime.link.engine_process import EngineProcess
 from niwaki.runtime.link.frames import Order, Report, ScriptReport
 from niwaki.runtime.link.lanes import Lanes
 from niwaki.runtime.link.orders import Orders
 from niwaki.runtime.server.serve import serving
-from tests.lang.waiting import PATIENCE
+from tests.lang.waiting import PATIENCE, wait_until
 from tests.runtime.server.conftest import LONG_TOKENS
 from tests.runtime.server.test_scripts import VALUES, decide, judge
 from tests.runtime.server.test_scripts import told as results
@@ -44,8 +47,8 @@ def chain(first_call: int) -> Lane:
 
 
 # Beside the chain a branch of one long call, so that the engine is never idle: a step that the chain misses is counted.
-LONG = Generate(1, replace(PARAMS, max_new_tokens=CALLS * TOKENS))
-BESIDE = Script(((Say(("the cat",)), Generate(0, PARAMS), Split(1), Split(2)), (LONG,), chain(2)[1:]), is_over=True)
+SLOW = Generate(1, replace(PARAMS, max_new_tokens=CALLS * TOKENS))
+BESIDE = Script(((Say(("the cat",)), Generate(0, PARAMS), Split(1), Split(2)), (SLOW,), chain(2)[1:]), is_over=True)
 
 
 class Told:
@@ -140,6 +143,62 @@ def test_a_long_text_is_tokenized_on_another_thread_and_comes_out_the_same(
     assert found[0] == found[1]
     assert set(found[0]) == {0, 1, 2, 3}
     assert len(put) == 3, "the long text, the long choices, and what was chosen"
+
+
+def test_a_long_text_of_a_branch_that_starts_behind_a_call_is_tokenized_on_another_thread(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes_module, "QUICK_CHARS", 20)
+    long = " and the mat sat on the log"
+    put: list[Callable[[], None]] = []
+    ops = (Say(("the cat",)), Generate(0, PARAMS), Split(1), Generate(1, PARAMS))
+    told = Told()
+    with ThreadPoolExecutor(1) as pool:
+
+        def apart(work: Callable[[], None]) -> None:
+            put.append(work)
+            pool.submit(work)
+
+        lanes = Lanes(engine.backend, Script((ops, (Say((long,)), Generate(2, PARAMS))), True), "", told, apart=apart)
+        lanes.start()
+        assert set(told.texts()) == {0, 1, 2}
+    lanes.cancel()
+    assert len(put) == 1
+
+
+LONG = " and the mat sat on the log"
+LONG_SAY = (Say((LONG,)), Generate(0, PARAMS))
+SLOW_ORDERS = {
+    "text": frames.RunScript(7, frames.plain(Script((LONG_SAY,), True)), "", ()),
+    "of a branch": frames.RunScript(7, frames.plain(Script(((Say(("the cat",)), Split(1)), LONG_SAY), True)), "", ()),
+    "choices": frames.Weigh(7, 1, 0, frames.packed(np.array([5, 6], np.int32)), "", 0, (LONG, "a"), False, False, 1),
+}
+
+
+@pytest.mark.parametrize("order", SLOW_ORDERS.values(), ids=SLOW_ORDERS)
+def test_a_long_text_of_an_order_is_tokenized_where_other_orders_do_not_wait_for_it(
+    order: Order, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.backend, "after_step", engine.backend.after_step)  # which the orders will set
+    for module in (lanes_module, orders_module):
+        monkeypatch.setattr(module, "QUICK_CHARS", 20)
+    tokenizing: list[threading.Thread] = []
+    encode = engine.tokenizer.encode
+
+    def noted(segments: Sequence[Segment], *, at_start: bool = False) -> list[int]:
+        if any(LONG in segment.text for segment in segments):
+            tokenizing.append(threading.current_thread())
+        return encode(segments, at_start=at_start)
+
+    monkeypatch.setattr(engine.tokenizer, "encode", noted)
+    told = Told()
+    orders = Orders(engine.backend, told)
+    orders.take(order)
+    wait_until(lambda: any(isinstance(one, frames.ScriptOver | frames.Weighed) for one in told.reports))
+    assert tokenizing
+    assert threading.current_thread() not in tokenizing
+    orders.take(frames.Cancel(7))
+    orders.close()
 
 
 def test_what_is_cancelled_is_told_and_gives_its_pages_back(engine: Engine) -> None:
