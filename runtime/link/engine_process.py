@@ -34,6 +34,7 @@ MAX_RESTARTS = 5  # within RESTART_SECONDS; an engine that dies more often needs
 RESTART_SECONDS = 600.0
 HANGING_SECONDS = 30.0  # without a beat; then it is killed
 WATCH_SECONDS = 0.25
+AGAIN_SECONDS = 1.0  # until a process is tried for again that the system did not start
 END_SECONDS = 10.0  # for it to end by itself when the socket does
 
 
@@ -134,10 +135,18 @@ class EngineProcess(RemoteEngine):
             if len(self._restarted_at) >= self._max_restarts:
                 log.critical("the engine process died %d times: it is not started again", self._max_restarts + 1)
                 return False
-            self._restarted_at.append(now)
             began = time.monotonic()
-            child = _Child(self._model, self._options)
+            try:
+                child = _Child(self._model, self._options)
+            except OSError as error:  # no descriptor or no memory is left, for now: no engine has died of it
+                log.error("the engine process could not be started: %s", error)
+                self._is_over.wait(AGAIN_SECONDS)
+                continue
+            self._restarted_at.append(now)
             self._child = child
+            if self._is_over.is_set():  # who ended it meanwhile knows nothing of this one, and waits for its model
+                child.kill()
+                return False
             try:
                 child.connect(self.backend)
                 with self._looping:
@@ -159,21 +168,27 @@ NICENESS = 5
 CODE = f"import gc, os; gc.disable(); os.nice({NICENESS}); from niwaki.runtime.link.engine_host import start; start()"
 
 
+def _started(socket_there: socket.socket) -> subprocess.Popen[bytes]:
+    """The process, which has that end of a socket. Raises OSError: there is no descriptor or no memory for it."""
+    return subprocess.Popen(  # noqa: S603  # our own module, nothing of a user's in it
+        [sys.executable, "-P", "-c", CODE, str(socket_there.fileno())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=[socket_there.fileno()],
+        env={**os.environ, "PYTHONPATH": _python_path()},
+        process_group=0,  # Ctrl-C is for us: we drain first
+    )
+
+
 class _Child:
     """One process and the link to it."""
 
     def __init__(self, model: Path | None, options: Mapping[str, object]) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            command = [sys.executable, "-P", "-c", CODE, str(theirs.fileno())]
-            self.process = subprocess.Popen(  # noqa: S603  # our own module, nothing of a user's in it
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": _python_path()},
-                process_group=0,  # Ctrl-C is for us: we drain first
-            )
+        with theirs, contextlib.ExitStack() as failed:
+            failed.callback(ours.close)
+            self.process = _started(theirs)
+            failed.pop_all()
         self.loaded: Pending[frames.Loaded] = Pending()
         self.is_gone = threading.Event()
         self._receive: Callable[[Sequence[Message]], None] = self._take_first

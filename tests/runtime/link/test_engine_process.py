@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -263,6 +265,65 @@ def test_an_engine_that_dies_too_often_stays_away(toy_folder: Path) -> None:
         with pytest.raises(EngineStopped, match="not running"):
             process.backend.start(ids_of(process, "x"), GREEDY)
         assert process.num_restarts == 0
+
+
+def test_when_the_system_starts_no_process_it_is_tried_again(
+    process: EngineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of descriptors or of memory, which others give back."""
+    start = subprocess.Popen
+    refused: list[OSError] = []
+
+    def refusing(*given: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if len(refused) < 2:
+            refused.append(OSError(errno.EMFILE, "Too many open files"))
+            raise refused[-1]
+        return start(*given, **options)
+
+    monkeypatch.setattr(engine_process, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(process, "_restarted_at", deque())
+    monkeypatch.setattr(subprocess, "Popen", refusing)
+    pid = process.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not process._watching.is_alive() or (len(refused) == 2 and process.backend.is_alive))
+    assert process._watching.is_alive()
+    assert process.pid != pid
+    assert process.backend.start(ids_of(process, "x"), GREEDY).result(60)
+    assert process.num_restarts == 1
+
+
+def test_one_that_is_being_started_again_when_all_ends_is_not_waited_for(
+    toy_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended = threading.Event(), threading.Event()
+    children: list[engine_process._Child] = []
+    connected: list[engine_process._Child] = []
+
+    class Late(engine_process._Child):
+        """Made while all ends."""
+
+        def __init__(self, *given: Any) -> None:
+            if children:
+                begun.set()
+                assert ended.wait(PATIENCE)
+            super().__init__(*given)
+            children.append(self)
+
+        def connect(self, client: EngineClient) -> frames.Loaded:
+            connected.append(self)
+            return super().connect(client)
+
+    monkeypatch.setattr(engine_process, "_Child", Late)
+    with EngineProcess(toy_folder, {"kv_tokens": 1024}) as process:
+        is_over = process._is_over
+        monkeypatch.setattr(is_over, "set", lambda: (threading.Event.set(is_over), ended.set()))
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        assert begun.wait(PATIENCE)
+    first, second = children
+    assert connected == [first]
+    assert second.process.poll() is not None
 
 
 def test_one_that_is_stopped_is_not_healthy_and_one_that_hangs_is_replaced(
