@@ -85,6 +85,18 @@ def test_every_pin_is_exact_and_every_dependency_is_pinned() -> None:
     assert {"torch", "numpy", "numba", "safetensors", "tokenizers", "pydantic", "pytest", "mypy", "ruff"} <= names
 
 
+# What a torch of the package index pins; builds for CPUs alone, as the one here may be, pin no Triton. Who changes the
+# pin of torch looks it up: pip download --no-deps torch==VERSION, METADATA in the wheel.
+TRITON_OF_TORCH = {"2.13.0": "3.7.1"}
+
+
+def test_triton_is_the_one_that_the_torch_of_the_index_pins() -> None:
+    """Else nothing can be installed under the constraints on Linux, but where a build for CPUs lies at hand."""
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    assert pins["triton"] == TRITON_OF_TORCH[pins["torch"]]
+
+
 # Modules that come with a distribution of another name, or with one that cannot be without them.
 DISTRIBUTION_OF = {
     "pydantic_core": "pydantic",
