@@ -13,6 +13,7 @@ import httpx2
 import pytest
 import yaml
 
+from niwaki.runtime.server.metrics import Metrics
 from niwaki.runtime.server.options import add_options
 
 ROOT = Path(__file__).parents[3]
@@ -67,6 +68,7 @@ def test_the_deployment_probes_pages_of_ours_and_scales_what_exists() -> None:
     for selector in (service["spec"]["selector"], budget["spec"]["selector"]["matchLabels"]):
         assert selector.items() <= labels.items()
     assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert "replicas" not in deployment["spec"], "applied again, it would end pods that the autoscaler has started"
     options = options_in([*entry_point(), *container["args"]])
     grace = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     assert grace > options.drain_seconds + container["lifecycle"]["preStop"]["sleep"]["seconds"]
@@ -114,10 +116,15 @@ def test_the_dockerfile_copies_what_there_is_and_does_not_run_as_root() -> None:
     assert int(exposed) == options.port
 
 
+def dashboard_of() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((DEPLOY / "grafana" / "dashboards" / "niwaki.json").read_text("utf-8"))
+    return found
+
+
 def test_the_dashboard_draws_metrics_that_the_server_tells(client: httpx2.Client) -> None:
     client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
     told = set(re.findall(r"^# TYPE (\w+) ", client.get("/metrics").text, re.MULTILINE))
-    dashboard = json.loads((DEPLOY / "grafana" / "dashboards" / "niwaki.json").read_text("utf-8"))
+    dashboard = dashboard_of()
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     (scaler,) = documents(DEPLOY / "kubernetes" / "autoscaling.yaml")
     expressions += [metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]]
@@ -125,3 +132,44 @@ def test_the_dashboard_draws_metrics_that_the_server_tells(client: httpx2.Client
     for name in {found for text in expressions for found in re.findall(r"niwaki_\w+", text)}:
         assert name in told or name.removesuffix("_bucket") in told, name
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+def test_the_dashboard_groups_by_labels_that_the_metrics_have() -> None:
+    metrics = Metrics(lambda: {"tier_restored_tokens": 1.0})
+    metrics.lost(ValueError("of the test"))
+    metrics.refused.labels("overloaded").inc()
+    metrics.answers.labels("200").inc()
+    labels: dict[str, set[str]] = {}
+    for name, listed in re.findall(r"^(\w+)(?:{(.*)})? ", metrics.text().decode(), re.MULTILINE):
+        labels.setdefault(name, set()).update(re.findall(r'(\w+)="', listed))
+    num_grouped = 0
+    for panel in dashboard_of()["panels"]:
+        for target in panel["targets"]:
+            (name, *_) = re.findall(r"niwaki_\w+", target["expr"])
+            wanted = {*re.findall(r"by \((\w+)\)", target["expr"]), *re.findall(r"{{(\w+)}}", target["legendFormat"])}
+            assert wanted <= labels.get(name, set()), f"{name} of panel {panel['title']!r} has no {wanted}"
+            num_grouped += bool(wanted)
+    assert num_grouped > 10
+
+
+def test_grafana_finds_the_dashboard_and_the_dashboard_its_source() -> None:
+    provisioning = DEPLOY / "grafana" / "provisioning"
+    (provider,) = documents(provisioning / "dashboards" / "niwaki.yaml")[0]["providers"]
+    (source,) = documents(provisioning / "datasources" / "prometheus.yaml")[0]["datasources"]
+    (compose,) = documents(DEPLOY / "compose.yaml")
+    mounts = {volume.split(":")[1] for volume in compose["services"]["grafana"]["volumes"]}
+    assert mounts == {"/etc/grafana/provisioning", provider["options"]["path"]}
+    assert source["url"].split(":")[1] == "//prometheus"
+    assert "prometheus" in compose["services"]
+    for panel in dashboard_of()["panels"]:
+        assert panel["datasource"] == {"type": source["type"], "uid": source["uid"]}
+
+
+def test_the_documented_rule_offers_the_metric_that_the_autoscaler_reads() -> None:
+    page = (ROOT / "docs" / "deployment.md").read_text("utf-8")
+    (block,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (rule,) = yaml.safe_load(block)["rules"]
+    (scaler,) = documents(DEPLOY / "kubernetes" / "autoscaling.yaml")
+    (metric,) = scaler["spec"]["metrics"]
+    assert re.match(r"\w+", rule["seriesQuery"])[0] == metric["pods"]["metric"]["name"]  # type: ignore[index]
+    assert set(rule["resources"]["overrides"]) == {"namespace", "pod"}
