@@ -181,6 +181,8 @@ class Service:
         self._preparing = ThreadPoolExecutor(4, thread_name_prefix="niwaki-prepare")
         self._compiling = ThreadPoolExecutor(2, thread_name_prefix="niwaki-constrain")
         self._preparing_long = ThreadPoolExecutor(1, thread_name_prefix="niwaki-prepare-long")
+        # A database that does not answer holds its own threads alone.
+        self._storing = ThreadPoolExecutor(4, thread_name_prefix="niwaki-store")
         # Bodies that take long to read, before they are counted: they wait for none that was.
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="niwaki-read")
 
@@ -327,6 +329,10 @@ class Service:
         """Run something that takes a while on a thread."""
         return await self._on_thread(function, self._preparing)
 
+    async def store(self, function: Callable[[], Result]) -> Result:
+        """Ask a database."""
+        return await asyncio.get_running_loop().run_in_executor(self._storing, function)
+
     async def _on_thread(self, function: Callable[[], Result], usual: ThreadPoolExecutor) -> Result:
         loop = asyncio.get_running_loop()
         if body_bytes.get() <= LONG_BODY:
@@ -397,7 +403,7 @@ class Service:
             self.finish(one)
         for end in self.at_close:
             end()
-        for executor in (self._preparing, self._compiling, self._preparing_long, self._reading):
+        for executor in (self._preparing, self._compiling, self._preparing_long, self._storing, self._reading):
             executor.shutdown(wait=False, cancel_futures=True)
 
 

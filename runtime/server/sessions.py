@@ -92,7 +92,7 @@ async def stored(service: Service, work: Callable[[], Result]) -> Result:
         ApiError: 409 when somebody else was first; 503 when the database fails, and the log says why.
     """
     try:
-        return await service.apart(work)
+        return await service.store(work)
     except StoreFailed as failure:
         log.error("the session store failed: %s", failure)
         raise unavailable("the session store failed; try again", "store_failed") from failure

@@ -17,6 +17,7 @@ from niwaki.runtime.api import ConfigError
 from niwaki.runtime.server.store import Conflict, Json, Session, StoreFailed, Turn
 
 BUSY_SECONDS = 10.0  # how long SQLite waits for another process that writes
+_TURNS_LOCK = 0x6E697761  # a number of our own among the database's locks
 PRIVATE = 0o600  # the file's mode: conversations are nobody else's
 
 _tables = sa.MetaData()
@@ -104,6 +105,7 @@ class SqlStore:
         values = {"id": session.id, "owner": session.owner, "head": session.head, "about": _dump(session.about)}
         times = {"created": session.created, "updated": session.updated}
         with self._engine.begin() as connection:
+            _hold_turns(connection, "pg_advisory_xact_lock_shared")
             connection.execute(_sessions.insert().values(**values, **times))
             rows = [{**_row(turn), "session": session.id, "is_kept": False} for turn in turns]
             if rows:
@@ -159,12 +161,14 @@ class SqlStore:
 
     def move(self, session: Session, head: str | None) -> Session:
         with self._engine.begin() as connection:
+            _hold_turns(connection)
             moved = _moved(connection, session, head)
             _sweep(connection, session.head)
         return moved
 
     def drop_session(self, session: Session) -> None:
         with self._engine.begin() as connection:
+            _hold_turns(connection)
             gone = _sessions.delete().where(_sessions.c.id == session.id).returning(_sessions.c.head)
             _sweep(connection, connection.execute(gone).scalar_one_or_none())
 
@@ -181,11 +185,13 @@ class SqlStore:
 
     def add_turn(self, turn: Turn) -> None:
         with self._engine.begin() as connection:
+            _hold_turns(connection, "pg_advisory_xact_lock_shared")
             connection.execute(_ADD_TURN, {**_row(turn), "session": None, "is_kept": True})
             _demand(connection, turn.parent)
 
     def drop_turn(self, turn: Turn) -> None:
         with self._engine.begin() as connection:
+            _hold_turns(connection)
             connection.execute(_turns.update().where(_turns.c.id == turn.id).values(is_kept=False, about="{}"))
             _sweep(connection, turn.id)
 
@@ -230,6 +236,14 @@ def _moved(connection: sa.Connection, session: Session, head: str | None) -> Ses
     if done.rowcount != 1:
         raise Conflict("the session was moved or deleted by somebody else")
     return replace(session, head=head, updated=updated)
+
+
+def _hold_turns(connection: sa.Connection, how: str = "pg_advisory_xact_lock") -> None:
+    """Until the end of the transaction nobody else gives up turns, nor, unless shared, begins to need some. SQLite's
+    one writer at a time sees to that; PostgreSQL shows nobody what others are about to do: of two sessions that went at
+    once each kept the turns for the other, and who branched one found that its turns had gone."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(getattr(sa.func, how)(_TURNS_LOCK)))
 
 
 def _now_after(session: Session) -> int:

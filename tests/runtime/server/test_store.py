@@ -10,7 +10,8 @@ import stat
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx2
@@ -26,7 +27,7 @@ from niwaki.runtime.server.serve import serving
 from niwaki.runtime.server.store import Conflict, Session, Store, StoreFailed, Turn, new_id, open_store
 from niwaki.runtime.server.store_redis import RedisStore
 from niwaki.runtime.server.store_sql import SqlStore
-from tests.lang.waiting import PATIENCE
+from tests.lang.waiting import PATIENCE, wait_until
 
 DEBIANS = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))  # not on the path
 POSTGRES = Path(os.path.realpath(shutil.which("postgres") or next(reversed(DEBIANS), ""))).parent
@@ -195,6 +196,49 @@ def test_a_turn_goes_when_nothing_leads_to_it(store: Store) -> None:
     assert store.turn("me", turns[0].id) is None
     with pytest.raises(Conflict):
         begun(store, turns[0].id)
+
+
+@pytest.mark.parametrize("other", ["drops", "branches"])
+def test_what_postgresql_gives_up_for_two_at_once_is_gone_unless_one_of_them_needs_it(
+    other: str, postgresql: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither is shown what the other is about to do."""
+    store = SqlStore(postgresql)
+    trunk, turns = grown(store, begun(store), 1)
+    twin = begun(store, turns[0].id)
+    if other == "branches":
+        store.drop_session(twin)
+    there: list[int] = []
+
+    def together(function: Callable[[sa.Connection, str | None], None]) -> Callable[[sa.Connection, str | None], None]:
+        def run(connection: sa.Connection, turn_id: str | None) -> None:
+            function(connection, turn_id)
+            there.append(1)
+            wait_until(lambda: len(there) == 2 or is_somebody_waiting())
+
+        return run
+
+    def is_somebody_waiting() -> bool:
+        with store._engine.connect() as connection:
+            return bool(connection.execute(sa.text("select count(*) from pg_locks where not granted")).scalar_one())
+
+    for name in ("_sweep", "_demand"):
+        monkeypatch.setattr(store_sql, name, together(getattr(store_sql, name)))
+    made: list[Session] = []
+
+    def act() -> None:
+        if other == "drops":
+            store.drop_session(twin)
+        else:
+            with suppress(Conflict):
+                made.append(begun(store, turns[0].id))
+
+    acting = threading.Thread(target=act)
+    acting.start()
+    store.drop_session(trunk)
+    acting.join()
+    assert (store.turn("me", turns[0].id) is not None) == bool(made)
+    store.close()
 
 
 def test_many_turns_go_in_as_few_statements_as_one(tmp_path: Path) -> None:
@@ -367,3 +411,32 @@ def test_a_full_disk_is_told_and_logged_without_what_was_to_be_stored(
         assert client.get(f"/v1/sessions/{kept}").status_code == 200
     assert "the session store failed: database or disk is full" in caplog.text
     assert "secret" not in caplog.text
+
+
+def test_a_database_that_does_not_answer_keeps_nobody_waiting_who_needs_none(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, asked = threading.Event(), threading.Semaphore(0)
+
+    def silent(self: SqlStore, owner: str, session_id: str) -> None:
+        asked.release()
+        assert gate.wait(PATIENCE)
+
+    monkeypatch.setattr(SqlStore, "session", silent)
+    with serving(engine, ServerConfig(port=0, sessions="sqlite://")) as url:
+
+        def ask() -> None:
+            httpx2.get(f"{url}/v1/sessions/any", timeout=PATIENCE)
+
+        asking = [threading.Thread(target=ask) for _ in range(8)]
+        try:
+            for thread in asking:
+                thread.start()
+            for _ in range(4):
+                assert asked.acquire(timeout=PATIENCE)
+            body = {"prompt": "the cat", "max_tokens": 1}
+            assert httpx2.post(f"{url}/v1/completions", json=body, timeout=30).status_code == 200
+        finally:
+            gate.set()
+            for thread in asking:
+                thread.join()
