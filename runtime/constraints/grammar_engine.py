@@ -257,9 +257,10 @@ class GrammarMatcher:
 
     def new_mask(self) -> npt.NDArray[np.uint32]:
         """That of `fill_mask` where it is not known, kept for every text that comes by; do not write to it."""
-        mask = np.empty(self._constraint.words.vocabulary.num_words, np.uint32)
-        self._native.unsafe_compute_mask_ptr(address_of(mask), mask.nbytes)
-        return self.learn(mask)
+        row, address = self._constraint.words.scratch()
+        self._native.unsafe_compute_mask_ptr(address, row.nbytes)
+        found = self.learn(row)
+        return row.copy() if found is row else found
 
     def learn(self, mask: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
         """Keep what llguidance's matcher says here: `new_mask`."""

@@ -17,6 +17,8 @@ MAX_PLACES: Final = 4096  # of one constraint
 MAX_STEPS: Final = 8192  # between them
 MAX_GRAMMAR: Final = 8 * 1024  # characters, which take some milliseconds to be read
 MAX_MASK_BYTES: Final = 4 * 1024 * 1024  # of these masks
+SHARED: Final = 2  # texts: for one alone it does not pay to keep anything
+SAMPLE: Final = 64  # bytes of a mask by which it is looked for: a hash of all 16 KiB takes longer than to make it
 PLACE_BYTES: Final = 500
 STEP_BYTES: Final = 200
 NO_ID: Final = -1
@@ -85,7 +87,8 @@ class Places:
         self._situations: Situations | None = None  # told from the second text on: for one it would not pay
         self._by_situation = {START: self.start}
         self._num_steps = 0
-        self._masks: dict[bytes, npt.NDArray[np.uint32]] = {}  # each once
+        # Each once, but for the few that differ from another one outside of their samples.
+        self._masks: dict[bytes, tuple[bytes, npt.NDArray[np.uint32]]] = {}
         self._mask_bytes = 0
         self._lock = threading.Lock()
 
@@ -93,7 +96,7 @@ class Places:
         """One more begins."""
         with self._lock:  # situations of two would be taken for each other's: they are numbers
             self._num_texts += 1
-            if self._num_texts == 2 and self._grammar:
+            if self._num_texts == SHARED and self._grammar:
                 self._situations = Situations(self._grammar)
                 self.start.situation = START
 
@@ -146,12 +149,20 @@ class Places:
             self.known_steps.add(place.number, step.token_id, step.after, cost, farthest, ends)
 
     def learn(self, place: Place, mask: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-        """The mask there, as the one that is kept where there is room."""
-        known = self._masks.get(key := mask.tobytes())
-        if known is None:
+        """The mask there, as the one that is kept where there is room and another text may ask for it; else it is told
+        back."""
+        if self._num_texts < SHARED:
+            return mask
+        text = mask.tobytes()
+        sample = text[:: max(1, len(text) // SAMPLE)]
+        found = self._masks.get(sample)
+        if found is not None and found[0] == text:
+            known = found[1]
+        else:
             if self._mask_bytes + mask.nbytes > MAX_MASK_BYTES:
                 return mask
-            known = self._masks[key] = np.frombuffer(key, np.uint32)
+            known = np.frombuffer(text, np.uint32)
+            self._masks[sample] = text, known
             self._mask_bytes += mask.nbytes
         place.mask = known
         return known

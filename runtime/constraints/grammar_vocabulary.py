@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from niwaki.runtime.api import ConfigError
 from niwaki.runtime.constraints import kernels
 from niwaki.runtime.constraints.distinct import Pieces
 from niwaki.runtime.constraints.guidance import CLOSING, ByteTokens, Native, tokenizer_of
+from niwaki.runtime.constraints.protocol import address_of
 from niwaki.runtime.constraints.vocabulary import Vocabulary, concatenated
 
 JOINTS: Final = 32  # places of a known ending that are tried after another token
@@ -105,12 +107,23 @@ class GrammarVocabulary(ByteTokens):
         # How far each token may move the end away: by what it may ask for inside, and by how much it may open.
         found, self.cost_kind_of = np.unique((openings << 8) + plain_costs, return_inverse=True)
         self.cost_kinds = [(int(kind) & 0xFF, int(kind) >> 8) for kind in found]
+        self._scratch = threading.local()
         self.nothing = self.ending(b"")
         super().__init__([int(self.ending(bytes([byte])).firsts[0]) for byte in range(256)])
         self._byte_words = np.array(self.ids) >> 5
         self._byte_bits = np.uint32(1) << (np.array(self.ids) & 31).astype(np.uint32)
         words = (piece for piece in vocabulary.token_bytes if piece and piece.isalpha())
         self.longest_word = max(words, key=len)
+
+    def scratch(self) -> tuple[npt.NDArray[np.uint32], int]:
+        """A row of this thread's for a mask that is copied at once, and where it lies: to ask a new row for that takes
+        as long as many a mask."""
+        try:
+            found: tuple[npt.NDArray[np.uint32], int] = self._scratch.row
+        except AttributeError:
+            row = np.zeros(self.vocabulary.num_words, np.uint32)
+            found = self._scratch.row = row, address_of(row)
+        return found
 
     @cached_property
     def pieces(self) -> Pieces:

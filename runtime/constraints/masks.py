@@ -106,6 +106,11 @@ class MaskFiller:
             self._thread.join()
 
     def _fill(self, slow: Sequence[tuple[int, Matcher]], rows: list[Words | NiwakiError]) -> None:
+        if len(slow) == 1:  # what follows takes as long as the mask
+            index, matcher = slow[0]
+            if isinstance(matcher, GrammarMatcher) and matcher.is_native:
+                rows[index] = _new_mask(matcher)
+                return
         alike: dict[Place | GrammarMatcher, list[tuple[int, GrammarMatcher]]] = {}  # they share a mask
         for index, matcher in slow:
             try:

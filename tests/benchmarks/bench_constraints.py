@@ -238,13 +238,9 @@ class Ours:
         # Another space at the end is another constraint, of which nothing is known yet.
         compiled = self._compiler.compile(JsonSchema(schema if self._seen else schema + " " * self._started))
         matchers = [compiled.matcher() for _ in range(count)]
-        row = np.zeros(self._compiler.vocabulary.num_words, np.uint32)
 
-        def fill() -> None:
-            if count == 1 and not self._seen:
-                matchers[0].fill_mask_within(row, 10_000)
-            else:
-                self._filler.rows(matchers)
+        def fill() -> None:  # as the engine asks where nothing is done meanwhile
+            self._filler.rows(matchers)
 
         return _Texts(fill, [matcher.accept for matcher in matchers])
 

@@ -13,7 +13,8 @@ import pytest
 
 from niwaki.runtime.api import Choices, Constraint, ConstraintError, JsonSchema, Regex
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
-from niwaki.runtime.constraints.grammar_engine import GrammarMatcher
+from niwaki.runtime.constraints.grammar_engine import GrammarConstraint, GrammarMatcher
+from niwaki.runtime.constraints.grammar_places import Place, Places
 from niwaki.runtime.constraints.grammar_source import text_of_schema
 from niwaki.runtime.constraints.guidance import MIN_SLICED, build, tokenizer_of
 from niwaki.runtime.constraints.kernels import Words
@@ -152,6 +153,35 @@ def test_texts_that_begin_alike_are_masked_once_also_after_a_step_back(
     assert later.known_mask(900) is compiled.matcher().known_mask(900) is not None
     later.accept(ids[0] or 0)
     assert later.clone().known_mask(900) is later.known_mask(900) is not None
+
+
+def test_masks_of_a_text_alone_are_its_own_and_take_no_memory_of_the_constraint(
+    vocabulary: Vocabulary, compiler: ConstraintCompiler, filler: MaskFiller
+) -> None:
+    compiled = compiler.compile(CONSTRAINTS[0])
+    assert isinstance(compiled, GrammarConstraint)
+    text = compiled.matcher()
+    rows = []
+    alone = np.zeros(vocabulary.num_words, np.uint32)
+    for byte in b'{"a":"x':
+        rows += filler.rows([text])
+        text.fill_mask(alone)
+        assert isinstance(rows[-1], np.ndarray)
+        assert rows[-1].tolist() == alone.tolist()
+        text.accept(vocabulary.token_bytes.index(bytes([byte])))
+    assert len({row.tobytes() for row in rows if isinstance(row, np.ndarray)}) > 3  # none was written over
+    assert not compiled.places._masks
+
+
+def test_masks_that_differ_outside_of_the_sample_by_which_they_are_looked_for_are_told_apart() -> None:
+    places = Places("")
+    places.expect_text()
+    places.expect_text()
+    masks = [np.zeros(4096, np.uint32) for _ in range(3)]
+    masks[1][1] = masks[2][1] = 5
+    one, other, again = (places.learn(Place(number, None), mask) for number, mask in enumerate(masks))
+    assert [one.tolist(), other.tolist(), again.tolist()] == [mask.tolist() for mask in masks]
+    assert one is not other is again
 
 
 def test_what_is_forced_is_found_once_for_texts_that_begin_alike(
