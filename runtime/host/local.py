@@ -266,7 +266,7 @@ class LocalBackend(Templates):
             logits_from = max(0, params.logprob_start_len - 1)
         unsettled = None if logits_from is not None else self._unsettled(ids, params, num_settled)
         if branch is not None:
-            job.moved = lambda kept: self._move(branch, kept)
+            job.moved = lambda kept: self._move(branch, ids, kept)
             self._track(branch, job)  # from here on: compiling may take a second, and the branch be closed meanwhile
 
         def compile_and_submit() -> None:
@@ -470,8 +470,11 @@ class LocalBackend(Templates):
             log.exception("the engine's step failed")
             self._core.abort_all(GenerationError(f"the engine's step failed: {type(error).__name__}: {error}"))
 
-    def _move(self, branch: LocalBranch, kept: TokenIds) -> None:
-        """On the engine thread: a generation ended, its branch now stands behind the text."""
+    def _move(self, branch: LocalBranch, before: TokenIds, kept: TokenIds) -> None:
+        """On the engine thread: a generation ended, its branch now stands behind the text. One that stands elsewhere
+        than `before` by now has been gone on with, by somebody who gave the generation up."""
+        if branch.ids is not before:
+            return
         branch.move(kept, len(kept))
         if not branch.is_closed:
             self._move_pin(branch, SharedPin(self._core.pages.pin(kept, branch.namespace)))

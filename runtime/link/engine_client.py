@@ -90,6 +90,7 @@ class _Asked:
     accepted: Pending[None] | None = None
     is_late: bool = False  # a generation of which no delta comes before somebody asks
     undo: Callable[[], None] | None = None  # before a failure is told
+    ids: TokenIds | None = None  # where the branch stood; elsewhere by now, somebody gave this up and went on
 
 
 class EngineClient(Templates):
@@ -182,15 +183,15 @@ class EngineClient(Templates):
         match report:
             case frames.Ended(_, outputs, same, behind, tops):
                 outputs = self.whole(outputs, tops)
-                if asked.branch is not None:
-                    ids = np.concatenate([asked.branch.ids[:same], np.frombuffer(behind, dtype=np.int32)])
+                if asked.branch is not None and asked.ids is not None and asked.branch.ids is asked.ids:
+                    ids = np.concatenate([asked.ids[:same], np.frombuffer(behind, dtype=np.int32)])
                     asked.branch.move(ids, len(ids))
                     asked.branch.num_there = len(ids)
                 if asked.is_late and isinstance(asked.pending, Generation) and not asked.pending.deltas_from(0):
                     asked.pending.push(_whole(outputs[0]))
                 value = outputs
             case frames.Weighed(_, scores, num_open):
-                if asked.branch is not None:
+                if asked.branch is not None and asked.branch.ids is asked.ids:
                     asked.branch.num_open = num_open
                 value = scores
             case frames.Flushed(_, is_done):
@@ -395,6 +396,8 @@ class EngineClient(Templates):
             if link is None or (asked.branch is not None and asked.branch.epoch != self._epoch):
                 raise EngineStopped("the engine is not running")
             self._asked[number] = asked
+            if asked.branch is not None:
+                asked.ids = asked.branch.ids
             if isinstance(asked.pending, Generation):
                 self._generations[number] = asked.pending
         if asked.branch is not None:

@@ -11,8 +11,9 @@ import pytest
 from niwaki.runtime.api import ConstraintError, EngineStopped, Generation, Regex, RequestError, SamplingParams, Segment
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.host.local import LocalBackend
+from niwaki.runtime.host.local_branch import LocalBranch
 from niwaki.runtime.link import frames
-from niwaki.runtime.link.engine_client import EngineClient
+from niwaki.runtime.link.engine_client import ClientBranch, EngineClient
 from niwaki.runtime.link.frames import Order, Report
 from niwaki.runtime.link.orders import Orders
 from tests.toy import make_model
@@ -137,3 +138,35 @@ def test_what_belongs_together_takes_its_places_together_there(
     assert programs[0] == programs[1] == programs[2] != programs[3] == programs[4] != programs[5]
     assert None not in programs[:6]
     assert programs[6:] == [None, None]
+
+
+@pytest.mark.parametrize("is_here", [False, True])
+def test_what_ends_after_its_branch_was_gone_on_with_moves_it_no_more(client: EngineClient, is_here: bool) -> None:
+    """As when a client goes, comes back and goes on before it is noticed that nobody wants the text any more."""
+    there = client._link
+    assert isinstance(there, Loop)
+    engine = there.orders._engine
+    branch: ClientBranch | LocalBranch
+    branch = engine.open() if is_here else client.open()
+    backend = engine if is_here else client
+    backend.append(branch, [Segment("the cat")])
+    params = SamplingParams(max_new_tokens=3, temperature=0, ignore_eos=True)
+    begun: list[Generation] = []
+
+    def give_up() -> None:  # between two steps: nothing of the first has run when the next one comes
+        first = backend.generate(branch, [Segment(" sat")], params)
+        begun.append(first)
+        backend.append(branch, [Segment(" on")])
+
+    engine._between_steps(give_up)
+    stood = list(branch.token_ids)
+    (first,) = begun
+    first.result(60)
+    assert list(branch.token_ids) == stood, "the text that was appended is not lost"
+    (output,) = backend.generate(branch, [Segment(" the")], params).result(60)
+    fresh = client.open()
+    client.append(fresh, [Segment("the cat sat on")])
+    (alike,) = client.generate(fresh, [Segment(" the")], params).result(60)
+    assert list(branch.token_ids)[: len(stood)] == stood
+    assert output.token_ids == alike.token_ids
+    assert list(branch.token_ids) == list(fresh.token_ids)

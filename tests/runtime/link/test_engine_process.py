@@ -317,7 +317,12 @@ def test_one_that_is_being_started_again_when_all_ends_is_not_waited_for(
     monkeypatch.setattr(engine_process, "_Child", Late)
     with EngineProcess(toy_folder, {"kv_tokens": 1024}) as process:
         is_over = process._is_over
-        monkeypatch.setattr(is_over, "set", lambda: (threading.Event.set(is_over), ended.set()))
+
+        def end() -> None:
+            threading.Event.set(is_over)
+            ended.set()
+
+        monkeypatch.setattr(is_over, "set", end)
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
         assert begun.wait(PATIENCE)
