@@ -9,12 +9,14 @@ import contextlib
 import os
 import queue
 import select
+import signal
 import struct
 import subprocess
 import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +33,7 @@ START_SECONDS: Final = 120.0  # until the child says that it is ready: nice, on 
 STARTS: Final = 3  # of children that end before they are ready, in a row: then something is wrong with all of them
 # How much slower than alone the child may be on a busy machine. Its own timer ends it by its processor time.
 PATIENCE: Final = 10.0
+LOOK_SECONDS: Final = 1.0  # between two looks at the clock while a child is waited for
 MAX_MEMORY: Final = 2 * 1024**3  # of the child, address space
 MAX_ANSWER: Final = 256 * 1024**2
 
@@ -81,15 +84,24 @@ class CompileProcess:
             OSError: no child could be started.
         """
         with self._lock:
-            child = self._ready()
-            assert child.stdin is not None
-            try:
-                child.stdin.write(LENGTH.pack(len(request)) + request)  # the child reads all of it
-                return _read_frame(child, time.monotonic() + PATIENCE * self._seconds)
-            except (TookTooLong, OSError) as error:
-                self._stop()
-                self._started()  # the next one finds it warm
-                raise TookTooLong from error
+            was_late = False
+            while True:
+                child = self._ready()
+                try:
+                    return self._answer(child, request)
+                except (TookTooLong, OSError) as error:
+                    self._stop()
+                    # By the clock alone, before our patience ended: it went on while a container was paused.
+                    if child.returncode == -signal.SIGALRM and not was_late:
+                        was_late = True
+                        continue
+                    self._started()  # the next one finds it warm
+                    raise TookTooLong from error
+
+    def _answer(self, child: subprocess.Popen[bytes], request: bytes) -> bytes:
+        assert child.stdin is not None
+        child.stdin.write(LENGTH.pack(len(request)) + request)  # the child reads all of it
+        return _read_frame(child, Patience(PATIENCE * self._seconds))
 
     def close(self) -> None:
         """End the child. A later `ask` starts another."""
@@ -120,7 +132,7 @@ class CompileProcess:
     def _ready(self) -> subprocess.Popen[bytes]:
         """A child that waits to be asked. One that somebody killed, also while it started, is replaced: no request is
         to blame for that."""
-        until = time.monotonic() + START_SECONDS
+        patience = Patience(START_SECONDS)
         for _ in range(STARTS):
             if self._child is not None and self._child.poll() is not None:
                 self._stop()
@@ -128,13 +140,13 @@ class CompileProcess:
             if self._is_ready:
                 return child
             try:
-                _read_frame(child, until)
+                _read_frame(child, patience)
             except TookTooLong:
                 self._stop()
             else:
                 self._is_ready = True
                 return child
-            if time.monotonic() > until:
+            if not patience.left():
                 break
         raise OSError(f"the compile process did not start: {sys.executable} -c {CODE!r}")
 
@@ -142,6 +154,23 @@ class CompileProcess:
         if self._finalizer is not None:
             self._finalizer()
         self._child = self._finalizer = None
+
+
+class Patience:
+    """For how long one waits. Time in which nobody looked counts as LOOK_SECONDS: where a container is paused or a
+    machine suspended, the child and this process stand still together."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._left = seconds
+        self._clock = clock
+        self._looked_at = clock()
+
+    def left(self) -> float:
+        """In seconds. Look again within LOOK_SECONDS."""
+        now = self._clock()
+        self._left = max(0.0, self._left - min(now - self._looked_at, LOOK_SECONDS))
+        self._looked_at = now
+        return self._left
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -153,18 +182,21 @@ def _end(child: subprocess.Popen[bytes]) -> None:
                 pipe.close()
 
 
-def _read_frame(child: subprocess.Popen[bytes], deadline: float) -> bytes:
-    length = LENGTH.unpack(_read(child, LENGTH.size, deadline))[0]
+def _read_frame(child: subprocess.Popen[bytes], patience: Patience) -> bytes:
+    length = LENGTH.unpack(_read(child, LENGTH.size, patience))[0]
     if length > MAX_ANSWER:
         raise TookTooLong
-    return _read(child, length, deadline)
+    return _read(child, length, patience)
 
 
-def _read(child: subprocess.Popen[bytes], size: int, deadline: float) -> bytes:
+def _read(child: subprocess.Popen[bytes], size: int, patience: Patience) -> bytes:
     assert child.stdout is not None
     parts: list[bytes] = []
     while size > 0:
-        ready, _, _ = select.select([child.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        left = patience.left()
+        ready, _, _ = select.select([child.stdout], [], [], min(left, LOOK_SECONDS))
+        if not ready and left:
+            continue
         part = child.stdout.read(min(size, 1 << 20)) if ready else b""
         if not part:
             raise TookTooLong

@@ -29,7 +29,7 @@ from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary, compile_c
 from niwaki.runtime.constraints.grammar_source import GrammarSource
 from niwaki.runtime.constraints.guidance import OF_PROCESSES
 from niwaki.runtime.constraints.pattern import parse
-from niwaki.runtime.constraints.process import STARTS, CompilePool, CompileProcess
+from niwaki.runtime.constraints.process import LOOK_SECONDS, STARTS, CompilePool, CompileProcess, Patience
 from niwaki.runtime.constraints.schema import TookTooLong
 from niwaki.runtime.constraints.sources import Compilable, answer, quick_source, read_answer, request_for, source_of
 from niwaki.runtime.constraints.transitions import Transitions, transitions_of
@@ -381,6 +381,38 @@ def test_a_child_that_runs_out_of_time_is_gone_and_the_next_one_starts_at_once()
         os.kill(pid, 0)
     assert process.pid is not None
     process.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a child that stands still is waited for")
+def test_a_child_that_its_clock_ends_when_a_container_goes_on_is_asked_once_more() -> None:
+    process = CompileProcess(seconds=20)
+    asked(process, "ab")
+    pid = process.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    assert os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT) is not None
+    os.kill(pid, signal.SIGALRM)  # by the clock it is late; it ends once it goes on
+    with ThreadPoolExecutor(1) as threads:
+        answered = threads.submit(asked, process, "a|ab")
+        while not process._lock.locked():
+            pass
+        os.kill(pid, signal.SIGCONT)
+        assert answered.result().accepting
+    assert process.pid not in (None, pid)
+    process.close()
+
+
+def test_time_in_which_nobody_looks_at_the_clock_is_no_time_of_the_childs() -> None:
+    now = 0.0
+    patience = Patience(10.0, lambda: now)
+    for seconds in (0.5, LOOK_SECONDS, 3600.0, 0.0):  # paused for an hour
+        now += seconds
+        left = patience.left()
+    assert left == 10.0 - 0.5 - 2 * LOOK_SECONDS
+    for _ in range(20):
+        now += LOOK_SECONDS
+        left = patience.left()
+    assert left == 0.0
 
 
 @pytest.mark.parametrize("num_killed", [1, STARTS - 1, STARTS])
