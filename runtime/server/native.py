@@ -131,6 +131,10 @@ class NativeSampling(Strict):
             constraint=self.constraint(),
         )
 
+    def token_ids(self) -> dict[str, list[int]]:
+        """The tokens of the vocabulary that are named, by field."""
+        return {"logit_bias": list(bias_of(self.logit_bias) or ()), "stop_token_ids": self.stop_token_ids or []}
+
     def constraint(self) -> Constraint | None:
         """Raises RequestError when there are two."""
         found: list[Constraint] = []
@@ -265,7 +269,10 @@ async def generate(request: Request) -> Response:
     namespace = service.namespace(key_of(request), body.cache_salt or body.extra_key)
 
     def prepare() -> Sequence[Work]:
-        for prompt, one in zip(prompts, asked, strict=True):
+        for index, (prompt, one) in enumerate(zip(prompts, asked, strict=True)):
+            place = f"sampling_params[{index}]" if isinstance(body.sampling_params, list) else "sampling_params"
+            for field, named in one.sampling.token_ids().items():
+                service.model.ids(named, f"{place}.{field}")
             ids = service.model.encode(prompt) if isinstance(prompt, str) else service.model.ids(prompt, "input_ids")
             with _told_of_sampling():
                 params = service.resolve(one.sampling.options(one.return_logprob, one.top_logprobs_num, body.priority))

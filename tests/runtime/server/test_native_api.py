@@ -166,6 +166,8 @@ def test_a_regex_holds_on_the_wire(client: httpx2.Client) -> None:
         ({"text": "a", "sampling_params": {"min_new_tokens": 5, "max_new_tokens": 3}}, "sampling_params"),
         ({"text": "a", "sampling_params": {"json_spacing": "spaced"}}, "sampling_params"),
         ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
+        ({"text": "a", "sampling_params": {"logit_bias": {"400": 1}}}, "sampling_params.logit_bias"),
+        ({"text": ["a"], "sampling_params": [{"stop_token_ids": [400]}]}, "sampling_params[0].stop_token_ids"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": 99}, "text"),
         ({"input_ids": [400]}, "input_ids"),
     ],
