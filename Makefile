@@ -43,7 +43,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy tests
+	$(BIN)/mypy tests examples
 
 # The site goes to build/site. Warnings are errors: a broken link, a page that no menu has, a docstring that cannot be read.
 docs: $(INSTALLED)

@@ -19,7 +19,7 @@ def extract(s, text: str):
     s += nw.system("You extract facts as JSON.")
     s += nw.user(f"{text}\n\nFields: {', '.join(Contact.model_fields)}")
     s += nw.assistant(nw.gen("contact", dtype=Contact, return_logprob=True))
-    written, sure = "", {}
+    written, sure = "", dict[str, float]()
     for logprob, _, piece in s.get_meta_info("contact")["output_token_logprobs"]:
         written += piece
         for field in re.findall(r'"(\w+)":', written)[-1:]:  # the one that is being written

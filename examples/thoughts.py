@@ -6,7 +6,7 @@ START = "1, 2, 4,"
 WAYS, KEPT, ROUNDS = 3, 2, 3
 
 
-def logprob_of(state) -> float:
+def logprob_of(state):
     return sum(logprob for logprob, _, _ in state.get_meta_info("next")["output_token_logprobs"])
 
 
