@@ -86,7 +86,7 @@ def gen(
         )
     if isinstance(text := cast("object", max_tokens), str) and not text.isdecimal():
         raise ProgramError(
-            f"gen takes the name of a variable and a number of tokens, got {name!r} and {text!r}"
+            f"gen takes the name of a variable and max_tokens, a whole number, got {name!r} and {text!r}"
             f"{before_or_behind('gen', text)}"
         )
     if max_tokens is not None and max_new_tokens is not None:

@@ -146,7 +146,10 @@ MODULE: Names = MappingProxyType(
         **all_of("nw.RuntimeEndpoint(url).session() goes on in one", "Session session"),
         **all_of("an engine's options are its arguments: nw.Engine('FOLDER', kv_tokens=4096)", "ServerArgs EngineArgs"),
         **all_of("options are arguments: nw.Engine(...), f.run(...), nw.gen('x', ...)", "global_config settings"),
-        **all_of("options stand in nw.gen('x', temperature=0), or in f.run(temperature=0)", "SamplingParams sampling"),
+        **all_of(
+            "options stand in nw.gen('x', temperature=0), in f.run(temperature=0), or in a dict for Engine.generate",
+            "SamplingParams sampling",
+        ),
         **all_of(
             "write nw.gen('x', regex=...), or choices=, json_schema=, grammar=",
             "StructuredOutputsParams GuidedDecodingParams one_or_more zero_or_more optional sequence at_least at_most",

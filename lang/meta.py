@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypedDict, cast
+from typing import Literal, Required, TypeAlias, TypedDict, cast
 
 from niwaki.runtime.api import FinishReason, GenerationError, Output, ProgramError, Score, TokenLogprob
 from niwaki.runtime.api.choices import Decision, choice_logprobs, mean_logprob
@@ -27,7 +27,7 @@ Logprob: TypeAlias = tuple[float | None, int, str | None]  # of a token, its id,
 class Finish(TypedDict, total=False):
     """Why a generation ended: at a stop (`matched`), or at its budget (`length`)."""
 
-    type: Literal["stop", "length", "abort"]
+    type: Required[Literal["stop", "length", "abort"]]
     matched: str | int
     length: int
 
@@ -38,14 +38,13 @@ class MetaInfo(TypedDict, total=False):
     A `choices_method` of the author's may tell more, under names of its own.
     """
 
-    finish_reason: Finish
-    complete: bool
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
+    finish_reason: Required[Finish]
+    complete: Required[bool]
+    prompt_tokens: Required[int]
+    cached_tokens: Required[int]
+    completion_tokens: Required[int]
     seconds: float
     output_token_logprobs: list[Logprob]  # of a select: an empty list for each choice
-    output_token_logprobs_length: int
     output_top_logprobs: list[list[Logprob]]
     input_token_logprobs: list[Logprob] | list[list[Logprob]]  # of a select: a list for each choice
     samples: list[MetaInfo]
@@ -56,6 +55,14 @@ class MetaInfo(TypedDict, total=False):
     normalized_unconditional_prompt_logprobs: list[float]
     unconditional_token_logprobs: list[list[Logprob]]
     greedy_logprob_matrix: list[list[float]]
+
+
+class PieceInfo(TypedDict, total=False):
+    """What `text_async_iter` tells with a piece: counts of everything so far, log-probabilities of this piece alone."""
+
+    completion_tokens: Required[int]
+    output_token_logprobs: list[Logprob]
+    output_token_logprobs_length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +156,7 @@ def _of_output(output: Output) -> MetaInfo:
 
 def _of_selected(outcome: Selected) -> MetaInfo:
     first = outcome.scores[0]
-    told = cast("MetaInfo", {**_known_of_choices(outcome.scores), **outcome.decision.meta})
-    return {
-        **told,
+    info: MetaInfo = {
         "choices": list(outcome.choices),
         "finish_reason": {"type": "stop"},
         "complete": True,
@@ -161,9 +166,11 @@ def _of_selected(outcome: Selected) -> MetaInfo:
         "prompt_tokens": first.prompt_tokens,
         "cached_tokens": first.cached_tokens,
     }
+    told = {**_known_of_choices(outcome.scores), **outcome.decision.meta}
+    return cast("MetaInfo", {**told, **info})
 
 
-def _known_of_choices(scores: tuple[Score, ...]) -> MetaInfo:
+def _known_of_choices(scores: tuple[Score, ...]) -> dict[str, object]:
     """What every method's choices have: their means, and their probabilities given that the text is one of them."""
     try:
         means = [mean_logprob(score) for score in scores]

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FunctionType
-from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, NoReturn, TypeAlias
 
 from niwaki.lang.types import ValueType
 from niwaki.runtime.api import Choices, ProgramError, SamplingOptions, Tool
@@ -50,6 +50,12 @@ class Expression:
         if text not in _PRINTED:
             _PRINTED.append(text)
         return text
+
+
+class NoContent:
+    """What a program cannot append, though its author may take it for text. `_remedy` says what to write."""
+
+    _remedy: ClassVar[str]
 
 
 # What the last expressions were as text: nothing in a program that makes none. A print of one and a prompt that quotes
@@ -185,6 +191,10 @@ def _inside(kind: str, where: str) -> str:
 
 def _remedy(content: object) -> str:
     match content:
+        case NoContent(_remedy=remedy):
+            return f"; {remedy}"
+        case None:
+            return "; a program that is called with the state, f(s, ...), appends by itself, without +="
         case int() | float():
             return "; write str(...) around it"
         case {"role": _, "content": _}:

@@ -16,7 +16,7 @@ from niwaki.lang.checkpoint import StoredRow, fingerprint_of, run_with_checkpoin
 from niwaki.lang.effects import is_free_of_effects
 from niwaki.lang.executor import Executor
 from niwaki.lang.foreign_names import PROGRAM, public
-from niwaki.lang.nodes import Gen, Text
+from niwaki.lang.nodes import Gen, NoContent, Text
 from niwaki.lang.origin import here
 from niwaki.lang.progress import with_async_progress_bar, with_progress_bar
 from niwaki.lang.run import running_loop, start_thread
@@ -28,12 +28,14 @@ from niwaki.runtime.api import ProgramError, SamplingOptions
 from niwaki.runtime.api.names import hint
 
 
-class Program(Running[R_co], Generic[R_co, P]):
+class Program(Running[R_co], NoContent, Generic[R_co, P]):
     """A function whose first parameter is the state. Made by `@function`; calling it runs it.
 
     R_co is what the function returns, an `async def` when it is awaited. P are its parameters behind the state: a run
     takes these and options, which no type of Python can say, so `niwaki.mypy` tells mypy.
     """
+
+    _remedy = "call it with the state, and it appends by itself: f(s, ...)"
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # only where a State is taken for a mere object

@@ -12,9 +12,19 @@ from niwaki.lang.awaited import Awaited
 from niwaki.lang.executor import Executor
 from niwaki.lang.expressions import role
 from niwaki.lang.foreign_names import FORKS, STATE, public
-from niwaki.lang.meta import MetaInfo, Usage, meta_info, probabilities
+from niwaki.lang.meta import MetaInfo, PieceInfo, Usage, meta_info, probabilities
 from niwaki.lang.misfits import explains_misfits
-from niwaki.lang.nodes import Content, Expression, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, SetVariable, as_nodes
+from niwaki.lang.nodes import (
+    Content,
+    Expression,
+    NoContent,
+    RoleBegin,
+    RoleEnd,
+    ScopeBegin,
+    ScopeEnd,
+    SetVariable,
+    as_nodes,
+)
 from niwaki.lang.origin import here
 from niwaki.lang.picture import picture_of
 from niwaki.lang.run import running_loop
@@ -47,12 +57,14 @@ class _Held(enum.Enum):
     OPEN = enum.auto()
 
 
-class State(Generic[R_co]):
+class State(NoContent, Generic[R_co]):
     """A text in the making, and its variables. R_co is what the body returns, for type checkers.
 
     `state += content` returns at once. Every read waits for what it reads; when the state has failed, every read
     raises the original error. Safe to use from several threads.
     """
+
+    _remedy = "it has a text of its own, state.text(); f(s) goes on with the text of s"
 
     def __init__(self, executor: Executor | None = None, *, is_outside: bool = False) -> None:
         if executor is None:
@@ -259,9 +271,12 @@ class State(Generic[R_co]):
             by_value[key] = by_value.get(key, 0.0) + probability
         return by_value
 
-    def text_iter(self, name: str | None = None) -> Iterator[str]:
-        """The text, or one variable's text, in pieces as they come. They add up to the whole, also when asked late."""
-        return iterate(self._executor, name, outside=self._is_outside)
+    def text_iter(self, name: str | None = None, *, var_name: str | None = None) -> Iterator[str]:
+        """The text, or one variable's text, in pieces as they come. They add up to the whole, also when asked late.
+
+        `var_name` is SGLang's spelling of `name`.
+        """
+        return iterate(self._executor, name or var_name, outside=self._is_outside)
 
     def stream_value(self, name: str) -> ValueStream:
         """The variable's value as it fills, for `for` and for `async for`: partial ones, and at last `state[name]`.
@@ -273,21 +288,21 @@ class State(Generic[R_co]):
 
     @overload
     def text_async_iter(
-        self, name: str | None = None, return_meta_data: Literal[False] = False
+        self, name: str | None = None, return_meta_data: Literal[False] = False, *, var_name: str | None = None
     ) -> AsyncStream[str]: ...
     @overload
     def text_async_iter(
-        self, name: str | None = None, *, return_meta_data: Literal[True]
-    ) -> AsyncStream[tuple[str, MetaInfo]]: ...
+        self, name: str | None = None, *, return_meta_data: Literal[True], var_name: str | None = None
+    ) -> AsyncStream[tuple[str, PieceInfo]]: ...
     def text_async_iter(
-        self, name: str | None = None, return_meta_data: bool = False
-    ) -> AsyncStream[str] | AsyncStream[tuple[str, MetaInfo]]:
+        self, name: str | None = None, return_meta_data: bool = False, *, var_name: str | None = None
+    ) -> AsyncStream[str] | AsyncStream[tuple[str, PieceInfo]]:
         """`text_iter` for `async for`. With return_meta_data, pairs of a piece and what is known of its tokens.
 
         Those are "completion_tokens" so far, and where log-probabilities were asked for "output_token_logprobs" of
         this piece and "output_token_logprobs_length" so far. One may stop at any piece: nothing is left to close.
         """
-        pieces = AsyncPieces(self._executor, name, outside=self._is_outside)
+        pieces = AsyncPieces(self._executor, name or var_name, outside=self._is_outside)
         return pieces if return_meta_data else AsyncTexts(pieces)
 
     @property
@@ -361,8 +376,10 @@ class Block:
 ForkContent: TypeAlias = "Content | Callable[[int], Content]"
 
 
-class ForkGroup(Sequence[State]):
+class ForkGroup(NoContent, Sequence[State]):
     """The states that `fork` made, in order."""
+
+    _remedy = "forks.join() brings their variables home, and forks.join('concat') their texts"
 
     def __init__(self, parent: Executor, children: Sequence[Executor]) -> None:
         self._parent = parent

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Generic, Self, TypeVar
 
 from niwaki.lang.executor import Executor
-from niwaki.lang.meta import MetaInfo
+from niwaki.lang.meta import PieceInfo
 from niwaki.lang.partial import NOTHING, partial_value
 from niwaki.lang.transcript import Cursor
 
@@ -39,7 +39,7 @@ class AsyncStream(ABC, Generic[T_co]):
         """For `contextlib.aclosing`. There is nothing to close."""
 
 
-class AsyncPieces(AsyncStream[tuple[str, MetaInfo]]):
+class AsyncPieces(AsyncStream[tuple[str, PieceInfo]]):
     """Pieces of text, each with what is known of its tokens."""
 
     def __init__(self, executor: Executor, name: str | None, *, outside: bool) -> None:
@@ -48,19 +48,18 @@ class AsyncPieces(AsyncStream[tuple[str, MetaInfo]]):
         self._num_tokens = 0
         self._num_logprobs = 0
 
-    async def __anext__(self) -> tuple[str, MetaInfo]:
+    async def __anext__(self) -> tuple[str, PieceInfo]:
         while (piece := await self._executor.next_piece_async(self._cursor)) is not None:
             if piece:
                 return piece, self._meta_info()
         raise StopAsyncIteration
 
-    def _meta_info(self) -> MetaInfo:
-        """SGLang's keys: counts of everything so far, log-probabilities of this piece alone."""
+    def _meta_info(self) -> PieceInfo:
         deltas = self._executor.deltas_of(self._cursor)
         logprobs = [(t.logprob, t.token_id, t.text) for delta in deltas for t in delta.logprobs]
         self._num_tokens += sum(len(delta.token_ids) for delta in deltas)
         self._num_logprobs += len(logprobs)
-        info: MetaInfo = {"completion_tokens": self._num_tokens}
+        info: PieceInfo = {"completion_tokens": self._num_tokens}
         if self._num_logprobs:
             info["output_token_logprobs"] = logprobs
             info["output_token_logprobs_length"] = self._num_logprobs

@@ -15,6 +15,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import PurePath
 from typing import Annotated, Literal, TypeAlias, Union, get_args, get_origin
 
 from niwaki.lang.number_patterns import float_pattern, int_pattern
@@ -40,6 +41,8 @@ _AFTER_NUMBER_PATTERN = r"(?:[ \n,;)\]}][ -~\n]{0,16})?"
 
 Pattern: TypeAlias = "str | re.Pattern[str]"
 
+# A text with nothing but such a name in it, which no grammar is: it has no colon.
+_NAME_OF_A_FILE = re.compile(r"\.\w{2,5}\s*\Z")
 _LETTERS = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL}  # of flags, as a pattern itself may say them
 
 
@@ -73,6 +76,10 @@ def value_type(dtype: object, spacing: Spacing = "compact") -> ValueType:
     name = _name(dtype)
     if isinstance(dtype, str):
         raise ConstraintError(f"dtype {dtype!r} is a text; give the type itself")
+    if isinstance(dtype, Mapping):
+        raise ConstraintError(f"dtype {dtype!r} is a dict; a JSON schema is given as json_schema=, fields as a class")
+    if isinstance(dtype, list | tuple | set | frozenset):
+        raise ConstraintError(f"dtype {dtype!r} is no type; texts to choose from are given as choices=")
     if not isinstance(dtype, type) and _has_fields(type(dtype)):
         raise ConstraintError(f"dtype {dtype!r} is an object; give its class, {type(dtype).__name__}")
     if dtype is int:
@@ -175,16 +182,18 @@ def schema_type(schema: Mapping[str, object] | str | type, spacing: Spacing = "c
     return ValueType(f"json_schema {name}", JsonSchema(schema_of(schema, name, refusal), spacing), str)
 
 
-def grammar_type(source: str) -> ValueType:
+def grammar_type(source: object) -> ValueType:
     """The text is a sentence of the grammar, in Lark's syntax, or in EBNF where its rules are written `::=`; the value
     is the text.
 
     Raises:
-        ConstraintError: it is not text.
+        ConstraintError: it is no text with a rule.
     """
-    if not isinstance(source, str) or not source.strip():
-        raise ConstraintError(f"grammar must be text with at least one rule, got {source!r}")
-    return ValueType("grammar", Grammar(source, "ebnf" if "::=" in source else "lark"), str)
+    if isinstance(source, str) and ":" in source:
+        return ValueType("grammar", Grammar(source, "ebnf" if "::=" in source else "lark"), str)
+    if isinstance(source, PurePath) or _NAME_OF_A_FILE.search(str(source)):
+        raise ConstraintError(f"grammar must be a text, got the name of a file: {str(source)!r}; read it: read_text()")
+    raise ConstraintError(f"grammar must be text with at least one rule, as in 'start: /[0-9]+/', got {source!r}")
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -155,22 +155,24 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    module = _HOME_OF.get(name)
-    if module is None:
-        remedy = "" if name.startswith("_") else _remedy(name)
-        raise AttributeError(f"module 'niwaki' has no attribute {name!r}{remedy}")
-    # To look for cycles among what torch and Numba make while they load, again and again, took 0.4 s of 2.6 up to the
-    # first token, and found none.
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        value: object = getattr(importlib.import_module(module), name)
-    finally:
-        if was_enabled:
-            gc.enable()
-    globals()[name] = value  # found without this function from now on
-    return value
+if not TYPE_CHECKING:  # a type checker is to see that there is no such name
+
+    def __getattr__(name: str) -> object:
+        module = _HOME_OF.get(name)
+        if module is None:
+            remedy = "" if name.startswith("_") else _remedy(name)
+            raise AttributeError(f"module 'niwaki' has no attribute {name!r}{remedy}")
+        # To look for cycles among what torch and Numba make while they load, again and again, took 0.4 s of 2.6 up to
+        # the first token, and found none.
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            value: object = getattr(importlib.import_module(module), name)
+        finally:
+            if was_enabled:
+                gc.enable()
+        globals()[name] = value  # found without this function from now on
+        return value
 
 
 def _remedy(name: str) -> str:

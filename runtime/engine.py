@@ -10,11 +10,12 @@ import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal, NoReturn, Self, overload
+from typing import TYPE_CHECKING, Literal, NoReturn, Self, TypeAlias, overload
 
 from niwaki.kernels.compile_notice import announce_compiling
 from niwaki.kernels.compile_time import on_compiling
 from niwaki.runtime.api import ProgramError, RequestError, SamplingOptions
+from niwaki.runtime.api.names import ATTRIBUTES, hint
 from niwaki.runtime.api.readiness import readiness
 from niwaki.runtime.host.exits import let_daemons_go_silently
 from niwaki.runtime.host.forked import check_not_forked
@@ -26,6 +27,8 @@ from niwaki.runtime.pictures.tree_view import DEFAULT_NODES, TreeNode, TreeView
 from niwaki.runtime.requests.asked import check_options, first_position, params_of, prompts_of
 from niwaki.runtime.requests.results import Result
 from niwaki.runtime.requests.running import Running
+
+Given: TypeAlias = Mapping[str, object] | Sequence[Mapping[str, object]] | None  # sampling_params
 
 
 class Engine:
@@ -53,6 +56,21 @@ class Engine:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._loaded.info.model}>"
 
+    if not TYPE_CHECKING:  # a type checker is to see that there is no such thing
+
+        def __getattr__(self, name: str) -> object:
+            known = [one for one in dir(self) if not one.startswith("_")]
+            remedy = "" if name.startswith("_") else hint(name, ATTRIBUTES, known, 0.75)
+            raise AttributeError(f"an engine has no attribute {name!r}{remedy}")
+
+        def __add__(self, content: object) -> NoReturn:
+            raise ProgramError(
+                "an engine is no text to add to; a program is, @nw.function def f(s): s += ..., and runs on it: "
+                "f.run(backend=engine)"
+            )
+
+        __radd__ = __add__
+
     def __reduce__(self) -> NoReturn:
         raise ProgramError(
             "an engine belongs to its process and cannot be pickled or copied; make one in each process, or let them "
@@ -66,12 +84,51 @@ class Engine:
         self.shutdown()
 
     @overload
+    def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
+        self,
+        prompt: str,
+        sampling_params: Given = None,
+        *,
+        input_ids: None = None,
+        return_logprob: bool = False,
+        logprob_start_len: int = -1,
+        top_logprobs_num: int = 0,
+        stream: Literal[False] = False,
+    ) -> Result: ...
+
+    @overload
     def generate(
         self,
-        prompt: list[str] | tuple[str, ...],
-        sampling_params: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
+        prompt: Sequence[str],
+        sampling_params: Given = None,
         *,
-        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        input_ids: None = None,
+        return_logprob: bool = False,
+        logprob_start_len: int = -1,
+        top_logprobs_num: int = 0,
+        stream: Literal[False] = False,
+    ) -> list[Result]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: None = None,
+        sampling_params: Given = None,
+        *,
+        input_ids: Sequence[int],
+        return_logprob: bool = False,
+        logprob_start_len: int = -1,
+        top_logprobs_num: int = 0,
+        stream: Literal[False] = False,
+    ) -> Result: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: None = None,
+        sampling_params: Given = None,
+        *,
+        input_ids: Sequence[Sequence[int]],
         return_logprob: bool = False,
         logprob_start_len: int = -1,
         top_logprobs_num: int = 0,
@@ -82,7 +139,7 @@ class Engine:
     def generate(
         self,
         prompt: str | Sequence[str] | None = None,
-        sampling_params: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
+        sampling_params: Given = None,
         *,
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         return_logprob: bool = False,
@@ -95,20 +152,7 @@ class Engine:
     def generate(
         self,
         prompt: str | Sequence[str] | None = None,
-        sampling_params: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
-        *,
-        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
-        return_logprob: bool = False,
-        logprob_start_len: int = -1,
-        top_logprobs_num: int = 0,
-        stream: Literal[False] = False,
-    ) -> Result | list[Result]: ...
-
-    @overload
-    def generate(
-        self,
-        prompt: str | Sequence[str] | None = None,
-        sampling_params: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
+        sampling_params: Given = None,
         *,
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         return_logprob: bool = False,
@@ -120,7 +164,7 @@ class Engine:
     def generate(
         self,
         prompt: str | Sequence[str] | None = None,
-        sampling_params: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
+        sampling_params: Given = None,
         *,
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         return_logprob: bool = False,
@@ -131,7 +175,8 @@ class Engine:
     ) -> Result | list[Result] | Iterator[Result]:
         """Generate from one prompt or a list of them, all in one continuous batch.
 
-        Each result is `{"text", "output_ids", "meta_info"}` in the order of the prompts (n > 1: n results a prompt).
+        Each result is `{"text", "output_ids", "meta_info"}` in the order of the prompts. With n > 1 there are n of them
+        for each, and a list for a single prompt, too. No type of a dict tells that: give the prompt in a list then.
         `logprob_start_len` is the first prompt position whose log-probability is wanted (-1: none). With `stream`, an
         iterator of results whose text grows; the last one is as it is without `stream`.
 
@@ -144,12 +189,51 @@ class Engine:
         return running.stream() if stream else running.results()
 
     @overload
+    async def async_generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
+        self,
+        prompt: str,
+        sampling_params: Given = None,
+        *,
+        input_ids: None = None,
+        return_logprob: bool = False,
+        logprob_start_len: int = -1,
+        top_logprobs_num: int = 0,
+        stream: Literal[False] = False,
+    ) -> Result: ...
+
+    @overload
     async def async_generate(
         self,
-        prompt: list[str] | tuple[str, ...],
-        sampling_params: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
+        prompt: Sequence[str],
+        sampling_params: Given = None,
         *,
-        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        input_ids: None = None,
+        return_logprob: bool = False,
+        logprob_start_len: int = -1,
+        top_logprobs_num: int = 0,
+        stream: Literal[False] = False,
+    ) -> list[Result]: ...
+
+    @overload
+    async def async_generate(
+        self,
+        prompt: None = None,
+        sampling_params: Given = None,
+        *,
+        input_ids: Sequence[int],
+        return_logprob: bool = False,
+        logprob_start_len: int = -1,
+        top_logprobs_num: int = 0,
+        stream: Literal[False] = False,
+    ) -> Result: ...
+
+    @overload
+    async def async_generate(
+        self,
+        prompt: None = None,
+        sampling_params: Given = None,
+        *,
+        input_ids: Sequence[Sequence[int]],
         return_logprob: bool = False,
         logprob_start_len: int = -1,
         top_logprobs_num: int = 0,
@@ -160,7 +244,7 @@ class Engine:
     async def async_generate(
         self,
         prompt: str | Sequence[str] | None = None,
-        sampling_params: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
+        sampling_params: Given = None,
         *,
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         return_logprob: bool = False,
@@ -173,20 +257,7 @@ class Engine:
     async def async_generate(
         self,
         prompt: str | Sequence[str] | None = None,
-        sampling_params: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
-        *,
-        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
-        return_logprob: bool = False,
-        logprob_start_len: int = -1,
-        top_logprobs_num: int = 0,
-        stream: Literal[False] = False,
-    ) -> Result | list[Result]: ...
-
-    @overload
-    async def async_generate(
-        self,
-        prompt: str | Sequence[str] | None = None,
-        sampling_params: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
+        sampling_params: Given = None,
         *,
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         return_logprob: bool = False,
@@ -198,7 +269,7 @@ class Engine:
     async def async_generate(
         self,
         prompt: str | Sequence[str] | None = None,
-        sampling_params: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
+        sampling_params: Given = None,
         *,
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         return_logprob: bool = False,
@@ -288,7 +359,7 @@ class Engine:
     def _start(
         self,
         prompt: str | Sequence[str] | None,
-        sampling_params: Mapping[str, object] | Sequence[Mapping[str, object]] | None,
+        sampling_params: Given,
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None,
         return_logprob: bool,
         logprob_start_len: int,

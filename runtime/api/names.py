@@ -77,6 +77,44 @@ PARAMETERS: Final[Names] = MappingProxyType(
     }
 )
 
+# Of `Engine.generate` itself.
+GENERATE: Final[Names] = MappingProxyType(
+    {
+        **all_of("prompt", "prompts text texts inputs input"),
+        **all_of("input_ids", "prompt_token_ids token_ids prompt_ids prompt_tokens"),
+        **all_of("sampling_params", "params sampling generation_config"),
+        **all_of("turns stand in a program: s += nw.user('text') + nw.assistant(nw.gen('x'))", "messages"),
+        **all_of("no adapters are loaded beside a model", "lora_request lora_path"),
+        **all_of("f.run_batch(rows, progress_bar=True) of a program shows a bar", "use_tqdm progress_bar"),
+    }
+)
+
+# Of an engine's attributes.
+ATTRIBUTES: Final[Names] = MappingProxyType(
+    {
+        **all_of("generate", "complete completion create_completion predict"),
+        **all_of("async_generate", "agenerate generate_async acomplete"),
+        **all_of("write generate(prompt, ..., stream=True)", "stream stream_generate generate_stream"),
+        **all_of(
+            "a chat is a program of turns: s += nw.user('text') + nw.assistant(nw.gen('x'))",
+            "chat create_chat_completion apply_chat_template",
+        ),
+        **all_of("tokenizer", "get_tokenizer tokenize"),
+        **all_of("no model that runs here was trained to embed texts", "embed embeddings create_embedding encode"),
+        **all_of(
+            "nw.select(...) in a program compares texts; one is scored by generate(prompt, {'max_tokens': 0}, "
+            "return_logprob=True, logprob_start_len=0)",
+            "score loglikelihood logprobs perplexity",
+        ),
+        **all_of(
+            "a program runs on it: f.run(..., backend=engine), f.run_batch(rows, backend=engine)", "run run_batch"
+        ),
+        **all_of("shutdown", "close stop terminate quit release"),
+        **all_of("flush_cache", "reset reset_prefix_cache clear_cache"),
+        **all_of("stats", "metrics get_metrics usage"),
+    }
+)
+
 ENGINE: Final[Names] = MappingProxyType(
     {
         **all_of("model", "model_path model_name model_id checkpoint path"),

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from niwaki.runtime.api import RequestError, SamplingOptions, SamplingParams, Segment
+from niwaki.runtime.api.names import GENERATE, hint
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.options.from_dict import knows_option, options_from_dict, spelling_of
 from niwaki.runtime.options.limits import TokenIds
@@ -48,10 +49,8 @@ def check_options(unknown: Mapping[str, object]) -> None:
     if knows_option(name):
         said = {name: value for name, value in unknown.items() if knows_option(name)}
         raise RequestError(f"{name} is one of the sampling_params, which are a dict: generate(prompt, {said!r})")
-    raise RequestError(
-        f"generate has no argument {name!r}; it takes a prompt or input_ids, sampling_params, return_logprob, "
-        "logprob_start_len, top_logprobs_num and stream"
-    )
+    known = "a prompt or input_ids, sampling_params, return_logprob, logprob_start_len, top_logprobs_num and stream"
+    raise RequestError(f"generate has no argument {name!r}{hint(name, GENERATE, ()) or f'; it takes {known}'}")
 
 
 def _as_array(given: object) -> npt.NDArray[np.generic]:

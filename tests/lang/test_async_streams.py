@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import niwaki as nw
-from niwaki.lang.meta import MetaInfo
+from niwaki.lang.meta import PieceInfo
 from niwaki.lang.program import Program
 from niwaki.lang.state import State
 from tests.lang.story import STORY, answers
@@ -54,7 +54,7 @@ def test_the_pieces_of_an_async_stream_add_up(program: Program, name: str | None
 
 
 def test_each_piece_tells_of_its_own_tokens(bundled_engine: Engine) -> None:
-    async def main() -> list[tuple[str, MetaInfo]]:
+    async def main() -> list[tuple[str, PieceInfo]]:
         state = qa.run("What grew?", stream=True, backend=bundled_engine, return_logprob=True, temperature=0,
                        max_new_tokens=24, ignore_eos=True)  # fmt: skip
         return [pair async for pair in state.text_async_iter("answer", return_meta_data=True)]

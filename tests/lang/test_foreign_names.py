@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, cast
 
@@ -73,6 +73,7 @@ def test_an_option_that_a_gen_has_not_is_told_by_its_name_here(
 
 def test_text_in_the_place_of_a_variables_name_is_told_where_it_goes() -> None:
     where = "text stands before it: s += 'text' + gen('name')"
+    refused(lambda: gen("x", max_tokens="ten"), "takes the name of a variable and max_tokens, a whole number, got 'x'")
     refused(lambda: gen("Write a poem.", "x"), f"got 'Write a poem.' and 'x'; {where}")
     refused(lambda: gen("Write a poem.", name="x"), f"given its name twice, 'Write a poem.' and name='x'; {where}")
     refused(lambda: cast("Any", nw.gen_int)("x", 5), "gen_int takes name by position, got 2 arguments")
@@ -278,6 +279,51 @@ def test_a_role_that_is_held_open_without_a_state_is_told_how() -> None:
 # -- an engine ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def engine() -> Iterator[nw.Engine]:
+    with nw.Engine(kv_tokens=1024) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("chat", "a chat is a program of turns: s += nw.user('text')"),
+        ("get_tokenizer", "it is called 'tokenizer' here"),
+        ("encode", "no model that runs here was trained to embed texts"),
+        ("score", "nw.select(...) in a program compares texts"),
+        ("run", "a program runs on it: f.run(..., backend=engine)"),
+        ("close", "it is called 'shutdown' here"),
+        ("generat", "did you mean 'generate'?"),
+    ],
+)
+def test_what_is_no_attribute_of_an_engine_is_told_by_its_name_here(engine: nw.Engine, name: str, meant: str) -> None:
+    with pytest.raises(AttributeError, match=re.escape(f"an engine has no attribute {name!r}; {meant}")):
+        getattr(engine, name)
+    assert not hasattr(engine, name)
+
+
+def test_text_is_added_to_a_state_and_not_to_an_engine(engine: nw.Engine) -> None:
+    lm: Any = engine
+    refused(lambda: lm + "text", "an engine is no text to add to; a program is")
+    refused(lambda: "text" + lm, "an engine is no text to add to; a program is")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("prompts", "it is called 'prompt' here"),
+        ("prompt_token_ids", "it is called 'input_ids' here"),
+        ("messages", "turns stand in a program"),
+        ("qqq", "it takes a prompt or input_ids, sampling_params"),
+        ("temperature", "is one of the sampling_params, which are a dict: generate(prompt, {'temperature': 1})"),
+    ],
+)
+def test_an_argument_that_generate_has_not_is_told_by_its_name_here(engine: nw.Engine, name: str, meant: str) -> None:
+    with pytest.raises(nw.RequestError, match=re.escape(meant)):
+        cast("Any", engine).generate(**{name: 1})
+
+
 @pytest.mark.parametrize(
     ("option", "meant"),
     [
@@ -326,6 +372,8 @@ TABLES: Mapping[str, tuple[Names, set[str]]] = {
     "forks": (foreign_names.FORKS, set(public(ForkGroup))),
     "niwaki": (foreign_names.MODULE, set(nw.__all__)),
     "engine": (names.ENGINE, {field.name for field in fields(EngineConfig)}),
+    "attributes": (names.ATTRIBUTES, {*public(nw.Engine), "tokenizer"}),
+    "generate": (names.GENERATE, set(inspect.signature(nw.Engine.generate).parameters)),
     "parameters": (names.PARAMETERS, {*KNOWN_NAMES, *WIRE_NAMES}),
 }
 

@@ -40,6 +40,36 @@ def test_an_attribute_of_a_state_is_no_variable() -> None:
             nw.function(wrong).run(backend=nw.ScriptedBackend([])).sync()
 
 
+def test_what_is_no_text_is_told_how_its_text_comes_in() -> None:
+    @nw.function
+    def inner(s: nw.State) -> None:
+        s += "inner"
+
+    def appends_another_run(s: nw.State) -> None:
+        s += inner.run()  # type: ignore[arg-type]  # the mistake
+
+    def appends_what_a_part_returns(s: nw.State) -> None:
+        s += inner(s)  # type: ignore[arg-type]  # the mistake
+
+    def appends_a_program(s: nw.State) -> None:
+        s += inner  # type: ignore[arg-type]  # the mistake
+
+    def appends_forks(s: nw.State) -> None:
+        s += s.fork(2)  # type: ignore[arg-type]  # the mistake
+
+    for wrong, meant in (
+        (appends_another_run, "it has a text of its own, state.text(); f(s) goes on with the text of s"),
+        (
+            appends_what_a_part_returns,
+            "got None; a program that is called with the state, f(s, ...), appends by itself",
+        ),
+        (appends_a_program, "call it with the state, and it appends by itself: f(s, ...)"),
+        (appends_forks, "forks.join() brings their variables home"),
+    ):
+        with pytest.raises(nw.ProgramError, match=re.escape(meant)):
+            nw.function(wrong).run(backend=nw.ScriptedBackend([]))
+
+
 def test_the_class_of_a_backend_is_none() -> None:
     with pytest.raises(nw.ConfigError, match=r"ScriptedBackend is a class and no backend; give an object of it"):
         forecast.run(backend=nw.ScriptedBackend)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 
@@ -77,6 +78,15 @@ def test_one_variable_can_be_streamed_also_late(name: str, text: str, is_late: b
     if is_late:
         state.sync()
     assert "".join(state.text_iter(name)) == text
+
+
+def test_sglangs_spelling_of_the_name_is_taken() -> None:
+    state = tell.run(backend=backend())
+
+    async def pieces() -> str:
+        return "".join([piece async for piece in state.text_async_iter(var_name="story")])
+
+    assert "".join(state.text_iter(var_name="story")) == asyncio.run(pieces()) == state["story"]
 
 
 def test_late_iteration_gives_the_whole_text() -> None:

@@ -8,6 +8,7 @@ import decimal
 import enum
 import re
 import sys
+from pathlib import PurePath
 from typing import Annotated, Any, Literal, cast
 
 import pydantic
@@ -27,6 +28,25 @@ def test_an_object_or_a_name_in_the_place_of_a_type_is_told_so() -> None:
         nw.gen("x", dtype=Person(name="Ada", age=36))
     with pytest.raises(nw.ConstraintError, match="dtype 'int' is a text; give the type itself"):
         nw.gen("x", dtype="int")
+
+
+def test_a_schema_or_a_list_in_the_place_of_a_type_is_told_where_it_goes() -> None:
+    for schema in ({"type": "object"}, {"name": str}, {}):
+        with pytest.raises(nw.ConstraintError, match=r"is a dict; a JSON schema is given as json_schema="):
+            nw.gen("x", dtype=schema)
+    with pytest.raises(
+        nw.ConstraintError, match=r"dtype \['a', 'b'\] is no type; texts to choose from are .* choices="
+    ):
+        nw.gen("x", dtype=["a", "b"])
+
+
+def test_a_grammars_file_in_the_place_of_its_text_is_told_to_be_read() -> None:
+    for name in ("sql.lark", "grammars/json.gbnf", PurePath("C:/sql.lark")):
+        with pytest.raises(nw.ConstraintError, match=r"got the name of a file: '.*'; read it: read_text\(\)"):
+            nw.gen("x", grammar=cast("str", name))
+    for nothing in ("", "SELECT * FROM people", 5):
+        with pytest.raises(nw.ConstraintError, match="grammar must be text with at least one rule, as in 'start: "):
+            nw.gen("x", grammar=cast("str", nothing))
 
 
 def test_a_dataclass_of_names_that_nobody_can_find_is_refused_by_name() -> None:

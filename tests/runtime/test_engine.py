@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, assert_type, cast
 
 import pytest
 import torch
@@ -30,6 +30,7 @@ from niwaki.runtime.api import (
     Segment,
 )
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.requests.results import Result
 from tests.toy import VOCAB_SIZE, make_model
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
@@ -156,9 +157,8 @@ def test_n_generations_come_from_one_prefill(folder: Path) -> None:
     with Engine(folder, kv_tokens=4096) as engine:
         ids = prompts(1, seed=7, shared=100)[0]
         results = engine.generate(
-            input_ids=ids, sampling_params={"n": 4, "seed": 3, "max_new_tokens": 8, "ignore_eos": True}
+            input_ids=[ids], sampling_params={"n": 4, "seed": 3, "max_new_tokens": 8, "ignore_eos": True}
         )
-        assert isinstance(results, list)
         assert len({tuple(output_ids(r)) for r in results}) > 1
         assert engine.stats()["prefilled_tokens"] <= len(ids) + 3  # the last prompt token runs once for each
         check_idle(engine)
@@ -184,11 +184,9 @@ def test_constraints_bind_every_draw(engine: Engine) -> None:
     import re
 
     hot = {"temperature": 1.5, "max_new_tokens": 60, "n": 8}
-    dates = engine.generate("the cat", {**hot, "regex": r"[0-9]{4}-[0-9]{2}-[0-9]{2}"})
-    assert isinstance(dates, list)
+    dates = engine.generate(["the cat"], {**hot, "regex": r"[0-9]{4}-[0-9]{2}-[0-9]{2}"})
     assert all(re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", str(r["text"])) and meta_of(r)["complete"] for r in dates)
-    picks = engine.generate("the cat", {**hot, "choices": ["yes", "yesterday", "no", "東京"]})
-    assert isinstance(picks, list)
+    picks = engine.generate(["the cat"], {**hot, "choices": ["yes", "yesterday", "no", "東京"]})
     assert {str(r["text"]) for r in picks} <= {"yes", "yesterday", "no", "東京"}
 
 
@@ -305,6 +303,24 @@ def test_async_calls_take_lists_and_tell_log_probabilities_as_plain_ones_do(engi
             assert len(here["meta_info"][key]) == len(there["meta_info"][key]) > 0
 
 
+def test_a_type_checker_knows_one_prompt_from_a_list_of_them(engine: Engine) -> None:
+    """`mypy tests` holds the assert_types."""
+    ids = [1, 2, 3]
+    one = assert_type(engine.generate("the cat", GREEDY), Result)
+    assert assert_type(engine.generate(["the cat"], GREEDY), list[Result])[0]["text"] == one["text"]
+    assert assert_type(engine.generate(("the cat",), GREEDY), list[Result])[0]["text"] == one["text"]
+    same = assert_type(engine.generate(input_ids=ids, sampling_params=GREEDY), Result)
+    several = assert_type(engine.generate(input_ids=[ids], sampling_params=GREEDY), list[Result])
+    assert several[0]["text"] == same["text"]
+
+    async def awaited() -> None:
+        again = assert_type(await engine.async_generate("the cat", GREEDY), Result)
+        listed = assert_type(await engine.async_generate(["the cat"], GREEDY), list[Result])
+        assert again["text"] == listed[0]["text"] == one["text"]
+
+    asyncio.run(awaited())
+
+
 def test_a_cancelled_request_ends_and_its_neighbours_go_on(engine: Engine) -> None:
     long = SamplingOptions(max_new_tokens=400, temperature=0.0, ignore_eos=True).resolve()
     branches = [engine.backend.open() for _ in range(6)]
@@ -361,7 +377,7 @@ def test_namespaces_share_nothing(folder: Path) -> None:
             RequestError,
             r"generate\(prompt, {'max_tokens': 8, 'stop': '.'}\)",
         ),
-        ({"prompt": "a", "prompts": ["a"]}, RequestError, "no argument 'prompts'; it takes a prompt or input_ids"),
+        ({"prompt": "a", "prompts": ["a"]}, RequestError, "no argument 'prompts'; it is called 'prompt' here"),
         ({"prompt": "a", "sampling_params": {"temperature": -1}}, RequestError, "temperature must be"),
         ({"prompt": "a", "sampling_params": {"temperature": float("nan")}}, RequestError, "temperature must be"),
         ({"prompt": "a", "sampling_params": {"regex": "a", "choices": ["b"]}}, RequestError, "at most one constraint"),

@@ -61,8 +61,7 @@ def test_sampled_text_is_a_value_of_the_schema_within_any_budget_that_allows_one
     engine: nw.Engine, budget: int
 ) -> None:
     params = {"json_schema": BOOKING, "max_new_tokens": budget, "temperature": 1.0, "seed": budget, "n": 2}
-    results = engine.generate("A table for two, please.", params)
-    assert isinstance(results, list)
+    results = engine.generate(["A table for two, please."], params)
     for result in results:
         value = json.loads(str(result["text"]))
         datetime.date.fromisoformat(value["day"])
