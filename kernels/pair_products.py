@@ -58,16 +58,22 @@ def _sum_of_tall(typing, sums, at, apart, weight, place, stride, laid, laid_at, 
 
 
 @intrinsic
-def _add_to_two(typing, sums, at, apart, weight, place, step, laid, laid_at, slices, factors, factor):
-    """As `sum_of_two`, added to what is there times factors[factor:], a line for each group. The first words of all
-    outputs lie side by side, the next ones `step` bytes behind them."""
-    return _call(2, OUTPUTS, sums, at, apart, weight, place, step, laid, laid_at, slices, factors, factor)
+def _add_to_two(typing, sums, at, apart, weight, place, step, laid, laid_at, slices, first, one, second, two, ahead):
+    """As `sum_of_two`, added to what is there. The first words of all outputs lie side by side, the next ones `step`
+    bytes behind them. Memory is asked, into the second cache, for sixteen lines from first[one] on with the first
+    slice and for as many from second[two] on with each further, `ahead` bytes from one to the next."""
+    return _call(
+        2, OUTPUTS, sums, at, apart, weight, place, step, laid, laid_at, slices, first, one, second, two, ahead
+    )
 
 
 @intrinsic
-def _add_to_tall(typing, sums, at, apart, weight, place, step, laid, laid_at, slices, factors, factor):
-    """As `add_to_two`, of sixteen outputs and one group: bit for bit the same sums."""
-    return _call(1, 2 * OUTPUTS, sums, at, apart, weight, place, step, laid, laid_at, slices, factors, factor)
+def _add_to_tall(typing, sums, at, apart, weight, place, step, laid, laid_at, slices, first, one, second, two, ahead):
+    """As `add_to_two`, of sixteen outputs and one group: bit for bit the same sums. Asks for twice as many lines, two
+    that follow one another each time."""
+    return _call(
+        1, 2 * OUTPUTS, sums, at, apart, weight, place, step, laid, laid_at, slices, first, one, second, two, ahead
+    )
 
 
 def _call(groups: int, outputs: int, *kinds):
@@ -76,27 +82,29 @@ def _call(groups: int, outputs: int, *kinds):
             builder.bitcast(element_pointer(context, builder, signature, args, first), POINTER) for first in (0, 3, 6)
         )
         apart, stride, slices = (context.cast(builder, args[i], signature.args[i], types.int64) for i in (2, 5, 8))
+        last = [context.cast(builder, args[-1], signature.args[-1], types.int64)]
         if goes_on := len(args) > 10:
-            last = builder.bitcast(element_pointer(context, builder, signature, args, 9), POINTER)
-        else:
-            last = context.cast(builder, args[9], signature.args[9], types.int64)
+            last += [
+                builder.bitcast(element_pointer(context, builder, signature, args, first), POINTER) for first in (9, 11)
+            ]
         function = _function(builder.module, groups, outputs, goes_on)
-        builder.call(function, [sums, apart, weight, stride, laid, slices, last])
+        builder.call(function, [sums, apart, weight, stride, laid, slices, *last])
         return context.get_dummy_value()
 
     return types.void(*kinds), generate
 
 
 def _function(module, groups: int, outputs: int, goes_on: bool):
-    """The function (sums, apart, weight, stride or step, laid, slices, ahead or factors); one in each module."""
+    """The function (sums, apart, weight, stride or step, laid, slices, ahead, and what is asked for by those that add);
+    one in each module."""
     name, chains = f"niwaki_{'add' if goes_on else 'sum'}_of_pairs_{groups}_{outputs}", SUMS // (groups * outputs)
     if name in module.globals:
         return module.globals[name]
-    kinds = [POINTER, LONG, POINTER, LONG, POINTER, LONG, POINTER if goes_on else LONG]
+    kinds = [POINTER, LONG, POINTER, LONG, POINTER, LONG, LONG] + [POINTER, POINTER] * goes_on
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), name)
     function.linkage = "internal"
     function.attributes.add("noinline")  # kernels get shorter, and are as quick
-    sums, apart, weight, distance, laid, slices, last = function.args
+    sums, apart, weight, distance, laid, slices, ahead, *asked = function.args
     stride, step = (LONG(4), distance) if goes_on else (distance, LONG(4))  # from output to output, word to word
     entry, outer, inner, following, done = (
         function.append_basic_block(each) for each in ("entry", "slices", "words", "following", "done")
@@ -109,13 +117,12 @@ def _function(module, groups: int, outputs: int, goes_on: bool):
     ]
     before = [ir.Constant(FLOATS, None)] * (SUMS)
     if goes_on:
-        factors = [_load(builder, builder.gep(last, [LONG(group * LINE)]), FLOATS) for group in range(groups)]
-        for number, place in enumerate(places):
-            before[number] = builder.fmul(_load(builder, place, FLOATS), factors[number // outputs])
+        before = [_load(builder, place, FLOATS) for place in places]
     builder.branch(outer)
 
     builder.position_at_end(outer)
     number, words, pairs = builder.phi(LONG), builder.phi(POINTER), builder.phi(POINTER)
+    lines = builder.phi(POINTER) if goes_on else None
     so_far = [builder.phi(FLOATS) for _ in range(SUMS)]  # of the second group or of odd words from `outputs` on
     builder.branch(inner)
 
@@ -123,9 +130,13 @@ def _function(module, groups: int, outputs: int, goes_on: bool):
     word = builder.phi(LONG)
     totals = [builder.phi(FLOATS) for _ in range(SUMS)]
     behind = builder.mul(slices, LONG(TILE))  # the second group
-    if not goes_on:
+    if lines is not None:
+        line = builder.gep(lines, [builder.mul(word, ahead)])
+        for number_of_line in range(outputs // OUTPUTS):
+            ask_for(builder, builder.gep(line, [LONG(number_of_line * LINE)]), level=2)
+    else:
         row = builder.and_(builder.udiv(word, LONG(chains)), LONG(outputs - 1))  # a line of each row in every slice
-        ask_for(builder, builder.gep(words, [builder.add(builder.mul(row, stride), last)]))
+        ask_for(builder, builder.gep(words, [builder.add(builder.mul(row, stride), ahead)]))
     after = []
     for chain in range(chains):
         here = builder.add(word, LONG(chain))
@@ -157,6 +168,9 @@ def _function(module, groups: int, outputs: int, goes_on: bool):
         here.add_incoming(builder.gep(here, [length], inbounds=True), following)
     number.add_incoming(LONG(0), entry)
     number.add_incoming(next_number, following)
+    if lines is not None:
+        lines.add_incoming(asked[0], entry)
+        lines.add_incoming(asked[1], following)
     for total, first, latest in zip(so_far, before, after, strict=True):
         total.add_incoming(first, entry)
         total.add_incoming(latest, following)
@@ -202,7 +216,7 @@ def _multiplied(builder, word, pairs, total):
 
 
 Sum = Callable[[Array, int, int, Array, int, int, Array, int, int, int], None]
-Addition = Callable[[Array, int, int, Array, int, int, Array, int, int, Array, int], None]
+Addition = Callable[[Array, int, int, Array, int, int, Array, int, int, Array, int, Array, int, int], None]
 sum_of_one = cast("Sum", _sum_of_one)
 sum_of_two = cast("Sum", _sum_of_two)
 sum_of_tall = cast("Sum", _sum_of_tall)

@@ -244,15 +244,19 @@ def _exp2_16(typing, x):
     def generate(context, builder, signature, args):
         if splits_numbers():
             return power_of_two(builder, args[0], OF_REST)
-        lowest = _constant(-126.0)
-        x = builder.select(builder.fcmp_ordered("<", args[0], lowest), lowest, args[0])
-        shifted = builder.fadd(x, _constant(ROUNDING))
-        r = builder.fsub(x, builder.fsub(shifted, _constant(ROUNDING)))
-        power = _constant(math.log(2) ** 5 / 120)
-        for degree in (4, 3, 2, 1, 0):
-            power = fused(builder, power, r, _constant(math.log(2) ** degree / math.factorial(degree)))
-        exponent = builder.shl(builder.bitcast(shifted, INTS), ir.Constant(INTS, [23] * LANES))
-        return builder.bitcast(builder.add(builder.bitcast(power, INTS), exponent), FLOATS)
+        return _power_by_parts(builder, args[0])
+
+    return VECTOR(x), generate
+
+
+@intrinsic
+def _exp2_roughly(typing, x):
+    """As `exp2_16`, with a relative error below 1e-4 where `splits_numbers`."""
+
+    def generate(context, builder, signature, args):
+        if splits_numbers():
+            return power_of_two(builder, args[0], OF_REST_ROUGHLY)
+        return _power_by_parts(builder, args[0])
 
     return VECTOR(x), generate
 
@@ -274,6 +278,19 @@ def power_of_two(builder, x, of_rest):
     for factor in of_rest[-2::-1]:
         power = fused(builder, power, rest, _constant(factor))
     return _spelt(builder, "vscalefps $2, $1, $0", power, x)
+
+
+def _power_by_parts(builder, x):
+    """2**x in every lane, as `_exp2_16`, by instructions that all have."""
+    lowest = _constant(-126.0)
+    x = builder.select(builder.fcmp_ordered("<", x, lowest), lowest, x)
+    shifted = builder.fadd(x, _constant(ROUNDING))
+    r = builder.fsub(x, builder.fsub(shifted, _constant(ROUNDING)))
+    power = _constant(math.log(2) ** 5 / 120)
+    for degree in (4, 3, 2, 1, 0):
+        power = fused(builder, power, r, _constant(math.log(2) ** degree / math.factorial(degree)))
+    exponent = builder.shl(builder.bitcast(shifted, INTS), ir.Constant(INTS, [23] * LANES))
+    return builder.bitcast(builder.add(builder.bitcast(power, INTS), exponent), FLOATS)
 
 
 def _spelt(builder, text, *values):
@@ -345,6 +362,7 @@ exp16 = cast("Callable[[Vector], Vector]", _exp16)
 largest_lane = cast("Callable[[Vector], np.float32]", _largest_lane)
 sum_of_lanes = cast("Callable[[Vector], np.float32]", _sum_of_lanes)
 exp2_16 = cast("Callable[[Vector], Vector]", _exp2_16)
+exp2_roughly = cast("Callable[[Vector], Vector]", _exp2_roughly)
 swapped = cast("Callable[[Vector, int], Vector]", _swapped)
 apart = cast("Callable[[Vector, Vector], tuple[Vector, Vector]]", _apart)
 between = cast("Callable[[Vector, Vector], tuple[Vector, Vector]]", _between)
