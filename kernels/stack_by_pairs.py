@@ -163,14 +163,14 @@ def attend_by_pairs(
                 else:
                     for column in range(c, c + LANES):
                         store16(mixed, mixed0 + (stack * head_dim + column) * LANES, zeros())
-        first = start // RUN * RUN
+        first = int(start // RUN * RUN)
         last = int(min(first // BLOCK * BLOCK + BLOCK, end))
-        _place(pages, int(first - first_key), last - first_key, page_size, width, head * head_dim, at)
+        _place(pages, first - first_key, last - first_key, page_size, width, head * head_dim, at)
         while first < end:
             for run in range(RUNS):
                 at[run] = at[RUNS + run]
-            behind, is_first = int(min(last + BLOCK, end)), first_key == 0 and first <= start
-            _place(pages, last - first_key, behind - first_key, page_size, width, head * head_dim, at)
+            end_of_next, is_first = int(min(last + BLOCK, end)), first_key == 0 and first <= start
+            _place(pages, last - first_key, end_of_next - first_key, page_size, width, head * head_dim, at)
             _lay_out(v, at, last - first, width, num_heads * slices, values, values0)
             for own in range(num_heads):
                 for block in range(0, blocks, 2):
@@ -241,7 +241,7 @@ def attend_by_pairs(
                                 mixed, target, 0, values, place, to_pair, weights, weights0, halves, k, there, v,
                                 there, ask_step
                             )  # fmt: skip
-            first, last = last, behind
+            first, last = last, end_of_next
         for stack in range(num_heads * blocks):
             own, rows = stack // blocks, stack % blocks * ROWS
             count, first_own = min(ROWS, queries - rows), (head + own) * group

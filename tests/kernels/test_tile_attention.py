@@ -157,6 +157,26 @@ def test_two_threads_do_as_one_does() -> None:
     assert torch.equal(*outs)
 
 
+@pytest.mark.parametrize("page_size", [16, 48])
+@pytest.mark.parametrize(
+    ("start", "rule", "is_shared"),
+    [(4000, PLAIN, True), (300, PLAIN, False), (4000, AttentionRule(window=100), False)],
+    ids=["4000", "300", "window"],
+)
+def test_threads_share_a_row_of_enough_products_whatever_the_size_of_pages(
+    start: int, rule: AttentionRule, is_shared: bool, page_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares = []
+    monkeypatch.setattr(tile_attention, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(tile_attention, "_attend_all", lambda *args: shares.append(1))
+    monkeypatch.setattr(tile_attention, "_attend_parallel", lambda *args: shares.append(len(args[-1]) - 1))
+    num_pages = -(-(start + 15) // page_size)
+    pool = Operand.of(torch.zeros((num_pages, page_size, 2, 64), dtype=torch.bfloat16))
+    q = torch.zeros((15, 4, 64), dtype=torch.bfloat16)
+    attend(q, pool, pool, [PrefillRow(0, 15, start, np.arange(num_pages, dtype=np.int32))], q, rule)
+    assert shares == [2 if is_shared else 1]
+
+
 def test_nan_in_one_query_harms_no_other() -> None:
     keys, values = (Operand.of(pool) for pool in pools_of(0, 16, 2, 64, [0, 1, 2, 3]))
     q = torch.randn((40, 6, 64), generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
