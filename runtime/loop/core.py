@@ -45,6 +45,9 @@ log = logging.getLogger("niwaki.engine")
 # it; one that says nothing again 0.81 times.
 SILENT_STEPS = 16
 
+# Of a prompt so many pieces must be left, none of which wants logits, for those who decode to become arrays beside it.
+STEADY_PIECES = 3
+
 Computed = tuple[torch.Tensor, Sequence[Words | NiwakiError]]  # the logits, and the masks that were filled meanwhile
 
 
@@ -142,6 +145,9 @@ class EngineCore:
         if decoding is not None and self._may_run_ahead(decoding):
             self._run_ahead(decoding)
             return
+        if decoding is not None and decoding.prefills:
+            self._step_beside(decoding)
+            return
         if decoding is not None:
             rows = self._drafted(decoding)
             if rows is not None:
@@ -150,13 +156,12 @@ class EngineCore:
                     self._begin_decoding(decoding)
                 return
             computed = self._compute(decoding.requests, decoding.batch, decoding.masked())
-            if computed is not None and decoding.take_quietly(computed[0]):
-                self.counters.generated_tokens += len(decoding.requests)
-            elif computed is not None:
-                logits, filled = float_logits(computed[0]), computed[1].rows()  # before any matcher moves on
-                if not self._go_on(decoding, decoding.draw(logits, filled), (logits, filled)):
-                    self._settle()
+            if computed is not None:
+                self._take(decoding, *computed)
             return
+        self._step_as_planned()
+
+    def _step_as_planned(self) -> None:
         plan = self._roster.plan()
         if plan.preempt and self._delivery.take_drawn():  # their matchers must not be told of what is drawn again
             plan = self._roster.plan()
@@ -170,7 +175,7 @@ class EngineCore:
         num_running, num_waiting = len(self._roster.running), len(self._roster.waiting)
         most = self._config.step_tokens
         if scheduler.is_steady(plan, num_running, num_waiting=num_waiting, max_batch_tokens=most):
-            self._begin_decoding()
+            self._begin_decoding(num_prompt_tokens=plan.num_tokens - len(plan.rows))
 
     def _run(self, rows: Sequence[tuple[Request, Row]]) -> None:
         masked = [request for request, row in rows if request.is_masked and row.end >= request.length]
@@ -220,18 +225,48 @@ class EngineCore:
 
     # -- a steady batch ---------------------------------------------------------------------------------------------
 
-    def _begin_decoding(self, last: Decoding | None = None) -> None:
+    def _begin_decoding(self, last: Decoding | None = None, *, num_prompt_tokens: int = 0) -> None:
         """After a step of which the next plan would be a repetition: keep the batch as arrays, where it decodes; those
         of the last time where they can be. One token that is left of a prompt is none that was drawn: `_commit` shares
-        and counts it."""
-        requests = list(self._roster.running.values())
-        if last is not None and last.requests == requests and last.resume():
+        and counts it. `num_prompt_tokens`: of the step, beside whoever decoded."""
+        running = list(self._roster.running.values())
+        if last is not None and last.requests == running and last.resume():
             self._decoding = last
-        elif requests and all(r.samples and r.num_pending == 1 and r.prefilled is not None for r in requests):
+            return
+        requests = [r for r in running if r.samples and r.num_pending == 1 and r.prefilled is not None]
+        prefills = [r for r in running if r.prefilled is None] if len(requests) < len(running) else []
+        if not requests or len(requests) + len(prefills) < len(running):
+            return
+        least = max(self._config.page_size, num_prompt_tokens * STEADY_PIECES)
+        lasts = all(r.logits_from - r.num_computed > least for r in prefills) and len(requests) > self._draft_rows
+        if not prefills or (lasts and not (self._runs_ahead or self._roster.waiting)):
             config = self._runner.config
-            self._decoding = Decoding(requests, self._end_ids, config.vocab_size, self._config.page_size)
+            self._decoding = Decoding(requests, self._end_ids, config.vocab_size, self._config.page_size, prefills)
             if not self._runs_ahead:  # whoever does reads tokens behind the next step
                 self._decoding.begin_walk()
+
+    def _step_beside(self, decoding: Decoding) -> None:
+        """A steady batch beside pieces of prompts, as far as these want no logits: only they are planned."""
+        rows = self._roster.pieces(decoding.prefills, len(decoding.requests))
+        may_guess = len(decoding.requests) <= self._draft_rows
+        if may_guess or not rows or any(row.num_logits for _, row in rows):
+            self._settle()
+            self._step_as_planned()
+            return
+        requests = [*decoding.requests, *(request for request, _ in rows)]
+        computed = self._compute(requests, decoding.beside([row for _, row in rows]), decoding.masked())
+        if computed is not None:
+            self._commit(rows)
+            self._take(decoding, *computed)
+
+    def _take(self, decoding: Decoding, logits: torch.Tensor, masks: Masks) -> None:
+        """What a step says to a steady batch."""
+        if decoding.take_quietly(logits):
+            self.counters.generated_tokens += len(decoding.requests)
+            return
+        values, filled = float_logits(logits), masks.rows()  # before any matcher moves on
+        if not self._go_on(decoding, decoding.draw(values, filled), (values, filled)):
+            self._settle()
 
     def _steady(self) -> Decoding | None:
         """The batch of the step before, where it goes on as it is."""

@@ -25,7 +25,7 @@ from niwaki.radix.cache import Cache
 from niwaki.runtime.api import Generation, NiwakiError
 from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.protocol import Matcher
-from niwaki.runtime.forward.runner import Batch
+from niwaki.runtime.forward.runner import Batch, Row
 from niwaki.runtime.loop.ahead import Flight, drawing_of
 from niwaki.runtime.loop.led import Filled, Led
 from niwaki.runtime.loop.roster import pages_of
@@ -44,9 +44,17 @@ STEADY_STEPS = 4
 class Decoding:
     """`requests` stand in the order of the batch; a *place* is an index into it."""
 
-    def __init__(self, requests: Sequence[Request], end_ids: Collection[int], vocab_size: int, page_size: int) -> None:
-        """Of each request all tokens but the last are computed."""
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        end_ids: Collection[int],
+        vocab_size: int,
+        page_size: int,
+        prefills: Sequence[Request] = (),
+    ) -> None:
+        """Of each request all tokens but the last are computed. `prefills`: of whom pieces are computed beside it."""
         self.requests = list(requests)
+        self.prefills = prefills
         self.num_steps = 0
         self._page_size = page_size
         count = len(requests)
@@ -99,6 +107,27 @@ class Decoding:
     def _lay_out(self) -> None:
         spans = Spans(self._starts, np.ones(len(self.requests), np.int64), self._table, self._held)
         self.batch = Batch(self._token_ids, spans, None, as_computed=True)
+
+    def beside(self, pieces: Sequence[Row]) -> Batch:
+        """The batch with pieces of prompts behind it, which want no logits."""
+        count = len(self.requests)
+        ends = [-(-row.end // self._page_size) for row in pieces]
+        more = Spans.of_columns(
+            [row.start for row in pieces],
+            [len(row.token_ids) for row in pieces],
+            [row.page_ids[:end] for row, end in zip(pieces, ends, strict=True)],
+        )
+        table = np.zeros((count + len(pieces), max(self._table.shape[1], more.table.shape[1])), np.int32)
+        table[:count, : self._table.shape[1]] = self._table
+        table[count:, : more.table.shape[1]] = more.table
+        spans = Spans(
+            np.concatenate([self._starts, more.starts]),
+            np.concatenate([np.ones(count, np.int64), more.counts]),
+            table,
+            np.concatenate([self._held, more.held]),
+        )
+        ids = np.concatenate([self._token_ids, *(row.token_ids for row in pieces)])
+        return Batch(ids, spans, np.arange(count), as_computed=True)
 
     # -- before the forward pass --------------------------------------------------------------------------------------
 

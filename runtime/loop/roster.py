@@ -175,11 +175,35 @@ class Roster:
         self._num_steps += 1
         now = time.perf_counter()
         has_row = {step.id for step in plan.rows}
-        for request in self.running.values():  # a prefill that a higher priority holds up waits, too
-            if request.id in has_row:
-                _end_wait(request, now)
-            elif request.waits_since is None and request.num_computed < request.num_to_compute:
-                request.waits_since = now
+        for request in self.running.values():
+            _note_row(request, now, has_row=request.id in has_row)
+        return self._rows_of(plan)
+
+    def pieces(self, prefills: Sequence[Request], num_beside: int) -> list[tuple[Request, Row]]:
+        """Rows of prompts for the next step, beside `num_beside` rows that go on as they are; nobody waits who could
+        find a place. None where a plan of all must say more."""
+        now = time.perf_counter()
+        room = plans.Room(
+            free_pages=self._cache.num_free + self._cache.num_evictable,
+            page_size=self._config.page_size,
+            max_batch_tokens=self._config.step_tokens - num_beside,
+            max_running=self._config.max_running_requests,
+            max_prompt_tokens=self._prompt_tokens(now),
+            keys_per_token=self._keys_per_token,
+            now=now,
+        )
+        room = self._room_for_higher(room, {request.params.priority for request in self.running.values()}, now)
+        running = [self._as_running(request, now, is_short=False) for request in prefills]
+        plan = scheduler.plan((), running, room, self._policy)
+        if plan.preempt:
+            return []
+        has_row = {step.id for step in plan.rows}
+        for request in prefills:
+            _note_row(request, now, has_row=request.id in has_row)
+        return self._rows_of(plan)
+
+    def _rows_of(self, plan: plans.Plan) -> list[tuple[Request, Row]]:
+        """Its rows, each with its pages."""
         page_size = self._config.page_size
         batch: list[tuple[Request, Row]] = []
         logits_left = self._most_logits
@@ -343,8 +367,12 @@ def _waits_from(request: Request) -> float:
     return request.waits_since - request.waited_seconds
 
 
-def _end_wait(request: Request, now: float) -> None:
-    request.waited_seconds, request.waits_since = _waited(request, now), None
+def _note_row(request: Request, now: float, *, has_row: bool) -> None:
+    """Of a step. A prefill that a higher priority holds up waits, too."""
+    if has_row:
+        request.waited_seconds, request.waits_since = _waited(request, now), None
+    elif request.waits_since is None and request.num_computed < request.num_to_compute:
+        request.waits_since = now
 
 
 def _is_read(request: Request) -> bool:

@@ -1,10 +1,12 @@
 """W17: what the host does in each step, by part, while the model costs nothing. Prints a table, can write JSON.
 
-Run it as `python -m tests.benchmarks.bench_host [--streamed] [--ahead] [--json PATH] [--profile BATCH]`. The core runs
-decoding requests against a model that returns the same logits at once. Medians over runs of 16 steps, in which each
-request takes one page, of processor time: other work on the machine still slows it by the caches that it takes. With
-`--streamed` somebody reads every token of every request as it comes; with `--ahead` steps are launched before the last
-one's tokens are read, as on a GPU. Budgets in all: 53, 156 and 522 microseconds at batch 1, 32 and 256.
+Run it as `python -m tests.benchmarks.bench_host [--streamed] [--ahead] [--beside] [--json PATH] [--profile BATCH]`. The
+core runs decoding requests against a model that returns the same logits at once. Medians over runs of 16 steps, in
+which each request takes one page, of processor time: other work on the machine still slows it by the caches that it
+takes. With `--streamed` somebody reads every token of every request as it comes; with `--ahead` steps are launched
+before the last one's tokens are read, as on a GPU; `--beside` takes steps alone, beside pieces of prompts of 3,000
+tokens, and beside these with every step planned, in turn.
+Budgets in all: 53, 156 and 522 microseconds at batch 1, 32 and 256.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import cProfile
 import gc
+import itertools
 import json
 import pstats
 import statistics
@@ -31,6 +34,7 @@ from niwaki.runtime.bundled import MODEL_DIR
 from niwaki.runtime.checkpoint.loader import read_model_folder
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.forward.runner import Batch
+from niwaki.runtime.loop import core as loop_core
 from niwaki.runtime.loop import decoding
 from niwaki.runtime.loop.core import EngineCore
 from niwaki.runtime.options.config import EngineConfig
@@ -41,6 +45,8 @@ PAGE_SIZE = 16
 BUDGETS = {1: 53.0, 32: 156.0, 256: 522.0}
 STEPS, WARM_STEPS = 320, 24
 PROMPT = 24
+PIECE = 128  # tokens of a prompt beside streams, as of a small model
+ROUNDS = 5
 
 
 class StubRunner:
@@ -96,13 +102,17 @@ def timed(owner: object, name: str, spent: dict[str, float]) -> None:
     setattr(owner, name, call)
 
 
-def core_with(batch: int, *, is_streamed: bool, runs_ahead: bool) -> tuple[EngineCore, StubRunner]:
-    """A core in which `batch` requests decode, each on a prompt of its own."""
+def core_with(
+    batch: int, *, is_streamed: bool, runs_ahead: bool, piece: int | None = None
+) -> tuple[EngineCore, StubRunner]:
+    """A core in which `batch` requests decode, each on a prompt of its own. `piece`: of prompts beside streams."""
     length = PROMPT + 2 * STEPS + WARM_STEPS + 64
-    num_pages = batch * (length // PAGE_SIZE + 4) + 64
+    num_pages = batch * (length // PAGE_SIZE + 4) + 512
     runner = StubRunner(num_pages)
     tokenizer = Tokenizer(MODEL_DIR)
-    config = EngineConfig(max_running_requests=max(256, batch), chunked_prefill_size=16384)
+    config = EngineConfig(
+        max_running_requests=max(256, batch), chunked_prefill_size=16384, streaming_prefill_size=piece
+    )
     core = EngineCore(runner, tokenizer, config, num_pages, runs_ahead=runs_ahead)  # type: ignore[arg-type]  # what it asks
     rng = np.random.default_rng(0)
     params = SamplingParams(max_new_tokens=length - PROMPT, temperature=0.0, ignore_eos=True)
@@ -162,6 +172,39 @@ def seconds_of_a_page(core: EngineCore) -> float:
     return time.thread_time() - start
 
 
+def beside(batch: int) -> tuple[float, float, float]:
+    """Microseconds a step: alone, beside pieces of prompts, and beside them with each step planned."""
+    core, _ = core_with(batch, is_streamed=False, runs_ahead=False, piece=PIECE)
+    tokenizer, rng = Tokenizer(MODEL_DIR), np.random.default_rng(1)
+    last = Generation()
+    last.add_delta_callback(lambda delta: None)  # somebody reads: prompts come in small pieces
+    numbers = itertools.count(batch)
+
+    def step(*, has_prompt: bool) -> float:
+        """Seconds of one; where a prompt begins or ends they count for nothing."""
+        if has_prompt and len(core._roster.running) == batch:
+            ids = rng.integers(16, 2000, 3000, dtype=np.int32)
+            params = SamplingParams(max_new_tokens=1)
+            core.submit([Request(next(numbers), GenerateJob(last, 1), 0, ids, params, tokenizer)])
+            core.step()
+        start = time.thread_time()
+        core.step()
+        seconds = time.thread_time() - start
+        return seconds if len(core._roster.running) == batch + has_prompt else step(has_prompt=has_prompt)
+
+    found: list[list[float]] = [[], [], []]
+    kept = loop_core.STEADY_PIECES
+    for _ in range(ROUNDS):
+        for place, (has_prompt, pieces) in enumerate([(False, kept), (True, kept), (True, 1 << 30)]):
+            loop_core.STEADY_PIECES = pieces
+            while not has_prompt and len(core._roster.running) > batch:
+                core.step()
+            found[place] += [step(has_prompt=has_prompt) for _ in range(PAGE_SIZE)]
+    loop_core.STEADY_PIECES = kept
+    alone, arrays, planned = (statistics.median(column) * 1e6 for column in found)
+    return alone, arrays, planned
+
+
 def table(measured: Sequence[HostTime]) -> str:
     names = list(measured[0].parts)
     lines = [f"{'us a step, median':<28}" + "".join(f"{f'batch {one.batch}':>12}" for one in measured)]
@@ -181,8 +224,14 @@ def main() -> None:
     parser.add_argument(
         "--ahead", action="store_true", help="each step is launched before the last one's tokens are read"
     )
+    parser.add_argument("--beside", action="store_true", help="alone and beside pieces of prompts, in turn")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.beside:
+        print(f"{'us a step, median':>17}  {'alone':>7}  {'beside':>7}  {'planned':>7}")
+        for batch in (12, 32, 128):
+            print(f"{batch:>17}" + "".join(f"  {one:>7.1f}" for one in beside(batch)), flush=True)
+        return
     if options.profile:
         measure(options.profile, is_streamed=options.streamed, runs_ahead=options.ahead, profile=True)
         return

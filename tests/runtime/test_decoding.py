@@ -15,18 +15,25 @@ from niwaki.runtime.api import (
     Choices,
     ConstraintError,
     Delta,
+    Generation,
     GenerationError,
     Grammar,
     JsonSchema,
     Output,
     Regex,
     SamplingParams,
+    Segment,
 )
 from niwaki.runtime.api.readiness import readiness
 from niwaki.runtime.constraints.matcher import AutomatonMatcher
 from niwaki.runtime.constraints.protocol import MaskRow
+from niwaki.runtime.engine import Engine
 from niwaki.runtime.forward.runner import Batch
-from niwaki.runtime.loop import delivery, plans, scheduler
+from niwaki.runtime.loop import core, delivery, plans, scheduler
+from niwaki.runtime.loop.core import EngineCore
+from niwaki.runtime.loop.counters import Counters
+from niwaki.runtime.loop.decoding import Decoding
+from tests.benchmarks.stepping import Stepped, answer, come_to_rest
 from tests.formula import Host, mixed
 from tests.toy import make_model
 
@@ -287,3 +294,70 @@ def test_a_row_that_is_not_finite_fails_alone(folder: Path, monkeypatch: pytest.
     monkeypatch.setattr(host.runner, "forward", whole)
     assert isinstance(host.generations.pop(0).error(), GenerationError)
     assert host.run() == calm.run()[1:]
+
+
+@pytest.mark.parametrize("kinds", [KINDS, CONSTRAINED], ids=["free", "constrained"])
+def test_who_decodes_goes_on_as_arrays_beside_pieces_of_prompts(
+    kinds: list[SamplingParams], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And gives what single steps give: whoever ends meanwhile, and when the prompt has come."""
+    nobody_sits_out(monkeypatch)
+
+    def beside() -> tuple[int, list[Output], Counters]:
+        host = Host(folder, chunk=24)
+        num_beside = 0
+
+        def step() -> None:
+            nonlocal num_beside
+            decoding = host.core._decoding
+            num_beside += decoding is not None and bool(decoding.prefills)
+            host.step()
+
+        for first in (0, 5):
+            for index, params in enumerate(kinds[first : first + 5]):
+                host.submit(params, 3 + index)
+            for _ in range(5):
+                step()
+            host.submit(replace(DRAWN, max_new_tokens=20), 230)
+            host.submit(kinds[first], 120)
+            while host.core.has_work:
+                step()
+        return num_beside, host.run(), host.core.counters
+
+    num_beside, outputs, counters = beside()
+    assert one_by_one(monkeypatch, beside) == (0, outputs, counters)
+    assert num_beside > 10
+
+
+def test_what_is_computed_beside_arrays_is_what_is_computed_in_planned_steps(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys and values of prompts and of those who decode, by a model that reads them."""
+    texts = [f"the cat {'sat on the mat and ' * number}" for number in (1, 2, 3, 5, 60, 40)]
+    num_beside: list[int] = []
+    step_beside = EngineCore._step_beside
+
+    def counted(core: EngineCore, decoding: Decoding) -> None:
+        num_beside.append(len(decoding.requests))
+        step_beside(core, decoding)
+
+    monkeypatch.setattr(EngineCore, "_step_beside", counted)
+    found: list[list[tuple[int, ...]]] = []
+    counts: list[int] = []
+    for pieces in (core.STEADY_PIECES, 1 << 30):
+        monkeypatch.setattr(core, "STEADY_PIECES", pieces)
+        with Stepped(folder, kv_tokens=4096, chunked_prefill_size=16, deterministic=True) as engine:
+            running = [begun(engine, text) for text in texts[:4]]
+            for _ in range(6):
+                engine.turn()
+            running += [begun(engine, text) for text in texts[4:]]
+            found.append([answer(engine, generation)[0].token_ids for generation in running])
+            come_to_rest(engine)
+        counts.append(len(num_beside))
+    assert found[0] == found[1]
+    assert counts[0] == counts[1] > 5, "none in the second"
+
+
+def begun(engine: Engine, text: str) -> Generation:
+    params = replace(GREEDY, max_new_tokens=60)
+    return engine.backend.generate(engine.backend.open(), [Segment(text)], params)
