@@ -6,6 +6,7 @@ Owns nothing that changes but the effort that it is given; places are looked at,
 from __future__ import annotations
 
 from bisect import bisect_left
+from functools import cached_property
 from operator import attrgetter
 from typing import Final
 
@@ -27,13 +28,17 @@ class KnownEnds:
         self.words = words
         self.shortest = shortest
         self.endings = (shortest, *([words.ending(source.other)] if source.other else []))
-        self.rests = [(ending, *ending.written_rests()) for ending in self.endings]
         self.closings, self.array_ends = source.closings, source.array_ends
         commitments = source.commitments
         self.value = commitments.value
         # Not for each of 131,072 tokens: they are of a few dozen kinds.
         self._costs: list[int] = [max(plain, commitments.inside) + num * self.value for plain, num in words.cost_kinds]
         self.highest_cost = max(self._costs) + self.value
+
+    @cached_property
+    def rests(self) -> list[tuple[Ending, list[int], list[int]]]:
+        """Of each ending those that are tried: of how many tokens, and from which byte on. Few texts ask."""
+        return [(ending, *ending.written_rests()) for ending in self.endings]
 
     def cost(self, token_id: int) -> int:
         """By how much the token may move an end away, beside what its last opening byte begins."""

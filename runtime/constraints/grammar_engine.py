@@ -72,10 +72,11 @@ class GrammarConstraint:
         self._start: Native = native
         if source.layout:
             self._start = DistinctMatcher(native, Layout(json.loads(source.layout)), words.pieces)
-        first = self._start.deep_copy()
-        first.compute_bitmask()
-        if first.is_error():  # a limit of the engine that this vocabulary meets, though single bytes did not
-            raise ConstraintError(f"it is too complex for this vocabulary: {short_reason(first.get_error())}")
+        # Not of a copy: what is found out about the start goes to every text, whose first mask takes a third then.
+        row, address = words.scratch()
+        self._start.unsafe_compute_mask_ptr(address, row.nbytes)
+        if self._start.is_error():  # a limit of the engine that this vocabulary meets, though single bytes did not
+            raise ConstraintError(f"it is too complex for this vocabulary: {short_reason(self._start.get_error())}")
         shortest = self._verified(source.shortest) if source.shortest else words.nothing
         self.ends = KnownEnds(words, shortest, source)
 

@@ -23,6 +23,9 @@ MAX_STEPS: Final = 16_384  # of one constraint
 WALKED: Final = 64  # steps before matchers are told
 
 
+_NO_SLOTS: Final[Int64s] = np.full((1, 5), NO_STEP, np.int64)
+
+
 class StepTable:
     """Which place a token leads to from another one, where that needs nobody's look: it may follow, nothing is forced
     behind it, and the mask there was known when it was added. A place is any number below 2**31.
@@ -32,7 +35,7 @@ class StepTable:
     """
 
     def __init__(self) -> None:
-        self.slots: Int64s = np.full((FIRST_SLOTS, 5), NO_STEP, np.int64)
+        self.slots = _NO_SLOTS  # most constraints have none; another array with the first one
         self._num_steps = 0
         self._lock = threading.Lock()
 
@@ -45,8 +48,9 @@ class StepTable:
         with self._lock:
             if self._num_steps == MAX_STEPS:
                 return
-            if 2 * self._num_steps == len(self.slots):
-                slots = np.full((4 * len(self.slots), 5), NO_STEP, np.int64)
+            if self.slots is _NO_SLOTS or 2 * self._num_steps == len(self.slots):
+                size = FIRST_SLOTS if self.slots is _NO_SLOTS else 4 * len(self.slots)
+                slots = np.full((size, 5), NO_STEP, np.int64)
                 for step in self.slots[self.slots[:, KEY] != NO_STEP]:
                     _put(slots, step)
                 self.slots = slots  # at once: who walks sees the one or the other

@@ -244,6 +244,8 @@ def test_a_table_finds_all_that_was_added_and_nothing_else() -> None:
             known.go()
             assert [way for _, way in known.ways()] == [([added[place, token_id]], [3], [token_id])]
             known = Walk([Standing(table, place, 2)], [0])
+        fresh = Walk([Standing(StepTable(), place, 2)], [0])
+        assert not fresh.knows(np.array(mine[:1]), none[:1] + 100, none[:1]), "each table has steps of its own"
 
 
 def test_a_walk_goes_only_where_an_end_is_known_to_fit_and_stops_to_tell() -> None:
