@@ -13,6 +13,7 @@ from niwaki.radix.summary import BLOCK_TOKENS
 REQUEST_TOKENS = 64
 MAX_SENT = 100_000  # marks; should summaries stay away
 RECENT = 256  # requests whose marks are in use
+MAX_OVER = 1024  # ends that wait for their beginning: of a request that was not taken it never comes
 
 
 @dataclass(slots=True)
@@ -23,6 +24,7 @@ class _Replica:
     sent: set[bytes] = field(default_factory=set)  # since the last summary, which did not tell of it
     sent_before: set[bytes] = field(default_factory=set)  # since the one before; the last may be too old to tell of it
     running: set[str] = field(default_factory=set)  # ids of requests
+    over: dict[str, None] = field(default_factory=dict)  # those of which the end was told, but not yet the beginning
     in_use: Counter[bytes] = field(default_factory=Counter)  # marks, by how many recent requests began like it
 
     def num_held(self, marks: Sequence[bytes]) -> int:
@@ -90,11 +92,15 @@ class Routing:
         replica.sent_before -= new
 
     def begin(self, name: str, request_id: str, marks: Sequence[bytes] = ()) -> None:
-        """A replica took a request."""
-        if name not in self._replicas:
+        """A replica took a request. Of the shortest ones this may be told behind their end."""
+        replica = self._replicas.get(name)
+        if replica is None:
             return
-        self._replicas[name].running.add(request_id)
-        self._replicas[name].in_use.update(marks)
+        if request_id in replica.over:
+            del replica.over[request_id]
+        else:
+            replica.running.add(request_id)
+        replica.in_use.update(marks)
         self._recent.append((name, marks))
         if len(self._recent) > RECENT:
             past, old = self._recent.popleft()
@@ -107,5 +113,12 @@ class Routing:
 
     def end(self, name: str, request_id: str) -> None:
         """A request is over, however it ended, or was not taken."""
-        if name in self._replicas:
-            self._replicas[name].running.discard(request_id)
+        replica = self._replicas.get(name)
+        if replica is None:
+            return
+        if request_id in replica.running:
+            replica.running.remove(request_id)
+            return
+        replica.over[request_id] = None
+        if len(replica.over) > MAX_OVER:
+            del replica.over[next(iter(replica.over))]

@@ -98,6 +98,27 @@ def test_a_replica_that_is_gone_is_forgotten_and_a_new_one_begins_empty() -> Non
     assert two.ranked(LONG) == ["b", "c"]
 
 
+def test_a_request_that_is_told_to_be_over_before_it_is_told_to_have_begun_weighs_nothing() -> None:
+    """As Ray tells of the shortest ones."""
+    two = routing("a", "b")
+    for number in range(9):
+        two.end("a", str(number))
+        two.begin("a", str(number), LONG)
+    assert two.ranked([]) == ["a", "b"]
+    two.begin("a", "0")  # another one of that name
+    assert two.ranked([]) == ["b", "a"]
+
+
+def test_ends_of_what_never_began_are_not_kept_for_ever() -> None:
+    """A request that was not taken has no beginning."""
+    one = routing("a")
+    for number in range(5000):
+        one.end("a", str(number))
+    assert len(one._replicas["a"].over) < 5000
+    one.begin("a", "4999")
+    assert not one._replicas["a"].running
+
+
 def hit_rate(caches: list[Cache], order: list[TokenIds], *, is_routed: bool, late: int = 0) -> float:
     """Of all prompt tokens, those found in the cache of the replica that each prompt was sent to. It is told that a
     request is over when `late` others have begun."""
