@@ -100,6 +100,8 @@ def deploy(model: Path | None, options: Mapping[str, object], config: ReplicaCon
 
     from niwaki.runtime.replicas.replica import PrefixRouter, Replica
 
+    # Loading Serve has set it to tell whatever it does on stderr, a line for each client that leaves among it.
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(proxy_location="Disabled")  # it is our server that listens
     number: dict[str, object] = {"num_replicas": config.lowest}
     if config.highest > config.lowest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
 
@@ -18,7 +20,7 @@ import httpx2
 import numpy as np
 import pytest
 
-from niwaki.runtime.api import Choices, Output, SamplingParams, Segment
+from niwaki.runtime.api import Cancelled, Choices, Output, SamplingParams, Segment
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.replicas.config import ReplicaConfig
@@ -110,6 +112,20 @@ def test_a_client_that_leaves_stops_its_generation(engines: RayEngines, client: 
     while engines.backend.usage().get("requests_running") != 0:
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_serve_says_nothing_of_clients_that_leave(engines: RayEngines, caplog: pytest.LogCaptureFixture) -> None:
+    told = logging.getLogger("ray.serve")  # it hands nothing on to the root
+    told.addHandler(caplog.handler)
+    ids = np.arange(300, 340, dtype=np.int32)
+    running = [engines.backend.start(ids, ONE, streams=False) for _ in range(100)]
+    for one in running:
+        one.cancel()
+    for one in running:
+        with suppress(Cancelled):
+            one.result(120)
+    told.removeHandler(caplog.handler)
+    assert not caplog.messages
 
 
 def test_what_is_over_no_longer_weighs_at_its_replica(engines: RayEngines) -> None:
