@@ -32,7 +32,9 @@ def connected(address: str | None) -> Iterator[Any]:
         try:
             ray.init(address, **QUIET)
         except ConnectionError as error:
-            raise ConfigError(f"no Ray cluster at {address}: {error}") from error
+            # Not set unasked: where the cluster knows no token, a driver that wants one waits for ever.
+            hint = "" if "RAY_AUTH_MODE" in os.environ else "; if it asks for a token, set RAY_AUTH_MODE=token"
+            raise ConfigError(f"no Ray cluster at {address}: {error}{hint}") from error
     try:
         yield ray
     finally:
