@@ -115,7 +115,13 @@ from niwaki.kernels.segments import Int32s, Int64s
 from niwaki.kernels.silu_mul import silu_mul_rows
 from niwaki.kernels.store_kv import rope_store_rows
 from niwaki.kernels.tile_attention import attend_heads
-from niwaki.kernels.tiles import WHOLE
+from niwaki.kernels.tiles import WHOLE, has_matrix_unit
+
+# A single token, of a long row whose last one alone is wanted, goes as one that decodes: a stack of it takes as long as
+# of sixteen queries. Keys near, of 1,000 and 4,000: 0.43 and 0.46 of the time (niwaki-tiny), 0.68 and 0.79 (L15), 0.41
+# and 0.79 (L60); out of memory 0.8 to 1.2. Two tokens take 0.8 to 1.4 (EPYC, Zen 4, 28 November 2026, one thread beside
+# other work). Nobody timed it by a matrix unit.
+ONE_ALONE = not has_matrix_unit()
 
 
 @jit()
@@ -419,6 +425,7 @@ def _read_own(block: Int64s, line: Int64s, piece: int, size: int, like: Array) -
     stacks = stacks_of_rows(block, line)
     shares = shares_of_heads(block, stacks)
     in_long_rows = stacks * shares
+    table = rows_at(block[TABLE], block[TABLE_ROWS], block[TABLE_WIDTH], WORDS)
     if piece < in_long_rows:
         place, token, end_token = place_of(block, line, piece // shares)
         number = rows_at(block[LONG], block[NUM_LONG], 5, block)[place]
@@ -443,16 +450,24 @@ def _read_own(block: Int64s, line: Int64s, piece: int, size: int, like: Array) -
         ends = np.empty(queries.shape[0], np.int32)
         for i in range(queries.shape[0]):
             ends[i] = queries[i] + start + 1 - first
+        first_head, last_head = kv_heads * share // shares, kv_heads * (share + 1) // shares
+        if ONE_ALONE and queries.shape[0] == 1:
+            where = np.empty((2, 1), np.int32)
+            where[0, 0], where[1, 0] = row, first_key
+            decode_items(
+                q, keys, values, table, queries, where[0], ends, where[1], mixed, lse, NO_SINKS, out, scale, whole,
+                whole, NO_CAP, first_head, last_head
+            )  # fmt: skip
+            return
         attend_heads(
             q, keys, values, pages, queries, ends, first_key, mixed, lse, NO_SINKS, out, is_shared,
-            scale, whole, whole, NO_CAP, WHOLE, kv_heads * share // shares, kv_heads * (share + 1) // shares
+            scale, whole, whole, NO_CAP, WHOLE, first_head, last_head
         )  # fmt: skip
         return
     queries = block[NUM_QUERIES]
     first_item = (piece - in_long_rows) * size
     decode_items(
-        q, keys, values, rows_at(block[TABLE], block[TABLE_ROWS], block[TABLE_WIDTH], WORDS),
-        row_at(block[TOKEN], queries, WORDS), row_at(block[TABLE_ROW], queries, WORDS),
+        q, keys, values, table, row_at(block[TOKEN], queries, WORDS), row_at(block[TABLE_ROW], queries, WORDS),
         row_at(block[LENGTH], queries, WORDS), row_at(block[FIRST_KEY], queries, WORDS), mixed, lse, NO_SINKS, out,
         scale, whole, whole, NO_CAP, first_item, min(first_item + size, queries * kv_heads)
     )  # fmt: skip
