@@ -217,7 +217,7 @@ def _filled(
     under_way = Prefilling(room.page_size, waiting)
     for prefill in running:
         if prefill.num_pending > 1 and prefill.ids is not None:
-            under_way.add(prefill.ids, prefill.namespace)
+            under_way.add(prefill.ids, prefill.namespace, prefill.priority)
     prefills.sort(key=lambda each: -_rank_of_running(each))
     passing, long = _NOBODY, prefills[0] if prefills else None
     if policy == "lpm" and not urgent and prefills and step.is_filled_by(prefills[0]):

@@ -81,6 +81,15 @@ def test_a_high_priority_does_not_wait_for_the_prefill_of_a_low_one() -> None:
     assert engine.preemptions == 0
 
 
+def test_a_high_priority_does_not_wait_for_what_a_low_one_computes_of_the_same_prompt() -> None:
+    """That comes in small pieces, or not at all while others of the high priority have theirs."""
+    twin = Running(1, 640, 128, 40, max_new_tokens=10, ids=tokens(0, 640))
+    asked = Waiting(9, tokens(0, 512), max_new_tokens=8, num_cached=128, num_locked_pages=8, priority=1)
+    assert plan([asked], [twin], ROOM).admit == (9,)
+    assert plan([replace(asked, priority=0)], [twin], ROOM).admit == ()
+    assert plan([asked], [replace(twin, priority=1)], ROOM).admit == ()
+
+
 def test_a_low_prefill_is_not_held_up_for_ever_by_a_stream_of_high_ones() -> None:
     low = Request(0, tokens(0, 640), max_new_tokens=2)
     stream = [Request(1 + i, tokens(1 + i, 64), max_new_tokens=2, arrives=1 + i, priority=1) for i in range(256)]
