@@ -9,7 +9,7 @@ import threading
 import pytest
 
 import niwaki as nw
-from niwaki.lang.scripted import Script
+from niwaki.lang.scripted_answers import Script
 from niwaki.lang.state import State
 from niwaki.runtime.api import Choices, Regex, SamplingParams, Segment
 
