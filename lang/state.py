@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, Literal, NoReturn, Self, SupportsIndex, TypeAlias, cast, overload
 
 from niwaki.lang.awaited import Awaited
+from niwaki.lang.blocks import Block
 from niwaki.lang.executor import Executor
 from niwaki.lang.expressions import role
 from niwaki.lang.foreign_names import FORKS, STATE, public
@@ -278,13 +279,21 @@ class State(NoContent, Generic[R_co]):
         """
         return iterate(self._executor, name or var_name, outside=self._is_outside)
 
-    def stream_value(self, name: str) -> ValueStream:
+    @overload
+    def stream_value(self, name: str) -> ValueStream[object]: ...
+    @overload
+    def stream_value(self, name: str, dtype: TypeForm[T]) -> ValueStream[T]: ...
+    def stream_value(self, name: str, dtype: TypeForm[T] | None = None) -> ValueStream[T] | ValueStream[object]:
         """The variable's value as it fills, for `for` and for `async for`: partial ones, and at last `state[name]`.
 
         A partial value of a model or a dataclass is of that class, not validated, with None in the fields to come; a
         text grows, also inside such a value; numbers, bools, Literals and Enums come when they are whole.
+        `dtype` is what a type checker then takes all of them for, as in `get_var`.
+
+        Raises:
+            ProgramError: the finished value is not of that type.
         """
-        return ValueStream(self._executor, _variable_name(name), outside=self._is_outside)
+        return ValueStream(self._executor, _variable_name(name), dtype, outside=self._is_outside)
 
     @overload
     def text_async_iter(
@@ -355,22 +364,6 @@ class State(NoContent, Generic[R_co]):
             return Block(self._executor, RoleBegin(name), RoleEnd(name))
         self._executor.submit(role(name, content).nodes, here())
         return None
-
-
-class Block:
-    """What `with state.user():` and `with state.var_scope("x"):` enter: one node at the start, one at the end."""
-
-    def __init__(self, executor: Executor, begin: RoleBegin | ScopeBegin, end: RoleEnd | ScopeEnd) -> None:
-        self._executor = executor
-        self._begin = begin
-        self._end = end
-
-    def __enter__(self) -> None:
-        self._executor.submit((self._begin,), here())
-
-    def __exit__(self, *error: object) -> None:
-        # Also after an exception: whoever catches it finds no turn left open.
-        self._executor.submit((self._end,), here())
 
 
 ForkContent: TypeAlias = "Content | Callable[[int], Content]"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar, cast
 
 from niwaki.lang.executor import Executor
 from niwaki.lang.meta import PieceInfo
 from niwaki.lang.partial import NOTHING, partial_value
 from niwaki.lang.transcript import Cursor
+from niwaki.lang.typed import as_type
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -76,25 +80,29 @@ class AsyncTexts(AsyncStream[str]):
         return (await anext(self._pieces))[0]
 
 
-class ValueStream(AsyncStream[object]):
-    """A variable's value as it fills, for `for` and for `async for`; the finished one comes last."""
+class ValueStream(AsyncStream[T_co]):
+    """A variable's value as it fills, for `for` and for `async for`; the finished one comes last.
 
-    def __init__(self, executor: Executor, name: str, *, outside: bool) -> None:
+    With a `dtype` that one is held against it; those before are made by the type of the gen, and taken for T_co.
+    """
+
+    def __init__(self, executor: Executor, name: str, dtype: TypeForm[T_co] | None, *, outside: bool) -> None:
         self._executor = executor
         self._name = name
+        self._dtype = dtype
         self._cursor = Cursor(name, outside)
         self._text = ""
         self._last: object = NOTHING
         self._is_done = False
 
-    def __iter__(self) -> Iterator[object]:
+    def __iter__(self) -> Iterator[T_co]:
         while (piece := self._executor.next_piece(self._cursor)) is not None:
             if self._grows_by(piece):
-                yield self._last
+                yield cast("T_co", self._last)
         if self._ends_as(self._executor.variable(self._name, outside=self._cursor.outside)):
-            yield self._last
+            yield cast("T_co", self._last)
 
-    async def __anext__(self) -> object:
+    async def __anext__(self) -> T_co:
         while not self._is_done:
             piece = await self._executor.next_piece_async(self._cursor)
             if piece is None:
@@ -104,7 +112,7 @@ class ValueStream(AsyncStream[object]):
             else:
                 has_news = self._grows_by(piece)
             if has_news:
-                return self._last
+                return cast("T_co", self._last)
         raise StopAsyncIteration
 
     def _grows_by(self, piece: str) -> bool:
@@ -117,6 +125,8 @@ class ValueStream(AsyncStream[object]):
 
     def _ends_as(self, value: object) -> bool:
         """The finished value comes last in any case, as only it is validated; a text that came whole is finished."""
+        if self._dtype is not None:
+            as_type(value, self._dtype, self._name)
         return self._becomes(value) or not isinstance(value, str)
 
     def _becomes(self, value: object) -> bool:

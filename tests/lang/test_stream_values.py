@@ -10,7 +10,7 @@ import json
 import re
 import threading
 from itertools import pairwise
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, Literal, TypedDict, assert_type
 
 import pydantic
 import pytest
@@ -52,6 +52,24 @@ class Color(enum.Enum):
 
 
 ADA = '{"name":"Ada Lovelace","age":36,"pets":[{"name":"Rex","legs":4}]}'
+
+
+def test_a_type_checker_takes_the_values_for_what_the_last_one_is_held_to() -> None:
+    @nw.function
+    def f(s: State) -> None:
+        s += "Who? " + nw.gen("who", dtype=Person)
+
+    state = f.run(backend=nw.ScriptedBackend({"Who? ": ADA}))
+    for value in state.stream_value("who", Person):
+        assert assert_type(value, Person).name == "Ada Lovelace"
+
+    async def last() -> Person:
+        return [value async for value in state.stream_value("who", Person)][-1]
+
+    assert asyncio.run(last()) == state["who"]
+    assert assert_type(next(iter(state.stream_value("who"))), object) == state["who"]
+    with pytest.raises(nw.ProgramError, match=r"variable 'who' is Person\(.*\), which is no Pet"):
+        list(state.stream_value("who", Pet))
 
 
 @pytest.mark.parametrize(
