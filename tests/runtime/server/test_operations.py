@@ -289,7 +289,11 @@ def family(pid: int) -> Iterator[int]:
     """A process and all below it."""
     yield pid
     for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
+        try:
+            children = (task / "children").read_text().split()
+        except FileNotFoundError:  # a thread that has ended meanwhile
+            continue
+        for child in children:
             yield from family(int(child))
 
 
