@@ -115,7 +115,7 @@ class ScriptedBackend:
         delay: float | Callable[[], float] = 0.0,
     ) -> None:
         self.calls: list[Call] = []
-        self._answers = Answers(script)
+        self._script = Answers(script)
         self._info = BackendInfo("scripted", context_length, defaults or SamplingOptions())
         self._delay = delay
         self._num_threads = threads
@@ -129,7 +129,7 @@ class ScriptedBackend:
     def _begin(self) -> None:
         """Also in a fork, which has no threads of its parent: what those were to answer, nobody answers there."""
         self._lock = threading.Lock()  # calls, vocabulary, branches, counters
-        self._answers.begin()
+        self._script.begin()
         count = self._num_threads
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="niwaki-scripted") if count else None
 
@@ -211,7 +211,7 @@ class ScriptedBackend:
         def work() -> None:
             try:
                 self._wait(threading.Event())
-                chosen = self._answers.answer(prompt)
+                chosen = self._script.answer(prompt)
                 if chosen not in continuations:
                     raise ConstraintError(
                         f"the scripted answer {chosen!r} is none of the choices {list(continuations)!r}"
@@ -331,7 +331,7 @@ class ScriptedBackend:
     def _answer(self, prompt: str, params: SamplingParams, num_prompt: int, num_cached: int) -> Output:
         text = ""
         if params.max_new_tokens:  # else it was asked to read the prompt
-            text = self._answers.answer(prompt, offered(params))
+            text = self._script.answer(prompt, offered(params))
             check_constraint(text, params)
         early = len("".join(_TOKEN.findall(text)[: params.min_tokens]))  # characters in which no stop ends
         found = [(text.find(stop, max(0, early - len(stop) + 1)), stop) for stop in params.stop]
