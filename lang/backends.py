@@ -53,6 +53,8 @@ def backend_of(host: Host) -> Backend:
         if isinstance(host, str | PathLike):
             is_address = str(host).startswith(("http:", "https:"))
             remedy = f"use {'RuntimeEndpoint' if is_address else 'Engine'}({str(host)!r})"
+            if not is_address and not os.path.exists(host):
+                remedy += f" for a model's folder, or OpenAI({str(host)!r}) for a service's model"
         raise ConfigError(f"{host!r} is no backend (it has no {', '.join(missing)}); {remedy}")
     return owned
 

@@ -64,7 +64,8 @@ def schema_of(dtype: object, name: str, refusal: ConstraintError) -> str:
         raise ConstraintError(
             f"dtype {name}: Pydantic has no validator for it: {str(error).split(chr(10))[-1]}"
         ) from error
-    except (PydanticUserError, NameError, TypeError) as error:
+    # The last three are how Pydantic stumbles over parts that are no types: a dict, an object, a Literal of nothing.
+    except (PydanticUserError, NameError, TypeError, KeyError, AttributeError, AssertionError) as error:
         if isinstance(error, PydanticUserError) and error.code == "typed-dict-version":
             raise ConstraintError(
                 f"dtype {name}: before Python 3.12 Pydantic reads no TypedDict but that of typing_extensions; write "

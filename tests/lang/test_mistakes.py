@@ -224,7 +224,7 @@ def test_a_stop_that_is_no_list_is_refused(stop: object) -> None:
     ("host", "remedy"),
     [
         ("http://localhost:30000", "use RuntimeEndpoint('http://localhost:30000')"),
-        ("my/model", "use Engine('my/model')"),
+        ("my/model", "use Engine('my/model') for a model's folder, or OpenAI('my/model') for a service's model"),
     ],
 )
 def test_a_text_for_a_backend_is_told_what_to_make_of_it(host: str, remedy: str) -> None:

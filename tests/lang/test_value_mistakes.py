@@ -20,6 +20,8 @@ from niwaki.lang.tools import Call
 from niwaki.lang.types import value_type
 from tests.lang.test_mistakes import Person, greet
 
+LIST, DICT = cast("Any", list), cast("Any", dict)  # of what no type checker lets in
+
 # -- types -------------------------------------------------------------------------------------------------------------
 
 
@@ -38,6 +40,13 @@ def test_a_schema_or_a_list_in_the_place_of_a_type_is_told_where_it_goes() -> No
         nw.ConstraintError, match=r"dtype \['a', 'b'\] is no type; texts to choose from are .* choices="
     ):
         nw.gen("x", dtype=["a", "b"])
+
+
+@pytest.mark.parametrize("option", ["dtype", "json_schema"])
+@pytest.mark.parametrize("wrong", [LIST[{"a": int}], DICT[str, {"a": 1}], nw.gen("y")])
+def test_what_is_no_type_inside_of_one_is_refused_in_our_words(option: str, wrong: object) -> None:
+    with pytest.raises(nw.ConstraintError):
+        cast("Any", nw.gen)("x", **{option: wrong})
 
 
 def test_a_grammars_file_in_the_place_of_its_text_is_told_to_be_read() -> None:
