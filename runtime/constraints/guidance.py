@@ -198,6 +198,8 @@ def short_reason(message: str) -> str:
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     if lines[:1] == ["NoExtensionBias"]:
         return "no token may follow, and the text may not end here"
+    if lines[:1] == ["no start rule found"]:
+        return "no rule is called 'start', with which a text begins"
     if not lines:
         return "unknown reason"
     fault = next((line for line in lines if line.startswith("error: ")), "") if lines[0].endswith("error:") else ""
