@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -204,6 +205,10 @@ def _json_object(text: str) -> Mapping[str, object]:
         raise RecordError(f"is not valid JSON: {error.msg.removesuffix(' at')} at character {error.pos}") from None
     except RecursionError:
         raise RecordError("is JSON nested too deeply") from None
+    except RecordError:  # of `_refuse_constant`
+        raise
+    except ValueError:  # Python's own limit
+        raise RecordError(f"has a number of more than {sys.get_int_max_str_digits()} digits") from None
     if not isinstance(value, dict):
         kind = _KINDS.get(type(value), "a number")
         raise RecordError(

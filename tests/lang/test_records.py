@@ -47,7 +47,8 @@ def test_a_separator_line_parts_records_of_several_lines(tmp_path: Path) -> None
 
 def test_json_lines_are_objects_and_others_are_errors(tmp_path: Path) -> None:
     deep = b"[" * 100_000
-    content = b'{"a": 1}\n[1]\n{"a": NaN}\n{"a"\n\n' + deep + b'\n{"a": "\xc3\xa9"}\n'
+    long = b'{"a": ' + b"1" * 5000 + b"}"
+    content = b'{"a": 1}\n[1]\n{"a": NaN}\n{"a"\n\n' + deep + b"\n" + long + b'\n{"a": "\xc3\xa9"}\n'
     assert read(tmp_path / "in.jsonl", content) == [
         {"a": 1},
         'line 2 of in.jsonl is a list and no JSON object; write {"text": ...}, named as the program\'s parameters are',
@@ -55,6 +56,7 @@ def test_json_lines_are_objects_and_others_are_errors(tmp_path: Path) -> None:
         "line 4 of in.jsonl is not valid JSON: Expecting ':' delimiter at character 4",
         "line 5 of in.jsonl is empty",
         "line 6 of in.jsonl is JSON nested too deeply",
+        "line 7 of in.jsonl has a number of more than 4300 digits",
         {"a": "é"},
     ]
 
