@@ -152,15 +152,35 @@ def _stored_result(line: Mapping[str, object]) -> StoredRow | Exception:
 
 
 def digest_of(row: object) -> str:
-    """A digest of the row's content. Functions count by name and source, other objects that JSON has nothing for by
-    their repr, or by their type alone."""
-    text = json.dumps(row, sort_keys=True, default=_described)
+    """A digest of the row's content. Functions count by name and source, sets by what is in them, other objects that
+    JSON has nothing for by their repr, or by their type alone."""
+    try:
+        text = json.dumps(row, sort_keys=True, default=_described)
+    except (TypeError, ValueError):  # keys of several types, or of none that JSON has; a number of 5,000 digits; a ring
+        text = json.dumps(_written_out(row, ()), default=_described)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def _described(value: object) -> str:
+def _written_out(value: object, around: tuple[int, ...]) -> object:
+    """The same as lists of what JSON knows. `around`: the ids of what it stands in."""
+    if id(value) in around:
+        return "..."
+    inside = (*around, id(value))
+    match value:
+        case dict():
+            return sorted([digest_of(key), digest_of(_written_out(one, inside))] for key, one in value.items())
+        case list() | tuple():
+            return [_written_out(one, inside) for one in value]
+        case int() if not isinstance(value, bool):
+            return hex(value)
+    return value
+
+
+def _described(value: object) -> object:
     if inspect.isroutine(value):
         return _function(value)
+    if isinstance(value, set | frozenset):  # the order of its repr is another one in the next process
+        return sorted(map(digest_of, value))
     shown = repr(value)
     # An address is another one in the next process.
     return type(value).__qualname__ if " at 0x" in shown else shown

@@ -124,6 +124,30 @@ def test_other_rows_another_program_and_other_options_are_refused(tmp_path: Path
         double.run_batch(ROWS, checkpoint=path, backend=backend())
 
 
+def test_rows_hold_whatever_a_program_takes(tmp_path: Path) -> None:
+    ran: list[object] = []
+
+    @nw.function
+    def size(s: State, held: dict[object, object] | set[int] | int | list[object]) -> int:
+        ran.append(held)
+        return 1
+
+    ring: list[object] = []
+    ring.append(ring)
+    rows: list[dict[str, object]] = [{"held": held} for held in ({1: "a", "b": 2}, {(1, 2): 3}, {0, 8}, 10**6000, ring)]
+    path = tmp_path / "out.jsonl"
+    assert shown(size.run_batch(rows, checkpoint=path, backend=backend())) == [{"value": 1}] * 5
+    ran.clear()
+    rows[0] = {"held": {"b": 2, 1: "a"}}
+    rows[2] = {"held": {8, 0}}  # equal, and yet its repr is another one, as those of texts are in the next process
+    assert shown(size.run_batch(rows, checkpoint=path, backend=backend())) == [{"value": 1}] * 5
+    assert ran == []
+    for place, other in enumerate([{1: "a", "b": 3}, {(2, 1): 3}, {0, 9}, 10**6000 + 1, [[1]]]):
+        changed: list[dict[str, object]] = [*rows[:place], {"held": other}]
+        with pytest.raises(JournalError, match=f"row {place} is not the one"):
+            size.run_batch(changed, checkpoint=path, backend=backend())
+
+
 def test_another_template_function_is_refused(tmp_path: Path) -> None:
     def loud(turns: Sequence[Mapping[str, str]], begins_answer: bool) -> str:
         return "".join(turn["content"].upper() for turn in turns)
