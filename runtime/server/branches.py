@@ -7,6 +7,7 @@ vanished locks nothing for ever.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -285,21 +286,17 @@ def branches_router(branches: Branches) -> APIRouter:
         service = service_of(request)
         body = await read_body(request, ScoreBody, service.config)
         held = branches.take(branch_id, key_of(request))
+
+        def start() -> None:
+            delta, options = segments_of(body.delta), {"heal": body.heal, "unconditional": body.unconditional}
+            waiting.add(backend.score(held.branch, delta, body.continuations, **options))
+
         try:
             service.admit(1)
-            pending = await _apart(
-                service,
-                lambda: backend.score(
-                    held.branch,
-                    segments_of(body.delta),
-                    body.continuations,
-                    heal=body.heal,
-                    unconditional=body.unconditional,
-                ),
-            )
-            waiting = _Waiting(pending)
+            waiting = _Waiting()
             service.enter(waiting)
             try:
+                await _apart(service, start)
                 scores = await unless_gone(request.receive, waiting.result())
             finally:
                 service.finish(waiting)
@@ -311,21 +308,31 @@ def branches_router(branches: Branches) -> APIRouter:
 
 
 class _Waiting:
-    """A pending result that a client waits for."""
+    """A result that a client waits for, pending or about to be."""
 
     size = 1  # its rows give no token
 
-    def __init__(self, pending: Pending[tuple[Score, ...]]) -> None:
-        self._pending = pending
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._done = asyncio.Event()
         self._reason: EngineStopped | None = None
+        self._lock = threading.Lock()  # the two below
+        self._pending: Pending[tuple[Score, ...]] | None = None
+        self._is_closed = False
+
+    def add(self, pending: Pending[tuple[Score, ...]]) -> None:
+        """It has begun. Called once, on any thread."""
+        with self._lock:
+            self._pending = pending
+            is_closed = self._is_closed
         pending.add_done_callback(self._tell)
+        if is_closed:  # meanwhile
+            pending.cancel()
 
     @property
     def num_tokens(self) -> int:
         """Of what was scored, as far as the cache did not have it."""
-        if not self._pending.is_done or self._pending.error() is not None:
+        if self._pending is None or not self._pending.is_done or self._pending.error() is not None:
             return 0
         return tokens_of(scores=self._pending.result())
 
@@ -336,6 +343,7 @@ class _Waiting:
         await self._done.wait()
         if self._reason is not None:
             raise self._reason
+        assert self._pending is not None, "it was added before"
         return self._pending.result()
 
     def interrupt(self, reason: EngineStopped) -> None:
@@ -344,8 +352,12 @@ class _Waiting:
         self._done.set()
 
     def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            pending = self._pending
         try:
-            self._pending.cancel()
+            if pending is not None:
+                pending.cancel()
         except EngineStopped:
             return  # nothing runs any more
 

@@ -162,6 +162,34 @@ def test_who_may_have_one_request_at_once_has_the_next_when_it_is_over(engine: E
         assert client.post("/v1/completions", json=body).status_code == 200
 
 
+def test_who_may_have_one_request_at_once_has_no_second_while_one_is_prepared(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score, begun, gate = engine.backend.score, threading.Event(), threading.Event()
+
+    def slow(*args: object, **options: object) -> object:
+        if not begun.is_set():
+            begun.set()
+            assert gate.wait(PATIENCE)
+        return score(*args, **options)  # type: ignore[arg-type]  # what it was given
+
+    body = {"delta": [{"text": "the"}], "continuations": ["a", "b"]}
+    config = ServerConfig(port=0, limits=KeyLimits(concurrent=1))
+    monkeypatch.setattr(engine.backend, "score", slow)
+    with (
+        serving(engine, config) as url,
+        httpx2.Client(base_url=url, timeout=60) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        first, second = (client.post("/branches", json={}).json()["id"] for _ in range(2))
+        running = pool.submit(client.post, f"/branches/{first}/score", json=body)
+        assert begun.wait(PATIENCE)
+        refused = client.post(f"/branches/{second}/score", json=body)
+        gate.set()
+        assert refused.status_code == 429
+        assert running.result().status_code == 200
+
+
 def test_an_answer_that_nobody_waited_for_uses_tokens_up_too(engine: Engine) -> None:
     config = ServerConfig(port=0, limits=KeyLimits(tokens_per_minute=1))
     body = b'{"prompt": "the cat", "max_tokens": 400, "ignore_eos": true, "temperature": 0}'
