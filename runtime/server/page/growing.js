@@ -18,10 +18,13 @@ export function parse(text) {
 
   function string() {
     let end = at + 1;
-    while (end < text.length && text[end] !== '"') end += text[end] === "\\" ? 2 : 1;
+    let whole = end; // behind the last sign or escape that is all there: what is there of the next means nothing yet
+    while (end < text.length && text[end] !== '"') {
+      end += text[end] !== "\\" ? 1 : text[end + 1] === "u" ? 6 : 2;
+      if (end <= text.length) whole = end;
+    }
     const open = end >= text.length;
-    // Cut where an escape is unfinished: what is there of it means nothing yet.
-    const inside = text.slice(at + 1, end).replace(open ? /\\(u[0-9a-fA-F]{0,3})?$/ : /$^/, "");
+    const inside = text.slice(at + 1, whole);
     at = Math.min(end + 1, text.length);
     return { kind: "string", open, value: JSON.parse(`"${inside}"`) };
   }

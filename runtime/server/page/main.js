@@ -14,7 +14,8 @@ const TITLE_LENGTH = 40;
 const SESSIONS_A_PAGE = 100; // as many as the server gives at once
 const OF_SESSIONS = ["rename", "export", "delete"]; // buttons that do something to the open one
 
-let session = null; // the id of the open one; null: it is made with its first message
+let session = null; // the id of the open one, which is what stands on the page; null: it is made with its first message
+let opening = 0; // how often one was clicked
 let listed = SESSIONS_A_PAGE; // of the sessions, the newest
 let running = null; // the AbortController of the answer that is being written
 
@@ -46,14 +47,27 @@ async function listSessions() {
 
 async function open(id) {
   running?.abort();
+  opening += 1;
+  const mine = opening;
+  const told = id === null ? { title: "New session", turns: [] } : await found(id);
+  if (opening !== mine) return; // another one was clicked meanwhile
+  running?.abort(); // what was asked meanwhile, in the one before
   session = id;
-  const found = id === null ? { title: "New session", turns: [] } : await get(`v1/sessions/${id}`);
-  if (session !== id) return; // another one was clicked meanwhile
-  $("talk-title").textContent = found.title || "Untitled";
+  $("talk-title").textContent = told.title || "Untitled";
   for (const name of OF_SESSIONS) $(name).disabled = id === null;
-  $("turns").replaceChildren(...found.turns.map(turnElement));
+  $("turns").replaceChildren(...told.turns.map(turnElement));
   scrollDown();
   await listSessions();
+}
+
+// A session; until it is there the one before stays open, and what is done is done to that.
+async function found(id) {
+  try {
+    return await get(`v1/sessions/${id}`);
+  } catch (error) {
+    if (error.status === 404) await listSessions(); // deleted elsewhere: it is to be clicked no more
+    throw error;
+  }
 }
 
 function turnElement(turn) {

@@ -233,6 +233,55 @@ def test_a_message_goes_once_and_only_into_the_session_where_it_was_written(page
     assert page.run("return document.querySelector('#draft').value") == "the dog"
 
 
+FAILING = (  # the next answer to what begins like this is what stands behind it
+    "const [send, beginning, status, text] = [window.fetch, ...arguments]; window.fetch = async (path, how) => {"
+    "  if (!path.startsWith(beginning)) return send(path, how);"
+    "  window.fetch = send; return new Response(text, { status }); };"
+)
+
+
+@needs_browser
+def test_a_session_that_cannot_be_read_leaves_the_one_before_open(page: Browser) -> None:
+    said(page, "the cat", 1)
+    page.click("#new")
+    page.wait("document.querySelectorAll('.turn').length === 0")
+    said(page, "the dog", 1)
+    page.run(FAILING, "v1/sessions/", 502, '{"detail": "of something between"}')
+    page.click("#sessions li:last-child button")
+    page.wait("document.querySelector('#problem').textContent === 'The server answered 502.'")
+    assert page.texts("#sessions [aria-current=true]") == page.texts("#talk-title") == ["the dog"]
+    said(page, "the bird", 2)
+    page.click("#delete")
+    page.ask("alert/accept")
+    page.wait("document.querySelectorAll('#sessions button').length === 1")
+    assert page.texts("#sessions button") == ["the cat"], "what is deleted is what stands there"
+
+
+@needs_browser
+def test_a_session_that_was_deleted_elsewhere_is_told_and_listed_no_more(page: Browser) -> None:
+    said(page, "the cat", 1)
+    gone = page.run("return document.querySelector('#sessions button').dataset.session")
+    page.click("#new")
+    page.wait("document.querySelectorAll('.turn').length === 0")
+    said(page, "the dog", 1)
+    page.run("fetch(`v1/sessions/${arguments[0]}`, { method: 'DELETE' }).then(() => { window.isGone = true; })", gone)
+    page.wait("window.isGone")
+    page.run("document.querySelector(`[data-session=${arguments[0]}]`).click()", gone)
+    page.wait("document.querySelector('#problem').textContent.includes('was deleted')")
+    assert page.texts("#sessions button") == page.texts("#talk-title") == ["the dog"]
+    page.complaints()  # the browser notes every answer that is no success
+
+
+@needs_browser
+def test_an_answer_that_breaks_off_is_none(page: Browser) -> None:
+    said(page, "the cat", 1)
+    page.run(FAILING, "v1/sessions/", 200, 'data: {"choices": [{"delta": {"content": "half"}}]}\n\n')
+    page.type("#draft", "the dog" + ENTER)
+    page.wait(f"{IDLE} && document.querySelector('#problem').textContent.includes('connection was lost')")
+    assert len(page.texts(".turn")) == 1
+    assert page.run("return document.querySelector('#draft').value") == "the dog", "to be sent once more"
+
+
 @needs_browser
 def test_who_reads_further_up_is_left_there(page: Browser, engine: Engine) -> None:
     said(page, "the cat", 1)
@@ -259,6 +308,12 @@ def test_what_only_begins_like_json_is_shown_as_it_was_written(page: Browser) ->
     said(page, '{"a": [1, "b"], "c"', 4)
     assert page.texts(".turn:last-child .user .name") == ["a: ", "1. ", "2. ", "c: "]
     assert page.run(f"return {CURSORS}") == [], "what stays unfinished is written no further"
+    for turns, text in enumerate(
+        ('{"a": "b\\\\', '{"a": "b\\', '{"a": "b\\u00e', '{"a": "b\\u00e4"', '{"a": "\\\\"'), 5
+    ):
+        said(page, text, turns)
+        assert page.texts(".turn:last-child .user .name") == ["a: "], text
+    assert page.texts(".user .json-value")[-5:] == ["b\\", "b", "b", "bä", "\\"]
 
 
 @needs_browser
