@@ -145,6 +145,15 @@ def test_a_path_is_what_was_appended(store: Store) -> None:
     assert store.session("you", session.id) is None
 
 
+@pytest.mark.parametrize("name", ["\0", "turn_\0", "", "é" * 300, "'; --", "%", "\n"])
+def test_a_name_that_cannot_be_is_nobodys(store: Store, name: str) -> None:
+    begun(store)
+    assert store.session("me", name) is None
+    assert store.turn("me", name) is None
+    assert not store.sessions("me", 3, name)
+    assert not store.path("me", name)
+
+
 def test_of_two_who_append_at_once_one_is_told(store: Store) -> None:
     for _ in range(5):
         session, _ = grown(store, begun(store), 1)
