@@ -160,12 +160,17 @@ def start_thread(body: Callable[[], object], program: str) -> None:
 def start_task(body: Coroutine[object, object, None]) -> None:
     """Run it on the loop that runs here. Its error is the state's, which every read raises."""
 
+    async def run() -> None:
+        with suppress(KeyboardInterrupt, SystemExit):  # out of a task they would end the loop, and all that runs on it
+            await body
+
     def forget(task: asyncio.Task[None]) -> None:
         _tasks.discard(task)
+        body.close()  # one that was cancelled before it began
         if not task.cancelled():
             task.exception()  # seen: asyncio would log it otherwise
 
-    task = asyncio.get_running_loop().create_task(body)
+    task = asyncio.get_running_loop().create_task(run())
     _tasks.add(task)  # the loop itself holds tasks only weakly
     task.add_done_callback(forget)
 

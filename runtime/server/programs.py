@@ -210,9 +210,9 @@ class _Run:
         self._task: asyncio.Future[object] | None = None
         self._reason: EngineStopped | None = None
 
-    async def result(self, work: Awaitable[_Value]) -> _Value:
+    async def result(self, work: Callable[[], Awaitable[_Value]]) -> _Value:
         """What the work gives. Raises what it failed with, as an ApiError when it is no NiwakiError."""
-        task = asyncio.ensure_future(work)
+        task = asyncio.ensure_future(_contained(work))
         self._task = cast("asyncio.Future[object]", task)
         if self._reason is not None:  # told between two steps of a stream, or before the first
             task.cancel()
@@ -240,6 +240,20 @@ class _Run:
 
     def _charge(self, num_tokens: int) -> None:
         self.num_tokens += num_tokens
+
+
+async def _contained(work: Callable[[], Awaitable[_Value]]) -> _Value:
+    """What it gives. Raises an Exception also where it raises what is to end a thread or a process, as `sys.exit()` and
+    tasks that were cancelled do: out of a task the first would end the server, with everybody's requests."""
+    try:
+        return await work()
+    except Exception:
+        raise
+    except BaseException as stop:
+        task = asyncio.current_task()
+        if isinstance(stop, GeneratorExit) or (task is not None and task.cancelling()):
+            raise
+        raise RuntimeError(f"the program raised {type(stop).__name__}") from stop
 
 
 class _Metered:
@@ -296,7 +310,11 @@ def _page_of(program: ServedProgram, backend: Engine) -> Callable[..., Awaitable
         service.enter(run)
         if stream:
             return EventStream(_events(_steps(program, body, run), run), lambda: service.finish(run))
-        return _response(await _answered(request, service, run, program.call(body, run.backend)))
+
+        async def called() -> bytes:
+            return _written(await program.call(body, run.backend))
+
+        return Response(await _answered(request, service, run, called), media_type="application/json")
 
     return page
 
@@ -319,13 +337,13 @@ def _batch_page_of(
                 return to_json(row.body())
             async with free:
                 try:
-                    return _written({"values": await program.call(row, run.backend)})
+                    return _written({"values": await _contained(lambda: program.call(row, run.backend))})
                 except Exception as error:  # it is this row's own
                     return to_json(_told(error).body())
 
         if stream:
             return EventStream(_events(_as_they_come(one, rows), run), lambda: service.finish(run))
-        results = await _answered(request, service, run, _all(one, rows))
+        results = await _answered(request, service, run, lambda: _all(one, rows))
         return Response(b'{"results":[' + b",".join(results) + b"]}", media_type="application/json")
 
     return page
@@ -336,17 +354,13 @@ def _written(values: Mapping[str, object]) -> bytes:
     return json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _response(values: Mapping[str, object]) -> Response:
-    return Response(_written(values), media_type="application/json")
-
-
 async def _all(
     one: Callable[[BaseModel | ApiError], Awaitable[bytes]], rows: Sequence[BaseModel | ApiError]
 ) -> Sequence[bytes]:
     return await asyncio.gather(*(one(row) for row in rows))
 
 
-async def _answered(request: Request, service: Service, run: _Run, work: Awaitable[_Value]) -> _Value:
+async def _answered(request: Request, service: Service, run: _Run, work: Callable[[], Awaitable[_Value]]) -> _Value:
     try:
         return await unless_gone(request.receive, run.result(work))
     finally:
@@ -382,7 +396,7 @@ async def _as_they_come(
 async def _events(steps: AsyncIterator[bytes], run: _Run) -> AsyncIterator[bytes]:
     """An event for each step; one that says why where they fail."""
     try:
-        while (step := await run.result(anext(steps, None))) is not None:
+        while (step := await run.result(lambda: anext(steps, None))) is not None:
             yield event(step)
     except Exception as error:
         yield event(to_json(_told(error).body()))

@@ -73,6 +73,19 @@ def endless(s: State) -> None:
         twin["x"]
 
 
+ENDS: dict[str, BaseException] = {"exit": SystemExit(3), "interrupt": KeyboardInterrupt(), "own": BaseException("own")}
+
+
+@nw.function
+def ends(s: State, how: str) -> None:
+    raise ENDS[how]
+
+
+@nw.function
+async def ends_on_the_loop(s: State, how: str) -> None:
+    raise asyncio.CancelledError if how == "cancel" else ENDS[how]
+
+
 class Verdict(BaseModel):
     word: str
 
@@ -235,6 +248,18 @@ def test_a_failure_is_that_calls_own_and_says_nothing_of_the_inside(
         assert inside in caplog.text, "at debug level"
         assert inside not in failed.text + usual
     assert programs.post("/programs/guess", json={"text": "the"}).status_code == 200
+
+
+@pytest.mark.parametrize("program", [ends, ends_on_the_loop])
+def test_a_program_that_would_end_the_process_fails_alone(engine: Engine, program: nw.Program) -> None:
+    with serving(engine, programs=[Endpoint(program)]) as url, httpx2.Client(base_url=url, timeout=60) as client:
+        for more in ("", "?stream=true", "/batch", "/batch?stream=true"):
+            for how in (*ENDS, *(["cancel"] if program is ends_on_the_loop else [])):
+                body: dict[str, object] = {"how": how}
+                path = f"/programs/{program.name}{more}"
+                answer = client.post(path, json={"rows": [body] * 2} if "batch" in more else body)
+                assert answer.status_code == (200 if more else 500)
+                assert "the program failed; error id " in answer.text or "was cancelled" in answer.text
 
 
 def test_the_log_says_at_debug_level_which_line_was_refused_what_it_asked_for(
@@ -409,10 +434,10 @@ def test_programs_that_outlive_the_drain_are_told_and_cancelled(engine: Engine) 
 def test_a_program_that_is_told_to_end_between_two_steps_makes_no_other(engine: Engine) -> None:
     async def steps() -> list[int]:
         run = _Run(engine.backend, Metrics(dict))
-        done = [await run.result(asyncio.sleep(0, 1))]
+        done = [await run.result(lambda: asyncio.sleep(0, 1))]
         run.interrupt(EngineStopped("the server is shutting down"))
         with pytest.raises(EngineStopped):
-            done.append(await run.result(asyncio.sleep(0, 2)))
+            done.append(await run.result(lambda: asyncio.sleep(0, 2)))
         return done
 
     assert asyncio.run(steps()) == [1]
